@@ -1,0 +1,52 @@
+# `make demo` and `make test` are the two commands of a fresh machine; each sets up all that it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup demo demo-mcu test check-long check-systemd deb lint format clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml $(wildcard agent/train/malloc/*.[ch]) $(wildcard agent/train/packing/*.[ch])
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --upgrade pip
+	$(BIN)/pip install -q "torch==2.13.0"
+	$(BIN)/pip install -q -e . --group dev
+	touch $@
+
+demo: setup
+	$(BIN)/python examples/demo.py
+
+# A gesture recogniser adapts on an emulated board; needs qemu-system-arm and gcc-arm-none-eabi.
+demo-mcu: setup
+	$(BIN)/port-agent mcu simulate examples/imu_gestures
+
+test: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest -m "not long"
+
+check-long: setup
+	$(BIN)/pytest -m long
+
+# Real systemd 257 and 252 in emulated machines; needs root, fetches and keeps about 3 GB under .cache/ the first time.
+check-systemd: setup
+	deploy/vm/build.sh tools
+	deploy/vm/build.sh all
+	$(BIN)/pytest tests/systemd -m "long or root" -v
+
+deb: setup
+	deploy/build-deb.sh
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,41 @@
+"""The command line. Each module here adds the commands of one area; heavy imports happen inside the commands."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from planner.errors import PortError
+
+AREAS = ("fit", "planning", "daemon", "energy", "mcu")
+"""Modules of this package, in the order of `--help`. Each has `add_commands(subparsers)`; a command sets
+`run=function(arguments) -> exit code` with `set_defaults`."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="port-agent",
+        description="Train PyTorch models on the device you own, inside the RAM you give it.",
+        epilog="Start with: port-agent plan train.py --ram 300M -o job.port; port-agent train job.port",
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for area in AREAS:
+        importlib.import_module(f"agent.cli.{area}").add_commands(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; a `PortError` is printed without a traceback."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+    except PortError as error:
+        print(f"port-agent: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 141
+    return code

@@ -1,0 +1,403 @@
+"""Commands of the daemon: run it, give it jobs, ask how it is."""
+
+import argparse
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from planner.errors import PortError
+
+SYSTEM_RUNTIME_DIR = Path("/run/port-agent")
+SYSTEM_STATE_DIR = Path("/var/lib/port-agent")
+SYSTEM_CONFIG = Path("/etc/port-agent/config.toml")
+
+Arguments = argparse.Namespace
+
+
+class UsageError(PortError):
+    """An argument that cannot be understood."""
+
+    exit_code = 2
+
+
+def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the commands of this area to `commands`."""
+    _add_run(commands)
+    _add_submit(commands)
+    status = _client(commands, "status", "show on one screen what the agent does, and why", _status)
+    status.add_argument("--watch", action="store_true", help="keep showing it, once a second")
+    jobs = _client(commands, "jobs", "list jobs", _jobs)
+    jobs.add_argument("--all", action="store_true", help="also show all jobs that are over")
+    _add_job(_client(commands, "job", "show one job with its history", _job))
+    logs = _client(commands, "logs", "show the log of a job", _logs, has_json=False)
+    _add_job(logs)
+    logs.add_argument("-f", "--follow", action="store_true", help="go on as it grows, until the job is over")
+    logs.add_argument("-n", "--lines", type=int, default=200, help="how many of the last lines (default 200)")
+    result = _client(commands, "result", "fetch the trained weights of a job", _result)
+    _add_job(result)
+    result.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
+    feed = _client(commands, "feed", "give files to a job that waits for data", _feed)
+    _add_job(feed)
+    feed.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    _add_control(commands)
+    doctor = _client(commands, "doctor", "examine sensors, permissions, flash, cgroups and clock", _doctor)
+    doctor.add_argument("--state-dir", type=Path, help="examine from here when no agent runs")
+    doctor.add_argument("--no-flash", action="store_true", help="skip the flash speed test (writes 16 MB)")
+    completion = commands.add_parser("completion", help="print a shell completion script")
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    completion.set_defaults(run=_completion)
+
+
+# --- the parsers
+
+
+def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    run = commands.add_parser("run", help="run the agent itself (systemd does this for you)")
+    run.add_argument("--foreground", action="store_true", help="stay in the foreground (it always does; for clarity)")
+    run.add_argument("--state-dir", type=Path, metavar="D", help="jobs and checkpoints")
+    run.add_argument("--runtime-dir", type=Path, metavar="R", help="the control socket")
+    run.add_argument("--config", type=Path, metavar="F", help=f"default {SYSTEM_CONFIG} if it exists")
+    run.add_argument("--sysfs-root", type=Path, metavar="D", help="read power and heat below D instead of /sys")
+    run.set_defaults(run=_run)
+
+
+def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    submit = _client(commands, "submit", "give the agent a job", _submit)
+    submit.add_argument("bundle", nargs="?", type=Path, metavar="JOB.port", help="made by `port-agent plan`")
+    submit.add_argument("--name", help="default: the bundle's file name")
+    submit.add_argument("--kind", choices=("train", "mcu"), default="train")
+    submit.add_argument("--data", type=Path, metavar="DIR", help="data that the agent can read")
+    submit.add_argument("--inbox", action="store_true", help="train on files as they arrive in the job's inbox")
+    submit.add_argument("--epochs", type=int)
+    submit.add_argument("--steps", type=int)
+    submit.add_argument("--checkpoint-every", type=int, metavar="STEPS", help="default: by cost and flash wear")
+    submit.add_argument("--priority", type=int, default=0, help="-100 to 100, higher goes first")
+    submit.add_argument("--deadline", metavar="WHEN", help='"8h", "07:00" or "2026-12-24 18:00"')
+    board = submit.add_argument_group("microcontroller jobs (--kind mcu, with a model directory instead of a bundle)")
+    board.add_argument("--board", help="which kind of board")
+    board.add_argument("--port", help="its serial port")
+    board.add_argument("--serial", help="its USB serial number")
+    board.add_argument("--simulate", action="store_true", help="a simulated board")
+
+
+def _add_control(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    pause = _client(commands, "pause", "hold a job, or everything", _pause)
+    pause.add_argument("job", nargs="?", help="number or name; without it everything")
+    pause.add_argument("--for", dest="for_", metavar="TIME", help='only for a time such as "2h" (everything)')
+    resume = _client(commands, "resume", "let a job, or everything, go on", _resume)
+    resume.add_argument("job", nargs="?", help="number or name; without it everything")
+    _add_job(_client(commands, "cancel", "end a job for good", _cancel))
+    priority = _client(commands, "priority", "change the priority of a job", _priority)
+    _add_job(priority)
+    priority.add_argument("value", type=int, help="-100 to 100, higher goes first")
+    deadline = _client(commands, "deadline", "change or drop the deadline of a job", _deadline)
+    _add_job(deadline)
+    deadline.add_argument("when", help='"8h", "07:00", "2026-12-24 18:00" or "none"')
+    _client(commands, "reload", "apply the configuration files", _reload)
+
+
+def _client(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    text: str,
+    run: Callable[[Arguments], int],
+    *,
+    has_json: bool = True,
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    parser.add_argument("--runtime-dir", type=Path, metavar="R", help="where the agent's control socket is")
+    if has_json:
+        parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", help="number or name")
+
+
+# --- the daemon
+
+
+def _run(arguments: Arguments) -> int:
+    import asyncio
+
+    from agent.supervisor.core import Settings
+    from agent.supervisor.daemon import Daemon
+
+    state_dir = arguments.state_dir or _environment_dir("STATE_DIRECTORY") or _own_state_dir()
+    runtime_dir = arguments.runtime_dir or _environment_dir("RUNTIME_DIRECTORY") or _own_runtime_dir()
+    settings = Settings(
+        state_dir=state_dir.absolute(),
+        runtime_dir=runtime_dir.absolute(),
+        config=(arguments.config or SYSTEM_CONFIG).absolute(),
+        sysfs_root=arguments.sysfs_root.absolute() if arguments.sysfs_root else None,
+    )
+    if arguments.config is not None and not arguments.config.is_file():
+        raise UsageError(f"there is no configuration file {arguments.config}; leave --config away for the defaults")
+    if sys.stderr.isatty():
+        print(f"port-agent: state in {settings.state_dir}, socket in {settings.runtime_dir}", file=sys.stderr)
+    asyncio.run(Daemon(settings).run())
+    return 0
+
+
+def _environment_dir(name: str) -> Path | None:
+    """Return the directory that systemd made for us; it may list several, the first is ours."""
+    value = os.environ.get(name, "").partition(":")[0]
+    return Path(value) if value else None
+
+
+def _own_state_dir() -> Path:
+    if os.geteuid() == 0:
+        return SYSTEM_STATE_DIR
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "port-agent"
+
+
+def _own_runtime_dir() -> Path:
+    if os.geteuid() == 0:
+        return SYSTEM_RUNTIME_DIR
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(base) / "port-agent" if base else _own_state_dir() / "run"
+
+
+def _connect(arguments: Arguments) -> Any:
+    from agent.control_client import ControlClient
+    from agent.control_http import SOCKET_NAME
+
+    if arguments.runtime_dir is not None:
+        return ControlClient(arguments.runtime_dir)
+    places = [SYSTEM_RUNTIME_DIR, _own_runtime_dir()]
+    return ControlClient(next((place for place in places if (place / SOCKET_NAME).exists()), places[0]))
+
+
+# --- clients
+
+
+def _submit(arguments: Arguments) -> int:
+    client = _connect(arguments)
+    if arguments.kind == "train" and arguments.bundle is None:
+        raise UsageError("give a bundle: port-agent submit job.port (make one with `port-agent plan`)")
+    fields: dict[str, Any] = {
+        "kind": arguments.kind,
+        "name": arguments.name or _job_name(arguments),
+        "data": str(arguments.data.absolute()) if arguments.data else None,
+        "waits_for_data": arguments.inbox,
+        "epochs": arguments.epochs,
+        "steps": arguments.steps,
+        "checkpoint_every": arguments.checkpoint_every,
+        "priority": arguments.priority,
+        "deadline_at": parse_deadline(arguments.deadline, time.time()) if arguments.deadline else None,
+        "arguments": _board_arguments(arguments),
+    }
+    if arguments.bundle is not None and not arguments.bundle.exists():
+        raise UsageError(f"there is no bundle {arguments.bundle}; make one with `port-agent plan`")
+    if arguments.bundle is not None and arguments.kind == "mcu":
+        fields["bundle"] = str(arguments.bundle.absolute())  # a directory, or a file that names others beside it
+    elif arguments.bundle is not None:
+        fields["upload"] = client.upload("/v1/uploads", arguments.bundle)["upload"]
+    job = client.post("/v1/jobs", **fields)
+    lines = [f"Job {job['id']} ({job['name']}) is in line. See it with: port-agent status"]
+    if job["inbox"]:
+        lines.append(f"It trains on files that arrive in {job['inbox']} (or: port-agent feed {job['name']} FILE...)")
+    return _answer(arguments, job, "\n".join(lines))
+
+
+def _board_arguments(arguments: Arguments) -> list[str]:
+    named = (("--board", arguments.board), ("--port", arguments.port), ("--serial", arguments.serial))
+    words = [word for name, value in named if value is not None for word in (name, value)]
+    words += ["--simulate"] if arguments.simulate else []
+    if words and arguments.kind != "mcu":
+        raise UsageError(f"{words[0]} is for microcontrollers; add --kind mcu")
+    return words
+
+
+def _job_name(arguments: Arguments) -> str:
+    stem = arguments.bundle.stem if arguments.bundle else arguments.kind
+    return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._") or "job"
+
+
+def _status(arguments: Arguments) -> int:
+    from agent.cli import daemon_views
+
+    client = _connect(arguments)
+    if arguments.watch and not arguments.json:
+        return daemon_views.watch(lambda: client.get("/v1/status"))
+    status = client.get("/v1/status")
+    if arguments.json:
+        print(json.dumps(status, indent=2))
+    else:
+        daemon_views.show(daemon_views.status_screen(status))
+    return 0
+
+
+def _jobs(arguments: Arguments) -> int:
+    from agent.cli import daemon_views
+
+    answer = _connect(arguments).get(f"/v1/jobs?all={int(arguments.all)}")
+    if arguments.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        daemon_views.show(daemon_views.jobs_table(answer["jobs"]))
+    return 0
+
+
+def _job(arguments: Arguments) -> int:
+    from agent.cli import daemon_views
+
+    job = _connect(arguments).get(_path(arguments))
+    if arguments.json:
+        print(json.dumps(job, indent=2))
+    else:
+        daemon_views.show(daemon_views.job_screen(job))
+    return 0
+
+
+def _logs(arguments: Arguments) -> int:
+    client = _connect(arguments)
+    path = f"{_path(arguments)}/logs?lines={arguments.lines}"
+    if not arguments.follow:
+        print(client.text(path), end="")
+        return 0
+    for piece in client.follow(f"{path}&follow=1"):
+        print(piece, end="", flush=True)
+    return 0
+
+
+def _result(arguments: Arguments) -> int:
+    size = _connect(arguments).download(f"{_path(arguments)}/result", arguments.output)
+    return _answer(arguments, {"file": str(arguments.output), "bytes": size}, f"{arguments.output}: {size} bytes")
+
+
+def _feed(arguments: Arguments) -> int:
+    client = _connect(arguments)
+    answers = []
+    for file in arguments.files:
+        if not file.is_file():
+            raise UsageError(f"there is no file {file}")
+        answers.append(client.upload(f"/v1/inbox/{quote(arguments.job)}/{quote(file.name)}", file))
+    total = sum(answer["bytes"] for answer in answers)
+    return _answer(arguments, {"files": answers}, f"{len(answers)} files, {total} bytes are in the inbox")
+
+
+def _pause(arguments: Arguments) -> int:
+    client = _connect(arguments)
+    if arguments.job is not None:
+        if arguments.for_:
+            raise UsageError("--for pauses everything for a time; leave the job away")
+        job = client.post(f"{_path(arguments)}/pause")
+        return _answer(arguments, job, f"Job {job['id']} ({job['name']}) is paused; port-agent resume {job['id']}")
+    for_s = parse_time(arguments.for_) if arguments.for_ else None
+    answer = client.post("/v1/pause", for_s=for_s)
+    until = answer["paused_until"]
+    end = f"until {datetime.fromtimestamp(until):%a %H:%M}" if until else "until `port-agent resume`"
+    return _answer(arguments, answer, f"Nothing is trained {end}.")
+
+
+def _resume(arguments: Arguments) -> int:
+    client = _connect(arguments)
+    if arguments.job is None:
+        return _answer(arguments, client.post("/v1/resume"), "Training goes on when the conditions allow.")
+    job = client.post(f"{_path(arguments)}/resume")
+    return _answer(arguments, job, f"Job {job['id']} ({job['name']}) is {job['state'].replace('_', ' ')}.")
+
+
+def _cancel(arguments: Arguments) -> int:
+    job = _connect(arguments).post(f"{_path(arguments)}/cancel")
+    return _answer(arguments, job, f"Job {job['id']} ({job['name']}) is cancelled.")
+
+
+def _priority(arguments: Arguments) -> int:
+    job = _connect(arguments).post(f"{_path(arguments)}/change", priority=arguments.value)
+    return _answer(arguments, job, f"Job {job['id']} ({job['name']}) has priority {job['priority']}.")
+
+
+def _deadline(arguments: Arguments) -> int:
+    at = None if arguments.when == "none" else parse_deadline(arguments.when, time.time())
+    job = _connect(arguments).post(f"{_path(arguments)}/change", deadline_at=at)
+    shown = "no deadline" if at is None else f"the deadline {datetime.fromtimestamp(at):%a %d %b %H:%M}"
+    return _answer(arguments, job, f"Job {job['id']} ({job['name']}) has {shown}.")
+
+
+def _reload(arguments: Arguments) -> int:
+    answer = _connect(arguments).post("/v1/reload")
+    files = answer["settings"]["files"]
+    text = f"In force: {', '.join(files) or 'the defaults (no configuration file)'}"
+    if answer["after_restart"]:
+        text += f"\nFrom the next start on: {', '.join(answer['after_restart'])}"
+    return _answer(arguments, answer, text)
+
+
+def _doctor(arguments: Arguments) -> int:
+    from agent.cli import daemon_views
+    from agent.control_client import ControlError
+
+    try:
+        answer = _connect(arguments).post("/v1/doctor", flash=not arguments.no_flash)
+    except ControlError as error:
+        if error.status is not None:
+            raise
+        answer = _examine_here(arguments, str(error))
+    if arguments.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        daemon_views.show(daemon_views.doctor_screen(answer))
+    return int(any(check["verdict"] == "bad" for check in answer["checks"]))
+
+
+def _examine_here(arguments: Arguments, why: str) -> dict[str, Any]:
+    """Return what this process finds when there is no agent to ask."""
+    from agent.health_doctor import Check, Verdict, examine
+    from agent.policy_file import load_config
+
+    state_dir = arguments.state_dir or _own_state_dir()
+    checks = [Check("agent", Verdict.BAD, "not running", why)]
+    checks += examine(state_dir, load_config(SYSTEM_CONFIG), flash_test=not arguments.no_flash)
+    return {"v": 1, "checks": [check.as_json() for check in checks], "health": []}
+
+
+def _completion(arguments: Arguments) -> int:
+    import shtab
+
+    from agent.cli import build_parser
+
+    print(shtab.complete(build_parser(), shell=arguments.shell))
+    return 0
+
+
+def _answer(arguments: Arguments, value: Any, text: str) -> int:
+    print(json.dumps(value, indent=2) if arguments.json else text)
+    return 0
+
+
+def _path(arguments: Arguments) -> str:
+    return f"/v1/jobs/{quote(arguments.job, safe='')}"
+
+
+def parse_time(text: str) -> float:
+    """Return the seconds that "90s", "5min", "2h" or "1d" mean."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)\s*", text)
+    if match is None:
+        raise UsageError(f'{text!r} is no time; write it like "90s", "30min", "8h" or "2d"')
+    return float(match[1]) * {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def parse_deadline(text: str, now: float) -> float:
+    """Return the Unix time of "8h" (from now), "07:00" (the next one) or "2026-12-24 18:00" (local time)."""
+    if re.fullmatch(r"\s*\d+(\.\d+)?\s*(s|min|m|h|d)\s*", text):
+        return now + parse_time(text)
+    clock = re.fullmatch(r"\s*(\d{1,2}):(\d{2})\s*", text)
+    try:
+        if clock:
+            today = datetime.fromtimestamp(now)
+            at = today.replace(hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0)
+            return (at if at > today else at + timedelta(days=1)).timestamp()
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except ValueError as error:
+        raise UsageError(f'{text!r} is no deadline; write it like "8h", "07:00" or "2026-12-24 18:00"') from error

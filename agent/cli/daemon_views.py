@@ -1,0 +1,230 @@
+"""What the daemon's answers look like in a terminal."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from planner.units import format_bytes, format_joules, format_seconds
+
+_STATE_STYLE = {
+    "training": "bold green",
+    "starting": "green",
+    "paused": "yellow",
+    "leaving": "yellow",
+    "waiting": "yellow",
+    "idle": "dim",
+}
+_JOB_STYLE = {"running": "green", "finished": "green", "failed": "red", "backoff": "yellow", "cancelled": "dim"}
+_SEVERITY = {"error": ("✗", "red"), "warning": ("!", "yellow"), "info": ("·", "dim")}
+_VERDICT = {"good": ("✓", "green"), "note": ("·", "yellow"), "bad": ("✗", "red")}
+
+
+def show(renderable: RenderableType) -> None:
+    """Print to the terminal."""
+    Console(highlight=False).print(renderable)
+
+
+def watch(fetch: Callable[[], Mapping[str, Any]]) -> int:
+    """Show the status once a second until interrupted."""
+    with Live(status_screen(fetch()), console=Console(highlight=False), screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(1.0)
+            live.update(status_screen(fetch()), refresh=True)
+
+
+def status_screen(status: Mapping[str, Any]) -> Group:
+    """Return the whole status: state, reasons, job, device, energy, health."""
+    parts: list[RenderableType] = [_headline(status)]
+    if status["job"] is not None:
+        parts += [Text(), *_current_job(status["job"], status)]
+    if status["waiting"]:
+        parts += [Text(), jobs_table(status["waiting"][:6], title="Waiting")]
+        if len(status["waiting"]) > 6:
+            parts.append(Text(f"  and {len(status['waiting']) - 6} more; port-agent jobs", style="dim"))
+    parts += [Text(), _device(status)]
+    if status["health"]:
+        parts += [Text(), *_health(status["health"])]
+    return Group(*parts)
+
+
+def _headline(status: Mapping[str, Any]) -> Text:
+    state = status["state"]
+    line = Text()
+    line.append(state, style=_STATE_STYLE.get(state, ""))
+    line.append(": " + "; ".join(status["reasons"]))
+    return line
+
+
+def _current_job(job: Mapping[str, Any], status: Mapping[str, Any]) -> Iterable[RenderableType]:
+    table = Table.grid(padding=(0, 2))
+    total = job["total_steps"]
+    table.add_row(_label("Job"), f"{job['id']} ({job['name']})")
+    if total:
+        bar = Table.grid(padding=(0, 1))
+        share = min(1.0, job["step"] / total)
+        bar.add_row(ProgressBar(total=1.0, completed=share, width=30), f"{share:.0%}  step {job['step']} of {total}")
+        table.add_row(_label("Progress"), bar)
+    else:
+        table.add_row(_label("Progress"), f"step {job['step']}")
+    pace = []
+    if job["loss"] is not None:
+        pace.append(f"loss {job['loss']:.4g}")
+    if job["step_s"] is not None:
+        pace.append(f"{format_seconds(job['step_s'])} a step")
+    if job["eta_s"] is not None:
+        pace.append(f"{format_seconds(job['eta_s'])} of training left")
+    if job["deadline_at"] is not None:
+        pace.append(f"due {_moment(job['deadline_at'])}")
+    if pace:
+        table.add_row(_label(""), ", ".join(pace))
+    memory = []
+    if job["plan"] is not None:
+        memory.append(
+            f"plan {job['plan'] + 1} of {job['plans']}, {format_bytes(job['planned_peak_bytes'] or 0)} planned"
+        )
+    if job["memory_limit_bytes"] is not None:
+        memory.append(f"limit {format_bytes(job['memory_limit_bytes'])}")
+    if job["peak_rss_bytes"]:
+        memory.append(f"peak {format_bytes(job['peak_rss_bytes'])}")
+    if memory:
+        table.add_row(_label("Memory"), ", ".join(memory))
+    table.add_row(_label("Energy"), _energy(job, status["energy"]))
+    return [table]
+
+
+def _energy(job: Mapping[str, Any], energy: Mapping[str, Any] | None) -> str:
+    parts = []
+    if energy and energy.get("job") == str(job["id"]) and energy.get("job_net_joules") is not None:
+        parts.append(
+            f"{format_joules(energy['job_net_joules'])} used by this job ({energy['kind']}, {energy['source']})"
+        )
+    if energy and energy.get("watts") is not None:
+        parts.append(f"{energy['watts']:.1f} W now")
+    if job["planned_joules"] is not None:
+        parts.append(f"{format_joules(job['planned_joules'])} as planned so far")
+    return ", ".join(parts) or "unknown"
+
+
+def _device(status: Mapping[str, Any]) -> Table:
+    facts = status["facts"]
+    table = Table.grid(padding=(0, 2))
+    battery = "" if facts["battery_percent"] is None else f", battery {facts['battery_percent']:.0f} %"
+    table.add_row(_label("Power"), f"{facts['power']}{battery}")
+    heat = "no sensor" if facts["temperature_c"] is None else f"{facts['temperature_c']:.0f} °C"
+    throttled = ", throttled" if facts["throttled"] == "yes" else ""
+    table.add_row(_label("Heat"), heat + throttled)
+    voices = ", ".join(f"{voice['name']} {_voice(voice['idle'])}" for voice in facts["voices"])
+    table.add_row(_label("In use?"), voices or "unknown")
+    free = []
+    if facts["available_memory_bytes"] is not None:
+        free.append(f"{format_bytes(facts['available_memory_bytes'])} memory")
+    if facts["free_disk_bytes"] is not None:
+        free.append(f"{format_bytes(facts['free_disk_bytes'])} disk")
+    table.add_row(_label("Free"), ", ".join(free) or "unknown")
+    written, budget = status["flash_written_today_bytes"], status["flash_budget_bytes"]
+    table.add_row(_label("Flash"), f"{format_bytes(written)} of {format_bytes(budget)} written today")
+    if status["next_window"] is not None:
+        table.add_row(_label("Window"), f"opens {_moment(status['next_window'])}")
+    return table
+
+
+def _voice(idle: str) -> str:
+    return {"yes": "no", "no": "yes", "unknown": "?"}[idle]
+
+
+def _health(items: Iterable[Mapping[str, Any]]) -> Iterable[RenderableType]:
+    for item in items:
+        mark, style = _SEVERITY[item["severity"]]
+        yield Text.assemble((f"{mark} {item['title']}: ", style), item["text"])
+        if item["remedy"]:
+            yield Padding(Text(item["remedy"], style="dim"), (0, 0, 0, 2))
+
+
+def jobs_table(jobs: Iterable[Mapping[str, Any]], title: str | None = None) -> RenderableType:
+    """Return jobs as a table, one line each."""
+    jobs = list(jobs)
+    if not jobs:
+        return Text("no jobs; `port-agent submit job.port` adds one", style="dim")
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("Job", "Name", "State", "Step", "Loss", "Why"):
+        table.add_column(name, justify="right" if name in ("Job", "Step", "Loss") else "left", no_wrap=name != "Why")
+    for job in jobs:
+        total = f"/{job['total_steps']}" if job["total_steps"] else ""
+        loss = "" if job["loss"] is None else f"{job['loss']:.4g}"
+        state = job["state"].replace("_", " ")
+        table.add_row(
+            str(job["id"]),
+            job["name"],
+            Text(state, style=_JOB_STYLE.get(job["state"], "")),
+            f"{job['step']}{total}" if job["step"] or total else "",
+            loss,
+            _why(job),
+        )
+    return table
+
+
+def _why(job: Mapping[str, Any]) -> str:
+    parts = [job["reason"]] if job["reason"] else []
+    if job["retry_in_s"] is not None:
+        parts.append(f"again in {format_seconds(round(job['retry_in_s']))}")
+    if job["priority"]:
+        parts.append(f"priority {job['priority']}")
+    if job["deadline_at"] is not None:
+        parts.append(f"due {_moment(job['deadline_at'])}")
+    return "; ".join(parts)
+
+
+def job_screen(job: Mapping[str, Any]) -> Group:
+    """Return everything about one job."""
+    table = Table.grid(padding=(0, 2))
+    table.add_row(_label("Job"), f"{job['id']} ({job['name']}), {job['state'].replace('_', ' ')}")
+    for label, text in (
+        ("Why", _why(job)),
+        ("Submitted", _moment(job["submitted_at"])),
+        ("Progress", f"step {job['step']}" + (f" of {job['total_steps']}" if job["total_steps"] else "")),
+        ("Trained", f"{format_seconds(job['trained_s'])} in {job['attempts']} runs" if job["attempts"] else ""),
+        ("Energy", f"{format_joules(job['planned_joules'])} as planned" if job["planned_joules"] else ""),
+        ("Result", job["result"] or ""),
+        ("Inbox", job["inbox"] or ""),
+        ("Files", job["directory"]),
+    ):
+        if text:
+            table.add_row(_label(label), text)
+    history = Table.grid(padding=(0, 2))
+    for entry in job["history"]:
+        history.add_row(Text(_moment(entry["at"], seconds=True), style="dim"), entry["kind"], entry["text"])
+    return Group(table, Text(), history)
+
+
+def doctor_screen(answer: Mapping[str, Any]) -> Group:
+    """Return the findings, each bad one with its cure."""
+    parts: list[RenderableType] = []
+    for check in answer["checks"]:
+        mark, style = _VERDICT[check["verdict"]]
+        parts.append(Text.assemble((f"{mark} ", style), (f"{check['name']}: ", "bold"), check["finding"]))
+        if check["cure"]:
+            parts.append(Padding(Text(check["cure"], style="dim"), (0, 0, 0, 2)))
+    if answer["health"]:
+        parts += [Text(), Text("The running agent says:", style="bold"), *_health(answer["health"])]
+    bad = sum(check["verdict"] == "bad" for check in answer["checks"])
+    summary = "everything needed works" if not bad else f"{bad} of {len(answer['checks'])} checks need attention"
+    return Group(*parts, Text(), Text(summary, style="green" if not bad else "red"))
+
+
+def _label(text: str) -> Text:
+    return Text(text, style="dim")
+
+
+def _moment(at: float, *, seconds: bool = False) -> str:
+    moment = datetime.fromtimestamp(at)
+    today = moment.date() == datetime.now().date()
+    clock = moment.strftime("%H:%M:%S" if seconds else "%H:%M")
+    return clock if today else f"{moment:%a %d %b} {clock}"

@@ -1,0 +1,337 @@
+"""Commands of this area: what was used and what for (`energy`), and the live page (`dashboard`)."""
+
+import argparse
+import csv
+import json
+import os
+import re
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.errors import PortError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.control_client import ControlClient
+    from agent.dashboard.server import StatusClient
+    from agent.energy.choose import EnergyConfig
+    from agent.energy.report import Amount, EnergyReport, ReportOptions
+
+SYSTEM_STATE_DIR = Path("/var/lib/port-agent")
+SYSTEM_RUNTIME_DIR = Path("/run/port-agent")
+SYSTEM_CONFIG = Path("/etc/port-agent/config.toml")
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(min|h|d)")
+_SPAN_S = {"min": 60, "h": 3600, "d": 86400}
+_PLOT_COLUMNS = 100
+
+
+class EnergyUsageError(PortError):
+    """An argument that cannot be understood."""
+
+    exit_code = 2
+
+
+def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the commands of this area to `commands`."""
+    text = "show what was used: by job, day and phase, against the plan, with flash wear"
+    energy = commands.add_parser("energy", help=text, description=text[0].upper() + text[1:] + ".")
+    energy.add_argument("--since", metavar="WHEN", help='"90min", "24h", "7d" or "2026-11-01" (default: all)')
+    energy.add_argument("--job", help="only this job (its number)")
+    energy.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page, readable offline")
+    energy.add_argument("--json", action="store_true", help="print JSON")
+    energy.add_argument("--csv", action="store_true", help="print the tables as CSV")
+    energy.add_argument("--sources", action="store_true", help="show the sources of this machine and test them")
+    energy.add_argument("--price", type=float, metavar="P", help="price of a kWh")
+    energy.add_argument("--currency", metavar="NAME", help="its currency, such as EUR")
+    energy.add_argument("--co2", type=float, metavar="G", help="grams of CO2 per kWh where you live")
+    energy.add_argument("--endurance", metavar="SIZE", help="what the flash can take in its life, such as 10TB")
+    _add_places(energy)
+    energy.set_defaults(run=_energy)
+    dashboard = commands.add_parser("dashboard", help="serve a live page of the agent on localhost")
+    dashboard.add_argument("--port", type=int, default=8765, help="default 8765; 0 takes a free one")
+    dashboard.add_argument("--no-browser", action="store_true", help="do not open a browser")
+    _add_places(dashboard)
+    dashboard.set_defaults(run=_dashboard)
+
+
+def _add_places(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--state-dir", type=Path, metavar="D", help="read the ledger there, without asking an agent")
+    parser.add_argument("--runtime-dir", type=Path, metavar="R", help="where the agent's control socket is")
+    parser.add_argument("--config", type=Path, metavar="F", help=f"default {SYSTEM_CONFIG} if it exists")
+
+
+def _energy(arguments: argparse.Namespace) -> int:
+    from agent.energy.report import csv_rows
+
+    if arguments.sources:
+        return _sources(arguments)
+    report = _read(arguments, _options(arguments))
+    if arguments.html is not None:
+        from agent.dashboard.page import render_report
+
+        arguments.html.write_text(render_report(report), encoding="utf-8")
+        print(f"wrote {arguments.html}", file=sys.stderr)
+    elif arguments.json:
+        json.dump(report.as_dict(), sys.stdout, indent=1)
+        print()
+    elif arguments.csv:
+        csv.writer(sys.stdout).writerows(csv_rows(report))
+    else:
+        _show(report)
+    return 0
+
+
+def parse_since(text: str, now_unix: float) -> float:
+    """Return the Unix time that "24h", "7d" or a local date means; raise `EnergyUsageError` otherwise."""
+    match = _SPAN.fullmatch(text.strip())
+    if match:
+        return now_unix - float(match[1]) * _SPAN_S[match[2]]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError as error:
+        raise EnergyUsageError(f'--since {text!r} is no time; write it like "24h", "7d" or "2026-11-01"') from error
+
+
+def _options(arguments: argparse.Namespace) -> "ReportOptions":
+    from agent.energy.report import ReportOptions
+    from planner.units import parse_bytes
+
+    config, budget = _config(arguments)
+    endurance = parse_bytes(arguments.endurance) if arguments.endurance else config.flash_endurance_bytes
+    return ReportOptions(
+        since_unix=parse_since(arguments.since, time.time()) if arguments.since else None,
+        job=arguments.job,
+        price_per_kwh=config.price_per_kwh if arguments.price is None else arguments.price,
+        currency=config.currency if arguments.currency is None else arguments.currency,
+        co2_grams_per_kwh=config.co2_grams_per_kwh if arguments.co2 is None else arguments.co2,
+        flash_bytes_per_day=budget,
+        flash_endurance_bytes=endurance,
+    )
+
+
+def _config(arguments: argparse.Namespace) -> "tuple[EnergyConfig, int]":
+    """Return the `[energy]` settings and the policy's daily budget of flash writes."""
+    from agent.energy.choose import EnergyConfig
+    from agent.policy_file import Config, load_config
+
+    path = arguments.config or SYSTEM_CONFIG
+    if arguments.config is not None and not path.is_file():
+        raise EnergyUsageError(f"there is no configuration file {path}; leave --config away for the defaults")
+    config = load_config(path) if path.is_file() else Config()
+    return EnergyConfig.from_table(config.energy), config.policy.flash_write_budget_bytes_per_day
+
+
+def _own_state_dir() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "port-agent"
+
+
+def client_of(runtime_dir: Path | None) -> "ControlClient":
+    """Return a client of the agent in `runtime_dir`, or of the one that runs here."""
+    from agent.control_client import ControlClient
+    from agent.control_http import SOCKET_NAME
+
+    if runtime_dir is not None:
+        return ControlClient(runtime_dir)
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    own = Path(base) / "port-agent" if base else _own_state_dir() / "run"
+    places = [SYSTEM_RUNTIME_DIR, own]
+    return ControlClient(next((place for place in places if (place / SOCKET_NAME).exists()), places[0]))
+
+
+def _read(arguments: argparse.Namespace, options: "ReportOptions") -> "EnergyReport":
+    """Return the report from the ledger itself where this user may read it, from the running agent otherwise."""
+    from agent.energy.ledger import FILE_NAME
+    from agent.energy.report import read_report
+
+    if arguments.state_dir is not None:
+        return read_report(arguments.state_dir / FILE_NAME, options)
+    if arguments.runtime_dir is None:
+        for folder in (SYSTEM_STATE_DIR, _own_state_dir()):
+            if os.access(folder / FILE_NAME, os.R_OK):
+                return read_report(folder / FILE_NAME, options)
+    return _ask(client_of(arguments.runtime_dir), options)
+
+
+def _ask(client: "StatusClient", options: "ReportOptions") -> "EnergyReport":
+    from dataclasses import asdict
+    from urllib.parse import urlencode
+
+    from agent.energy.report import report_from_dict
+
+    fields = {key.replace("since_unix", "since"): value for key, value in asdict(options).items()}
+    query = urlencode({key: value for key, value in fields.items() if value not in (None, "")})
+    return report_from_dict(client.get(f"/v1/energy?{query}"))
+
+
+def _sources(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from agent.energy.board import board_model, detect_model
+    from agent.energy.choose import diagnose
+
+    config, _ = _config(arguments)
+    model = board_model(config.board) if config.board else detect_model(Path("/"))
+    reports = diagnose(config, model, Path("/"))
+    if arguments.json:
+        rows = [{"name": r.name, "ok": r.ok, "present": r.present, "text": r.text, "remedy": r.remedy} for r in reports]
+        json.dump(rows, sys.stdout, indent=1)
+        print()
+        return 0
+    table = Table("source", "state", "kind", "covers", "what it says")
+    for report in reports:
+        state = "works" if report.ok else "broken" if report.present else "absent"
+        kind, covers = (report.info.kind.value, report.info.covers) if report.info else ("", "")
+        remedy = f"; {report.remedy}" if report.remedy and report.present else ""
+        table.add_row(report.name, state, kind, covers, report.text + remedy)
+    Console().print(table)
+    return 0
+
+
+def _show(report: "EnergyReport") -> None:
+    from rich.console import Console
+
+    console = Console()
+    if not report.total:
+        console.print("The ledger has no figures for this time yet.")
+        return
+    _show_power(report, console)
+    _show_amounts(console, "by job", report.jobs, {amount.name: report.label(amount.name) for amount in report.jobs})
+    _show_amounts(console, "by day (UTC)", report.days, {})
+    _show_amounts(console, "by phase", [row for row in report.phases if row.name != "unmeasured"], {})
+    _show_plan(console, report)
+    _show_notes(console, report)
+
+
+def _show_power(report: "EnergyReport", console: Any) -> None:
+    """Print the course of power as a terminal plot; stretches that were not seen stay empty."""
+    import plotext
+
+    times, watts = [], []
+    for index, start in enumerate(report.power.start_unix):
+        values = [phase[index] for phase in report.power.watts.values()]
+        if None not in values and values:
+            times.append(start)
+            watts.append(sum(value for value in values if value is not None))
+    if len(times) < 2:
+        return
+    figure = plotext.figure
+    figure.clear()
+    figure.plot_size(min(console.width, _PLOT_COLUMNS), 14)
+    figure.theme("clear")
+    signal = figure.signal(times, watts)
+    for number in range(1, len(times)):
+        if times[number] - times[number - 1] <= report.power.period_s:
+            signal.line(number)
+    figure.draw(signal)
+    figure.title("power, W")
+    span = max(times) - min(times)
+    marks = [min(times) + span * part / 4 for part in range(5)]
+    form = "%H:%M" if span < 2 * 86400 else "%d %b"
+    figure.ruler("x").ticks(marks, [datetime.fromtimestamp(mark).strftime(form) for mark in marks])
+    figure.ruler("y").lim(0, max(watts) * 1.1)
+    print(plotext.uncolorize(figure.build().string()) if not console.is_terminal else figure.build().string())
+
+
+def _show_amounts(
+    console: Any, title: str, amounts: "list[Amount] | tuple[Amount, ...]", names: dict[str, str]
+) -> None:
+    """Print one table; columns in which no row has anything are left out."""
+    from rich.table import Table
+
+    from planner.units import format_seconds
+
+    kinds = {row.kind for row in amounts}
+    columns: dict[str, list[str]] = {
+        "": [names.get(row.name, row.name.replace("_", " ")) for row in amounts],
+        "energy": [_joules(row.gross_joules) for row in amounts],
+        "above idle": ["unknown" if row.net_joules is None else _joules(row.net_joules) for row in amounts],
+        "time": [format_seconds(row.seconds) for row in amounts],
+        "not measured": [format_seconds(row.unmeasured_s) if row.unmeasured_s else "" for row in amounts],
+        "steps": ["" if row.steps is None else str(row.steps) for row in amounts],
+        "cost": ["" if row.cost is None else f"{row.cost:.4f}" for row in amounts],
+        "CO2, g": ["" if row.co2_grams is None else f"{row.co2_grams:.2f}" for row in amounts],
+        "kind": [row.kind if len(kinds) > 1 else "" for row in amounts],
+    }
+    table = Table(title=f"{title}, {' and '.join(sorted(kinds))}", title_justify="left")
+    shown = {head: cells for head, cells in columns.items() if any(cells)}
+    for head in shown:
+        table.add_column(head, justify="right" if head else "left")
+    for cells in zip(*shown.values(), strict=True):
+        table.add_row(*cells)
+    console.print(table)
+
+
+def _joules(joules: float) -> str:
+    from planner.units import format_joules
+
+    return format_joules(joules) if joules else "0 J"
+
+
+def _show_plan(console: Any, report: "EnergyReport") -> None:
+    from rich.table import Table
+
+    from planner.units import format_joules, format_seconds
+
+    planned = [epoch for epoch in report.epochs if epoch.planned_s or epoch.planned_joules]
+    if not planned:
+        return
+    table = Table("job", "epoch", title="planned and actual, per step", title_justify="left")
+    for head in ("planned", "actual", "", "planned", "actual", ""):
+        table.add_column(head, justify="right")
+    for epoch in planned[-20:]:
+        cells = [report.label(epoch.job), str(epoch.epoch)]
+        for plan, actual, steps, form in (
+            (epoch.planned_s, epoch.wall_s, epoch.steps, format_seconds),
+            (epoch.planned_joules, epoch.gross_joules, epoch.measured_steps, format_joules),
+        ):
+            known = (form(plan / steps), form(actual / steps), f"{actual / plan - 1:+.0%}") if plan and steps else None
+            cells += known or ("", form(actual / steps) if steps else "", "")
+        table.add_row(*cells)
+    console.print(table)
+
+
+def _show_notes(console: Any, report: "EnergyReport") -> None:
+    from planner.units import format_bytes, format_seconds
+
+    for source in report.sources:
+        steps = "" if source.resolution_watts is None else f", in steps of {source.resolution_watts:g} W"
+        console.print(f"{source.kind} by {source.name}: {source.covers}{steps}, every {source.period_s:g} s")
+        if source.name in report.baselines_watts:
+            console.print(f"  idle power {report.baselines_watts[source.name]:.2f} W")
+    rate = report.wear_outlook.bytes_per_day
+    life = (
+        ""
+        if report.wear_outlook.years_left is None
+        else f", {report.wear_outlook.years_left:.1f} years left at this rate"
+    )
+    console.print(f"flash writes: {format_bytes(rate)} per day{life}")
+    for gap in report.gaps[-5:]:
+        when = datetime.fromtimestamp(gap.start_unix).strftime("%d %b %H:%M")
+        console.print(f"not measured: {when}, {format_seconds(gap.end_unix - gap.start_unix)}: {gap.text}")
+    for event in report.events[-5:]:
+        console.print(f"{datetime.fromtimestamp(event.start_unix).strftime('%d %b %H:%M')} {event.code}: {event.text}")
+
+
+def _dashboard(arguments: argparse.Namespace) -> int:
+    from agent.dashboard.server import Dashboard, open_in_browser
+    from agent.energy.report import options_from_query
+
+    _, budget = _config(arguments)
+
+    def energy(query: "Mapping[str, str]") -> "Mapping[str, object]":
+        return _read(arguments, options_from_query({"flash_bytes_per_day": str(budget), **query})).as_dict()
+
+    dashboard = Dashboard(client_of(arguments.runtime_dir), energy, arguments.port)
+    print(f"live page: {dashboard.url}\n(stop with Ctrl-C)", flush=True)
+    if not arguments.no_browser:
+        open_in_browser(dashboard.url)
+    try:
+        dashboard.serve_forever()
+    except KeyboardInterrupt:
+        return 0
+    return 0

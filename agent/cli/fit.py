@@ -1,0 +1,308 @@
+"""`plan`, `show`, `train`: from a training script to trained weights, in the foreground."""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent.cli.planning import add_deadline, seconds_per_step
+from planner.errors import PortError
+from planner.units import format_bytes, format_joules, format_seconds, parse_bytes
+
+if TYPE_CHECKING:
+    from planner.bundle import Manifest
+
+
+def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `plan`, `show` and `train` to `commands`."""
+    _add_plan(commands)
+    _add_show(commands)
+    _add_train(commands)
+
+
+def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="capture a training script and plan it for a RAM budget",
+        description="Capture the training step of a script, measure it on this machine, and write a bundle that trains "
+        "within the RAM budget. The script defines port_job() returning a planner.job.TrainingJob.",
+        epilog="Example: port-agent plan train.py --ram 300M -o job.port",
+    )
+    parser.add_argument("script", type=Path, help="Python file with a function port_job()")
+    parser.add_argument(
+        "--ram", required=True, type=parse_bytes, help="resident memory of the whole process, e.g. 300M"
+    )
+    parser.add_argument("-o", "--out", type=Path, help="bundle to write (default: the script's name with .port)")
+    parser.add_argument("--page-dir", type=Path, default=Path(), help="where flash is measured (default: here)")
+    parser.add_argument("--threads", type=int, default=1, help="threads per operator, fixed in the plan (default 1)")
+    parser.add_argument("--epochs", type=int, default=1, help="how far a learning-rate schedule is tabulated")
+    parser.add_argument(
+        "--verify", type=int, default=0, metavar="N", help="run N steps of plain PyTorch for comparison"
+    )
+    parser.add_argument("--strategy", default="milp", help="planner (default milp; greedy is the fastest)")
+    parser.add_argument("--time-limit", type=float, default=20.0, metavar="S", help="seconds of planning per graph")
+    parser.add_argument(
+        "--frontier", action="store_true",
+        help="put more plans for smaller budgets into the bundle, and print them; the agent switches between them",
+    )  # fmt: skip
+    add_deadline(parser)
+    parser.add_argument("--flash-read", type=parse_bytes, help="plan for flash no faster than this, bytes per second")
+    parser.add_argument("--flash-write", type=parse_bytes, help="plan for flash no faster than this, bytes per second")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.set_defaults(run=_plan)
+
+
+def _add_show(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "show",
+        help="show what a bundle keeps, recomputes and pages",
+        description="Show a bundle: budget, planned peak, what is kept, recomputed and paged, and memory over the step.",
+    )
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--plan", type=int, default=0, help="which plan of the bundle (default 0)")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the plot as a page of its own")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+    parser.set_defaults(run=_show)
+
+
+def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "train",
+        help="train a bundle in the foreground; run again to resume",
+        description="Train a bundle. Ctrl-C finishes the step and stops; the same command goes on from there.",
+        epilog="Example: port-agent train job.port --epochs 3 --out weights.safetensors",
+    )
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--epochs", type=int, help="passes over the data, counted from the beginning (default 1)")
+    parser.add_argument("--steps", type=int, help="batches instead of epochs")
+    parser.add_argument("--out", type=Path, help="where to write the trained weights (safetensors)")
+    parser.add_argument("--state-dir", type=Path, help="checkpoints (default: beside the bundle, NAME.state)")
+    parser.add_argument("--page-dir", type=Path, help="where temporaries are paged (default: the state directory)")
+    parser.add_argument("--plan", type=int, default=0, help="which plan of the bundle (default 0)")
+    parser.add_argument(
+        "--verify", type=int, default=0, metavar="N", help="compare the first N losses with plain PyTorch's"
+    )
+    parser.add_argument(
+        "--checkpoint-every", type=int, default=1, metavar="N",
+        help="steps between checkpoints (default 1: a killed run loses only the unfinished step; more spares the flash)",
+    )  # fmt: skip
+    parser.add_argument("--read-limit", help="throttle page-in, bytes per second, to try a slower medium")
+    parser.add_argument("--write-limit", help="throttle page-out, bytes per second")
+    parser.add_argument("--digest", action="store_true", help="print a checksum over weights and optimizer state")
+    parser.add_argument("--json", action="store_true", help="print events as JSON lines")
+    parser.set_defaults(run=_train)
+
+
+# -- plan
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from agent import making
+    from agent.cli.progress import StageBar
+    from planner import build
+    from planner.job import load_job
+
+    out = arguments.out or arguments.script.with_suffix(".port")
+    begin = time.perf_counter()
+    torch.set_num_threads(arguments.threads)
+    with StageBar(("capture", "profile", "flash", "plan", "try"), quiet=arguments.json) as bar:
+        bar.update("capture", 0.0)
+        job = load_job(arguments.script)
+        rows = len(job.data[0])
+        updates = arguments.epochs * -(-rows // job.batch_size) // job.accumulate
+        prepared = build.prepare(job, updates=updates, verify=arguments.verify)
+        bar.update("capture", 1.0)
+        measured = making.measure(prepared.graphs, arguments.threads, bar.update)
+        device = making.this_device(measured, arguments.page_dir, arguments.threads, bar.update)
+        device = making.slower_flash(device, arguments.flash_read, arguments.flash_write)
+        planner = build.default_planner(strategy=arguments.strategy, time_limit_s=arguments.time_limit)
+        made = making.make(
+            out, prepared, measured, device, arguments.ram, planner=planner, page_dir=arguments.page_dir,
+            threads=arguments.threads, progress=bar.update, wide=arguments.frontier,
+        )  # fmt: skip
+    facts = _facts(out, made.manifest, 0)
+    facts |= {"measured_peak_bytes": made.measured_peak_bytes, "planning_s": time.perf_counter() - begin}
+    if arguments.json:
+        print(json.dumps(facts))
+        return 0
+    _print_facts(out, facts, made.manifest)
+    _print_choices(arguments, made.manifest)
+    return 0
+
+
+def _print_choices(arguments: argparse.Namespace, manifest: "Manifest") -> None:
+    """Print the bundle's plans where asked, and whether a deadline can be met."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if arguments.frontier:
+        table = Table(title="plans in the bundle")
+        for column in ("plan", "peak", "step", "energy (estimated)", "written per step"):
+            table.add_column(column, justify="right")
+        for i, c in enumerate(manifest.plans):
+            table.add_row(
+                str(i), format_bytes(c.peak_bytes), format_seconds(c.seconds), format_joules(c.joules),
+                format_bytes(c.written_bytes),
+            )  # fmt: skip
+        Console().print(table)
+    wanted = seconds_per_step(arguments, manifest.samples, manifest.batch_size)
+    if wanted is not None:
+        fastest = min(c.seconds for c in manifest.plans)
+        verdict = (
+            "in time"
+            if fastest <= wanted
+            else f"too slow by {format_seconds(fastest - wanted)} a step; raise --ram or train fewer epochs"
+        )
+        print(
+            f"deadline: {format_seconds(wanted)} per step are left, the fastest plan takes {format_seconds(fastest)}: {verdict}"
+        )
+
+
+def _facts(path: Path, manifest: "Manifest", index: int) -> dict[str, Any]:
+    import msgpack
+
+    from planner.bundle import Bundle
+    from planner.plan import Action
+    from planner.program import expand
+    from planner.wire import pack_plan
+
+    bundle = Bundle(path)
+    main = manifest.graphs[0]
+    graph, plan = bundle.graphs[main], bundle.plans[index][main]
+    program = expand(graph, bundle.costs[main], plan)
+    keep_all = expand(graph, bundle.costs[main], type(plan)(), check_budget=False)
+    count = {a: len({d.storage for d in plan.decisions if d.action is a}) for a in Action}
+    return {
+        "bundle": str(path), "operators": len(graph.ops), "storages": len(graph.storages),
+        "budget_bytes": plan.ram_bytes, "planned_peak_bytes": program.peak_bytes,
+        "peak_without_planning_bytes": keep_all.peak_bytes, "base_bytes": bundle.costs[main].device.base_bytes,
+        "paged": count[Action.PAGE], "recomputed": count[Action.RECOMPUTE], "transient": count[Action.TRANSIENT],
+        "sliced_updates": len(plan.sliced), "read_bytes": program.read_bytes, "written_bytes": program.written_bytes,
+        "seconds": program.seconds, "stall_seconds": program.stall_seconds, "joules": program.joules,
+        "recompute_seconds": program.recompute_seconds, "plan_bytes": len(msgpack.packb(pack_plan(plan))),
+        "strategy": plan.strategy,
+    }  # fmt: skip
+
+
+def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{path}  ({manifest.name}, {facts['operators']} operators)", show_header=False)
+    table.add_row("budget", format_bytes(facts["budget_bytes"]))
+    table.add_row(
+        "planned peak",
+        f"{format_bytes(facts['planned_peak_bytes'])} resident, {format_bytes(facts['base_bytes'])} of it the process itself",
+    )
+    if "measured_peak_bytes" in facts:
+        table.add_row("measured peak", f"{format_bytes(facts['measured_peak_bytes'])} (trial of 2 steps)")
+    table.add_row("without planning", format_bytes(facts["peak_without_planning_bytes"]))
+    table.add_row(
+        "decisions",
+        f"{facts['paged']} tensors paged, {facts['recomputed']} recomputed, {facts['transient']} rebuilt in passing, "
+        f"{facts['sliced_updates']} updates in slices; plan of {facts['plan_bytes']} bytes ({facts['strategy']})",
+    )
+    table.add_row(
+        "per step", f"{format_seconds(facts['seconds'])} ({format_seconds(facts['stall_seconds'])} waiting for flash, "
+        f"{format_seconds(facts['recompute_seconds'])} recomputing), {format_joules(facts['joules'])} (estimated)"
+    )  # fmt: skip
+    table.add_row(
+        "flash per step", f"{format_bytes(facts['written_bytes'])} written, {format_bytes(facts['read_bytes'])} read"
+    )
+    if "planning_s" in facts:
+        table.add_row("made in", format_seconds(facts["planning_s"]))
+    Console().print(table)
+
+
+# -- show
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from planner.bundle import read_manifest
+
+    manifest = read_manifest(arguments.bundle)
+    if not 0 <= arguments.plan < len(manifest.plans):
+        raise PortError(f"{arguments.bundle} has {len(manifest.plans)} plans, there is no plan {arguments.plan}")
+    facts = _facts(arguments.bundle, manifest, arguments.plan)
+    if arguments.json:
+        print(json.dumps(facts))
+        return 0
+    _print_facts(arguments.bundle, facts, manifest)
+    _plot(arguments.bundle, arguments.plan)
+    if arguments.html:
+        _draw(arguments.bundle, arguments.plan, arguments.html)
+    return 0
+
+
+def _draw(path: Path, index: int, target: Path) -> None:
+    """Write the page that shows tensors over time and memory under them."""
+    from planner.bundle import Bundle
+    from planner.draw import drawing, write_drawing
+
+    bundle = Bundle(path)
+    main = bundle.manifest.graphs[0]
+    picture = drawing(bundle.graphs[main], bundle.costs[main], bundle.plans[index][main])
+    write_drawing(picture, target if target.suffix else target.with_suffix(".html"))
+    print(f"{target}: tensors over time, memory and budget")
+
+
+def _plot(path: Path, index: int) -> None:
+    """Draw resident memory over the step's time in the terminal."""
+    import plotext
+    from rich.console import Console
+
+    from planner.bundle import Bundle
+    from planner.program import expand
+
+    bundle = Bundle(path)
+    main = bundle.manifest.graphs[0]
+    program = expand(bundle.graphs[main], bundle.costs[main], bundle.plans[index][main])
+    moments, clock = [], 0.0
+    for op in bundle.costs[main].ops:
+        moments.append(clock)
+        clock += op.seconds
+    budget = bundle.plans[index][main].ram_bytes / 2**20
+    figure = plotext.figure
+    figure.clear()
+    figure.plot_size(min(Console().width, 110), 18)
+    figure.theme("clear")
+    curve = figure.signal(moments, [b / 2**20 for b in program.timeline])
+    line = figure.signal([moments[0], moments[-1]], [budget, budget])
+    for signal, points in ((curve, len(moments)), (line, 2)):
+        for number in range(1, points):
+            signal.line(number)
+        figure.draw(signal)
+    figure.title("resident memory over the step's seconds, MiB; the straight line is the budget")
+    figure.ruler("y").lim(0, max(budget, program.peak_bytes / 2**20) * 1.05)
+    text = figure.build().string()
+    print(text if Console().is_terminal else plotext.uncolorize(text))
+
+
+# -- train
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from agent.cli.training import follow
+    from agent.train.launch import start_worker, worker_command
+    from planner.bundle import read_manifest
+
+    manifest = read_manifest(arguments.bundle)
+    if not 0 <= arguments.plan < len(manifest.plans):
+        raise PortError(f"{arguments.bundle} has {len(manifest.plans)} plans, there is no plan {arguments.plan}")
+    state_dir = arguments.state_dir or arguments.bundle.with_suffix(".state")
+    options = ["--plan", str(arguments.plan), "--verify", str(arguments.verify)]
+    options += ["--checkpoint-every", str(arguments.checkpoint_every)]
+    for flag, value in (
+        ("--steps", arguments.steps), ("--epochs", arguments.epochs), ("--out", arguments.out),
+        ("--page-dir", arguments.page_dir), ("--read-limit", arguments.read_limit), ("--write-limit", arguments.write_limit),
+    ):  # fmt: skip
+        if value is not None:
+            options += [flag, str(value)]
+    if arguments.digest:
+        options.append("--digest")
+    command = worker_command(arguments.bundle, state_dir, *options)
+    worker = start_worker(command, limit_bytes=manifest.plans[arguments.plan].peak_bytes, threads=manifest.threads)
+    return follow(worker, manifest, arguments.plan, as_json=arguments.json)

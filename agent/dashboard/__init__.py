@@ -1,0 +1,1 @@
+"""The live page and the parts it shares with the energy report: plain HTML, one vendored chart library, no network."""

@@ -1,0 +1,191 @@
+// Charts shared by the energy report and the live page. Figures come with their units in the names of the fields.
+"use strict";
+
+const PHASE_COLOURS = {
+  idle: "#a3adb8", static: "#c8b273", forward: "#4a90d9", backward: "#2b5ea8", update: "#7d5bbe", recompute: "#e69f00",
+  page_in: "#2ba37b", page_out: "#0c6b50", packing: "#cc79a7", stall: "#d55e00", other: "#7c8794",
+};
+const PHASE_NAMES = {
+  idle: "idle", static: "static (idle power during jobs)", forward: "forward", backward: "backward", update: "update",
+  recompute: "recompute", page_in: "page in", page_out: "page out", packing: "packing", stall: "stall",
+  other: "other work of jobs",
+};
+
+function css(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+function scaled(value, steps, digits) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  let [factor, unit] = steps[0];
+  for (const [f, u] of steps) if (Math.abs(value) >= f) [factor, unit] = [f, u];
+  return (value / factor).toPrecision(digits || 3).replace(/e\+?(-?\d+)/, "·10^$1") + " " + unit;
+}
+const formatJoules = (value) =>
+  value === 0 ? "0 J" : Math.abs(value) >= 3.6e5 ? scaled(value, [[3.6e6, "kWh"]])
+    : scaled(value, [[1e-3, "mJ"], [1, "J"], [1e3, "kJ"]]);
+const formatWatts = (value) => (value === 0 ? "0 W" : scaled(value, [[1e-3, "mW"], [1, "W"], [1e3, "kW"]]));
+const formatBytes = (value) =>
+  value === 0 ? "0 B" : scaled(value, [[1, "B"], [1e3, "kB"], [1e6, "MB"], [1e9, "GB"], [1e12, "TB"]]);
+function formatSeconds(value) {
+  if (value === null || value === undefined) return "–";
+  if (value === 0) return "0 s";
+  if (value < 1) return (value * 1000).toPrecision(3) + " ms";
+  if (value < 60) return value.toPrecision(3) + " s";
+  const minutes = Math.round(value / 60);
+  if (minutes < 60) return minutes + " min";
+  const hours = Math.floor(minutes / 60);
+  if (hours < 48) return hours + " h " + String(minutes % 60).padStart(2, "0") + " min";
+  return (value / 86400).toFixed(1) + " days";
+}
+function formatTime(unix) {
+  return new Date(unix * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
+}
+
+function element(tag, attributes, ...children) {
+  const node = document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes || {})) node.setAttribute(key, value);
+  for (const child of children) node.append(child);
+  return node;
+}
+
+// A chart fills its box and follows it when the phone is turned.
+function chart(box, options, data) {
+  box.replaceChildren();
+  const height = options.height || 240;
+  const plot = new uPlot({ ...options, width: Math.max(box.clientWidth, 200), height }, data, box);
+  new ResizeObserver(() => plot.setSize({ width: Math.max(box.clientWidth, 200), height })).observe(box);
+  return plot;
+}
+
+function axis(format, more) {
+  return { stroke: css("--soft"), grid: { stroke: css("--grid"), width: 1 }, ticks: { stroke: css("--grid"), width: 1 },
+    font: "12px system-ui, sans-serif", values: format ? (plot, splits) => splits.map(format) : undefined, ...more };
+}
+
+function empty(box, text) {
+  box.replaceChildren(element("p", { class: "hint" }, text));
+}
+
+// Stacked areas by phase. Painted from the highest sum down, so that each covers the part below it.
+function powerChart(box, curve, gaps) {
+  const phases = Object.keys(PHASE_COLOURS).filter((phase) => phase in curve.watts);
+  if (!curve.start_unix.length || !phases.length) return empty(box, "No figures in this time.");
+  const sums = [];
+  let below = curve.start_unix.map(() => 0);
+  for (const phase of phases) {
+    below = below.map((sum, i) => (sum === null || curve.watts[phase][i] === null ? null : sum + curve.watts[phase][i]));
+    sums.push(below);
+  }
+  // The last stretch needs an end, or the steps would stop at its beginning.
+  const times = [...curve.start_unix, curve.start_unix[curve.start_unix.length - 1] + curve.period_s];
+  const ended = (values) => [...values, values[values.length - 1]];
+  const order = phases.map((phase, i) => i).reverse();
+  const series = order.map((i) => ({
+    label: PHASE_NAMES[phases[i]], fill: PHASE_COLOURS[phases[i]], stroke: PHASE_COLOURS[phases[i]], width: 0,
+    paths: uPlot.paths.stepped({ align: 1 }), points: { show: false },
+    value: (plot, sum, s, index) => (index === null ? "" : formatWatts(ended(curve.watts[phases[i]])[index])),
+  }));
+  const hatch = (plot) => {
+    const { ctx, bbox } = plot;
+    ctx.save();
+    ctx.fillStyle = css("--bad");
+    ctx.globalAlpha = 0.13;
+    for (const gap of gaps || []) {
+      const left = Math.max(plot.valToPos(gap.start_unix, "x", true), bbox.left);
+      const right = Math.min(plot.valToPos(gap.end_unix, "x", true), bbox.left + bbox.width);
+      if (right > left) ctx.fillRect(left, bbox.top, Math.max(right - left, 2), bbox.height);
+    }
+    ctx.restore();
+  };
+  keys(box.previousElementSibling, phases.map((phase) => [PHASE_COLOURS[phase], PHASE_NAMES[phase]]), (gaps || []).length);
+  return chart(box, {
+    height: 300, series: [{ value: (plot, unix) => (unix === null ? "" : formatTime(unix)) }, ...series],
+    scales: { y: { range: (plot, low, high) => [0, (high || 1) * 1.08] } },
+    axes: [axis(null), axis((value) => value + " W", { size: 62 })],
+    legend: { show: false }, cursor: { y: false, drag: { x: true, y: false } }, hooks: { draw: [hatch] },
+  }, [times, ...order.map((i) => ended(sums[i]))]);
+}
+
+function keys(box, pairs, gaps) {
+  if (!box || !box.classList.contains("keys")) return;
+  box.replaceChildren(...pairs.map(([colour, name]) =>
+    element("span", {}, element("i", { style: "background:" + colour }), name)));
+  if (gaps) box.append(element("span", {}, element("i", { style: "background:#b3261e55" }), "not measured"));
+}
+
+// Bars over names, the first series behind the others; `line` values are drawn as marks.
+function barChart(box, names, bars, marks, format) {
+  if (!names.length) return empty(box, "No figures in this time.");
+  const index = names.map((name, i) => i);
+  const width = uPlot.paths.bars({ size: [0.7, 60] });
+  const dots = (plot, s) => { // a short thick line across the bar, where it was planned to end
+    const { ctx } = plot;
+    const half = Math.max(Math.min((plot.bbox.width / (names.length + 0.4)) * 0.38, 34 * devicePixelRatio), 3);
+    ctx.save();
+    ctx.strokeStyle = plot.series[s].stroke();
+    ctx.lineWidth = 2.5 * devicePixelRatio;
+    plot.data[s].forEach((value, i) => {
+      if (value === null || value === undefined) return;
+      const [x, y] = [plot.valToPos(i, "x", true), plot.valToPos(value, "y", true)];
+      ctx.beginPath();
+      ctx.moveTo(x - half, y);
+      ctx.lineTo(x + half, y);
+      ctx.stroke();
+    });
+    ctx.restore();
+    return null;
+  };
+  const series = [
+    ...bars.map(([label, colour]) => ({ label, fill: colour, stroke: colour, width: 0, paths: width,
+      points: { show: false }, value: (plot, value) => format(value) })),
+    ...marks.map(([label, colour]) => ({ label, stroke: colour, paths: dots, points: { show: false },
+      value: (plot, value) => format(value) })),
+  ];
+  keys(box.previousElementSibling, [...bars, ...marks].map(([label, colour]) => [colour, label]));
+  const most = Math.max(...[...bars, ...marks].flatMap(([, , values]) => values.map((value) => value || 0)), 1e-9);
+  return chart(box, {
+    series: [{ label: "", value: (plot, i) => (i === null ? "" : names[i]) }, ...series],
+    scales: { x: { time: false, range: [-0.7, names.length - 0.3] }, y: { range: [0, most * 1.12] } },
+    axes: [
+      axis((i) => (Number.isInteger(i) && names[i] !== undefined ? names[i] : ""), {
+        incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500], space: Math.max(...names.map((name) => name.length)) * 7.5 + 14 }),
+      axis(format, { size: 72 }),
+    ],
+    legend: { show: false }, cursor: { y: false },
+  }, [index, ...bars.map(([, , values]) => values), ...marks.map(([, , values]) => values)]);
+}
+
+function lineChart(box, x, lines, format, options) {
+  if (!x.length) return empty(box, (options && options.empty) || "No figures in this time.");
+  keys(box.previousElementSibling, lines.map(([label, colour]) => [colour, label]));
+  const more = options || {};
+  return chart(box, {
+    height: more.height,
+    series: [{ label: "" }, ...lines.map(([label, colour, , dash]) => ({ label, stroke: colour, width: 2, dash,
+      points: { show: x.length < 30, size: 5 }, value: (plot, value) => format(value) }))],
+    scales: { x: { time: Boolean(more.time) }, y: { range: more.range || ((plot, low, high) => [Math.min(low, 0), high * 1.1 || 1]) } },
+    axes: [axis(more.time ? null : (value) => (Number.isInteger(value) ? String(value) : "")), axis(format, { size: 72 })],
+    legend: { show: false }, cursor: { y: false },
+  }, [x, ...lines.map(([, , values]) => values)]);
+}
+
+function table(box, heads, rows) {
+  const cell = (tag, value, text) => element(tag, text ? { class: "text" } : {}, value instanceof Node ? value : String(value));
+  const textual = heads.map((head) => head.startsWith("~"));
+  box.replaceChildren(element("div", { class: "scroll" }, element("table", {},
+    element("thead", {}, element("tr", {}, ...heads.map((head, i) => cell("th", head.replace("~", ""), textual[i])))),
+    element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((value, i) => cell("td", value, textual[i]))))))));
+}
+
+function noteList(box, notes, none) {
+  if (!notes.length) return empty(box, none);
+  box.replaceChildren(element("ul", { class: "plain" }, ...notes.map((note) => element("li", {},
+    element("span", { class: "soft" }, formatTime(note.start_unix) +
+      (note.end_unix > note.start_unix ? ", " + formatSeconds(note.end_unix - note.start_unix) : "") + " – " + note.code),
+    element("br"), note.text))));
+}
+
+function badge(kind) {
+  return element("span", { class: "badge " + kind }, kind);
+}

@@ -1,0 +1,95 @@
+// Fills the energy report from the figures in the page itself.
+"use strict";
+
+const report = JSON.parse(document.getElementById("data").textContent);
+const at = (id) => document.getElementById(id);
+const perStep = (value, row) => (value === null ? null : value / (row.last_step - row.first_step + 1));
+const sum = (items, key) => items.reduce((total, item) => total + (item[key] || 0), 0);
+const money = (value) => (value === null ? "–" : value.toPrecision(3) + " " + (report.options.currency || ""));
+const grams = (value) => (value === null ? "–" : value >= 1000 ? (value / 1000).toPrecision(3) + " kg" : value.toPrecision(3) + " g");
+
+function tile(value, label) {
+  return element("div", { class: "tile" }, element("b", {}, value), element("span", {}, label));
+}
+
+function fillTiles() {
+  const tiles = [];
+  for (const amount of report.total) {
+    tiles.push(tile(formatJoules(amount.gross_joules), amount.kind + ", all of it"));
+    tiles.push(tile(formatJoules(sum(report.jobs.filter((job) => job.name && job.kind === amount.kind), "gross_joules")),
+      amount.kind + ", during jobs"));
+    if (amount.cost !== null) tiles.push(tile(money(amount.cost), "at " + report.options.price_per_kwh + " per kWh"));
+    if (amount.co2_grams !== null) tiles.push(tile(grams(amount.co2_grams), "CO₂ at " + report.options.co2_grams_per_kwh + " g/kWh"));
+    tiles.push(tile(formatSeconds(amount.unmeasured_s), "not measured of " + formatSeconds(amount.seconds)));
+  }
+  const years = report.wear_outlook.years_left;
+  if (years !== null) tiles.push(tile(years > 100 ? "> 100 years" : years.toPrecision(2) + " years", "flash left at this rate"));
+  at("tiles").replaceChildren(...tiles);
+}
+
+function fillTables() {
+  const named = (name) => report.labels[name] || name || "(idle)";
+  const heads = ["~name", "energy", "above idle", "time", "not measured"];
+  const label = (name, kind) => element("span", {}, name + " ", badge(kind));
+  const row = (amount, name) => [label(name, amount.kind), formatJoules(amount.gross_joules), formatJoules(amount.net_joules),
+    formatSeconds(amount.seconds), formatSeconds(amount.unmeasured_s)];
+  const priced = report.options.price_per_kwh !== null || report.options.co2_grams_per_kwh !== null;
+  const cost = (amount) => (priced ? [money(amount.cost), grams(amount.co2_grams)] : []);
+  const more = priced ? ["cost", "CO₂"] : [];
+  table(at("jobs"), [...heads.with(0, "~job"), "steps", ...more], report.jobs.map((amount) =>
+    [...row(amount, named(amount.name)), amount.steps === null ? "–" : amount.steps, ...cost(amount)]));
+  table(at("days"), [...heads.with(0, "~day (UTC)"), ...more], report.days.map((amount) => [...row(amount, amount.name), ...cost(amount)]));
+  const whole = sum(report.phases, "gross_joules") || 1;
+  table(at("phases"), ["~phase", "energy", "share", "time"], report.phases.filter((amount) => amount.name !== "unmeasured").map(
+    (amount) => [label(PHASE_NAMES[amount.name] || amount.name, amount.kind), formatJoules(amount.gross_joules),
+      ((100 * amount.gross_joules) / whole).toFixed(1) + " %", formatSeconds(amount.seconds)]));
+  noteList(at("gaps"), report.gaps.slice(-50).reverse(), "No gaps.");
+  noteList(at("events"), report.events.slice(-50).reverse(), "None.");
+}
+
+function fillCharts() {
+  powerChart(at("power"), report.power, report.gaps);
+  const several = new Set(report.epochs.map((epoch) => epoch.job)).size > 1;
+  barChart(at("epochs"), report.epochs.map((epoch) => (several ? (report.labels[epoch.job] || epoch.job) + " " : "") + epoch.epoch), [
+    ["all the machine drew", "#9fc3ea", report.epochs.map((epoch) => epoch.gross_joules)],
+    ["above idle", "#2b5ea8", report.epochs.map((epoch) => epoch.net_joules)],
+  ], [["planned", "#d55e00", report.epochs.map((epoch) => epoch.planned_joules)]], formatJoules);
+  const steps = report.steps;
+  const order = steps.map((row, i) => i);
+  lineChart(at("step-joules"), order, [
+    ["measured", "#2b5ea8", steps.map((row) => perStep(row.gross_joules, row))],
+    ["planned", "#d55e00", steps.map((row) => perStep(row.planned_joules, row)), [6, 4]],
+  ], formatJoules);
+  lineChart(at("step-seconds"), order, [
+    ["measured", "#2b5ea8", steps.map((row) => perStep(row.wall_s, row))],
+    ["planned", "#d55e00", steps.map((row) => perStep(row.planned_s, row)), [6, 4]],
+  ], formatSeconds);
+  const budget = report.options.flash_bytes_per_day;
+  barChart(at("wear"), report.wear.map((day) => new Date(day.day_unix * 1000).toISOString().slice(5, 10)), [
+    ["whole machine", "#c3cad3", report.wear.map((day) => day.machine_bytes)],
+    ["agent", "#0c6b50", report.wear.map((day) => day.agent_bytes)],
+  ], budget === null ? [] : [["agent's daily budget", "#d55e00", report.wear.map(() => budget)]], formatBytes);
+}
+
+function fillWords() {
+  const since = report.since_unix === null ? "since the ledger began" : "since " + formatTime(report.since_unix);
+  at("about").textContent = "Made " + formatTime(report.generated_unix) + ", " + since + ".";
+  at("sources").replaceChildren(...report.sources.map((source) => {
+    const idle = report.baselines_watts[source.name];
+    return element("li", {}, badge(source.kind), " " + source.name + ": " + source.covers + ". " +
+      (source.resolution_watts === null ? "" : "Steps of " + formatWatts(source.resolution_watts) + ", ") +
+      "read every " + source.period_s + " s." + (idle === undefined ? " Idle power not measured yet." : " Idle power " + formatWatts(idle) + "."));
+  }));
+  const view = report.wear_outlook;
+  const life = view.years_left === null
+    ? "No endurance is known for this device: set energy.flash_endurance_bytes to see how long it lasts."
+    : "Endurance " + formatBytes(view.endurance_bytes) + ": " + view.years_left.toPrecision(2) + " years at this rate.";
+  const used = report.flash_used_life === null ? "" : " The device itself says " + Math.round(report.flash_used_life * 100) + " % of its life is used.";
+  at("wear-text").textContent = formatBytes(view.bytes_per_day) + " per day. " + life + used;
+}
+
+fillWords();
+fillTiles();
+fillTables();
+fillCharts();
+document.documentElement.dataset.ready = "yes"; // for tests: everything above ran

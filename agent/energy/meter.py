@@ -1,0 +1,449 @@
+"""The meter of a running agent: fed by the supervisor with ticks and worker events, asked for figures at any time.
+
+It does no work of its own: no thread, no timer. A tick reads the source in use and settles what became known;
+the ledger is written every few minutes.
+"""
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from agent.energy.attribution import Attributor, Charge, Phase, PhaseCosts, StepEnergy, StepEvent, parse_step
+from agent.energy.baseline import IDLE_LOAD, IdleBaseline
+from agent.energy.board import board_model, detect_model
+from agent.energy.choose import Choice, EnergyConfig, configured_model, open_sources
+from agent.energy.clock import slept_s
+from agent.energy.drift import Correction, DriftWatch, Ratio
+from agent.energy.estimated import EstimatedSource, LoadProbe, PowerModel
+from agent.energy.ledger import FILE_NAME, Gap, Ledger, LedgerError
+from agent.energy.source import Kind, PowerSource, SourceError
+from agent.energy.timeline import Integrator, Interval
+from agent.energy.wear import DiskCounter
+
+IDLE_PERIOD_S = 30.0
+"""How often an idle machine is sampled."""
+_SLEPT_S = 1.0
+"""Suspension shorter than this cannot be told from the reading of two clocks."""
+_FIRST_FLUSH_S = 30.0
+"""When the ledger is first written after a start, so that there is something to see."""
+_MAX_EVENTS = 100
+"""Kept for `take_events`; all of them are in the ledger besides."""
+_RETRY_S = 60.0
+"""How often sources are looked for again while the one in use fails."""
+_OWN_WRITER, _DISK_WRITER = "agent", "machine"
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyIssue:
+    """Something wrong with metering, for the list of health items."""
+
+    code: str
+    severity: str
+    text: str
+    remedy: str
+    since_unix: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeterEvent:
+    """Something that happened, for the log; `correction` is set when the profile was found wrong."""
+
+    code: str
+    text: str
+    correction: Correction | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnergy:
+    """What a job has used since the agent started."""
+
+    gross_joules: float = 0.0
+    net_joules: float | None = 0.0
+    steps: int = 0
+    unmeasured_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MeterSnapshot:
+    """What the meter says at this moment."""
+
+    source: str
+    kind: str
+    covers: str
+    watts: float | None
+    """Mean power of the newest interval; None in a gap."""
+    baseline_watts: float | None
+    job: str
+    job_gross_joules: float | None
+    job_net_joules: float | None
+    last_step_joules: float | None
+    last_step_planned_joules: float | None
+    time_drift: float | None
+    """Measured over planned seconds, over the last steps; None without a plan."""
+    energy_drift: float | None
+    flash_bytes_today: int
+    total_joules: float
+    """Since the agent started, gaps left out."""
+    gap_seconds: float
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the figures for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Seams:
+    """What the meter touches besides its sensors, replaceable in tests."""
+
+    unix_time: Callable[[], float] = time.time
+    busy_fraction: Callable[[], float | None] | None = None
+    """Busy share of the processors since the last call."""
+    reopen: Callable[[], Choice] | None = None
+    """Looks for sources again after a failure."""
+    slept_s: Callable[[], float] = lambda: 0.0
+    """Seconds the machine has been suspended since it booted."""
+
+
+def open_meter(
+    state_dir: Path, table: Mapping[str, object], *, root: Path = Path("/"), model: PowerModel | None = None
+) -> "EnergyMeter":
+    """Return the meter of this machine with its ledger in `state_dir`.
+
+    `table` is `[energy]` of the configuration, `model` the board's power model where it is not to be looked up. Never
+    raises for a sensor; raises `EnergyConfigError` or `BoardError` for a bad setting and `LedgerError` when the ledger
+    cannot be opened.
+    """
+    config = EnergyConfig.from_table(table)
+    model = model or (board_model(config.board) if config.board else detect_model(root))
+    choice = open_sources(config, model, root)
+    ledger = Ledger(state_dir / FILE_NAME, time.time())
+    seams = Seams(
+        busy_fraction=LoadProbe().busy_fraction,
+        reopen=lambda: open_sources(config, model, root),
+        slept_s=slept_s,
+    )
+    return EnergyMeter(choice, ledger, config, configured_model(config, model), DiskCounter(state_dir, root), seams)
+
+
+class EnergyMeter:
+    """Counts the joules of a machine and says what they were spent on."""
+
+    def __init__(
+        self,
+        choice: Choice,
+        ledger: Ledger,
+        config: EnergyConfig,
+        model: PowerModel,
+        disk: DiskCounter | None = None,
+        seams: Seams | None = None,
+    ) -> None:
+        self._seams = seams or Seams()
+        self._sources = choice.sources
+        self._ledger = ledger
+        self._config = config
+        self._disk = disk
+        self._baseline = IdleBaseline(_stored_baselines(ledger))
+        for source in self._sources:
+            if isinstance(source, EstimatedSource):
+                self._baseline.set_watts(source.info.name, source.model.static_watts)
+        costs = PhaseCosts(max(model.compute_watts, 1e-3), model.read_joules_per_byte, model.write_joules_per_byte)
+        self._attributor = Attributor(costs, self._baseline.watts)
+        self._integrator = Integrator()
+        self._issues: dict[str, EnergyIssue] = {}
+        self._events: deque[MeterEvent] = deque(maxlen=_MAX_EVENTS)
+        self._jobs: dict[str, JobEnergy] = {}
+        self._drift: DriftWatch | None = None
+        self._plan = 0
+        self._last_interval: Interval | None = None
+        self._last_step: StepEnergy | None = None
+        self._current: PowerSource | None = None
+        self._due_s = 0.0
+        self._retry_s: float | None = None
+        self._nothing_until_s: dict[str, float] = {}
+        self._flush_s: float | None = None
+        self._expected_s = IDLE_PERIOD_S
+        self._slept_s = self._seams.slept_s()
+        self._total_joules = self._gap_s = 0.0
+        self._today = (0, 0)
+        for report in choice.broken:
+            self._raise_issue(f"energy-source-{report.name}", "warning", report.text, report.remedy)
+
+    def tick(self, now_s: float, machine_idle: bool | None = None) -> float:
+        """Take a sample if one is due and settle what is known; return in how many seconds to come again.
+
+        `machine_idle` tells whether nobody else uses the machine; None lets the meter judge by processor load.
+        """
+        if now_s < self._due_s:
+            return self._due_s - now_s
+        before_s, self._slept_s = self._slept_s, self._seams.slept_s()
+        slept_s = self._slept_s - before_s
+        if slept_s > _SLEPT_S:
+            self._integrator.interrupt(f"suspended for {slept_s:.0f} s")
+        interval = self._sample(now_s)
+        if interval is not None:
+            self._take(interval, now_s, machine_idle, slept_s)
+        self._settle(now_s)
+        self._expected_s = self._period_s()
+        self._due_s = now_s + self._expected_s * 0.9  # a timer that fires a little early still counts
+        if self._flush_s is None:
+            self._flush_s = now_s + min(self._config.flush_s, _FIRST_FLUSH_S)
+        elif now_s >= self._flush_s:
+            self.flush(now_s)
+        return self._expected_s
+
+    def _period_s(self) -> float:
+        own = self._current.info.period_s if self._current else IDLE_PERIOD_S
+        return own if self._attributor.busy else max(own, IDLE_PERIOD_S)
+
+    def _sample(self, now_s: float) -> Interval | None:
+        """Return the interval up to now from the best source that has something to measure."""
+        for source in self._sources:
+            name = source.info.name
+            if now_s < self._nothing_until_s.get(name, 0.0):
+                continue
+            try:
+                reading = source.read(now_s)
+            except SourceError as error:
+                self._raise_issue(f"energy-source-{name}", "warning", error.problem, error.remedy)
+                self._look_again(now_s)
+                return self._integrator.fail(now_s, source.info, error.problem)
+            self._clear_issue(f"energy-source-{name}")
+            if reading is None:
+                self._nothing_until_s[name] = now_s + source.info.period_s
+                continue
+            self._retry_s = None
+            if self._current is not source:
+                self._note("source-changed", f"energy is now {source.info.kind.value} by {name}: {source.info.covers}")
+                self._current = source
+                self._ledger.set_meta(f"source:{name}", source.info.as_json())
+            return self._integrator.add(reading, source.info, self._expected_s)
+        return None
+
+    def _look_again(self, now_s: float) -> None:
+        """Look for sources again after a failure, at most once a minute: a driver may have been reloaded."""
+        if self._retry_s is None:
+            self._retry_s = now_s + _RETRY_S
+        if self._seams.reopen is None or now_s < self._retry_s:
+            return
+        self._retry_s = now_s + _RETRY_S
+        for source in self._sources:
+            source.close()
+        choice = self._seams.reopen()
+        measured_before = any(source.info.kind is Kind.MEASURED for source in self._sources)
+        measured_now = any(source.info.kind is Kind.MEASURED for source in choice.sources)
+        # A dead sensor must not turn silently into an estimate: keep it and its gap.
+        if measured_now or not measured_before:
+            self._sources, self._nothing_until_s = choice.sources, {}
+
+    def _take(self, interval: Interval, now_s: float, machine_idle: bool | None, slept_s: float = 0.0) -> None:
+        self._last_interval = interval
+        self._attributor.add(interval)
+        if interval.joules is None:
+            self._gap_s += interval.seconds
+            end_unix = self._seams.unix_time() - now_s + interval.end_s
+            # A caller's clock that stops while the machine sleeps gives an interval shorter than the sleep.
+            length_s = max(interval.seconds, slept_s)
+            self._ledger.add_gap(Gap(end_unix - length_s, end_unix, interval.source, interval.reason))
+            return
+        self._total_joules += interval.joules
+        load = self._seams.busy_fraction() if self._seams.busy_fraction else None
+        idle = bool(machine_idle) if load is None else machine_idle is not False and load < IDLE_LOAD
+        if idle and not self._attributor.busy and interval.kind is Kind.MEASURED:
+            self._baseline.add(interval)
+
+    def _settle(self, now_s: float) -> None:
+        charges, steps = self._attributor.settle(now_s)
+        offset = self._seams.unix_time() - now_s
+        self._ledger.add_charges(charges, offset)
+        self._ledger.add_steps(steps, offset)
+        for charge in charges:
+            if charge.job:
+                self._add_to_job(charge)
+        for step in steps:
+            self._last_step = step
+            job = self._jobs.get(step.job, JobEnergy())
+            self._jobs[step.job] = replace(job, steps=job.steps + 1)
+            self._watch_drift(step)
+
+    def _add_to_job(self, charge: Charge) -> None:
+        old = self._jobs.get(charge.job, JobEnergy())
+        unknown = old.net_joules is None or charge.net_joules is None
+        self._jobs[charge.job] = JobEnergy(
+            old.gross_joules + charge.gross_joules,
+            None if unknown else (old.net_joules or 0.0) + (charge.net_joules or 0.0),
+            old.steps,
+            old.unmeasured_s + (charge.seconds if charge.phase is Phase.UNMEASURED else 0.0),
+        )
+
+    def _watch_drift(self, step: StepEnergy) -> None:
+        if self._drift is None:
+            self._drift = DriftWatch(step.job)
+        event = step.event
+        measured = step.known_joules if step.kind is Kind.MEASURED else None
+        correction = self._drift.add(event.plan, event.planned_s, event.wall_s, event.planned_joules, measured)
+        if correction is not None:
+            self._note("profile-corrected", correction.text, correction)
+
+    def on_worker_start(self, job: str, now_s: float, label: str = "") -> None:
+        """Note that the worker of `job` was started; reports show `label` where it is given."""
+        if label:
+            self._ledger.set_meta(f"label:{job}", label)
+        self._sample_edge(now_s)
+        self._attributor.start_job(job, now_s)
+        self._jobs.setdefault(job, JobEnergy())
+        self._drift = DriftWatch(job)
+
+    def on_worker_stop(self, job: str, now_s: float) -> None:
+        """Note that the worker of `job` is gone, for whatever reason."""
+        if job == self._attributor.job:
+            self._sample_edge(now_s)
+            self._attributor.stop_job(now_s)
+            self._expected_s = IDLE_PERIOD_S
+            self._settle(now_s)
+            self.flush(now_s)
+
+    def _sample_edge(self, now_s: float) -> None:
+        """Sample where the load changes, so that no trapezoid reaches over the edge; and again at the next tick."""
+        self._due_s = now_s
+        self.tick(now_s, machine_idle=False)
+        self._due_s = now_s
+
+    def on_event(self, job: str, event: Mapping[str, object], now_s: float) -> None:
+        """Take in one event of the worker; kinds that do not matter to energy are ignored."""
+        kind = event.get("event")
+        if kind == "step":
+            self._on_step(parse_step(event, self._plan), now_s)
+        elif kind in ("ready", "plan"):
+            plan = event.get("plan")
+            self._plan = plan if isinstance(plan, int) else self._plan
+        elif kind == "paused":
+            self._sample_edge(now_s)
+            self._attributor.pause(now_s)
+            self._expected_s = IDLE_PERIOD_S  # the next tick may come at the pace of an idle machine
+        elif kind == "resumed":
+            self._sample_edge(now_s)
+            self._attributor.resume(now_s)
+        elif kind == "checkpoint":
+            written = event.get("bytes")
+            self._add_wear(written if isinstance(written, int) else 0)
+
+    def _on_step(self, step: StepEvent, now_s: float) -> None:
+        self._attributor.finish_step(step, now_s)
+        self._add_wear(step.paged_out_bytes)
+        if isinstance(self._current, EstimatedSource):
+            self._current.note_transfer(step.paged_in_bytes, step.paged_out_bytes)
+
+    def _add_wear(self, written_bytes: int) -> None:
+        if written_bytes <= 0:
+            return
+        unix = self._seams.unix_time()
+        self._ledger.add_wear(unix, _OWN_WRITER, written_bytes)
+        day, written = self._today
+        today = int(unix // 86400)
+        self._today = (today, written_bytes + (written if day == today else 0))
+
+    def flash_bytes_today(self) -> int:
+        """Return the bytes the agent wrote to flash since midnight UTC, as far as this run knows."""
+        day, written = self._today
+        return written if day == int(self._seams.unix_time() // 86400) else 0
+
+    def flush(self, now_s: float) -> None:
+        """Write the ledger now, for someone who wants to read it; a disk that refuses becomes a health item."""
+        self._flush_s = now_s + self._config.flush_s
+        unix = self._seams.unix_time()
+        self._ledger.set_meta("baselines", json.dumps(self._baseline.known_watts()))
+        if self._disk is not None:
+            self._count_disk(self._disk, unix)
+        try:
+            self._add_wear(self._ledger.flush(unix))
+        except LedgerError as error:
+            self._raise_issue("energy-ledger", "error", error.problem, error.remedy)
+        else:
+            self._clear_issue("energy-ledger")
+
+    def _count_disk(self, disk: DiskCounter, unix: float) -> None:
+        try:
+            written = disk.written_since_last()
+            used = disk.used_life()
+        except SourceError as error:
+            self._raise_issue("energy-flash-wear", "warning", error.problem, error.remedy)
+            return
+        self._clear_issue("energy-flash-wear")
+        if written:
+            self._ledger.add_wear(unix, f"{_DISK_WRITER}:{disk.name}", written)
+        if used is not None:
+            self._ledger.set_meta("flash_used_life", repr(used))
+
+    def health(self) -> tuple[EnergyIssue, ...]:
+        """Return what is wrong with metering at this moment."""
+        return tuple(self._issues.values())
+
+    def take_events(self) -> tuple[MeterEvent, ...]:
+        """Return what happened since the last call, for the log and the planner, and forget it."""
+        events = tuple(self._events)
+        self._events.clear()
+        return events
+
+    def snapshot(self) -> MeterSnapshot:
+        """Return the figures of this moment."""
+        info = self._current.info if self._current else None
+        job = self._jobs.get(self._attributor.job)
+        step = self._last_step
+        return MeterSnapshot(
+            source=info.name if info else "",
+            kind=info.kind.value if info else "",
+            covers=info.covers if info else "",
+            watts=self._last_interval.watts if self._last_interval else None,
+            baseline_watts=self._baseline.watts(info.name) if info else None,
+            job=self._attributor.job,
+            job_gross_joules=job.gross_joules if job else None,
+            job_net_joules=job.net_joules if job else None,
+            last_step_joules=step.known_joules if step else None,
+            last_step_planned_joules=step.event.planned_joules if step else None,
+            time_drift=_factor(self._drift.time if self._drift else None),
+            energy_drift=_factor(self._drift.energy if self._drift else None),
+            flash_bytes_today=self.flash_bytes_today(),
+            total_joules=self._total_joules,
+            gap_seconds=self._gap_s,
+        )
+
+    def job_energy(self) -> Mapping[str, JobEnergy]:
+        """Return what each job has used since the agent started."""
+        return dict(self._jobs)
+
+    def close(self, now_s: float) -> None:
+        """Settle, write the ledger, and let sensors go. Raises `LedgerError` if the ledger cannot be written."""
+        interval = self._sample(now_s)
+        if interval is not None:
+            self._take(interval, now_s, machine_idle=False)
+        if self._attributor.job:
+            self._attributor.stop_job(now_s)
+        self._settle(now_s)
+        for source in self._sources:
+            source.close()
+        self._ledger.set_meta("baselines", json.dumps(self._baseline.known_watts()))
+        self._ledger.close(self._seams.unix_time())
+
+    def _note(self, code: str, text: str, correction: Correction | None = None) -> None:
+        self._events.append(MeterEvent(code, text, correction))
+        self._ledger.add_event(self._seams.unix_time(), code, text)
+
+    def _raise_issue(self, code: str, severity: str, text: str, remedy: str) -> None:
+        old = self._issues.get(code)
+        since = old.since_unix if old else self._seams.unix_time()
+        self._issues[code] = EnergyIssue(code, severity, text, remedy, since)
+
+    def _clear_issue(self, code: str) -> None:
+        self._issues.pop(code, None)
+
+
+def _factor(ratio: Ratio | None) -> float | None:
+    return ratio.factor if ratio else None
+
+
+def _stored_baselines(ledger: Ledger) -> dict[str, float]:
+    text = ledger.meta("baselines")
+    return {str(name): float(watts) for name, watts in json.loads(text).items()} if text else {}

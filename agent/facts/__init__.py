@@ -1,0 +1,34 @@
+"""Sensors to facts: one file per platform, every read may fail alone."""
+
+import sys
+from pathlib import Path
+
+from agent.facts.model import Answer, Facts, Fault, Power, PowerReading, ThrottleReading, Voice
+from agent.facts.platform import OwnUse, Platform, SensorOptions
+
+__all__ = [
+    "Answer",
+    "Facts",
+    "Fault",
+    "OwnUse",
+    "Platform",
+    "Power",
+    "PowerReading",
+    "SensorOptions",
+    "ThrottleReading",
+    "Voice",
+    "this_platform",
+]
+
+
+def this_platform(
+    sys_root: Path = Path("/sys"), proc_root: Path = Path("/proc"), dev_root: Path = Path("/dev")
+) -> Platform:
+    """Return the sensors of the machine this runs on; the roots matter on Linux only."""
+    if sys.platform == "darwin":
+        from agent.facts.macos import MacPlatform
+
+        return MacPlatform()
+    from agent.facts.linux import LinuxPlatform
+
+    return LinuxPlatform(sys_root, proc_root, dev_root)

@@ -1,0 +1,150 @@
+"""Linux, any board: files below /sys and /proc, and logind, NetworkManager and vcgencmd where they exist."""
+
+import os
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from agent.facts import idle, power_supply, thermal
+from agent.facts.files import Tree
+from agent.facts.jetson import read_tegrastats
+from agent.facts.model import Answer, Facts, Fault, ThrottleReading, Voice
+from agent.facts.platform import OwnUse, SensorOptions, answer, run_command
+
+_LOGIN1 = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
+_NETWORK_MANAGER = (
+    "org.freedesktop.NetworkManager",
+    "/org/freedesktop/NetworkManager",
+    "org.freedesktop.NetworkManager",
+)
+_METERED = {1: Answer.YES, 2: Answer.NO, 3: Answer.YES, 4: Answer.NO}
+"""NMMetered: 1 and 3 yes (3 guessed), 2 and 4 no (4 guessed), 0 unknown."""
+
+
+class LinuxPlatform:
+    """Sensors of a Linux machine below injectable roots."""
+
+    refresh_every_s = 30.0
+
+    def __init__(self, sys: Path = Path("/sys"), proc: Path = Path("/proc"), dev: Path = Path("/dev")) -> None:
+        self.tree = Tree(sys, proc, dev)
+        self._load = idle.CpuLoad()
+        self._busctl = shutil.which("busctl") if sys == Path("/sys") else None
+        self._vcgencmd = shutil.which("vcgencmd")
+        self._tegrastats = shutil.which("tegrastats")
+        self._idle_hint: bool | None = None
+        self._metered = Answer.UNKNOWN
+        self._throttle: ThrottleReading | None = None
+        self._slow_temperature_c: float | None = None
+        self._slow_faults: tuple[Fault, ...] = ()
+        self._had_temperature = False
+
+    def read(self, options: SensorOptions, own: OwnUse, now_s: float) -> Facts:
+        """Return the facts of this moment from files and the last `refresh`."""
+        tree = self.tree
+        power = power_supply.read_power(tree)
+        memory = read_meminfo(tree)
+        pressure = tree.text(tree.proc / "pressure/memory", "pressure/memory")
+        facts = Facts(
+            power=power.power,
+            power_detail=power.detail,
+            battery_percent=power.battery_percent,
+            voices=self._voices(options, own, now_s),
+            temperature_c=self._temperature(),
+            throttle=thermal.read_throttled(tree) or self._throttle or ThrottleReading(Answer.UNKNOWN),
+            free_disk_bytes=free_disk(tree, options.state_dir),
+            available_memory_bytes=memory.get("MemAvailable"),
+            total_memory_bytes=memory.get("MemTotal"),
+            memory_pressure_percent=idle.parse_pressure(pressure) if pressure is not None else None,
+            online=read_online(tree),
+            metered=self._metered,
+        )
+        return replace(facts, faults=tree.take_faults() + self._slow_faults)
+
+    async def refresh(self) -> None:
+        """Ask logind, NetworkManager, the Pi firmware and tegrastats; each may fail alone."""
+        faults: list[Fault] = []
+        if self._busctl:
+            hint = await self._bus_property(*_LOGIN1, "IdleHint")
+            self._idle_hint = bool(hint) if hint is not None else None
+            metered = await self._bus_property(*_NETWORK_MANAGER, "Metered")
+            self._metered = _METERED.get(int(metered or 0), Answer.UNKNOWN)
+        if self._vcgencmd and thermal.read_throttled(self.tree) is None:
+            try:
+                self._throttle = thermal.parse_throttled(await run_command(self._vcgencmd, "get_throttled"))
+            except OSError as error:
+                self._throttle = None
+                faults.append(Fault("throttling", f"{error} (vcgencmd needs /dev/vcio: group video)"))
+        if self._tegrastats and thermal.read_temperature(self.tree) is None:
+            try:
+                self._slow_temperature_c = await read_tegrastats(self._tegrastats)
+            except OSError as error:
+                self._slow_temperature_c = None
+                faults.append(Fault("temperature", str(error)))
+        self._slow_faults = tuple(faults)
+
+    def tripwire(self) -> tuple[str, ...]:
+        """Return the plugs' signature; faults of this quick look are left to `read`."""
+        quick = Tree(self.tree.sys, self.tree.proc, self.tree.dev)
+        return power_supply.tripwire(quick)
+
+    def _voices(self, options: SensorOptions, own: OwnUse, now_s: float) -> tuple[Voice, ...]:
+        percent = self._load.sample(self.tree, own.cpu_s, now_s)
+        return (
+            idle.cpu_voice(percent, options),
+            idle.pressure_voice(self.tree, options, own),
+            idle.terminal_voice(self.tree, options, time.time()),
+            idle.logind_voice(self._idle_hint),
+        )
+
+    def _temperature(self) -> float | None:
+        value = thermal.read_temperature(self.tree)
+        if value is None:
+            value = self._slow_temperature_c
+        if value is not None:
+            self._had_temperature = True
+        elif self._had_temperature:
+            self.tree.fault("temperature", "the sensor was there before and has vanished")
+        return value
+
+    async def _bus_property(self, service: str, path: str, interface: str, name: str) -> bool | int | None:
+        """Return a D-Bus property, or None: a machine without that service is normal, not a fault."""
+        try:
+            return idle.parse_busctl(
+                await run_command(self._busctl or "busctl", "--system", "get-property", service, path, interface, name)
+            )
+        except OSError:
+            return None
+
+
+def read_meminfo(tree: Tree) -> dict[str, int]:
+    """Return /proc/meminfo in bytes; empty with a fault when it cannot be read."""
+    text = tree.text(tree.proc / "meminfo", "memory", required=True) or ""
+    found = {}
+    for line in text.splitlines():
+        key, _, rest = line.partition(":")
+        words = rest.split()
+        if words and words[0].isdigit():
+            found[key] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
+    return found
+
+
+def free_disk(tree: Tree, directory: Path) -> int | None:
+    """Return the bytes that an unprivileged process may still write below `directory`."""
+    try:
+        stats = os.statvfs(directory)
+    except OSError as error:
+        tree.fault("disk", f"{directory}: {error.strerror}")
+        return None
+    return stats.f_bavail * stats.f_frsize
+
+
+def read_online(tree: Tree) -> Answer:
+    """Return whether some network interface other than loopback is up."""
+    interfaces = [entry for entry in tree.children(tree.sys / "class/net", "network") if entry.name != "lo"]
+    if not interfaces:
+        return Answer.UNKNOWN
+    states = [tree.text(entry / "operstate", f"network/{entry.name}") for entry in interfaces]
+    known = [state for state in states if state is not None]
+    return answer("up" in known or "unknown" in known if known else None)

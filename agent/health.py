@@ -1,0 +1,277 @@
+"""What is wrong, as declared conditions: code, severity, since when, and what to do about it.
+
+A condition is shown only after it has lasted `visible_after_s`, so that a sensor that misses one reading raises no
+alarm; it disappears as soon as it is cleared.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Severity(IntEnum):
+    """How bad it is; the numbers are part of the control protocol."""
+
+    INFO = 1
+    WARNING = 2
+    ERROR = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A declared kind of trouble. `text` and `remedy` are format strings over the reported values."""
+
+    code: str
+    severity: Severity
+    title: str
+    text: str
+    remedy: str
+    visible_after_s: float = 0.0
+    hidden_by: tuple[str, ...] = ()
+    """Codes of conditions that explain this one; while one of them shows, this one stays quiet."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthItem:
+    """One thing that is wrong now. `since_s` is on the monotonic clock, `since_wall` in Unix time."""
+
+    code: str
+    key: str
+    severity: Severity
+    title: str
+    text: str
+    remedy: str
+    since_s: float
+    since_wall: float
+
+    def as_json(self) -> dict[str, object]:
+        """Return plain values for the control protocol."""
+        return {
+            "code": self.code,
+            "key": self.key,
+            "severity": self.severity.name.lower(),
+            "title": self.title,
+            "text": self.text,
+            "remedy": self.remedy,
+            "since": self.since_wall,
+        }
+
+
+CONDITIONS = {
+    condition.code: condition
+    for condition in (
+        Condition(
+            "sensor",
+            Severity.WARNING,
+            "a sensor cannot be read",
+            "{sensor}: {reason}",
+            "run `port-agent doctor`; if the sensor does not exist on this device, set its override in config.toml",
+            visible_after_s=15.0,
+        ),
+        Condition(
+            "no-temperature",
+            Severity.INFO,
+            "no temperature sensor",
+            "this device shows no processor temperature, so training cannot stop for heat",
+            "none needed in a virtual machine; elsewhere load the sensor's kernel module",
+            visible_after_s=60.0,
+        ),
+        Condition(
+            "config",
+            Severity.ERROR,
+            "the configuration was refused",
+            "{reason}; the previous settings stay in force",
+            "correct the named line and run `port-agent reload`",
+        ),
+        Condition(
+            "state-unwritable",
+            Severity.ERROR,
+            "the state directory cannot be written",
+            "{reason}",
+            "free space or make {path} writable; nothing is trained until then",
+        ),
+        Condition(
+            "database",
+            Severity.WARNING,
+            "the job database was damaged",
+            "it was moved to {aside} and rebuilt from the jobs' manifests; the history before is lost",
+            "check the storage (SD cards wear out); delete the moved file when it is no longer of interest",
+        ),
+        Condition(
+            "clock-jumped",
+            Severity.INFO,
+            "the clock jumped",
+            "by {jump}; time windows and deadlines were worked out again",
+            "none needed if it was set by NTP or by hand; a clock that keeps jumping needs a battery",
+        ),
+        Condition(
+            "clock-unset",
+            Severity.WARNING,
+            "the clock is not set",
+            "it shows {shown}; time windows and deadlines mean nothing until it is right",
+            "connect the network for NTP, or set it: timedatectl set-time",
+            visible_after_s=30.0,
+        ),
+        Condition(
+            "no-memory-limit",
+            Severity.WARNING,
+            "memory and CPU limits cannot be enforced by the kernel",
+            "{reason}; a second belt (RLIMIT_DATA) and a lower priority are used instead",
+            "run under systemd with Delegate= on cgroup v2 (kernel parameter systemd.unified_cgroup_hierarchy=1; "
+            "on a Pi also cgroup_enable=memory)",
+        ),
+        Condition(
+            "job-given-up",
+            Severity.ERROR,
+            "a job was given up",
+            "job {job}: {reason}",
+            "see `port-agent logs {id}`; after a correction `port-agent resume {id}` tries again",
+        ),
+        Condition(
+            "job-failing",
+            Severity.WARNING,
+            "a job keeps failing",
+            "job {job} failed {failures} times in a row: {reason}",
+            "see `port-agent logs {id}`",
+        ),
+        Condition(
+            "job-does-not-fit",
+            Severity.WARNING,
+            "a job does not fit into the allowed memory",
+            "job {job}: its smallest plan needs {needed}, allowed is {allowed}",
+            "raise limits.not_in_use.memory, or plan again with a smaller --ram",
+        ),
+        Condition(
+            "out-of-memory",
+            Severity.WARNING,
+            "a worker ran out of memory",
+            "job {job} was stopped at {limit}; {action}",
+            "plan again with more head room if this repeats",
+        ),
+        Condition(
+            "deadline-missed",
+            Severity.WARNING,
+            "a deadline cannot be kept",
+            "job {job}: about {needed} of training left, {left} until the deadline",
+            "allow more time windows, a faster plan (more --ram), or move the deadline",
+            visible_after_s=60.0,
+        ),
+        Condition(
+            "worker-unresponsive",
+            Severity.WARNING,
+            "a worker did not obey in time",
+            "job {job} did not answer {command} within {limit}; it was {action}",
+            "none needed: no committed step is lost; report it if it repeats",
+        ),
+        Condition(
+            "flash-budget",
+            Severity.INFO,
+            "today's flash write budget is used up",
+            "{written} were written today, allowed are {budget}",
+            "raise storage.flash_writes_per_day, or plan with less paging",
+        ),
+        Condition(
+            "inbox",
+            Severity.WARNING,
+            "an inbox cannot be read",
+            "{reason}",
+            "make the directory readable for the agent",
+            visible_after_s=15.0,
+        ),
+        Condition(
+            "no-meter",
+            Severity.WARNING,
+            "energy is not metered",
+            "the energy ledger or its settings cannot be used",
+            "correct [energy] in config.toml, or make the state directory writable, and restart the agent",
+        ),
+        Condition(
+            "loop-stalled",
+            Severity.WARNING,
+            "the supervisor was held up",
+            "its loop stood still for {stall}",
+            "the machine may have slept; otherwise look for a dying disk",
+        ),
+    )
+}
+"""Every kind of trouble this program knows; a report of another code is a programming error."""
+
+
+@dataclass(slots=True)
+class _Open:
+    condition: Condition
+    values: Mapping[str, object]
+    since_s: float
+    since_wall: float
+    expires_s: float | None
+
+
+class HealthBoard:
+    """The conditions that hold now, by code and key (a sensor's name, a job's id)."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], _Open] = {}
+
+    def report(
+        self,
+        code: str,
+        now_s: float,
+        wall_s: float,
+        *,
+        key: str = "",
+        lasts_s: float | None = None,
+        **values: object,
+    ) -> None:
+        """Say that a condition holds; `since` stays that of the first report. `lasts_s` clears it by itself."""
+        expires = None if lasts_s is None else now_s + lasts_s
+        known = self._open.get((code, key))
+        if known is None:
+            self._open[code, key] = _Open(CONDITIONS[code], values, now_s, wall_s, expires)
+        else:
+            known.values, known.expires_s = values, expires
+
+    def clear(self, code: str, key: str = "") -> None:
+        """Say that a condition no longer holds."""
+        self._open.pop((code, key), None)
+
+    def keep_only(self, code: str, keys: set[str]) -> None:
+        """Clear every condition of `code` whose key is not in `keys`."""
+        for found, key in list(self._open):
+            if found == code and key not in keys:
+                del self._open[found, key]
+
+    def holds(self, code: str, key: str = "") -> bool:
+        """Return whether a condition is reported, visible or not."""
+        return (code, key) in self._open
+
+    def items(self, now_s: float) -> list[HealthItem]:
+        """Return what shows now, the worst first."""
+        for name, entry in list(self._open.items()):
+            if entry.expires_s is not None and entry.expires_s <= now_s:
+                del self._open[name]
+        visible = {
+            name: entry
+            for name, entry in self._open.items()
+            if now_s - entry.since_s >= entry.condition.visible_after_s
+        }
+        codes = {code for code, _ in visible}
+        items = [
+            _item(key, entry)
+            for (_, key), entry in visible.items()
+            if not codes.intersection(entry.condition.hidden_by)
+        ]
+        return sorted(items, key=lambda item: (-item.severity, item.since_s, item.code, item.key))
+
+
+def _item(key: str, entry: _Open) -> HealthItem:
+    condition = entry.condition
+    return HealthItem(
+        code=condition.code,
+        key=key,
+        severity=condition.severity,
+        title=condition.title,
+        text=condition.text.format(**entry.values),
+        remedy=condition.remedy.format(**entry.values),
+        since_s=entry.since_s,
+        since_wall=entry.since_wall,
+    )

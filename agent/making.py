@@ -1,0 +1,232 @@
+"""Make a bundle on this machine: capture, profile in a bare process, plan, try it out, write. Behind `port-agent plan`."""
+
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgpack
+
+from agent.train.launch import start_worker, worker_command
+from agent.train.malloc import preload_environment
+from planner import build, frontier, profile
+from planner.build import InfeasibleError, Planner, Prepared
+from planner.bundle import Bundle, Manifest
+from planner.costs import DeviceCosts, Flash
+from planner.errors import PortError
+from planner.frontier import Point
+from planner.graph import StepGraph
+from planner.plan import Plan
+from planner.profile import Measured
+from planner.program import expand
+from planner.units import format_bytes
+from planner.wire import pack_graph
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done and how far it is, 0 to 1."""
+
+_STATIC_WATTS, _COMPUTE_WATTS = 2.0, 4.0
+"""A small board at rest and what a busy core adds: what joules are estimated with where no board file is given."""
+
+_FLASH_READ_JOULES, _FLASH_WRITE_JOULES = 4e-9, 1.2e-8
+"""Joules per byte of an SD card: 0.1 W at 25 MB/s read, 0.3 W at 25 MB/s write (estimate)."""
+
+_TRIES = 4
+_SPARE = 0.01
+"""Share of the budget that is left free, for what differs from run to run."""
+
+
+_NARROW, _WIDE = 2, 6
+"""Smaller plans in a bundle."""
+
+_TOLERANCE = 0.03
+"""How far the measured peak may be from the planned one."""
+
+
+class TrialError(PortError):
+    """The plan could not be tried out."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A finished bundle: its manifest, and what the trial run measured."""
+
+    manifest: Manifest
+    measured_peak_bytes: int
+
+
+def measure(graphs: Mapping[str, StepGraph], threads: int, progress: Progress) -> Measured:
+    """Profile the operators in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "graphs", Path(folder) / "costs"
+        source.write_bytes(msgpack.packb([pack_graph(g) for g in graphs.values()]))
+        command = [
+            sys.executable, "-m", "planner.profile", str(source), str(target), str(threads), str(_COMPUTE_WATTS)
+        ]  # fmt: skip
+        environment = {**os.environ, **preload_environment(None), "OMP_NUM_THREADS": str(threads)}
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout or ():
+                done, _, total = line.partition(" ")
+                progress("profile", int(done) / max(1, int(total)))
+        if process.returncode:
+            raise TrialError(f"profiling ended with exit code {process.returncode}; see the message above")
+        return profile.read_measured(target)
+
+
+def this_device(measured: Measured, page_dir: Path, threads: int, progress: Progress) -> DeviceCosts:
+    """Return the costs of this machine; bandwidth is measured in `page_dir`, watts are estimates."""
+    rounds: Callable[[int, int], None] = lambda done, total: progress("flash", done / total)  # noqa: E731
+    flash = profile.measure_flash(page_dir, progress=rounds)
+    flash = replace(flash, read_joules_per_byte=_FLASH_READ_JOULES, write_joules_per_byte=_FLASH_WRITE_JOULES)
+    return DeviceCosts(
+        platform.node() or "this machine", measured.base_bytes + measured.retained_bytes, _STATIC_WATTS,
+        _COMPUTE_WATTS, flash, threads,
+    )  # fmt: skip
+
+
+def slower_flash(device: DeviceCosts, read_bytes_per_s: float | None, write_bytes_per_s: float | None) -> DeviceCosts:
+    """Return the device with flash no faster than the given limits."""
+    flash: Flash = device.flash
+    return replace(
+        device,
+        flash=replace(
+            flash,
+            read_bytes_per_s=min(flash.read_bytes_per_s, read_bytes_per_s or flash.read_bytes_per_s),
+            write_bytes_per_s=min(flash.write_bytes_per_s, write_bytes_per_s or flash.write_bytes_per_s),
+        ),
+    )
+
+
+def make(
+    path: Path,
+    prepared: Prepared,
+    measured: Measured,
+    device: DeviceCosts,
+    ram_bytes: int,
+    *,
+    planner: Planner,
+    page_dir: Path,
+    threads: int,
+    progress: Progress,
+    wide: bool = False,
+    trial_options: tuple[str, ...] = (),
+) -> Made:
+    """Plan, try the plan for two steps, reserve what turned out unplanned, and write the bundle.
+
+    The bundle's first plan is for `ram_bytes`; smaller ones follow, to which the agent switches when memory gets short
+    (`wide`: more of them, by the chosen planner instead of the quick one, none dominated by another).
+    Raises InfeasibleError where nothing fits; nothing is left behind then.
+    """
+    target = int(ram_bytes * (1 - _SPARE))
+    quick = build.default_planner(strategy="greedy", time_limit_s=1.0)
+    peak = 0
+    for attempt in range(_TRIES):
+        # The first tries only find out what is unplanned; the last word is the chosen planner's.
+        progress("try", attempt / _TRIES)
+        device, peak = _tried(
+            path, prepared, measured, device, target, ram_bytes, quick, page_dir, threads, trial_options
+        )
+        if peak <= ram_bytes:
+            break
+    for attempt in range(_TRIES):
+        progress("plan", attempt / _TRIES)
+        before = device
+        device, peak = _tried(
+            path, prepared, measured, device, target, ram_bytes, planner, page_dir, threads, trial_options
+        )
+        if peak <= ram_bytes and device is before:
+            manifest = _with_smaller_plans(
+                path, prepared, measured, device, target, ram_bytes, planner if wide else quick, threads,
+                _WIDE if wide else _NARROW,
+            )  # fmt: skip
+            return Made(manifest, peak)
+    path.unlink(missing_ok=True)
+    raise InfeasibleError(
+        f"the step's memory could not be kept within {format_bytes(ram_bytes)}: the last trial took {format_bytes(peak)}; "
+        f"raise --ram to {format_bytes(peak * 1.05)}",
+        int(peak * 1.05),
+    )
+
+
+def _with_smaller_plans(
+    path: Path,
+    prepared: Prepared,
+    measured: Measured,
+    device: DeviceCosts,
+    target: int,
+    ram_bytes: int,
+    planner: Planner,
+    threads: int,
+    count: int,
+) -> Manifest:
+    """Write the bundle again with plans for smaller budgets behind the one it has; return its manifest."""
+    bundle = Bundle(path)
+    main = bundle.manifest.graphs[0]
+    choices, limits = [bundle.plans[0]], [ram_bytes]
+    for limit in frontier.budgets(bundle.graphs[main], bundle.costs[main], target, count + 1)[1:]:
+        try:
+            plans, _ = build.plan_all(prepared, measured, device, limit, planner)
+        except InfeasibleError:
+            continue
+        choices.append(plans)
+        limits.append(limit)
+    points = [Point(c[main], *_figures(bundle, main, c[main])) for c in choices]
+    kept = [0] + [i for i in range(1, len(points)) if not any(p.dominates(points[i]) for p in points)]
+    return build.write(
+        path, prepared, [choices[i] for i in kept], bundle.costs, [limits[i] for i in kept], threads=threads
+    )
+
+
+def _figures(bundle: Bundle, name: str, plan: Plan) -> tuple[int, float, float]:
+    program = expand(bundle.graphs[name], bundle.costs[name], plan)
+    return program.peak_bytes, program.seconds, program.joules
+
+
+def _tried(
+    path: Path,
+    prepared: Prepared,
+    measured: Measured,
+    device: DeviceCosts,
+    target: int,
+    ram_bytes: int,
+    planner: Planner,
+    page_dir: Path,
+    threads: int,
+    trial_options: tuple[str, ...],
+) -> tuple[DeviceCosts, int]:
+    """Plan, write and run; return the device (with what turned out unplanned in its base) and the measured peak."""
+    plans, costs = build.plan_all(prepared, measured, device, target, planner)
+    manifest = build.write(path, prepared, [_budgeted(plans, ram_bytes)], costs, [ram_bytes], threads=threads)
+    try:
+        peak = trial(path, page_dir, trial_options)
+    except TrialError:
+        path.unlink(missing_ok=True)
+        raise
+    unplanned = peak - manifest.plans[0].peak_bytes
+    if peak <= ram_bytes and abs(unplanned) <= _TOLERANCE * manifest.plans[0].peak_bytes:
+        return device, peak
+    return replace(device, base_bytes=max(0, device.base_bytes + unplanned)), peak
+
+
+def _budgeted(plans: dict[str, Plan], ram_bytes: int) -> dict[str, Plan]:
+    return {name: replace(plan, ram_bytes=ram_bytes) for name, plan in plans.items()}
+
+
+def trial(path: Path, page_dir: Path, options: tuple[str, ...] = (), steps: int = 2) -> int:
+    """Run a few steps of a bundle and return the peak of resident memory."""
+    with tempfile.TemporaryDirectory(dir=page_dir, prefix=".port-trial-") as folder:
+        command = worker_command(path, Path(folder), "--steps", str(steps), "--checkpoint-every", str(steps), *options)
+        worker = start_worker(command, limit_bytes=1 << 30)
+        peak = 0
+        failure = ""
+        for event in worker.events():
+            peak = max(peak, int(event.get("peak_rss_bytes", 0)))
+            if event.get("event") == "failed":
+                failure = str(event["message"])
+        if worker.process.returncode:
+            raise TrialError(failure or f"the trial run ended with exit code {worker.process.returncode}")
+        return peak

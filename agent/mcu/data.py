@@ -1,0 +1,91 @@
+"""Samples and labels of a job, from a file or from an inbox directory of them. No torch.
+
+A file is .npz (never pickled) or .safetensors with one array of samples and one of labels, under the usual names.
+Files of a directory are taken in the order of their names, so that a resumed job sees the same data.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from agent.mcu.errors import JobError
+from agent.mcu.model import ModelDirectory
+
+SAMPLE_NAMES = ("x", "samples", "data", "inputs", "x_train", "features")
+LABEL_NAMES = ("y", "labels", "targets", "y_train")
+SUFFIXES = (".npz", ".safetensors")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """Quantised samples [N, input_bytes] and their labels [N]."""
+
+    rows: NDArray[np.int8]
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def row(self, index: int) -> bytes:
+        """Return the bytes of one sample."""
+        return bytes(self.rows[index].tobytes())
+
+    def part(self, indices: NDArray[np.int64]) -> "Samples":
+        """Return the samples at `indices`."""
+        return Samples(self.rows[indices], self.labels[indices])
+
+
+def data_files(path: Path) -> tuple[Path, ...]:
+    """Return the data files at `path` (a file or a directory), sorted by name; raise JobError if there are none."""
+    if path.is_file():
+        return (path,)
+    found = tuple(sorted(file for file in path.glob("*") if file.suffix in SUFFIXES and not file.name.startswith(".")))
+    if not found:
+        raise JobError(f"no data in {path}; put .npz or .safetensors files with arrays x and y there")
+    return found
+
+
+def load_samples(path: Path, model: ModelDirectory) -> Samples:
+    """Return all samples at `path`, quantised for `model`."""
+    parts = [_load_file(file, model) for file in data_files(path)]
+    return Samples(np.concatenate([part.rows for part in parts]), np.concatenate([part.labels for part in parts]))
+
+
+def split_held_out(samples: Samples, every: int) -> tuple[Samples, Samples]:
+    """Return (training, held out); every `every`-th sample is held out, none if `every` is 0."""
+    indices = np.arange(len(samples))
+    held = indices % every == every - 1 if every else np.zeros(len(samples), bool)
+    return samples.part(indices[~held]), samples.part(indices[held])
+
+
+def _load_file(path: Path, model: ModelDirectory) -> Samples:
+    try:
+        arrays: dict[str, NDArray[Any]]
+        if path.suffix == ".safetensors":
+            arrays = load_file(path)
+        else:
+            with np.load(path, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError) as error:
+        raise JobError(f"cannot read {path}: {error}; write it again with numpy.savez") from error
+    rows = _choose(arrays, SAMPLE_NAMES, path)
+    labels = _choose(arrays, LABEL_NAMES, path).astype(np.int64).reshape(-1)
+    if len(rows) != len(labels) or not len(labels):
+        raise JobError(f"{path} has {len(rows)} samples and {len(labels)} labels; write as many of each")
+    if labels.min() < 0 or labels.max() >= model.class_count:
+        raise JobError(
+            f"{path} has labels {labels.min()}..{labels.max()}, {model.name} has classes 0..{model.class_count - 1}; "
+            "check that data and model belong together"
+        )
+    return Samples(model.quantize(rows), labels)
+
+
+def _choose(arrays: dict[str, NDArray[Any]], names: tuple[str, ...], path: Path) -> NDArray[Any]:
+    for name in names:
+        if name in arrays:
+            return arrays[name]
+    raise JobError(f"{path} has arrays {', '.join(arrays) or 'none'}, but none of {', '.join(names)}; rename one")

@@ -1,0 +1,74 @@
+"""A project: one Python file that makes a model for a board, with its data.
+
+A directory with project.py, which defines `make_project() -> Project`. `port-agent mcu compile DIRECTORY` runs it and
+writes the compiled model and its data; `port-agent mcu simulate DIRECTORY` goes on and adapts the model on a
+simulated board. Only these two import torch; everything after them works on the files they wrote.
+"""
+
+import importlib.util
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.files import write_atomically
+from agent.mcu.errors import JobError
+from agent.mcu.model import InputFormat, write_manifest
+
+SCRIPT = "project.py"
+JOB = "job.json"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Project:
+    """What project.py gives: a compiled model (planner.mcu.compile.CompiledModel), data in real units, and settings.
+
+    `train_x` and `test_x` are float [N, C, H, W] or [N, C, W]; labels are class numbers.
+    """
+
+    model: Any
+    train_x: NDArray[np.float32]
+    train_y: NDArray[np.int64]
+    test_x: NDArray[np.float32]
+    test_y: NDArray[np.int64]
+    classes: tuple[str, ...] = ()
+    board: str = "qemu-m4f"
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Fields of agent.mcu.job.TrainSettings."""
+    note: str = ""
+    """One line that says what is learnt from what."""
+
+
+def load_project(folder: Path) -> Project:
+    """Run project.py of `folder` and return its project; raise JobError if it has none."""
+    script = folder / SCRIPT
+    if not script.is_file():
+        raise JobError(f"{folder} has no {SCRIPT}; see agent/mcu/project.py for what to put there")
+    spec = importlib.util.spec_from_file_location("port_agent_project", script)
+    if spec is None or spec.loader is None:
+        raise JobError(f"{script} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    project = module.make_project()
+    if not isinstance(project, Project):
+        raise JobError(f"make_project() of {script} returned {type(project).__name__}, not agent.mcu.project.Project")
+    return project
+
+
+def write_project(project: Project, out: Path) -> Path:
+    """Write tables, manifest, data and job.json into `out`; return the job file."""
+    project.model.write(out)
+    shape, tensor = project.model.quantized.graph.input_shape, project.model.quantized.input
+    form = InputFormat(shape.channels, shape.height, shape.width, float(tensor.scale), int(tensor.zero))
+    write_manifest(out, form, project.classes)
+    np.savez(out / "train.npz", x=project.model.quantize_input(project.train_x), y=project.train_y)
+    np.savez(out / "test.npz", x=project.model.quantize_input(project.test_x), y=project.test_y)
+    job = {
+        "v": 1, "model": ".", "data": "train.npz", "test": "test.npz", "board": project.board, "held_out_every": 0,
+        "settings": project.settings,
+    }  # fmt: skip
+    write_atomically(out / JOB, json.dumps(job, indent=1).encode() + b"\n")
+    return out / JOB

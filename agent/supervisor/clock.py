@@ -1,0 +1,45 @@
+"""The two clocks of the supervisor, replaceable in tests."""
+
+import time
+from datetime import datetime
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Spans are measured on `monotonic_s`; only calendars and messages use `wall_s` (Unix time)."""
+
+    def monotonic_s(self) -> float:
+        """Return seconds that never jump."""
+
+    def wall_s(self) -> float:
+        """Return Unix time, which NTP or a person may set at any moment."""
+
+    def uptime_s(self) -> float:
+        """Return seconds that never jump and go on while the machine sleeps."""
+
+
+class SystemClock:
+    """The clocks of this machine."""
+
+    def monotonic_s(self) -> float:
+        """Return CLOCK_MONOTONIC."""
+        return time.monotonic()
+
+    def wall_s(self) -> float:
+        """Return CLOCK_REALTIME."""
+        return time.time()
+
+    def uptime_s(self) -> float:
+        """Return CLOCK_BOOTTIME, or on a Mac CLOCK_MONOTONIC, which counts sleep there."""
+        boottime = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+        return time.clock_gettime(boottime)
+
+
+def local_time(wall_s: float) -> datetime:
+    """Return naive local time, in which people think of windows."""
+    return datetime.fromtimestamp(wall_s)
+
+
+def day_of(wall_s: float) -> str:
+    """Return the local date that the flash budget is counted on."""
+    return local_time(wall_s).strftime("%Y-%m-%d")

@@ -1,0 +1,481 @@
+"""The daemon: one loop that looks, decides and acts, and everything around it from start to stop."""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from agent import facts
+from agent.cgroup import CgroupError, delegated_tree
+from agent.control import ControlServer
+from agent.facts import Answer, OwnUse, Platform
+from agent.health import HealthBoard
+from agent.jobs import Job, JobState, may_run, order
+from agent.jobs_store import JobStore
+from agent.policy import Decision, State, device_in_use, window_closes_in_s
+from agent.policy_file import Config, ConfigError, load_config
+from agent.schedule import Agenda
+from agent.supervisor.chores import Chores
+from agent.supervisor.clock import day_of, local_time
+from agent.supervisor.core import PAUSE_SETTING, Core, Seams, Settings
+from agent.supervisor.gate import Gate
+from agent.supervisor.inbox import Inboxes
+from agent.supervisor.instance import LockFile, lock_instance
+from agent.supervisor.meter import open_meter
+from agent.supervisor.notify import Notifier
+from agent.supervisor.process import Phase, Wish
+from agent.supervisor.runner import Runner, Surroundings
+from agent.supervisor.uevents import UeventListener
+from planner.errors import PortError
+
+IDLE_LOOK_S = 30.0
+"""How often to look while there is nothing to do: often enough for health items and `status`."""
+TRIPWIRE_S = 0.025
+"""How often to look at the plugs while a worker trains, so that it stops within 100 ms of their change; 0.3 % CPU."""
+OLD_WORKER_PATIENCE_S = 2.0
+"""A worker whose supervisor died leaves within a second."""
+STOP_PATIENCE_S = 3.0
+STALL_S = 10.0
+BEFORE_CLOSING_S = 15.0
+"""So long before a window closes a last checkpoint is made: what is known in advance costs no work."""
+WARM_MARGIN_C = 7.0
+"""This close below the limit the plan with the least power is taken."""
+_STORE_RETRY_S = 10.0
+_DISK_THREADS = 2
+"""One for the store and one for uploads and the doctor; each thread costs memory."""
+
+
+class RuntimeDirError(PortError):
+    """The runtime directory, where the socket goes, cannot be used."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path = path
+        super().__init__(f"{path} cannot be used ({reason}); create it for this user, or give another --runtime-dir")
+
+
+class Daemon:
+    """One supervisor process."""
+
+    def __init__(self, settings: Settings, seams: Seams | None = None) -> None:
+        self._settings, self._seams = settings, seams or Seams()
+        self.ready = asyncio.Event()
+        """Set once the control socket answers."""
+        self._notifier = Notifier()
+        self._stopping = False
+        self._last_look_s: float | None = None
+        self._expected_s = 0.0
+        self._next_flush_s = 0.0
+        self._status = ""
+        self._tripwire: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        """Serve until told to stop; raises InstanceError when another daemon is there, ConfigError at the start."""
+        self._locks = _directories(self._settings)
+        try:
+            await self._serve()
+        finally:
+            for lock in self._locks:
+                lock.close()
+
+    def stop(self) -> None:
+        """Ask the loop to end: the worker leaves, everything is written."""
+        self._stopping = True
+        self._core.wake.set()
+
+    def retry_storage(self) -> None:
+        """Try at once to write what the disk refused, instead of in a few seconds."""
+        self._next_flush_s = 0.0
+        self._core.wake.set()
+
+    async def tidy(self) -> None:
+        """Do the housekeeping now instead of in a few minutes."""
+        await self._chores.keep_house()
+
+    @property
+    def core(self) -> Core:
+        """The parts, for tests that look inside."""
+        return self._core
+
+    # --- start and stop
+
+    async def _serve(self) -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_DISK_THREADS))
+        self._core = core = self._build(load_config(self._settings.config))
+        self._chores = Chores(core)
+        self._recover()
+        self._listen_to_signals()
+        server = ControlServer(core)
+        try:
+            await server.start()
+        except OSError as error:
+            core.store.close()
+            raise RuntimeDirError(self._settings.runtime_dir, error.strerror or str(error)) from error
+        self._notifier.send(READY=1, STATUS="starting")
+        self.ready.set()
+        _return_import_memory()
+        core.agenda.start()
+        core.agenda.set_windows(core.config.policy.windows)
+        self._chores.plan()
+        listener = UeventListener.open(core.wake.set)
+        try:
+            await self._clear_old_worker()
+            async with asyncio.TaskGroup() as group:  # should one of these ever fail, so does the daemon, visibly
+                background = [
+                    group.create_task(self._chores.refresh_slow_sensors()),
+                    group.create_task(self._chores.flush_when_pending()),
+                ]
+                await self._loop()
+                for task in background:
+                    task.cancel()
+        finally:
+            if listener is not None:
+                listener.close()
+            self._notifier.send(STOPPING=1)
+            core.agenda.stop()
+            await server.stop()
+            await self._end_worker()
+            self._close()
+
+    def _build(self, config: Config) -> Core:
+        settings, seams = self._settings, self._seams
+        clock, health, wake = seams.clock, HealthBoard(), asyncio.Event()
+        store = JobStore(settings.state_dir)
+        inboxes = Inboxes(settings.state_dir / "inbox")
+        platform = (seams.platform or _platform)(config, settings)
+        runner = Runner(store, inboxes, health, clock, seams.kinds, self._worker_lock, wake.set)
+        core = Core(
+            settings=settings,
+            seams=seams,
+            config=config,
+            clock=clock,
+            health=health,
+            store=store,
+            inboxes=inboxes,
+            gate=Gate(platform, clock, health, settings.state_dir),
+            runner=runner,
+            agenda=Agenda(wake.set),
+            wake=wake,
+            started_s=clock.monotonic_s(),
+            reload=self._reload,
+            meter=(seams.open_meter or open_meter)(config, settings),
+        )
+        if core.meter is None:
+            health.report("no-meter", clock.monotonic_s(), clock.wall_s())
+        else:
+            runner.meter = core.meter.meter
+        try:
+            runner.tree = delegated_tree()
+            runner.tree.clean()
+        except CgroupError as error:
+            health.report("no-memory-limit", clock.monotonic_s(), clock.wall_s(), reason=error.reason)
+        return core
+
+    def _recover(self) -> None:
+        """Put the jobs of an earlier life back in line."""
+        core, now_s = self._core, self._core.clock.monotonic_s()
+        for job in core.store.all():
+            if job.state is JobState.RUNNING:
+                core.store.save(replace(job, state=JobState.QUEUED, reason="the agent was restarted"))
+            if job.spec.deadline_at is not None and not job.state.is_over:
+                core.agenda.set_deadline(job.id, job.spec.deadline_at)
+        day = day_of(core.clock.wall_s())
+        core.written_today = (day, core.store.written_on(day))
+        if core.store.recovered_from is not None:
+            core.health.report("database", now_s, core.clock.wall_s(), aside=core.store.recovered_from)
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+
+    def _worker_lock(self) -> LockFile:
+        return LockFile(self._settings.state_dir / "worker.lock")
+
+    async def _clear_old_worker(self) -> None:
+        """Wait until the worker of a killed supervisor is gone: there must never be two."""
+        try:
+            lock = self._worker_lock()
+        except OSError:
+            return  # a read-only state directory: nothing can train there
+        try:
+            end = time.monotonic() + OLD_WORKER_PATIENCE_S
+            while not lock.try_lock() and time.monotonic() < end + OLD_WORKER_PATIENCE_S:
+                if time.monotonic() >= end:
+                    _kill_worker(lock.read())
+                await asyncio.sleep(0.02)
+        finally:
+            lock.close()
+
+    async def _end_worker(self) -> None:
+        runner = self._core.runner
+        runner.leave("the agent stops")
+        end = time.monotonic() + STOP_PATIENCE_S
+        while runner.job is not None:
+            if time.monotonic() >= end:
+                runner.kill()
+            await asyncio.sleep(0.01)
+
+    def _close(self) -> None:
+        core = self._core
+        core.store.on_pending = lambda: None
+        self._count_wear()
+        if core.meter is not None:
+            with contextlib.suppress(PortError):  # a ledger that cannot be written was a health item all along
+                core.meter.meter.close(core.clock.monotonic_s())
+        core.store.close()
+
+    # --- the loop
+
+    async def _loop(self) -> None:
+        core = self._core
+        while not self._stopping:
+            core.wake.clear()
+            self._look()
+            self._expected_s = self._rest_s()
+            if core.runner.phase is Phase.TRAINING and core.runner.wish is Wish.TRAIN:
+                self._arm_tripwire(core.gate.platform.tripwire())
+            await _wait(core.wake, self._expected_s)
+            if self._tripwire is not None:
+                self._tripwire.cancel()
+
+    def _arm_tripwire(self, before: tuple[str, ...]) -> None:
+        self._tripwire = asyncio.get_running_loop().call_later(TRIPWIRE_S, self._touch_tripwire, before)
+
+    def _touch_tripwire(self, before: tuple[str, ...]) -> None:
+        if self._core.gate.platform.tripwire() != before:
+            self._core.wake.set()
+        else:
+            self._arm_tripwire(before)
+
+    def _look(self) -> None:
+        """Look, decide, act once."""
+        core = self._core
+        now_s = core.clock.monotonic_s()
+        self._watch_stall(now_s)
+        if core.gate.clock_jumped():
+            core.agenda.clock_changed()
+        self._count_wear()
+        self._watch_store(now_s)
+        if core.paused_until() is None and core.store.setting(PAUSE_SETTING) is not None:
+            core.store.remember(PAUSE_SETTING, None)
+        own = OwnUse(core.runner.job is not None, core.runner.own_cpu_s())
+        decision = core.gate.look(core.config.policy, own, core.written_today[1], core.paused_until() is not None)
+        self._tick_meter(now_s)
+        self._act(decision)
+        self._notify(decision)
+
+    def _tick_meter(self, now_s: float) -> None:
+        core = self._core
+        if core.meter is None:
+            return
+        left_alone = {Answer.YES: False, Answer.NO: True}.get(device_in_use(core.gate.facts.voices))
+        core.meter.meter.tick(now_s, machine_idle=left_alone)
+        for event in core.meter.events():
+            core.store.note(core.clock.wall_s(), None, event.code, event.text)
+            if event.correction is not None:
+                core.runner.correct(event.correction)
+
+    def _act(self, decision: Decision) -> None:
+        runner = self._core.runner
+        job = runner.job
+        if job is not None and job.state is JobState.CANCELLED:
+            runner.cancel()
+        elif job is not None and job.state is JobState.PAUSED:
+            runner.leave("you paused the job")
+        elif decision.state is State.PAUSE:
+            runner.pause()
+        elif decision.state is State.LEAVE:
+            runner.leave("; ".join(decision.reasons))
+        elif job is not None:
+            self._go_on(job, decision)
+        else:
+            self._start_next(decision)
+
+    def _go_on(self, job: Job, decision: Decision) -> None:
+        core = self._core
+        first = next(iter(self._candidates()), job)
+        if first.id != job.id and first.spec.priority > job.spec.priority:
+            core.runner.leave_after_checkpoint(f"job {first.label} has a higher priority")
+            return
+        core.runner.resume()
+        closes_s = window_closes_in_s(core.config.policy, local_time(core.clock.wall_s()))
+        if closes_s is not None and closes_s < BEFORE_CLOSING_S:
+            core.runner.checkpoint_within(BEFORE_CLOSING_S)
+        pressure = core.gate.facts.memory_pressure_percent
+        under_pressure = pressure is not None and pressure > core.config.policy.memory_pressure_percent
+        gentle = decision.state is State.TRAIN_GENTLY
+        core.runner.adapt(self._surroundings(decision), gentle, under_pressure)
+
+    def _start_next(self, decision: Decision) -> None:
+        core = self._core
+        if core.store.trouble is not None:
+            return  # what it would learn could not be kept
+        for job in self._candidates():
+            if core.runner.start(job, self._surroundings(decision), decision.state is State.TRAIN_GENTLY):
+                return
+
+    def _candidates(self) -> list[Job]:
+        """Return the jobs that could run now, best first."""
+        core, now_s = self._core, self._core.clock.monotonic_s()
+        ready = []
+        for job in core.store.all():
+            waited = False
+            if job.state is JobState.BACKOFF:
+                waited = now_s >= self._retry_at(job, now_s)
+            else:
+                core.retry_at_s.pop(job.id, None)
+            has_data = bool(core.inboxes.state(job.spec.name).new) if job.spec.waits_for_data else False
+            if may_run(job, has_data=has_data, waited=waited):
+                ready.append(job)
+        return order(ready)
+
+    def _retry_at(self, job: Job, now_s: float) -> float:
+        """Return when a job's backoff ends; counted from when this process first saw the failure."""
+        known = self._core.retry_at_s.get(job.id)
+        if known is None or known[0] != job.failures:
+            known = (job.failures, now_s + (job.retry_after_s or 0.0))
+            self._core.retry_at_s[job.id] = known
+        return known[1]
+
+    def _surroundings(self, decision: Decision) -> Surroundings:
+        core = self._core
+        policy, options, readings = core.config.policy, core.config.options, core.gate.facts
+        warm = readings.temperature_c is not None and readings.temperature_c > policy.max_temperature_c - WARM_MARGIN_C
+        return Surroundings(
+            limits=policy.in_use if decision.state is State.TRAIN_GENTLY else policy.not_in_use,
+            total_memory_bytes=readings.total_memory_bytes,
+            warm=warm,
+            flash_budget_bytes_per_day=policy.flash_write_budget_bytes_per_day,
+            give_up_after=options.max_failures_without_progress,
+            job_log_bytes=options.job_log_bytes,
+        )
+
+    def _rest_s(self) -> float:
+        """Return how long nothing needs to be looked at, if nobody wakes the loop."""
+        core, now_s = self._core, self._core.clock.monotonic_s()
+        alive = [job for job in core.store.all() if not job.state.is_over]
+        rest_s = IDLE_LOOK_S
+        if core.runner.job is not None:
+            rest_s = self._seams.training_look_s
+        elif any(job.state is JobState.QUEUED for job in alive):
+            rest_s = self._seams.waiting_look_s
+        retries = [at - now_s for _, at in core.retry_at_s.values()]
+        if self._notifier.watchdog_s is not None:
+            rest_s = min(rest_s, self._notifier.watchdog_s / 2)
+        self._chores.plan_inbox_scans(alive)
+        return max(0.0, min([rest_s, *(left for left in retries if left > 0)]))
+
+    # --- around the loop
+
+    def _watch_stall(self, now_s: float) -> None:
+        if self._last_look_s is not None:
+            stall_s = now_s - self._last_look_s - self._expected_s
+            if stall_s > STALL_S:
+                wall_s = self._core.clock.wall_s()
+                self._core.health.report("loop-stalled", now_s, wall_s, lasts_s=3600.0, stall=f"{stall_s:.0f} s")
+        self._last_look_s = now_s
+
+    def _watch_store(self, now_s: float) -> None:
+        """Retry what the disk refused, and say so while it does."""
+        core = self._core
+        if core.store.trouble is not None and now_s >= self._next_flush_s:
+            self._next_flush_s = now_s + _STORE_RETRY_S
+            self._chores.pending.set()
+        if core.store.trouble is not None:
+            trouble = core.store.trouble
+            core.health.report(
+                "state-unwritable", now_s, core.clock.wall_s(), reason=str(trouble), path=core.settings.state_dir
+            )
+            core.runner.leave("the state directory cannot be written")
+        else:
+            core.health.clear("state-unwritable")
+
+    def _count_wear(self) -> None:
+        core = self._core
+        day = day_of(core.clock.wall_s())
+        new, core.runner.written_bytes = core.runner.written_bytes, 0
+        if new:
+            core.store.add_wear(day, new)
+        counted = core.written_today[1] if core.written_today[0] == day else core.store.written_on(day) - new
+        core.written_today = (day, counted + new)
+
+    def _notify(self, decision: Decision) -> None:
+        """Tell systemd that the loop lives, and in a line what it does."""
+        runner = self._core.runner
+        job = runner.job
+        if job is not None and runner.phase is not None:
+            text = f"{runner.phase.value}: job {job.label}"
+        else:
+            text = "; ".join(decision.reasons)
+        if self._notifier.watchdog_s is not None:
+            self._notifier.send(WATCHDOG=1)
+        if text != self._status:
+            self._status = text
+            self._notifier.send(STATUS=text[:200])
+
+    def _reload(self) -> None:
+        """Read the configuration again; raises ConfigError while the old one stays in force."""
+        core, now_s = self._core, self._core.clock.monotonic_s()
+        try:
+            core.config = load_config(core.settings.config)
+        except ConfigError as error:
+            core.health.report("config", now_s, core.clock.wall_s(), reason=str(error))
+            raise
+        core.health.clear("config")
+        core.agenda.set_windows(core.config.policy.windows)
+        core.wake.set()
+
+    def _on_hangup(self) -> None:
+        with contextlib.suppress(ConfigError):  # it has become a health item
+            self._reload()
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return
+
+
+def _directories(settings: Settings) -> list[LockFile]:
+    """Make both directories and return their locks; a state directory that cannot be made shows up later."""
+    try:
+        settings.runtime_dir.mkdir(parents=True, exist_ok=True, mode=0o755)
+    except OSError as error:
+        raise RuntimeDirError(settings.runtime_dir, error.strerror or str(error)) from error
+    with contextlib.suppress(OSError):
+        settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        return lock_instance(settings.runtime_dir, settings.state_dir)
+    except OSError as error:
+        raise RuntimeDirError(settings.runtime_dir, error.strerror or str(error)) from error
+
+
+def _platform(config: Config, settings: Settings) -> Platform:
+    options = config.options
+    return facts.this_platform(settings.sysfs_root or options.sysfs_root, options.proc_root, options.dev_root)
+
+
+def _return_import_memory() -> None:
+    """Give back what imports and start-up left in malloc's free lists: 0.7 of 34 MB (glibc only)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _kill_worker(pid: str) -> None:
+    """Kill the worker that an earlier supervisor noted, if that process still is one of ours."""
+    try:
+        command = Path(f"/proc/{int(pid)}/cmdline").read_bytes()
+    except (OSError, ValueError):
+        return
+    if b"--control-fd" in command:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)

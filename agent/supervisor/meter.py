@@ -1,0 +1,45 @@
+"""The energy meter as the supervisor sees it; a meter that cannot be opened is a health item, not a failure."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from agent.energy.meter import EnergyMeter as Counter
+from agent.energy.meter import open_meter as open_counter
+from agent.energy.metrics import metrics_text
+from agent.policy_file import Config
+from agent.supervisor.core import MeterView, Settings
+from planner.errors import PortError
+
+
+def open_meter(config: Config, settings: Settings) -> MeterView | None:
+    """Return this machine's meter, or None when its settings or its ledger are unusable."""
+    try:
+        counter = open_counter(settings.state_dir, config.energy)
+    except (PortError, OSError):
+        return None
+    return MeterView(
+        meter=counter,
+        snapshot=lambda: counter.snapshot().as_dict(),
+        metrics=lambda: metrics_text(counter),
+        issues=lambda: _issues(counter),
+        events=counter.take_events,
+        flush=counter.flush,
+    )
+
+
+def _issues(counter: Counter) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = []
+    for issue in counter.health():
+        values: Mapping[str, object] = asdict(issue)
+        found.append(
+            {
+                "code": values["code"],
+                "key": "",
+                "severity": values["severity"],
+                "title": "energy metering",
+                "text": values["text"],
+                "remedy": values["remedy"],
+                "since": values["since_unix"],
+            }
+        )
+    return found

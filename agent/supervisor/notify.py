@@ -1,0 +1,30 @@
+"""Tell systemd how we are: READY, STATUS, WATCHDOG over the notify socket."""
+
+import os
+import socket
+from collections.abc import Mapping
+
+
+class Notifier:
+    """Sends sd_notify messages; does nothing outside systemd."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        values = os.environ if environment is None else environment
+        address = values.get("NOTIFY_SOCKET", "")
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        pid = values.get("WATCHDOG_PID", "")
+        ours = not pid or pid == str(os.getpid())
+        usec = values.get("WATCHDOG_USEC", "")
+        self.watchdog_s = int(usec) / 1e6 if usec.isdigit() and int(usec) > 0 and ours else None
+        """How often systemd wants to hear from us; None when it does not watch."""
+
+    def send(self, **fields: object) -> None:
+        """Send one message, such as `send(READY=1, STATUS="waiting")`; a lost one is not worth an error."""
+        if not self._address:
+            return
+        text = "\n".join(f"{name}={str(value).replace(chr(10), ' ')}" for name, value in fields.items())
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            try:
+                sock.sendto(text.encode(), self._address)
+            except OSError:
+                return

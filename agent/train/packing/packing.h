@@ -1,0 +1,57 @@
+/* Lossless packing of tensors that wait for their next use: three codecs over contiguous memory.
+ *
+ *   bits     booleans of one byte each                -> one bit each
+ *   narrow   64-bit integers                          -> 1, 2, 4 or 8 bytes each above their smallest value
+ *   bitmap   items of 1, 2, 4 or 8 bytes, many zero   -> one bit each and the non-zero items
+ *
+ * The caller owns all memory and may ask for the exact packed size first. A pack function never writes past the capacity
+ * that it is given and reports PACK_OVERFLOW instead. Items are compared and moved as bits: an item is zero when all
+ * its bits are, so -0.0 and every NaN come back as they were. Pointers need no alignment. Bytes are little-endian.
+ *
+ * `level` selects the implementation, at most port_pack_best_level(); all write the same bytes.
+ */
+#ifndef PORT_PACKING_H
+#define PORT_PACKING_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define PACK_EXPORT __attribute__((visibility("default")))
+#else
+#define PACK_EXPORT
+#endif
+
+/* Results below zero; everything else is a number of bytes. */
+enum pack_status {
+    PACK_OVERFLOW = -1,   /* the packed form is larger than the capacity */
+    PACK_UNSUITABLE = -2, /* the data is not what the codec is for: a boolean other than 0 and 1, an unknown item size */
+    PACK_CORRUPT = -3     /* what should be unpacked was not packed with these counts */
+};
+
+enum pack_level {
+    PACK_SCALAR = 0,   /* the reference */
+    PACK_BASELINE = 1, /* what every CPU of this architecture has: SSE2, NEON */
+    PACK_AVX2 = 2,     /* AVX2 and BMI2 */
+    PACK_AVX512 = 3    /* AVX-512 F, BW, DQ and VL */
+};
+
+PACK_EXPORT int port_pack_best_level(void);
+
+/* Packed size: (count + 7) / 8. */
+PACK_EXPORT int64_t port_bits_pack(int level, const uint8_t *items, size_t count, uint8_t *packed, size_t capacity);
+PACK_EXPORT int64_t port_bits_unpack(int level, const uint8_t *packed, size_t packed_bytes, uint8_t *items, size_t count);
+
+/* Packed form: smallest value (8 bytes), width in bytes (8 bytes), then the differences. */
+PACK_EXPORT int64_t port_narrow_size(int level, const void *items, size_t count);
+PACK_EXPORT int64_t port_narrow_pack(int level, const void *items, size_t count, uint8_t *packed, size_t capacity);
+PACK_EXPORT int64_t port_narrow_unpack(int level, const uint8_t *packed, size_t packed_bytes, void *items, size_t count);
+
+/* Packed form: one 64-bit word of flags per 64 items, then the non-zero items. */
+PACK_EXPORT int64_t port_bitmap_size(int level, const void *items, size_t count, size_t item_bytes);
+PACK_EXPORT int64_t port_bitmap_pack(int level, const void *items, size_t count, size_t item_bytes, uint8_t *packed,
+                                     size_t capacity);
+PACK_EXPORT int64_t port_bitmap_unpack(int level, const uint8_t *packed, size_t packed_bytes, void *items, size_t count,
+                                       size_t item_bytes);
+
+#endif

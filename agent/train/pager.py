@@ -1,0 +1,287 @@
+"""The page thread: moves storages between RAM and flash while torch computes.
+
+Files are opened with O_DIRECT where the file system has it (F_NOCACHE on macOS): no copy in the page cache, the
+controller's DMA moves the data, and neither the GIL nor a core is held. Where it is refused (tmpfs, some network file
+systems) transfers are buffered and dropped from the page cache afterwards. Every block is checksummed on its way.
+"""
+
+import collections
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from planner.errors import PortError
+
+BLOCK = 4096
+"""O_DIRECT wants addresses, offsets and lengths that are multiples of the logical block; 4096 suits every medium."""
+
+CHUNK = 1 << 20
+"""Bytes per system call: smaller ones lose up to 8x of the bandwidth (measured), larger ones gain nothing."""
+
+
+class PageError(PortError):
+    """A transfer to or from flash failed. `errno` is the system's, None for a checksum that does not match."""
+
+    def __init__(self, message: str, number: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = number
+
+
+class CorruptPageError(PageError):
+    """What came back from flash is not what was written. `path` is the file."""
+
+    def __init__(self, path: Path, message: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+def padded(nbytes: int) -> int:
+    """Return `nbytes` rounded up to whole blocks."""
+    return -(-nbytes // BLOCK) * BLOCK
+
+
+class PageFile:
+    """A file of blocks. `direct` tells whether it bypasses the page cache."""
+
+    def __init__(self, path: Path, *, direct: bool = True) -> None:
+        self.path = path
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self.direct = direct and hasattr(os, "O_DIRECT")
+        try:
+            self.fd = os.open(path, flags | (os.O_DIRECT if self.direct else 0), 0o600)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not self.direct:
+                raise _page_error(error, path, "opened", 0) from error
+            self.direct = False
+            self.fd = os.open(path, flags, 0o600)
+        if sys.platform == "darwin" and direct:
+            fcntl.fcntl(self.fd, fcntl.F_NOCACHE, 1)
+            self.direct = True
+
+    def reserve(self, nbytes: int) -> None:
+        """Make the file at least `nbytes` long, its space allocated, so that a full disk shows now and not later."""
+        if os.fstat(self.fd).st_size >= nbytes:
+            return
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self.fd, 0, nbytes)
+            else:
+                os.ftruncate(self.fd, nbytes)
+        except OSError as error:
+            raise _page_error(error, self.path, "extended", nbytes) from error
+
+    def sync(self) -> None:
+        """Return when everything written so far is on the medium."""
+        try:
+            if sys.platform == "darwin":
+                fcntl.fcntl(self.fd, fcntl.F_FULLFSYNC)
+            else:
+                os.fdatasync(self.fd)
+        except OSError as error:
+            raise _page_error(error, self.path, "synchronised", 0) from error
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def _page_error(error: OSError, path: Path, verb: str, nbytes: int) -> PageError:
+    remedy = {
+        errno.ENOSPC: "free space there or choose another --page-dir",
+        errno.EDQUOT: "raise the quota or choose another --page-dir",
+        errno.EROFS: "the file system is read-only; remount it or choose another --page-dir",
+        errno.EACCES: "give this user write access or choose another --page-dir",
+        errno.EIO: "the medium reports an error; copy your data off it and replace it",
+    }.get(error.errno or 0, "check the medium and the directory")
+    size = f" ({nbytes / 2**20:.1f} MiB)" if nbytes else ""
+    return PageError(f"{path} could not be {verb}{size}: {os.strerror(error.errno or 0)}; {remedy}", error.errno)
+
+
+class Slot:
+    """A place in a page file for one storage, with a checksum of each chunk that was written to it.
+
+    The page thread alone touches the checksums, in the order of the queue, so a read always knows the write before it.
+    """
+
+    __slots__ = ("file", "nbytes", "offset", "sums")
+
+    def __init__(self, file: PageFile, offset: int, nbytes: int, sums: list[int | None] | None = None) -> None:
+        self.file, self.offset, self.nbytes = file, offset, nbytes
+        self.sums: list[int | None] = sums or [None] * -(-nbytes // CHUNK)
+
+
+@dataclass(slots=True)
+class Transfer:
+    """One transfer under way: `nbytes` from byte `start` of a slot. `keep` holds whatever owns the memory."""
+
+    slot: Slot
+    address: int
+    start: int
+    nbytes: int
+    write: bool
+    keep: Any
+    error: PageError | None = None
+    finished: threading.Event = field(default_factory=threading.Event)
+
+    def done(self) -> bool:
+        return self.finished.is_set()
+
+
+@dataclass(slots=True)
+class PagerStats:
+    """Totals since the pager started; seconds the page thread was busy, seconds compute waited for it."""
+
+    read_bytes: int = 0
+    written_bytes: int = 0
+    busy_seconds: float = 0.0
+    stall_seconds: float = 0.0
+
+
+class Pager:
+    """One page thread with a FIFO queue.
+
+    `read_bytes_per_s`, `write_bytes_per_s` throttle it to the speed of a slower medium, for trying what a plan does on a
+    Pi's SD card.
+    """
+
+    def __init__(self, *, read_bytes_per_s: float | None = None, write_bytes_per_s: float | None = None) -> None:
+        self.stats = PagerStats()
+        self._limits = {False: read_bytes_per_s, True: write_bytes_per_s}
+        self._queue: collections.deque[Transfer | None] = collections.deque()
+        self._wake = threading.Condition()
+        self._bounce = mmap.mmap(-1, CHUNK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._thread = threading.Thread(target=self._run, name="page-thread", daemon=True)
+        self._thread.start()
+
+    def write(self, slot: Slot, address: int, keep: Any, start: int = 0, nbytes: int | None = None) -> Transfer:
+        """Queue a write to `slot` (from byte `start`, a multiple of CHUNK) of the memory at `address`."""
+        return self._submit(Transfer(slot, address, start, slot.nbytes if nbytes is None else nbytes, True, keep))
+
+    def read(self, slot: Slot, address: int, keep: Any, start: int = 0, nbytes: int | None = None) -> Transfer:
+        """Queue a read into `address`; the buffer there must reach to the end of the last block."""
+        return self._submit(Transfer(slot, address, start, slot.nbytes if nbytes is None else nbytes, False, keep))
+
+    def _submit(self, transfer: Transfer) -> Transfer:
+        with self._wake:
+            self._queue.append(transfer)
+            self._wake.notify()
+        return transfer
+
+    def wait(self, transfer: Transfer) -> None:
+        """Return when the transfer is done; raise its PageError if it failed."""
+        if not transfer.finished.is_set():
+            begin = time.perf_counter()
+            transfer.finished.wait()
+            self.stats.stall_seconds += time.perf_counter() - begin
+        if transfer.error is not None:
+            raise transfer.error
+
+    def close(self) -> None:
+        """Finish what is queued and stop the thread."""
+        with self._wake:
+            self._queue.append(None)
+            self._wake.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not self._queue:
+                    self._wake.wait()
+                transfer = self._queue.popleft()
+            if transfer is None:
+                return
+            begin = time.perf_counter()
+            try:
+                self._move(transfer, begin)
+            except OSError as error:
+                verb = "written" if transfer.write else "read"
+                transfer.error = _page_error(error, transfer.slot.file.path, verb, transfer.nbytes)
+            except PageError as error:
+                transfer.error = error
+            self.stats.busy_seconds += time.perf_counter() - begin
+            transfer.keep = None
+            transfer.finished.set()
+
+    def _move(self, transfer: Transfer, begin: float) -> None:
+        limit = self._limits[transfer.write]
+        slot, file, moved = transfer.slot, transfer.slot.file, 0
+        while moved < transfer.nbytes:
+            size = min(CHUNK, transfer.nbytes - moved)
+            place, address = transfer.start + moved, transfer.address + moved
+            memory = _memory(address, size)
+            if transfer.write:
+                slot.sums[place // CHUNK] = xxhash.xxh3_64_intdigest(memory)
+                self._write_chunk(file, slot.offset + place, address, memory)
+            else:
+                self._read_chunk(file, slot.offset + place, address, size)
+                _verify(slot, place, xxhash.xxh3_64_intdigest(memory))
+            moved += size
+            if limit and (ahead := moved / limit - (time.perf_counter() - begin)) > 0:
+                time.sleep(ahead)
+        if not file.direct:
+            _drop_cache(file, slot.offset + transfer.start, transfer.nbytes, transfer.write)
+        if transfer.write:
+            self.stats.written_bytes += transfer.nbytes
+        else:
+            self.stats.read_bytes += transfer.nbytes
+
+    def _write_chunk(self, file: PageFile, offset: int, address: int, memory: memoryview) -> None:
+        size = len(memory)
+        if file.direct and (address % BLOCK or size % BLOCK):
+            self._bounce[:size] = memory
+            memory = memoryview(self._bounce)[: padded(size)]
+        done = 0
+        while done < len(memory):
+            done += os.pwrite(file.fd, memory[done:], offset + done)
+
+    def _read_chunk(self, file: PageFile, offset: int, address: int, size: int) -> None:
+        if file.direct and address % BLOCK:
+            whole = memoryview(self._bounce)[: padded(size)]
+            _read_fully(file, whole, offset)
+            _memory(address, size)[:] = whole[:size]
+            return
+        length = padded(size) if file.direct else size
+        _read_fully(file, _memory(address, length), offset)
+
+
+def _verify(slot: Slot, place: int, checksum: int) -> None:
+    expected = slot.sums[place // CHUNK]
+    if expected is not None and checksum != expected:
+        raise CorruptPageError(
+            slot.file.path,
+            f"{slot.file.path}: the block at offset {slot.offset + place} is not what was written "
+            f"(checksum {checksum:016x}, expected {expected:016x}); the medium may be failing",
+        )
+
+
+def _read_fully(file: PageFile, into: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(into):
+        count = os.preadv(file.fd, [into[done:]], offset + done)
+        if count == 0:
+            raise CorruptPageError(file.path, f"{file.path} ends at offset {offset + done}; it was cut off or replaced")
+        done += count
+
+
+def _memory(address: int, nbytes: int) -> memoryview:
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
+
+
+def _drop_cache(file: PageFile, offset: int, nbytes: int, written: bool) -> None:
+    if not hasattr(os, "posix_fadvise"):
+        return
+    if written:
+        os.fdatasync(file.fd)
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(file.fd, offset, padded(nbytes), os.POSIX_FADV_DONTNEED)

@@ -1,0 +1,143 @@
+"""An elementwise update run slice by slice: weight, gradient and optimizer state stream through RAM.
+
+While slice i is computed, slice i + 1 is being read and slice i - 1 written; two buffers per streamed storage.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from agent.train.memory import block
+from agent.train.pager import Transfer
+from planner.graph import Argument, Op, Ref, Scalar, Value
+from planner.slices import slice_bounds
+from planner.torch_operators import resolve
+
+if TYPE_CHECKING:
+    from agent.train.executor import Executor
+
+
+class SlicedUpdate:
+    """One update group of a program."""
+
+    def __init__(self, executor: "Executor", group_index: int) -> None:
+        self.x = executor
+        graph = executor.graph
+        self.group = executor.program.groups[group_index]
+        self.bounds = slice_bounds(self.group.nbytes, dict(executor.program.slice_counts)[group_index])
+        inside = range(self.group.first, self.group.last + 1)
+        self.whole = [executor._run_op(i) for i in self.group.whole]
+        self.ops = [graph.ops[i] for i in inside if i not in self.group.whole]
+        self.calls = [self._caller(op) for op in self.ops]
+        self.written = {s for op in self.ops for s in op.writes if graph.storages[s].persistent}
+        self.temporaries = set(self.group.temporaries)
+        self.streamed = [s for s in self.group.storages if s not in self.temporaries]
+        self.last_use = {
+            s: k for k, op in enumerate(self.ops) for s in _storages(graph.values, op) if s in self.temporaries
+        }
+        self.slices: dict[int, torch.Tensor] = {}
+        """Storage -> the present slice, as bytes."""
+        self.views: dict[int, torch.Tensor] = {}
+
+    def run(self) -> None:
+        """Run the group; storages that are resident are used in place."""
+        x = self.x
+        for run in self.whole:
+            run()
+        away = [s for s in self.streamed if x.base[s] is None]
+        here = {s: _bytes(x.base[s]) for s in self.streamed if s not in away}
+        sources = {s: x.slot(s) for s in away}
+        targets = {s: x.target(s) for s in away if s in self.written}
+        size = max(stop - start for start, stop in self.bounds)
+        buffers = {s: (block(size), block(size)) for s in away}
+        reads: list[dict[int, Transfer]] = [{}, {}]
+        writes: list[list[Transfer]] = [[], []]
+
+        def read(k: int) -> None:
+            start, stop = self.bounds[k]
+            for transfer in writes[k % 2]:
+                x.pager.wait(transfer)
+            for s in away:
+                buffer = buffers[s][k % 2]
+                reads[k % 2][s] = x.pager.read(sources[s], buffer.data_ptr(), buffer, start, stop - start)
+
+        read(0)
+        for k, (start, stop) in enumerate(self.bounds):
+            if k + 1 < len(self.bounds):
+                read(k + 1)
+            for s in away:
+                x.pager.wait(reads[k % 2][s])
+                self.slices[s] = buffers[s][k % 2][: stop - start]
+            for s, whole in here.items():
+                self.slices[s] = whole[start:stop]
+            self._compute()
+            writes[k % 2] = [
+                x.pager.write(targets[s], self.slices[s].data_ptr(), buffers[s], start, stop - start) for s in targets
+            ]
+            self.slices.clear()
+            self.views.clear()
+        for transfer in (*writes[0], *writes[1]):
+            x.pager.wait(transfer)
+
+    def _compute(self) -> None:
+        for k, (op, call) in enumerate(zip(self.ops, self.calls, strict=True)):
+            result = call()
+            v = op.outputs[0] if op.outputs else None
+            if v is not None and self.x.values[v].storage in self.temporaries:
+                s = self.x.values[v].storage
+                if s not in self.slices:
+                    self.slices[s] = result
+                    self.views[v] = result
+            for s, last in self.last_use.items():
+                if last == k:
+                    self.slices.pop(s, None)
+                    for used in [u for u in self.views if self.x.values[u].storage == s]:
+                        del self.views[used]
+
+    def _caller(self, op: Op) -> Callable[[], Any]:
+        function = resolve(op.name)
+        positional = [self._fetcher(a) for a in op.args]
+        keywords = [(k, self._fetcher(a)) for k, a in op.kwargs]
+        return lambda: function(*[f() for f in positional], **{k: f() for k, f in keywords})
+
+    def _fetcher(self, argument: Argument) -> Callable[[], Any]:
+        if isinstance(argument, Ref):
+            v = argument.value
+            value = self.x.values[v]
+            if value.storage in self.group.storages:
+                return lambda: self._slice(v, value)
+            return lambda: self.x._value(v)
+        if isinstance(argument, Scalar):
+            index = argument.index
+            return lambda: self.x.scalars[index]
+        return lambda: argument
+
+    def _slice(self, v: int, value: Value) -> torch.Tensor:
+        tensor = self.views.get(v)
+        if tensor is None:
+            data = self.slices[value.storage]
+            if data.dtype is torch.uint8:
+                item = torch.empty(0, dtype=getattr(torch, value.dtype))
+                start = data.storage_offset() // item.element_size()
+                count = data.numel() // item.element_size()
+                tensor = item.set_(data.untyped_storage(), start, (count,), (1,))
+            else:
+                tensor = data
+            self.views[v] = tensor
+        return tensor
+
+
+def _bytes(tensor: torch.Tensor | None) -> torch.Tensor:
+    if tensor is None:
+        raise ValueError("a resident storage has no tensor")
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def _storages(values: tuple[Value, ...], op: Op) -> set[int]:
+    found = {values[v].storage for v in op.outputs if v is not None}
+    for argument in (*op.args, *(a for _, a in op.kwargs)):
+        if isinstance(argument, Ref):
+            found.add(values[argument.value].storage)
+    return found

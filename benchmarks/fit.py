@@ -1,0 +1,230 @@
+"""Smallest memory limit in which each method trains with the right result: `python -m benchmarks.fit MODEL...`.
+
+The limit is RLIMIT_DATA, bisected to 8 MiB; the kernel refuses what goes beyond it. Methods: plain PyTorch (eager),
+checkpoint per block, saved-tensor hooks to disk, torch.compile with activation_memory_budget 0.5 and 0.25, and ours.
+"Right" means: the same losses as eager to the bit (compiled methods change the numbers; they count when they finish, and
+the table says so). Each method runs in a process of its own, three steps; CPU seconds are of the last two.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.ours import Ours, make_optimizer
+
+STEPS = 3
+RESOLUTION_MIB = 8
+CASES = {
+    "resnet18": ("sgd", 32), "resnet50": ("sgd", 8), "bert": ("adamw", 8), "gpt2": ("adamw", 2)
+}  # fmt: skip
+"""Model -> optimizer and batch size of the targets."""
+METHODS = ("eager", "checkpoint", "disk hooks", "compile 0.5", "compile 0.25", "port")
+
+
+@dataclass
+class Row:
+    """One method on one model."""
+
+    model: str
+    method: str
+    limit_mib: int | None
+    cpu_s_per_step: float | None
+    peak_rss_mib: int | None
+    equal: bool | None
+    note: str = ""
+
+
+# -- one run, in a process of its own: `python -m benchmarks.fit --child METHOD MODEL`
+
+
+def child(method: str, model: str) -> None:
+    """Train `STEPS` steps with one of torch's own methods and print losses and CPU seconds as JSON."""
+    import torch
+
+    from benchmarks.models import workload
+    from planner.order import batch_rows
+
+    torch.set_num_threads(1)
+    optimizer_name, batch_size = CASES[model]
+    work = workload(model, batch_size=batch_size)
+    optimizer = make_optimizer(optimizer_name, work.model.parameters())
+    step: Callable[..., Any] = work.loss_fn
+    if method == "checkpoint":
+        _checkpoint_blocks(work.model)
+    if method.startswith("compile"):
+        import torch._functorch.config as functorch
+
+        functorch.activation_memory_budget = float(method.split()[1])
+        compiled = torch.compile(work.model)
+        step = lambda _, *batch: work.loss_fn(compiled, *batch)  # noqa: E731
+    data = [torch.cat(columns) for columns in zip(*(work.batch(i) for i in range(STEPS)), strict=True)]
+    torch.manual_seed(0)
+    losses, cpu = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for _, rows in itertools.islice(batch_rows(0, len(data[0]), batch_size, drop_last=False), STEPS):
+            begin = time.process_time()
+            with _hooks(method, folder):
+                loss = step(work.model, *(column[rows] for column in data))
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item().hex())
+            cpu.append(time.process_time() - begin)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    print(json.dumps({"losses": losses, "cpu_s": sum(cpu[1:]) / (STEPS - 1), "peak_mib": peak}))
+
+
+def _hooks(method: str, folder: str) -> Any:
+    import contextlib
+    import uuid
+
+    import torch
+
+    if method != "disk hooks":
+        return contextlib.nullcontext()
+
+    def pack(tensor: Any) -> str:
+        path = f"{folder}/{uuid.uuid4().hex}"
+        torch.save(tensor, path)
+        return path
+
+    def unpack(path: str) -> Any:
+        tensor = torch.load(path)
+        Path(path).unlink(missing_ok=True)
+        return tensor
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def _checkpoint_blocks(model: Any) -> None:
+    """Wrap each repeated block (residual block, transformer layer) in torch.utils.checkpoint."""
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    for module in model.modules():
+        name = type(module).__name__
+        if name in ("_Basic", "_Bottleneck", "BertLayer", "GPT2Block"):
+            forward = module.forward
+            module.forward = lambda *a, _f=forward, **k: checkpoint(_f, *a, use_reentrant=False, **k)
+    torch.set_num_threads(1)
+
+
+def run_child(method: str, model: str, limit_mib: int | None) -> dict[str, Any] | None:
+    """Run one of torch's methods under a limit; None if it does not finish."""
+
+    def limit() -> None:
+        if limit_mib is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (limit_mib << 20, limit_mib << 20))
+
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "benchmarks.fit", "--child", method, model], env=environment,
+        preexec_fn=limit, capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    return json.loads(lines[-1]) if done.returncode == 0 and lines else None
+
+
+def _run_ours(ours: Ours, limit_mib: int) -> dict[str, Any] | None:
+    """Plan for a limit and train under it; None if there is no plan or the kernel objects."""
+    path = ours.plan(limit_mib << 20)
+    run = ours.train(path, data_limit_bytes=limit_mib << 20) if path else None
+    if run is None:
+        return None
+    return {
+        "losses": [e["loss"].hex() for e in run.steps],
+        "cpu_s": sum(e["cpu_s"] for e in run.steps[1:]) / (STEPS - 1),
+        "peak_mib": run.peak_bytes >> 20,
+    }
+
+
+# -- bisection and table
+
+
+def smallest(run: Callable[[int], dict[str, Any] | None], low: int, high: int) -> tuple[int, dict[str, Any]] | None:
+    """Return the smallest limit between `low` and `high` MiB at which `run` succeeds, and its result there."""
+    best = run(high)
+    if best is None:
+        return None
+    while high - low > RESOLUTION_MIB:
+        middle = (low + high) // 2
+        result = run(middle)
+        if result is None:
+            low = middle
+        else:
+            high, best = middle, result
+    return high, best
+
+
+def measure(model: str, methods: list[str], folder: Path, console: Console) -> list[Row]:
+    """Return one row per method; eager without a limit gives the right losses."""
+    reference = run_child("eager", model, None)
+    if reference is None:
+        raise SystemExit(f"plain PyTorch does not train {model} here")
+    rows = []
+    for method in methods:
+        console.print(f"{model}: {method} ...")
+        top = int(reference["peak_mib"] * 1.6) + 256
+        try:
+            if method == "port":
+                ours = Ours(model, folder, *CASES[model], steps=STEPS)
+                found = smallest(lambda mib, o=ours: _run_ours(o, mib), 240, top)  # type: ignore[misc]
+            else:
+                found = smallest(lambda mib, m=method: run_child(m, model, mib), 240, top)  # type: ignore[misc]
+        except subprocess.TimeoutExpired:
+            found = None
+        if found is None:
+            rows.append(Row(model, method, None, None, None, None, f"does not finish below {top} MiB"))
+            continue
+        limit, result = found
+        rows.append(
+            Row(model, method, limit, result["cpu_s"], result["peak_mib"], result["losses"] == reference["losses"])
+        )
+    return rows
+
+
+def main() -> int:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", help=f"of {', '.join(CASES)} (default: all)")
+    parser.add_argument("--methods", default=",".join(METHODS), help="comma-separated (default: all)")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--child", nargs=2, metavar=("METHOD", "MODEL"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        child(*arguments.child)
+        return 0
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="port-fit-") as folder:
+        for model in arguments.models or CASES:
+            rows += measure(model, arguments.methods.split(","), Path(folder), Console(stderr=True))
+    if arguments.json:
+        print(json.dumps([asdict(r) for r in rows]))
+        return 0
+    table = Table(title=f"smallest RLIMIT_DATA at which {STEPS} steps finish (bisected to {RESOLUTION_MIB} MiB)")
+    for column in ("model", "method", "limit MiB", "peak RSS MiB", "CPU s/step", "losses equal eager's"):
+        table.add_column(column, justify="left" if column in ("model", "method") else "right")
+    for row in rows:
+        table.add_row(
+            row.model, row.method, str(row.limit_mib or row.note), str(row.peak_rss_mib or ""),
+            f"{row.cpu_s_per_step:.2f}" if row.cpu_s_per_step else "", {True: "yes", False: "no", None: ""}[row.equal],
+        )  # fmt: skip
+    Console().print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,236 @@
+"""RAM and instructions of compiled models on emulated Cortex-M cores.
+
+    python benchmarks/mcu.py [--json] [--tensors]
+
+RAM is the linker's data and bss plus the painted stack of a bare bench program (no protocol, no UART buffers); instructions
+are counted exactly by a QEMU plugin and say nothing of cycles, wait states or energy. `--tensors` adds the memory plan
+tensor by tensor. Rows of others are labelled with where their figure comes from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from planner.mcu import CompiledModel, LayerUpdate, SparseScheme, TrainOptions, compile_model
+from planner.mcu.frontend import import_module
+from planner.mcu.ir import Graph, OpKind
+from planner.mcu.scheme import backward_macs
+from planner.mcu.target import Core, build_counter, build_image, missing_tools, run_image
+from planner.mcu.zoo import CameraNet, DigitsNet, MobileNetV2
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One model on one core, with what of it is trained and the limit it is held to."""
+
+    name: str
+    core: Core
+    module: nn.Module
+    shape: tuple[int, int, int]
+    ram_limit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """One buffer of the arena: bytes, offset and the steps it is alive in."""
+
+    name: str
+    size_bytes: int
+    offset: int
+    first_step: int
+    last_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One case measured; sizes in bytes, speeds in instructions per multiply-accumulate."""
+
+    model: str
+    core: str
+    trained: str
+    arena_bytes: int
+    arena_lower_bound_bytes: int
+    inference_arena_bytes: int
+    parameter_bytes: int
+    stack_bytes: int
+    ram_bytes: int
+    ram_limit_bytes: int
+    text_bytes: int
+    forward_macs: int
+    backward_macs: int
+    forward_per_mac: float
+    backward_per_mac: float
+    tensors: tuple[TensorRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A figure of others, and where it was measured or published."""
+
+    what: str
+    value: str
+    source: str
+
+
+ANCHORS = (
+    Anchor("TinyEngine forward, M4F -Ofast", "2.90 instr/MAC", "its generated example measured elsewhere, same way"),
+    Anchor("TinyEngine backward, M4F -Ofast", "5.37 instr/MAC", "its generated example measured elsewhere, same way"),
+    Anchor("CMSIS-NN pointwise 10x10x96 -> 96, M4", "1.88 instr/MAC", "commit 99f736a measured elsewhere, same way"),
+    Anchor("TinyEngine RAM, 49 kB scheme", "231,552 B + 21,848 B of stack", "its generated example measured elsewhere"),
+    Anchor("MobileNetV2-w0.35, sparse and reordered", "141 kB of peak SRAM", "published, arXiv 2206.15472"),
+)
+
+
+def last_five(graph: Graph) -> SparseScheme:
+    """Return biases of the last five layers, the weights of the last two pointwise layers and the head."""
+    layers = graph.weighted()
+    updates = {op.name: LayerUpdate(True) for op in layers[-5:]}
+    pointwise = [op for op in layers if op.kind is OpKind.CONV and op.kernel == (1, 1)]
+    for op in (*pointwise[-2:], layers[-1]):
+        updates[op.name] = LayerUpdate(True, op.out_shape.channels)
+    return SparseScheme({op.name: updates[op.name] for op in layers if op.name in updates})
+
+
+def late_blocks(graph: Graph) -> SparseScheme:
+    """Return a scheme in the manner of the paper's for MobileNetV2: late biases, and the expansions of four late blocks."""
+    layers = graph.weighted()
+    updates = {op.name: LayerUpdate(True) for op in layers[-16:]}
+    expansions = [
+        op for op in layers[-16:-2] if op.kind is OpKind.CONV and op.in_shape.channels < op.out_shape.channels
+    ]
+    for op in expansions[-4:]:
+        updates[op.name] = LayerUpdate(True, op.out_shape.channels // 2)
+    updates[layers[-1].name] = LayerUpdate(True, layers[-1].out_shape.channels)
+    return SparseScheme({op.name: updates[op.name] for op in layers if op.name in updates})
+
+
+CASES = (
+    Case("digits 8x8", Core.M0, DigitsNet(), (1, 8, 8), 16_384),
+    Case("digits 8x8", Core.M4F, DigitsNet(), (1, 8, 8), 16_384),
+    Case("camera 80x80x3", Core.M4F, CameraNet(), (3, 80, 80), 180_000),
+    Case("MobileNetV2-w0.35 96x96x3", Core.M4F, MobileNetV2(), (3, 96, 96), 256 * 1024),
+)
+
+
+def compile_case(case: Case) -> tuple[CompiledModel, np.ndarray]:
+    """Return the compiled model and calibration data of a case; weights are random, which costs nothing here."""
+    data = np.random.default_rng(0).random((8, *case.shape), np.float32)
+    with torch.no_grad():
+        case.module.train()(torch.from_numpy(data))
+    graph = import_module(case.module.eval(), case.shape)
+    scheme = late_blocks(graph) if isinstance(case.module, MobileNetV2) else last_five(graph)
+    return compile_model(case.module, data, name=case.name, scheme=scheme, simd=case.core is not Core.M0), data
+
+
+def measure(case: Case, folder: Path) -> Measured:
+    """Build and run one case; counts are of one sample."""
+    model, data = compile_case(case)
+    image, counter = build_image(model, case.core, folder), build_counter(folder)
+    sample, label = model.quantize_input(data[:1]), np.zeros(1, np.int64)
+    forward = run_image(image, sample, label, counter=counter).instructions[0]
+    training = run_image(image, sample, label, options=TrainOptions(0.01), counter=counter)
+    graph, arena = model.quantized.graph, model.memory.arena
+    backward = backward_macs(graph, model.scheme)
+    inference = compile_model(case.module, data, scheme=SparseScheme({}), simd=case.core is not Core.M0)
+    return Measured(
+        case.name, case.core.name, model.scheme.describe(), arena.peak_bytes, arena.lower_bound_bytes,
+        inference.memory.arena.peak_bytes, model.memory.parameters.size_bytes, training.stack_bytes,
+        image.static_ram_bytes + training.stack_bytes, case.ram_limit_bytes, image.text_bytes, graph.macs, backward,
+        forward / graph.macs, (training.instructions[0] - forward) / backward,
+        tuple(TensorRow(b.name, b.size_bytes, arena.offsets[b.name], b.first, b.last) for b in arena.buffers),
+    )  # fmt: skip
+
+
+def pointwise_per_mac(folder: Path) -> float:
+    """Return instructions per MAC of 10x10x96 -> 96 on M4F: a network with the layer minus the same one without it."""
+    data = np.random.default_rng(0).random((4, 1, 10, 10), np.float32)
+    totals = []
+    for layers in (0, 1):
+        body = [nn.Conv2d(1, 96, 1), nn.ReLU(), *[nn.Conv2d(96, 96, 1), nn.ReLU()] * layers]
+        module = nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, 2)).eval()
+        model = compile_model(module, data, scheme=SparseScheme({}))
+        image, counter = build_image(model, Core.M4F, folder / str(layers)), build_counter(folder)
+        totals.append(
+            run_image(image, model.quantize_input(data[:1]), np.zeros(1, np.int64), counter=counter).instructions[0]
+        )
+    return (totals[1] - totals[0]) / (100 * 96 * 96)
+
+
+def print_results(rows: Sequence[Measured], pointwise: float, tensors: bool, console: Console) -> None:
+    """Print RAM and speed, then the figures of others."""
+    table = Table(title="compiled models on emulated cores")
+    headings = ("model", "core", "arena", "bound", "inference", "trained", "stack", "RAM in all", "limit", "flash")
+    for heading in (*headings, "fwd instr/MAC", "bwd instr/MAC"):
+        table.add_column(heading, justify="left" if heading in ("model", "core") else "right")
+    for row in rows:
+        sizes = (
+            row.arena_bytes,
+            row.arena_lower_bound_bytes,
+            row.inference_arena_bytes,
+            row.parameter_bytes,
+            row.stack_bytes,
+        )
+        totals = (row.ram_bytes, row.ram_limit_bytes, row.text_bytes)
+        speeds = (f"{row.forward_per_mac:.2f}", f"{row.backward_per_mac:.2f}")
+        table.add_row(row.model, row.core, *(f"{size:,}" for size in (*sizes, *totals)), *speeds)
+    console.print(table)
+    console.print(f"pointwise 10x10x96 -> 96 on M4F: {pointwise:.2f} instr/MAC")
+    for anchor in ANCHORS:
+        console.print(f"  others: {anchor.what}: {anchor.value} ({anchor.source})")
+    for row in rows if tensors else ():
+        console.print(_tensor_table(row))
+
+
+def _tensor_table(row: Measured) -> Table:
+    table = Table(title=f"{row.model} on {row.core}: every tensor of the arena")
+    for heading in ("tensor", "bytes", "offset", "alive in steps"):
+        table.add_column(heading, justify="left" if heading == "tensor" else "right")
+    for tensor in row.tensors:
+        table.add_row(
+            tensor.name, f"{tensor.size_bytes:,}", f"{tensor.offset:,}", f"{tensor.first_step} to {tensor.last_step}"
+        )
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure every case; return 1 if one needs more RAM than its limit."""
+    parser = argparse.ArgumentParser(description="RAM and instructions of compiled models")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--tensors", action="store_true", help="print every tensor of every arena")
+    options = parser.parse_args(arguments)
+    if problem := missing_tools(counting=True):
+        print(problem, file=sys.stderr)
+        return 2
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [measure(case, Path(folder) / str(index)) for index, case in enumerate(CASES)]
+        pointwise = pointwise_per_mac(Path(folder))
+    if options.json:
+        anchors = [asdict(anchor) for anchor in ANCHORS]
+        print(
+            json.dumps(
+                {"models": [asdict(row) for row in rows], "pointwise_per_mac": pointwise, "others": anchors}, indent=1
+            )
+        )
+    else:
+        print_results(rows, pointwise, options.tensors, Console())
+    return int(any(row.ram_bytes > row.ram_limit_bytes for row in rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,311 @@
+"""Accuracy of on-device training: int8 update rules against fp32, and found schemes against the last k layers.
+
+    python benchmarks/mcu_accuracy.py [--seeds 5] [--tasks digits,keywords,gestures] [--json]
+
+Every number is the mean over seeds of the accuracy after the last epoch on samples never trained on. The learning rate of each
+row is chosen on one extra seed and decays linearly over the epochs. All int8 runs use the firmware's C engine, built
+for this machine, batch 1, in place. Nothing here is a published figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.mcu_tasks import TASKS, Split, Task, pretrain
+from planner.mcu import CompiledModel, HostEngine, Rule, SparseScheme, TrainOptions, compile_quantized, last_layers
+from planner.mcu.autodiff import LayerUpdate
+from planner.mcu.float_training import FloatSparseModel
+from planner.mcu.frontend import import_module
+from planner.mcu.ir import Graph, OpKind
+from planner.mcu.memory import plan_memory
+from planner.mcu.quantize import QuantizedGraph, quantize
+from planner.mcu.scheme import (
+    ContributionTable,
+    EngineMeasure,
+    Limits,
+    SchemeChoice,
+    analyse_contributions,
+    find_scheme,
+)
+
+TUNING_SEED = 100
+SCALED_RATES = (0.003, 0.01, 0.03)
+UNSCALED_RATES = (30.0, 100.0, 300.0, 1000.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A row of the table: fp32, or one int8 rule with or without quantisation-aware scaling."""
+
+    name: str
+    rule: Rule | None = None
+    scaling: bool = True
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        return SCALED_RATES if self.scaling else UNSCALED_RATES
+
+
+METHODS = (
+    Method("fp32, same sparse set"),
+    Method("int8 stochastic, QAS", Rule.STOCHASTIC),
+    Method("int8 nearest, QAS", Rule.NEAREST),
+    Method("int8 truncate, QAS", Rule.TRUNCATE),
+    Method("Q8.8 nearest, QAS", Rule.Q88),
+    Method("int8 stochastic, no QAS", Rule.STOCHASTIC, False),
+    Method("int8 nearest, no QAS", Rule.NEAREST, False),
+    Method("Q8.8 nearest, no QAS", Rule.Q88, False),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """One seed of one task: its data and the pretrained model, quantised."""
+
+    split: Split
+    model: QuantizedGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Mean and standard deviation over seeds, in percent, and the difference to fp32 in points."""
+
+    task: str
+    method: str
+    learning_rate: float
+    accuracy: float
+    deviation: float
+    difference: float
+    seeds: int
+
+
+def prepare(task: Task, seed: int) -> Prepared:
+    """Return one seed, pretrained and quantised with the first domain as calibration data."""
+    split = task.split(seed)
+    module = pretrain(task, split.before, seed)
+    graph = import_module(module, split.before.inputs.shape[1:], task.name)
+    return Prepared(split, quantize(graph, split.before.inputs[:256]))
+
+
+def hand_scheme(graph: Graph) -> SparseScheme:
+    """Return the scheme of the comparison: the last five layers' biases, the last two pointwise layers and the head."""
+    layers = graph.weighted()
+    updates = {op.name: LayerUpdate(True) for op in layers[-5:]}
+    pointwise = [op for op in layers if op.kind is OpKind.CONV and op.kernel == (1, 1)][-2:]
+    for op in (*pointwise, layers[-1]):
+        updates[op.name] = LayerUpdate(True, op.out_shape.channels)
+    return SparseScheme({op.name: updates[op.name] for op in layers if op.name in updates})
+
+
+def _rates(rate: float, epochs: int) -> list[float]:
+    return [rate * (1 - epoch / epochs) for epoch in range(epochs)]
+
+
+def adapt_int8(compiled: CompiledModel, split: Split, method: Method, rate: float, epochs: int, seed: int) -> float:
+    """Return the test accuracy after training the int8 model in place."""
+    engine = HostEngine(compiled)
+    engine.state = replace(engine.state, generator=seed * 7919 + 1)
+    train, test = compiled.quantize_input(split.train.inputs), compiled.quantize_input(split.test.inputs)
+    shuffle = np.random.default_rng(seed)
+    for now in _rates(rate, epochs):
+        engine.set_options(TrainOptions(now, method.rule or Rule.STOCHASTIC, method.scaling))
+        engine.train_many(train, split.train.labels, shuffle.permutation(len(train)))
+    return engine.evaluate(test, split.test.labels)[1]
+
+
+def adapt_float(graph: Graph, scheme: SparseScheme, split: Split, rate: float, epochs: int, seed: int) -> float:
+    """Return the test accuracy after the same training in fp32."""
+    model = FloatSparseModel(graph, scheme)
+    shuffle = np.random.default_rng(seed)
+    for now in _rates(rate, epochs):
+        model.train(split.train.inputs, split.train.labels, shuffle.permutation(len(split.train.labels)), now)
+    return model.accuracy(split.test.inputs, split.test.labels)
+
+
+def run_method(task: Task, prepared: Prepared, method: Method, rate: float, seed: int) -> float:
+    """Return the accuracy of one method on one seed."""
+    scheme = hand_scheme(prepared.model.graph)
+    if method.rule is None:
+        return adapt_float(prepared.model.graph, scheme, prepared.split, rate, task.epochs, seed)
+    compiled = compile_quantized(prepared.model, scheme=scheme, q88=method.rule is Rule.Q88)
+    return adapt_int8(compiled, prepared.split, method, rate, task.epochs, seed)
+
+
+def _best_rate(task: Task, tuning: Prepared, method: Method) -> float:
+    return max(method.rates, key=lambda rate: run_method(task, tuning, method, rate, TUNING_SEED))
+
+
+def compare_rules(task: Task, seeds: Sequence[int], console: Console) -> list[Row]:
+    """Return one row per method, with the accuracy before adapting as the first."""
+    tuning = prepare(task, TUNING_SEED)
+    best = {method.name: _best_rate(task, tuning, method) for method in METHODS}
+    scores: dict[str, list[float]] = {"before adapting": [], **{m.name: [] for m in METHODS}}
+    for seed in seeds:
+        prepared = prepare(task, seed)
+        scores["before adapting"].append(untrained_accuracy(prepared))
+        for method in METHODS:
+            scores[method.name].append(run_method(task, prepared, method, best[method.name], seed))
+        console.print(
+            f"{task.name}, seed {seed}: " + ", ".join(f"{100 * values[-1]:.1f}" for values in scores.values()),
+            style="dim",
+        )
+    reference = float(np.mean(scores[METHODS[0].name]))
+    return [
+        Row(
+            task.name,
+            name,
+            best.get(name, 0.0),
+            100 * float(np.mean(values)),
+            100 * float(np.std(values)),
+            100 * (float(np.mean(values)) - reference),
+            len(values),
+        )
+        for name, values in scores.items()
+    ]
+
+
+def untrained_accuracy(prepared: Prepared) -> float:
+    """Return the int8 model's accuracy on the new domain before it learns."""
+    compiled = compile_quantized(prepared.model, scheme=SparseScheme({}))
+    return HostEngine(compiled).evaluate(
+        compiled.quantize_input(prepared.split.test.inputs), prepared.split.test.labels
+    )[1]
+
+
+@dataclass(frozen=True, slots=True)
+class SchemeRow:
+    """A found scheme against the best last-k scheme of no more bytes, in percent over the seeds."""
+
+    task: str
+    budget_bytes: int
+    found: str
+    found_bytes: int
+    predicted: float
+    found_accuracy: float
+    last_k: str
+    last_k_bytes: int
+    last_k_accuracy: float
+    seeds: int
+
+
+def last_k_schemes(graph: Graph) -> list[SparseScheme]:
+    """Return every "train the last k layers whole" scheme, smallest first."""
+    return [last_layers(graph, k) for k in range(1, len(graph.weighted()) + 1)]
+
+
+def analyse(prepared: Prepared, rate: float, epochs: int) -> ContributionTable:
+    """Return the contributions measured within the training samples: two thirds train, one third judges."""
+    train = prepared.split.train
+    cut = 2 * len(train.labels) // 3
+    inputs = prepared.model.quantize_input(train.inputs)
+    labels = train.labels
+    measure = EngineMeasure(
+        prepared.model, inputs[:cut], labels[:cut], inputs[cut:], labels[cut:], epochs, TrainOptions(rate)
+    )
+    return analyse_contributions(prepared.model.graph, measure)
+
+
+def compare_schemes(task: Task, seeds: Sequence[int], rate: float) -> SchemeRow:
+    """Return the comparison at the bytes of the last-k scheme in the middle of the range."""
+    prepared = {seed: prepare(task, seed) for seed in (TUNING_SEED, *seeds)}
+    graph = prepared[TUNING_SEED].model.graph
+    schemes = last_k_schemes(graph)
+    rival = schemes[len(schemes) // 2 - 1]
+    budget = plan_memory(graph, rival).ram_bytes
+    table = analyse(prepared[TUNING_SEED], rate, task.epochs)
+    found = find_scheme(graph, table, Limits(budget))
+    accuracies = [
+        [_scheme_accuracy(task, prepared[seed], scheme, rate, seed) for seed in seeds]
+        for scheme in (found.scheme, rival)
+    ]
+    return _scheme_row(task, budget, found, rival, accuracies, graph)
+
+
+def _scheme_row(
+    task: Task, budget: int, found: SchemeChoice, rival: SparseScheme, accuracies: list[list[float]], graph: Graph
+) -> SchemeRow:
+    ours, theirs = (100 * float(np.mean(values)) for values in accuracies)
+    return SchemeRow(
+        task.name,
+        budget,
+        found.scheme.describe(),
+        found.ram_bytes,
+        100 * found.predicted,
+        ours,
+        rival.describe(),
+        plan_memory(graph, rival).ram_bytes,
+        theirs,
+        len(accuracies[0]),
+    )
+
+
+def _scheme_accuracy(task: Task, prepared: Prepared, scheme: SparseScheme, rate: float, seed: int) -> float:
+    compiled = compile_quantized(prepared.model, scheme=scheme)
+    return adapt_int8(compiled, prepared.split, METHODS[1], rate, task.epochs, seed)
+
+
+def print_rules(rows: Sequence[Row], console: Console) -> None:
+    """Print the rounding rules, one table for all tasks."""
+    table = Table(title="accuracy after adapting on the device, percent, mean ± deviation over seeds")
+    for heading in ("task", "update", "learning rate", "accuracy", "against fp32"):
+        table.add_column(heading, justify="left" if heading in ("task", "update") else "right")
+    for row in rows:
+        rate = f"{row.learning_rate:g}" if row.learning_rate else ""
+        table.add_row(row.task, row.method, rate, f"{row.accuracy:.1f} ± {row.deviation:.1f}", f"{row.difference:+.1f}")
+    console.print(table)
+
+
+def print_schemes(rows: Sequence[SchemeRow], console: Console) -> None:
+    """Print the found schemes against the last k layers."""
+    table = Table(title="sparse scheme found by analysis against the last k layers, at equal RAM")
+    for heading in ("task", "scheme", "RAM, bytes", "predicted", "measured"):
+        table.add_column(heading, justify="left" if heading in ("task", "scheme") else "right")
+    for row in rows:
+        table.add_row(
+            row.task, f"found: {row.found}", str(row.found_bytes), f"{row.predicted:.1f}", f"{row.found_accuracy:.1f}"
+        )
+        table.add_row("", f"last k: {row.last_k}", str(row.last_k_bytes), "", f"{row.last_k_accuracy:.1f}")
+    console.print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the comparison; return 0."""
+    parser = argparse.ArgumentParser(description="accuracy of on-device training")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--tasks", default=",".join(task.name for task in TASKS))
+    parser.add_argument("--only", choices=("rules", "schemes"))
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    progress = Console(stderr=True)
+    rules: list[Row] = []
+    schemes: list[SchemeRow] = []
+    for task in (task for task in TASKS if task.name in options.tasks.split(",")):
+        if options.only != "schemes":
+            rules += compare_rules(task, range(options.seeds), progress)
+        if options.only != "rules":
+            schemes.append(compare_schemes(task, range(options.seeds), 0.01))
+    if options.json:
+        print(
+            json.dumps({"rules": [asdict(row) for row in rules], "schemes": [asdict(row) for row in schemes]}, indent=1)
+        )
+        return 0
+    print_rules(rules, Console())
+    print_schemes(schemes, Console())
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

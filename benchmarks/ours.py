@@ -1,0 +1,100 @@
+"""Plan and run a benchmark model with this project, for the tables that compare it."""
+
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agent import making
+from agent.train.launch import start_worker, worker_command
+from benchmarks.models import workload
+from planner import build
+from planner.bundle import read_manifest
+from planner.job import TrainingJob
+
+
+def make_optimizer(name: str, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Return the optimizer of a case: "adamw" or "sgd" with momentum."""
+    if name == "adamw":
+        return torch.optim.AdamW(parameters, lr=1e-4)
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+
+
+@dataclass
+class Run:
+    """Events of a finished run."""
+
+    steps: list[dict[str, Any]]
+    planned_peak_bytes: int
+    peak_bytes: int
+    digest: str = ""
+    events: list[dict[str, Any]] = field(default_factory=list, repr=False)
+
+
+class Ours:
+    """One model, captured and profiled once, planned for one budget after the other."""
+
+    def __init__(
+        self, model: str, folder: Path, optimizer: str, batch_size: int | None, *, steps: int, small: bool = False
+    ) -> None:
+        torch.set_num_threads(1)
+        work = workload(model, batch_size=batch_size, small=small)
+        batches = [work.batch(i) for i in range(steps)]
+        data = [torch.cat(columns) for columns in zip(*batches, strict=True)]
+        self.job = TrainingJob(
+            work.model, work.loss_fn, make_optimizer(optimizer, work.model.parameters()), data, batches[0][0].shape[0],
+            name=model,
+        )  # fmt: skip
+        self.folder, self.steps = folder, steps
+        self.prepared = build.prepare(self.job)
+        self.measured = making.measure(self.prepared.graphs, 1, lambda *_: None)
+        self.device = making.this_device(self.measured, folder, 1, lambda *_: None)
+
+    def plan(
+        self,
+        ram_bytes: int,
+        *,
+        strategy: str = "greedy",
+        time_limit_s: float = 20.0,
+        limits: tuple[float, float] | None = None,
+    ) -> Path | None:
+        """Return a bundle planned for a budget (with flash no faster than `limits`, read and write); None if none fits."""
+        path = self.folder / f"{self.job.name}-{ram_bytes}.port"
+        device = making.slower_flash(self.device, *limits) if limits else self.device
+        try:
+            making.make(
+                path, self.prepared, self.measured, device, ram_bytes,
+                planner=build.default_planner(strategy=strategy, time_limit_s=time_limit_s), page_dir=self.folder,
+                threads=1, progress=lambda *_: None, trial_options=throttle(limits),
+            )  # fmt: skip
+        except build.InfeasibleError:
+            return None
+        return path
+
+    def train(
+        self, path: Path, *, data_limit_bytes: int | None = None, limits: tuple[float, float] | None = None
+    ) -> Run | None:
+        """Train the bundle in a worker of its own; None if it does not finish."""
+        with tempfile.TemporaryDirectory(dir=self.folder) as state:
+            command = worker_command(
+                path, Path(state), "--steps", str(self.steps), "--checkpoint-every", str(self.steps), "--digest",
+                *throttle(limits),
+            )  # fmt: skip
+            budget = read_manifest(path).plans[0].ram_bytes
+            worker = start_worker(command, limit_bytes=budget, data_limit_bytes=data_limit_bytes)
+            events = list(worker.events())
+        steps = [e for e in events if e["event"] == "step"]
+        if worker.process.returncode or len(steps) < self.steps:
+            return None
+        peak = max(e["peak_rss_bytes"] for e in steps)
+        return Run(steps, events[0]["planned_peak_bytes"], peak, events[-1]["digest"], events)
+
+
+def throttle(limits: tuple[float, float] | None) -> tuple[str, ...]:
+    """Return the worker's options for flash of this speed."""
+    if limits is None:
+        return ()
+    return ("--read-limit", str(int(limits[0])), "--write-limit", str(int(limits[1])))

@@ -1,0 +1,186 @@
+"""Compare the speed and size of lossless packing with numpy's ways to do the same.
+
+    python benchmarks/packing.py [--json] [--mib N]
+
+Speeds are GB of unpacked data per second of one thread, best of several runs over memory that is already mapped; "copy"
+is memcpy of the same data. numpy has no codec of its own: its rows use packbits, astype and boolean indexing, with
+their result checked like ours.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.train.packing import Codec, Layout, codec, largest_bytes, pack, packed_bytes, unpack
+
+LEVEL_NAMES = ("scalar", "baseline", "AVX2", "AVX-512")  # enum pack_level of packing.h
+RUNS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way to pack one kind of data."""
+
+    data: str
+    method: str
+    percent_of_source: float
+    size_gb_per_s: float | None
+    """Speed of the exact size query; None where there is none or it needs no look at the data."""
+    pack_gb_per_s: float
+    unpack_gb_per_s: float
+
+
+def main() -> None:
+    """Run the benchmark and print the table, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
+    parser.add_argument("--mib", type=int, default=32, help="unpacked size of the data (default: %(default)s)")
+    arguments = parser.parse_args()
+    rows = [row for name, kind, array in data_sets(arguments.mib << 20) for row in measure(name, kind, array)]
+    if arguments.json:
+        print(json.dumps({"mib": arguments.mib, "rows": [asdict(row) for row in rows]}))
+    else:
+        print_table(rows, arguments.mib)
+
+
+def data_sets(size_bytes: int) -> list[tuple[str, Codec, NDArray[np.generic]]]:
+    """Return what training keeps: masks, pooling indices, activations after ReLU."""
+    draw = np.random.default_rng(0)
+    activations = draw.standard_normal(size_bytes // 4, dtype=np.float32)
+    sparse = np.where(draw.random(size_bytes // 4, dtype=np.float32) < 0.9, np.float32(0), activations)
+    return [
+        ("mask, bool", Codec.BITS, draw.random(size_bytes) < 0.9),
+        ("indices, int64", Codec.NARROW, draw.integers(0, 112 * 112, size_bytes // 8)),
+        ("float32, 50 % zero", Codec.BITMAP, np.maximum(activations, 0)),
+        ("float32, 90 % zero", Codec.BITMAP, sparse),
+        (
+            "float16, 50 % zero",
+            Codec.BITMAP,
+            np.maximum(activations[: size_bytes // 2], 0).astype(np.float16),
+        ),
+    ]
+
+
+def measure(name: str, kind: Codec, array: NDArray[np.generic]) -> list[Row]:
+    """Return the rows of one data set: a plain copy, numpy, and every level of ours."""
+    copy = np.empty_like(array)
+    copied = speed(array.nbytes, lambda: np.copyto(copy, array))
+    rows = [Row(name, "copy", 100.0, None, copied, copied), numpy_row(name, kind, array)]
+    layout = Layout(kind, array.size, array.itemsize)
+    packed, restored = np.zeros(largest_bytes(layout), np.uint8), np.zeros_like(array)
+    source, target, back = array.ctypes.data, packed.ctypes.data, restored.ctypes.data
+    for level in range(codec.best_level() + 1):
+        restored.fill(0)
+        size = pack(layout, source, target, packed.size, level=level)
+        unpack(layout, target, size, back, level=level)
+        if restored.tobytes() != array.tobytes():
+            raise SystemExit(f"{name}: level {level} does not give the data back")
+
+        def query(level: int = level) -> None:
+            packed_bytes(layout, source, level=level)
+
+        def forward(level: int = level) -> None:
+            pack(layout, source, target, packed.size, level=level)
+
+        def backward(level: int = level, size: int = size) -> None:
+            unpack(layout, target, size, back, level=level)
+
+        rows.append(
+            Row(
+                name,
+                f"ours: {LEVEL_NAMES[level]}",
+                100 * size / array.nbytes,
+                None if kind is Codec.BITS else speed(array.nbytes, query),
+                speed(array.nbytes, forward),
+                speed(array.nbytes, backward),
+            )
+        )
+    return rows
+
+
+def numpy_row(name: str, kind: Codec, array: NDArray[np.generic]) -> Row:
+    """Return the row of the shortest numpy code that does the same."""
+    restored = np.empty_like(array)
+    if kind is Codec.BITS:
+        state = [np.packbits(array)]
+
+        def forward() -> None:
+            state[0] = np.packbits(array)
+
+        def backward() -> None:
+            restored[:] = np.unpackbits(state[0], count=array.size).view(np.bool_)
+    elif kind is Codec.NARROW:
+        state = [array.astype(np.uint16)]
+
+        def forward() -> None:
+            state[0] = array.astype(np.min_scalar_type(array.max()))
+
+        def backward() -> None:
+            restored[:] = state[0]
+    else:
+        bits = array.view(f"u{array.itemsize}")
+        mask = bits != 0
+        state = [np.packbits(mask), bits[mask]]
+
+        def forward() -> None:
+            mask = bits != 0
+            state[:] = [np.packbits(mask), bits[mask]]
+
+        def backward() -> None:
+            target = restored.view(bits.dtype)
+            target[:] = 0
+            target[np.unpackbits(state[0], count=array.size).view(np.bool_)] = state[1]
+
+    packing, unpacking = speed(array.nbytes, forward), speed(array.nbytes, backward)
+    if restored.tobytes() != array.tobytes():
+        raise SystemExit(f"{name}: numpy does not give the data back")
+    size = sum(part.nbytes for part in state)
+    return Row(name, "numpy", 100 * size / array.nbytes, None, packing, unpacking)
+
+
+def speed(size_bytes: int, action: Callable[[], None]) -> float:
+    """Return GB/s of CPU time: the median of the faster half of the runs, so that neighbours on the machine count less."""
+    action()
+    seconds = []
+    for _ in range(RUNS):
+        start = time.thread_time()
+        action()
+        seconds.append(time.thread_time() - start)
+    return size_bytes / statistics.median(sorted(seconds)[: RUNS // 2 + 1]) / 1e9
+
+
+def print_table(rows: list[Row], mib: int) -> None:
+    """Print the rows for people."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"Packing of {mib} MiB, GB/s of unpacked data per core")
+    table.add_column("data", no_wrap=True)
+    table.add_column("method", no_wrap=True)
+    for heading in ("size", "query", "pack", "unpack"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    previous = ""
+    for row in rows:
+        if previous and row.data != previous:
+            table.add_section()
+        query = "" if row.size_gb_per_s is None else f"{row.size_gb_per_s:.1f}"
+        table.add_row(
+            row.data if row.data != previous else "",
+            row.method,
+            f"{row.percent_of_source:.1f} %",
+            query,
+            f"{row.pack_gb_per_s:.1f}",
+            f"{row.unpack_gb_per_s:.1f}",
+        )
+        previous = row.data
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Train a job with plain PyTorch and say what it took: the peer of `port-agent train` in demo and benchmarks.
+
+`python -m benchmarks.plain SCRIPT BUNDLE STEPS` prints one JSON line: losses, peak resident memory, CPU seconds, and a
+checksum over the same tensors as `port-agent train --digest`.
+"""
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+import torch
+import xxhash
+
+from planner.build import plain_losses
+from planner.bundle import read_manifest
+from planner.job import TrainingJob, load_job
+
+
+def digest(job: TrainingJob, keys: list[str]) -> str:
+    """Return the checksum over the named tensors of model and optimizer, as `agent.train.trainer` computes it."""
+    tensors = {f"parameter/{n}": p for n, p in job.model.named_parameters()}
+    tensors |= {f"buffer/{n}": b for n, b in job.model.named_buffers()}
+    for name, parameter in job.model.named_parameters():
+        for what, value in job.optimizer.state.get(parameter, {}).items():
+            tensors[f"state/{name}/{what}"] = value
+    total = xxhash.xxh3_128()
+    for key in sorted(keys):
+        total.update(key.encode())
+        total.update(memoryview(tensors[key].detach().contiguous().reshape(-1).view(torch.uint8).numpy()))
+    return total.hexdigest()
+
+
+def main(arguments: list[str]) -> int:
+    """Run; see the module's text."""
+    script, bundle, steps = Path(arguments[0]), Path(arguments[1]), int(arguments[2])
+    manifest = read_manifest(bundle)
+    torch.set_num_threads(manifest.threads)
+    job = load_job(script)
+    columns = [torch.as_tensor(c) for c in job.data]
+    begin, cpu = time.perf_counter(), time.process_time()
+    losses = []
+    for loss in plain_losses(job, columns, steps):
+        losses.append(loss)
+        print(json.dumps({"step": len(losses), "loss": loss}), flush=True)
+    result = {
+        "losses": losses, "wall_s": time.perf_counter() - begin, "cpu_s": time.process_time() - cpu,
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "digest": digest(job, list(manifest.layouts)),
+    }  # fmt: skip
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Packaging: what gets PORT agent onto a device, and from one version to the next."""

@@ -1,0 +1,95 @@
+#!/bin/bash
+# Install PORT agent on Raspberry Pi OS, Debian, Ubuntu or a Jetson (64 bit), from a checkout or from a .deb.
+#   sudo deploy/install.sh [PACKAGE.deb] [--user NAME] [--no-user]
+# --user NAME may control the agent and feed its inbox (group port-agent); default: whoever called sudo.
+# Without a package it builds one from this checkout. Torch comes as a CPU build, see /etc/port-agent/install.conf.
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")" && pwd)
+needed_mb=2500
+package=
+user=${SUDO_USER-}
+
+fail() {
+	echo "install.sh: $*" >&2
+	exit 1
+}
+
+while [ $# -gt 0 ]; do
+	case $1 in
+	--user) user=$2 && shift ;;
+	--no-user) user= ;;
+	-*) fail "usage: install.sh [PACKAGE.deb] [--user NAME] [--no-user]" ;;
+	*) package=$(readlink -f "$1") ;;
+	esac
+	shift
+done
+
+check_machine() {
+	[ "$(id -u)" = 0 ] || fail "needs root: sudo $0"
+	command -v apt-get >/dev/null || fail "this is no Debian-like system; see deploy/macos for a Mac"
+	local architecture free_mb
+	architecture=$(dpkg --print-architecture)
+	case $architecture in
+	amd64 | arm64) ;;
+	*) fail "$architecture has no torch wheels; on a Pi 3 or later install the 64-bit Raspberry Pi OS" ;;
+	esac
+	mkdir -p /opt
+	free_mb=$(df --output=avail -m /opt | tail -1)
+	[ "$free_mb" -ge "$needed_mb" ] || fail "$free_mb MB free in /opt, torch and its friends need $needed_mb MB"
+}
+
+has_python() {
+	command -v "$1" >/dev/null && "$1" -I -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
+# The distribution's own Python where it is 3.11 or later (Debian 12, Pi OS bookworm, Ubuntu 24.04); Ubuntu 22.04 and with
+# it JetPack 6 have 3.11 in universe.
+install_python() {
+	local name
+	apt-get update -q
+	apt-get install -y -q --no-install-recommends python3 libstdc++6
+	for name in python3 python3.13 python3.12 python3.11; do
+		has_python "$name" && return
+	done
+	apt-get install -y -q --no-install-recommends python3.11 ||
+		fail "no Python 3.11 in this system's packages; install one and name it in PORT_PYTHON"
+}
+
+build_package() {
+	local name environment
+	environment=$(mktemp -d)
+	apt-get install -y -q --no-install-recommends gcc libc6-dev python3-venv dpkg-dev
+	for name in python3 python3.13 python3.12 python3.11; do
+		has_python "$name" && break
+	done
+	[ "$name" = python3 ] || apt-get install -y -q --no-install-recommends "$name-venv"
+	"$name" -m venv "$environment"
+	"$environment/bin/pip" install -q "setuptools>=77" wheel shtab
+	package=$(PYTHON=$environment/bin/python "$here/build-deb.sh" --output "$environment" | tail -1)
+}
+
+# What a Pi lacks as delivered: its firmware turns the memory controller off, and pressure figures with it.
+explain_boot_options() {
+	local options=() boot
+	grep -qw memory /sys/fs/cgroup/cgroup.controllers 2>/dev/null || options+=("cgroup_enable=memory")
+	[ -r /proc/pressure/memory ] || options+=("psi=1")
+	[ ${#options[@]} -gt 0 ] || return 0
+	for boot in /boot/firmware/cmdline.txt /boot/cmdline.txt /boot/extlinux/extlinux.conf /etc/default/grub; do
+		[ -f $boot ] && break
+	done
+	echo "install.sh: for memory limits that the kernel enforces, and for pressure figures, add to the kernel"
+	echo "            command line in $boot and restart: ${options[*]}"
+}
+
+check_machine
+install_python
+[ -n "$package" ] || build_package
+apt-get install -y -q --no-install-recommends "$package" ||
+	fail "the package is not set up; what is above says why, and \`dpkg --configure port-agent\` tries again"
+if [ -n "$user" ] && [ "$user" != root ]; then
+	usermod -aG port-agent "$user"
+	echo "install.sh: $user may use port-agent after the next login"
+fi
+explain_boot_options
+port-agent doctor || echo "install.sh: see above what to fix; the agent runs and says the same in \`port-agent status\`"

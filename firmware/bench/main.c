@@ -1,0 +1,104 @@
+/* Runs one compiled model bare on an emulated Cortex-M: samples come from, and parameters go to, files of the host through
+ * semihosting. For tests and benchmarks only; the firmware proper has no semihosting.
+ *
+ * samples.bin: request, then per sample uint16 label and PORT_MODEL_INPUT_BYTES of int8.
+ * result.bin: reply, then the parameter bytes.
+ * Each phase is bracketed by `mov r9, r9`, which the counting plugin (count.c) looks for.
+ */
+#include <stdint.h>
+
+#include "model.h"
+
+typedef struct request {
+    uint32_t count;  /* samples */
+    uint32_t trains; /* 1: train, 0: infer */
+    float learning_rate;
+    uint32_t rule, scaling, generator;
+} request;
+
+typedef struct reply {
+    uint32_t status, generator, steps, correct, stack_bytes;
+    float loss_sum;
+} reply;
+
+extern uint32_t bench_bss_end[], bench_stack_top[];
+
+static uint8_t arena[PORT_MODEL_ARENA_BYTES] __attribute__((aligned(PORT_ALIGNMENT)));
+static uint8_t parameters[PORT_MODEL_PARAMETER_BYTES + 1] __attribute__((aligned(PORT_ALIGNMENT)));
+
+#define MARK() __asm__ volatile("mov r9, r9" ::: "memory")
+#define PAINT 0xA5A5A5A5u
+
+enum { SYS_OPEN = 1, SYS_CLOSE = 2, SYS_WRITE = 5, SYS_READ = 6, SYS_EXIT = 0x18 };
+enum { OPEN_READ = 1, OPEN_WRITE = 5 };
+
+static uint32_t semihost(uint32_t call, const void *argument) {
+    register uint32_t r0 __asm__("r0") = call;
+    register const void *r1 __asm__("r1") = argument;
+    __asm__ volatile("bkpt 0xAB" : "+r"(r0) : "r"(r1) : "memory");
+    return r0;
+}
+
+static uint32_t open_file(const char *name, uint32_t mode, uint32_t length) {
+    uint32_t arguments[3] = {(uint32_t)name, mode, length};
+    return semihost(SYS_OPEN, arguments);
+}
+
+/* Returns the bytes not transferred. */
+static uint32_t transfer(uint32_t call, uint32_t file, const void *data, uint32_t length) {
+    uint32_t arguments[3] = {file, (uint32_t)data, length};
+    return semihost(call, arguments);
+}
+
+static void leave(uint32_t good) { semihost(SYS_EXIT, (const void *)(good ? 0x20026u : 0x20023u)); }
+
+static uint32_t stack_bytes(void) {
+    uint32_t *word = bench_bss_end;
+    while (word < bench_stack_top && *word == PAINT) word++;
+    return (uint32_t)((uint8_t *)bench_stack_top - (uint8_t *)word);
+}
+
+static port_status run(port_engine *engine, uint32_t file, const request *asked, reply *answer) {
+    uint16_t label;
+    port_result result = {0, 0, 0};
+    for (uint32_t i = 0; i < asked->count; i++) {
+        if (transfer(SYS_READ, file, &label, sizeof label)) return PORT_ERROR_RANGE;
+        /* straight into the input tensor: a second buffer would not fit a 16 KiB part */
+        if (transfer(SYS_READ, file, port_input(engine), PORT_MODEL_INPUT_BYTES)) return PORT_ERROR_RANGE;
+        MARK();
+        port_status status = asked->trains ? port_train(engine, label, &result) : port_eval(engine, label, &result);
+        MARK();
+        if (status != PORT_OK) return status;
+        answer->correct += result.correct;
+        answer->loss_sum += result.loss;
+    }
+    return PORT_OK;
+}
+
+static port_status prepare(port_engine *engine, const request *asked) {
+    port_status status = port_engine_init(engine, &port_generated_model, arena, sizeof arena, parameters, sizeof parameters);
+    port_options options = {asked->learning_rate, (uint8_t)asked->rule, (uint8_t)asked->scaling};
+    if (status == PORT_OK) status = port_parameters_reset(engine);
+    if (status == PORT_OK) status = port_options_set(engine, &options);
+    port_state_set(engine, (port_state){asked->generator, 0});
+    return status;
+}
+
+int main(void) {
+    port_engine engine;
+    request asked;
+    reply answer = {0, 0, 0, 0, 0, 0.0f};
+    uint32_t file = open_file("samples.bin", OPEN_READ, 11);
+    if (transfer(SYS_READ, file, &asked, sizeof asked)) leave(0);
+    answer.status = prepare(&engine, &asked);
+    if (answer.status == PORT_OK) answer.status = run(&engine, file, &asked, &answer);
+    answer.generator = port_state_get(&engine).generator;
+    answer.steps = port_state_get(&engine).steps;
+    answer.stack_bytes = stack_bytes();
+    file = open_file("result.bin", OPEN_WRITE, 10);
+    transfer(SYS_WRITE, file, &answer, sizeof answer);
+    transfer(SYS_WRITE, file, parameters, PORT_MODEL_PARAMETER_BYTES);
+    semihost(SYS_CLOSE, &file);
+    leave(1);
+    return 0;
+}

@@ -1,0 +1,183 @@
+/* Interpreter of the compiled tables, and the interface of port_engine.h. */
+#include <string.h>
+
+#include "../kernels/kernels.h"
+
+uint32_t port_arena_bytes(const port_model *model) { return model->arena_bytes; }
+uint32_t port_parameter_bytes(const port_model *model) { return model->parameter_bytes; }
+uint32_t port_input_bytes(const port_model *model) { return model->input_bytes; }
+uint32_t port_class_count(const port_model *model) { return model->class_count; }
+uint32_t port_step_count(const port_model *model) { return model->step_count ? (uint32_t)model->op_count + model->step_count : 0; }
+const uint8_t *port_model_hash(const port_model *model) { return model->hash; }
+const char *port_model_name(const port_model *model) { return model->name; }
+int port_model_trains(const port_model *model) { return model->step_count > 0; }
+int port_model_has_q88(const port_model *model) { return model->has_q88; }
+
+static int aligned(const void *pointer) { return ((uintptr_t)pointer & (PORT_ALIGNMENT - 1)) == 0; }
+
+port_status port_engine_init(port_engine *engine, const port_model *model, void *arena, size_t arena_bytes,
+                             void *parameters, size_t parameter_bytes) {
+    if (!engine || !model || !arena || (!parameters && model->parameter_bytes)) return PORT_ERROR_ARGUMENT;
+    if (model->abi != PORT_ENGINE_ABI) return PORT_ERROR_MODEL;
+    if (arena_bytes < model->arena_bytes || parameter_bytes < model->parameter_bytes) return PORT_ERROR_MEMORY;
+    if (!aligned(arena) || !aligned(parameters)) return PORT_ERROR_MEMORY;
+    engine->model = model;
+    engine->arena = arena;
+    engine->parameters = parameters;
+    engine->options = (port_options){0.01f, PORT_RULE_STOCHASTIC, 1};
+    engine->state = (port_state){1u, 0u};
+    engine->yield = 0;
+    engine->yield_context = 0;
+    return PORT_OK;
+}
+
+void port_yield_set(port_engine *engine, port_yield yield, void *context) {
+    engine->yield = yield;
+    engine->yield_context = context;
+}
+
+port_status port_parameters_reset(port_engine *engine) {
+    if (engine->model->parameter_bytes) memcpy(engine->parameters, engine->model->parameters, engine->model->parameter_bytes);
+    engine->state = (port_state){1u, 0u};
+    return PORT_OK;
+}
+
+uint8_t *port_parameters(port_engine *engine) { return engine->parameters; }
+void port_state_set(port_engine *engine, port_state state) { engine->state = state; }
+port_state port_state_get(const port_engine *engine) { return engine->state; }
+
+port_status port_options_set(port_engine *engine, const port_options *options) {
+    if (!options || options->rule > PORT_RULE_Q88 || options->scaling > 1) return PORT_ERROR_ARGUMENT;
+    if (!(options->learning_rate >= 0.0f && options->learning_rate <= 1.0e30f)) return PORT_ERROR_ARGUMENT;
+    if (options->rule == PORT_RULE_Q88 && !engine->model->has_q88) return PORT_ERROR_UNSUPPORTED;
+    engine->options = *options;
+    return PORT_OK;
+}
+
+port_status port_input_write(port_engine *engine, uint32_t offset, const int8_t *data, uint32_t length) {
+    const port_model *model = engine->model;
+    if (offset > model->input_bytes || length > model->input_bytes - offset) return PORT_ERROR_RANGE;
+    if (!data && length) return PORT_ERROR_ARGUMENT;
+    if (length) memcpy(engine->arena + model->input_offset + offset, data, length);
+    return PORT_OK;
+}
+
+int8_t *port_input(port_engine *engine) { return (int8_t *)(engine->arena + engine->model->input_offset); }
+
+const float *port_logits(const port_engine *engine) {
+    return (const float *)(const void *)(engine->arena + engine->model->logits_offset);
+}
+
+static port_bound bind(const port_engine *engine, const port_op *op) {
+    port_bound bound;
+    uint8_t *arena = engine->arena, *parameters = engine->parameters;
+    bound.op = op;
+    bound.in = (const int8_t *)(arena + op->in_offset);
+    bound.other = (const int8_t *)(arena + op->other_offset);
+    bound.out = (int8_t *)(arena + op->out_offset);
+    bound.logits = (float *)(void *)(arena + op->out_offset);
+    bound.scratch = op->scratch_offset == PORT_NONE ? 0 : (int16_t *)(void *)(arena + op->scratch_offset);
+    bound.frozen = op->weight;
+    bound.trained = op->trained_rows ? (int8_t *)(parameters + op->weight_offset) : 0;
+    bound.trained_bias = op->bias_offset == PORT_NONE ? 0 : (int32_t *)(void *)(parameters + op->bias_offset);
+    bound.bias = bound.trained_bias ? bound.trained_bias : op->bias;
+    bound.low_bytes = op->q88_offset == PORT_NONE ? 0 : parameters + op->q88_offset;
+    return bound;
+}
+
+static void run_op(const port_bound *bound) {
+    switch (bound->op->kind) {
+#if PORT_SIMD
+    case PORT_OP_CONV: bound->scratch ? port_conv_forward_simd(bound) : port_conv_forward(bound); break;
+    case PORT_OP_DEPTHWISE: port_depthwise_forward_simd(bound); break;
+#else
+    case PORT_OP_CONV: port_conv_forward(bound); break;
+    case PORT_OP_DEPTHWISE: port_depthwise_forward(bound); break;
+#endif
+    case PORT_OP_ADD: port_add_forward(bound); break;
+    case PORT_OP_AVERAGE_POOL: port_average_pool_forward(bound); break;
+    case PORT_OP_MAX_POOL: port_max_pool_forward(bound); break;
+    default: port_classifier_forward(bound); break;
+    }
+}
+
+static void run_input_gradient(const port_bound *bound, const float *gradient, float *target, int accumulate) {
+    switch (bound->op->kind) {
+    case PORT_OP_DEPTHWISE: port_depthwise_input_gradient(bound, gradient, target, accumulate); break;
+    case PORT_OP_AVERAGE_POOL: port_average_pool_input_gradient(bound, gradient, target, accumulate); break;
+    case PORT_OP_MAX_POOL: port_max_pool_input_gradient(bound, gradient, target, accumulate); break;
+    default: port_conv_input_gradient(bound, gradient, target, accumulate); break;
+    }
+}
+
+static void run_weight_update(const port_bound *bound, const float *gradient, port_update *update) {
+    if (bound->op->kind == PORT_OP_DEPTHWISE)
+        port_depthwise_weight_update(bound, gradient, update);
+    else
+        port_conv_weight_update(bound, gradient, update);
+}
+
+/* Every step kind but LOSS. */
+static void run_step(const port_engine *engine, const port_step *step, port_update *update) {
+    port_bound bound = bind(engine, &engine->model->ops[step->op]);
+    float *gradient = (float *)(void *)(engine->arena + step->gradient);
+    float *target = step->target == PORT_NONE ? 0 : (float *)(void *)(engine->arena + step->target);
+    int accumulate = step->flags & PORT_STEP_ACCUMULATE;
+    switch (step->kind) {
+    case PORT_STEP_MASK: port_mask_gradient(&bound, gradient); break;
+    case PORT_STEP_INPUT: run_input_gradient(&bound, gradient, target, accumulate); break;
+    case PORT_STEP_WEIGHT: run_weight_update(&bound, gradient, update); break;
+    case PORT_STEP_BIAS: port_bias_update(&bound, gradient, update); break;
+    default: port_copy_gradient(&bound, gradient, target, accumulate); break;
+    }
+}
+
+static void announce(const port_engine *engine, uint32_t step) {
+    if (engine->yield) engine->yield(engine->yield_context, step);
+}
+
+port_status port_infer(port_engine *engine, port_result *result) {
+    const port_model *model = engine->model;
+    if (!result) return PORT_ERROR_ARGUMENT;
+    for (uint16_t i = 0; i < model->op_count; i++) {
+        port_bound bound = bind(engine, &model->ops[i]);
+        run_op(&bound);
+        announce(engine, i);
+    }
+    const float *logits = port_logits(engine);
+    uint16_t best = 0;
+    for (uint16_t i = 1; i < model->class_count; i++)
+        if (logits[i] > logits[best]) best = i;
+    *result = (port_result){0.0f, best, 0};
+    return PORT_OK;
+}
+
+port_status port_eval(port_engine *engine, uint16_t label, port_result *result) {
+    if (label >= engine->model->class_count) return PORT_ERROR_RANGE;
+    port_status status = port_infer(engine, result);
+    if (status != PORT_OK) return status;
+    result->loss = port_loss(port_logits(engine), engine->model->class_count, label);
+    result->correct = result->predicted == label;
+    return PORT_OK;
+}
+
+port_status port_train(port_engine *engine, uint16_t label, port_result *result) {
+    const port_model *model = engine->model;
+    if (!model->step_count) return PORT_ERROR_UNSUPPORTED;
+    if (label >= model->class_count) return PORT_ERROR_RANGE;
+    port_status status = port_infer(engine, result);
+    if (status != PORT_OK) return status;
+    port_update update = {engine->options.learning_rate, engine->options.rule, engine->options.scaling, engine->state.generator};
+    for (uint16_t i = 0; i < model->step_count; i++) {
+        const port_step *step = &model->steps[i];
+        if (step->kind == PORT_STEP_LOSS)
+            result->loss = port_loss_gradient((float *)(void *)(engine->arena + step->gradient), model->class_count, label);
+        else
+            run_step(engine, step, &update);
+        announce(engine, (uint32_t)model->op_count + i);
+    }
+    result->correct = result->predicted == label;
+    engine->state.generator = update.generator;
+    engine->state.steps++;
+    return PORT_OK;
+}

@@ -1,0 +1,128 @@
+/* PORT engine: int8 inference and in-place training of one compiled model.
+ *
+ * The engine is an interpreter of const tables that planner/mcu generates (port_model.h). It allocates nothing and keeps
+ * no mutable file-scope state: the caller owns the engine struct, the arena (activations and gradients) and the
+ * parameters (the trainable weights and biases). The same sources give the same bits on x86-64, Cortex-M4F, M7F, M3 and
+ * M0; build them with -ffp-contract=off and without -ffast-math.
+ *
+ * Call order: port_engine_init, port_parameters_reset (or write a snapshot into the parameters), port_options_set, then per
+ * sample port_input_write and one of port_infer, port_eval, port_train. Inference and training may overwrite the input,
+ * so every sample is written again.
+ *
+ * Generated beside the model (model.h): PORT_MODEL_ARENA_BYTES, PORT_MODEL_PARAMETER_BYTES, PORT_MODEL_INPUT_BYTES,
+ * PORT_MODEL_CLASS_COUNT, PORT_MODEL_NAME and `extern const port_model port_generated_model;`.
+ */
+#ifndef PORT_ENGINE_H
+#define PORT_ENGINE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PORT_ENGINE_ABI 1u        /* changes whenever port_model.h does; compared by port_engine_init */
+#define PORT_MODEL_HASH_BYTES 32u /* SHA-256 of the model's tables and weights, made by the compiler */
+#define PORT_ALIGNMENT 8u         /* of the arena and of the parameters */
+
+typedef struct port_model port_model; /* tables: port_model.h */
+
+typedef enum port_status {
+    PORT_OK = 0,
+    PORT_ERROR_ARGUMENT = 1,    /* null pointer, rule or learning rate outside its range */
+    PORT_ERROR_MEMORY = 2,      /* a buffer is too small or not aligned to PORT_ALIGNMENT */
+    PORT_ERROR_MODEL = 3,       /* tables of another ABI: generate the model again */
+    PORT_ERROR_RANGE = 4,       /* offset, length or label outside the model */
+    PORT_ERROR_UNSUPPORTED = 5, /* training an inference-only model, or Q8.8 without its storage */
+} port_status;
+
+/* How `weight -= step` is rounded to int8. Numbers are wire format. */
+typedef enum port_rule {
+    PORT_RULE_STOCHASTIC = 0, /* floor(value + u), u uniform in [0, 1): unbiased, no extra RAM; the default */
+    PORT_RULE_NEAREST = 1,    /* half away from zero: loses every step below half a quantum */
+    PORT_RULE_TRUNCATE = 2,   /* C conversion, as TinyEngine does: decays weights towards zero */
+    PORT_RULE_Q88 = 3,        /* nearest on a 16-bit value, one extra byte per trainable weight */
+} port_rule;
+
+typedef struct port_options {
+    float learning_rate; /* finite, >= 0 */
+    uint8_t rule;        /* port_rule */
+    uint8_t scaling;     /* 1: quantisation-aware scaling, step = rate * gradient / scale; 0: rate * gradient * scale */
+} port_options;
+
+/* All that a checkpoint needs beside the parameter bytes and the options. */
+typedef struct port_state {
+    uint32_t generator; /* of the stochastic rounding */
+    uint32_t steps;     /* training samples since the parameters were reset */
+} port_state;
+
+typedef struct port_result {
+    float loss;        /* cross entropy in nats; 0 from port_infer */
+    uint16_t predicted;
+    uint8_t correct;   /* 1 if predicted == label; 0 from port_infer */
+} port_result;
+
+/* Called after every table step (a layer, or one gradient or update), for the watchdog; must not touch the engine.
+ * `step` counts from 0 within one port_infer, port_eval or port_train. */
+typedef void (*port_yield)(void *context, uint32_t step);
+
+typedef struct port_engine { /* caller-owned; treat as opaque */
+    const port_model *model;
+    uint8_t *arena;
+    uint8_t *parameters;
+    port_options options;
+    port_state state;
+    port_yield yield;
+    void *yield_context;
+} port_engine;
+
+/* Sizes, before any memory is given. */
+uint32_t port_arena_bytes(const port_model *model);     /* training included, if the model trains */
+uint32_t port_parameter_bytes(const port_model *model); /* trainable biases, weights and Q8.8 low bytes */
+uint32_t port_input_bytes(const port_model *model);     /* one sample, int8, [height][width][channel] */
+uint32_t port_class_count(const port_model *model);
+uint32_t port_step_count(const port_model *model);      /* table steps of one training sample, 0 if inference only */
+const uint8_t *port_model_hash(const port_model *model); /* PORT_MODEL_HASH_BYTES bytes */
+const char *port_model_name(const port_model *model);
+int port_model_trains(const port_model *model);
+int port_model_has_q88(const port_model *model);
+
+/* Bind an engine to a model and to memory. Options become { 0.01, STOCHASTIC, 1 }, generator 1, steps 0; the parameters are not touched. */
+port_status port_engine_init(port_engine *engine, const port_model *model, void *arena, size_t arena_bytes,
+                             void *parameters, size_t parameter_bytes);
+void port_yield_set(port_engine *engine, port_yield yield, void *context);
+
+/* Copy the initial parameters out of the flash image; generator and steps as after init. */
+port_status port_parameters_reset(port_engine *engine);
+/* The mutable region itself: parameter bytes [0, port_parameter_bytes), for LOAD, READ, CRC and snapshots. */
+uint8_t *port_parameters(port_engine *engine);
+
+port_status port_options_set(port_engine *engine, const port_options *options);
+void port_state_set(port_engine *engine, port_state state); /* any value is legal */
+port_state port_state_get(const port_engine *engine);
+
+/* Copy part of a sample into the input tensor: [offset, offset + length) of port_input_bytes. */
+port_status port_input_write(port_engine *engine, uint32_t offset, const int8_t *data, uint32_t length);
+
+/* The input tensor itself, port_input_bytes long, for drivers that can fill it in place. */
+int8_t *port_input(port_engine *engine);
+
+/* Logits of the last infer or eval (class_count floats in the arena), valid until the next input is written. */
+const float *port_logits(const port_engine *engine);
+
+port_status port_infer(port_engine *engine, port_result *result);
+port_status port_eval(port_engine *engine, uint16_t label, port_result *result);
+port_status port_train(port_engine *engine, uint16_t label, port_result *result);
+
+/* Host-side convenience: `count` samples laid out one after the other, taken in `order` (null: 0, 1, ...).
+ * Adds up loss and correct predictions. */
+port_status port_train_many(port_engine *engine, const int8_t *inputs, const uint16_t *labels, const uint32_t *order,
+                            uint32_t count, float *loss_sum, uint32_t *correct);
+port_status port_eval_many(port_engine *engine, const int8_t *inputs, const uint16_t *labels, uint32_t count,
+                           float *loss_sum, uint32_t *correct);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

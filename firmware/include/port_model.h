@@ -1,0 +1,77 @@
+/* Tables of one compiled model, as planner/mcu/emit.py writes them. Everything here is const and lives in flash.
+ *
+ * Tensors are [height][width][channel]; a sensor stream (1-D convolution) is an image of height 1. Activations are int8
+ * with a zero point, gradients are fp32 in the real (not the quantised) domain. All offsets count bytes from the start
+ * of the arena, except the parameter offsets, which count from the start of the parameters.
+ */
+#ifndef PORT_MODEL_H
+#define PORT_MODEL_H
+
+#include "port_engine.h"
+
+#define PORT_NONE 0xFFFFFFFFu /* no such offset */
+
+enum port_op_kind {
+    PORT_OP_CONV = 1,         /* weights [out_c][kernel_h][kernel_w][in_c]; pointwise and fully connected are 1x1 */
+    PORT_OP_DEPTHWISE = 2,    /* weights [kernel_h][kernel_w][channel] */
+    PORT_OP_ADD = 3,          /* residual: in + other */
+    PORT_OP_AVERAGE_POOL = 4, /* window kernel_h x kernel_w, divisor = the whole window, zero point and scale unchanged */
+    PORT_OP_MAX_POOL = 5,
+    PORT_OP_CLASSIFIER = 6,   /* fully connected on in_h * in_w * in_c inputs, float logits; always the last one */
+};
+
+typedef struct port_op {
+    uint8_t kind;
+    uint8_t kernel_h, kernel_w, stride_h, stride_w, pad_top, pad_left;
+    int8_t in_zero, other_zero, out_zero;
+    int8_t out_min, out_max; /* clamp of the output: ReLU, ReLU6 or saturation */
+    uint8_t add_shift;
+    uint16_t in_h, in_w, in_c;
+    uint16_t out_h, out_w, out_c;
+    uint16_t trained_rows;   /* output channels [0, trained_rows) have their weights in the parameters (depthwise: 0 or all) */
+    uint32_t in_offset, other_offset, out_offset;
+    uint32_t scratch_offset; /* int16 columns of the SIMD kernels, PORT_NONE: use the scalar kernel */
+    uint32_t weight_offset;  /* of the trained rows, in the parameters */
+    uint32_t bias_offset;    /* int32[out_c] in the parameters, PORT_NONE: frozen */
+    uint32_t q88_offset;     /* low bytes of the trained rows, in the parameters, PORT_NONE: none */
+    const int8_t *weight;    /* frozen rows [trained_rows, out_c) */
+    const int32_t *bias;     /* frozen, or null */
+    /* real multiplier in_scale * weight_scale[o] / out_scale = multiplier[o] / 2^shift[o], 33 <= shift <= 62 */
+    const int32_t *multiplier;
+    const uint8_t *shift;
+    const float *weight_scale; /* [out_c] */
+    float in_scale;
+    int32_t add_in, add_other; /* residual add: (in - in_zero) * add_in + (other - other_zero) * add_other, >> add_shift */
+} port_op;
+
+enum port_step_kind {
+    PORT_STEP_LOSS = 1,    /* logits -> softmax - onehot, in place: d(cross entropy)/d(logits) */
+    PORT_STEP_MASK = 2,    /* zero `gradient` where the op's stored output sits on its clamp */
+    PORT_STEP_INPUT = 3,   /* gradient of the op's output -> gradient of its input */
+    PORT_STEP_WEIGHT = 4,  /* gradient and update of the trained rows, one weight after the other, in place */
+    PORT_STEP_BIAS = 5,    /* gradient and update of the bias */
+    PORT_STEP_COPY = 6,    /* the skip branch of a residual add: copy or accumulate */
+};
+
+#define PORT_STEP_ACCUMULATE 1u /* flag: add to the target instead of overwriting it */
+
+typedef struct port_step {
+    uint8_t kind, flags;
+    uint16_t op;
+    uint32_t gradient; /* of the op's output */
+    uint32_t target;   /* gradient of the op's input (INPUT, COPY), else PORT_NONE */
+} port_step;
+
+struct port_model {
+    uint32_t abi; /* PORT_ENGINE_ABI of the generator */
+    uint8_t hash[PORT_MODEL_HASH_BYTES];
+    const char *name;
+    uint32_t arena_bytes, parameter_bytes, input_offset, input_bytes, logits_offset;
+    uint16_t class_count, op_count, step_count; /* step_count: backward steps, 0 if inference only */
+    uint8_t has_q88;
+    const port_op *ops;
+    const port_step *steps;
+    const uint8_t *parameters; /* initial image, parameter_bytes long, little endian */
+};
+
+#endif

@@ -1,0 +1,227 @@
+/* Backward of convolution and classifier. Every sum starts at +0 and runs in the order of its comment; the 4x4 tiles only
+ * keep sixteen such sums in registers at once, so a tile and its plain loop give the same bits.
+ */
+#include "geometry.h"
+#include "kernels.h"
+#include "update.h"
+
+enum { TILE = 4 };
+
+/* Output positions whose tap `offset` of the kernel falls inside the input. */
+typedef struct span {
+    int32_t first, last;
+} span;
+
+static span touching(int32_t tap, int32_t stride, int32_t pad, int32_t in, int32_t out) {
+    span range;
+    int32_t low = pad - tap, high = in + pad - tap; /* low <= position * stride < high */
+    range.first = low <= 0 ? 0 : (low + stride - 1) / stride;
+    range.last = high <= 0 ? 0 : (high + stride - 1) / stride;
+    if (range.last > out) range.last = out;
+    if (range.first > range.last) range.first = range.last;
+    return range;
+}
+
+/* ---- gradient of the input --------------------------------------------------------------------------------------- */
+
+static float store(float *target, float sum, int accumulate) { return *target = accumulate ? *target + sum : sum; }
+
+/* Four neighbouring pixels times four channels: sum over o of (dy[o] * scale[o]) * w[o][c]. */
+static void input_tile(const port_bound *bound, const float *dy, float *dx, int32_t c, int accumulate) {
+    const port_op *op = bound->op;
+    int32_t out_c = op->out_c, in_c = op->in_c;
+    float a0 = 0, a1 = 0, a2 = 0, a3 = 0, b0 = 0, b1 = 0, b2 = 0, b3 = 0;
+    float c0 = 0, c1 = 0, c2 = 0, c3 = 0, d0 = 0, d1 = 0, d2 = 0, d3 = 0;
+    const float *p0 = dy, *p1 = dy + out_c, *p2 = dy + 2 * out_c, *p3 = dy + 3 * out_c, *scale = op->weight_scale;
+    for (int segment = 0; segment < 2; segment++) {
+        const int8_t *w = (segment ? bound->frozen : bound->trained) + c;
+        int32_t rows = segment ? out_c - op->trained_rows : op->trained_rows;
+        for (; rows > 0; rows--, w += in_c) {
+            float s = *scale++, g0 = *p0++ * s, g1 = *p1++ * s, g2 = *p2++ * s, g3 = *p3++ * s;
+#if PORT_SKIP_ZERO_GRADIENTS
+            if (g0 == 0.0f && g1 == 0.0f && g2 == 0.0f && g3 == 0.0f) continue;
+#endif
+            float w0 = (float)w[0], w1 = (float)w[1], w2 = (float)w[2], w3 = (float)w[3];
+            a0 += g0 * w0, a1 += g0 * w1, a2 += g0 * w2, a3 += g0 * w3;
+            b0 += g1 * w0, b1 += g1 * w1, b2 += g1 * w2, b3 += g1 * w3;
+            c0 += g2 * w0, c1 += g2 * w1, c2 += g2 * w2, c3 += g2 * w3;
+            d0 += g3 * w0, d1 += g3 * w1, d2 += g3 * w2, d3 += g3 * w3;
+        }
+    }
+    store(dx, a0, accumulate), store(dx + 1, a1, accumulate), store(dx + 2, a2, accumulate), store(dx + 3, a3, accumulate);
+    dx += in_c;
+    store(dx, b0, accumulate), store(dx + 1, b1, accumulate), store(dx + 2, b2, accumulate), store(dx + 3, b3, accumulate);
+    dx += in_c;
+    store(dx, c0, accumulate), store(dx + 1, c1, accumulate), store(dx + 2, c2, accumulate), store(dx + 3, c3, accumulate);
+    dx += in_c;
+    store(dx, d0, accumulate), store(dx + 1, d1, accumulate), store(dx + 2, d2, accumulate), store(dx + 3, d3, accumulate);
+}
+
+/* Adds one tap's rows o = first .. first + rows - 1 to `sum`; w is row `first` at that tap and channel. */
+static float add_rows(float sum, const float *dy, const float *scale, const int8_t *w, int32_t rows, int32_t row_bytes) {
+    for (int32_t o = 0; o < rows; o++, w += row_bytes) {
+        float g = dy[o] * scale[o];
+#if PORT_SKIP_ZERO_GRADIENTS
+        if (g == 0.0f) continue;
+#endif
+        sum += g * (float)*w;
+    }
+    return sum;
+}
+
+/* One input value: sum over the taps (u, v), then o, of (dy[o] * scale[o]) * w[o][u][v][c]. */
+static float input_value(const port_bound *bound, const float *gradient, int32_t y, int32_t x, int32_t c) {
+    const port_op *op = bound->op;
+    int32_t row_bytes = op->kernel_h * op->kernel_w * op->in_c, trained = op->trained_rows;
+    float sum = 0.0f;
+    for (int32_t u = 0; u < op->kernel_h; u++) {
+        int32_t i = y + op->pad_top - u;
+        if (i < 0 || i % op->stride_h || i / op->stride_h >= op->out_h) continue;
+        for (int32_t v = 0; v < op->kernel_w; v++) {
+            int32_t j = x + op->pad_left - v, tap = (u * op->kernel_w + v) * op->in_c + c;
+            if (j < 0 || j % op->stride_w || j / op->stride_w >= op->out_w) continue;
+            const float *dy = gradient + ((i / op->stride_h) * op->out_w + j / op->stride_w) * op->out_c;
+            if (trained) sum = add_rows(sum, dy, op->weight_scale, bound->trained + tap, trained, row_bytes);
+            if (trained < op->out_c)
+                sum = add_rows(sum, dy + trained, op->weight_scale + trained, bound->frozen + tap, op->out_c - trained, row_bytes);
+        }
+    }
+    return sum;
+}
+
+static int is_pointwise(const port_op *op) {
+    return op->kernel_h == 1 && op->kernel_w == 1 && op->stride_h == 1 && op->stride_w == 1;
+}
+
+void port_conv_input_gradient(const port_bound *bound, const float *gradient, float *target, int accumulate) {
+    const port_op *op = bound->op;
+    int32_t pixels = op->in_h * op->in_w, in_c = op->in_c, tiled_pixels = 0, tiled_c = 0;
+    if (is_pointwise(op)) {
+        tiled_pixels = pixels - pixels % TILE;
+        tiled_c = in_c - in_c % TILE;
+    }
+    for (int32_t p = 0; p < tiled_pixels; p += TILE)
+        for (int32_t c = 0; c < tiled_c; c += TILE)
+            input_tile(bound, gradient + p * op->out_c, target + p * in_c + c, c, accumulate);
+    for (int32_t p = 0; p < pixels; p++)
+        for (int32_t c = p < tiled_pixels ? tiled_c : 0; c < in_c; c++)
+            store(target + p * in_c + c, input_value(bound, gradient, p / op->in_w, p % op->in_w, c), accumulate);
+}
+
+/* ---- gradient and update of the weights -------------------------------------------------------------------------- */
+
+/* The output pixels that one tap sums over: `rows` runs of `columns`, with the steps between neighbours. */
+typedef struct walk {
+    const float *dy;
+    const int8_t *x;
+    int32_t rows, columns;
+    int32_t dy_column, x_column, dy_row, x_row;
+} walk;
+
+static walk walk_tap(const port_bound *bound, const float *gradient, int32_t u, int32_t v) {
+    const port_op *op = bound->op;
+    span vertical = touching(u, op->stride_h, op->pad_top, op->in_h, op->out_h);
+    span horizontal = touching(v, op->stride_w, op->pad_left, op->in_w, op->out_w);
+    walk w;
+    int32_t y = vertical.first * op->stride_h + u - op->pad_top, x = horizontal.first * op->stride_w + v - op->pad_left;
+    w.dy = gradient + (vertical.first * op->out_w + horizontal.first) * op->out_c;
+    w.x = bound->in + (y * op->in_w + x) * op->in_c;
+    w.rows = vertical.last - vertical.first, w.columns = horizontal.last - horizontal.first;
+    w.dy_column = op->out_c, w.x_column = op->stride_w * op->in_c;
+    w.dy_row = op->out_w * op->out_c, w.x_row = op->stride_h * op->in_w * op->in_c;
+    if (is_pointwise(op)) w.columns *= w.rows, w.rows = w.columns ? 1 : 0;
+    return w;
+}
+
+/* sums[a][b] = sum over the pixels, row by row, of dy[o + a] * (x[c + b] - zero), for a full 4x4 tile. */
+static void weight_tile(const walk *w, int32_t o, int32_t c, int32_t zero, float sums[TILE][TILE]) {
+    float a0 = 0, a1 = 0, a2 = 0, a3 = 0, b0 = 0, b1 = 0, b2 = 0, b3 = 0;
+    float c0 = 0, c1 = 0, c2 = 0, c3 = 0, d0 = 0, d1 = 0, d2 = 0, d3 = 0;
+    for (int32_t row = 0; row < w->rows; row++) {
+        const float *dy = w->dy + row * w->dy_row + o;
+        const int8_t *x = w->x + row * w->x_row + c;
+        for (int32_t left = w->columns; left > 0; left--, dy += w->dy_column, x += w->x_column) {
+            float g0 = dy[0], g1 = dy[1], g2 = dy[2], g3 = dy[3];
+#if PORT_SKIP_ZERO_GRADIENTS
+            if (g0 == 0.0f && g1 == 0.0f && g2 == 0.0f && g3 == 0.0f) continue;
+#endif
+            float x0 = (float)(x[0] - zero), x1 = (float)(x[1] - zero), x2 = (float)(x[2] - zero), x3 = (float)(x[3] - zero);
+            a0 += g0 * x0, a1 += g0 * x1, a2 += g0 * x2, a3 += g0 * x3;
+            b0 += g1 * x0, b1 += g1 * x1, b2 += g1 * x2, b3 += g1 * x3;
+            c0 += g2 * x0, c1 += g2 * x1, c2 += g2 * x2, c3 += g2 * x3;
+            d0 += g3 * x0, d1 += g3 * x1, d2 += g3 * x2, d3 += g3 * x3;
+        }
+    }
+    sums[0][0] = a0, sums[0][1] = a1, sums[0][2] = a2, sums[0][3] = a3;
+    sums[1][0] = b0, sums[1][1] = b1, sums[1][2] = b2, sums[1][3] = b3;
+    sums[2][0] = c0, sums[2][1] = c1, sums[2][2] = c2, sums[2][3] = c3;
+    sums[3][0] = d0, sums[3][1] = d1, sums[3][2] = d2, sums[3][3] = d3;
+}
+
+/* One of the same sums, for the edges of the weight matrix. */
+static float weight_value(const walk *w, int32_t o, int32_t c, int32_t zero) {
+    float sum = 0.0f;
+    for (int32_t row = 0; row < w->rows; row++) {
+        const float *dy = w->dy + row * w->dy_row + o;
+        const int8_t *x = w->x + row * w->x_row + c;
+        for (int32_t left = w->columns; left > 0; left--, dy += w->dy_column, x += w->x_column) {
+#if PORT_SKIP_ZERO_GRADIENTS
+            if (*dy == 0.0f) continue;
+#endif
+            sum += *dy * (float)(*x - zero);
+        }
+    }
+    return sum;
+}
+
+/* Updates the tile's weights in the order a, b: the order in which random numbers are drawn. */
+static void update_tile(const port_bound *bound, const walk *w, int32_t o, int32_t tap, int32_t c, port_update *update) {
+    const port_op *op = bound->op;
+    int32_t row_bytes = op->kernel_h * op->kernel_w * op->in_c;
+    int32_t rows = op->trained_rows - o < TILE ? op->trained_rows - o : TILE, columns = op->in_c - c < TILE ? op->in_c - c : TILE;
+    float sums[TILE][TILE];
+    if (rows == TILE && columns == TILE) {
+        weight_tile(w, o, c, op->in_zero, sums);
+    } else {
+        for (int32_t a = 0; a < rows; a++)
+            for (int32_t b = 0; b < columns; b++) sums[a][b] = weight_value(w, o + a, c + b, op->in_zero);
+    }
+    for (int32_t a = 0; a < rows; a++) {
+        float size = port_step_size(update, op->weight_scale[o + a]) * op->in_scale;
+        int32_t at = (o + a) * row_bytes + tap * op->in_c + c;
+        for (int32_t b = 0; b < columns; b++, at++)
+            if (sums[a][b] != 0.0f)
+                port_apply_weight(update, bound->trained + at, bound->low_bytes ? bound->low_bytes + at : 0, size * sums[a][b]);
+    }
+}
+
+void port_conv_weight_update(const port_bound *bound, const float *gradient, port_update *update) {
+    const port_op *op = bound->op;
+    for (int32_t u = 0; u < op->kernel_h; u++) {
+        for (int32_t v = 0; v < op->kernel_w; v++) {
+            walk w = walk_tap(bound, gradient, u, v);
+            for (int32_t o = 0; o < op->trained_rows; o += TILE)
+                for (int32_t c = 0; c < op->in_c; c += TILE) update_tile(bound, &w, o, u * op->kernel_w + v, c, update);
+        }
+    }
+}
+
+/* ---- bias, of convolution, depthwise and classifier alike -------------------------------------------------------- */
+
+/* Bias is int32 at scale in_scale * weight_scale: finer than the weights, but the rule holds for it too. */
+void port_bias_update(const port_bound *bound, const float *gradient, port_update *update) {
+    const port_op *op = bound->op;
+    const int32_t limit = (int32_t)1 << 30;
+    int32_t pixels = op->out_h * op->out_w;
+    for (int32_t o = 0; o < op->out_c; o++) {
+        float sum = 0.0f;
+        for (int32_t p = 0; p < pixels; p++) sum += gradient[p * op->out_c + o];
+        if (sum == 0.0f) continue;
+        float step = port_limit(port_step_size(update, op->in_scale * op->weight_scale[o]) * sum, 1.0e8f);
+        int32_t change = update->rule == PORT_RULE_STOCHASTIC ? port_floor(port_uniform(&update->generator) - step)
+                         : update->rule == PORT_RULE_TRUNCATE ? -(int32_t)step
+                                                              : -port_round_half_away(step);
+        int32_t value = bound->trained_bias[o] + change; /* |bias| <= 2^30, |change| <= 10^8: no overflow */
+        bound->trained_bias[o] = value > limit ? limit : value < -limit ? -limit : value;
+    }
+}

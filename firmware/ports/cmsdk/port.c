@@ -1,0 +1,142 @@
+/* ARM MPS2 with a Cortex-M3, M4F or M7F (AN385, AN386, AN500; QEMU's mps2-an385, -an386, -an500): CMSDK peripherals.
+ *
+ * Source: Arm DDI 0479 (Cortex-M System Design Kit) chapter 4, UART, watchdog; DAI 0385/0386/0400 for addresses.
+ * The board's flash is RAM loaded by the debugger, so the two snapshot slots live in its PSRAM, which the
+ * simulator backs with a file. */
+#include <string.h>
+
+#include "cortexm.h"
+#include "port.h"
+#include "receive_ring.h"
+
+#define UART_DATA REGISTER(0x40004000u)
+#define UART_STATE REGISTER(0x40004004u)
+#define UART_CONTROL REGISTER(0x40004008u)
+#define UART_INTERRUPT REGISTER(0x4000400Cu)
+#define UART_DIVIDER REGISTER(0x40004010u)
+#define STATE_TX_FULL 1u
+#define STATE_RX_FULL 2u
+#define STATE_RX_OVERRUN 8u
+#define CONTROL_TX 1u
+#define CONTROL_RX 2u
+#define CONTROL_RX_INTERRUPT 8u
+#define INTERRUPT_RX 2u
+#define CLOCK_HZ 25000000u
+#define BAUD 115200u
+
+#define WATCHDOG_LOAD REGISTER(0x40008000u)
+#define WATCHDOG_CONTROL REGISTER(0x40008008u)
+#define WATCHDOG_CLEAR REGISTER(0x4000800Cu)
+#define WATCHDOG_LOCK REGISTER(0x40008C00u)
+#define WATCHDOG_UNLOCK 0x1ACCE551u
+#define WATCHDOG_ON 3u           /* interrupt at the first expiry, reset at the second */
+#define WATCHDOG_SECONDS 20u     /* far above one layer on a slow emulator */
+
+const struct port_board PORT_BOARD = {PORT_BOARD_NAME, PORT_RAM_BYTES, PORT_FLASH_BYTES, CLOCK_HZ};
+
+static struct receive_ring ring;
+
+void port_uart_interrupt(void)
+{
+    UART_INTERRUPT = INTERRUPT_RX;
+    while (UART_STATE & STATE_RX_FULL) {
+        receive_ring_put(&ring, (uint8_t)UART_DATA);
+    }
+    if (UART_STATE & STATE_RX_OVERRUN) {
+        UART_STATE = STATE_RX_OVERRUN;
+        ring.overruns++;
+    }
+}
+
+void port_init(void)
+{
+    UART_DIVIDER = CLOCK_HZ / BAUD;
+    UART_CONTROL = CONTROL_TX | CONTROL_RX | CONTROL_RX_INTERRUPT;
+    cortexm_enable_interrupt(PORT_UART_INTERRUPT);
+    cortexm_ticks_start();
+    WATCHDOG_LOCK = WATCHDOG_UNLOCK;
+    WATCHDOG_LOAD = CLOCK_HZ / 2u * WATCHDOG_SECONDS;
+    WATCHDOG_CONTROL = WATCHDOG_ON;
+}
+
+int port_uart_get(void)
+{
+    return receive_ring_get(&ring);
+}
+
+void port_uart_put(uint8_t byte)
+{
+    while (UART_STATE & STATE_TX_FULL) {
+    }
+    UART_DATA = byte;
+}
+
+uint32_t port_uart_overruns(void)
+{
+    return ring.overruns;
+}
+
+int port_uart_attention(void)
+{
+    return receive_ring_attention(&ring);
+}
+
+void port_idle(void)
+{
+    cortexm_wait(&ring);
+}
+
+void port_watchdog_feed(void)
+{
+    WATCHDOG_CLEAR = 1;
+}
+
+uint32_t port_chip_reset_reason(void)
+{
+    return RESET_POWER;
+}
+
+uint64_t port_ticks(void)
+{
+    return cortexm_ticks();
+}
+
+void port_serial(uint8_t serial[8])
+{
+    memset(serial, 0, 8);
+}
+
+uint32_t port_entropy(void)
+{
+    return 0;
+}
+
+static uint8_t *slot_at(uint32_t slot)
+{
+    return (uint8_t *)(uintptr_t)(PORT_STORAGE_ORIGIN + slot * PORT_SLOT_BYTES);
+}
+
+uint32_t port_slot_bytes(void)
+{
+    return PORT_SLOT_BYTES;
+}
+
+const uint8_t *port_slot(uint32_t slot)
+{
+    return slot_at(slot);
+}
+
+int port_slot_erase(uint32_t slot)
+{
+    memset(slot_at(slot), 0xFF, PORT_SLOT_BYTES);
+    return 0;
+}
+
+int port_slot_write(uint32_t slot, uint32_t offset, const void *data, uint32_t size)
+{
+    if (offset > PORT_SLOT_BYTES || size > PORT_SLOT_BYTES - offset) {
+        return 1;
+    }
+    memcpy(slot_at(slot) + offset, data, size);
+    return 0;
+}

@@ -1,0 +1,8 @@
+#ifndef PORT_FIRMWARE_VERSION_H
+#define PORT_FIRMWARE_VERSION_H
+
+#define FIRMWARE_MAJOR 0u
+#define FIRMWARE_MINOR 1u
+#define FIRMWARE_PATCH 0u
+
+#endif

@@ -1,0 +1,58 @@
+"""What a step costs on one device: seconds, joules and workspace per operator, bandwidth of flash, watts at rest."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class OpCost:
+    """Cost of one operator: seconds of one run, bytes of workspace beyond operands and outputs."""
+
+    seconds: float
+    workspace_bytes: int
+    joules: float
+
+
+@dataclass(frozen=True, slots=True)
+class Flash:
+    """A paging target: sustained bandwidth, latency per transfer and energy per byte, both ways.
+
+    `endurance_bytes` is what can be written before the medium wears out; None where nobody knows.
+    """
+
+    name: str
+    read_bytes_per_s: float
+    write_bytes_per_s: float
+    latency_s: float
+    read_joules_per_byte: float
+    write_joules_per_byte: float
+    endurance_bytes: float | None = None
+
+    def read_seconds(self, nbytes: int) -> float:
+        return self.latency_s + nbytes / self.read_bytes_per_s
+
+    def write_seconds(self, nbytes: int) -> float:
+        return self.latency_s + nbytes / self.write_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCosts:
+    """What does not depend on the operator.
+
+    `base_bytes` is the resident memory of a worker that has loaded torch and the program but no tensors, plus what
+    was measured to stay unplanned (scratch of kernels, allocator slack). `static_watts` burn as long as the step lasts.
+    """
+
+    name: str
+    base_bytes: int
+    static_watts: float
+    compute_watts: float
+    flash: Flash
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Costs of every op of a graph, in the order of its ops, on one device."""
+
+    device: DeviceCosts
+    ops: tuple[OpCost, ...]

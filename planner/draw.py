@@ -1,0 +1,241 @@
+"""Draws a plan: tensors over time, coloured by what happens to them, above the memory curve and the budget line.
+
+SVG and HTML are written here, PNG with matplotlib where it is installed.
+"""
+
+import enum
+import html
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.costs import CostTable
+from planner.errors import PortError
+from planner.graph import Role, StepGraph
+from planner.plan import Action, Decision, Plan
+from planner.program import Program, expand
+from planner.units import format_bytes, format_joules, format_seconds
+
+
+class DrawError(PortError):
+    """A drawing that cannot be made here."""
+
+    exit_code = 2
+
+
+class Shade(enum.Enum):
+    """What happens to a tensor for a while; the value is its colour."""
+
+    KEEP = "#5b8db8"
+    RECOMPUTE = "#e09f3e"
+    PAGE_OUT = "#9e2a2b"
+    PAGE_IN = "#4f772d"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One tensor resident from op `start` to op `stop` (exclusive)."""
+
+    lane: int
+    start: int
+    stop: int
+    shade: Shade
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What to draw: lanes (tensor names and bytes), bars, memory per op, seconds at which each op starts."""
+
+    lanes: tuple[tuple[str, int], ...]
+    bars: tuple[Bar, ...]
+    memory: tuple[int, ...]
+    moments: tuple[float, ...]
+    budget_bytes: int
+    title: str
+
+
+def drawing(graph: StepGraph, costs: CostTable, plan: Plan, *, most: int = 120) -> Drawing:
+    """Return the drawing of `plan`, with the `most` largest tensors that live through more than one op."""
+    program = expand(graph, costs, plan)
+    ordered = program.graph
+    order = plan.order or tuple(range(len(graph.ops)))
+    moments, clock = [], 0.0
+    for i in order:
+        moments.append(clock)
+        clock += costs.ops[i].seconds
+    chosen = sorted(
+        (s for s, uses in enumerate(ordered.uses) if len(uses) > 1),
+        key=lambda s: -ordered.storages[s].nbytes,
+    )[:most]
+    chosen.sort(key=lambda s: ordered.uses[s][0])
+    decisions: dict[int, list[Decision]] = defaultdict(list)
+    for d in plan.decisions:
+        decisions[d.storage].append(d)
+    bars: list[Bar] = []
+    for lane, s in enumerate(chosen):
+        bars += _bars(ordered, lane, s, decisions[s])
+    lanes = tuple((ordered.storages[s].name or f"storage {s}", ordered.storages[s].nbytes) for s in chosen)
+    return Drawing(lanes, tuple(bars), program.timeline, (*moments, clock), plan.ram_bytes, _title(program, plan))
+
+
+def _title(program: Program, plan: Plan) -> str:
+    parts = [
+        plan.strategy, f"peak {format_bytes(program.peak_bytes)}", format_seconds(program.seconds),
+        format_joules(program.joules), f"{format_bytes(program.written_bytes)} written",
+    ]  # fmt: skip
+    return ", ".join(parts)
+
+
+def _bars(graph: StepGraph, lane: int, s: int, decisions: list[Decision]) -> list[Bar]:
+    """Return when storage `s` is resident: from each return to the next leave."""
+    n, uses = len(graph.ops), graph.uses[s]
+    temporary = graph.storages[s].role is Role.TEMPORARY
+    start, stop = (uses[0], uses[-1] + 1) if temporary else (0, n)
+    found: list[Bar] = []
+    gaps = sorted((d for d in decisions if d.action is not Action.TRANSIENT), key=lambda d: d.after)
+    shade = Shade.KEEP
+    wrapping = next((d for d in gaps if d.before <= d.after), None)
+    if wrapping is not None:
+        start, shade = wrapping.before, Shade.PAGE_IN
+    for d in gaps:
+        leaving = Shade.PAGE_OUT if d.action is Action.PAGE else shade
+        end = d.after + 1
+        if end > start:
+            found += _split(lane, start, end, shade, leaving)
+        if d is wrapping:
+            start = stop
+            break
+        start, shade = d.before, Shade.PAGE_IN if d.action is Action.PAGE else Shade.RECOMPUTE
+    if start < stop:
+        found.append(Bar(lane, start, stop, shade))
+    found += [Bar(lane, d.before, d.before + 1, Shade.RECOMPUTE) for d in decisions if d.action is Action.TRANSIENT]
+    return found
+
+
+def _split(lane: int, start: int, end: int, shade: Shade, leaving: Shade) -> list[Bar]:
+    """A tensor that leaves to flash ends in a stretch of the page-out colour."""
+    if leaving is not Shade.PAGE_OUT:
+        return [Bar(lane, start, end, shade)]
+    middle = max(start, end - max((end - start) // 3, 1))
+    return [b for b in (Bar(lane, start, middle, shade), Bar(lane, middle, end, leaving)) if b.stop > b.start]
+
+
+_WIDTH, _LEFT, _LANE, _CURVE = 1100, 190, 7, 180
+
+
+def svg(picture: Drawing) -> str:
+    """Return the drawing as an SVG document."""
+    height = 40 + _LANE * len(picture.lanes) + 30 + _CURVE + 40
+    total = picture.moments[-1] or 1.0
+
+    def x(op: int) -> float:
+        return _LEFT + (_WIDTH - _LEFT - 20) * picture.moments[min(op, len(picture.moments) - 1)] / total
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif">',
+        f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
+        f'<text x="{_LEFT}" y="16" font-size="13">{html.escape(picture.title)}</text>',
+    ]
+    for k, shade in enumerate(Shade):
+        name = shade.name.lower().replace("_", " ")
+        parts.append(f'<rect x="{_LEFT + 110 * k}" y="22" width="10" height="10" fill="{shade.value}"/>')
+        parts.append(f'<text x="{_LEFT + 14 + 110 * k}" y="31" font-size="10">{name}</text>')
+    for lane, (name, nbytes) in enumerate(picture.lanes):
+        y = 40 + _LANE * lane
+        label = f"{name[-26:]} {format_bytes(nbytes)}"
+        parts.append(
+            f'<text x="{_LEFT - 6}" y="{y + _LANE - 1}" font-size="6" text-anchor="end">{html.escape(label)}</text>'
+        )
+    for bar in picture.bars:
+        left, y = x(bar.start), 40 + _LANE * bar.lane
+        width = max(x(bar.stop) - left, 0.8)
+        parts.append(
+            f'<rect x="{left:.1f}" y="{y}" width="{width:.1f}" height="{_LANE - 1}" fill="{bar.shade.value}"/>'
+        )
+    parts += _curve(picture, x, 40 + _LANE * len(picture.lanes) + 30)
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _curve(picture: Drawing, x: Callable[[int], float], top: int) -> list[str]:
+    if not picture.memory:
+        return []
+    most = max(*picture.memory, picture.budget_bytes) * 1.05
+
+    def y(nbytes: float) -> float:
+        return top + _CURVE * (1 - nbytes / most)
+
+    points = []
+    for op, nbytes in enumerate(picture.memory):
+        points += [f"{x(op):.1f},{y(nbytes):.1f}", f"{x(op + 1):.1f},{y(nbytes):.1f}"]
+    right = x(len(picture.memory))
+    area = f"{x(0):.1f},{y(0):.1f} " + " ".join(points) + f" {right:.1f},{y(0):.1f}"
+    parts = [f'<polygon points="{area}" fill="{Shade.KEEP.value}" fill-opacity="0.35" stroke="none"/>']
+    if picture.budget_bytes:
+        line = y(picture.budget_bytes)
+        parts.append(
+            f'<line x1="{_LEFT}" y1="{line:.1f}" x2="{right:.1f}" y2="{line:.1f}" stroke="#9e2a2b" stroke-dasharray="6 3"/>'
+        )
+        parts.append(
+            f'<text x="{_LEFT - 6}" y="{line + 4:.1f}" font-size="10" text-anchor="end">'
+            f"budget {format_bytes(picture.budget_bytes)}</text>"
+        )
+    seconds = format_seconds(picture.moments[-1])
+    parts.append(
+        f'<text x="{_LEFT - 6}" y="{y(0):.1f}" font-size="10" text-anchor="end">0</text>'
+        f'<text x="{right:.1f}" y="{y(0) + 14:.1f}" font-size="10" text-anchor="end">{seconds} of compute</text>'
+    )
+    return parts
+
+
+def page(picture: Drawing) -> str:
+    """Return an HTML page of its own with the drawing in it; it loads nothing from anywhere."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>plan</title>'
+        "<style>body{margin:1rem;font-family:sans-serif}svg{width:100%;height:auto}</style></head><body>"
+        f"{svg(picture)}</body></html>\n"
+    )
+
+
+def write_png(picture: Drawing, path: Path) -> None:
+    """Write the drawing as PNG; needs matplotlib (`pip install port-agent[draw]`)."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise DrawError("PNG needs matplotlib; pip install port-agent[draw], or write .svg or .html") from error
+    figure, (upper, lower) = pyplot.subplots(2, 1, figsize=(12, 10), sharex=True, gridspec_kw={"height_ratios": [3, 1]})
+    last = len(picture.moments) - 1
+    for bar in picture.bars:
+        start, stop = picture.moments[min(bar.start, last)], picture.moments[min(bar.stop, last)]
+        width = max(stop - start, picture.moments[-1] / 1500)
+        upper.barh(bar.lane, width, left=start, height=0.9, color=bar.shade.value)
+    for shade in Shade:
+        upper.barh(0, 0, color=shade.value, label=shade.name.lower().replace("_", " "))
+    upper.invert_yaxis()
+    upper.set_ylabel("tensors, by birth")
+    upper.legend(loc="upper right", fontsize=8)
+    upper.set_title(picture.title, fontsize=10)
+    moments = picture.moments[: len(picture.memory)]
+    lower.step(moments, [b / 2**20 for b in picture.memory], where="post", color=Shade.KEEP.value)
+    if picture.budget_bytes:
+        lower.axhline(picture.budget_bytes / 2**20, color=Shade.PAGE_OUT.value, linestyle="--", label="budget")
+    lower.set_ylabel("MiB")
+    lower.set_xlabel("seconds of compute")
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def write_drawing(picture: Drawing, path: Path) -> None:
+    """Write the drawing in the format that the suffix of `path` names: .svg, .html or .png."""
+    suffix = path.suffix.lower()
+    if suffix == ".png":
+        write_png(picture, path)
+    elif suffix == ".svg":
+        path.write_text(svg(picture))
+    elif suffix in (".html", ".htm"):
+        path.write_text(page(picture))
+    else:
+        raise DrawError(f"cannot draw to {path}; name a file that ends in .svg, .html or .png")

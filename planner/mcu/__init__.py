@@ -1,0 +1,30 @@
+"""Compile PyTorch models for microcontrollers that train: int8, in place, within a fixed arena.
+
+Follows "On-Device Training Under 256KB Memory" (arXiv 2206.15472); where the numbers differ, the module says so.
+
+    model = compile_model(module, calibration, scheme=last_layers(...), budget=64 * 1024)
+    model.write("build/model")        # model.h and model.c for the firmware
+"""
+
+from planner.mcu.autodiff import LayerUpdate, SparseScheme, full_scheme, last_layers
+from planner.mcu.compile import BudgetError, CompiledModel, compile_model, compile_quantized
+from planner.mcu.host import HostEngine, Rule, TrainOptions, build_library, engine_sources, firmware_root
+from planner.mcu.ir import McuCompileError
+
+__all__ = [
+    "BudgetError",
+    "CompiledModel",
+    "HostEngine",
+    "LayerUpdate",
+    "McuCompileError",
+    "Rule",
+    "SparseScheme",
+    "TrainOptions",
+    "build_library",
+    "compile_model",
+    "compile_quantized",
+    "engine_sources",
+    "firmware_root",
+    "full_scheme",
+    "last_layers",
+]

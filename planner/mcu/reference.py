@@ -1,0 +1,87 @@
+"""The integer forward pass in torch int64: what the firmware must compute, bit for bit, on every activation.
+
+Written from the number formats of quantize.py, without looking at the kernels: whole tensors, 64-bit integers, floor
+division. Convolutions go through float64, where products and sums of int8 data below 2**53 are exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from planner.mcu.ir import McuCompileError, OpKind
+from planner.mcu.quantize import QuantizedGraph, QuantizedOp, flat_input, torch_weight
+
+Array = TypeVar("Array", bound=np.ndarray[Any, Any])
+
+
+def reference_forward(model: QuantizedGraph, inputs: NDArray[np.int8]) -> dict[str, torch.Tensor]:
+    """Return every activation as int64 [N, C, H, W]; the classifier's entry holds its raw sums [N, classes].
+
+    `inputs` is int8 [N, bytes] as `quantize_input` returns it.
+    """
+    shape = model.graph.input_shape
+    start = torch.from_numpy(inputs.astype(np.int64)).reshape(-1, shape.height, shape.width, shape.channels)
+    tensors = {model.graph.input_name: start.permute(0, 3, 1, 2).contiguous()}
+    for op in model.ops:
+        tensors[op.op.name] = _forward(op, [tensors[name] for name in op.op.inputs])
+    return tensors
+
+
+def reference_logits(model: QuantizedGraph, sums: torch.Tensor) -> NDArray[np.float32]:
+    """Return the classifier's float32 logits of its raw sums, rounded as the firmware does: two fp32 products."""
+    last = model.ops[-1]
+    scale = last.inputs[0].scale * _present(last, last.weight_scale)
+    return sums.numpy().astype(np.float32) * scale
+
+
+def _forward(op: QuantizedOp, inputs: list[torch.Tensor]) -> torch.Tensor:
+    kind = op.op.kind
+    if kind is OpKind.MAX_POOL:
+        pooled = F.max_pool2d(inputs[0].double(), op.op.kernel, op.op.stride, op.op.padding).long()
+        return pooled.clamp(op.out_min, op.out_max)
+    if kind is OpKind.AVERAGE_POOL:
+        return _average_pool(op, inputs[0])
+    if kind is OpKind.ADD:
+        return _add(op, inputs[0], inputs[1])
+    sums = _sums(op, inputs[0])
+    if kind is OpKind.CLASSIFIER:
+        return sums[:, :, 0, 0]
+    multiplier = torch.from_numpy(_present(op, op.multiplier).astype(np.int64)).view(1, -1, 1, 1)
+    shift = torch.from_numpy(_present(op, op.shift).astype(np.int64)).view(1, -1, 1, 1)
+    half = torch.ones_like(shift) << (shift - 1)
+    value = ((sums * multiplier + half) >> shift) + op.output.zero
+    return value.clamp(op.out_min, op.out_max)
+
+
+def _present(op: QuantizedOp, array: Array | None) -> Array:
+    if array is None:
+        raise McuCompileError(op.op.name, "has no quantised weights", "this is a defect of the quantiser")
+    return array
+
+
+def _sums(op: QuantizedOp, data: torch.Tensor) -> torch.Tensor:
+    centred = (flat_input(op.op, data) - op.inputs[0].zero).double()
+    weight = torch_weight(op.op, _present(op, op.weight)).double()
+    bias = torch.from_numpy(_present(op, op.bias).astype(np.int64)).view(1, -1, 1, 1)
+    groups = op.op.in_shape.channels if op.op.kind is OpKind.DEPTHWISE else 1
+    return F.conv2d(centred, weight, None, op.op.stride, op.op.padding, 1, groups).long() + bias
+
+
+def _average_pool(op: QuantizedOp, data: torch.Tensor) -> torch.Tensor:
+    window = op.op.kernel[0] * op.op.kernel[1]
+    centred = (data - op.inputs[0].zero).double()
+    sums = F.avg_pool2d(centred, op.op.kernel, op.op.stride, op.op.padding, divisor_override=1).round().long()
+    mean = torch.div(2 * sums + window, 2 * window, rounding_mode="floor")
+    return (mean + op.output.zero).clamp(op.out_min, op.out_max)
+
+
+def _add(op: QuantizedOp, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    first, second = op.add_multipliers
+    total = (left - op.inputs[0].zero) * first + (right - op.inputs[1].zero) * second
+    value = (total + (1 << (op.add_shift - 1))) >> op.add_shift
+    return (value + op.output.zero).clamp(op.out_min, op.out_max)

@@ -1,0 +1,259 @@
+"""Measure what a step costs on this machine: seconds and workspace per operator, flash bandwidth, base memory.
+
+Operators with the same name, shapes and arguments are measured once. Run as a process of its own (`python -m
+planner.profile GRAPHS OUT`), so that the memory it reports is that of a bare worker; with the budget-aware allocator
+preloaded, workspace counts whatever a kernel takes, oneDNN's scratch included.
+"""
+
+import contextlib
+import ctypes
+import mmap
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import torch
+
+from planner.costs import Flash, OpCost
+from planner.graph import Argument, Op, Ref, Scalar, StepGraph, references
+from planner.operators import GUARD
+from planner.torch_operators import dtype, literal, resolve
+from planner.wire import unpack_graph
+
+Progress = Callable[[int, int], None]
+
+_REPEATS = 3
+_FLASH_SAMPLE_BYTES = 64 << 20
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Costs per op of each graph, and what the process itself holds.
+
+    `base_bytes`: resident before any tensor; `retained_bytes`: what stays resident after every op has run once and all
+    tensors are gone (kernels' caches, code pages).
+    """
+
+    ops: tuple[tuple[OpCost, ...], ...]
+    base_bytes: int
+    retained_bytes: int
+
+
+def profile_operators(
+    graphs: Iterable[StepGraph], *, compute_watts: float, progress: Progress | None = None
+) -> Measured:
+    """Run every distinct operator of `graphs` a few times on made-up data and return its cost."""
+    graphs = tuple(graphs)
+    base = _resident()
+    known: dict[Any, OpCost] = {}
+    distinct = {_signature(g, op): (g, op) for g in graphs for op in g.ops if op.name != GUARD}
+    generator = torch.get_rng_state()
+    with torch.no_grad():
+        for done, (signature, (graph, op)) in enumerate(distinct.items()):
+            seconds, workspace = _measure(graph, op)
+            known[signature] = OpCost(seconds, workspace, seconds * compute_watts)
+            if progress:
+                progress(done + 1, len(distinct))
+    torch.set_rng_state(generator)
+    free = OpCost(0.0, 0, 0.0)
+    tables = tuple(tuple(known.get(_signature(g, op), free) for op in g.ops) for g in graphs)
+    _give_back()
+    return Measured(tables, base, max(0, _resident() - base))
+
+
+def _give_back() -> None:
+    """Let the allocator return freed memory, so that what is resident is what is really held."""
+    library = ctypes.CDLL(None)
+    for function in ("port_malloc_trim", "malloc_trim"):
+        if hasattr(library, function):
+            getattr(library, function)(ctypes.c_size_t(0))
+
+
+def _signature(graph: StepGraph, op: Op) -> Any:
+    def shape(argument: Argument) -> Any:
+        if isinstance(argument, Ref):
+            v = graph.values[argument.value]
+            return ("value", v.dtype, v.shape, v.stride)
+        if isinstance(argument, Scalar):
+            return "scalar"
+        if isinstance(argument, tuple):
+            return tuple(shape(a) for a in argument)
+        return (type(argument).__name__, argument)
+
+    return op.name, tuple(shape(a) for a in op.args), tuple((k, shape(a)) for k, a in op.kwargs)
+
+
+def _measure(graph: StepGraph, op: Op) -> tuple[float, int]:
+    function = resolve(op.name)
+    tensors: dict[int, torch.Tensor] = {}
+    for argument in (*op.args, *(a for _, a in op.kwargs)):
+        for v in references(argument):
+            tensors.setdefault(v, _made_up(graph, v))
+    args = [_filled(a, tensors) for a in op.args]
+    kwargs = {k: _filled(a, tensors) for k, a in op.kwargs}
+    meter = _WorkspaceMeter()
+    seconds = []
+    workspace = 0
+    budget = time.perf_counter() + 2.0
+    for _ in range(_REPEATS + 1):
+        meter.start()
+        begin = time.perf_counter()
+        result = function(*args, **kwargs)
+        seconds.append(time.perf_counter() - begin)
+        workspace = max(workspace, meter.stop())
+        del result
+        if time.perf_counter() > budget:
+            break
+    warm = seconds[1:] or seconds
+    return min(warm), workspace
+
+
+def _made_up(graph: StepGraph, v: int) -> torch.Tensor:
+    value = graph.values[v]
+    kind = dtype(value.dtype)
+    extent = sum((n - 1) * k for n, k in zip(value.shape, value.stride, strict=True)) + 1 if 0 not in value.shape else 0
+    flat = torch.empty(extent, dtype=kind)
+    if kind.is_floating_point:
+        flat.uniform_(0.1, 0.9)
+    else:
+        flat.zero_()
+    return flat.as_strided(value.shape, value.stride)
+
+
+def _filled(argument: Argument, tensors: dict[int, torch.Tensor]) -> Any:
+    if isinstance(argument, Ref):
+        return tensors[argument.value]
+    if isinstance(argument, Scalar):
+        return 0.5
+    if isinstance(argument, tuple):
+        return [_filled(a, tensors) for a in argument]
+    return literal(argument)
+
+
+class _WorkspaceMeter:
+    """Bytes that a call takes at its peak beyond what it returns.
+
+    Reads the preloaded allocator's exact peak where it is there; otherwise nothing is known and 0 is returned, and what
+    is unplanned shows in the measured reserve instead.
+    """
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(None)
+        self._calls: tuple[Callable[[], int], Callable[[], int], Callable[[], None]] | None = None
+        if hasattr(library, "port_malloc_peak_live_bytes"):
+            live, peak = library.port_malloc_live_bytes, library.port_malloc_peak_live_bytes
+            live.restype = peak.restype = ctypes.c_size_t
+            self._calls = live, peak, library.port_malloc_reset_peak
+        self._before = 0
+
+    def start(self) -> None:
+        if self._calls:
+            live, _, reset = self._calls
+            reset()
+            self._before = live()
+
+    def stop(self) -> int:
+        """Return the bytes; what the call returned must still be alive."""
+        if not self._calls:
+            return 0
+        live, peak, _ = self._calls
+        returned = max(0, live() - self._before)
+        return max(0, peak() - self._before - returned)
+
+
+# -- flash
+
+
+def measure_flash(directory: Path, *, name: str = "flash", progress: Progress | None = None) -> Flash:
+    """Return bandwidth and latency of the medium under `directory`, past the page cache where the system allows it.
+
+    Writes and reads a 64 MiB file. Energy per byte is not measurable here and is left 0; board files give it.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / ".port-flash-test"
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
+    try:
+        fd = os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o600)
+    except OSError:
+        fd = os.open(path, flags, 0o600)
+    buffer = mmap.mmap(-1, _CHUNK)
+    buffer.write(os.urandom(_CHUNK))
+    rounds = _FLASH_SAMPLE_BYTES // _CHUNK
+    try:
+        write_s = []
+        for i in range(rounds):
+            begin = time.perf_counter()
+            os.pwrite(fd, memoryview(buffer), i * _CHUNK)
+            write_s.append(time.perf_counter() - begin)
+            if progress:
+                progress(i + 1, 2 * rounds)
+        begin = time.perf_counter()
+        os.fsync(fd)
+        sync = time.perf_counter() - begin
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        read_s = []
+        for i in range(rounds):
+            begin = time.perf_counter()
+            os.preadv(fd, [memoryview(buffer)], i * _CHUNK)
+            read_s.append(time.perf_counter() - begin)
+            if progress:
+                progress(rounds + i + 1, 2 * rounds)
+        small = []
+        for i in range(16):
+            begin = time.perf_counter()
+            os.preadv(fd, [memoryview(buffer)[:4096]], i * _CHUNK)
+            small.append(time.perf_counter() - begin)
+    finally:
+        os.close(fd)
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+    return Flash(
+        name=name,
+        read_bytes_per_s=_FLASH_SAMPLE_BYTES / sum(read_s),
+        write_bytes_per_s=_FLASH_SAMPLE_BYTES / (sum(write_s) + sync),
+        latency_s=statistics.median(small), read_joules_per_byte=0.0, write_joules_per_byte=0.0,
+    )  # fmt: skip
+
+
+def _resident() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/self/status has no VmRSS")
+
+
+# -- as a process of its own
+
+
+def main(arguments: list[str]) -> int:
+    """Profile the graphs in file `arguments[0]`, write the result to `arguments[1]`; progress as "done total" lines."""
+    source, target, threads, watts = arguments
+    torch.set_num_threads(int(threads))
+    graphs = [unpack_graph(g) for g in msgpack.unpackb(Path(source).read_bytes())]
+
+    def progress(done: int, total: int) -> None:
+        sys.stdout.write(f"{done} {total}\n")
+        sys.stdout.flush()
+
+    measured = profile_operators(graphs, compute_watts=float(watts), progress=progress)
+    ops = [[[c.seconds, c.workspace_bytes, c.joules] for c in table] for table in measured.ops]
+    Path(target).write_bytes(msgpack.packb([ops, measured.base_bytes, measured.retained_bytes]))
+    return 0
+
+
+def read_measured(path: Path) -> Measured:
+    """Return what `main` wrote."""
+    ops, base, retained = msgpack.unpackb(path.read_bytes())
+    return Measured(tuple(tuple(OpCost(s, w, j) for s, w, j in table) for table in ops), base, retained)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,173 @@
+"""A linear model with named columns and rows, and its solution by HiGHS: one thread, deterministic, with progress."""
+
+import enum
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import highspy
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float64]
+Progress = Callable[[float, float], None]
+"""Called with (incumbent joules, bound joules) while a solver runs; infinite where there is none."""
+
+INFINITY = float("inf")
+
+
+class Status(enum.Enum):
+    """How a run of the solver ended."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
+    INFEASIBLE = "infeasible"
+    NOTHING = "no solution found"
+
+
+@dataclass(slots=True)
+class LinearModel:
+    """Minimise cost @ x subject to rows; columns in [lower, upper], some integral. Rows carry names."""
+
+    cost: list[float] = field(default_factory=list)
+    lower: list[float] = field(default_factory=list)
+    upper: list[float] = field(default_factory=list)
+    integral: list[bool] = field(default_factory=list)
+    row_start: list[int] = field(default_factory=lambda: [0])
+    index: list[int] = field(default_factory=list)
+    value: list[float] = field(default_factory=list)
+    row_lower: list[float] = field(default_factory=list)
+    row_upper: list[float] = field(default_factory=list)
+    row_names: list[str] = field(default_factory=list)
+    impossible: list[str] = field(default_factory=list)
+    """Names of rows without variables that cannot hold."""
+
+    def column(self, cost: float = 0.0, upper: float = 1.0, *, integral: bool = False) -> int:
+        """Add a column in [0, upper] and return its index."""
+        self.cost.append(cost)
+        self.lower.append(0.0)
+        self.upper.append(upper)
+        self.integral.append(integral)
+        return len(self.cost) - 1
+
+    def row(self, name: str, terms: Iterable[tuple[int, float]], lower: float, upper: float) -> None:
+        """Add lower <= sum of terms <= upper; columns may repeat in `terms`."""
+        merged: dict[int, float] = {}
+        for column, factor in terms:
+            merged[column] = merged.get(column, 0.0) + factor
+        merged = {c: a for c, a in merged.items() if a}
+        if not merged:
+            if lower > 1e-9 or upper < -1e-9:
+                self.impossible.append(name)
+            return
+        self.index.extend(merged)
+        self.value.extend(merged.values())
+        self.row_start.append(len(self.index))
+        self.row_lower.append(lower)
+        self.row_upper.append(upper)
+        self.row_names.append(name)
+
+    @property
+    def columns(self) -> int:
+        return len(self.cost)
+
+    @property
+    def rows(self) -> int:
+        return len(self.row_lower)
+
+
+@dataclass(slots=True)
+class Run:
+    """What one run of HiGHS gave, in the model's own units."""
+
+    status: Status
+    objective: float
+    bound: float
+    values: Vector | None
+    seconds: float
+    reduced_costs: Vector | None = None
+    """Of a relaxed run: what raising each column from its bound would cost."""
+
+
+class HighsSession:
+    """A model loaded into HiGHS. Column bounds may be changed between runs."""
+
+    def __init__(self, model: LinearModel, *, relaxed: bool = False, names: bool = False) -> None:
+        self.model = model
+        solver: Any = highspy.Highs  # its stub leaves the constructor untyped
+        self.highs = solver()
+        self.highs.setOptionValue("output_flag", False)
+        self.highs.setOptionValue("threads", 1)
+        self.highs.setOptionValue("random_seed", 0)
+        self.relaxed = relaxed
+        self._load(names)
+
+    def _load(self, names: bool) -> None:
+        model, lp = self.model, highspy.HighsLp()
+        lp.num_col_, lp.num_row_ = model.columns, model.rows
+        lp.col_cost_ = np.array(model.cost, dtype=float)
+        lp.col_lower_ = np.array(model.lower, dtype=float)
+        lp.col_upper_ = np.array(model.upper, dtype=float)
+        lp.row_lower_ = np.array(model.row_lower, dtype=float)
+        lp.row_upper_ = np.array(model.row_upper, dtype=float)
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        lp.a_matrix_.start_ = np.array(model.row_start, dtype=np.int32)
+        lp.a_matrix_.index_ = np.array(model.index, dtype=np.int32)
+        lp.a_matrix_.value_ = np.array(model.value, dtype=float)
+        if not self.relaxed:
+            kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+            lp.integrality_ = [kinds[flag] for flag in model.integral]
+        if names:
+            lp.row_names_ = model.row_names
+        self.highs.passModel(lp)
+
+    def bound_columns(self, columns: Sequence[int], lower: Vector, upper: Vector) -> None:
+        """Set the bounds of `columns`."""
+        if len(columns):
+            index = np.asarray(columns, dtype=np.int32)
+            self.highs.changeColsBounds(len(index), index, lower.astype(float), upper.astype(float))
+
+    def start_from(self, values: dict[int, float]) -> None:
+        """Offer columns as the incumbent of the next run; HiGHS finds values for the others."""
+        index = np.fromiter(values, dtype=np.int32, count=len(values))
+        self.highs.setSolution(len(values), index, np.fromiter(values.values(), dtype=float, count=len(values)))
+
+    def run(
+        self,
+        time_limit_s: float,
+        *,
+        gap: float = 1e-4,
+        absolute_gap: float = 1e-7,
+        progress: Progress | None = None,
+        node_limit: int | None = None,
+    ) -> Run:
+        """Solve within `time_limit_s` and return what was found."""
+        if self.model.impossible:
+            return Run(Status.INFEASIBLE, INFINITY, INFINITY, None, 0.0)
+        highs, begin = self.highs, time.perf_counter()
+        highs.setOptionValue("time_limit", highs.getRunTime() + max(time_limit_s, 0.01))
+        highs.setOptionValue("mip_rel_gap", gap)
+        highs.setOptionValue("mip_abs_gap", absolute_gap)
+        highs.setOptionValue("mip_max_nodes", node_limit if node_limit is not None else 2**31 - 1)
+        if progress is not None and not self.relaxed:
+            watch = progress
+            highs.cbMipLogging.subscribe(lambda e: watch(e.data_out.mip_primal_bound, e.data_out.mip_dual_bound))
+        highs.run()
+        return self._read(time.perf_counter() - begin)
+
+    def _read(self, seconds: float) -> Run:
+        highs, info = self.highs, self.highs.getInfo()
+        state = highs.getModelStatus()
+        infeasible = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible)
+        if state in infeasible:
+            return Run(Status.INFEASIBLE, INFINITY, INFINITY, None, seconds)
+        optimal = state == highspy.HighsModelStatus.kOptimal
+        found = info.primal_solution_status == 2
+        values = np.array(highs.getSolution().col_value) if found else None
+        objective = float(info.objective_function_value) if found else INFINITY
+        relaxed_bound = objective if optimal else -INFINITY
+        bound = relaxed_bound if self.relaxed else float(info.mip_dual_bound)
+        status = Status.OPTIMAL if optimal else Status.FEASIBLE if found else Status.NOTHING
+        duals = np.array(highs.getSolution().col_dual) if self.relaxed and optimal else None
+        return Run(status, objective, bound, values, seconds, duals)

@@ -1,0 +1,223 @@
+"""The anytime ladder: greedy, narrow models, the LP bound of the full model, the full model with dear columns fixed.
+
+Every rung is judged by the replay, never by the solver's own word; the best valid schedule so far is kept.
+"""
+
+import math
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from planner.formulate import Breadth, Formulation
+from planner.greedy import greedy
+from planner.greedy_simple import simple_schedules
+from planner.problem import Problem, Semantics
+from planner.problem_replay import replay
+from planner.solve_climb import OPTIMAL_GAP, Climb, Judge
+from planner.solve_highs import HighsSession, Progress, Run, Status, Vector
+from planner.solve_lns import neighbourhood_search
+
+FULL_MODEL_COLUMNS = 400_000
+"""Above this many columns not even the LP of the full model is worth its time."""
+
+RUNGS = ((Breadth(8, 2, early_pages=False), 0.004, 0.3), (Breadth(12, 2, early_pages=False), 0.03, 0.3))
+"""Breadth, share of the LP's value, share of the time: where almost all of POET's networks show their optimum."""
+
+BOUND_STAGES = 60_000
+"""Idle stages of all gaps together up to which the LP over all return stages is solved for its bound."""
+
+EXACT_STAGES = 30
+"""Problems up to this size are modelled rebuild by rebuild within a stage; larger ones hold a stage's transients
+together, which costs at most 1.75 % where it was measured."""
+
+LARGE_GAPS = 1500
+"""With more gaps than this a captured step is searched with a narrow window: building the model counts too."""
+
+SEARCH_COLUMNS = 20_000
+"""A model with more free integral columns than this is searched window by window instead."""
+
+
+def climb(
+    problem: Problem,
+    time_limit_s: float,
+    progress: Progress | None = None,
+    judge: Judge = replay,
+    *,
+    paging: bool = True,
+    recompute: bool = True,
+) -> Climb:
+    """Return the best schedule and bound found for `problem` within `time_limit_s` of CPU time."""
+    deadline = time.process_time() + time_limit_s
+    state = Climb(problem, deadline, progress, judge=judge, paging=paging, recompute=recompute)
+    state.greedy = greedy(problem, paging=paging, recompute=recompute)
+    if state.greedy.schedule is not None:
+        state.offer(state.greedy.schedule, "greedy")
+    if state.proven:
+        return state
+    small_bound(state)
+    if problem.semantics is Semantics.ELASTIC:
+        _climb_captured(state, time_limit_s)
+    else:
+        _climb_abstract(state, time_limit_s)
+    return state
+
+
+def _climb_abstract(state: Climb, total: float) -> None:
+    for breadth, share, part in RUNGS:
+        if not state.proven and not state.infeasible and state.left > 0.1 * total:
+            guided(state, breadth, share, part * total)
+    if not state.proven and not state.infeasible and state.left > 0.25 * total:
+        full_model(state, total)
+    if not state.proven and not state.infeasible and state.left > 0.1 * total:
+        search_pieces(state, RUNGS[0][0], state.left)
+
+
+def _climb_captured(state: Climb, total: float) -> None:
+    """Captured steps: transfers that stall make the LP weak, so most of the time goes to pieces."""
+    large = len(state.problem.gaps) > LARGE_GAPS
+    narrow = Breadth(3, 1, early_pages=False) if large else Breadth(8, 2, early_pages=False)
+    for schedule in simple_schedules(state.problem) if state.paging and state.recompute else ():
+        state.offer(schedule, "simple")
+    guided(state, replace(narrow, timeless=True), 0.02, 0.4 * total)
+    if not state.proven and state.left > 0.2 * total:
+        full_bound(state, 0.1 * total)
+    if not state.proven and state.schedule is not None:
+        search_pieces(state, narrow, state.left)
+
+
+def _formulation(state: Climb, breadth: Breadth) -> Formulation:
+    allowed = replace(breadth, paging=state.paging, recompute=state.recompute)
+    return Formulation(state.problem, allowed, state.schedule)
+
+
+def search_pieces(state: Climb, breadth: Breadth, seconds: float) -> None:
+    """Improve the best schedule piece by piece."""
+    neighbourhood_search(state, _formulation(state, breadth), seconds)
+
+
+def small_bound(state: Climb) -> None:
+    """Bound by the smallest relaxation: every gap on its own, rebuilds without inputs, transfers as a whole."""
+    _bound_by(state, Breadth(0, 0, early_pages=False, inputs=False, timeless=True), max(0.2 * state.left, 0.5))
+
+
+def full_bound(state: Climb, seconds: float) -> None:
+    """Bound by the LP of all return stages, transfers as a whole, if it is not too large."""
+    stages = sum(gap.before - gap.after for gap in state.problem.gaps if not gap.dead)
+    if stages < BOUND_STAGES:
+        _bound_by(state, Breadth(timeless=True), seconds)
+
+
+def _bound_by(state: Climb, breadth: Breadth, seconds: float) -> None:
+    formulation = _formulation(state, breadth)
+    if formulation.model.impossible:
+        state.infeasible = state.schedule is None
+        return
+    relaxed = HighsSession(formulation.model, relaxed=True).run(state.wall(min(seconds, state.left)))
+    if relaxed.status is Status.INFEASIBLE:
+        state.infeasible = state.schedule is None
+    elif relaxed.status is Status.OPTIMAL:
+        state.raise_bound(relaxed.bound * formulation.joule_scale)
+
+
+def guided(state: Climb, breadth: Breadth, share: float, seconds: float) -> None:
+    """Search the model of one breadth among the columns that its LP finds promising.
+
+    Promising: reduced cost within `share` of the LP's value. Nothing is proven here; what matters is a good schedule
+    soon.
+    """
+    begin = time.process_time()
+    formulation = _formulation(state, breadth)
+    if formulation.model.impossible:
+        return
+    relaxed = HighsSession(formulation.model, relaxed=True).run(state.wall(min(seconds, state.left)))
+    if relaxed.status is not Status.OPTIMAL:
+        return
+    lowest = relaxed.bound * formulation.joule_scale
+    room = min(max(share * lowest, 0.1 * share * (state.cost - lowest)), state.cost - lowest)
+    fixed = dear_columns(formulation, relaxed, room)
+    session = HighsSession(formulation.model)
+    session.bound_columns(fixed, np.zeros(len(fixed)), np.zeros(len(fixed)))
+    free = sum(formulation.model.integral) - len(fixed)
+    left = seconds - (time.process_time() - begin)
+    search(state, formulation, session, min(left, state.left), OPTIMAL_GAP, f"window {breadth.window}, {free} columns")
+
+
+def search(
+    state: Climb, formulation: Formulation, session: HighsSession, seconds: float, gap: float, rung: str
+) -> Run | None:
+    """Run the solver on a loaded model and offer what it finds."""
+    if seconds <= 0.05:
+        return None
+    start = formulation.start_values(state.schedule) if state.schedule is not None else None
+    if start is not None:
+        session.start_from(start)
+    run = session.run(state.wall(seconds), gap=gap, progress=scaled_progress(state, formulation))
+    if run.values is not None:
+        state.offer(formulation.schedule(run.values), rung)
+    return run
+
+
+def scaled_progress(state: Climb, formulation: Formulation) -> Progress | None:
+    """Return a callback that reports in joules what the solver reports in its own units; never worse than known."""
+    if state.progress is None:
+        return None
+    watch, scale = state.progress, formulation.joule_scale
+
+    def forward(incumbent: float, _: float) -> None:
+        watch(min(incumbent * scale, state.cost), state.bound)
+
+    return forward
+
+
+def full_model(state: Climb, total: float) -> None:
+    """Bound the full model by its LP, then search it among the columns that the LP does not rule out.
+
+    A column whose reduced cost exceeds `room` is in no schedule cheaper than bound + room. So the search starts with
+    little room and few columns, and widens until the best schedule lies within the room: then it is the optimum.
+    """
+    exact = state.problem.size <= EXACT_STAGES
+    formulation = _formulation(state, Breadth(exact_stages=exact))
+    if formulation.model.columns > FULL_MODEL_COLUMNS:
+        return
+    if formulation.model.impossible:
+        state.infeasible = True
+        return
+    relaxed = HighsSession(formulation.model, relaxed=True).run(state.wall(min(0.6 * total, state.left)))
+    if relaxed.status is Status.INFEASIBLE:
+        state.infeasible = state.schedule is None
+        return
+    lowest = relaxed.bound * formulation.joule_scale
+    state.raise_bound(lowest)
+    if relaxed.reduced_costs is None:
+        return
+    if not state.proven and state.left > 0.02 * total:
+        search_room(state, formulation, relaxed, state.cost - lowest)
+
+
+def search_room(state: Climb, formulation: Formulation, relaxed: Run, room: float) -> None:
+    """Search the full model among the columns within `room` joules of the LP bound."""
+    model, lowest = formulation.model, relaxed.bound * formulation.joule_scale
+    fixed = dear_columns(formulation, relaxed, room)
+    free = sum(model.integral) - len(fixed)
+    if free > SEARCH_COLUMNS:
+        return
+    session = HighsSession(model)
+    session.bound_columns(fixed, np.zeros(len(fixed)), np.zeros(len(fixed)))
+    run = search(state, formulation, session, state.left, OPTIMAL_GAP, f"full, {free} columns")
+    if run is not None and run.status is Status.INFEASIBLE:
+        state.infeasible = not math.isfinite(room)
+        state.raise_bound(min(lowest + room, state.cost))
+    elif run is not None:
+        state.raise_bound(min(run.bound * formulation.joule_scale, lowest + room, state.cost))
+
+
+def dear_columns(formulation: Formulation, relaxed: Run, room: float) -> list[int]:
+    """Return the columns that no schedule cheaper than the LP bound plus `room` joules uses."""
+    if relaxed.reduced_costs is None or not math.isfinite(room):
+        return []
+    limit = room / formulation.joule_scale * (1 + 1e-6) + 1e-9
+    integral = np.array(formulation.model.integral)
+    values: Vector = relaxed.values if relaxed.values is not None else np.zeros(len(integral))
+    dear = integral & (relaxed.reduced_costs > limit) & (values < 1e-6)
+    return [int(c) for c in np.flatnonzero(dear)]

@@ -1,0 +1,94 @@
+"""An agent for the page to show: a training job on a simulated board, without a daemon behind it."""
+
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from agent.dashboard.server import Dashboard
+from agent.energy.report import ReportOptions, read_report
+from planner.errors import PortError
+from tests.agent.energy.simulated import write_afternoon
+
+
+def status(time_unix: float) -> dict[str, object]:
+    """Return the status of an agent in the middle of a job."""
+    return {
+        "v": 1, "time": time_unix, "uptime_s": 7200.0, "state": "training", "may_train": True,
+        "reasons": ["on mains", "idle for 14 min"],
+        "job": {
+            "id": 1, "name": "camera-net", "kind": "train", "phase": "training", "wish": "train", "pid": 4711, "step": 620,
+            "total_steps": 900, "loss": 0.6125, "step_s": 2.01, "eta_s": 562.0, "plan": 1, "plans": 4,
+            "planned_peak_bytes": 150 << 20, "memory_limit_bytes": 300 << 20, "peak_rss_bytes": 214 << 20,
+            "planned_joules": 9.7, "deadline_at": None,
+        },
+        "facts": {"power": "external", "battery_percent": 87.0, "temperature_c": 58.4, "throttled": "no"},
+        "flash_written_today_bytes": 18_600_000_000, "flash_budget_bytes": 30_000_000_000,
+        "energy": {
+            "source": "ina3221", "kind": "measured", "watts": 5.43, "baseline_watts": 2.7, "job_gross_joules": 6612.0,
+            "job_net_joules": 3340.0, "last_step_joules": 10.9, "last_step_planned_joules": 9.7,
+        },
+        "health": [{
+            "code": "under-voltage", "severity": "warning", "title": "Supply voltage too low",
+            "text": "the board saw less than 4.63 V", "remedy": "use a 5.1 V supply and a short cable",
+        }],
+        "mcus": [{"name": "nRF52840", "port": "/dev/ttyACM0", "state": "training", "step": 118, "loss": 0.41}],
+        "peers": [{"name": "attic-pi", "state": "paired", "power": "mains", "last_seen_s": 4}],
+    }  # fmt: skip
+
+
+class FakeAgent:
+    """Answers as the control socket does."""
+
+    def __init__(self, folder: Path) -> None:
+        self._ledger = folder / "energy.sqlite"
+        self._end = write_afternoon(self._ledger)
+        self._asked = 0
+        self.dead = False
+
+    def get(self, path: str) -> object:
+        """Return the JSON at `path`."""
+        if self.dead:
+            raise PortError("no agent listens at /run/port-agent/control.sock; start it with systemctl")
+        address = urlsplit(path)
+        if address.path == "/v1/status":
+            self._asked += 1
+            return status(self._end - 60 + 2 * self._asked)
+        if address.path == "/v1/jobs":
+            job = {"id": 1, "name": "camera-net", "state": "running", "reason": "", "step": 620, "total_steps": 900,
+                   "loss": 0.6125, "eta_s": 562.0}  # fmt: skip
+            waiting = job | {
+                "id": 2,
+                "name": "<b>imu</b>",
+                "state": "waiting_data",
+                "step": 0,
+                "loss": None,
+                "eta_s": None,
+            }
+            return {"v": 1, "jobs": [job, waiting]}
+        raise AssertionError(f"the page asked for {path}")
+
+    def energy(self, query: Mapping[str, str]) -> Mapping[str, object]:
+        """Return the energy report."""
+        assert query.keys() == {"since"}
+        return read_report(self._ledger, ReportOptions(), self._end).as_dict()
+
+
+@pytest.fixture(scope="session")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> FakeAgent:
+    """Give an agent with a ledger."""
+    return FakeAgent(tmp_path_factory.mktemp("agent"))
+
+
+@pytest.fixture
+def dashboard(agent: FakeAgent) -> Iterator[Dashboard]:
+    """Give the page of that agent, being served."""
+    page = Dashboard(agent, agent.energy, 0)
+    thread = threading.Thread(target=page.serve_forever)
+    thread.start()
+    yield page
+    agent.dead = False
+    page.stop()
+    thread.join()

@@ -1,0 +1,117 @@
+"""The live page: who may ask, what is handed on, and what a real browser makes of it."""
+
+import http.client
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from agent.dashboard.server import Dashboard, DashboardError
+
+from .browser import chromium, dump_dom, screenshot
+from .conftest import FakeAgent
+
+
+def ask(page: Dashboard, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    """Return status, headers and body of one request."""
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=30)
+    connection.request(method, path, headers=headers)
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, dict(answer.getheaders()), body
+
+
+def with_key(page: Dashboard) -> dict[str, str]:
+    """Return the header that opens the figures."""
+    return {"Authorization": f"Bearer {page.key}"}
+
+
+def test_figures_need_the_key(dashboard: Dashboard) -> None:
+    for headers in (
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "Bearer ümlaut".encode().decode("latin-1")},
+    ):
+        status, _, body = ask(dashboard, "/api/status", **headers)
+        assert status == 401 and b"camera-net" not in body
+    status, headers, body = ask(dashboard, "/api/status", **with_key(dashboard))
+    assert status == 200
+    assert json.loads(body)["job"]["name"] == "camera-net"
+    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+
+
+def test_other_host_names_are_refused(dashboard: Dashboard) -> None:
+    assert ask(dashboard, "/", Host="evil.example")[0] == 403
+    assert ask(dashboard, "/api/status", Host="evil.example", **with_key(dashboard))[0] == 403
+    assert ask(dashboard, "/", Host=f"localhost:{dashboard.port}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/static/../server.py", "/static/%2e%2e/page.py", "/api/jobs/1/cancel", "/v1/status", "//x"]
+)
+def test_nothing_else_is_served(dashboard: Dashboard, path: str) -> None:
+    assert ask(dashboard, path, **with_key(dashboard))[0] == 404
+
+
+def test_only_reading(dashboard: Dashboard) -> None:
+    assert ask(dashboard, "/api/status", "POST", **with_key(dashboard))[0] == 501
+
+
+def test_page_and_its_files_come_without_a_key(dashboard: Dashboard) -> None:
+    status, headers, body = ask(dashboard, "/")
+    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert b"//" not in body.replace(b"<!DOCTYPE", b""), "the page asks no other host"
+    for name in ("uPlot.min.css", "page.css", "uPlot.iife.min.js", "charts.js", "dashboard.js"):
+        assert ask(dashboard, f"/static/{name}")[0] == 200
+
+
+def test_agent_that_does_not_answer_is_said(dashboard: Dashboard, agent: FakeAgent) -> None:
+    agent.dead = True
+    status, _, body = ask(dashboard, "/api/status", **with_key(dashboard))
+    assert status == 503
+    assert "start it with" in json.loads(body)["error"]
+
+
+def test_taken_port_names_the_remedy(dashboard: Dashboard, agent: FakeAgent) -> None:
+    with pytest.raises(DashboardError, match="another one with --port"):
+        Dashboard(agent, agent.energy, dashboard.port)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("width", [1200, 390])
+def test_page_in_a_browser(dashboard: Dashboard, tmp_path: Path, width: int) -> None:
+    chromium()
+    dom = dump_dom(dashboard.url, tmp_path, width)
+    assert 'data-ready="yes"' in dom and 'data-energy="yes"' in dom
+    for text in (
+        "Training",
+        "idle for 14 min",
+        "camera-net",
+        "5.43 W",
+        "58 °C",
+        "Supply voltage too low",
+        "nRF52840",
+        "attic-pi",
+    ):
+        assert text in dom
+    assert "<b>imu</b>" not in dom, "a job's name is text, not markup"
+    assert dom.count("<canvas") >= 2
+
+
+@pytest.mark.long
+def test_page_without_an_agent(dashboard: Dashboard, agent: FakeAgent, tmp_path: Path) -> None:
+    chromium()
+    agent.dead = True
+    dom = dump_dom(dashboard.url, tmp_path, 390)
+    assert "No answer" in dom and "start it with systemctl" in dom
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("width", "height"), [(1200, 1700), (390, 2600)])
+def test_screenshot_is_drawn(dashboard: Dashboard, tmp_path: Path, width: int, height: int) -> None:
+    chromium()
+    image = screenshot(dashboard.url, tmp_path / "profile", tmp_path / "page.png", width, height)
+    assert struct.unpack(">II", image[16:24]) == (width, height)
+    assert len(image) > 40_000

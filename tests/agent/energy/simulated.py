@@ -1,0 +1,94 @@
+"""A ledger of an afternoon on a small board, written by the real meter from a simulated sensor and worker."""
+
+import math
+from pathlib import Path
+
+from agent.energy.choose import Choice, EnergyConfig
+from agent.energy.estimated import PowerModel
+from agent.energy.ledger import Ledger
+from agent.energy.meter import EnergyMeter, Seams
+
+from .conftest import ScriptedSource
+
+START_UNIX = 1_762_160_400.0
+IDLE_WATTS = 2.7
+MODEL = PowerModel("simulated board", IDLE_WATTS, 6.4, 2e-9, 4e-9)
+
+
+class Afternoon:
+    """Half an hour idle, a paging job of six epochs with a pause and a dead sensor, a quick second job, idle again."""
+
+    def __init__(self, path: Path) -> None:
+        self.now_s = 500.0
+        self.source = ScriptedSource("ina3221")
+        self.source.value = IDLE_WATTS
+        seams = Seams(self.unix, lambda: 0.02)
+        self.meter = EnergyMeter(
+            Choice((self.source,), ()), Ledger(path, self.unix()), EnergyConfig(), MODEL, seams=seams
+        )
+
+    def unix(self) -> float:
+        """Return the wall-clock time of this afternoon."""
+        return START_UNIX + self.now_s
+
+    def idle(self, seconds: float) -> None:
+        """Let nothing happen."""
+        self.source.value = IDLE_WATTS
+        for _ in range(int(seconds / 10)):
+            self.now_s += 10
+            self.meter.tick(self.now_s)
+
+    def train(self, job: str, first: int, steps: int, epoch: int, wall_s: int = 2, paged: int = 30_000_000) -> None:
+        """Run steps; the sensor stays as the test set it if it is broken."""
+        for number in range(first, first + steps):
+            for _ in range(wall_s):
+                self.now_s += 1
+                if not isinstance(self.source.value, str):
+                    self.source.value = 5.4 + 0.5 * math.sin(number / 9) + (0.4 if number % 50 < 4 else 0)
+                self.meter.tick(self.now_s)
+            share = {
+                "forward": 0.27,
+                "backward": 0.47,
+                "update": 0.05,
+                "recompute": 0.09,
+                "stall": 0.07,
+                "packing": 0.02,
+            }
+            event: dict[str, object] = {
+                "event": "step", "step": number, "epoch": epoch, "loss": 2.3 * math.exp(-number / 400) + 0.2,
+                "wall_s": float(wall_s), "phases_s": {k: v * wall_s for k, v in share.items()} | {"page_in": 0.5, "page_out": 0.6},
+                "paged_in_bytes": paged, "paged_out_bytes": paged, "planned_s": 1.9, "planned_joules": 9.7,
+            }  # fmt: skip
+            self.meter.on_event(job, event, self.now_s)
+
+    def run(self) -> None:
+        """Write the whole afternoon."""
+        self.idle(1800)
+        self.meter.on_worker_start("1", self.now_s, "1 (camera-net)")
+        for epoch in range(6):
+            if epoch == 2:
+                self.meter.on_event("1", {"event": "paused", "step": 300}, self.now_s)
+                self.idle(600)
+                self.meter.on_event("1", {"event": "resumed", "step": 300}, self.now_s)
+            if epoch == 4:
+                self.source.value = "no answer from the bus"
+                self.train("1", epoch * 150, 100, epoch)
+                self.source.value = 5.0
+                self.train("1", epoch * 150 + 100, 50, epoch)
+            else:
+                self.train("1", epoch * 150, 150, epoch)
+            self.meter.on_event("1", {"event": "checkpoint", "step": 1, "bytes": 45_000_000}, self.now_s)
+        self.meter.on_worker_stop("1", self.now_s)
+        self.idle(900)
+        self.meter.on_worker_start("2", self.now_s, "2 (imu)")
+        self.train("2", 0, 400, 0, wall_s=1, paged=0)
+        self.meter.on_worker_stop("2", self.now_s)
+        self.idle(1200)
+        self.meter.close(self.now_s)
+
+
+def write_afternoon(path: Path) -> float:
+    """Write the ledger to `path` and return the Unix time at which it ends."""
+    afternoon = Afternoon(path)
+    afternoon.run()
+    return afternoon.unix()

@@ -1,0 +1,62 @@
+"""The estimated source: board files, the load it follows, bytes moved."""
+
+from pathlib import Path
+
+import pytest
+
+from agent.energy.board import board_model, detect_board, detect_model
+from agent.energy.estimated import CpuTime, EstimatedSource, LoadProbe, PowerModel, generic_model, read_cpu_time
+from agent.energy.source import Kind
+from planner.devices import BoardError
+
+
+@pytest.mark.parametrize(
+    ("model", "board"),
+    [
+        ("Raspberry Pi 4 Model B Rev 1.4\0", "pi4b"),
+        ("Raspberry Pi 5 Model B Rev 1.0\0", "pi5"),
+        ("NVIDIA Jetson Orin Nano Developer Kit\0", "jetson-orin"),
+        ("NVIDIA Jetson AGX Orin Developer Kit\0", None),
+        ("Raspberry Pi 3 Model B Plus Rev 1.3\0", None),
+    ],
+)
+def test_device_tree_names_the_board(tmp_path: Path, model: str, board: str | None) -> None:
+    path = tmp_path / "proc/device-tree/model"
+    path.parent.mkdir(parents=True)
+    path.write_text(model)
+    assert detect_board(tmp_path) == board
+
+
+def test_pi_4_is_estimated_from_its_board_file(tmp_path: Path) -> None:
+    path = tmp_path / "proc/device-tree/model"
+    path.parent.mkdir(parents=True)
+    path.write_text("Raspberry Pi 4 Model B Rev 1.4\0")
+    model = detect_model(tmp_path)
+    assert model is not None
+    assert (model.static_watts, model.full_watts) == (3.0, 6.25)
+    assert model.read_joules_per_byte == pytest.approx(3.3e-9)
+    assert "board file pi4b" in EstimatedSource(model, LoadProbe(lambda: CpuTime(0, 0))).info.covers
+
+
+def test_unknown_board_file_is_refused() -> None:
+    with pytest.raises(BoardError, match="choose one of"):
+        board_model("pi9")
+
+
+def test_estimate_follows_load_and_transfers() -> None:
+    times = iter([CpuTime(0, 0), CpuTime(0, 0), CpuTime(4, 8), CpuTime(4, 16), CpuTime(4, 16)])
+    source = EstimatedSource(PowerModel("b", 2.0, 6.0, 1e-9, 2e-9), LoadProbe(lambda: next(times)))
+    assert source.info.kind is Kind.ESTIMATED
+    assert source.read(0.0).counter_joules == 0
+    assert source.read(2.0).counter_joules == pytest.approx(2 * (2 + 0.5 * 4))
+    assert source.read(4.0).counter_joules == pytest.approx(8 + 2 * 2)
+    source.note_transfer(10**9, 10**9)
+    assert source.read(5.0).counter_joules == pytest.approx(12 + 3 + 2), "no time on any core: the last load goes on"
+
+
+def test_this_machine_has_a_load_and_a_guess() -> None:
+    now = read_cpu_time()
+    assert 0 <= now.busy_s <= now.total_s
+    model = generic_model(4)
+    assert (model.static_watts, model.full_watts) == (1.5, 5.5)
+    assert "factor of two" in model.origin

@@ -1,0 +1,13 @@
+"""The supervisor's part of metering stays light: no torch, no numpy, no rich."""
+
+import subprocess
+import sys
+
+MODULES = ("meter", "metrics", "report", "choose", "board", "ledger")
+
+
+def test_imports_of_the_core() -> None:
+    script = f"import sys\nfor m in {MODULES!r}: __import__('agent.energy.' + m)\n"
+    script += "print([m for m in ('torch', 'numpy', 'rich', 'plotext') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,74 @@
+"""Flash wear: sectors to bytes, disks of partitions, eMMC life, outlook."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agent.energy.source import SourceError
+from agent.energy.wear import DiskCounter, block_device_of, outlook, parse_life_time, parse_written_bytes
+
+STAT = "    4219      312   283650     2260     8841     9907   432176    12345        0     9080    15630        0        0        0        0      210     1021\n"
+
+
+def disk(root: Path, folder: Path, partition: bool = True) -> Path:
+    """Write the sysfs entry of the disk that holds `folder`, reached over its partition."""
+    device = folder.stat().st_dev
+    real = root / "sys/devices/mmc0/block/mmcblk0"
+    leaf = real / "mmcblk0p2" if partition else real
+    leaf.mkdir(parents=True)
+    if partition:
+        (leaf / "partition").write_text("2\n")
+    (real / "stat").write_text(STAT)
+    links = root / "sys/dev/block"
+    links.mkdir(parents=True)
+    (links / f"{os.major(device)}:{os.minor(device)}").symlink_to(leaf)
+    return real
+
+
+def test_sectors_are_512_bytes() -> None:
+    assert parse_written_bytes(STAT) == 432176 * 512
+
+
+@pytest.mark.parametrize("text", ["", "1 2 3", STAT.replace("432176", "43x176"), STAT[:50]])
+def test_garbled_statistics(text: str) -> None:
+    with pytest.raises(SourceError):
+        parse_written_bytes(text)
+
+
+@pytest.mark.parametrize("partition", [True, False])
+def test_counts_the_whole_disk_of_a_partition(tmp_path: Path, partition: bool) -> None:
+    real = disk(tmp_path, tmp_path, partition)
+    counter = DiskCounter(tmp_path, tmp_path)
+    assert counter.name == "mmcblk0"
+    assert counter.written_since_last() is None
+    (real / "stat").write_text(STAT.replace("432176", "432276"))
+    assert counter.written_since_last() == 51200
+    (real / "stat").write_text(STAT)
+    assert counter.written_since_last() is None, "a counter that fell was reset"
+
+
+def test_folder_without_a_disk(tmp_path: Path) -> None:
+    assert block_device_of(tmp_path, tmp_path) is None
+    counter = DiskCounter(tmp_path, tmp_path)
+    assert (counter.name, counter.written_since_last(), counter.used_life()) == ("", None, None)
+
+
+def test_emmc_life(tmp_path: Path) -> None:
+    real = disk(tmp_path, tmp_path)
+    (real / "device").mkdir()
+    (real / "device/life_time").write_text("0x02 0x01\n")
+    assert DiskCounter(tmp_path, tmp_path).used_life() == pytest.approx(0.2)
+    assert parse_life_time("0x00 0x00") is None
+    assert parse_life_time("0x0b 0x01") == 1.0
+    for text in ("", "0x0c 0x01", "two"):
+        with pytest.raises(SourceError):
+            parse_life_time(text)
+
+
+def test_outlook_in_years() -> None:
+    view = outlook(10 * 10**9, 10.0, 36_525 * 10**9)
+    assert (view.bytes_per_day, view.years_left) == (1e9, pytest.approx(100.0))
+    assert outlook(10**9, 1.0, 365_250 * 10**6, used_fraction=0.5).years_left == pytest.approx(0.5)
+    assert outlook(0, 3.0, 10**12).years_left is None
+    assert outlook(10**9, 1.0, None).years_left is None

@@ -1,0 +1,267 @@
+"""Train the same thing twice, with plain PyTorch and as a program under some plan, and compare every bit."""
+
+import copy
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agent.train.executor import Executor, Scratch
+from agent.train.pager import CHUNK, Pager
+from agent.train.persistents import Persistents
+from agent.train.state import StateStore
+from planner.capture import Capture, Fill, capture_step
+from planner.costs import CostTable, DeviceCosts, Flash, OpCost
+from planner.graph import StepGraph
+from planner.optimizers import StepScalars
+from planner.plan import Action, Decision, Plan
+from planner.program import PlanError, Program, expand, idle_gaps
+from planner.rebuild import rebuildable
+from planner.slices import update_groups
+
+torch.set_num_threads(1)
+
+MakeOptimizer = Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]
+MakeScheduler = Callable[[torch.optim.Optimizer], Any]
+
+OPTIMIZERS: dict[str, MakeOptimizer] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, weight_decay=1e-4),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
+}
+
+
+def flat_costs(graph: StepGraph, *, base: int = 0, workspace: int = 0) -> CostTable:
+    """Return costs under which every op takes 0.1 ms, on a slow SD card."""
+    flash = Flash("card", 1e8, 5e7, 1e-4, 1e-9, 1e-9)
+    ops = tuple(OpCost(1e-4, workspace, 1e-4) for _ in graph.ops)
+    return CostTable(DeviceCosts("test", base, 1.0, 1.0, flash), ops)
+
+
+def random_plan(graph: StepGraph, seed: int, *, page: float = 0.3, recompute: float = 0.3, slices: float = 0.5) -> Plan:
+    """Return a valid plan made of random decisions of every kind."""
+    rng = random.Random(seed)
+    costs = flat_costs(graph)
+    groups = update_groups(graph)
+    sliced = tuple((i, rng.choice([2, 3])) for i in range(len(groups)) if rng.random() < slices)
+    chosen: list[Decision] = []
+    recomputed: list[Decision] = []
+    for s, storage in enumerate(graph.storages):
+        if not graph.uses[s] or s in graph.kept:
+            continue
+        for a, b in idle_gaps(graph, s):
+            if any(groups[g].first <= a and b <= groups[g].last for g, _ in sliced):
+                continue
+            if rng.random() < page:
+                chosen.append(Decision(s, a, b, Action.PAGE))
+            elif rng.random() < recompute and rebuildable(graph, s, a):
+                recomputed.append(Decision(s, a, b, Action.RECOMPUTE))
+        if storage.persistent and rng.random() < 2 * page:
+            chosen.append(Decision(s, graph.uses[s][-1], graph.uses[s][0], Action.PAGE))
+    return _with_those_that_fit(graph, costs, chosen, recomputed, sliced)
+
+
+def _with_those_that_fit(
+    graph: StepGraph,
+    costs: CostTable,
+    chosen: list[Decision],
+    recomputed: list[Decision],
+    sliced: tuple[tuple[int, int], ...],
+) -> Plan:
+    """Add each recomputation whose inputs are there when it runs; halve what fails until single ones are left."""
+
+    def add(candidates: list[Decision]) -> None:
+        if not candidates:
+            return
+        try:
+            expand(graph, costs, Plan(tuple(chosen + candidates), sliced=sliced))
+            chosen.extend(candidates)
+        except PlanError:
+            if len(candidates) > 1:
+                half = len(candidates) // 2
+                add(candidates[:half])
+                add(candidates[half:])
+
+    add(recomputed)
+    return Plan(tuple(chosen), sliced=sliced)
+
+
+@dataclass
+class Outcome:
+    """Losses, and by key the bits of everything that outlives a step."""
+
+    losses: list[torch.Tensor]
+    contents: dict[str, torch.Tensor]
+    aux: list[Any] = field(default_factory=list)
+
+
+def plain(
+    model: torch.nn.Module,
+    loss_fn: Callable[..., Any],
+    make: MakeOptimizer,
+    batches: Sequence[tuple[torch.Tensor, ...]],
+    *,
+    seed: int = 0,
+    schedule: MakeScheduler | None = None,
+    clip: float | None = None,
+    accumulate: int = 1,
+) -> Outcome:
+    """Train a copy of `model` with plain PyTorch."""
+    model = copy.deepcopy(model)
+    optimizer = make(model.parameters())
+    scheduler = schedule(optimizer) if schedule else None
+    torch.manual_seed(seed)
+    losses = []
+    for i, batch in enumerate(batches):
+        result = loss_fn(model, *batch)
+        loss = result[0] if isinstance(result, tuple) else result
+        loss.backward()
+        losses.append(loss.detach().clone())
+        if (i + 1) % accumulate == 0:
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), clip, foreach=False)
+            optimizer.step()
+            if scheduler:
+                scheduler.step()
+            optimizer.zero_grad()
+    return Outcome(losses, contents_of(model, optimizer))
+
+
+def contents_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Return weights, buffers and optimizer state by storage key."""
+    found = {f"parameter/{n}": p.detach() for n, p in model.named_parameters()}
+    found |= {f"buffer/{n}": b.detach() for n, b in model.named_buffers()}
+    for name, parameter in model.named_parameters():
+        for what, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor):
+                found[f"state/{name}/{what}"] = value.detach()
+    return found
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    """Return a tensor's values as bytes: equal bytes are equal bits, the sign of zero included."""
+    return bytes(memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()))
+
+
+def planned(
+    capture: Capture,
+    plans: dict[str, Plan],
+    batches: Sequence[tuple[torch.Tensor, ...]],
+    folder: Path,
+    *,
+    seed: int = 0,
+    make: MakeOptimizer | None = None,
+    schedule: MakeScheduler | None = None,
+    accumulate: int = 1,
+    costs: dict[str, CostTable] | None = None,
+    check_budget: bool = True,
+) -> Outcome:
+    """Train from the capture's contents under `plans` (by graph), committing after every step."""
+    programs = {
+        name: expand(graph, costs[name] if costs else flat_costs(graph), plans[name], check_budget=check_budget)
+        for name, graph in capture.graphs.items()
+    }
+    pager = Pager()
+    sizes = {s.key: s.nbytes for g in capture.graphs.values() for s in g.storages if s.persistent}
+    store = StateStore(folder, sizes, pager, job="test")
+    scratch = {name: Scratch(folder / f"scratch-{name}") for name in programs}
+    try:
+        store.create(lambda key: pieces(capture.tensors[key], sizes[key]), {})
+        persistents = Persistents(store, capture.layouts)
+        constants = {k: _raw(t) for k, t in capture.tensors.items() if k.startswith("constant/")}
+        executors = {
+            name: Executor(program, constants, persistents.resident, store, pager, scratch[name])
+            for name, program in programs.items()
+        }
+        return _steps(capture, programs, executors, persistents, batches, seed, make, schedule, accumulate)
+    finally:
+        pager.close()
+        for file in scratch.values():
+            file.close()
+        store.close()
+
+
+def _steps(
+    capture: Capture,
+    programs: dict[str, Program],
+    executors: dict[str, Executor],
+    persistents: Persistents,
+    batches: Sequence[tuple[torch.Tensor, ...]],
+    seed: int,
+    make: MakeOptimizer | None,
+    schedule: MakeScheduler | None,
+    accumulate: int,
+) -> Outcome:
+    assert capture.optimizer is not None
+    scalars = StepScalars(capture.optimizer)
+    shadow = make([torch.nn.Parameter(torch.zeros(1))]) if make else None
+    scheduler = schedule(shadow) if schedule and shadow else None
+    torch.manual_seed(seed)
+    losses, aux = [], []
+    for i, batch in enumerate(batches):
+        place = i % accumulate
+        last = place == accumulate - 1
+        name = "step" if accumulate == 1 else "first" if place == 0 else "last" if last else "next"
+        numbers: list[float | int] = []
+        if last:
+            if scheduler and shadow:
+                scalars.set_groups(shadow.param_groups)
+            numbers = scalars.advance()
+            if scheduler and shadow:
+                shadow.step()  # changes nothing without gradients; the scheduler wants to have seen it
+                scheduler.step()
+        persistents.prepare(programs[name])
+        report = executors[name].run([t for t in batch if isinstance(t, torch.Tensor)], numbers)
+        persistents.stepped(programs[name])
+        persistents.commit(i + 1, {})
+        losses.append(report.loss)
+        aux.append(report.aux)
+    kept = [k for k in capture.layouts if not k.startswith("gradient/")]
+    return Outcome(losses, {k: persistents.tensor(k).clone() for k in kept}, aux)
+
+
+def pieces(source: torch.Tensor | Fill, nbytes: int) -> Iterator[torch.Tensor]:
+    """Yield the bytes that a storage starts from."""
+    flat = _raw(source)
+    assert flat.numel() == nbytes
+    for start in range(0, nbytes, CHUNK):
+        yield flat[start : start + CHUNK].clone()
+
+
+def _raw(source: torch.Tensor | Fill) -> torch.Tensor:
+    if isinstance(source, Fill):
+        source = torch.full(source.shape, source.value, dtype=getattr(torch, source.dtype))
+    storage = source.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,)).clone()
+
+
+def differences(expected: Outcome, actual: Outcome) -> list[str]:
+    """Name everything that differs in any bit."""
+    found = [
+        f"loss of step {i + 1}: {a.item()!r} instead of {e.item()!r}"
+        for i, (e, a) in enumerate(zip(expected.losses, actual.losses, strict=True))
+        if bits(e) != bits(a)
+    ]
+    missing = [k for k in expected.contents if k.startswith("parameter/") and k not in actual.contents]
+    wrong = [k for k, t in actual.contents.items() if bits(t) != bits(expected.contents[k])]
+    return found + [f"{k} is missing" for k in missing] + [f"{k} differs" for k in wrong]
+
+
+def compare(
+    model: torch.nn.Module,
+    loss_fn: Callable[..., Any],
+    make: MakeOptimizer,
+    batches: Sequence[tuple[torch.Tensor, ...]],
+    folder: Path,
+    seeds: Iterable[int],
+) -> None:
+    """Compare plain training with random plans (seed 0: keep everything); fail with what differs."""
+    expected = plain(model, loss_fn, make, batches)
+    capture = capture_step(model, loss_fn, make(model.parameters()), batches[0])
+    for seed in seeds:
+        plan = random_plan(capture.graphs["step"], seed) if seed else Plan()
+        place = folder / f"plan{seed}"
+        actual = planned(capture, {"step": plan}, batches, place)
+        assert not differences(expected, actual), (seed, differences(expected, actual)[:8])

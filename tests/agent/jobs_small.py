@@ -1,0 +1,77 @@
+"""A small real job as a bundle, made once per test run: planned for a tight budget, with evaluation and short batches."""
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from planner import build
+from planner.costs import DeviceCosts, Flash, OpCost
+from planner.job import TrainingJob
+from planner.plan import Plan
+from planner.profile import Measured
+from planner.program import expand
+from tests.agent.exactness import random_plan
+
+torch.set_num_threads(1)
+
+ROWS, BATCH = 22, 4
+
+
+def classify(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Any:
+    logits = model(x)
+    return functional.cross_entropy(logits, y), (logits.argmax(1) == y).float().mean()
+
+
+def make_job(**options: Any) -> TrainingJob:
+    """Return a job with dropout, batch norm, a schedule, evaluation and a short last batch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(),
+        nn.Dropout(0.1), nn.Flatten(), nn.Linear(512, 10),
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    data = [torch.randn(ROWS, 3, 8, 8), torch.randint(0, 10, (ROWS,))]
+    held_out = [torch.randn(6, 3, 8, 8), torch.randint(0, 10, (6,))]
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
+    settings: dict[str, Any] = {"eval_data": held_out, "scheduler": scheduler, "seed": 3, **options}
+    return TrainingJob(model, classify, optimizer, data, BATCH, **settings)
+
+
+def write_job(path: Path, job: TrainingJob, *, ram_bytes: int = 1 << 40, seeds: tuple[int, ...] = (0, 1)) -> None:
+    """Write the bundle of a job: one choice of random plans per seed (0: keep everything)."""
+    prepared = build.prepare(job, updates=30, verify=5)
+    device = DeviceCosts("test", 0, 1.0, 1.0, Flash("card", 1e8, 5e7, 1e-4, 1e-9, 1e-9))
+    tables = tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in g.ops) for g in prepared.graphs.values())
+    measured = Measured(tables, 0, 0)
+    plans, costs = build.plan_all(prepared, measured, device, 1 << 40, _keep_all)
+    choices = []
+    for seed in seeds:
+        made = {n: random_plan(g, seed) if seed else plans[n] for n, g in prepared.graphs.items()}
+        peaks = {n: expand(prepared.graphs[n], costs[n], p, check_budget=False).peak_bytes for n, p in made.items()}
+        choices.append({n: Plan(p.decisions, p.order, p.sliced, ram_bytes, peaks[n]) for n, p in made.items()})
+    build.write(path, prepared, choices, costs, [ram_bytes] * len(seeds), threads=1)
+
+
+def _keep_all(graph: Any, costs: Any, ram_bytes: int) -> Any:
+    from planner.solve import plan_step
+
+    return plan_step(graph, costs, ram_bytes=ram_bytes, strategy="greedy")
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="port-jobs-")
+
+
+@functools.cache
+def small_bundle(accumulate: int = 1) -> Path:
+    """Return the path of the small job's bundle; plan 0 keeps everything, plan 1 moves and rebuilds at random."""
+    path = Path(_folder().name) / f"small{accumulate}.port"
+    clip = 1.0 if accumulate > 1 else None
+    write_job(path, make_job(accumulate=accumulate, clip_grad_norm=clip))
+    return path

@@ -1,0 +1,55 @@
+"""Run a real daemon with the pure-Python worker: in this process for tests, as a program for kills and benchmarks.
+
+python -m tests.agent.live STATE_DIR RUNTIME_DIR CONFIG SYSFS_ROOT
+"""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from agent.jobs import JobKind
+from agent.supervisor.commands import BundleFacts, WorkerKind, no_environment
+from agent.supervisor.core import Seams, Settings
+from agent.supervisor.daemon import Daemon
+from agent.supervisor.plans import PlanFigures
+from planner.errors import PortError
+
+WORKER = Path(__file__).with_name("worker_program.py")
+
+
+class BadBundleError(PortError):
+    """A test bundle that is no JSON."""
+
+
+def read_json_plans(bundle: Path) -> BundleFacts:
+    """Return the plans of a test bundle."""
+    try:
+        plans = json.loads(bundle.read_text()).get("plans", [])
+    except ValueError as error:
+        raise BadBundleError(f"{bundle}: {error}") from error
+    return BundleFacts(tuple(PlanFigures(i, p["peak_bytes"], p["seconds"], p["joules"]) for i, p in enumerate(plans)))
+
+
+KINDS = {kind: WorkerKind((sys.executable, str(WORKER)), read_json_plans, no_environment) for kind in JobKind}
+
+
+def seams(**changes: object) -> Seams:
+    """Return the seams of a test daemon: the test worker, quick looks."""
+    values: dict[str, object] = {"kinds": KINDS, "inbox_scan_s": 0.1, "waiting_look_s": 0.1, "training_look_s": 0.1}
+    return Seams(**{**values, **changes})
+
+
+def main(argv: list[str]) -> int:
+    """Serve until told to stop."""
+    state, runtime, config, sysfs = (Path(word) for word in argv)
+    try:
+        asyncio.run(Daemon(Settings(state, runtime, config, sysfs), seams()).run())
+    except PortError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

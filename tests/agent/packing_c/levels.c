@@ -1,0 +1,106 @@
+/* Every level of every codec against the scalar reference, in heap blocks of exactly the right size, so that a sanitizer
+ * sees each byte read or written too far; also run on emulated ARM. Exit status 0: all equal. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "packing.h"
+
+#define CHECK(condition)                                                                                    \
+    do {                                                                                                    \
+        if (!(condition)) {                                                                                 \
+            fprintf(stderr, "line %d: %s is false (level %d, %zu items)\n", __LINE__, #condition, level, count); \
+            exit(1);                                                                                        \
+        }                                                                                                   \
+    } while (0)
+
+static uint32_t state = 1;
+
+static uint32_t next_random(void) {
+    state = state * 1664525u + 1013904223u;
+    return state >> 8;
+}
+
+/* A block whose end is the end of the allocation, starting `skew` bytes after its beginning. */
+static uint8_t *block(size_t bytes, size_t skew) { return (uint8_t *)malloc(bytes + skew + !(bytes + skew)) + skew; }
+
+static void release(uint8_t *data, size_t skew) { free(data - skew); }
+
+static void check_bits(int level, size_t count, size_t skew) {
+    size_t bytes = (count + 7) / 8;
+    uint8_t *items = block(count, skew), *back = block(count, skew);
+    uint8_t *packed = block(bytes, skew), *reference = block(bytes, skew);
+    for (size_t i = 0; i < count; i++)
+        items[i] = next_random() & 1;
+    CHECK(port_bits_pack(PACK_SCALAR, items, count, reference, bytes) == (int64_t)bytes);
+    CHECK(port_bits_pack(level, items, count, packed, bytes) == (int64_t)bytes);
+    CHECK(memcmp(packed, reference, bytes) == 0);
+    CHECK(port_bits_unpack(level, packed, bytes, back, count) == (int64_t)count);
+    CHECK(memcmp(items, back, count) == 0);
+    if (count) {
+        CHECK(port_bits_pack(level, items, count, packed, bytes - 1) == PACK_OVERFLOW);
+        items[next_random() % count] = (uint8_t)(2 + next_random() % 254);
+        CHECK(port_bits_pack(level, items, count, packed, bytes) == PACK_UNSUITABLE);
+    }
+    release(items, skew), release(back, skew), release(packed, skew), release(reference, skew);
+}
+
+static void check_narrow(int level, size_t count, size_t skew, unsigned shift) {
+    uint8_t *items = block(8 * count, skew), *back = block(8 * count, skew);
+    int64_t base = (int64_t)((uint64_t)next_random() << 40 ^ next_random());
+    for (size_t i = 0; i < count; i++) {
+        uint64_t bits = ((uint64_t)next_random() << 40 ^ (uint64_t)next_random() << 20 ^ next_random()) >> shift;
+        int64_t value = (int64_t)((uint64_t)base + bits);
+        memcpy(items + 8 * i, &value, sizeof value);
+    }
+    size_t bytes = (size_t)port_narrow_size(PACK_SCALAR, items, count);
+    uint8_t *packed = block(bytes, skew), *reference = block(bytes, skew);
+    CHECK(port_narrow_size(level, items, count) == (int64_t)bytes);
+    CHECK(port_narrow_pack(PACK_SCALAR, items, count, reference, bytes) == (int64_t)bytes);
+    CHECK(port_narrow_pack(level, items, count, packed, bytes) == (int64_t)bytes);
+    CHECK(memcmp(packed, reference, bytes) == 0);
+    CHECK(port_narrow_pack(level, items, count, packed, bytes - 1) == PACK_OVERFLOW);
+    CHECK(port_narrow_unpack(level, reference, bytes, back, count) == (int64_t)(8 * count));
+    CHECK(memcmp(items, back, 8 * count) == 0);
+    release(items, skew), release(back, skew), release(packed, skew), release(reference, skew);
+}
+
+static void check_bitmap(int level, size_t count, size_t item_bytes, size_t skew, uint32_t zeros) {
+    size_t source = count * item_bytes;
+    uint8_t *items = block(source, skew), *back = block(source, skew);
+    for (size_t i = 0; i < count; i++) {
+        int zero = next_random() % 100 < zeros;
+        for (size_t k = 0; k < item_bytes; k++) /* a single set byte anywhere makes an item non-zero */
+            items[i * item_bytes + k] = zero || next_random() % 2 ? 0 : (uint8_t)next_random();
+    }
+    size_t bytes = (size_t)port_bitmap_size(PACK_SCALAR, items, count, item_bytes);
+    uint8_t *packed = block(bytes, skew), *reference = block(bytes, skew);
+    CHECK(port_bitmap_size(level, items, count, item_bytes) == (int64_t)bytes);
+    CHECK(port_bitmap_pack(PACK_SCALAR, items, count, item_bytes, reference, bytes) == (int64_t)bytes);
+    CHECK(port_bitmap_pack(level, items, count, item_bytes, packed, bytes) == (int64_t)bytes);
+    CHECK(memcmp(packed, reference, bytes) == 0);
+    CHECK(port_bitmap_unpack(level, reference, bytes, back, count, item_bytes) == (int64_t)source);
+    CHECK(memcmp(items, back, source) == 0);
+    if (bytes) {
+        CHECK(port_bitmap_pack(level, items, count, item_bytes, packed, bytes - 1) == PACK_OVERFLOW);
+        CHECK(port_bitmap_unpack(level, reference, bytes - 1, back, count, item_bytes) == PACK_CORRUPT);
+        reference[next_random() % ((count + 63) / 64 * 8)] ^= (uint8_t)(1u << next_random() % 8);
+        CHECK(port_bitmap_unpack(level, reference, bytes, back, count, item_bytes) == PACK_CORRUPT);
+    }
+    release(items, skew), release(back, skew), release(packed, skew), release(reference, skew);
+}
+
+int main(void) {
+    static const unsigned SHIFTS[] = {0, 20, 33, 50, 57, 63};
+    static const uint32_t ZEROS[] = {0, 30, 50, 90, 100};
+    for (int level = PACK_SCALAR; level <= port_pack_best_level(); level++) {
+        for (size_t count = 0; count < 300; count += count < 140 ? 1 : 13) {
+            check_bits(level, count, count % 3);
+            check_narrow(level, count, count % 3, SHIFTS[count % 6]);
+            for (size_t item_bytes = 1; item_bytes <= 8; item_bytes *= 2)
+                check_bitmap(level, count, item_bytes, count % 3, ZEROS[next_random() % 5]);
+        }
+        printf("level %d\n", level);
+    }
+    return 0;
+}

@@ -1,0 +1,149 @@
+"""plan, show and train as a user runs them, on a small script in an empty directory."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.nn import functional
+from planner.job import TrainingJob
+
+def loss_fn(model, x, y):
+    out = model(x)
+    return functional.cross_entropy(out, y), (out.argmax(1) == y).float().mean()
+
+def port_job():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.1), nn.Flatten(), nn.Linear(2048, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    data = [torch.randn(20, 3, 16, 16), torch.randint(0, 10, (20,))]
+    return TrainingJob(model, loss_fn, optimizer, data, 8, eval_data=[c[:6] for c in data])
+"""
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "agent.cli", *words]
+
+
+def run(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command(*words), cwd=folder, capture_output=True, text=True, env=environment)
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "train.py").write_text(SCRIPT)
+    done = run(folder, "plan", "train.py", "--ram", "700M", "-o", "job.port", "--verify", "2", "--strategy", "greedy", "--json")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(planned: tuple[Path, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    state, out = tmp_path_factory.mktemp("state"), tmp_path_factory.mktemp("out") / "w.safetensors"
+    done = run(planned[0], "train", "job.port", "--epochs", "3", "--out", str(out), "--state-dir", str(state), "--verify", "2", "--json", "--digest")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    last: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return {**last, "weights": out.read_bytes()}
+
+
+def test_plan_says_what_it_made(planned: tuple[Path, dict[str, Any]]) -> None:
+    folder, facts = planned
+    assert facts["budget_bytes"] == 700 << 20
+    assert 0 < facts["measured_peak_bytes"] <= facts["budget_bytes"]
+    assert facts["planned_peak_bytes"] <= facts["budget_bytes"]
+    assert sorted(p.name for p in folder.iterdir() if not p.name.startswith("__")) == ["job.port", "train.py"]
+
+
+def test_show(planned: tuple[Path, dict[str, Any]]) -> None:
+    facts = json.loads(run(planned[0], "show", "job.port", "--json").stdout)
+    assert facts["planned_peak_bytes"] == planned[1]["planned_peak_bytes"]
+    shown = run(planned[0], "show", "job.port")
+    assert shown.returncode == 0 and "planned peak" in shown.stdout and "budget" in shown.stdout
+    missing = run(planned[0], "show", "job.port", "--plan", "5")
+    assert missing.returncode != 0 and "no plan 5" in missing.stderr and "Traceback" not in missing.stderr
+
+
+def test_train_writes_weights(undisturbed: dict[str, Any]) -> None:
+    assert undisturbed["event"] == "finished" and undisturbed["step"] == 9
+    assert len(undisturbed["weights"]) > 4 * 2048 * 10
+
+
+def test_ctrl_c_and_the_same_command_again(
+    planned: tuple[Path, dict[str, Any]], undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "w.safetensors"
+    words = [
+        "train",
+        "job.port",
+        "--epochs",
+        "3",
+        "--out",
+        str(out),
+        "--state-dir",
+        str(tmp_path / "s"),
+        "--json",
+        "--digest",
+    ]
+    process = subprocess.Popen(
+        command(*words), cwd=planned[0], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        event = json.loads(line)
+        if event["event"] == "step" and event["step"] == 2:
+            process.send_signal(signal.SIGINT)
+            break
+    rest = [json.loads(line) for line in process.stdout]
+    _, errors = process.communicate()
+    assert process.returncode == 130, errors
+    assert "goes on" in errors and "Traceback" not in errors
+    done = [e["step"] for e in rest if e["event"] == "checkpoint"]
+    assert not out.exists() and done and done[-1] < 9
+    again = run(planned[0], *words)
+    assert again.returncode == 0, again.stderr
+    events = [json.loads(line) for line in again.stdout.splitlines()]
+    assert events[0]["step"] == done[-1], "it goes on from the last checkpoint"
+    assert events[-1]["digest"] == undisturbed["digest"]
+    assert out.read_bytes() == undisturbed["weights"]
+
+
+def test_a_budget_below_the_possible(planned: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = run(tmp_path, "plan", "train.py", "--ram", "20M", "-o", "job.port", "--strategy", "greedy")
+    assert done.returncode == 2
+    assert "raise" in done.stderr and "iB" in done.stderr and "Traceback" not in done.stderr
+    assert [p.name for p in tmp_path.iterdir() if not p.name.startswith("__")] == ["train.py"], "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("x = 1", "port_job"),
+        ("def port_job():\n    return 5", "returned int"),
+        ("def port_job(:", "SyntaxError|invalid syntax"),
+        ("import nothing_of_this_name", "nothing_of_this_name"),
+    ],
+)
+def test_scripts_that_describe_no_job(content: str, message: str, tmp_path: Path) -> None:
+    import re
+
+    (tmp_path / "train.py").write_text(content)
+    done = run(tmp_path, "plan", "train.py", "--ram", "700M")
+    assert done.returncode != 0 and re.search(message, done.stderr)
+    assert not list(tmp_path.glob("*.port"))
+
+
+def test_files_that_do_not_exist(tmp_path: Path) -> None:
+    for words in (["plan", "none.py", "--ram", "1G"], ["show", "none.port"], ["train", "none.port"]):
+        done = run(tmp_path, *words)
+        assert done.returncode == 2 and "does not exist" in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,533 @@
+"""The whole supervisor in this process, with real worker processes, a real socket and a fake /sys."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.control_client import ControlClient, ControlError
+from agent.jobs import Job, JobState
+from agent.supervisor.core import Seams, Settings
+from agent.supervisor.daemon import Daemon
+from agent.supervisor.instance import InstanceError
+from agent.supervisor.process import Phase
+from tests.agent.live import seams
+from tests.agent.trees import LAPTOP_BATTERY, MAINS, supply_tree, write_tree
+
+CONFIG = "[when]\nidle_for = 0\nmin_pause = 0\n[storage]\nmin_free = 0\n[memory]\nmin_available = 0\npressure = 100\n"
+BUNDLE: dict[str, Any] = {
+    "dimension": 8,
+    "steps": 30,
+    "instructions": 4,
+    "instruction_s": 0.002,
+    "checkpoint_every": 10,
+    "seed": 1,
+    "plans": [
+        {"peak_bytes": 200 << 20, "seconds": 0.01, "joules": 0.1},
+        {"peak_bytes": 100 << 20, "seconds": 0.02, "joules": 0.2},
+    ],
+}
+LONG = {**BUNDLE, "steps": 100_000}
+
+
+async def until(condition: Callable[[], bool], explain: Callable[[], str] = lambda: "waited in vain") -> None:
+    """Wait for something that other processes or tasks bring about."""
+    end = time.monotonic() + 30.0
+    while not condition():
+        assert time.monotonic() < end, explain()
+        await asyncio.sleep(0.005)
+
+
+def process_state(pid: int) -> str:
+    """Return the letter that the kernel gives a process, or nothing when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+class Live:
+    """A daemon that runs in the test's own event loop."""
+
+    def __init__(self, root: Path, changes: Seams) -> None:
+        self.settings = Settings(root / "state", root / "run", root / "config.toml", root / "sys")
+        self.daemon = Daemon(self.settings, changes)
+        self.client = ControlClient(self.settings.runtime_dir)
+        self.root = root
+
+    def prepare(self, config: str) -> None:
+        (self.root / "sys").mkdir(parents=True, exist_ok=True)
+        (self.root / "config.toml").write_text(config)
+
+    def heat(self, celsius: float) -> None:
+        zone = "sys/class/thermal/thermal_zone0"
+        write_tree(self.root, {f"{zone}/type": "cpu", f"{zone}/temp": str(int(celsius * 1000))})
+
+    @property
+    def core(self) -> Any:
+        return self.daemon.core
+
+    async def ask(self, function: Callable[..., Any], *arguments: Any, **fields: Any) -> Any:
+        """Call the client in a thread: it blocks, and the daemon shares this loop."""
+        return await asyncio.to_thread(function, *arguments, **fields)
+
+    async def submit(self, bundle: dict[str, Any], name: str = "job", **fields: Any) -> int:
+        path = self.root / f"{name}.json"
+        path.write_text(json.dumps(bundle))
+        token = (await self.ask(self.client.upload, "/v1/uploads", path))["upload"]
+        return int((await self.ask(self.client.post, "/v1/jobs", name=name, upload=token, **fields))["id"])
+
+    def job(self, number: int) -> Job:
+        return self.core.store.get(number)
+
+    async def until(self, condition: Callable[[], bool], what: str = "") -> None:
+        await until(condition, lambda: f"{what}: {self.core.gate.decision} {self.core.store.all()}")
+
+    async def until_state(self, number: int, state: JobState) -> Job:
+        await self.until(lambda: self.job(number).state is state, f"job {number} {state.name}")
+        return self.job(number)
+
+    async def until_step(self, number: int, step: int) -> None:
+        await self.until(lambda: self.job(number).step >= step, f"job {number} at step {step}")
+
+    def health_codes(self) -> set[str]:
+        later = self.core.clock.monotonic_s() + 1000.0
+        return {item.code for item in self.core.health.items(later)}
+
+    def plug(self, online: bool) -> None:
+        status = "Charging" if online else "Discharging"
+        battery = LAPTOP_BATTERY.format(status=status, capacity=80)
+        supply_tree(self.settings.sysfs_root or self.root, ACAD=MAINS.format(online=int(online)), BAT0=battery)
+
+    def weights(self, number: int) -> Any:
+        return json.loads((self.core.store.job_dir(number) / "out.safetensors").read_text())
+
+
+@asynccontextmanager
+async def running(root: Path, config: str = CONFIG, **changes: Any) -> AsyncIterator[Live]:
+    """Start a daemon and stop it at the end."""
+    live = Live(root, seams(**changes))
+    live.prepare(config)
+    task = asyncio.create_task(live.daemon.run())
+    try:
+        await until(lambda: task.done() or live.daemon.ready.is_set())
+        if task.done():
+            task.result()
+        yield live
+    finally:
+        if not task.done():
+            live.daemon.stop()
+        await task
+
+
+def go(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[Path], None]:
+    """Run an async test that takes tmp_path."""
+
+    def run(tmp_path: Path) -> None:
+        asyncio.run(asyncio.wait_for(test(tmp_path), 90.0))
+
+    run.__name__ = test.__name__
+    run.__doc__ = test.__doc__
+    return run
+
+
+_undisturbed: dict[str, Any] = {}
+
+
+async def undisturbed(root: Path, bundle: dict[str, Any]) -> Any:
+    """Return the weights that a run without any interruption gives."""
+    key = json.dumps({**bundle, "instruction_s": 0.0})
+    if key not in _undisturbed:
+        async with running(root) as live:
+            await live.until_state(await live.submit(json.loads(key)), JobState.FINISHED)
+            _undisturbed[key] = live.weights(1)
+    return _undisturbed[key]
+
+
+@go
+async def test_a_job_is_trained_and_its_result_fetched(tmp_path: Path) -> None:
+    async with running(tmp_path) as live:
+        number = await live.submit(BUNDLE, name="birds")
+        job = await live.until_state(number, JobState.FINISHED)
+        assert (job.step, job.total_steps, job.attempts) == (30, 30, 1)
+        assert job.planned_joules == pytest.approx(3.0)
+        await live.ask(live.client.download, f"/v1/jobs/{number}/result", tmp_path / "out")
+        assert json.loads((tmp_path / "out").read_text())["step"] == 30
+        log = await live.ask(live.client.text, "/v1/jobs/birds/logs")
+        assert "worker starts" in log and "finished" in log
+        detail = await live.ask(live.client.get, f"/v1/jobs/{number}")
+        assert [entry["kind"] for entry in detail["history"]] == ["submitted", "started", "finished"]
+        status = await live.ask(live.client.get, "/v1/status")
+        assert (status["state"], status["job"]) == ("idle", None)
+
+
+@go
+async def test_pulling_the_plug_stops_and_the_job_resumes_bit_exactly(tmp_path: Path) -> None:
+    bundle = {**BUNDLE, "steps": 40}
+    expected = await undisturbed(tmp_path / "plain", bundle)
+    async with running(tmp_path) as live:
+        live.plug(True)
+        number = await live.submit(bundle)
+        await live.until_step(number, 7)
+        live.plug(False)
+        await live.until(lambda: live.core.runner.job is None)
+        assert live.job(number).state is JobState.QUEUED
+        status = await live.ask(live.client.get, "/v1/status")
+        assert status["reasons"] == ["on battery 80 %"]
+        live.plug(True)
+        job = await live.until_state(number, JobState.FINISHED)
+        assert job.attempts == 2
+        assert live.weights(number) == expected
+
+
+@go
+async def test_a_paused_worker_keeps_its_memory_as_long_as_wished(tmp_path: Path) -> None:
+    config = CONFIG.replace("[storage]", "keep_in_memory = '1h'\nmax_temperature = 70\n[storage]")
+    async with running(tmp_path, config) as live:
+        live.heat(50)
+        number = await live.submit(BUNDLE)
+        await live.until_step(number, 5)
+        pid = live.core.runner.pid
+        live.heat(90)
+        await live.until(lambda: live.core.runner.phase is Phase.PAUSED)
+        status = await live.ask(live.client.get, "/v1/status")
+        assert status["state"] == "paused" and "too hot" in status["reasons"][0]
+        live.heat(50)
+        await live.until(lambda: live.core.runner.phase is not Phase.PAUSED)
+        assert (await live.until_state(number, JobState.FINISHED)).attempts == 1
+        assert live.core.store.history(number)[1].text.startswith(f"worker {pid} ")
+
+
+@go
+async def test_pause_resume_and_cancel_by_the_user(tmp_path: Path) -> None:
+    async with running(tmp_path) as live:
+        first, second = await live.submit(LONG, "first"), await live.submit(LONG, "second")
+        await live.until_step(first, 3)
+        await live.ask(live.client.post, f"/v1/jobs/{first}/pause")
+        await live.until(lambda: live.core.runner.job is not None and live.core.runner.job.id == second)
+        assert live.job(first).state is JobState.PAUSED
+        await live.ask(live.client.post, "/v1/pause")
+        await live.until(lambda: live.core.runner.job is None)
+        await live.ask(live.client.post, f"/v1/jobs/{first}/resume")
+        await live.ask(live.client.post, "/v1/resume")
+        await live.until(lambda: live.core.runner.job is not None)
+        for number in (first, second):
+            await live.ask(live.client.post, f"/v1/jobs/{number}/cancel")
+            assert live.job(number).state is JobState.CANCELLED
+        await live.until(lambda: live.core.runner.job is None)
+        assert {job.state for job in live.core.store.all()} == {JobState.CANCELLED}
+        with pytest.raises(ControlError, match="already over"):
+            await live.ask(live.client.post, f"/v1/jobs/{first}/cancel")
+
+
+@go
+async def test_a_pause_for_a_time_ends_by_itself(tmp_path: Path) -> None:
+    async with running(tmp_path) as live:
+        await live.ask(live.client.post, "/v1/pause", for_s=0.3)
+        number = await live.submit(BUNDLE)
+        await live.until_state(number, JobState.FINISHED)
+        assert live.core.store.setting("paused") is None
+
+
+@go
+async def test_a_higher_priority_goes_first(tmp_path: Path) -> None:
+    async with running(tmp_path) as live:
+        low = await live.submit(LONG, "low")
+        await live.until_step(low, 2)
+        high = await live.submit(BUNDLE, "high", priority=5)
+        await live.until_state(high, JobState.FINISHED)
+        assert live.job(low).state in (JobState.QUEUED, JobState.RUNNING)
+        log = await live.ask(live.client.text, f"/v1/jobs/{low}/logs")
+        assert "leaving: its checkpoint is written" in log
+
+
+@go
+async def test_before_a_window_closes_a_checkpoint_is_made(tmp_path: Path) -> None:
+    clock = JumpingClock()
+    today = time.localtime(clock.wall_s())
+    clock.offset_s = 12 * 3600 - (today.tm_hour * 3600 + today.tm_min * 60 + today.tm_sec)  # it is noon
+    config = CONFIG + "[windows]\nevery = ['11:00-12:30']\n"
+    async with running(tmp_path, config, clock=clock) as live:
+        number = await live.submit({**LONG, "checkpoint_every": 1_000_000})
+        await live.until_step(number, 5)
+        live.core.runner._run.last_checkpoint_s -= 1000.0
+        clock.offset_s += 30 * 60 - 12.0
+        await live.until(lambda: bool(live.job(number).measured.checkpoint_bytes), "checkpoint")
+        assert live.core.runner.job is not None
+        clock.offset_s += 60.0
+        await live.until(lambda: live.core.runner.job is None, "left")
+        status = await live.ask(live.client.get, "/v1/status")
+        assert "outside the time windows" in status["reasons"][0] and status["next_window"] is not None
+
+
+@go
+async def test_a_killed_worker_is_started_again_and_ends_bit_exactly(tmp_path: Path) -> None:
+    bundle = {**BUNDLE, "steps": 40}
+    expected = await undisturbed(tmp_path / "plain", bundle)
+    async with running(tmp_path) as live:
+        number = await live.submit(bundle)
+        await live.until_step(number, 15)
+        os.kill(live.core.runner.pid, signal.SIGKILL)
+        job = await live.until_state(number, JobState.BACKOFF)
+        assert "SIGKILL" in job.reason and job.retry_after_s == 30
+        await live.ask(live.client.post, f"/v1/jobs/{number}/resume")  # do not wait 30 s
+        await live.until_state(number, JobState.FINISHED)
+        assert live.weights(number) == expected
+
+
+@go
+async def test_a_job_that_always_crashes_is_given_up_with_a_health_item(tmp_path: Path) -> None:
+    config = CONFIG + "[jobs]\ngive_up_after = 3\n"
+    async with running(tmp_path, config) as live:
+        number = await live.submit({**BUNDLE, "faults": {"crash_at": 4}})
+        for _ in range(2):
+            await live.until_state(number, JobState.BACKOFF)
+            live.core.retry_at_s[number] = (live.job(number).failures, 0.0)  # the wait itself is tested with the rules
+            live.core.wake.set()
+            await live.until(lambda: live.job(number).state is not JobState.BACKOFF)
+        job = await live.until_state(number, JobState.FAILED)
+        assert "given up after 3 failures" in job.reason and "SIGSEGV" in job.reason
+        assert "job-given-up" in live.health_codes()
+        status = await live.ask(live.client.get, "/v1/status")
+        assert any(item["code"] == "job-given-up" and str(number) in item["remedy"] for item in status["health"])
+
+
+@go
+async def test_out_of_memory_takes_a_smaller_plan(tmp_path: Path) -> None:
+    faults = {"memory_error_above": 150 << 20, "from": 5}
+    async with running(tmp_path) as live:
+        number = await live.submit({**BUNDLE, "faults": faults})
+        job = await live.until_state(number, JobState.FINISHED)
+        assert (job.plan, job.attempts, job.memory_ceiling_bytes) == (1, 2, 200 << 20)
+        assert "out-of-memory" in live.health_codes()
+
+
+@go
+async def test_a_real_data_limit_stops_a_greedy_worker(tmp_path: Path) -> None:
+    """RLIMIT_DATA, the second belt: the worker takes a gigabyte more than its plan."""
+    plans = [{"peak_bytes": 64 << 20, "seconds": 0.01, "joules": 0.1}]
+    async with running(tmp_path) as live:
+        number = await live.submit({**BUNDLE, "plans": plans, "ballast_bytes": 1 << 30})
+        job = await live.until_state(number, JobState.BACKOFF)
+        assert job.failures == 1
+        assert "MemoryError" in await live.ask(live.client.text, f"/v1/jobs/{number}/logs")
+
+
+@go
+async def test_memory_pressure_switches_to_a_smaller_plan_while_running(tmp_path: Path) -> None:
+    async with running(tmp_path) as live:
+        number = await live.submit(LONG)
+        await live.until_step(number, 2)
+        run = live.core.runner._run
+        run.switched_at_s -= 1000.0
+        live.core.runner.adapt(live.core.runner._surroundings, False, True)
+        await live.until(lambda: live.job(number).plan == 1)
+        assert live.job(number).state is JobState.RUNNING
+        assert "memory pressure" in live.core.store.history(number)[-1].text
+
+
+@go
+async def test_a_job_that_does_not_fit_is_left_with_a_health_item(tmp_path: Path) -> None:
+    config = CONFIG + "[limits.not_in_use]\nmemory = '50M'\n"
+    async with running(tmp_path, config) as live:
+        large = await live.submit(BUNDLE, "large")
+        small = await live.submit({**BUNDLE, "plans": [{"peak_bytes": 1 << 20, "seconds": 1, "joules": 1}]}, "small")
+        await live.until_state(small, JobState.FINISHED)
+        assert live.job(large).state is JobState.QUEUED
+        assert "job-does-not-fit" in live.health_codes()
+
+
+@go
+async def test_a_broken_bundle_fails_at_once(tmp_path: Path) -> None:
+    async with running(tmp_path) as live:
+        path = tmp_path / "broken.json"
+        path.write_text("{no json")
+        token = (await live.ask(live.client.upload, "/v1/uploads", path))["upload"]
+        await live.ask(live.client.post, "/v1/jobs", name="broken", upload=token)
+        job = await live.until_state(1, JobState.FAILED)
+        assert "bundle cannot be used" in job.reason
+
+
+@go
+async def test_data_that_arrives_is_trained_on_in_rounds(tmp_path: Path) -> None:
+    async with running(tmp_path) as live:
+        number = await live.submit(BUNDLE, "birds", waits_for_data=True, epochs=2)
+        assert live.job(number).state is JobState.WAITING_DATA
+        (tmp_path / "a.txt").write_text("0.1 0.2 0.3 0.4 0.5\n")
+        await live.ask(live.client.upload, "/v1/inbox/birds/a.txt", tmp_path / "a.txt")
+        (tmp_path / "state/inbox/birds/unfinished.part").write_text("9 9 9")
+        await live.until(lambda: live.job(number).rounds == 1, "first round")
+        assert live.job(number).step == 10
+        (tmp_path / "state/inbox/birds/b.txt").write_text("0.7 0.8")
+        await live.until(lambda: live.job(number).rounds == 2, "second round")
+        assert live.job(number).step == 14
+        assert live.job(number).state is JobState.WAITING_DATA
+
+
+@go
+async def test_history_is_trimmed_and_scratch_deleted(tmp_path: Path) -> None:
+    async with running(tmp_path, CONFIG.replace("[storage]", "[storage]\nkeep_jobs = 1")) as live:
+        first, second = await live.submit(BUNDLE, "first"), await live.submit(BUNDLE, "second")
+        for number in (first, second):
+            await live.until_state(number, JobState.FINISHED)
+        await live.until(lambda: live.core.runner.job is None)
+        await live.daemon.tidy()
+        assert [job.id for job in live.core.store.all()] == [second]
+        await live.until(lambda: not (tmp_path / f"state/jobs/{first}").exists(), "deleted")
+        assert not (tmp_path / f"state/jobs/{second}/state").exists()
+        assert live.weights(second)["step"] == BUNDLE["steps"]
+
+
+@go
+async def test_gentle_training_while_somebody_uses_the_device(tmp_path: Path) -> None:
+    """In use means a smaller memory limit, and with it the smaller plan."""
+    use = "train_while_in_use = true\nbusy_cpu = 0\nbusy_pressure = 0\n"
+    config = CONFIG.replace("idle_for = 0\n", f"idle_for = '1h'\n{use}")
+    async with running(tmp_path, config + "[limits.in_use]\nmemory = '150M'\n") as live:
+        number = await live.submit(BUNDLE)
+        job = await live.until_state(number, JobState.FINISHED)
+        assert job.plan == 1
+        assert "gently" in live.core.gate.decision.codes
+
+
+@go
+async def test_a_deadline_that_cannot_be_kept_is_said(tmp_path: Path) -> None:
+    async with running(tmp_path) as live:
+        number = await live.submit(LONG, deadline_at=time.time() + 5.0)
+        await live.until(lambda: "deadline-missed" in live.health_codes())
+        assert live.job(number).plan == 0  # the faster one
+        await live.ask(live.client.post, f"/v1/jobs/{number}/change", deadline_at=time.time() + 1e6)
+        await live.until(lambda: "deadline-missed" not in live.health_codes())
+
+
+@go
+async def test_a_restart_takes_up_the_running_job(tmp_path: Path) -> None:
+    bundle = {**BUNDLE, "steps": 40}
+    expected = await undisturbed(tmp_path / "plain", bundle)
+    async with running(tmp_path) as live:
+        number = await live.submit(bundle)
+        await live.until_step(number, 12)
+    async with running(tmp_path) as live:
+        job = await live.until_state(number, JobState.FINISHED)
+        assert job.attempts == 2
+        assert live.weights(number) == expected
+
+
+@go
+async def test_two_daemons_on_one_state_directory(tmp_path: Path) -> None:
+    async with running(tmp_path) as live:
+        for runtime in (live.settings.runtime_dir, tmp_path / "other"):
+            with pytest.raises(InstanceError, match=f"process {os.getpid()}"):
+                await Daemon(replace(live.settings, runtime_dir=runtime), seams()).run()
+        assert (await live.ask(live.client.get, "/v1/status"))["state"] == "idle"
+
+
+@go
+async def test_reload_applies_and_a_bad_file_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path) as live:
+        (tmp_path / "config.toml").write_text("[when]\nidle_for = 'soon'\n")
+        with pytest.raises(ControlError, match=r"config.toml:2: when.idle_for"):
+            await live.ask(live.client.post, "/v1/reload")
+        assert live.core.config.policy.idle_for_s == 0
+        assert "config" in live.health_codes()
+        (tmp_path / "config.toml").write_text("[when]\nidle_for = '7min'\n")
+        os.kill(os.getpid(), signal.SIGHUP)
+        await live.until(lambda: live.core.config.policy.idle_for_s == 420)
+        assert "config" not in live.health_codes()
+
+
+@go
+async def test_sensors_that_vanish_and_return(tmp_path: Path) -> None:
+    async with running(tmp_path) as live:
+        live.heat(50)
+        number = await live.submit(LONG)
+        await live.until_step(number, 2)
+        (tmp_path / "sys/class/thermal/thermal_zone0/temp").unlink()
+        await live.until(lambda: "sensor" in live.health_codes())
+        assert live.core.gate.facts.temperature_c is None
+        live.heat(51)
+        await live.until(lambda: "sensor" not in live.health_codes())
+        assert live.core.gate.facts.temperature_c == 51.0
+
+
+class JumpingClock:
+    """The machine's clocks with a wall clock that a test may set."""
+
+    def __init__(self) -> None:
+        self.offset_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+    def wall_s(self) -> float:
+        return time.time() + self.offset_s
+
+    def uptime_s(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@pytest.mark.parametrize("hours", [5.0, -5.0, -24 * 365 * 30.0])
+def test_the_clock_jumps_by_hours(tmp_path: Path, hours: float) -> None:
+    async def jump(root: Path) -> None:
+        clock = JumpingClock()
+        async with running(root, clock=clock) as live:
+            number = await live.submit({**BUNDLE, "steps": 60}, deadline_at=time.time() + 3600)
+            await live.until_step(number, 5)
+            clock.offset_s = hours * 3600
+            codes = {"clock-jumped"} | ({"clock-unset"} if hours < -1000 else set())
+            await live.until(lambda: codes <= live.health_codes(), f"{codes}")
+            job = await live.until_state(number, JobState.FINISHED)
+            assert (job.attempts, job.step) == (1, 60)
+
+    asyncio.run(asyncio.wait_for(jump(tmp_path), 60.0))
+
+
+@go
+async def test_a_worker_that_ignores_everything_is_stopped_and_killed(tmp_path: Path) -> None:
+    config = CONFIG.replace("[storage]", "keep_in_memory = '1h'\n[storage]")
+    async with running(tmp_path, config) as live:
+        number = await live.submit({**LONG, "faults": {"ignore": ["pause", "leave"]}})
+        await live.until_step(number, 2)
+        pid = live.core.runner.pid
+        live.heat(90)
+        await live.until(lambda: live.core.runner.phase is Phase.PAUSED)
+        await live.until(lambda: process_state(pid) == "T", "stopped by the signal")
+        await live.ask(live.client.post, "/v1/pause")
+        await live.until(lambda: live.core.runner.pid is None)
+        assert live.job(number).state is JobState.QUEUED
+        assert live.job(number).failures == 0
+        assert "worker-unresponsive" in live.health_codes()
+
+
+@go
+async def test_a_supervisor_that_dies_takes_its_worker_along(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(CONFIG)
+    (tmp_path / "sys").mkdir()
+    words = [str(tmp_path / name) for name in ("state", "run", "config.toml", "sys")]
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.agent.live", *words)
+    client = ControlClient(tmp_path / "run")
+    bundle = tmp_path / "b.json"
+    bundle.write_text(json.dumps(LONG))
+
+    await until(client.path.exists)
+    token = (await asyncio.to_thread(client.upload, "/v1/uploads", bundle))["upload"]
+    await asyncio.to_thread(client.post, "/v1/jobs", name="job", upload=token)
+    status = client.get("/v1/status")
+    while not status["job"] or status["job"]["step"] < 3:
+        status = await asyncio.to_thread(client.get, "/v1/status")
+    pid = status["job"]["pid"]
+    process.kill()
+    await process.wait()
+    await until(lambda: process_state(pid) in ("", "Z"))
+    async with running(tmp_path) as live:
+        await live.until_state(1, JobState.RUNNING)
+        assert live.core.runner.pid != pid

@@ -1,0 +1,57 @@
+"""The doctor: each finding that needs attention says how to cure it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.health_doctor import Check, Verdict, examine
+from agent.policy_file import Config, Options
+from tests.agent.trees import LAPTOP_BATTERY, supply_tree, write_tree
+
+GROUPS = {"self/cgroup": "0::/port-agent.service/supervisor\n"}
+
+
+def findings(state: Path, options: Options, *, flash_test: bool = False) -> dict[str, Check]:
+    return {check.name: check for check in examine(state, Config(options=options), flash_test=flash_test)}
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> Options:
+    """A healthy device: power, heat, memory, a delegated control group."""
+    proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
+    mounts = {"self/mounts": f"cgroup2 {cgroup} cgroup2 rw 0 0\n"}
+    numbers = {"stat": "cpu  1 0 1 100 0 0 0 0 0 0\n", "meminfo": "MemTotal: 1000 kB\nMemAvailable: 900 kB\n"}
+    write_tree(proc, GROUPS | mounts | numbers)
+    write_tree(cgroup / "port-agent.service", {"cgroup.controllers": "memory cpu", "cgroup.subtree_control": ""})
+    supply_tree(tmp_path / "sys", BAT0=LAPTOP_BATTERY.format(status="Charging", capacity=50))
+    write_tree(tmp_path / "sys/class/thermal/thermal_zone0", {"type": "cpu", "temp": "44000"})
+    return replace(Options(), sysfs_root=tmp_path / "sys", proc_root=proc, dev_root=tmp_path / "dev")
+
+
+def test_a_healthy_device(tmp_path: Path, options: Options) -> None:
+    found = findings(tmp_path, options, flash_test=True)
+    assert [check.finding for check in found.values() if check.verdict is Verdict.BAD and check.name != "torch"] == []
+    assert found["temperature"].finding == "44.0 °C"
+    assert "battery 50 %" in found["power"].finding
+    assert "fsync" in found["flash speed"].finding
+    assert not (tmp_path / ".doctor-flash").exists()
+    assert "delegated" in found["memory limits"].finding
+
+
+def test_everything_that_is_bad_has_a_cure(tmp_path: Path, options: Options) -> None:
+    supply_tree(tmp_path / "sys", BAT0=LAPTOP_BATTERY.format(status="Unknown", capacity=50))
+    (tmp_path / "sys/class/thermal/thermal_zone0/temp").write_text("warm")
+    (tmp_path / "cgroup/port-agent.service/cgroup.controllers").write_text("hugetlb")
+    found = findings(tmp_path / "nowhere", options, flash_test=True)
+    bad = {name for name, check in found.items() if check.verdict is Verdict.BAD}
+    assert {"power", "state directory", "flash speed", "memory limits"} <= bad
+    assert any(name.startswith("sensor temperature") for name in bad)
+    assert all(check.cure for check in found.values() if check.verdict is Verdict.BAD)
+    assert "assume_power" in found["power"].cure
+    assert "cgroup_enable=memory" in found["memory limits"].cure
+
+
+def test_no_control_groups_at_all(tmp_path: Path, options: Options) -> None:
+    (tmp_path / "proc/self/mounts").write_text("cgroup /x cgroup rw 0 0\n")
+    assert "no cgroup v2" in findings(tmp_path, options)["memory limits"].finding

@@ -1,0 +1,198 @@
+"""The drop-in: the user's own model, optimizer and loop, within a budget, with plain PyTorch's numbers."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from agent import budgeted_step
+from agent.train.executor import GraphChangedError
+from planner.build import InfeasibleError
+from planner.errors import CaptureError, PortError
+from tests.agent.exactness import bits
+from tests.agent.jobs_small import BATCH, make_job, small_bundle
+
+ROOT = Path(__file__).resolve().parents[2]
+PLENTY = 1 << 40
+
+
+def scenario(name: str, page_dir: Path) -> dict[str, Any]:
+    page_dir.mkdir()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.agent.drop_in_program", name, str(page_dir)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def test_a_whole_loop_under_a_tight_budget(tmp_path: Path) -> None:
+    found = scenario("train", tmp_path / "pages")
+    assert found["read_bytes"] > 0, "the budget was meant to force paging"
+    assert found["peak"] <= found["ram"], "resident memory stays below ram"
+    assert found["left"] == []
+    wrong = [k for k in ("losses", "weights", "state", "saved", "identity", "evaluated", "usable") if not found[k]]
+    assert not wrong
+
+
+def test_an_exception_in_the_block_loses_nothing(tmp_path: Path) -> None:
+    found = scenario("fail", tmp_path / "pages")
+    assert found == {"caught": True, "left": [], "same": True}
+
+
+def test_budgets_that_cannot_be_kept(tmp_path: Path) -> None:
+    found = scenario("infeasible", tmp_path / "pages")
+    assert [e[0] for e in found["errors"]] == ["InfeasibleError", "InfeasibleError"], found
+    assert all(needed and needed > 10 << 20 for _, needed, _ in found["errors"])
+    assert found["left"] == [] and found["same"]
+
+
+@pytest.mark.long
+def test_without_restoring_the_saved_file_is_the_result(tmp_path: Path) -> None:
+    assert scenario("no_restore", tmp_path / "pages") == {"saved": True, "left": []}
+
+
+# -- in this process, with plenty of memory
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 4))
+
+
+def classify(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Any:
+    out = model(x)
+    return functional.cross_entropy(out, y), {"hits": (out.argmax(1) == y).sum()}
+
+
+def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    g = torch.Generator().manual_seed(2)
+    return [(torch.randn(6, 8, generator=g), torch.randint(0, 4, (6,), generator=g)) for _ in range(count)]
+
+
+def test_accumulation_clipping_and_extra_outputs(tmp_path: Path) -> None:
+    model, data = net(), batches(4)
+    plain = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    seen = []
+    with budgeted_step(model, classify, optimizer, data[0], PLENTY, tmp_path, accumulate=2, clip_grad_norm=0.5) as step:
+        torch.manual_seed(1)
+        for batch in data:
+            loss, aux = step(*batch)
+            seen.append((loss.item(), int(aux["hits"])))
+    reference = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    torch.manual_seed(1)
+    expected = []
+    for i, batch in enumerate(data):
+        loss, aux = classify(plain, *batch)
+        loss.backward()
+        expected.append((loss.item(), int(aux["hits"])))
+        if i % 2:
+            torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5, foreach=False)
+            reference.step()
+            reference.zero_grad()
+    assert seen == expected
+    assert all(
+        bits(a) == bits(b) for a, b in zip(model.state_dict().values(), plain.state_dict().values(), strict=True)
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_training_goes_on_in_plain_pytorch_and_back(tmp_path: Path) -> None:
+    """Two steps in the block, one outside, one in a second block: the optimizer's state follows."""
+    model, data = net(), batches(4)
+    plain = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    torch.manual_seed(1)
+    for part in (data[:2], None, data[3:]):
+        if part is None:
+            optimizer.zero_grad()
+            classify(model, *data[2])[0].backward()
+            optimizer.step()
+            continue
+        with budgeted_step(model, classify, optimizer, part[0], PLENTY, tmp_path) as step:
+            for batch in part:
+                step(*batch)
+    reference = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    torch.manual_seed(1)
+    for batch in data:
+        reference.zero_grad()
+        classify(plain, *batch)[0].backward()
+        reference.step()
+    assert all(
+        bits(a) == bits(b) for a, b in zip(model.state_dict().values(), plain.state_dict().values(), strict=True)
+    )
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        assert all(bits(optimizer.state[p][k]) == bits(v) for k, v in reference.state[q].items())
+
+
+def test_a_change_of_mode_is_detected(tmp_path: Path) -> None:
+    model, data = net(), batches(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with budgeted_step(model, classify, optimizer, data[0], PLENTY, tmp_path) as step:
+        model.eval()
+        with pytest.raises(GraphChangedError, match="evaluate"):
+            step(*data[0])
+        model.train()
+        step(*data[0])
+
+
+def test_a_bundle_as_the_plan(tmp_path: Path) -> None:
+    job = make_job()
+    plain = make_job()
+    assert job.scheduler is not None
+    with budgeted_step(
+        job.model, job.loss_fn, job.optimizer, [c[:BATCH] for c in job.data], PLENTY, tmp_path, plan=small_bundle()
+    ) as step:
+        torch.manual_seed(1)
+        seen = [step(*(c[i : i + BATCH] for c in job.data))[0].item() for i in (0, BATCH, 20)]
+    torch.manual_seed(1)
+    expected = []
+    for i in (0, BATCH, 20):
+        plain.optimizer.zero_grad()
+        loss, _ = plain.loss_fn(plain.model, *(c[i : i + BATCH] for c in plain.data))
+        loss.backward()
+        plain.optimizer.step()
+        expected.append(loss.item())
+    assert seen == expected
+    assert all(
+        bits(a) == bits(b)
+        for a, b in zip(job.model.state_dict().values(), plain.model.state_dict().values(), strict=True)
+    )
+
+
+def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
+    model, data = net(), batches(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.raises(CaptureError, match="another model"),
+        budgeted_step(model, classify, optimizer, data[0], PLENTY, tmp_path, plan=small_bundle()),
+    ):
+        pass
+    job = make_job()
+    with (
+        pytest.raises(InfeasibleError),
+        budgeted_step(
+            job.model, job.loss_fn, job.optimizer, [c[:4] for c in job.data], 1000, tmp_path, plan=small_bundle()
+        ),
+    ):
+        pass
+    with (
+        pytest.raises(PortError, match="not a directory"),
+        budgeted_step(model, classify, optimizer, data[0], PLENTY, tmp_path / "none"),
+    ):
+        pass
+    with (
+        pytest.raises(CaptureError, match="scalar"),
+        budgeted_step(model, lambda m, x, y: m(x), optimizer, data[0], PLENTY, tmp_path),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())

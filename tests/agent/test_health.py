@@ -1,0 +1,54 @@
+"""Health items: declared, damped, explained."""
+
+import string
+
+import pytest
+
+from agent.health import CONDITIONS, HealthBoard, Severity
+
+
+def test_every_condition_says_what_and_what_to_do() -> None:
+    for condition in CONDITIONS.values():
+        assert condition.title and condition.text and condition.remedy, condition.code
+        fields = {name for _, name, _, _ in string.Formatter().parse(condition.text) if name}
+        in_remedy = {name for _, name, _, _ in string.Formatter().parse(condition.remedy) if name}
+        values = dict.fromkeys(fields | in_remedy | {"id", "path"}, "7")
+        board = HealthBoard()
+        board.report(condition.code, 0.0, 0.0, **values)
+        items = board.items(1e6)
+        assert len(items) == 1
+        assert "{" not in items[0].text + items[0].remedy
+
+
+def test_an_item_shows_only_after_its_time_and_keeps_its_since() -> None:
+    board = HealthBoard()
+    board.report("sensor", 100.0, 5000.0, key="cpu", sensor="cpu", reason="EIO")
+    assert board.items(110.0) == []
+    board.report("sensor", 112.0, 5012.0, key="cpu", sensor="cpu", reason="EINVAL")
+    (item,) = board.items(116.0)
+    assert (item.since_s, item.since_wall, item.text) == (100.0, 5000.0, "cpu: EINVAL")
+    board.clear("sensor", "cpu")
+    board.report("sensor", 117.0, 5017.0, key="cpu", sensor="cpu", reason="EIO")
+    assert board.items(118.0) == []  # a sensor that comes and goes raises no alarm
+
+
+def test_the_worst_comes_first_and_passing_events_pass() -> None:
+    board = HealthBoard()
+    board.report("clock-jumped", 0.0, 0.0, lasts_s=60.0, jump="3 h")
+    board.report("config", 1.0, 1.0, reason="x")
+    assert [item.severity for item in board.items(2.0)] == [Severity.ERROR, Severity.INFO]
+    assert [item.code for item in board.items(61.0)] == ["config"]
+
+
+def test_keep_only() -> None:
+    board = HealthBoard()
+    for key in ("a", "b"):
+        board.report("sensor", 0.0, 0.0, key=key, sensor=key, reason="r")
+    board.keep_only("sensor", {"b"})
+    assert [item.key for item in board.items(100.0)] == ["b"]
+    assert board.holds("sensor", "b") and not board.holds("sensor", "a")
+
+
+def test_an_undeclared_condition_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        HealthBoard().report("made-up", 0.0, 0.0)

@@ -1,0 +1,329 @@
+"""Rules of jobs, and a store that loses none."""
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.jobs import (
+    BACKOFF_LONGEST_S,
+    Job,
+    JobError,
+    JobKind,
+    JobSpec,
+    JobState,
+    Measured,
+    Outcome,
+    after_exit,
+    backoff_s,
+    check_spec,
+    from_record,
+    may_run,
+    order,
+    to_record,
+)
+from agent.jobs_store import JobStore, StoreError
+
+SPEC = JobSpec(name="birds", bundle="bundle.port", epochs=3)
+
+
+def job(number: int = 1, **changes: object) -> Job:
+    return replace(Job(id=number, spec=SPEC, submitted_at=float(number)), **changes)
+
+
+def test_state_numbers_never_change() -> None:
+    assert {state.name: int(state) for state in JobState} == {
+        "QUEUED": 1,
+        "WAITING_DATA": 2,
+        "RUNNING": 3,
+        "PAUSED": 4,
+        "BACKOFF": 5,
+        "FINISHED": 6,
+        "FAILED": 7,
+        "CANCELLED": 8,
+    }
+
+
+def test_a_record_gives_the_job_back() -> None:
+    original = job(
+        state=JobState.BACKOFF,
+        loss=0.1 + 0.2,
+        measured=Measured(step_s=0.5),
+        spec=replace(SPEC, kind=JobKind.MCU, arguments=("--port", "x"), deadline_at=1e9),
+    )
+    assert from_record(json.loads(json.dumps(to_record(original)))) == original
+
+
+@pytest.mark.parametrize("record", [{}, {"v": 2}, {"v": 1}, {**to_record(job()), "state": 99}])
+def test_a_foreign_record_is_refused(record: dict[str, object]) -> None:
+    with pytest.raises(JobError):
+        from_record(record)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (replace(SPEC, name="../etc"), "job name"),
+        (replace(SPEC, bundle=None), "needs a bundle"),
+        (replace(SPEC, steps=5), "not both"),
+        (replace(SPEC, epochs=0), "at least 1"),
+        (replace(SPEC, priority=1000), "between -100 and 100"),
+        (replace(SPEC, data="/data", waits_for_data=True), "not from both"),
+    ],
+)
+def test_specs_that_cannot_run_are_refused(spec: JobSpec, words: str) -> None:
+    with pytest.raises(JobError, match=words):
+        check_spec(spec)
+
+
+def test_backoff_doubles_from_30_s_to_5_h() -> None:
+    assert [backoff_s(n) for n in (1, 2, 3, 4)] == [30, 60, 120, 240]
+    assert backoff_s(11) == backoff_s(10_000) == BACKOFF_LONGEST_S == 18_000
+
+
+@pytest.mark.parametrize(
+    ("state", "has_data", "waited", "expected"),
+    [
+        (JobState.QUEUED, False, False, True),
+        (JobState.RUNNING, False, False, True),
+        (JobState.BACKOFF, True, False, False),
+        (JobState.BACKOFF, False, True, True),
+        (JobState.WAITING_DATA, False, True, False),
+        (JobState.WAITING_DATA, True, False, True),
+        (JobState.PAUSED, True, True, False),
+        (JobState.FINISHED, True, True, False),
+        (JobState.FAILED, True, True, False),
+        (JobState.CANCELLED, True, True, False),
+    ],
+)
+def test_may_run(state: JobState, has_data: bool, waited: bool, expected: bool) -> None:
+    assert may_run(job(state=state), has_data=has_data, waited=waited) is expected
+
+
+def test_order_is_priority_then_deadline_then_age() -> None:
+    jobs = [
+        job(1),
+        job(2, spec=replace(SPEC, deadline_at=2e9)),
+        job(3, spec=replace(SPEC, deadline_at=1e9)),
+        job(4, spec=replace(SPEC, priority=5)),
+    ]
+    assert [item.id for item in order(jobs)] == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "smaller", "state"),
+    [
+        (Outcome.LEFT, None, JobState.QUEUED),
+        (Outcome.FINISHED, None, JobState.FINISHED),
+        (Outcome.CANCELLED, None, JobState.CANCELLED),
+        (Outcome.IMPOSSIBLE, None, JobState.FAILED),
+        (Outcome.CRASHED, None, JobState.BACKOFF),
+        (Outcome.FAILED, None, JobState.BACKOFF),
+        (Outcome.OUT_OF_MEMORY, None, JobState.BACKOFF),
+        (Outcome.OUT_OF_MEMORY, 2, JobState.QUEUED),
+    ],
+)
+def test_after_exit(outcome: Outcome, smaller: int | None, state: JobState) -> None:
+    after = after_exit(job(state=JobState.RUNNING, step=5), outcome, "why", 6, smaller)
+    assert after.state is state
+    assert "why" in after.reason
+    assert after.plan == smaller
+
+
+def test_a_crash_loop_is_given_up_but_progress_forgives() -> None:
+    current, waits = job(step=0), []
+    for _ in range(5):
+        current = after_exit(current, Outcome.CRASHED, "signal 11", 6, None)
+        waits.append(current.retry_after_s)
+    assert waits == [30, 60, 120, 240, 480]
+    forgiven = after_exit(replace(current, step=7), Outcome.CRASHED, "signal 11", 6, None)
+    assert (forgiven.state, forgiven.retry_after_s) == (JobState.BACKOFF, 30)
+    given_up = after_exit(current, Outcome.CRASHED, "signal 11", 6, None)
+    assert given_up.state is JobState.FAILED
+    assert "given up after 6 failures" in given_up.reason and "signal 11" in given_up.reason
+
+
+def test_a_job_that_waits_for_data_starts_over_after_each_round() -> None:
+    waiting = job(spec=replace(SPEC, waits_for_data=True), state=JobState.RUNNING)
+    after = after_exit(waiting, Outcome.FINISHED, "done", 6, None)
+    assert (after.state, after.rounds) == (JobState.WAITING_DATA, 1)
+
+
+# --- the store
+
+
+def test_jobs_survive_a_restart(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    first = store.add(SPEC, 10.0)
+    second = store.add(replace(SPEC, name="fish"), 11.0)
+    store.save(replace(first, state=JobState.FINISHED, step=9))
+    store.note(12.0, first.id, "finished", "all done")
+    store.remember("paused", "1")
+    store.add_wear("2026-06-03", 1000)
+    store.add_wear("2026-06-03", 500)
+    store.close()
+    again = JobStore(tmp_path)
+    assert [item.id for item in again.all()] == [first.id, second.id]
+    assert again.find("birds").step == 9
+    assert again.find(str(second.id)).spec.name == "fish"
+    assert [entry.text for entry in again.history(first.id)] == ["all done"]
+    assert again.setting("paused") == "1"
+    assert again.written_on("2026-06-03") == 1500
+    assert again.trouble is None
+    again.close()
+
+
+def test_an_id_is_never_used_twice(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    first = store.add(SPEC, 1.0)
+    store.forget(first.id)
+    store.close()
+    again = JobStore(tmp_path)
+    assert again.add(SPEC, 2.0).id == first.id + 1
+    again.close()
+
+
+def test_names_of_living_jobs_are_unique(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    first = store.add(SPEC, 1.0)
+    with pytest.raises(JobError, match="choose another"):
+        store.add(SPEC, 2.0)
+    store.save(replace(first, state=JobState.CANCELLED))
+    assert store.add(SPEC, 3.0).id == store.find("birds").id
+    with pytest.raises(JobError, match="no job"):
+        store.find("nobody")
+    store.close()
+
+
+@pytest.mark.parametrize("damage", ["zeros", "text", "middle"])
+def test_a_damaged_database_is_moved_aside_and_rebuilt(tmp_path: Path, damage: str) -> None:
+    store = JobStore(tmp_path)
+    jobs = [store.add(replace(SPEC, name=f"job{n}"), float(n)) for n in range(40)]
+    store.save(replace(jobs[3], state=JobState.PAUSED, step=7))
+    store.close()
+    path = tmp_path / "jobs.db"
+    content = bytearray(path.read_bytes())
+    if damage == "zeros":
+        content[:4096] = bytes(4096)
+    elif damage == "text":
+        content = bytearray(b"this is no database, it is a text file " * 1000)
+    else:
+        content[4096:] = os.urandom(len(content) - 4096)
+    path.write_bytes(content)
+    again = JobStore(tmp_path)
+    assert again.recovered_from is not None and again.recovered_from.exists()
+    assert [item.id for item in again.all()] == [item.id for item in jobs]
+    assert again.get(jobs[3].id).step == 7
+    assert again.add(replace(SPEC, name="next"), 99.0).id == jobs[-1].id + 1
+    again.close()
+    assert len(JobStore(tmp_path).all()) == 41
+
+
+def test_damage_while_running_is_rebuilt_from_memory(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    first = store.add(SPEC, 1.0)
+    error = sqlite3.DatabaseError("database disk image is malformed")
+    with store._database_errors():
+        raise error
+    assert store.recovered_from is not None
+    assert store.get(first.id) == first
+    store.close()
+    assert JobStore(tmp_path).get(first.id) == first
+
+
+def test_a_torn_manifest_of_an_unacknowledged_job_is_ignored(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    first = store.add(SPEC, 1.0)
+    store.close()
+    (tmp_path / "jobs/9").mkdir()
+    (tmp_path / "jobs/9/manifest.json").write_text('{"v": 1, "id": 9, "sp')
+    (tmp_path / "jobs.db").unlink()
+    again = JobStore(tmp_path)
+    assert again.all() == [first]
+    again.close()
+
+
+FULL_DISK = """
+import sys
+from pathlib import Path
+from dataclasses import replace
+from agent.jobs import JobSpec, JobState
+from agent.jobs_store import JobStore, StoreError
+root = Path(sys.argv[1])
+store = JobStore(root)
+first = store.add(JobSpec(name="one", bundle="b"), 1.0)
+filler = (root / "filler").open("wb", buffering=0)
+try:
+    while True: filler.write(bytes(4096))
+except OSError:
+    pass
+store.save(replace(first, step=5, state=JobState.PAUSED))
+assert not store.flush()
+assert store.trouble is not None, "a full disk must show"
+try:
+    store.add(JobSpec(name="two", bundle="b"), 2.0)
+    raise SystemExit("a job was accepted that cannot be kept")
+except StoreError as error:
+    assert "free space" in str(error)
+filler.close(); (root / "filler").unlink()
+assert store.flush() and store.trouble is None
+second = store.add(JobSpec(name="two", bundle="b"), 2.0)
+store.close()
+again = JobStore(root)
+assert [(job.spec.name, job.step) for job in again.all()] == [("one", 5), ("two", 0)]
+print("ok")
+"""
+
+READ_ONLY = """
+import subprocess, sys
+from pathlib import Path
+from dataclasses import replace
+from agent.jobs import JobSpec
+from agent.jobs_store import JobStore, StoreError
+root = Path(sys.argv[1])
+store = JobStore(root)
+first = store.add(JobSpec(name="one", bundle="b"), 1.0)
+store.close()
+subprocess.run(["mount", "-o", "remount,ro", str(root)], check=True)
+store = JobStore(root)
+assert store.trouble is not None, "a read-only directory must show"
+assert store.all() == [first], "jobs stay visible"
+store.save(replace(first, step=3))
+assert not store.flush()
+try:
+    store.add(JobSpec(name="two", bundle="b"), 2.0)
+    raise SystemExit("a job was accepted that cannot be kept")
+except StoreError:
+    pass
+subprocess.run(["mount", "-o", "remount,rw", str(root)], check=True)
+assert store.flush() and store.trouble is None, store.trouble
+store.close()
+assert JobStore(root).get(1).step == 3
+print("ok")
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("script", [FULL_DISK, READ_ONLY])
+def test_a_disk_that_takes_nothing(tmp_path: Path, script: str) -> None:
+    """On a real small file system of its own, in a mount namespace of its own."""
+    if os.geteuid() != 0 or sys.platform != "linux":
+        pytest.skip("needs root on Linux for a mount namespace")
+    shell = f'mount -t tmpfs -o size=1M none {tmp_path} && exec {sys.executable} -c "$1" {tmp_path}'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", shell, "sh", script], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "ok"), done.stderr
+
+
+def test_adding_to_a_store_that_cannot_open_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "jobs.db").mkdir()
+    store = JobStore(tmp_path)
+    assert store.trouble is not None
+    with pytest.raises(StoreError, match="cannot be written"):
+        store.add(SPEC, 1.0)

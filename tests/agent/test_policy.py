@@ -1,0 +1,286 @@
+"""The decision: a table of every condition, and 10,000 random days."""
+
+import random
+from dataclasses import replace
+from datetime import datetime, time, timedelta
+from typing import Any
+
+import pytest
+
+from agent.facts import Answer, Facts, Power, ThrottleReading, Voice
+from agent.policy import Decision, Limits, Memory, Now, Policy, State, Window, decide, next_window, window_closes_in_s
+
+MIB = 1 << 20
+NOON = datetime(2026, 6, 3, 12, 0)  # a Wednesday
+IDLE = (Voice("load", Answer.YES, "others use 2 % CPU"),)
+BUSY = (Voice("load", Answer.NO, "others use 80 % CPU"),)
+SILENT = (Voice("load", Answer.UNKNOWN, "no CPU figure yet"),)
+ONLY_LOGIND = (Voice("logind", Answer.NO, "IdleHint=no", weak=True),)
+GOOD = Facts(
+    power=Power.EXTERNAL,
+    battery_percent=80.0,
+    voices=IDLE,
+    temperature_c=50.0,
+    throttle=ThrottleReading(Answer.NO),
+    free_disk_bytes=10_000 * MIB,
+    available_memory_bytes=1000 * MIB,
+)
+POLICY = Policy()
+RESTED = Memory(idle_since_s=0.0, idle_known_at_s=0.0)
+TRAINING = replace(RESTED, training=True)
+NOW = Now(1000.0, NOON)
+NIGHTS = tuple(Window(day, time(22), time(7)) for day in range(7))
+
+
+def test_good_conditions_train() -> None:
+    decision = decide(GOOD, POLICY, NOW, RESTED)
+    assert decision.state is State.TRAIN
+    assert decision.codes == ("go",)
+    assert "80 %" in decision.reasons[0] and "50 °C" in decision.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        ({"paused_by_user": True}, "user", "port-agent resume"),
+        ({"power": Power.BATTERY, "battery_percent": 64.0}, "battery", "on battery 64 %"),
+        ({"power": Power.UNKNOWN, "power_detail": "BAT0: unknown"}, "power", "BAT0: unknown"),
+        ({"battery_percent": 12.0}, "low-battery", "battery 12 %, training needs 30 %"),
+        ({"voices": BUSY}, "in-use", "others use 80 % CPU"),
+        ({"temperature_c": 76.0}, "hot", "76 °C is too hot (limit 75); resumes at 65 °C"),
+        ({"throttle": ThrottleReading(Answer.YES, "under-voltage")}, "throttled", "under-voltage"),
+        ({"free_disk_bytes": 10 * MIB}, "disk", "10.0 MiB of disk space free, training needs 512.0 MiB"),
+        ({"available_memory_bytes": 5 * MIB}, "memory", "5.0 MiB of memory available"),
+        ({"flash_written_today_bytes": 17000 * MIB}, "flash", "16.0 GiB is used up"),
+    ],
+)
+def test_each_condition_stops_with_its_reason(change: dict[str, object], code: str, words: str) -> None:
+    decision = decide(replace(GOOD, **change), POLICY, NOW, TRAINING)
+    assert decision.state is State.LEAVE
+    assert decision.codes == (code,)
+    assert words in decision.reasons[0]
+    assert not decision.memory.training
+
+
+@pytest.mark.parametrize(
+    ("change", "policy"),
+    [
+        ({"power": Power.ASSUMED}, POLICY),
+        ({"power": Power.BATTERY}, replace(POLICY, require_external_power=False)),
+        ({"power": Power.UNKNOWN}, replace(POLICY, assume_power=Power.EXTERNAL)),
+        ({"battery_percent": None}, POLICY),
+        ({"temperature_c": None}, POLICY),
+        ({"throttle": ThrottleReading(Answer.UNKNOWN)}, POLICY),
+        ({"throttle": ThrottleReading(Answer.YES)}, replace(POLICY, stop_when_throttled=False)),
+        ({"free_disk_bytes": None, "available_memory_bytes": None}, POLICY),
+        ({"voices": BUSY}, replace(POLICY, idle_for_s=0.0)),
+        ({"voices": (*IDLE, *ONLY_LOGIND)}, POLICY),
+        ({"temperature_c": 75.0}, POLICY),
+    ],
+)
+def test_what_does_not_stop(change: dict[str, object], policy: Policy) -> None:
+    assert decide(replace(GOOD, **change), policy, NOW, RESTED).state is State.TRAIN
+
+
+def test_all_reasons_are_given_at_once() -> None:
+    facts = replace(GOOD, power=Power.BATTERY, temperature_c=90.0, voices=BUSY)
+    assert decide(facts, POLICY, NOW, TRAINING).codes == ("battery", "in-use", "hot")
+
+
+def test_idle_time_is_counted() -> None:
+    decision = decide(GOOD, POLICY, NOW, Memory())
+    assert decision.codes == ("idle",)
+    later = decide(GOOD, POLICY, Now(1120.0, NOON), decision.memory)
+    assert later.reasons == ("idle for 2 min 00 s of 5 min 00 s",)
+    assert decide(GOOD, POLICY, Now(1300.0, NOON), later.memory).state is State.TRAIN
+
+
+def test_use_restarts_the_count_and_silence_does_so_after_a_minute() -> None:
+    busy = decide(replace(GOOD, voices=BUSY), POLICY, NOW, RESTED)
+    assert decide(GOOD, POLICY, Now(1001.0, NOON), busy.memory).codes == ("idle",)
+    known = replace(RESTED, idle_known_at_s=1000.0)
+    silent = replace(GOOD, voices=SILENT)
+    assert decide(silent, POLICY, Now(1059.0, NOON), known).state is State.TRAIN
+    assert decide(silent, POLICY, Now(1061.0, NOON), known).codes == ("presence",)
+
+
+def test_logind_alone_does_not_prove_use_but_nor_does_it_prove_idle() -> None:
+    decision = decide(replace(GOOD, voices=ONLY_LOGIND), POLICY, NOW, Memory())
+    assert decision.codes == ("presence",)
+    assert "cannot tell" in decision.reasons[0]
+
+
+def test_temperature_hysteresis() -> None:
+    hot = decide(replace(GOOD, temperature_c=80.0), POLICY, NOW, TRAINING)
+    cooler = decide(replace(GOOD, temperature_c=70.0), POLICY, Now(2000.0, NOON), hot.memory)
+    assert cooler.codes == ("hot",)
+    blind = decide(replace(GOOD, temperature_c=None), POLICY, Now(2100.0, NOON), cooler.memory)
+    assert blind.codes == ("hot",)
+    assert decide(replace(GOOD, temperature_c=64.0), POLICY, Now(2200.0, NOON), blind.memory).state is State.TRAIN
+
+
+@pytest.mark.parametrize(
+    ("field", "low", "between", "enough"),
+    [
+        ("battery_percent", 20.0, 33.0, 35.0),
+        ("free_disk_bytes", 500 * MIB, 600 * MIB, 640 * MIB),
+        ("available_memory_bytes", 60 * MIB, 70 * MIB, 80 * MIB),
+    ],
+)
+def test_margins_before_going_on(field: str, low: float, between: float, enough: float) -> None:
+    first = decide(replace(GOOD, **{field: low}), POLICY, NOW, TRAINING)
+    second = decide(replace(GOOD, **{field: between}), POLICY, Now(2000.0, NOON), first.memory)
+    assert not second.state.trains
+    assert decide(replace(GOOD, **{field: enough}), POLICY, Now(3000.0, NOON), second.memory).state is State.TRAIN
+
+
+def test_a_pause_lasts_at_least_the_minimum() -> None:
+    stopped = decide(replace(GOOD, power=Power.BATTERY), POLICY, NOW, TRAINING)
+    soon = decide(GOOD, POLICY, Now(1030.0, NOON), stopped.memory)
+    assert soon.codes == ("settling",)
+    assert "starting in 30.0 s" in soon.reasons[0]
+    assert decide(GOOD, POLICY, Now(1060.0, NOON), soon.memory).state is State.TRAIN
+
+
+def test_the_users_own_pause_is_not_damped() -> None:
+    stopped = decide(replace(GOOD, paused_by_user=True), POLICY, NOW, TRAINING)
+    assert decide(GOOD, POLICY, Now(1000.5, NOON), stopped.memory).state is State.TRAIN
+
+
+def test_memory_is_kept_while_paused_only_as_long_as_wished() -> None:
+    policy = replace(POLICY, keep_in_memory_for_s=120.0)
+    hot = decide(replace(GOOD, temperature_c=80.0), policy, NOW, TRAINING)
+    assert hot.state is State.PAUSE
+    still = decide(replace(GOOD, temperature_c=80.0), policy, Now(1119.0, NOON), hot.memory)
+    assert still.state is State.PAUSE
+    assert decide(replace(GOOD, temperature_c=80.0), policy, Now(1120.0, NOON), still.memory).state is State.LEAVE
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"power": Power.BATTERY}, {"voices": BUSY}, {"available_memory_bytes": MIB}, {"paused_by_user": True}],
+)
+def test_memory_is_given_back_at_once_when_somebody_needs_it(change: dict[str, object]) -> None:
+    policy = replace(POLICY, keep_in_memory_for_s=120.0)
+    assert decide(replace(GOOD, **change), policy, NOW, TRAINING).state is State.LEAVE
+
+
+def test_training_gently_while_in_use() -> None:
+    policy = replace(POLICY, train_while_in_use=True)
+    busy = decide(replace(GOOD, voices=BUSY), policy, NOW, TRAINING)
+    assert busy.state is State.TRAIN_GENTLY
+    early = decide(GOOD, policy, Now(1001.0, NOON), busy.memory)
+    assert early.state is State.TRAIN_GENTLY
+    assert decide(GOOD, policy, Now(1301.0, NOON), early.memory).state is State.TRAIN
+
+
+@pytest.mark.parametrize(
+    ("local", "open_"),
+    [
+        (datetime(2026, 6, 3, 21, 59), False),
+        (datetime(2026, 6, 3, 22, 0), True),
+        (datetime(2026, 6, 4, 6, 59), True),
+        (datetime(2026, 6, 4, 7, 0), False),
+    ],
+)
+def test_windows_run_past_midnight(local: datetime, open_: bool) -> None:
+    policy = replace(POLICY, windows=NIGHTS)
+    decision = decide(GOOD, policy, Now(1000.0, local), RESTED)
+    assert (decision.state is State.TRAIN) is open_
+    if not open_:
+        assert decision.codes == ("window",)
+        assert f"opens {local:%a} 22:00" in decision.reasons[0]
+
+
+def test_windows_of_one_weekday() -> None:
+    policy = replace(POLICY, windows=(Window(6, time(0), time(0)),))  # all of Sunday
+    assert next_window(policy, NOON) == datetime(2026, 6, 7, 0, 0)
+    assert decide(GOOD, policy, Now(0.0, datetime(2026, 6, 7, 23, 59)), RESTED).codes != ("window",)
+    assert decide(GOOD, policy, Now(1000.0, datetime(2026, 6, 8, 0, 0)), RESTED).codes == ("window",)
+
+
+@pytest.mark.parametrize(
+    ("local", "seconds"),
+    [
+        (datetime(2026, 6, 3, 22, 0), 9 * 3600),
+        (datetime(2026, 6, 4, 6, 59, 50), 10),
+        (datetime(2026, 6, 4, 7, 0), None),
+    ],
+)
+def test_when_the_window_closes(local: datetime, seconds: float | None) -> None:
+    assert window_closes_in_s(replace(POLICY, windows=NIGHTS), local) == seconds
+    assert window_closes_in_s(POLICY, local) is None
+
+
+def test_windows_that_touch_are_one() -> None:
+    touching = (Window(2, time(20), time(0)), Window(3, time(0), time(3)), Window(3, time(2), time(5)))
+    policy = replace(POLICY, windows=touching)
+    assert window_closes_in_s(policy, datetime(2026, 6, 3, 23, 0)) == 6 * 3600
+    always = replace(POLICY, windows=tuple(Window(day, time(0), time(0)) for day in range(7)))
+    assert window_closes_in_s(always, NOON) is None
+
+
+def test_memory_limits() -> None:
+    assert Limits(memory_percent=50.0).memory_limit(1000) == 500
+    assert Limits(memory_percent=100.0, memory_bytes=300).memory_limit(1000) == 300
+    assert Limits(memory_percent=50.0).memory_limit(None) is None
+
+
+def random_facts(rng: random.Random, previous: Facts) -> Facts:
+    """Return facts that wander: most stay, some jump, any may become unknown."""
+
+    def maybe(value: Any, choices: list[Any], chance: float = 0.15) -> Any:
+        return rng.choice(choices) if rng.random() < chance else value
+
+    drift = rng.uniform(-6, 6)
+    temperature = None if rng.random() < 0.02 else min(95.0, max(30.0, (previous.temperature_c or 65.0) + drift))
+    return replace(
+        previous,
+        power=maybe(previous.power, list(Power)),
+        battery_percent=maybe(previous.battery_percent, [None, 20.0, 29.0, 31.0, 34.0, 36.0, 90.0]),
+        voices=maybe(previous.voices, [IDLE, IDLE, BUSY, SILENT, ONLY_LOGIND, ()]),
+        temperature_c=temperature,
+        throttle=maybe(previous.throttle, [ThrottleReading(answer) for answer in Answer], 0.05),
+        free_disk_bytes=maybe(previous.free_disk_bytes, [None, 500 * MIB, 600 * MIB, 5000 * MIB], 0.05),
+        available_memory_bytes=maybe(previous.available_memory_bytes, [None, 60 * MIB, 70 * MIB, 900 * MIB], 0.05),
+    )
+
+
+def random_day(seed: int) -> list[tuple[float, Decision]]:
+    rng = random.Random(seed)
+    policy = replace(
+        POLICY,
+        idle_for_s=rng.choice([0.0, 10.0, 60.0]),
+        keep_in_memory_for_s=rng.choice([0.0, 30.0]),
+        train_while_in_use=rng.random() < 0.2,
+        windows=NIGHTS if rng.random() < 0.2 else (),
+    )
+    facts, memory, moment, local = GOOD, RESTED, 0.0, NOON + timedelta(hours=rng.random() * 24)
+    decisions = []
+    for _ in range(10):
+        facts = random_facts(rng, facts)
+        decision = decide(facts, policy, Now(moment, local), memory)
+        decisions.append((moment, decision))
+        memory = decision.memory
+        moment += rng.choice([0.05, 1.0, 30.0, 40.0, 70.0])
+        jump = rng.choice([-3 * 3600, 5 * 3600]) if rng.random() < 0.05 else 0
+        local += timedelta(seconds=moment - decisions[-1][0] + jump)
+    return decisions
+
+
+def test_ten_thousand_random_sequences_never_flap_and_always_have_a_reason() -> None:
+    trained = 0
+    for seed in range(10_000):
+        stopped_at: float | None = None
+        training = False
+        for moment, decision in random_day(seed):
+            assert decision.reasons and all(decision.reasons), (seed, moment)
+            assert len(decision.reasons) == len(decision.codes)
+            assert decision.memory.training is decision.state.trains
+            if decision.state.trains and not training and stopped_at is not None:
+                assert moment - stopped_at >= POLICY.min_pause_s, (seed, moment)
+            if training and not decision.state.trains:
+                stopped_at = moment
+            training = decision.state.trains
+            trained += training
+    assert trained > 10_000  # the sequences do train, so the bound above was exercised

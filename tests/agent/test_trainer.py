@@ -1,0 +1,300 @@
+"""A bundle trained in this process: the numbers of plain PyTorch, from any commit, whatever the medium does."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import torch
+import xxhash
+
+from agent.train.pager import Pager
+from agent.train.state import SLOTS, CheckpointError, StateStore
+from agent.train.trainer import MismatchError, StepEvent, Trainer, TrainOptions
+from planner import build
+from planner.bundle import Bundle
+from planner.errors import PortError
+from tests.agent.jobs_small import BATCH, ROWS, make_job, small_bundle
+
+STEPS = 9
+
+
+def trainer(folder: Path, *, steps: int = STEPS, plan: int = 1, accumulate: int = 1, **options: Any) -> Trainer:
+    return Trainer(Bundle(small_bundle(accumulate)), TrainOptions(folder, folder, plan, steps, **options))
+
+
+class Stop(Exception):
+    """The test ends the run here, as a power cut would: nothing is closed properly."""
+
+
+def train(folder: Path, *, stop_after: int | None = None, **options: Any) -> tuple[list[float], str]:
+    """Train to the end (or stop dead after a step); return the losses of this run and the digest of the state."""
+    t = trainer(folder, **options)
+    losses: list[float] = []
+
+    def on_step(event: StepEvent) -> None:
+        losses.append(event.loss)
+        if event.step == stop_after:
+            raise Stop
+
+    try:
+        t.start()
+        t.train(on_step, lambda *_: None)
+        return losses, t.digest()
+    except Stop:
+        return losses, ""
+    finally:
+        t.close()
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], str]:
+    return train(tmp_path_factory.mktemp("reference"), plan=0)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_losses_and_weights_are_plain_pytorchs(accumulate: int, tmp_path: Path) -> None:
+    job = make_job(accumulate=accumulate, clip_grad_norm=1.0 if accumulate > 1 else None)
+    expected = list(build.plain_losses(job, list(job.data), STEPS))
+    t = trainer(tmp_path, accumulate=accumulate, verify=5)
+    losses: list[float] = []
+    t.start()
+    t.train(lambda e: losses.append(e.loss), lambda *_: None)
+    assert [x.hex() for x in losses] == [x.hex() for x in expected]
+    for name, tensor in job.model.state_dict().items():
+        kind = "parameter" if name in dict(job.model.named_parameters()) else "buffer"
+        assert torch.equal(t.persistents.tensor(f"{kind}/{name}"), tensor), name
+    for name, parameter in job.model.named_parameters():
+        for what, tensor in job.optimizer.state[parameter].items():
+            assert torch.equal(t.persistents.tensor(f"state/{name}/{what}"), tensor), (name, what)
+    out = tmp_path / "w.safetensors"
+    t.save_weights(out)
+    t.close()
+    from safetensors.torch import load_file
+
+    saved = load_file(out)
+    assert all(torch.equal(saved[k], v) for k, v in job.model.state_dict().items())
+
+
+def test_evaluation_is_plain_pytorchs_and_disturbs_nothing(tmp_path: Path, reference: tuple[list[float], str]) -> None:
+    job = make_job()
+    job.model.eval()
+    with torch.no_grad():
+        parts = [job.loss_fn(job.model, *(c[i : i + BATCH] for c in job.eval_data)) for i in (0, BATCH)]
+    weights = (BATCH, len(job.eval_data[0]) - BATCH)
+    loss = sum(p[0].item() * w for p, w in zip(parts, weights, strict=True)) / sum(weights)
+    t = trainer(tmp_path)
+    t.start()
+    evaluation = t.evaluate()
+    assert evaluation is not None
+    assert evaluation.loss == loss and evaluation.best
+    assert evaluation.metric == pytest.approx(
+        sum(p[1].item() * w for p, w in zip(parts, weights, strict=True)) / sum(weights)
+    )
+    t.train(lambda e: t.evaluate() and None, lambda *_: None)
+    assert t.digest() == reference[1]
+    t.close()
+
+
+@pytest.mark.parametrize("stop_after", [1, 4, 6, 8])
+@pytest.mark.parametrize("every", [1, 3])
+def test_resuming_gives_the_same_bits(
+    stop_after: int, every: int, tmp_path: Path, reference: tuple[list[float], str]
+) -> None:
+    train(tmp_path, stop_after=stop_after, checkpoint_every=every)
+    losses, digest = train(tmp_path, checkpoint_every=every)
+    assert digest == reference[1]
+    assert losses == reference[0][-len(losses) :]
+
+
+def test_a_switch_of_plans_changes_no_bit(tmp_path: Path, reference: tuple[list[float], str]) -> None:
+    t = trainer(tmp_path, plan=0)
+    t.start()
+    t.train(lambda e: t.use_plan(e.step % 2), lambda *_: None)
+    assert t.digest() == reference[1]
+    with pytest.raises(PortError, match="no plan 7"):
+        t.use_plan(7)
+    t.close()
+
+
+def test_the_short_last_batch_has_a_graph_of_its_own() -> None:
+    names = set(Bundle(small_bundle()).graphs)
+    assert names == {"step", f"step@{ROWS % BATCH}", "eval", "eval@2"}
+
+
+def test_other_numbers_than_the_reference_are_refused(tmp_path: Path) -> None:
+    t = trainer(tmp_path, verify=3)
+    t.manifest.reference["losses"][1] = (1.0).hex()  # type: ignore[index]
+    t.start()
+    with pytest.raises(MismatchError, match="step 2"):
+        t.train(lambda e: None, lambda *_: None)
+    t.close()
+
+
+# -- what lies on flash is damaged
+
+
+def _flip(path: Path, place: int) -> None:
+    with open(path, "r+b") as stream:
+        stream.seek(place)
+        byte = stream.read(1)[0]
+        stream.seek(place)
+        stream.write(bytes([byte ^ 4]))
+
+
+def _latest(folder: Path) -> tuple[Path, dict[str, Any]]:
+    found = [(p, msgpack.unpackb(p.read_bytes()[:-8])) for p in folder.glob("commit.?")]
+    return max(found, key=lambda f: f[1]["sequence"])
+
+
+def test_a_flipped_bit_in_the_state_costs_one_commit(tmp_path: Path, reference: tuple[list[float], str]) -> None:
+    train(tmp_path, stop_after=6)
+    _, record = _latest(tmp_path)
+    with_offsets = trainer(tmp_path)
+    key = "parameter/7.weight"
+    slot = with_offsets.store._slots[key][record["slots"][key][0]]
+    with_offsets.close()
+    _flip(tmp_path / "state.pages", slot.offset + 77)
+    losses, digest = train(tmp_path)
+    assert digest == reference[1]
+    assert len(losses) == STEPS - record["step"] + 1
+
+
+def test_a_flipped_bit_while_training(tmp_path: Path, reference: tuple[list[float], str]) -> None:
+    t = trainer(tmp_path)
+    flipped = []
+
+    def on_commit(commit: Any, _: float) -> None:
+        if commit.step == 5 and not flipped:
+            away = {t.program("step").graph.storages[s].key for s in t.program("step").starts_on_flash}
+            slot = t.store.slot(sorted(away)[0])
+            flipped.append(slot)
+            _flip(t.store.file.path, slot.offset)
+
+    t.start()
+    t.train(lambda e: None, on_commit)
+    assert flipped
+    assert t.digest() == reference[1]
+    t.close()
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "gone", "other version"])
+def test_a_torn_commit_record_leaves_the_one_before(
+    damage: str, tmp_path: Path, reference: tuple[list[float], str]
+) -> None:
+    train(tmp_path, stop_after=6)
+    path, record = _latest(tmp_path)
+    data = path.read_bytes()
+    match damage:
+        case "cut":
+            path.write_bytes(data[: len(data) // 2])
+        case "flip":
+            _flip(path, len(data) // 2)
+        case "empty":
+            path.write_bytes(b"")
+        case "gone":
+            path.unlink()
+        case _:
+            body = msgpack.packb({**record, "version": 99})
+            path.write_bytes(body + xxhash.xxh3_64_digest(body))
+    t = trainer(tmp_path)
+    assert t.start().step == record["step"] - 1
+    t.close()
+    assert train(tmp_path)[1] == reference[1]
+
+
+def test_the_state_of_another_job_is_refused(tmp_path: Path) -> None:
+    train(tmp_path, stop_after=2)
+    t = trainer(tmp_path, accumulate=3)
+    with pytest.raises(CheckpointError, match="another job"):
+        t.start()
+    t.close()
+
+
+# -- commits are all or nothing
+
+
+class PowerCut(BaseException):
+    """Not an Exception: nothing catches it on the way."""
+
+
+def _cut_at(monkeypatch: pytest.MonkeyPatch, count: int) -> Callable[[], bool]:
+    """Let the power fail before the `count`-th call that touches the medium; says whether it did."""
+    calls = [0]
+
+    def wrap(name: str) -> None:
+        real = getattr(os, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            calls[0] += 1
+            if calls[0] >= count:
+                raise PowerCut
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(os, name, counted)
+
+    for name in ("fsync", "fdatasync", "replace", "open"):
+        wrap(name)
+    return lambda: calls[0] >= count
+
+
+def test_a_power_cut_at_any_point_of_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {f"parameter/{i}": 5000 * (i + 1) for i in range(4)}
+    pager = Pager()
+    cuts = 0
+    for count in range(1, 12):
+        folder = tmp_path / str(count)
+        store = StateStore(folder, sizes, pager, job="j")
+        store.create(lambda k: [torch.zeros(sizes[k], dtype=torch.uint8)], {"x": 0})
+        for value in (1, 2):
+            for key, nbytes in sizes.items():
+                pager.wait(store.write(key, torch.full((nbytes,), value, dtype=torch.uint8)))
+            if value == 1:
+                store.commit(1, {"x": 1})
+        with monkeypatch.context() as patch:
+            cut = _cut_at(patch, count)
+            try:
+                store.commit(2, {"x": 2})
+            except PowerCut:
+                cuts += 1
+            assert cut() or count > 4
+        again = StateStore(folder, sizes, pager, job="j")
+        commit = again.open()
+        assert commit is not None and commit.step in (1, 2) and commit.progress == {"x": commit.step}
+        for key, nbytes in sizes.items():
+            assert (again.load(key)[:nbytes] == commit.step).all()
+        store.close()
+        again.close()
+    pager.close()
+    assert cuts >= 3
+
+
+def test_contents_written_after_a_commit_do_not_touch_it(tmp_path: Path) -> None:
+    """Random writes and commits; opening again at any moment gives exactly what the last commit said."""
+    g = torch.Generator().manual_seed(5)
+    sizes = {"parameter/a": 10_000, "state/b": 4096, "buffer/c": 3}
+    pager = Pager()
+    store = StateStore(tmp_path, sizes, pager, job="j")
+    present = {k: torch.zeros(n, dtype=torch.uint8) for k, n in sizes.items()}
+    store.create(lambda k: [present[k]], {})
+    committed = dict(present)
+    for step in range(40):
+        for key, nbytes in sizes.items():
+            if torch.rand((), generator=g) < 0.5:
+                present[key] = torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=g)
+                pager.wait(store.write(key, present[key]))
+        if torch.rand((), generator=g) < 0.5:
+            store.commit(step, {})
+            committed = dict(present)
+        for key, nbytes in sizes.items():
+            assert torch.equal(store.load(key)[:nbytes], present[key])
+        other = StateStore(tmp_path, sizes, pager, job="j")
+        assert other.open() is not None
+        for key, nbytes in sizes.items():
+            assert torch.equal(other.load(key)[:nbytes], committed[key])
+        other.close()
+    assert len(list(tmp_path.glob("commit.?"))) == SLOTS
+    store.close()
+    pager.close()

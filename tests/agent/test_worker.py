@@ -1,0 +1,282 @@
+"""The worker process as its supervisor sees it: killed, told to pause, leave, stop, switch plans; and when it refuses."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.train.launch import Worker, start_worker, worker_command
+from tests.agent.jobs_small import make_job, small_bundle, write_job
+from tests.planner.bundles import rewrite
+
+STEPS = 9
+
+
+def start(state: Path, *options: str, bundle: Path | None = None, **limits: Any) -> Worker:
+    command = worker_command(bundle or small_bundle(), state, "--steps", str(STEPS), "--digest", *options)
+    return start_worker(command, limit_bytes=1 << 30, stderr=subprocess.DEVNULL, **limits)
+
+
+def finish(worker: Worker) -> dict[str, Any]:
+    """Wait for the end of a worker that must succeed; return its last event."""
+    events = list(worker.events())
+    assert worker.process.returncode == 0, events[-1:]
+    assert events[-1]["event"] == "finished"
+    return events[-1]
+
+
+def until(worker: Worker, events: Iterator[dict[str, Any]], name: str, step: int = 0) -> dict[str, Any]:
+    """Return the next event of this name from `step` on."""
+    for event in events:
+        if event["event"] == name and event.get("step", 0) >= step:
+            return event
+    raise AssertionError(f"the worker ended with {worker.process.wait()} without saying {name!r}")
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(finish(start(tmp_path_factory.mktemp("reference"), "--plan", "0"))["digest"])
+
+
+def test_events_of_an_undisturbed_run(tmp_path: Path, reference: str) -> None:
+    out = tmp_path / "w.safetensors"
+    worker = start(tmp_path / "state", "--plan", "1", "--verify", "5", "--out", str(out))
+    events = list(worker.events())
+    assert worker.process.returncode == 0
+    kinds = [e["event"] for e in events]
+    assert all(e["v"] == 1 for e in events)
+    assert kinds[0] == "ready" and events[0]["pid"] == worker.process.pid and events[0]["total_steps"] == STEPS
+    assert [e["step"] for e in events if e["event"] == "step"] == list(range(1, STEPS + 1))
+    assert [e["step"] for e in events if e["event"] == "checkpoint"] == list(range(1, STEPS + 1))
+    assert [e["step"] for e in events if e["event"] == "eval"] == [0, 6]
+    assert events[-1]["digest"] == reference and events[-1]["out"] == str(out) and out.stat().st_size > 1000
+    assert not list((tmp_path / "state").glob("scratch*")), "scratch files are removed"
+
+
+def _kill_and_resume(state: Path, rng: random.Random, kills: int, reference: str) -> None:
+    """Kill at random moments of the run (before, between and inside steps), then let it finish."""
+    for _ in range(kills):
+        worker = start(state, "--plan", "1")
+        target = rng.randrange(0, STEPS)
+        seen = 0
+        for event in worker.events():
+            if event["event"] in ("ready", "step", "checkpoint"):
+                seen += 1
+                if seen > target:
+                    # anywhere in what follows this event: the worker runs on while we send the signal
+                    os.kill(worker.process.pid, signal.SIGKILL)
+                    break
+        worker.process.wait()
+        assert worker.process.returncode in (-signal.SIGKILL, 0)
+    assert finish(start(state, "--plan", "1"))["digest"] == reference
+
+
+def test_five_kills(tmp_path: Path, reference: str) -> None:
+    _kill_and_resume(tmp_path, random.Random(1), 5, reference)
+
+
+@pytest.mark.long
+def test_a_hundred_kills(tmp_path: Path, reference: str) -> None:
+    rng = random.Random(2)
+    for round_ in range(25):
+        _kill_and_resume(tmp_path / str(round_), rng, 4, reference)
+
+
+def _left(worker: Worker, events: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    rest = list(events)
+    assert worker.process.wait(30) == 75
+    return rest
+
+
+@pytest.mark.parametrize("way", ["leave", "SIGTERM", "EOF"])
+def test_leaving(way: str, tmp_path: Path, reference: str) -> None:
+    worker = start(tmp_path)
+    events = worker.events()
+    until(worker, events, "checkpoint", 2)
+    if way == "leave":
+        worker.command("leave")
+    elif way == "SIGTERM":
+        worker.process.send_signal(signal.SIGTERM)
+    else:
+        worker.channel._socket.shutdown(2)
+    if way == "EOF":
+        assert worker.process.wait(30) == 75
+    else:
+        _left(worker, events)
+    assert finish(start(tmp_path))["digest"] == reference
+
+
+def test_pause_holds_every_step_until_resume(tmp_path: Path, reference: str) -> None:
+    worker = start(tmp_path)
+    events = worker.events()
+    until(worker, events, "step", 2)
+    worker.command("pause")
+    paused = until(worker, events, "paused")
+    worker.command("resume")
+    assert until(worker, events, "resumed")["step"] == paused["step"], "no step while paused"
+    last = list(events)[-1]
+    assert last["digest"] == reference
+
+
+@pytest.mark.long
+def test_leaving_while_paused(tmp_path: Path, reference: str) -> None:
+    worker = start(tmp_path)
+    events = worker.events()
+    until(worker, events, "step", 2)
+    worker.command("pause")
+    until(worker, events, "paused")
+    worker.command("leave")
+    rest = _left(worker, events)
+    assert not [e for e in rest if e["event"] == "step"]
+    assert finish(start(tmp_path))["digest"] == reference
+
+
+def test_stop_finishes_the_step_and_commits(tmp_path: Path, reference: str) -> None:
+    worker = start(tmp_path, "--checkpoint-every", "100")
+    events = worker.events()
+    until(worker, events, "step", 2)
+    worker.command("stop")
+    rest = _left(worker, events)
+    assert rest[-1]["event"] == "checkpoint"
+    resumed = start(tmp_path)
+    events = resumed.events()
+    assert until(resumed, events, "ready")["step"] == rest[-1]["step"]
+    assert list(events)[-1]["digest"] == reference
+
+
+def test_checkpoint_on_request_and_plan_switch(tmp_path: Path, reference: str) -> None:
+    worker = start(tmp_path, "--checkpoint-every", "100")
+    events = worker.events()
+    until(worker, events, "step", 1)
+    worker.command("checkpoint")
+    assert until(worker, events, "checkpoint")["step"] < STEPS
+    worker.command("plan", plan=1, reason="less memory")
+    switched = until(worker, events, "plan")
+    assert (switched["plan"], switched["reason"]) == (1, "less memory")
+    assert list(events)[-1]["digest"] == reference
+
+
+def test_nonsense_on_the_line_is_ignored(tmp_path: Path, reference: str) -> None:
+    worker = start(tmp_path)
+    for line in (b"\n", b"{}\n", b"[1]\n", b"\xff\xfe\n", b'{"v": 9, "cmd": "leave"}\n', b'{"v": 1}\n',
+                 b'{"v": 1, "cmd": 7}\n', b'{"v": 1, "cmd": "plan"}\n', b'{"v": 1, "cmd": "plan", "plan": "x"}\n'):  # fmt: skip
+        worker.channel._socket.sendall(line)
+    worker.command("stop")
+    assert [*worker.events()] and worker.process.wait(30) == 75, "it still listens"
+    assert finish(start(tmp_path))["digest"] == reference
+
+
+def test_a_switch_to_a_plan_that_does_not_exist_fails_and_can_be_retried(tmp_path: Path, reference: str) -> None:
+    worker = start(tmp_path)
+    events = worker.events()
+    until(worker, events, "step", 1)
+    worker.command("plan", plan=99)
+    assert list(events)[-1]["event"] == "failed"
+    assert worker.process.wait(30) == 1
+    assert finish(start(tmp_path))["digest"] == reference
+
+
+# -- refusals
+
+
+def _refused(worker: Worker, code: int) -> dict[str, Any]:
+    events = list(worker.events())
+    assert worker.process.wait(30) == code, events
+    assert events[-1]["event"] == "failed" and events[-1]["retry"] == (code != 2)
+    return events[-1]
+
+
+def test_a_bundle_that_is_none(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.port"
+    bad.write_bytes(b"PK nothing")
+    assert _refused(start(tmp_path / "s", bundle=bad), 2)["code"] == "BundleError"
+    assert _refused(start(tmp_path / "s", bundle=tmp_path / "none.port"), 2)["code"] == "BundleError"
+
+
+def test_a_damaged_bundle(tmp_path: Path) -> None:
+    data = bytearray(small_bundle().read_bytes())
+    data[200] ^= 1
+    bad = tmp_path / "bad.port"
+    bad.write_bytes(data)
+    _refused(start(tmp_path / "s", bundle=bad), 2)
+
+
+def test_a_plan_over_its_budget(tmp_path: Path) -> None:
+    bundle = tmp_path / "tight.port"
+    with_budget(small_bundle(), bundle, 1000)
+    failure = _refused(start(tmp_path / "s", bundle=bundle), 2)
+    assert failure["code"] == "BudgetError" and "MiB" in failure["message"]
+
+
+def with_budget(source: Path, target: Path, ram_bytes: int) -> None:
+    """Copy a bundle with another number for the budget of each plan; hashes fit again."""
+
+    def tighten(choices: Any) -> Any:
+        for choice in choices:
+            for plan in choice.values():
+                plan[3][0] = ram_bytes
+        return choices
+
+    rewrite(source, target, {"plans.msgpack": tighten})
+
+
+def test_the_state_of_another_job_is_refused(tmp_path: Path) -> None:
+    finish(start(tmp_path))
+    failure = _refused(start(tmp_path, bundle=small_bundle(3)), 1)
+    assert failure["code"] == "CheckpointError" and "another job" in failure["message"]
+
+
+def test_a_branch_that_turns_is_detected(tmp_path: Path) -> None:
+    """The recorded branch is that of the first rows; the shuffled data takes the other one sooner or later."""
+    bundle = tmp_path / "branch.port"
+
+    def loss_fn(model: Any, x: Any, y: Any) -> Any:
+        from torch.nn import functional
+
+        out = model(x)
+        return functional.cross_entropy(out if bool(x.sum() > 0) else -out, y)
+
+    job = make_job(eval_data=())
+    job.loss_fn = loss_fn
+    write_job(bundle, job, seeds=(0,))
+    assert _refused(start(tmp_path / "s", bundle=bundle), 2)["code"] == "GraphChangedError"
+
+
+@pytest.mark.long
+def test_a_full_or_forbidden_page_directory(tmp_path: Path) -> None:
+    if not Path("/proc/self").is_dir():
+        pytest.skip("needs a directory in which nobody can create files")
+    failure = _refused(start(Path("/proc/self/fd/port-agent")), 1)
+    assert failure["message"]
+
+
+def test_a_hard_limit_on_data_is_a_clean_failure_or_a_full_run(tmp_path: Path, reference: str) -> None:
+    assert finish(start(tmp_path / "enough", data_limit_bytes=600 << 20))["digest"] == reference
+    worker = start(tmp_path / "little", data_limit_bytes=60 << 20)
+    list(worker.events())
+    assert worker.process.wait(60) != 0
+
+
+def test_without_a_channel_errors_go_to_stderr(tmp_path: Path) -> None:
+    command = worker_command(tmp_path / "none.port", tmp_path / "s")
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 2 and "does not exist" in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.long
+def test_messages_are_json_lines(tmp_path: Path) -> None:
+    worker = start(tmp_path)
+    receive: Callable[[int], bytes] = worker.channel._socket.recv
+    data = b""
+    while piece := receive(65536):
+        data += piece
+    worker.process.wait()
+    lines = data.split(b"\n")
+    assert lines[-1] == b""
+    assert all(isinstance(json.loads(line), dict) for line in lines[:-1])

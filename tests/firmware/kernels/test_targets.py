@@ -1,0 +1,184 @@
+"""The kernels on emulated Cortex-M cores: the same bits as the host, within the cores' RAM and the budget of instructions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from planner.mcu import (
+    CompiledModel,
+    HostEngine,
+    LayerUpdate,
+    Rule,
+    SparseScheme,
+    TrainOptions,
+    compile_model,
+    last_layers,
+)
+from planner.mcu.frontend import import_module
+from planner.mcu.ir import Graph, OpKind
+from planner.mcu.scheme import backward_macs
+from planner.mcu.target import Core, TargetError, build_counter, build_image, missing_tools, run_image
+from planner.mcu.zoo import CameraNet, DigitsNet
+from tests.planner.mcu.networks import every_layer, settled
+
+pytestmark = pytest.mark.skipif(missing_tools(counting=True) is not None, reason=str(missing_tools(counting=True)))
+
+
+def sparse(graph: Graph) -> SparseScheme:
+    """Biases of the last five layers, the last two pointwise layers and the head."""
+    layers = graph.weighted()
+    updates = {op.name: LayerUpdate(True) for op in layers[-5:]}
+    for op in [*[op for op in layers if op.kind is OpKind.CONV and op.kernel == (1, 1)][-2:], layers[-1]]:
+        updates[op.name] = LayerUpdate(True, op.out_shape.channels)
+    return SparseScheme(updates)
+
+
+def digits(simd: bool = True) -> tuple[CompiledModel, np.ndarray, np.ndarray]:
+    torch.manual_seed(0)
+    data = np.random.default_rng(0).random((100, 1, 8, 8), np.float32)
+    module = settled(DigitsNet(), data)
+    scheme = sparse(import_module(module, (1, 8, 8)))
+    model = compile_model(module, data, name="digits", scheme=scheme, simd=simd)
+    return model, model.quantize_input(data), np.arange(100) % 10
+
+
+@pytest.mark.parametrize("core", list(Core))
+@pytest.mark.parametrize("rule", [Rule.STOCHASTIC, Rule.Q88])
+def test_every_core_trains_to_the_hosts_bits(core, rule, tmp_path):
+    """All layer kinds, all parameters, five samples."""
+    module, data = every_layer(5)
+    model = compile_model(module, data, q88=True)
+    inputs, labels = model.quantize_input(data), np.arange(5) % 7
+    host = HostEngine(model)
+    host.set_options(TrainOptions(0.02, rule))
+    loss, right = host.train_many(inputs, labels)
+    host_generator = host.state.generator
+    if core is Core.M0:
+        with pytest.raises(TargetError, match="overflowed"):
+            build_image(model, core, tmp_path)
+        return
+    run = run_image(build_image(model, core, tmp_path), inputs, labels, options=TrainOptions(0.02, rule))
+    assert run.parameters == host.parameters
+    assert (run.generator, run.steps, run.correct) == (host_generator, 5, round(5 * right))
+    assert run.loss_sum == pytest.approx(5 * loss, rel=1e-6)
+
+
+def test_the_small_core_trains_to_the_hosts_bits_in_16_kib(tmp_path):
+    model, inputs, labels = digits(simd=False)
+    host = HostEngine(model)
+    host.set_options(TrainOptions(0.03))
+    host.train_many(inputs[:10], labels[:10])
+    image = build_image(model, Core.M0, tmp_path)
+    run = run_image(image, inputs[:10], labels[:10], options=TrainOptions(0.03))
+    assert run.parameters == host.parameters
+    assert image.static_ram_bytes + run.stack_bytes <= 16_384
+
+
+@pytest.mark.long
+def test_a_thousand_steps_are_bit_identical_everywhere(tmp_path):
+    model, inputs, labels = digits(simd=False)
+    repeated, targets = np.tile(inputs, (10, 1)), np.tile(labels, 10)
+    host = HostEngine(model)
+    host.set_options(TrainOptions(0.03))
+    host.train_many(repeated, targets)
+    vector = digits(simd=True)[0]
+    for core in Core:
+        image = build_image(model if core is Core.M0 else vector, core, tmp_path / core.name)
+        run = run_image(image, repeated, targets, options=TrainOptions(0.03))
+        assert run.steps == 1000
+        assert run.parameters == host.parameters, core
+
+
+@pytest.fixture(scope="module")
+def camera() -> tuple[CompiledModel, np.ndarray]:
+    torch.manual_seed(0)
+    data = np.random.default_rng(0).random((4, 3, 80, 80), np.float32)
+    module = settled(CameraNet(), data)
+    return compile_model(module, data, name="camera", scheme=sparse(import_module(module, (3, 80, 80)))), data
+
+
+def count(model: CompiledModel, data: np.ndarray, folder: Path, options: TrainOptions | None) -> tuple[int, int]:
+    """Return the instructions of one sample, and the static RAM with the stack."""
+    image = build_image(model, Core.M4F, folder)
+    run = run_image(
+        image, model.quantize_input(data[:1]), np.zeros(1, np.int64), options=options, counter=build_counter(folder)
+    )
+    return run.instructions[0], image.static_ram_bytes + run.stack_bytes
+
+
+def test_instructions_and_ram_of_a_camera_network(camera, tmp_path):
+    model, data = camera
+    graph = model.quantized.graph
+    forward, _ = count(model, data, tmp_path, None)
+    training, ram_bytes = count(model, data, tmp_path, TrainOptions(0.01))
+    assert forward / graph.macs <= 2.9
+    assert (training - forward) / backward_macs(graph, model.scheme) <= 5.4
+    assert ram_bytes <= 180_000
+
+
+def test_instructions_of_a_pointwise_layer(tmp_path):
+    """10x10x96 -> 96 behind a minimal input layer, whose own instructions are measured and taken off."""
+    torch.manual_seed(0)
+    data = np.random.default_rng(0).random((4, 1, 10, 10), np.float32)
+    totals = []
+    for layers in (1, 2):
+        body = [
+            torch.nn.Conv2d(1, 96, 1),
+            torch.nn.ReLU(),
+            *[torch.nn.Conv2d(96, 96, 1), torch.nn.ReLU()] * (layers - 1),
+        ]
+        module = torch.nn.Sequential(
+            *body, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(96, 2)
+        ).eval()
+        totals.append(
+            count(compile_model(module, data, scheme=last_layers_none()), data, tmp_path / str(layers), None)[0]
+        )
+    assert (totals[1] - totals[0]) / (100 * 96 * 96) <= 1.8
+
+
+def last_layers_none() -> SparseScheme:
+    return SparseScheme({})
+
+
+def test_a_network_too_large_for_the_core_does_not_link(camera, tmp_path):
+    with pytest.raises(TargetError, match="overflowed"):
+        build_image(camera[0], Core.M0, tmp_path)
+
+
+def test_counting_is_exact(tmp_path):
+    """Two runs of the same work count the same instructions."""
+    model, inputs, labels = digits()
+    image, counter = build_image(model, Core.M4F, tmp_path), build_counter(tmp_path)
+    runs = [
+        run_image(image, inputs[:2], labels[:2], options=TrainOptions(0.03), counter=counter).instructions
+        for _ in range(2)
+    ]
+    assert runs[0] == runs[1]
+    assert len(runs[0]) == 2
+
+
+def test_partial_rows_train_in_ram_while_the_rest_stays_in_flash(tmp_path):
+    module, data = every_layer(4)
+    graph = import_module(module, data.shape[1:])
+    scheme = SparseScheme(
+        {
+            op.name: LayerUpdate(True, op.out_shape.channels // 2)
+            for op in graph.weighted()
+            if op.kind is not OpKind.DEPTHWISE
+        }
+    )
+    model = compile_model(module, data, scheme=scheme)
+    assert (
+        model.memory.parameters.weight_bytes
+        < compile_model(module, data, scheme=last_layers(graph, 8)).memory.parameters.weight_bytes
+    )
+    inputs, labels = model.quantize_input(data), np.arange(4)
+    host = HostEngine(model)
+    host.set_options(TrainOptions(0.02))
+    host.train_many(inputs, labels)
+    run = run_image(build_image(model, Core.M4F, tmp_path), inputs, labels, options=TrainOptions(0.02))
+    assert run.parameters == host.parameters

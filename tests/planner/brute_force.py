@@ -1,0 +1,133 @@
+"""Finds the cheapest schedule of a small problem by trying all of them, without the solver's model."""
+
+import itertools
+import random
+from collections.abc import Iterator
+
+from planner.problem import (
+    Choice,
+    Fate,
+    Packing,
+    Paging,
+    Problem,
+    Rebuild,
+    Schedule,
+    Semantics,
+    Stage,
+    Tensor,
+)
+from planner.problem_replay import Evaluation, replay
+
+
+def random_problem(seed: int, *, semantics: Semantics = Semantics.POET, packing: bool = False) -> Problem:
+    """Return a random problem of at most 8 stages with branches, several uses and in-place writes."""
+    rng = random.Random(seed)
+    size = rng.randint(5, 8)
+    stages = tuple(Stage(f"s{t}", float(rng.randint(0, 4)), float(rng.randint(0, 6))) for t in range(size))
+    inputs = [sorted(rng.sample(range(t), min(t, rng.choice((1, 1, 2))))) for t in range(size)]
+    inplace = {t: rng.choice(inputs[t]) for t in range(2, size) if inputs[t] and rng.random() < 0.15}
+    tensors = []
+    for i in range(size):
+        uses = sorted({t for t in range(i + 1, size) if i in inputs[t]})
+        writes = [i, *(t for t in uses if inplace.get(t) == i)]
+        tensors.append(_tensor(rng, i, (i, *uses), tuple(writes), inputs, inplace, stages, packing))
+    peak = replay(Problem(stages, tuple(tensors), None), Schedule()).peak_bytes
+    deadline = sum(s.seconds for s in stages) * rng.choice((1.2, 1.6, 3.0)) + 0.5
+    least = max(sum(t.nbytes for t in tensors if s in t.accesses) for s in range(size))
+    ram = int(least + (peak - least) * rng.uniform(0.0, 0.5))
+    return Problem(
+        stages, tuple(tensors), ram, deadline, semantics, static_watts=0.5,
+        write_limit_bytes=rng.choice((None, None, 12.0)),
+    )  # fmt: skip
+
+
+def _tensor(
+    rng: random.Random,
+    i: int,
+    accesses: tuple[int, ...],
+    writes: tuple[int, ...],
+    inputs: list[list[int]],
+    inplace: dict[int, int],
+    stages: tuple[Stage, ...],
+    packing: bool,
+) -> Tensor:
+    def version(u: int, t: int) -> int:
+        return sum(1 for w in inplace if inplace[w] == u and w < t)
+
+    rebuilds: list[Rebuild | None] = []
+    for k in range(len(writes)):
+        ops = writes[: k + 1]
+        needs = {(u, version(u, t)) for t in ops for u in inputs[t] if u != i}
+        distinct = len({u for u, _ in needs}) == len(needs)
+        seconds, joules = sum(stages[t].seconds for t in ops), sum(stages[t].joules for t in ops)
+        rebuilds.append(Rebuild(seconds, joules, tuple(sorted(needs))) if distinct else None)
+    nbytes = rng.randint(0, 9)
+    paging = Paging(0, rng.uniform(0, 2), rng.uniform(0, 2), float(rng.randint(1, 9)), float(rng.randint(1, 9)))
+    packed = Packing(nbytes // 2, 0.3, float(rng.randint(1, 6))) if packing and rng.random() < 0.4 else None
+    pages = (paging,) if rng.random() < 0.8 else ()
+    return Tensor(f"t{i}", nbytes, accesses, writes, False, tuple(rebuilds), pages, packed)
+
+
+def cheapest(problem: Problem, most: int = 60_000) -> tuple[float | None, bool]:
+    """Return the least cost of any valid schedule (None: there is none), and whether all could be tried."""
+    options = [list(_options(problem, g)) for g in range(len(problem.gaps)) if not problem.gaps[g].dead]
+    count = 1
+    for choices in options:
+        count *= len(choices)
+    if count > most:
+        return None, False
+    best: float | None = None
+    for combination in itertools.product(*options):
+        chosen = tuple(c for c in combination if c is not None)
+        schedule = with_transients(problem, chosen)
+        if schedule is None:
+            continue
+        found = replay(problem, schedule)
+        if found.valid and (best is None or cost(problem, found) < best):
+            best = cost(problem, found)
+    return best, True
+
+
+def cost(problem: Problem, found: Evaluation) -> float:
+    """Return what planning minimises."""
+    return found.overhead_joules + problem.static_watts * found.stall_seconds
+
+
+def _options(problem: Problem, g: int) -> Iterator[Choice | None]:
+    gap = problem.gaps[g]
+    tensor = problem.tensors[gap.tensor]
+    yield None
+    for s in range(gap.after + 1, gap.before + 1):
+        if tensor.rebuilds[gap.version] is not None:
+            yield Choice(g, s, Fate.RECOMPUTE)
+        if tensor.paging and s >= gap.after + 2:
+            yield Choice(g, s, Fate.PAGE)
+    if tensor.packing is not None:
+        yield Choice(g, gap.before, Fate.PACK)
+
+
+def with_transients(problem: Problem, choices: tuple[Choice, ...]) -> Schedule | None:
+    """Return the schedule with the transients that its rebuilds call for; None if an input cannot be had."""
+    present = {(i, t) for i, tensor in enumerate(problem.tensors) for t in tensor.accesses if t != tensor.birth}
+    chosen = {c.gap: c for c in choices}
+    for g, gap in enumerate(problem.gaps):
+        if gap.dead or (g in chosen and chosen[g].fate is Fate.PACK):
+            continue
+        start = chosen[g].stage if g in chosen else gap.after + 1
+        present |= {(gap.tensor, t) for t in range(start, gap.before)}
+    rebuilt = {
+        (problem.gaps[c.gap].tensor, c.stage): problem.gaps[c.gap].version for c in choices if c.fate is Fate.RECOMPUTE
+    }
+    todo = list(rebuilt.items())
+    transients: dict[tuple[int, int], int] = {}
+    while todo:
+        (i, s), version = todo.pop()
+        rebuild = problem.tensors[i].rebuilds[version]
+        if rebuild is None:
+            return None
+        for u, v in rebuild.inputs:
+            known = rebuilt.get((u, s), transients.get((u, s)))
+            if known is None and (u, s) not in present:
+                transients[u, s] = v
+                todo.append(((u, s), v))
+    return Schedule(choices, tuple(sorted(transients)))

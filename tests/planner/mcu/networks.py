@@ -1,0 +1,74 @@
+"""Small networks that between them use every kernel, with fixed random weights and data."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from planner.mcu.zoo import StreamNet, conv
+
+
+class EveryLayer(nn.Module):
+    """Every two-dimensional layer kind, odd channel counts, a residual and both poolings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = conv(3, 10, 3, 2)
+        self.expand = nn.Sequential(conv(10, 30, 1), conv(30, 30, 3, 1, 30), conv(30, 10, 1, activation=None))
+        self.pool = nn.MaxPool2d(2)
+        self.wide = nn.Conv2d(10, 13, 5, 1, 2)
+        self.depthwise = nn.Conv2d(13, 13, 7, 2, 3, groups=13)
+        self.average = nn.AvgPool2d(2)
+        self.head = nn.Linear(13 * 4, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        x = self.pool(x + self.expand(x))
+        x = self.average(self.depthwise(torch.relu(self.wide(x)))).relu()
+        return self.head(x.flatten(1))
+
+
+class HiddenLinear(nn.Module):
+    """Fully connected layers in mid network, over a flattened image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(2, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Flatten(), nn.Linear(96, 17), nn.ReLU6()
+        )
+        self.head = nn.Linear(17, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+
+def settled(module: nn.Module, data: NDArray[np.float32]) -> nn.Module:
+    """Return the module in eval mode with batch norm statistics of the data."""
+    module.train()
+    with torch.no_grad():
+        for _ in range(20):
+            module(torch.from_numpy(data))
+    return module.eval()
+
+
+def every_layer(count: int = 12) -> tuple[nn.Module, NDArray[np.float32]]:
+    torch.manual_seed(3)
+    data = np.random.default_rng(3).normal(size=(count, 3, 32, 32)).astype(np.float32)
+    return settled(EveryLayer(), data), data
+
+
+def hidden_linear(count: int = 12) -> tuple[nn.Module, NDArray[np.float32]]:
+    torch.manual_seed(4)
+    data = np.random.default_rng(4).normal(size=(count, 2, 8, 8)).astype(np.float32)
+    return settled(HiddenLinear(), data), data
+
+
+def stream(count: int = 12) -> tuple[nn.Module, NDArray[np.float32]]:
+    torch.manual_seed(5)
+    data = np.random.default_rng(5).normal(size=(count, 6, 50)).astype(np.float32)
+    return settled(StreamNet(6, 3, (7, 9, 12)), data), data
+
+
+NETWORKS = {"every_layer": every_layer, "hidden_linear": hidden_linear, "stream": stream}

@@ -1,0 +1,166 @@
+"""The engine built for the host against torch: every activation exact, every gradient to rounding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from planner.mcu import CompiledModel, HostEngine, Rule, TrainOptions, compile_model
+from planner.mcu.ir import WEIGHTED, OpKind
+from planner.mcu.memory import row_bytes
+from planner.mcu.quantize import QuantizedOp, flat_input, run_float, torch_weight
+from planner.mcu.reference import reference_forward, reference_logits
+from tests.planner.mcu.networks import NETWORKS
+
+VARIANTS = {"scalar": (), "simd": ("-DPORT_SIMD_EMULATE",)}
+
+
+@pytest.fixture(scope="module", params=list(NETWORKS))
+def compiled(request: pytest.FixtureRequest) -> tuple[CompiledModel, torch.nn.Module, np.ndarray]:
+    module, data = NETWORKS[request.param]()
+    return compile_model(module, data, name=request.param, q88=True), module, data
+
+
+def test_import_computes_what_the_module_computes(compiled):
+    model, module, data = compiled
+    graph = model.quantized.graph
+    with torch.no_grad():
+        imported = run_float(graph, torch.from_numpy(data))[graph.ops[-1].name].flatten(1)
+        torch.testing.assert_close(imported, module(torch.from_numpy(data)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_every_activation_equals_the_int64_reference(compiled, variant):
+    model, _, data = compiled
+    graph = model.quantized.graph
+    inputs = model.quantize_input(data)
+    expected = reference_forward(model.quantized, inputs)
+    logits = reference_logits(model.quantized, expected[graph.ops[-1].name])
+    engine = HostEngine(model, VARIANTS[variant])
+    seen: dict[str, np.ndarray] = {}
+
+    def record(step: int) -> None:
+        op = graph.ops[step]
+        if op.kind is not OpKind.CLASSIFIER:
+            seen[op.name] = engine.tensor(op.name, op.out_shape.elements)
+
+    engine.observe(record)
+    for number, sample in enumerate(inputs):
+        predicted, computed = engine.infer(sample)
+        for name, values in seen.items():
+            np.testing.assert_array_equal(values, expected[name][number].permute(1, 2, 0).reshape(-1).numpy())
+        np.testing.assert_array_equal(computed, logits[number])
+        assert predicted == int(np.argmax(logits[number]))
+    assert len(seen) == len(graph.ops) - 1
+
+
+def test_scalar_and_simd_train_to_the_same_bits(compiled):
+    model, _, data = compiled
+    inputs = model.quantize_input(data)
+    labels = np.arange(len(data)) % model.quantized.graph.classes
+    engines = [HostEngine(model, flags) for flags in VARIANTS.values()]
+    for engine in engines:
+        engine.set_options(TrainOptions(0.02))
+        engine.train_many(np.repeat(inputs, 3, axis=0), np.repeat(labels, 3))
+    assert engines[0].parameters == engines[1].parameters
+    assert engines[0].state == engines[1].state
+    assert engines[0].parameters != HostEngine(model).parameters
+
+
+def real_gradients(model: CompiledModel, sample: np.ndarray, label: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Autograd through the dequantised network, straight through the rounding, zero where the clamp held."""
+    graph = model.quantized.graph
+    integers = reference_forward(model.quantized, sample[None])
+    start = model.quantized.input
+    tensors = {graph.input_name: (integers[graph.input_name] - start.zero).double() * float(start.scale)}
+    leaves: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    for op in model.quantized.ops:
+        value = _real(op, [tensors[name] for name in op.op.inputs], leaves)
+        if op.op.kind is OpKind.CLASSIFIER:
+            loss = F.cross_entropy(value.flatten(1), torch.tensor([label]))
+            loss.backward()
+            break
+        stored = integers[op.op.name]
+        if op.op.kind in (*WEIGHTED, OpKind.ADD) or op.op.clamp.value[0] is not None:
+            value = value * ((stored > op.out_min) & (stored < op.out_max)).double()
+        tensors[op.op.name] = value + ((stored - op.output.zero).double() * float(op.output.scale) - value).detach()
+    return {name: (w.grad.numpy(), b.grad.numpy()) for name, (w, b) in leaves.items()}
+
+
+def _real(
+    op: QuantizedOp, inputs: list[torch.Tensor], leaves: dict[str, tuple[torch.Tensor, torch.Tensor]]
+) -> torch.Tensor:
+    if op.op.kind is OpKind.ADD:
+        return inputs[0] + inputs[1]
+    if op.op.kind is OpKind.AVERAGE_POOL:
+        return F.avg_pool2d(inputs[0], op.op.kernel, op.op.stride, op.op.padding)
+    if op.op.kind is OpKind.MAX_POOL:
+        return F.max_pool2d(inputs[0], op.op.kernel, op.op.stride, op.op.padding)
+    scale = torch.from_numpy(op.weight_scale.astype(np.float64))
+    weight = (torch_weight(op.op, op.weight).double() * scale.view(-1, 1, 1, 1)).requires_grad_()
+    bias = (torch.from_numpy(op.bias).double() * scale * float(op.inputs[0].scale)).requires_grad_()
+    leaves[op.op.name] = (weight, bias)
+    groups = op.op.in_shape.channels if op.op.kind is OpKind.DEPTHWISE else 1
+    return F.conv2d(flat_input(op.op, inputs[0]), weight, bias, op.op.stride, op.op.padding, 1, groups)
+
+
+def test_every_parameter_gradient_equals_autograd_to_rounding(compiled):
+    """One Q8.8 step shows each gradient in 1/256 of a weight and in whole bias units."""
+    model, _, data = compiled
+    inputs = model.quantize_input(data)
+    rate = 1e-3
+    layout = model.memory.parameters
+    for number, label in ((0, 0), (1, 2)):
+        engine = HostEngine(model)
+        engine.set_options(TrainOptions(rate, Rule.Q88))
+        before = engine.parameters
+        engine.train(inputs[number], label)
+        after = engine.parameters
+        gradients = real_gradients(model, inputs[number], label)
+        compared = 0
+        for op in model.quantized.ops:
+            if op.op.name not in gradients:
+                continue
+            slot = layout.slots[op.op.name]
+            count = op.op.out_shape.channels * row_bytes(op.op)
+            moved = _q88(before, slot, count) - _q88(after, slot, count)
+            scale = op.weight_scale if op.op.kind is OpKind.DEPTHWISE else op.weight_scale[:, None, None, None]
+            wanted = rate * _layout(op, gradients[op.op.name][0]) / scale
+            clipped = np.abs(_q88(after, slot, count)) >= 126.9
+            error = np.abs(moved - wanted.reshape(-1))[~clipped]
+            assert error.max() <= 0.5 / 256 * 1.001 + 1e-4 * np.abs(wanted).max(), op.op.name
+            bias_moved = _int32(before, slot.bias_offset, op.op.out_shape.channels) - _int32(
+                after, slot.bias_offset, op.op.out_shape.channels
+            )
+            bias_wanted = rate * gradients[op.op.name][1] / (op.weight_scale.astype(np.float64) * op.inputs[0].scale)
+            assert np.abs(bias_moved - bias_wanted).max() <= 0.5 + 1e-4 * np.abs(bias_wanted).max(), op.op.name
+            compared += int(np.count_nonzero(wanted))
+        assert compared > 100
+
+
+def _q88(image: bytes, slot, count: int) -> np.ndarray:
+    high = np.frombuffer(image, np.int8, count, slot.weight_offset).astype(np.float64)
+    return high + (np.frombuffer(image, np.uint8, count, slot.q88_offset).astype(np.float64) - 128) / 256
+
+
+def _int32(image: bytes, offset: int, count: int) -> np.ndarray:
+    return np.frombuffer(image, "<i4", count, offset).astype(np.int64)
+
+
+def _layout(op: QuantizedOp, gradient: np.ndarray) -> np.ndarray:
+    return gradient[:, 0].transpose(1, 2, 0) if op.op.kind is OpKind.DEPTHWISE else gradient.transpose(0, 2, 3, 1)
+
+
+def test_loss_equals_torch_cross_entropy(compiled):
+    model, _, data = compiled
+    inputs = model.quantize_input(data)
+    engine = HostEngine(model)
+    engine.set_options(TrainOptions(0.0))
+    for number in range(4):
+        _, logits = engine.infer(inputs[number])
+        loss, right = engine.train(inputs[number], 1)
+        expected = F.cross_entropy(torch.from_numpy(logits)[None].double(), torch.tensor([1]))
+        assert loss == pytest.approx(float(expected), rel=1e-5, abs=1e-6)
+        assert right == (int(np.argmax(logits)) == 1)

@@ -1,0 +1,232 @@
+"""The expansion's statements about a program, checked by walking its instructions with a naive machine."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from planner.graph import Role, StepGraph, operands
+from planner.operators import GUARD
+from planner.plan import Action, Decision, Plan
+from planner.program import BudgetError, Code, PlanError, Program, expand, idle_gaps
+from planner.rebuild import effective_operands, rebuildable
+from planner.slices import slice_bounds, update_groups
+from planner.solve import plan_step
+from tests.agent.exactness import random_plan
+from tests.planner.steps import costs_of, tiny_step
+
+
+def walk(program: Program, workspaces: list[int]) -> list[int]:
+    """Obey the instructions one by one; fail on any read of what is not there. Return bytes held at each instruction."""
+    graph = program.graph
+    size = [s.nbytes for s in graph.storages]
+    there = {
+        s for s, storage in enumerate(graph.storages)
+        if storage.role is not Role.TEMPORARY and graph.uses[s] and s not in program.starts_on_flash
+    }  # fmt: skip
+    flash = set(program.starts_on_flash)
+    landing: set[int] = set()
+    leaving: set[int] = set()
+    born: set[int] = set()
+    levels = []
+    for instruction in program.instructions:
+        i, extra = instruction.index, 0
+        match instruction.code:
+            case Code.RUN | Code.RERUN:
+                op = graph.ops[i]
+                again = instruction.code is Code.RERUN
+                needed = set(effective_operands(graph, i)) if again else {graph.values[v].storage for v in operands(op)}
+                assert needed <= there, f"{op.name} reads {needed - there}"
+                made = {graph.values[v].storage for v in op.outputs if v is not None} & set(graph.creates[i])
+                if again:
+                    assert made <= born, "only what was made before is rebuilt"
+                    assert op.name != GUARD
+                there |= made
+                born |= made
+                flash -= set(op.writes) if not again else set()
+                extra = workspaces[i]
+            case Code.SLICED:
+                group = program.groups[i]
+                counts = dict(program.slice_counts)
+                assert all(s in there or s in flash or s in group.temporaries for s in group.storages)
+                width = max(b - a for a, b in slice_bounds(group.nbytes, counts[i]))
+                streamed = [s for s in group.storages if s not in there and s not in group.temporaries]
+                extra = width * (2 * len(streamed) + len(group.temporaries))
+                for k in range(group.first, group.last + 1):
+                    made = set(graph.creates[k]) - set(group.temporaries)
+                    there |= made
+                    flash -= {w for w in graph.ops[k].writes if w in there}
+            case Code.FREE:
+                assert i in there, f"storage {i} is freed twice"
+                there.discard(i)
+            case Code.WRITE:
+                assert i in there
+                there.discard(i)
+                leaving.add(i)
+                flash.add(i)
+            case Code.WAIT_WRITE:
+                assert i in leaving
+                leaving.discard(i)
+            case Code.READ:
+                assert i in flash and i not in there, f"storage {i} is read but not on flash"
+                landing.add(i)
+            case Code.WAIT_READ:
+                assert i in landing
+                landing.discard(i)
+                there.add(i)
+        levels.append(
+            sum(size[s] for s in there) + sum(size[s] for s in landing) + sum(size[s] for s in leaving) + extra
+        )
+    assert not landing and not leaving
+    end = {s for s in there if graph.storages[s].persistent}
+    start = {s for s, x in enumerate(graph.storages) if x.persistent and graph.uses[s]} - program.starts_on_flash
+    assert end == start, "a step must end as it began"
+    assert program.starts_on_flash <= flash
+    assert graph.kept <= there
+    return levels
+
+
+def checked(graph: StepGraph, plan: Plan, *, workspace: int = 0, base: int = 0) -> Program:
+    costs = costs_of(graph, base=base, workspace=workspace)
+    program = expand(graph, costs, plan)
+    ordered = [costs.ops[i] for i in plan.order] if plan.order else costs.ops
+    levels = walk(program, [c.workspace_bytes for c in ordered])
+    for instruction, level in zip(program.instructions, levels, strict=True):
+        assert level <= max(instruction.resident_bytes, program.peak_bytes - base)
+    assert max(levels) <= program.peak_bytes - base
+    return program
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_random_programs_read_nothing_that_is_gone_and_hold_no_more_than_they_say(optimizer: str) -> None:
+    graph = tiny_step(optimizer).graphs["step"]
+    for seed in range(25):
+        plan = random_plan(graph, seed) if seed else Plan()
+        program = checked(graph, plan, workspace=1000, base=5000)
+        if seed == 0:
+            levels = walk(program, [1000 * (i % 3) for i in range(len(graph.ops))])
+            assert max(levels) == program.peak_bytes - 5000, "with nothing moved the count is exact"
+
+
+def test_plans_of_the_planner_keep_their_budget() -> None:
+    graph = tiny_step("SGD", 256).graphs["step"]  # storages of a megabyte: the planner does not move small ones
+    costs = costs_of(graph, base=5000, workspace=100)
+    whole = expand(graph, costs, Plan()).peak_bytes
+    found = 0
+    least = plan_step(graph, costs, ram_bytes=6000, strategy="greedy").needed_bytes
+    assert least is not None and least < whole
+    for share in (0.9, 0.5, 0.1, 0.0):
+        budget = int(least + share * (whole - least))
+        result = plan_step(graph, costs, ram_bytes=budget, strategy="greedy")
+        if result.plan is None:
+            continue
+        found += 1
+        program = checked(graph, result.plan, base=5000, workspace=100)
+        assert program.peak_bytes <= budget
+    assert found >= 2
+
+
+# -- wrong plans
+
+
+def _graph() -> StepGraph:
+    return tiny_step().graphs["step"]
+
+
+def _activation(graph: StepGraph) -> tuple[int, int, int]:
+    """A temporary that can be rebuilt, with an idle gap of some length."""
+    for s in range(len(graph.storages)):
+        for a, b in idle_gaps(graph, s):
+            if rebuildable(graph, s, a) and b - a > 4 and graph.uses[s][-1] == b:
+                return s, a, b
+    raise AssertionError("no such storage")
+
+
+def _weight(graph: StepGraph) -> int:
+    return next(s for s, x in enumerate(graph.storages) if x.role is Role.PARAMETER)
+
+
+def _wrong_plans() -> dict[str, Callable[[StepGraph], Plan]]:
+    def one(make: Callable[[StepGraph, int, int, int], Decision]) -> Callable[[StepGraph], Plan]:
+        return lambda g: Plan((make(g, *_activation(g)),))
+
+    page, again = Action.PAGE, Action.RECOMPUTE
+    return {
+        "does not have": one(lambda g, s, a, b: Decision(len(g.storages), a, b, page)),
+        "names a storage or an op": one(lambda g, s, a, b: Decision(s, a, len(g.ops), page)),
+        "not used at op": one(lambda g, s, a, b: Decision(s, a + 1, b, page)),
+        "before it returns": one(lambda g, s, a, b: Decision(s, a, b + 1, page)),
+        "around the end of the step": one(lambda g, s, a, b: Decision(s, b, a, page)),
+        "persistent storage may be paged around": one(lambda g, s, a, b: Decision(s, b, a, again)),
+        "cannot be recomputed": lambda g: Plan(
+            (Decision(w := _weight(g), g.uses[w][0], g.uses[w][1], again),)
+        ),
+        "slices update group": lambda g: Plan(sliced=((len(update_groups(g)), 2),)),
+        "profile it again": lambda g: Plan(),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("message", _wrong_plans())
+def test_wrong_plans_are_refused(message: str) -> None:
+    graph = _graph()
+    costs = costs_of(graph)
+    if message == "profile it again":
+        costs = replace(costs, ops=costs.ops[1:])
+    with pytest.raises(PlanError, match=message):
+        expand(graph, costs, _wrong_plans()[message](graph))
+
+
+def test_a_rebuild_whose_inputs_are_gone_is_refused() -> None:
+    graph = _graph()
+    s, a, b = _activation(graph)
+    sources = {x for w in graph.writers[s] for x in effective_operands(graph, w)} - {s}
+    gone = None
+    for x in sources:
+        for before, after in idle_gaps(graph, x):
+            if before <= b <= after and graph.storages[x].role is Role.TEMPORARY:
+                gone = Decision(x, before, after, Action.PAGE)
+    if gone is None or gone.before == b:
+        # a weight that is away while its layer would be rebuilt
+        w = next(x for x in sources if graph.storages[x].role is Role.PARAMETER)
+        before, after = next((p, q) for p, q in idle_gaps(graph, w) if p < b < q)
+        gone = Decision(w, before, after, Action.PAGE)
+    with pytest.raises(PlanError, match="is gone"):
+        expand(graph, costs_of(graph), Plan((Decision(s, a, b, Action.RECOMPUTE), gone)))
+
+
+def test_storages_cannot_leave_twice_in_one_gap() -> None:
+    graph = _graph()
+    s, a, b = _activation(graph)
+    twice = Plan((Decision(s, a, b, Action.PAGE), Decision(s, a, b, Action.PAGE)))
+    with pytest.raises(PlanError):
+        expand(graph, costs_of(graph), twice)
+
+
+def test_an_order_that_breaks_dependencies_is_refused() -> None:
+    graph = _graph()
+    with pytest.raises(PlanError, match="not resident"):
+        expand(graph, costs_of(graph), Plan(order=tuple(reversed(range(len(graph.ops))))))
+
+
+def test_an_order_of_another_length_is_refused() -> None:
+    graph = _graph()
+    with pytest.raises(PlanError):
+        expand(graph, costs_of(graph), Plan(order=tuple(range(len(graph.ops) - 1))))
+    with pytest.raises(PlanError):
+        expand(graph, costs_of(graph), Plan(order=tuple(range(len(graph.ops) + 1))))
+
+
+def test_a_budget_below_the_need_names_op_bytes_and_holders() -> None:
+    graph = _graph()
+    costs = costs_of(graph, base=10_000)
+    peak = expand(graph, costs, Plan()).peak_bytes
+    with pytest.raises(BudgetError) as caught:
+        expand(graph, costs, Plan(ram_bytes=peak - 1))
+    error = caught.value
+    assert error.needed_bytes == peak
+    assert error.limit_bytes == peak - 1
+    assert graph.ops[error.op].name in str(error)
+    assert [n for _, n in error.holders] == sorted((n for _, n in error.holders), reverse=True)
+    assert all(graph.storages[s].nbytes == n for s, n in error.holders)
+    assert expand(graph, costs, Plan(ram_bytes=peak)).peak_bytes == peak
+    assert error.exit_code == 2

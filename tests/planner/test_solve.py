@@ -1,0 +1,99 @@
+"""The solver against brute force, and the properties every schedule has."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.greedy import greedy
+from planner.problem import Problem, Schedule, Semantics, verify_problem
+from planner.problem_replay import replay
+from planner.solve import Outcome, Solution, solve
+from tests.planner.brute_force import cheapest, random_problem
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_the_optimum_equals_brute_force(block: int) -> None:
+    tried = 0
+    for seed in range(22 * block, 22 * block + 22):
+        problem = random_problem(seed)
+        verify_problem(problem)
+        best, complete = cheapest(problem, most=3000)
+        if complete:
+            tried += 1
+            _compare(solve(problem, time_limit_s=10), best, seed)
+    assert tried >= 20
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_optimum_equals_brute_force_with_real_transfers_and_packing(seed: int) -> None:
+    problem = random_problem(seed, semantics=Semantics.REAL, packing=True)
+    best, complete = cheapest(problem, most=3000)
+    if complete:
+        _compare(solve(problem, time_limit_s=10), best, seed)
+
+
+def _compare(solution: Solution, best: float | None, seed: int) -> None:
+    if best is None:
+        assert solution.outcome is Outcome.INFEASIBLE, seed
+        return
+    assert solution.outcome is Outcome.OPTIMAL, seed
+    assert solution.overhead_joules == pytest.approx(best, abs=1e-6, rel=2e-4), seed
+    assert solution.bound_joules is not None and solution.bound_joules <= best + 1e-6, seed
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 10_000))
+def test_greedy_is_valid_or_says_no(seed: int) -> None:
+    problem = random_problem(seed)
+    found = greedy(problem)
+    if found.schedule is not None:
+        errors = [e for e in replay(problem, found.schedule).errors if "deadline" not in e]
+        assert not errors
+
+
+def test_solving_twice_gives_the_same() -> None:
+    problem = random_problem(17)
+    assert solve(problem).schedule == solve(problem).schedule
+
+
+def test_progress_shows_incumbent_above_bound() -> None:
+    seen: list[tuple[float, float]] = []
+    problem = next(p for p in map(random_problem, range(100)) if (solve(p).overhead_joules or 0) > 0)
+    solve(problem, progress=lambda incumbent, bound: seen.append((incumbent, bound)))
+    assert seen and all(bound <= incumbent + 1e-9 for incumbent, bound in seen)
+
+
+def _roomy(seed: int) -> Problem:
+    problem = random_problem(seed)
+    return replace(problem, ram_bytes=None, deadline_s=None, write_limit_bytes=None)
+
+
+def test_without_a_budget_nothing_is_done() -> None:
+    solution = solve(_roomy(3))
+    assert solution.outcome is Outcome.OPTIMAL and solution.schedule == Schedule()
+    assert solution.overhead_joules == 0
+
+
+def test_a_budget_below_the_working_set_is_infeasible_and_says_so() -> None:
+    problem = replace(_roomy(5), ram_bytes=1)
+    solution = solve(problem)
+    assert solution.outcome is Outcome.INFEASIBLE and solution.schedule is None
+    assert solution.needed_bytes is not None and solution.needed_bytes > 1
+    assert "raise --ram" in solution.message
+
+
+def test_wear_limit_binds() -> None:
+    problem = next(p for p in (replace(random_problem(k), write_limit_bytes=None) for k in range(200)) if _pages(p))
+    limited = replace(problem, write_limit_bytes=0.0)
+    solution = solve(limited)
+    assert solution.evaluation is None or solution.evaluation.written_bytes == 0
+    free = solve(problem)
+    assert free.overhead_joules is not None
+    assert solution.overhead_joules is None or solution.overhead_joules >= free.overhead_joules - 1e-9
+
+
+def _pages(problem: Problem) -> bool:
+    found = solve(problem).evaluation
+    return found is not None and found.written_bytes > 0

@@ -1,0 +1,93 @@
+"""Contribution analysis for any torch model: parameter names in, the set to train out."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from planner.sparse_update import Contributions, Layer, analyse, choose_trainable, layers_of
+
+NAMES = ["stem.weight", "stem.bias", "norm.weight", "norm.bias", "body.conv.weight", "head.weight", "head.bias"]
+
+
+def test_layers_are_found_in_order():
+    assert layers_of(NAMES) == (
+        Layer("stem", ("stem.weight",), ("stem.bias",)),
+        Layer("norm", ("norm.weight",), ("norm.bias",)),
+        Layer("body.conv", ("body.conv.weight",), ()),
+        Layer("head", ("head.weight",), ("head.bias",)),
+    )
+
+
+SCORES = {
+    "stem.weight": 0.02,
+    "norm.weight": 0.01,
+    "body.conv.weight": 0.2,
+    "head.weight": 0.15,
+    "stem.bias": 0.01,
+    "norm.bias": 0.05,
+    "head.bias": 0.04,
+}
+SIZES = {
+    "stem.weight": 30,
+    "norm.weight": 8,
+    "body.conv.weight": 100,
+    "head.weight": 40,
+    "stem.bias": 4,
+    "norm.bias": 4,
+    "head.bias": 4,
+}
+
+
+def score(names: frozenset[str]) -> float:
+    return 0.3 + sum(SCORES[name] for name in names)
+
+
+def needed(names: frozenset[str]) -> int:
+    """Parameters plus activations kept from the first trained layer on."""
+    depth = max((len(NAMES) - NAMES.index(name) for name in names), default=0)
+    return 50 + 20 * depth + sum(SIZES[name] for name in names)
+
+
+def test_gains_are_measured_over_the_same_biases():
+    table = analyse(layers_of(NAMES), score)
+    assert table.baseline == pytest.approx(0.3)
+    assert table.bias_gain(1) == pytest.approx(0.04)
+    assert table.bias_gain(4) == pytest.approx(0.10)
+    assert 2 not in table.bias_score  # body.conv has no bias: depth 2 would repeat depth 1
+    assert table.weight_gain(2) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("budget", [49, 50, 120, 200, 300, 340, 1000])
+def test_the_set_is_the_best_that_fits(budget):
+    layers = layers_of(NAMES)
+    table = analyse(layers, score)
+    found = choose_trainable(table, needed, budget, score)
+    if budget < 50:
+        assert found is None
+        return
+    best = max(
+        score(names)
+        for depth in (0, *table.bias_score)
+        for count in range(5)
+        for picked in itertools.combinations(layers, count)
+        if needed(names := _names(layers, depth, picked)) <= budget
+    )
+    assert found is not None and found.proven
+    assert found.needed_bytes == needed(found.parameters) <= budget
+    assert found.predicted == pytest.approx(best)
+    assert found.measured == pytest.approx(best)
+
+
+def _names(layers: tuple[Layer, ...], depth: int, picked: tuple[Layer, ...]) -> frozenset[str]:
+    biases = {b for layer in (layers[-depth:] if depth else ()) for b in layer.biases}
+    return frozenset(biases | {w for layer in picked for w in layer.weights})
+
+
+def test_a_model_without_biases_is_measured_by_its_weights():
+    table = analyse(layers_of(["a.weight", "b.weight"]), lambda names: 0.5 + 0.1 * len(names))
+    assert isinstance(table, Contributions)
+    assert table.bias_score == {} and table.reference_depth == 0
+    found = choose_trainable(table, lambda names: 10 * len(names), 10, lambda names: 0.5 + 0.1 * len(names))
+    assert found is not None and len(found.parameters) == 1

@@ -1,0 +1,74 @@
+"""What ships beside the program: unit, property list, scripts."""
+
+import plistlib
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.systemd.packages import CHECKOUT
+
+SCRIPTS = sorted([*CHECKOUT.glob("deploy/*.sh"), *CHECKOUT.glob("deploy/*/*.sh"), *CHECKOUT.glob("deploy/debian/*")])
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(CHECKOUT)))
+def test_script_is_clean_and_executable(script: Path) -> None:
+    assert script.stat().st_mode & 0o111
+    if shutil.which("shellcheck") is None:
+        pytest.skip("needs shellcheck")
+    checked = subprocess.run(["shellcheck", str(script)], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_unit_is_rated_at_most_2_1(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze")
+    unit = tmp_path / "port-agent.service"
+    shutil.copy(CHECKOUT / "systemd/port-agent.service", unit)
+    rate = ["systemd-analyze", "security", "--offline=true", "--threshold=21", "--no-pager", str(unit)]
+    rated = subprocess.run(rate, capture_output=True, text=True, check=False)
+    assert rated.returncode == 0, rated.stdout[-2000:] + rated.stderr
+
+
+def test_unit_leaves_on_what_training_needs() -> None:
+    unit = (CHECKOUT / "systemd/port-agent.service").read_text()
+    for breaks in (
+        "MemoryDenyWriteExecute",
+        "PrivateDevices",
+        "ProtectControlGroups",
+        "ProcSubset",
+        "DelegateSubgroup",
+    ):
+        assert not re.search(rf"^{breaks}=", unit, re.MULTILINE), breaks
+
+
+def test_property_list_is_valid_and_runs_the_same_command() -> None:
+    text = (CHECKOUT / "deploy/macos/org.port-agent.daemon.plist").read_text()
+    job = plistlib.loads(text.replace("@USER@", "ann").replace("@HOME@", "/Users/ann").encode())
+    unit = (CHECKOUT / "systemd/port-agent.service").read_text()
+    command = re.search(r"^ExecStart=(.*)$", unit, re.MULTILINE)
+    assert command is not None
+    options = [word for word in command[1].split() if word.startswith("--")]
+    assert [word for word in job["ProgramArguments"] if word.startswith("--")] == options
+    assert job["ProgramArguments"][0] == command[1].split()[0]
+    assert job["ProgramArguments"][5].startswith("/Users/ann/"), "uninstall.sh reads the state directory there"
+    assert job["KeepAlive"] == {"SuccessfulExit": False}
+    assert job["Umask"] == 0o027
+
+
+def test_lock_satisfies_the_project() -> None:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    lock = (CHECKOUT / "deploy/requirements.txt").read_text()
+    pinned = dict(re.findall(r"^([a-z0-9_.-]+)==([0-9][^\s]*)$", lock, re.MULTILINE))
+    for requirement in project["dependencies"]:
+        match = re.match(r"([a-z0-9-]+)>=([0-9.]+)", requirement)
+        assert match is not None, requirement
+        assert as_numbers(pinned[match[1]]) >= as_numbers(match[2]), requirement
+
+
+def as_numbers(version: str) -> tuple[int, ...]:
+    """Return a version's numbers for comparison."""
+    return tuple(int(part) for part in re.findall(r"\d+", version))

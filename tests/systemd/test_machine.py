@@ -1,0 +1,203 @@
+"""`make check-systemd`: the package in emulated machines with systemd 257 and 252, cgroup v2 and a plug to pull.
+
+Slow (software emulation; importing torch takes half a minute in there), so tests start from snapshots: `installed`
+(the agent is ready, nothing to do) and `training` (a worker is some steps into its job).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.systemd import packages, training
+from tests.systemd.conftest import PackageBuilder
+from tests.systemd.host import check, show, wait_for
+from tests.systemd.machine import CACHE, Machine, data_disk, overlay
+
+pytestmark = [pytest.mark.long, pytest.mark.root]
+
+SUITES = {"trixie": 257, "bookworm": 252}
+STEPS = 300
+CHECKPOINT_EVERY = 20
+BOOT_S = 300.0
+IMPORT_S = 400.0
+"""A worker's way from its start to its first step, on a busy machine."""
+VERSIONS = "/usr/lib/port-agent/port-agent-versions"
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A prepared disk with snapshots of one suite."""
+
+    suite: str
+    disk: Path
+    read_only: tuple[Path, ...]
+
+    def start(self, snapshot: str | None) -> Machine:
+        """Return a machine that goes on from a snapshot, or boots from its disk as it is."""
+        return Machine(self.suite, self.disk, read_only=self.read_only, snapshot=snapshot)
+
+
+@pytest.fixture(scope="session")
+def images(root_only: None) -> Path:
+    """Return the cache with qemu, disks and dependencies."""
+    needed = ["qemu", "runtime", *(f"disk-{suite}" for suite in SUITES)]
+    missing = [name for name in needed if not (CACHE / f"{name}.stamp").exists()]
+    if missing:
+        pytest.skip(f"`make check-systemd` builds what is missing here: {', '.join(missing)}")
+    return CACHE
+
+
+@pytest.fixture(scope="session")
+def content(images: Path, package: PackageBuilder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a disk with the packages and the job."""
+    deb = package()
+    package(".post1")
+    package(".post2", dies_at_start=True)
+    training.make_bundle(deb.parent)
+    return data_disk(deb.parent, tmp_path_factory.mktemp("content") / "packages.img", "64M")
+
+
+@pytest.fixture(scope="module", params=list(SUITES))
+def bench(
+    request: pytest.FixtureRequest, images: Path, content: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Bench:
+    """Return a disk with both snapshots, made by booting, installing and submitting once."""
+    suite = request.param
+    made = Bench(
+        suite, overlay(suite, tmp_path_factory.mktemp(suite) / "root.qcow2"), (images / "runtime.ext4", content)
+    )
+    with made.start(None) as machine:
+        prepare(machine, SUITES[suite])
+        machine.save("installed")
+        options = ["--steps", str(STEPS), "--checkpoint-every", str(CHECKPOINT_EVERY)]
+        training.submit(machine, "/mnt/packages/tiny.port", *options)
+        training.wait_for_job(machine, "step", ">= 20", IMPORT_S)
+        machine.save("training")
+    return made
+
+
+def prepare(machine: Machine, systemd: int) -> None:
+    """Install the package with a policy that trains at once, and start it by hand."""
+    assert check(machine, "systemctl --version").startswith(f"systemd {systemd}")
+    training.configure(machine)
+    check(machine, f"PORT_PYTHON=/usr/bin/python3.11 dpkg -i {deb_path()}", 400)
+    check(machine, "systemctl stop port-agent")
+    check(machine, "systemctl start port-agent")
+
+
+def deb_path(suffix: str = "") -> str:
+    """Return where the machine finds the package of a version."""
+    return f"/mnt/packages/port-agent_{packages.checkout_version()}{suffix}_*.deb"
+
+
+@pytest.fixture
+def installed(bench: Bench) -> Iterator[Machine]:
+    """Return a machine where the agent runs and has nothing to do."""
+    with bench.start("installed") as machine:
+        yield machine
+
+
+@pytest.fixture
+def busy(bench: Bench) -> Iterator[Machine]:
+    """Return a machine where a worker is in the middle of its job."""
+    with bench.start("training") as machine:
+        yield machine
+
+
+@pytest.fixture(scope="module")
+def undisturbed(bench: Bench) -> str:
+    """Return the checksum of the weights that the job gives when nobody interferes."""
+    with bench.start("training") as machine:
+        training.wait_for_job(machine, "state", "== 'finished'", 600)
+        return training.trained_weights(machine)
+
+
+def test_unit_runs_hardened_in_its_own_delegated_group(installed: Machine) -> None:
+    assert show(installed, "ActiveState") == "active"
+    assert show(installed, "StatusText") != ""
+    check(installed, "systemd-analyze security --threshold=21 --no-pager port-agent")
+    warnings = check(installed, "journalctl -b -p warning --no-pager -o cat _PID=1 | grep -i port-agent || true")
+    assert warnings == "", "this systemd has something to say about the unit"
+    group = "/sys/fs/cgroup" + show(installed, "ControlGroup")
+    assert check(installed, f"cat {group}/supervisor/cgroup.procs") == show(installed, "MainPID")
+    assert "memory" in check(installed, f"cat {group}/cgroup.subtree_control")
+    assert check(installed, f"cat {group}/memory.max").isdigit()
+    codes = [item["code"] for item in training.status(installed)["health"]]
+    assert "no-memory-limit" not in codes
+
+
+def test_unplugged_job_pauses_goes_on_and_ends_as_if_undisturbed(busy: Machine, undisturbed: str) -> None:
+    training.plug(busy, inserted=False)
+    wait_for(busy, "! pgrep -f '[a]gent.train.worker' >/dev/null", 30)
+    state = training.status(busy)
+    assert any("on battery" in reason for reason in state["reasons"]), state["reasons"]
+    stopped_at = training.job(busy)["step"]
+    assert 20 <= stopped_at < STEPS
+    training.plug(busy, inserted=True)
+    training.wait_for_job(busy, "step", f"> {stopped_at}", IMPORT_S)
+    training.wait_for_job(busy, "state", "== 'finished'", 600)
+    assert training.trained_weights(busy) == undisturbed
+
+
+def test_worker_over_its_memory_limit_dies_alone(busy: Machine) -> None:
+    service = "/sys/fs/cgroup" + show(busy, "ControlGroup")
+    worker = check(busy, f"ls -d {service}/worker-*")
+    limit = int(check(busy, f"cat {worker}/memory.max"))
+    assert limit < int(check(busy, f"cat {service}/memory.max")), "the plan's limit is the tighter one"
+    assert check(busy, f"cat {worker}/memory.swap.max") == "0"
+    supervisor = show(busy, "MainPID")
+    check(busy, f"echo 32M > {worker}/memory.max")
+    wait_for(busy, f"[ ! -d {worker} ]", 60)
+    assert show(busy, "MainPID") == supervisor and show(busy, "NRestarts") == "0"
+    assert "oom" in check(busy, "dmesg | grep -i oom | tail -3").lower()
+    kinds = [entry["kind"] for entry in training.job(busy)["history"]]
+    assert "out_of_memory" in kinds, kinds
+    assert training.job(busy)["state"] in ("backoff", "queued", "running"), "the job is not lost"
+
+
+def test_hung_supervisor_is_restarted_and_the_job_goes_on(busy: Machine, undisturbed: str) -> None:
+    hung = show(busy, "MainPID")
+    check(busy, f"kill -STOP {hung}")
+    wait_for(busy, f"systemctl is-active --quiet port-agent && {not_main_pid(hung)}", 150)
+    assert "Watchdog timeout" in check(busy, "journalctl -u port-agent --no-pager -o cat")
+    assert int(check(busy, "pgrep -f '[a]gent.train.worker' | wc -l")) <= 1
+    training.wait_for_job(busy, "state", "== 'finished'", IMPORT_S + 600)
+    assert training.trained_weights(busy) == undisturbed
+
+
+def not_main_pid(pid: str) -> str:
+    """Return the shell condition that another process is the service's main one."""
+    return f'[ "$(systemctl show --property=MainPID --value port-agent)" != {pid} ]'
+
+
+@pytest.mark.parametrize("after_step", [60, 200])
+def test_power_cut_loses_no_committed_step(bench: Bench, undisturbed: str, after_step: int) -> None:
+    with bench.start("training") as machine:
+        training.wait_for_job(machine, "step", f">= {after_step}", 300)
+        committed = training.committed_step(machine)
+        assert committed >= CHECKPOINT_EVERY
+        machine.cut_power()
+    with bench.start(None) as machine:
+        assert training.committed_step(machine) >= committed, "the worker has not had the time to train yet"
+        wait_for(machine, "systemctl is-active --quiet port-agent", 120)
+        training.wait_for_job(machine, "step", f">= {committed}", IMPORT_S)
+        training.wait_for_job(machine, "state", "== 'finished'", 600)
+        assert training.trained_weights(machine) == undisturbed
+
+
+def test_upgrade_rollback_removal_and_purge_under_a_running_job(busy: Machine) -> None:
+    step = training.job(busy)["step"]
+    check(busy, f"PORT_PYTHON=/usr/bin/python3.11 dpkg -i {deb_path('.post1')}", 400)
+    version = packages.checkout_version()
+    assert f"current {version}.post1, previous {version}," in check(busy, f"{VERSIONS} list")
+    assert training.job(busy)["state"] in ("running", "queued")
+    refused = busy.run(f"PORT_PYTHON=/usr/bin/python3.11 dpkg -i {deb_path('.post2')}", 400)
+    assert refused.rc != 0 and "was rolled back" in refused.out
+    assert f"current {version}.post1," in check(busy, f"{VERSIONS} list")
+    training.wait_for_job(busy, "step", f"> {step}", IMPORT_S)
+    check(busy, "systemctl stop port-agent && umount /opt/port-agent/runtimes && dpkg -r port-agent")
+    assert busy.run("pgrep -f '[p]ort-agent/versions'").rc != 0
+    check(busy, "test -s /var/lib/port-agent/jobs/1/state/state.pages")
+    check(busy, "dpkg -P port-agent && [ ! -e /var/lib/port-agent ] && [ ! -e /etc/port-agent ]")

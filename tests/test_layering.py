@@ -1,0 +1,54 @@
+"""The floors of the house: planner never imports agent, the supervisor never imports torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+HEAVY = ("torch", "numpy", "rich", "transformers", "matplotlib")
+"""What the idle daemon must not carry: `import torch` alone is 218 MB."""
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Return every module that a source file imports, wherever in the file."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names.add(node.module)
+    return names
+
+
+def test_planner_never_imports_agent() -> None:
+    for path in sorted((ROOT / "planner").rglob("*.py")):
+        offenders = {name for name in imported_modules(path) if name.split(".")[0] == "agent"}
+        assert not offenders, f"{path.relative_to(ROOT)} imports {offenders}"
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        "agent.supervisor.daemon",
+        "agent.cli",
+        "agent.control, agent.control_client, agent.control_http",
+        "agent.facts, agent.facts.linux, agent.facts.macos, agent.facts.jetson",
+        "agent.policy, agent.policy_file, agent.jobs, agent.jobs_store, agent.schedule, agent.cgroup, agent.health",
+        "planner.bundle",
+    ],
+)
+def test_the_supervisor_side_never_imports_torch(modules: str) -> None:
+    program = f"import sys, {modules}; print(*[name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    allowed = {"numpy"} if modules == "planner.bundle" else set()
+    assert set(done.stdout.split()) <= allowed, f"{modules}: {done.stdout}"
+
+
+def test_building_the_command_line_stays_light() -> None:
+    program = "import sys, agent.cli; agent.cli.build_parser(); print('torch' in sys.modules or 'rich' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "False"

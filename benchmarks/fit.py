@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -50,8 +51,8 @@ class Row:
 # -- one run, in a process of its own: `python -m benchmarks.fit --child METHOD MODEL`
 
 
-def child(method: str, model: str) -> None:
-    """Train `STEPS` steps with one of torch's own methods and print losses and CPU seconds as JSON."""
+def child(method: str, model: str, steps: int) -> None:
+    """Train with one of torch's own methods; print losses and CPU seconds (of the steps after the first) as JSON."""
     import torch
 
     from benchmarks.models import workload
@@ -70,11 +71,11 @@ def child(method: str, model: str) -> None:
         functorch.activation_memory_budget = float(method.split()[1])
         compiled = torch.compile(work.model)
         step = lambda _, *batch: work.loss_fn(compiled, *batch)  # noqa: E731
-    data = [torch.cat(columns) for columns in zip(*(work.batch(i) for i in range(STEPS)), strict=True)]
+    data = [torch.cat(columns) for columns in zip(*(work.batch(i) for i in range(steps)), strict=True)]
     torch.manual_seed(0)
     losses, cpu = [], []
     with tempfile.TemporaryDirectory() as folder:
-        for _, rows in itertools.islice(batch_rows(0, len(data[0]), batch_size, drop_last=False), STEPS):
+        for _, rows in itertools.islice(batch_rows(0, len(data[0]), batch_size, drop_last=False), steps):
             begin = time.process_time()
             with _hooks(method, folder):
                 loss = step(work.model, *(column[rows] for column in data))
@@ -84,7 +85,7 @@ def child(method: str, model: str) -> None:
             losses.append(loss.item().hex())
             cpu.append(time.process_time() - begin)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    print(json.dumps({"losses": losses, "cpu_s": sum(cpu[1:]) / (STEPS - 1), "peak_mib": peak}))
+    print(json.dumps({"losses": losses, "cpu_s": cpu[1:], "peak_mib": peak}))
 
 
 def _hooks(method: str, folder: str) -> Any:
@@ -122,16 +123,23 @@ def _checkpoint_blocks(model: Any) -> None:
     torch.set_num_threads(1)
 
 
-def run_child(method: str, model: str, limit_mib: int | None) -> dict[str, Any] | None:
-    """Run one of torch's methods under a limit; None if it does not finish."""
+def run_child(
+    method: str, model: str, limit_mib: int | None, *, steps: int = STEPS, thrifty: bool = True
+) -> dict[str, Any] | None:
+    """Run one of torch's methods under a limit; None if it does not finish.
+
+    `thrifty`: glibc returns freed memory at once, which lets every method finish in less, at some cost in time.
+    """
 
     def limit() -> None:
         if limit_mib is not None:
             resource.setrlimit(resource.RLIMIT_DATA, (limit_mib << 20, limit_mib << 20))
 
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if thrifty:
+        environment["MALLOC_MMAP_THRESHOLD_"] = "65536"
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "benchmarks.fit", "--child", method, model], env=environment,
+        [sys.executable, "-W", "ignore", "-m", "benchmarks.fit", "--child", method, model, str(steps)], env=environment,
         preexec_fn=limit, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -146,7 +154,7 @@ def _run_ours(ours: Ours, limit_mib: int) -> dict[str, Any] | None:
         return None
     return {
         "losses": [e["loss"].hex() for e in run.steps],
-        "cpu_s": sum(e["cpu_s"] for e in run.steps[1:]) / (STEPS - 1),
+        "cpu_s": [e["cpu_s"] for e in run.steps[1:]],
         "peak_mib": run.peak_bytes >> 20,
     }
 
@@ -191,7 +199,10 @@ def measure(model: str, methods: list[str], folder: Path, console: Console) -> l
             continue
         limit, result = found
         rows.append(
-            Row(model, method, limit, result["cpu_s"], result["peak_mib"], result["losses"] == reference["losses"])
+            Row(
+                model, method, limit, statistics.mean(result["cpu_s"]), result["peak_mib"],
+                result["losses"] == reference["losses"],
+            )  # fmt: skip
         )
     return rows
 
@@ -202,10 +213,11 @@ def main() -> int:
     parser.add_argument("models", nargs="*", help=f"of {', '.join(CASES)} (default: all)")
     parser.add_argument("--methods", default=",".join(METHODS), help="comma-separated (default: all)")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--child", nargs=2, metavar=("METHOD", "MODEL"), help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=3, metavar=("METHOD", "MODEL", "STEPS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        child(*arguments.child)
+        method, model, steps = arguments.child
+        child(method, model, int(steps))
         return 0
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="port-fit-") as folder:

@@ -1,0 +1,118 @@
+"""What a step costs against plain PyTorch, and how well memory is predicted: `python -m benchmarks.cost [MODEL...]`.
+
+Per model two budgets: `ample` (nothing needs to be recomputed) and the target of `benchmarks.fit`, the latter enforced by
+the kernel (RLIMIT_DATA). CPU seconds, all threads, are the median of the steps after the first; plain PyTorch runs with its
+default malloc and no limit, before and after ours, and the smaller of its medians counts.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.fit import CASES, run_child
+from benchmarks.ours import Ours
+from planner.costs import CostTable
+from planner.plan import Plan
+from planner.program import expand
+
+STEPS = 5
+TARGETS_MIB = {"resnet18": 300, "resnet50": 400, "bert": 700, "gpt2": 750}
+"""Budgets, imports of torch included; eager needs 547, 960, 2,700 and 2,600."""
+
+
+@dataclass
+class Row:
+    """One model under one budget. `equal`: the losses are eager's, to the bit."""
+
+    model: str
+    budget: str
+    budget_mib: int
+    planned_mib: float
+    measured_mib: float
+    paged_mib: float
+    recompute_s: float
+    stall_s: float
+    cpu_s: float
+    eager_cpu_s: float
+    ratio: float
+    equal: bool
+
+
+def main() -> int:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", help=f"of {', '.join(CASES)} (default: all)")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    rows: list[Row] = []
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="port-cost-") as folder:
+        for model in arguments.models or CASES:
+            console.print(f"{model} ...")
+            rows += measure(model, Path(folder))
+    if arguments.json:
+        print(json.dumps([asdict(r) for r in rows]))
+        return 0
+    table = Table(title="a step against plain PyTorch (CPU seconds, one thread of compute)")
+    for column in (
+        "model", "budget", "MiB", "planned MiB", "peak RSS MiB", "paged MiB", "recompute s", "stall s", "CPU s",
+        "eager CPU s", "ratio", "losses equal",
+    ):  # fmt: skip
+        table.add_column(column, justify="left" if column in ("model", "budget") else "right")
+    for r in rows:
+        table.add_row(
+            r.model, r.budget, str(r.budget_mib), f"{r.planned_mib:.0f}", f"{r.measured_mib:.0f}", f"{r.paged_mib:.0f}",
+            f"{r.recompute_s:.2f}", f"{r.stall_s:.2f}", f"{r.cpu_s:.2f}", f"{r.eager_cpu_s:.2f}", f"{r.ratio:.2f}",
+            "yes" if r.equal else "NO",
+        )  # fmt: skip
+    Console().print(table)
+    return 0
+
+
+def measure(model: str, folder: Path) -> list[Row]:
+    """Return a row per budget."""
+    ours = Ours(model, folder, *CASES[model], steps=STEPS)
+    graph = next(iter(ours.prepared.graphs.values()))
+    whole = expand(graph, CostTable(ours.device, ours.measured.ops[0]), Plan()).peak_bytes
+    rows = []
+    for name, budget in (("ample", int(whole * 1.15)), ("target", TARGETS_MIB[model] << 20)):
+        path = ours.plan(budget)
+        if path is None:
+            raise SystemExit(f"{model} cannot be planned for {budget >> 20} MiB")
+        before = _eager(model)
+        run = ours.train(path, data_limit_bytes=budget if name == "target" else None)
+        after = _eager(model)
+        if run is None:
+            raise SystemExit(f"{model} did not finish in {budget >> 20} MiB")
+        path.unlink()
+        later = run.steps[1:]
+        cpu = statistics.median(s["cpu_s"] for s in later)
+        plain = min(before[1], after[1])
+        rows.append(
+            Row(
+                model, name, budget >> 20, run.planned_peak_bytes / 2**20, run.peak_bytes / 2**20,
+                statistics.mean(s["paged_in_bytes"] + s["paged_out_bytes"] for s in later) / 2**20,
+                statistics.mean(s["phases_s"].get("recompute", 0.0) for s in later),
+                statistics.mean(s["phases_s"]["stall"] for s in later),
+                cpu, plain, cpu / plain, before[0] == [s["loss"].hex() for s in run.steps],
+            )  # fmt: skip
+        )
+    return rows
+
+
+def _eager(model: str) -> tuple[list[str], float]:
+    """Return losses and median CPU seconds of plain PyTorch as a user starts it."""
+    result = run_child("eager", model, None, steps=STEPS, thrifty=False)
+    if result is None:
+        raise SystemExit(f"plain PyTorch does not train {model} here")
+    return result["losses"], statistics.median(result["cpu_s"])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -113,7 +113,7 @@ class Simulator:
         while select.select([process.stdout], [], [], START_S)[0]:
             piece = os.read(process.stdout.fileno(), 4096)
             seen += piece
-            if match := re.search(rb"(/dev/(?:pts/\d+|ttys\d+))", seen):
+            if match := re.search(rb"(/dev/(?:pts/\d+|ttys\d+))\s", seen):
                 return match[1].decode()
             if not piece:
                 break

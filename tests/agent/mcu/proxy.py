@@ -1,6 +1,7 @@
 """A serial line between pyserial and a device that loses, flips and invents bytes, and can be unplugged."""
 
 import contextlib
+import fcntl
 import os
 import pty
 import random
@@ -12,7 +13,10 @@ from types import TracebackType
 
 
 class FaultyLine:
-    """A pty of its own, with a link `port` to it; a thread carries the bytes to and from the device's pty."""
+    """A pty of its own, with a link `port` to it; a thread carries the bytes to and from the device's pty.
+
+    The device's pty is locked as SerialTransport locks it: a second reader would take bytes at random.
+    """
 
     def __init__(self, device_port: Path, port: Path, rate: float = 0.0, seed: int = 0) -> None:
         """Give every byte, both ways, the chance `rate` of a fault."""
@@ -50,6 +54,11 @@ class FaultyLine:
 
     def _plug(self) -> None:
         self._device = os.open(self._device_port, os.O_RDWR | os.O_NOCTTY)
+        try:
+            fcntl.flock(self._device, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._device)
+            raise
         tty.setraw(self._device)
         self._master, slave = pty.openpty()
         tty.setraw(slave)

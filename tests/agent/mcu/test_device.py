@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from agent.mcu.device import Device
-from agent.mcu.errors import DeviceResetError, IncompatibleError, MessageError, RefusedError, SequenceError
+from agent.mcu.errors import (
+    DeviceResetError,
+    DisconnectedError,
+    IncompatibleError,
+    MessageError,
+    RefusedError,
+    SequenceError,
+)
 from agent.mcu.framing import ATTENTION, FrameDecoder, encode_frame
 from agent.mcu.link import check_model
 from agent.mcu.messages import (
@@ -38,6 +45,7 @@ from agent.mcu.session import Session
 from agent.mcu.simulate import Simulator
 from agent.mcu.transport import SerialTransport
 from tests.agent.mcu.conftest import QUICK
+from tests.agent.mcu.proxy import FaultyLine
 from tests.agent.mcu.small_model import CLASSES, INPUTS, PARAMETER_BYTES, make_samples, write_model
 
 SAMPLES, LABELS = make_samples(200)
@@ -280,12 +288,27 @@ def test_wrong_model_is_refused_with_the_remedy(device: Device, tmp_path: Path) 
     assert "'small'" in str(caught.value) and "'other'" in str(caught.value)
 
 
-def test_an_effect_with_unknown_outcome_must_be_settled(line: object, device: Device) -> None:
+def test_an_effect_with_unknown_outcome_must_be_settled(device: Device) -> None:
     device.session.close()
     with pytest.raises(Exception, match="lost the connection"):
         device.train((LABELS[0],), SAMPLES[0])
     with pytest.raises(MessageError, match="give it again"):
         device.train((LABELS[1],), SAMPLES[1])
+
+
+def test_a_port_has_one_reader(simulator: Simulator, device: Device, tmp_path: Path) -> None:
+    # two readers of one pty steal each other's bytes, and pyserial takes the theft for an unplugged board
+    with pytest.raises(DisconnectedError, match="another program uses it"):
+        SerialTransport(str(simulator.port))
+    with pytest.raises(BlockingIOError), FaultyLine(simulator.port, tmp_path / "line"):
+        pass
+    device.session.close()
+    with FaultyLine(simulator.port, tmp_path / "line") as line:
+        with pytest.raises(DisconnectedError, match="another program uses it"):
+            SerialTransport(str(simulator.port))
+        through = Session(SerialTransport(str(line.port)), QUICK)
+        assert through.info.nonce == device.info.nonce
+        through.close()
 
 
 def test_building_too_large_a_model_names_the_remedy(built: Callable[[str], object], tmp_path: Path) -> None:

@@ -121,6 +121,20 @@ CONDITIONS = {
             "on a Pi also cgroup_enable=memory)",
         ),
         Condition(
+            "no-allocator",
+            Severity.WARNING,
+            "the worker runs without its allocator",
+            "{reason}; glibc's own is used instead: the same peak memory, slower steps",
+            "install PORT agent again on this machine, with a C compiler (Debian: apt-get install gcc libc6-dev)",
+        ),
+        Condition(
+            "restart-needed",
+            Severity.INFO,
+            "a setting waits for a restart",
+            "{settings} changed in the configuration; the agent still runs with what it was started with",
+            "systemctl restart port-agent (or stop and run it again); no committed step is lost",
+        ),
+        Condition(
             "job-given-up",
             Severity.ERROR,
             "a job was given up",

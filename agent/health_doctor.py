@@ -15,6 +15,7 @@ from pathlib import Path
 
 from agent.cgroup import CgroupError, cgroup2_mount, own_path
 from agent.facts import OwnUse, Power, SensorOptions, this_platform
+from agent.health import CONDITIONS
 from agent.policy_file import Config, Options
 from planner.errors import PortError
 from planner.units import format_bytes
@@ -55,7 +56,7 @@ def examine(state_dir: Path, config: Config, *, flash_test: bool = True) -> list
     checks = [*_sensors(state_dir, options), *_energy(config), *_state_directory(state_dir)]
     if flash_test:
         checks.append(_flash(state_dir))
-    checks += [_control_groups(options), _clock(), _serial_ports(), _worker()]
+    checks += [_control_groups(options), _clock(), _serial_ports(), *_worker()]
     return checks
 
 
@@ -215,12 +216,21 @@ def _serial_ports() -> Check:
     return Check("microcontrollers", Verdict.GOOD, ", ".join(map(str, ports)) or "no serial port plugged in")
 
 
-def _worker() -> Check:
-    """Look for torch without importing it: the supervisor never does."""
+def _worker() -> Iterator[Check]:
+    """Look for torch without importing it (the supervisor never does), and try the worker's allocator."""
     from importlib.metadata import PackageNotFoundError, version
+
+    from agent.train.malloc import preload_mode, preload_trouble
 
     try:
         found = version("torch")
     except PackageNotFoundError:
-        return Check("torch", Verdict.BAD, "not installed", "install a CPU build of torch for the agent's Python")
-    return Check("torch", Verdict.GOOD, found)
+        cure = "install a CPU build of torch for the agent's Python"
+        yield Check("torch", Verdict.BAD, f"not installed for {sys.executable}", cure)
+    else:
+        yield Check("torch", Verdict.GOOD, found)
+    trouble = preload_trouble()
+    if trouble:
+        yield Check("allocator", Verdict.NOTE, trouble, CONDITIONS["no-allocator"].remedy)
+    else:
+        yield Check("allocator", Verdict.GOOD, preload_mode().value)

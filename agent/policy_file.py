@@ -45,6 +45,11 @@ class Options:
     dev_root: Path = Path("/dev")
     max_failures_without_progress: int = 6
 
+    @property
+    def sensor_roots(self) -> tuple[Path, Path, Path]:
+        """Where sensors are read: sysfs, proc, dev."""
+        return self.sysfs_root, self.proc_root, self.dev_root
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
@@ -347,8 +352,8 @@ def _check_energy(file: Path, text: str, table: Mapping[str, object]) -> None:
 
 
 def restart_needed(old: Config, new: Config) -> list[str]:
-    """Return the settings that changed and that a running daemon only takes at its next start."""
-    fields_ = ("control_group", "metrics_listen", "sysfs_root", "proc_root", "dev_root")
+    """Return the settings in which `new` differs from what a daemon started with, and that it takes at a start only."""
+    fields_ = ("control_group", "metrics_listen")
     names = {entry.field: key for key, entry in KEYS.items() if entry.target == "options"}
     changed = [names[name] for name in fields_ if getattr(old.options, name) != getattr(new.options, name)]
     return changed + (["energy"] if dict(old.energy) != dict(new.energy) else [])

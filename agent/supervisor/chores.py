@@ -1,6 +1,7 @@
 """Work beside the loop: writing to disk, slow sensors, inboxes, tidying up. None of it may hold up the loop."""
 
 import asyncio
+import contextlib
 import shutil
 import time
 from pathlib import Path
@@ -21,6 +22,8 @@ class Chores:
         self._core = core
         self.pending = asyncio.Event()
         """Set when the store has something to write."""
+        self.sensors_changed = asyncio.Event()
+        """Set when other sensors than before are to be read."""
 
     def plan(self) -> None:
         """Put the periodic work on the agenda."""
@@ -72,7 +75,11 @@ class Chores:
         while True:
             await core.gate.platform.refresh()
             busy = core.runner.job is not None or any(not job.state.is_over for job in core.store.all())
-            await asyncio.sleep(core.gate.platform.refresh_every_s * (1 if busy else _IDLE_REFRESH_FACTOR))
+            rest_s = core.gate.platform.refresh_every_s * (1 if busy else _IDLE_REFRESH_FACTOR)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(rest_s):
+                    await self.sensors_changed.wait()
+            self.sensors_changed.clear()
 
     async def keep_house(self) -> None:
         """Delete the scratch of jobs that are over, jobs beyond the history's limits, and forgotten uploads."""

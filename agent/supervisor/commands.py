@@ -28,6 +28,8 @@ class WorkerKind:
     program: tuple[str, ...]
     read_bundle: Callable[[Path], BundleFacts]
     environment: Callable[[BundleFacts, PlanFigures | None], Mapping[str, str]]
+    lacks: Callable[[], str] = str
+    """What its environment cannot have on this machine, and why; empty when nothing is missing."""
 
 
 def no_facts(bundle: Path) -> BundleFacts:
@@ -49,6 +51,13 @@ def torch_environment(facts: BundleFacts, plan: PlanFigures | None) -> Mapping[s
     return {**allocator, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
 
 
+def torch_lacks() -> str:
+    """Return why the torch worker runs without its allocator here, or nothing."""
+    from agent.train.malloc import preload_trouble
+
+    return preload_trouble()
+
+
 def read_training_bundle(bundle: Path) -> BundleFacts:
     """Return the frontier of a training bundle; raises PortError when it is broken, OSError when unreadable."""
     from planner.bundle import read_manifest
@@ -62,7 +71,9 @@ def read_training_bundle(bundle: Path) -> BundleFacts:
 
 
 DEFAULT_KINDS: Mapping[JobKind, WorkerKind] = {
-    JobKind.TRAIN: WorkerKind((sys.executable, "-m", "agent.train.worker"), read_training_bundle, torch_environment),
+    JobKind.TRAIN: WorkerKind(
+        (sys.executable, "-m", "agent.train.worker"), read_training_bundle, torch_environment, torch_lacks
+    ),
     JobKind.MCU: WorkerKind((sys.executable, "-m", "agent.mcu.worker"), no_facts, no_environment),
 }
 

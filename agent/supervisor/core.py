@@ -17,7 +17,8 @@ from agent.supervisor.clock import Clock, SystemClock
 from agent.supervisor.commands import DEFAULT_KINDS, WorkerKind
 from agent.supervisor.gate import Gate
 from agent.supervisor.inbox import Inboxes
-from agent.supervisor.runner import Meter, Runner
+from agent.supervisor.run import Meter
+from agent.supervisor.runner import Runner
 
 PAUSE_SETTING = "paused"
 
@@ -75,6 +76,8 @@ class Core:
     settings: Settings
     seams: Seams
     config: Config
+    """What is in force; `started_with` is what the control socket and the meter were made from."""
+    started_with: Config
     clock: Clock
     health: HealthBoard
     store: JobStore

@@ -18,7 +18,7 @@ from agent.health import HealthBoard
 from agent.jobs import Job, JobState, may_run, order
 from agent.jobs_store import JobStore
 from agent.policy import Decision, State, device_in_use, window_closes_in_s
-from agent.policy_file import Config, ConfigError, load_config
+from agent.policy_file import Config, ConfigError, load_config, restart_needed
 from agent.schedule import Agenda
 from agent.supervisor.chores import Chores
 from agent.supervisor.clock import day_of, local_time
@@ -29,7 +29,8 @@ from agent.supervisor.instance import LockFile, lock_instance
 from agent.supervisor.meter import open_meter
 from agent.supervisor.notify import Notifier
 from agent.supervisor.process import Phase, Wish
-from agent.supervisor.runner import Runner, Surroundings
+from agent.supervisor.run import Surroundings
+from agent.supervisor.runner import Runner
 from agent.supervisor.uevents import UeventListener
 from planner.errors import PortError
 
@@ -146,17 +147,17 @@ class Daemon:
         clock, health, wake = seams.clock, HealthBoard(), asyncio.Event()
         store = JobStore(settings.state_dir)
         inboxes = Inboxes(settings.state_dir / "inbox")
-        platform = (seams.platform or _platform)(config, settings)
         runner = Runner(store, inboxes, health, clock, seams.kinds, self._worker_lock, wake.set)
         core = Core(
             settings=settings,
             seams=seams,
             config=config,
+            started_with=config,
             clock=clock,
             health=health,
             store=store,
             inboxes=inboxes,
-            gate=Gate(platform, clock, health, settings.state_dir),
+            gate=Gate(self._platform(config), clock, health, settings.state_dir),
             runner=runner,
             agenda=Agenda(wake.set),
             wake=wake,
@@ -174,6 +175,12 @@ class Daemon:
         except CgroupError as error:
             health.report("no-memory-limit", clock.monotonic_s(), clock.wall_s(), reason=error.reason)
         return core
+
+    def _platform(self, config: Config) -> Platform:
+        if self._seams.platform is not None:
+            return self._seams.platform(config, self._settings)
+        sysfs, proc, dev = config.options.sensor_roots
+        return facts.this_platform(self._settings.sysfs_root or sysfs, proc, dev)
 
     def _recover(self) -> None:
         """Put the jobs of an earlier life back in line."""
@@ -309,15 +316,14 @@ class Daemon:
             core.runner.checkpoint_within(BEFORE_CLOSING_S)
         pressure = core.gate.facts.memory_pressure_percent
         under_pressure = pressure is not None and pressure > core.config.policy.memory_pressure_percent
-        gentle = decision.state is State.TRAIN_GENTLY
-        core.runner.adapt(self._surroundings(decision), gentle, under_pressure)
+        core.runner.adapt(self._surroundings(decision), under_pressure)
 
     def _start_next(self, decision: Decision) -> None:
         core = self._core
         if core.store.trouble is not None:
             return  # what it would learn could not be kept
         for job in self._candidates():
-            if core.runner.start(job, self._surroundings(decision), decision.state is State.TRAIN_GENTLY):
+            if core.runner.start(job, self._surroundings(decision)):
                 return
 
     def _candidates(self) -> list[Job]:
@@ -399,7 +405,7 @@ class Daemon:
     def _count_wear(self) -> None:
         core = self._core
         day = day_of(core.clock.wall_s())
-        new, core.runner.written_bytes = core.runner.written_bytes, 0
+        new = core.runner.take_written_bytes()
         if new:
             core.store.add_wear(day, new)
         counted = core.written_today[1] if core.written_today[0] == day else core.store.written_on(day) - new
@@ -421,13 +427,22 @@ class Daemon:
 
     def _reload(self) -> None:
         """Read the configuration again; raises ConfigError while the old one stays in force."""
-        core, now_s = self._core, self._core.clock.monotonic_s()
+        core, now_s, wall_s = self._core, self._core.clock.monotonic_s(), self._core.clock.wall_s()
         try:
-            core.config = load_config(core.settings.config)
+            config = load_config(core.settings.config)
         except ConfigError as error:
-            core.health.report("config", now_s, core.clock.wall_s(), reason=str(error))
+            core.health.report("config", now_s, wall_s, reason=str(error))
             raise
+        before, core.config = core.config, config
         core.health.clear("config")
+        if before.options.sensor_roots != config.options.sensor_roots:
+            core.gate.platform = self._platform(config)
+            self._chores.sensors_changed.set()
+        waiting = restart_needed(core.started_with, config)
+        if waiting:
+            core.health.report("restart-needed", now_s, wall_s, settings=", ".join(waiting))
+        else:
+            core.health.clear("restart-needed")
         core.agenda.set_windows(core.config.policy.windows)
         core.wake.set()
 
@@ -456,11 +471,6 @@ def _directories(settings: Settings) -> list[LockFile]:
         return lock_instance(settings.runtime_dir, settings.state_dir)
     except OSError as error:
         raise RuntimeDirError(settings.runtime_dir, error.strerror or str(error)) from error
-
-
-def _platform(config: Config, settings: Settings) -> Platform:
-    options = config.options
-    return facts.this_platform(settings.sysfs_root or options.sysfs_root, options.proc_root, options.dev_root)
 
 
 def _return_import_memory() -> None:

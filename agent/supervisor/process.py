@@ -8,12 +8,13 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,19 @@ class WorkerProcess:
     def switch_plan(self, index: int, reason: str) -> None:
         """Ask to go on with another plan of the bundle after the step at hand."""
         self.send("plan", plan=index, reason=reason)
+
+    def widen_belt(self, data_limit_bytes: int) -> None:
+        """Raise RLIMIT_DATA for a larger plan. It is never lowered: what a worker has mapped stays counted."""
+        before = self._launch.data_limit_bytes
+        if before is None or data_limit_bytes <= before or sys.platform != "linux":
+            return
+        try:
+            _, hard = resource.prlimit(self.pid, resource.RLIMIT_DATA)
+            limit = data_limit_bytes if hard == resource.RLIM_INFINITY else min(data_limit_bytes, hard)
+            resource.prlimit(self.pid, resource.RLIMIT_DATA, (limit, hard))
+        except OSError:
+            return  # it has just ended; the next one starts with its own belt
+        self._launch = replace(self._launch, data_limit_bytes=data_limit_bytes)
 
     def checkpoint(self) -> None:
         """Ask for a checkpoint after the step at hand."""

@@ -102,10 +102,8 @@ class Service:
 
         Returns the settings now in force, and the names of those that wait for the next start.
         """
-        before = self._core.config
         self._core.reload()
-        self._core.wake.set()
-        return describe(self._core.config), restart_needed(before, self._core.config)
+        return describe(self._core.config), restart_needed(self._core.started_with, self._core.config)
 
     async def settle(self) -> None:
         """Wait until what was asked for is on disk; raises StoreError when the disk refuses (it still holds)."""

@@ -329,7 +329,7 @@ async def test_memory_pressure_switches_to_a_smaller_plan_while_running(tmp_path
         await live.until_step(number, 2)
         run = live.core.runner._run
         run.switched_at_s -= 1000.0
-        live.core.runner.adapt(live.core.runner._surroundings, False, True)
+        live.core.runner.adapt(live.core.runner._surroundings, True)
         await live.until(lambda: live.job(number).plan == 1)
         assert live.job(number).state is JobState.RUNNING
         assert "memory pressure" in live.core.store.history(number)[-1].text

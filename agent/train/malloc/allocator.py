@@ -9,8 +9,9 @@ from typing import Self
 SMALLEST_BLOCK_BYTES = 64 << 10
 """Requests from this size on are blocks of the allocator, smaller ones are glibc's (THRESHOLD in budget_malloc.c)."""
 
+INTERFACE_VERSION = 2
+"""INTERFACE_VERSION in budget_malloc.c."""
 _UNLIMITED = 2**64 - 1
-_INTERFACE_VERSION = 2  # INTERFACE_VERSION in budget_malloc.c
 
 # <malloc.h>
 _M_TRIM_THRESHOLD = -1
@@ -85,7 +86,7 @@ class Allocator:
         if sys.platform != "linux":
             return None
         process = ctypes.PyDLL(None)
-        if not hasattr(process, "port_malloc_version") or process.port_malloc_version() != _INTERFACE_VERSION:
+        if not hasattr(process, "port_malloc_version") or process.port_malloc_version() != INTERFACE_VERSION:
             return None
         return cls(process, ctypes.CDLL(None))
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -19,8 +20,9 @@ from agent.jobs import Job, JobState
 from agent.supervisor.core import Seams, Settings
 from agent.supervisor.daemon import Daemon
 from agent.supervisor.instance import InstanceError
+from agent.supervisor.plans import data_limit, memory_max
 from agent.supervisor.process import Phase
-from tests.agent.live import seams
+from tests.agent.live import KINDS, seams
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, supply_tree, write_tree
 
 CONFIG = "[when]\nidle_for = 0\nmin_pause = 0\n[storage]\nmin_free = 0\n[memory]\nmin_available = 0\npressure = 100\n"
@@ -336,6 +338,21 @@ async def test_memory_pressure_switches_to_a_smaller_plan_while_running(tmp_path
 
 
 @go
+async def test_more_memory_brings_the_larger_plan_and_a_wider_belt(tmp_path: Path) -> None:
+    async with running(tmp_path, CONFIG + "[limits.not_in_use]\nmemory = '150M'\n") as live:
+        number = await live.submit(LONG)
+        await live.until_step(number, 2)
+        run = live.core.runner._run
+        assert run.plan == 1
+        assert resource.prlimit(run.worker.pid, resource.RLIMIT_DATA)[0] == data_limit(100 << 20)
+        (tmp_path / "config.toml").write_text(CONFIG)
+        await live.ask(live.client.post, "/v1/reload")
+        await live.until(lambda: live.job(number).plan == 0, "the cheaper plan")
+        assert resource.prlimit(run.worker.pid, resource.RLIMIT_DATA)[0] == data_limit(200 << 20)
+        assert run.limits.memory_bytes == memory_max(200 << 20)
+
+
+@go
 async def test_a_job_that_does_not_fit_is_left_with_a_health_item(tmp_path: Path) -> None:
     config = CONFIG + "[limits.not_in_use]\nmemory = '50M'\n"
     async with running(tmp_path, config) as live:
@@ -443,6 +460,45 @@ async def test_reload_applies_and_a_bad_file_is_refused(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGHUP)
         await live.until(lambda: live.core.config.policy.idle_for_s == 420)
         assert "config" not in live.health_codes()
+
+
+@go
+async def test_reload_reaches_a_running_worker_and_the_sensors(tmp_path: Path) -> None:
+    async with running(tmp_path) as live:
+        number = await live.submit(LONG)
+        await live.until_step(number, 2)
+        assert live.core.runner._run.limits.cpu_percent == 100
+        write_tree(tmp_path / "proc", {"meminfo": "MemTotal: 4000000 kB\nMemAvailable: 3000000 kB\n"})
+        more = f"[limits.not_in_use]\ncpu = 40\n[sensors]\nproc_root = '{tmp_path / 'proc'}'\n"
+        (tmp_path / "config.toml").write_text(CONFIG + more)
+        answer = await live.ask(live.client.post, "/v1/reload")
+        assert answer["after_restart"] == []
+        await live.until(lambda: live.core.gate.facts.total_memory_bytes == 4_096_000_000, "other sensors")
+        await live.until(lambda: live.core.runner._run.limits.cpu_percent == 40, "other limits")
+        assert live.job(number).attempts == 1
+
+
+@go
+async def test_reload_names_what_waits_for_a_restart_until_it_is_taken_back(tmp_path: Path) -> None:
+    async with running(tmp_path) as live:
+        (tmp_path / "config.toml").write_text(CONFIG + "[metrics]\nlisten = '127.0.0.1:9477'\n")
+        for _ in range(2):
+            assert (await live.ask(live.client.post, "/v1/reload"))["after_restart"] == ["metrics.listen"]
+        status = await live.ask(live.client.get, "/v1/status")
+        assert any("metrics.listen" in item["text"] for item in status["health"] if item["code"] == "restart-needed")
+        (tmp_path / "config.toml").write_text(CONFIG)
+        assert (await live.ask(live.client.post, "/v1/reload"))["after_restart"] == []
+        assert "restart-needed" not in live.health_codes()
+
+
+@go
+async def test_a_worker_without_its_allocator_trains_and_says_so(tmp_path: Path) -> None:
+    kinds = {kind: replace(worker, lacks=lambda: "it was built for another machine") for kind, worker in KINDS.items()}
+    async with running(tmp_path, kinds=kinds) as live:
+        await live.until_state(await live.submit(BUNDLE), JobState.FINISHED)
+        status = await live.ask(live.client.get, "/v1/status")
+        (item,) = (item for item in status["health"] if item["code"] == "no-allocator")
+        assert "built for another machine" in item["text"] and "install" in item["remedy"]
 
 
 @go

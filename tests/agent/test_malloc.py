@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,14 @@ from typing import Any
 import pytest
 
 from agent.train import malloc
-from agent.train.malloc import PreloadMode, environment, preload_environment, preload_mode, preload_path
+from agent.train.malloc import (
+    PreloadMode,
+    environment,
+    preload_environment,
+    preload_mode,
+    preload_path,
+    preload_trouble,
+)
 
 needs_preload = pytest.mark.skipif(
     preload_path() is None, reason="the allocator was not built (no glibc or no compiler)"
@@ -345,6 +353,31 @@ def test_fallback_where_the_object_was_not_built(monkeypatch: pytest.MonkeyPatch
     assert variables == {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     left = run_with(variables, LEFT_BEHIND)["left"]
     assert left < 10 * MIB
+
+
+BROKEN = {
+    "no object": (None, "invalid ELF header"),
+    "missing symbol": ("void gone(void); __attribute__((constructor)) void start(void) { gone(); }", "gone"),
+    "another version": ("int port_malloc_version(void) { return 1; }", "its interface is 1, not 2"),
+    "dies": ("#include <stdlib.h>\n__attribute__((constructor)) void start(void) { abort(); }", "exit status -6"),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="compiles for Linux")
+@pytest.mark.parametrize("case", BROKEN)
+def test_fallback_where_the_object_does_not_work(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, reason = BROKEN[case]
+    broken = tmp_path / "budget_malloc.so"
+    if code is None:
+        broken.write_bytes(b"not for this machine" * 100)
+    else:
+        (tmp_path / "broken.c").write_text(code)
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", broken, tmp_path / "broken.c"], check=True)
+    monkeypatch.setattr(environment, "preload_path", lambda: broken)
+    assert reason in preload_trouble() and str(broken) in preload_trouble()
+    assert preload_mode() is PreloadMode.THRESHOLD
+    assert "LD_PRELOAD" not in preload_environment(1000)
+    assert run_with(preload_environment(1000), "print('{}')") == {}, "a worker starts all the same"
 
 
 def test_fallback_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,5 +226,6 @@ def after_exit(job: Job, outcome: Outcome, detail: str, give_up_after: int, smal
 def _finished(job: Job, detail: str) -> Job:
     done = replace(job, failures=0, failed_at_step=job.step, rounds=job.rounds + 1)
     if job.spec.waits_for_data:
+        done = replace(done, failed_at_step=0)  # the next round counts its steps anew
         return replace(done, state=JobState.WAITING_DATA, reason=f"round {done.rounds} finished; waits for new data")
     return replace(done, state=JobState.FINISHED, reason=detail)

@@ -83,6 +83,10 @@ class Inboxes:
         self._new[name] = InboxState()
         return target
 
+    def drop_round(self, job_dir: Path, number: int) -> None:
+        """Take a round apart that failed for good, so that the next try sees the inbox as it is then."""
+        shutil.rmtree(job_dir / "rounds" / str(number), ignore_errors=True)
+
     def finish_round(self, name: str, job_dir: Path, number: int) -> None:
         """Note the files of a finished round as consumed. Raises OSError."""
         directory = job_dir / "rounds" / str(number)

@@ -58,6 +58,8 @@ class Service:
             raise JobError(f"job {job.label} is {job.state.name.lower()}; submit it again", job.id)
         if job.state in (JobState.QUEUED, JobState.RUNNING, JobState.WAITING_DATA):
             return job
+        if job.state is JobState.FAILED:
+            self._core.inboxes.drop_round(self._core.store.job_dir(job.id), job.rounds + 1)
         in_round = (self._core.store.job_dir(job.id) / "rounds" / str(job.rounds + 1)).is_dir()
         waits = job.spec.waits_for_data and not in_round
         state = JobState.WAITING_DATA if waits else JobState.QUEUED

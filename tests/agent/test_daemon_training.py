@@ -9,11 +9,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agent.cli import main
 from agent.control_client import ControlClient
-from tests.agent.test_daemon import CONFIG
+from agent.jobs import JobState
+from agent.supervisor.commands import DEFAULT_KINDS
+from tests.agent.test_daemon import CONFIG, go, running
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 400
@@ -27,6 +30,11 @@ def make_bundle(directory: Path) -> Path:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return bundle
+
+
+def digest(path: Path) -> str:
+    """Return a file's checksum."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def wait_for(client: ControlClient, test: Any) -> dict[str, Any]:
@@ -69,5 +77,53 @@ def test_interrupted_training_gives_the_weights_of_plain_training(tmp_path: Path
     finally:
         daemon.terminate()
         daemon.wait(30.0)
-    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (plain, tmp_path / "daemon.safetensors")]
-    assert digests[0] == digests[1]
+    assert digest(tmp_path / "daemon.safetensors") == digest(plain)
+
+
+def make_arrival(path: Path, rows: int, seed: int) -> None:
+    """Write samples of the tiny job's shape, as a sensor's program would."""
+    numbers = np.random.default_rng(seed)
+    points = numbers.standard_normal((rows, 16)).astype(np.float32)
+    np.savez(path, points, points[:, :4].argmax(1))
+
+
+def train_on(bundle: Path, state: Path, data: Path, number: int) -> Path:
+    """Return the weights of an undisturbed worker that trains one round on a directory."""
+    out = state / f"round-{number}.safetensors"
+    words = ["--state-dir", str(state), "--data", str(data), "--round", str(number), "--epochs", "2", "--out", str(out)]
+    command = [sys.executable, "-m", "agent.train.worker", "--bundle", str(bundle), *words]
+    assert subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode == 0
+    return out
+
+
+@pytest.mark.long
+@go
+async def test_arriving_data_is_trained_on_in_rounds_that_survive_a_kill(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path)
+    async with running(tmp_path, kinds=DEFAULT_KINDS) as live:
+        words = ["submit", str(bundle), "--inbox", "--epochs", "2", "--checkpoint-every", "20", "--runtime-dir"]
+        assert await live.ask(main, [*words, str(live.settings.runtime_dir)]) == 0
+        inbox = live.settings.state_dir / "inbox/tiny"
+        make_arrival(inbox / "monday.npz", 64, seed=1)
+        await live.until(lambda: live.job(1).rounds == 1, "first round")
+        assert live.job(1).total_steps == 8
+        assert live.job(1).state is JobState.WAITING_DATA
+        make_arrival(inbox / "tuesday.npz", 3200, seed=2)
+        await live.until(lambda: live.job(1).rounds == 1 and 100 <= live.job(1).step < 350, "in the second round")
+        os.kill(live.core.runner.pid, signal.SIGKILL)
+        await live.until_state(1, JobState.BACKOFF)
+        await live.ask(live.client.post, "/v1/jobs/1/resume")  # do not wait 30 s
+        await live.until(lambda: live.job(1).rounds == 2, "second round")
+        assert live.job(1).total_steps == 400
+        result = digest(Path(str(live.job(1).result)))
+        (inbox / "broken.npz").write_bytes(b"PK\x03\x04 not really")
+        failed = await live.until_state(1, JobState.FAILED)
+        assert "broken.npz" in failed.reason and "copy it again" in failed.reason
+        make_arrival(inbox / "broken.npz", 64, seed=3)
+        await live.ask(live.client.post, "/v1/jobs/1/resume")
+        await live.until(lambda: live.job(1).rounds == 3, "third round")
+    for number, name, rows in ((1, "monday", 64), (2, "tuesday", 3200)):
+        (tmp_path / name).mkdir()
+        make_arrival(tmp_path / name / f"{name}.npz", rows, seed=number)
+        plain = train_on(bundle, tmp_path, tmp_path / name, number)
+    assert digest(plain) == result

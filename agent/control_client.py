@@ -115,4 +115,7 @@ def _message(answer: http.client.HTTPResponse) -> str:
 
 
 def _start_hint() -> str:
-    return "start it with `systemctl start port-agent` or `port-agent run --foreground`"
+    return (
+        "start it with `systemctl start port-agent` or `port-agent run --foreground`; "
+        "if it runs elsewhere, name its --runtime-dir"
+    )

@@ -33,8 +33,14 @@ def show(renderable: RenderableType) -> None:
 
 
 def watch(fetch: Callable[[], Mapping[str, Any]]) -> int:
-    """Show the status once a second until interrupted."""
-    with Live(status_screen(fetch()), console=Console(highlight=False), screen=True, auto_refresh=False) as live:
+    """Show the status once a second until interrupted; into a file or a pipe, one screen after the other."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        while True:
+            console.print(Text(datetime.now().strftime("%H:%M:%S")), status_screen(fetch()), sep="\n")
+            console.file.flush()
+            time.sleep(1.0)
+    with Live(status_screen(fetch()), console=console, screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(1.0)
             live.update(status_screen(fetch()), refresh=True)
@@ -103,9 +109,8 @@ def _current_job(job: Mapping[str, Any], status: Mapping[str, Any]) -> Iterable[
 def _energy(job: Mapping[str, Any], energy: Mapping[str, Any] | None) -> str:
     parts = []
     if energy and energy.get("job") == str(job["id"]) and energy.get("job_net_joules") is not None:
-        parts.append(
-            f"{format_joules(energy['job_net_joules'])} used by this job ({energy['kind']}, {energy['source']})"
-        )
+        how = ", ".join(dict.fromkeys((str(energy["kind"]), str(energy["source"]))))
+        parts.append(f"{format_joules(energy['job_net_joules'])} used by this job ({how})")
     if energy and energy.get("watts") is not None:
         parts.append(f"{energy['watts']:.1f} W now")
     if job["planned_joules"] is not None:
@@ -137,7 +142,7 @@ def _device(status: Mapping[str, Any]) -> Table:
 
 
 def _voice(idle: str) -> str:
-    return {"yes": "no", "no": "yes", "unknown": "?"}[idle]
+    return {"yes": "no", "no": "yes", "unknown": "unknown"}[idle]
 
 
 def _health(items: Iterable[Mapping[str, Any]]) -> Iterable[RenderableType]:
@@ -172,7 +177,7 @@ def jobs_table(jobs: Iterable[Mapping[str, Any]], title: str | None = None) -> R
 
 
 def _why(job: Mapping[str, Any]) -> str:
-    parts = [job["reason"]] if job["reason"] else []
+    parts = [job["reason"]] if job["reason"] not in ("", job["state"]) else []
     if job["retry_in_s"] is not None:
         parts.append(f"again in {format_seconds(round(job['retry_in_s']))}")
     if job["priority"]:
@@ -180,6 +185,10 @@ def _why(job: Mapping[str, Any]) -> str:
     if job["deadline_at"] is not None:
         parts.append(f"due {_moment(job['deadline_at'])}")
     return "; ".join(parts)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def job_screen(job: Mapping[str, Any]) -> Group:
@@ -190,7 +199,10 @@ def job_screen(job: Mapping[str, Any]) -> Group:
         ("Why", _why(job)),
         ("Submitted", _moment(job["submitted_at"])),
         ("Progress", f"step {job['step']}" + (f" of {job['total_steps']}" if job["total_steps"] else "")),
-        ("Trained", f"{format_seconds(job['trained_s'])} in {job['attempts']} runs" if job["attempts"] else ""),
+        (
+            "Trained",
+            f"{format_seconds(job['trained_s'])} in {_counted(job['attempts'], 'run')}" if job["attempts"] else "",
+        ),
         ("Energy", f"{format_joules(job['planned_joules'])} as planned" if job["planned_joules"] else ""),
         ("Result", job["result"] or ""),
         ("Inbox", job["inbox"] or ""),

@@ -284,9 +284,10 @@ class Daemon:
         left_alone = {Answer.YES: False, Answer.NO: True}.get(device_in_use(core.gate.facts.voices))
         core.meter.meter.tick(now_s, machine_idle=left_alone)
         for event in core.meter.events():
-            core.store.note(core.clock.wall_s(), None, event.code, event.text)
             if event.correction is not None:
                 core.runner.correct(event.correction)
+            else:
+                core.store.note(core.clock.wall_s(), None, event.code, event.text)
 
     def _act(self, decision: Decision) -> None:
         runner = self._core.runner

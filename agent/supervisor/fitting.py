@@ -24,6 +24,8 @@ PLAN_SWITCH_PAUSE_S = 30.0
 """After a switch of the plan the figures need this long to settle."""
 PRESSURE_MEMORY_S = 900.0
 """After memory pressure the smaller plan stays this long, lest the plans swing with the system's load."""
+CORRECTION_NOTE_S = 1800.0
+"""A noisy machine corrects its figures again and again; the history and the disk need not hear each time."""
 
 
 class Fitter:
@@ -90,7 +92,10 @@ class Fitter:
             step_s, step_joules = correction.apply(plan.step_s, plan.step_joules)
             corrected.append(replace(plan, step_s=step_s, step_joules=step_joules))
         run.plans = tuple(corrected)
-        self._books.note(run.job_id, "plan", correction.text)
+        now_s = self._clock.monotonic_s()
+        if run.corrected_s is None or now_s - run.corrected_s >= CORRECTION_NOTE_S:
+            run.corrected_s = now_s
+            self._books.note(run.job_id, "plan", correction.text)
 
     def _wanted_plan(self, run: Run, job: Job, around: Surroundings, pressure: bool) -> PlanFigures | None:
         now_s = self._clock.monotonic_s()

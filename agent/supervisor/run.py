@@ -67,6 +67,8 @@ class Run:
     """When the newest step was reported; None after a pause, which is no part of a step."""
     pressed_until_s: float = 0.0
     """Until then no larger plan is taken: the system was short of memory."""
+    corrected_s: float | None = None
+    """When a correction of its plans' figures was last written down."""
     farewell_at_s: float | None = None
     """When it was asked for a last checkpoint, after which it leaves."""
     out: str | None = None

@@ -144,6 +144,16 @@ def daemon(root: Path, config: str = CONFIG) -> Iterator[ControlClient]:
         process.wait(30.0)
 
 
+def first_lines(*words: str, number: int) -> str:
+    """Return the first lines of a command that does not end by itself, as a pipe gets them."""
+    command = [sys.executable, "-m", "agent.cli", *words]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(number)]
+        process.kill()
+    return "".join(lines)
+
+
 def test_the_command_line_from_submit_to_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["--runtime-dir", str(tmp_path / "run")]
 
@@ -163,6 +173,7 @@ def test_the_command_line_from_submit_to_result(tmp_path: Path, capsys: pytest.C
         assert json.loads(out.read_text())["step"] == BUNDLE["steps"]
         assert "finished" in run("jobs")
         assert "idle: no jobs" in run("status")
+        assert first_lines("status", "--watch", *place, number=24).count("idle: no jobs") >= 2
         assert "Nothing is trained until `port-agent resume`" in run("pause")
         assert "Job 2 (held) is in line" in run("submit", str(bundle), "--name", "held", "--deadline", "8h")
         assert "waiting: paused by you" in run("status")

@@ -6,13 +6,19 @@
 
 Model and optimizer keep their identity. While the context is open, tensors that do not fit live on flash (their storages
 are empty); afterwards they are back. The numbers are those of the plain PyTorch step, to the bit.
+
+Flash space is taken before the first step, and Ctrl-C waits for the end of the step. A step that fails before it changed
+anything (a batch of a wrong type, say) may be repeated. One that a failing medium cuts off in its updates cannot be undone
+within the budget: the error says so, and no further step is made from there.
 """
 
 import contextlib
 import multiprocessing
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +49,11 @@ from planner.solve import plan_step
 from planner.tensorfile import encode
 from planner.torch_operators import dtype
 from planner.units import format_bytes, parse_bytes
+
+_HALF_WAY = (
+    "the last step was left half-way: some weights have its update, others do not; leave the block and load the weights "
+    "that you saved last"
+)
 
 _MARGIN = 0.05
 """Share of what the plan may use that is kept back for what glibc cannot give back."""
@@ -141,6 +152,7 @@ class BudgetedStep:
         self.scalars.steps_done = self._updates_so_far()
         self._mode = self._training_mode()
         self.planned_peak_bytes = 0
+        self._left_half_way = False
 
     # -- preparing
 
@@ -346,12 +358,20 @@ class BudgetedStep:
                 "model.train() or model.eval() was called since the step was recorded; put the mode back, or use "
                 "step.evaluate(*batch) for evaluation"
             )
+        self._check_whole()
         kind = self._kind()
         scalars: list[float | int] = []
+        updates_done = self.scalars.steps_done
         if kind in ("step", "last"):
             self.scalars.set_groups(self.optimizer.param_groups)
             scalars = self.scalars.advance()
-        result = self._run(batch, kind, scalars, evaluation=False)
+        finished = False
+        try:
+            result = self._run(batch, kind, scalars, evaluation=False)
+            finished = True
+        finally:
+            if not finished:
+                self.scalars.steps_done = updates_done
         self._micro += 1
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # or LR schedulers warn that no step was made
         return result
@@ -368,11 +388,22 @@ class BudgetedStep:
         executor = executors[kind]
         self._kept().prepare(executor.program)
         tensors = [t for t in pytree.tree_leaves(batch) if isinstance(t, torch.Tensor)]
-        self.report = executor.run(tensors, scalars)
-        self._kept().stepped(executor.program)
+        try:
+            with _interrupt_waits():
+                self.report = executor.run(tensors, scalars)
+                self._kept().stepped(executor.program)
+        except (PortError, RuntimeError, MemoryError, KeyboardInterrupt) as error:
+            if executor.changed:
+                self._left_half_way = True
+                error.add_note(_HALF_WAY)
+            raise
         if aux is None:
             return (self.report.loss, self.report.aux) if self.report.aux else self.report.loss
         return self.report.loss, _filled(aux, self.report.aux)
+
+    def _check_whole(self) -> None:
+        if self._left_half_way:
+            raise PortError(_HALF_WAY)
 
     def _kind(self) -> str:
         if self.accumulate == 1:
@@ -412,6 +443,7 @@ class BudgetedStep:
 
     def save(self, path: str | Path) -> None:
         """Write parameters and buffers as safetensors, reading from flash piece by piece what lives there."""
+        self._check_whole()
         target = Path(path)
         temporary = target.with_name(target.name + ".new")
         keys = [k for k in self._own if k in self._layouts]
@@ -451,6 +483,29 @@ class BudgetedStep:
                 owner = self._own[storage_key(Role.PARAMETER, parameter)]
                 self.optimizer.state[owner][what] = persistents.tensor(key)
                 persistents.resident.pop(key, None)
+
+
+@contextlib.contextmanager
+def _interrupt_waits() -> Iterator[None]:
+    """Let the first Ctrl-C wait until the block ends, that no step is left half-way; a second one is obeyed at once."""
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(previous):
+        yield
+        return
+    arrived: list[Any] = []
+
+    def remember(number: int, frame: Any) -> None:
+        if arrived:
+            previous(number, frame)
+        arrived.append((number, frame))
+
+    signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if arrived:
+        previous(*arrived[0])
 
 
 def measure_graphs(graphs: Mapping[str, StepGraph]) -> Measured:

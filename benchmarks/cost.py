@@ -8,6 +8,7 @@ default malloc and no limit, before and after ours, and the smaller of its media
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,8 +23,8 @@ from planner.plan import Plan
 from planner.program import expand
 
 STEPS = 5
-TARGETS_MIB = {"resnet18": 300, "resnet50": 400, "bert": 700, "gpt2": 750}
-"""Budgets, imports of torch included; eager needs 547, 960, 2,700 and 2,600."""
+TARGETS_MIB = {"resnet18": 380, "resnet50": 400, "bert": 700, "gpt2": 750}
+"""Budgets, the 233 MiB of an imported torch included; ResNet-18 is left 60 MiB above that, weights and momentum."""
 
 
 @dataclass
@@ -71,7 +72,7 @@ def main() -> int:
             f"{r.recompute_s:.2f}", f"{r.stall_s:.2f}", f"{r.cpu_s:.2f}", f"{r.eager_cpu_s:.2f}", f"{r.ratio:.2f}",
             "yes" if r.equal else "NO",
         )  # fmt: skip
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 130).print(table)
     return 0
 
 
@@ -96,11 +97,18 @@ def measure(model: str, folder: Path) -> list[Row]:
         plain = min(before[1], after[1])
         rows.append(
             Row(
-                model, name, budget >> 20, run.planned_peak_bytes / 2**20, run.peak_bytes / 2**20,
+                model,
+                name,
+                budget >> 20,
+                run.planned_peak_bytes / 2**20,
+                run.peak_bytes / 2**20,
                 statistics.mean(s["paged_in_bytes"] + s["paged_out_bytes"] for s in later) / 2**20,
                 statistics.mean(s["phases_s"].get("recompute", 0.0) for s in later),
                 statistics.mean(s["phases_s"]["stall"] for s in later),
-                cpu, plain, cpu / plain, before[0] == [s["loss"].hex() for s in run.steps],
+                cpu,
+                plain,
+                cpu / plain,
+                before[0] == [s["loss"].hex() for s in run.steps],
             )  # fmt: skip
         )
     return rows

@@ -76,6 +76,8 @@ class Executor:
         self.base: list[torch.Tensor | None] = [None] * len(graph.storages)
         self.scalars: Sequence[float | int] = ()
         self.interrupted = False
+        self.changed = False
+        """Whether the present or last step has begun to change persistent storages."""
         self.gate: Gate = _no_gate
         self.keys = [s.key for s in graph.storages]
         self._values_of: list[list[int]] = [[] for _ in graph.storages]
@@ -95,6 +97,13 @@ class Executor:
         self.written = frozenset(s for op in graph.ops for s in op.writes if graph.storages[s].persistent)
         self._checked = False
         self._code = self._compile()
+        self._reserve()
+
+    def _reserve(self) -> None:
+        """Take the page file's space now: a full disk shows before the first step, not in the middle of one."""
+        for s in sorted({i.index for i in self.program.instructions if i.code is Code.WRITE}):
+            if not self.graph.storages[s].persistent:
+                self.scratch.slot(s, self.graph.storages[s].nbytes)
 
     # -- running
 
@@ -106,6 +115,7 @@ class Executor:
                 "hyperparameter such as weight_decay was switched on or off: plan the job again"
             )
         self.scalars = scalars
+        self.changed = False
         stats = self.pager.stats
         before = (stats.read_bytes, stats.written_bytes, stats.busy_seconds, stats.stall_seconds)
         self._phases = {}
@@ -196,8 +206,12 @@ class Executor:
     def _compile(self) -> list[Callable[[], None]]:
         code: list[Callable[[], None]] = []
         phase = None
+        changing = False
         for instruction in self.program.instructions:
             i = instruction.index
+            if not changing and self._changes(instruction.code, i):
+                changing = True
+                code.append(self._note_change)
             wanted = self._phase_of(instruction.code, i)
             if wanted is not None and wanted != phase:
                 phase = wanted
@@ -220,6 +234,12 @@ class Executor:
                 case Code.SLICED:
                     code.append(SlicedUpdate(self, i).run)
         return code
+
+    def _changes(self, code: Code, index: int) -> bool:
+        return code is Code.SLICED or (code is Code.RUN and not self.written.isdisjoint(self.graph.ops[index].writes))
+
+    def _note_change(self) -> None:
+        self.changed = True
 
     def _phase_of(self, code: Code, index: int) -> str | None:
         if code is Code.RUN:

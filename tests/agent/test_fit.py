@@ -1,8 +1,10 @@
 """The drop-in: the user's own model, optimizer and loop, within a budget, with plain PyTorch's numbers."""
 
 import copy
+import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,8 @@ from torch import nn
 from torch.nn import functional
 
 from agent import budgeted_step
-from agent.train.executor import GraphChangedError
+from agent.train.executor import Executor, GraphChangedError
+from agent.train.pager import PageError
 from planner.build import InfeasibleError
 from planner.errors import CaptureError, PortError
 from tests.agent.exactness import bits
@@ -195,4 +198,78 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
         budgeted_step(model, lambda m, x, y: m(x), optimizer, data[0], PLENTY, tmp_path),
     ):
         pass
+    assert not list(tmp_path.iterdir())
+
+
+# -- faults in the middle of a step
+
+
+def trained(count: int, data: list[tuple[torch.Tensor, torch.Tensor]]) -> nn.Module:
+    """The model after `count` plain steps."""
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    torch.manual_seed(1)
+    for batch in data[:count]:
+        optimizer.zero_grad()
+        classify(model, *batch)[0].backward()
+        optimizer.step()
+    return model
+
+
+def same_state(a: nn.Module, b: nn.Module) -> bool:
+    return all(bits(x) == bits(y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+def test_a_refused_batch_changes_nothing(tmp_path: Path) -> None:
+    """Neither weights nor the count of updates, which Adam's bias correction depends on."""
+    model, data = net(), batches(3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with budgeted_step(model, classify, optimizer, data[0], PLENTY, tmp_path) as step:
+        torch.manual_seed(1)
+        step(*data[0])
+        with pytest.raises(CaptureError):
+            step(data[1][0], data[1][1].float())
+        for batch in data[1:]:
+            step(*batch)
+    assert same_state(model, trained(3, data))
+
+
+def test_ctrl_c_waits_for_the_end_of_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = net(), batches(2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with budgeted_step(model, classify, optimizer, data[0], PLENTY, tmp_path) as step:
+        torch.manual_seed(1)
+        step(*data[0])
+        note = Executor._note_change
+        monkeypatch.setattr(Executor, "_note_change", lambda self: (signal.raise_signal(signal.SIGINT), note(self)))
+        executor = next(iter(step._programs.values()))[0]["step"]
+        executor._code = executor._compile()
+        with pytest.raises(KeyboardInterrupt):
+            step(*data[1])
+    assert same_state(model, trained(2, data))
+
+
+def test_a_step_cut_off_in_its_updates_is_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = net(), batches(2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with budgeted_step(model, classify, optimizer, data[0], PLENTY, tmp_path) as step:
+        torch.manual_seed(1)
+        step(*data[0])
+        before = step.scalars.steps_done
+
+        def broken(self: Executor) -> None:
+            self.changed = True
+            raise PageError("the medium reports an error", errno.EIO)
+
+        monkeypatch.setattr(Executor, "_note_change", broken)
+        executor = next(iter(step._programs.values()))[0]["step"]
+        executor._code = executor._compile()
+        with pytest.raises(PageError) as caught:
+            step(*data[1])
+        assert "half-way" in caught.value.__notes__[0]
+        assert step.scalars.steps_done == before
+        with pytest.raises(PortError, match="half-way"):
+            step(*data[1])
+        with pytest.raises(PortError, match="half-way"):
+            step.save(tmp_path / "never.safetensors")
     assert not list(tmp_path.iterdir())

@@ -52,7 +52,6 @@ class StepEvent:
     phases_s: Mapping[Phase, float]
     paged_in_bytes: int = 0
     paged_out_bytes: int = 0
-    hidden_s: float = 0.0
     loss: float | None = None
     planned_s: float | None = None
     planned_joules: float | None = None
@@ -62,8 +61,8 @@ class StepEvent:
 def parse_step(event: Mapping[str, object], plan: int) -> StepEvent:
     """Return the step in a worker's event; unknown phases count as `other`. Missing figures are zero or None.
 
-    A worker may book a wait on the phase it waits in as well as on `stall`, and tell transfers only as a sum
-    (`transfer_s`): then waits are taken out of the computing phases, and the sum is split by bytes.
+    A worker may book a wait on the phase it waits in as well as on `stall`: then waits are taken out of the computing
+    phases. `page_in` and `page_out` are what its page thread measured; they run beside the others.
     """
     phases: dict[Phase, float] = {}
     reported = event.get("phases_s")
@@ -71,21 +70,14 @@ def parse_step(event: Mapping[str, object], plan: int) -> StepEvent:
         phase = _BY_NAME.get(str(name), Phase.OTHER)
         phases[phase] = phases.get(phase, 0.0) + (_number(seconds) or 0.0)
     wall_s = _number(event.get("wall_s")) or 0.0
-    read_bytes = int(_number(event.get("paged_in_bytes")) or 0)
-    written_bytes = int(_number(event.get("paged_out_bytes")) or 0)
     _take_out_waits(phases, wall_s)
-    transfer_s = _number(event.get("transfer_s")) or 0.0
-    if transfer_s and not any(phase in phases for phase in _TRANSFERS) and read_bytes + written_bytes:
-        phases[Phase.PAGE_IN] = transfer_s * read_bytes / (read_bytes + written_bytes)
-        phases[Phase.PAGE_OUT] = transfer_s - phases[Phase.PAGE_IN]
     return StepEvent(
         step=int(_number(event.get("step")) or 0),
         epoch=int(_number(event.get("epoch")) or 0),
         wall_s=wall_s,
         phases_s=phases,
-        paged_in_bytes=read_bytes,
-        paged_out_bytes=written_bytes,
-        hidden_s=_number(event.get("hidden_s")) or 0.0,
+        paged_in_bytes=int(_number(event.get("paged_in_bytes")) or 0),
+        paged_out_bytes=int(_number(event.get("paged_out_bytes")) or 0),
         loss=_number(event.get("loss")),
         planned_s=_number(event.get("planned_s")),
         planned_joules=_number(event.get("planned_joules")),
@@ -120,7 +112,7 @@ class PhaseCosts:
     write_joules_per_byte: float = 0.0
 
     def shares(self, event: StepEvent) -> dict[Phase, float]:
-        """Return each phase's share of the energy above idle; they sum to one. Waiting (`stall`) draws nothing."""
+        """Return each phase's share of the energy above idle; they sum to one. Waiting (`stall`) takes none of it."""
         weights = {
             phase: seconds * self.compute_watts
             for phase, seconds in event.phases_s.items()
@@ -335,10 +327,12 @@ class Attributor:
     ) -> None:
         """Split what a step drew above idle among its phases. `split`: whether the idle power is known."""
         part = seconds / max(step.event.wall_s, seconds)
-        for phase, share in step.shares.items():
-            joules = above * share
-            sums.add(step.job, phase, _phase_seconds(step.event, phase) * part, joules, joules if split else None)
-            step.phases[phase] = step.phases.get(phase, 0.0) + joules
+        for phase in {**step.event.phases_s, **step.shares}:  # a stall has seconds and no joules of its own
+            joules = above * step.shares.get(phase, 0.0)
+            phase_s = _phase_seconds(step.event, phase) * part
+            if joules or phase_s:
+                sums.add(step.job, phase, phase_s, joules, joules if split else None)
+                step.phases[phase] = step.phases.get(phase, 0.0) + joules
         step.phases[Phase.STATIC] = step.phases.get(Phase.STATIC, 0.0) + static
         step.kind = kind
         step.gross_joules += static + above

@@ -326,8 +326,8 @@ class EnergyMeter:
         elif kind == "resumed":
             self._sample_edge(now_s)
             self._attributor.resume(now_s)
-        elif kind == "checkpoint":
-            written = event.get("bytes")
+        elif kind in ("checkpoint", "eval"):
+            written = event.get("bytes" if kind == "checkpoint" else "paged_out_bytes")
             self._add_wear(written if isinstance(written, int) else 0)
 
     def _on_step(self, step: StepEvent, now_s: float) -> None:

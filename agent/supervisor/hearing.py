@@ -42,6 +42,7 @@ class Hearing:
             case "plan":
                 self._on_plan(run, job, event)
             case "eval":
+                self._written_bytes += _count(event, "paged_out_bytes") or 0
                 best = ", the best so far" if event.get("best") else ""
                 self._log(run, f"evaluated at step {event.get('step')}: loss {event.get('loss')}{best}")
             case "finished":

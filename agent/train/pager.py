@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -139,12 +139,22 @@ class Transfer:
 
 @dataclass(slots=True)
 class PagerStats:
-    """Totals since the pager started; seconds the page thread was busy, seconds compute waited for it."""
+    """Totals since the pager started; seconds the page thread read and wrote, seconds compute waited for it."""
 
     read_bytes: int = 0
     written_bytes: int = 0
-    busy_seconds: float = 0.0
+    read_seconds: float = 0.0
+    write_seconds: float = 0.0
     stall_seconds: float = 0.0
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds the page thread moved data, checksums included."""
+        return self.read_seconds + self.write_seconds
+
+    def since(self, earlier: "PagerStats") -> "PagerStats":
+        """Return what was added to `earlier`, a copy of these totals."""
+        return PagerStats(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
 
 
 class Pager:
@@ -209,7 +219,10 @@ class Pager:
                 transfer.error = _page_error(error, transfer.slot.file.path, verb, transfer.nbytes)
             except PageError as error:
                 transfer.error = error
-            self.stats.busy_seconds += time.perf_counter() - begin
+            if transfer.write:
+                self.stats.write_seconds += time.perf_counter() - begin
+            else:
+                self.stats.read_seconds += time.perf_counter() - begin
             transfer.keep = None
             transfer.finished.set()
 

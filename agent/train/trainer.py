@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from agent.train.arrivals import Arrivals, DataError
 from agent.train.data import Samples
 from agent.train.executor import Executor, Scratch, StepReport
 from agent.train.memory import peak_resident_bytes
-from agent.train.pager import CorruptPageError, Pager
+from agent.train.pager import CorruptPageError, Pager, PagerStats
 from agent.train.persistents import Persistents, initial_contents
 from agent.train.state import Commit, StateStore
 from planner.bundle import Bundle
@@ -63,6 +63,8 @@ class StepEvent:
     report: StepReport = field(repr=False)
     planned_s: float = 0.0
     planned_joules: float | None = None
+    paging: PagerStats = field(default_factory=PagerStats)
+    """What the page thread did during the step, what the program found in the wrong place included."""
 
 
 @dataclass(slots=True)
@@ -73,6 +75,7 @@ class Evaluation:
     loss: float
     metric: float | None
     best: bool
+    paging: PagerStats = field(default_factory=PagerStats)
 
 
 class Trainer:
@@ -265,13 +268,14 @@ class Trainer:
             self._apply_schedule()
             scalars = self.scalars.advance()
         wall, cpu = time.perf_counter(), time.process_time()
+        before = replace(self.pager.stats)
         report = self._run(name, batch, scalars)
         self.step += 1
         self.uncommitted += 1
         loss = report.loss.item()
         event = StepEvent(
             self.step, epoch, loss, time.perf_counter() - wall, time.process_time() - cpu, report,
-            self.program(name).seconds, self.program(name).joules,
+            self.program(name).seconds, self.program(name).joules, self.pager.stats.since(before),
         )  # fmt: skip
         self._verify(loss)
         return event
@@ -308,7 +312,7 @@ class Trainer:
         """Return loss and metric over the evaluation data; None where the bundle has none."""
         if not self.eval_samples.count:
             return None
-        generator = torch.get_rng_state()
+        generator, before = torch.get_rng_state(), replace(self.pager.stats)
         total = metric = 0.0
         has_metric = False
         size = self.manifest.batch_size
@@ -326,7 +330,8 @@ class Trainer:
         best = loss < self.best_loss
         if best:
             self.best_loss = loss
-        return Evaluation(self.step, loss, metric / count if has_metric else None, best)
+        paging = self.pager.stats.since(before)
+        return Evaluation(self.step, loss, metric / count if has_metric else None, best, paging)
 
     def save_weights(self, path: Path) -> int:
         """Write parameters and buffers as safetensors, atomically; return the bytes written."""
@@ -358,10 +363,17 @@ def _kind(step: int, accumulate: int) -> str:
 
 def step_payload(event: StepEvent) -> Mapping[str, Any]:
     """Return a step's event as the worker protocol carries it."""
-    report = event.report
+    paging = event.paging
+    waits_and_transfers = {
+        "stall": paging.stall_seconds,
+        "page_in": paging.read_seconds,
+        "page_out": paging.write_seconds,
+    }
+    phases_s = {**event.report.phases_s, **waits_and_transfers}
     return {
         "event": "step", "step": event.step, "epoch": event.epoch, "loss": event.loss, "wall_s": event.wall_s,
-        "cpu_s": event.cpu_s, "phases_s": report.phases_s, "paged_in_bytes": report.read_bytes,
-        "paged_out_bytes": report.written_bytes, "transfer_s": report.transfer_s, "hidden_s": report.hidden_s,
+        "cpu_s": event.cpu_s, "phases_s": phases_s, "paged_in_bytes": paging.read_bytes,
+        "paged_out_bytes": paging.written_bytes, "transfer_s": paging.busy_seconds,
+        "hidden_s": max(0.0, paging.busy_seconds - paging.stall_seconds),
         "peak_rss_bytes": peak_resident_bytes(), "planned_s": event.planned_s, "planned_joules": event.planned_joules,
     }  # fmt: skip

@@ -218,7 +218,8 @@ def _evaluate(trainer: Trainer, tell: Any) -> Evaluation | None:
         tell(
             {
                 "event": "eval", "step": evaluation.step, "loss": evaluation.loss, "metric": evaluation.metric,
-                "best": evaluation.best,
+                "best": evaluation.best, "paged_in_bytes": evaluation.paging.read_bytes,
+                "paged_out_bytes": evaluation.paging.written_bytes,
             }
         )  # fmt: skip
     return evaluation

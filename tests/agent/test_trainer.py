@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import xxhash
 
 from agent.train.pager import Pager
 from agent.train.state import SLOTS, CheckpointError, StateStore
-from agent.train.trainer import MismatchError, StepEvent, Trainer, TrainOptions
+from agent.train.trainer import MismatchError, StepEvent, Trainer, TrainOptions, step_payload
 from planner import build
 from planner.bundle import Bundle
 from planner.errors import PortError
@@ -131,6 +132,28 @@ def test_other_numbers_than_the_reference_are_refused(tmp_path: Path) -> None:
     with pytest.raises(MismatchError, match="step 2"):
         t.train(lambda e: None, lambda *_: None)
     t.close()
+
+
+def test_a_step_tells_what_its_page_thread_measured(tmp_path: Path) -> None:
+    """On a slow medium reads and writes take at least their bytes over its speed; plan 1 pages, plan 0 does not."""
+    read_speed, write_speed = 4e6, 2e6
+    t = trainer(tmp_path, steps=3, read_bytes_per_s=read_speed, write_bytes_per_s=write_speed)
+    events: list[StepEvent] = []
+    t.start()
+    t.train(events.append, lambda *_: None)
+    t.use_plan(0)
+    t.options = replace(t.options, steps=5)
+    t.train(events.append, lambda *_: None)
+    t.close()
+    for payload in map(step_payload, events[:3]):
+        assert payload["paged_in_bytes"] > 0 and payload["paged_out_bytes"] > 0
+        assert payload["phases_s"]["page_in"] >= payload["paged_in_bytes"] / read_speed
+        assert payload["phases_s"]["page_out"] >= payload["paged_out_bytes"] / write_speed
+        assert payload["transfer_s"] == payload["phases_s"]["page_in"] + payload["phases_s"]["page_out"]
+        assert payload["hidden_s"] == max(0.0, payload["transfer_s"] - payload["phases_s"]["stall"])
+    loading, last = map(step_payload, events[3:])
+    assert loading["paged_in_bytes"] > 0, "the other plan wants in RAM what was on flash"
+    assert (last["paged_in_bytes"], last["phases_s"]["page_in"], last["phases_s"]["page_out"]) == (0, 0.0, 0.0)
 
 
 # -- what lies on flash is damaged

@@ -57,6 +57,22 @@ def test_hidden_transfer_takes_its_own_joules_and_stall_takes_none() -> None:
     assert shares == pytest.approx({Phase.FORWARD: 4 / 7, Phase.PAGE_IN: 1 / 7, Phase.PAGE_OUT: 2 / 7})
 
 
+def test_seconds_of_waits_and_transfers_are_kept_where_they_take_no_joules() -> None:
+    meter = attributor(costs=PhaseCosts(4.0, read_joules_per_byte=1e-9))
+    meter.start_job("a", 0.0)
+    event = StepEvent(0, 0, 2.0, {Phase.FORWARD: 1.5, Phase.STALL: 0.5, Phase.PAGE_IN: 1.25}, paged_in_bytes=10**9)
+    meter.finish_step(event, 2.0)
+    meter.add(interval(0.0, 1.0, 5.0))
+    meter.add(interval(1.0, 2.0, 5.0))
+    charges, steps = meter.settle(2.0)
+    seconds: dict[Phase, float] = {}
+    for charge in charges:
+        seconds[charge.phase] = seconds.get(charge.phase, 0.0) + charge.seconds
+    assert seconds == pytest.approx({Phase.STATIC: 2.0, Phase.FORWARD: 1.5, Phase.STALL: 0.5, Phase.PAGE_IN: 1.25})
+    assert steps[0].phases[Phase.STALL] == 0.0
+    assert sum(steps[0].phases.values()) == pytest.approx(10.0)
+
+
 def test_time_of_a_step_that_no_phase_claims_is_other() -> None:
     assert PhaseCosts(1.0).shares(step(wall_s=4.0, forward=1.0)) == {Phase.FORWARD: 0.25, Phase.OTHER: 0.75}
     assert PhaseCosts(1.0).shares(step(wall_s=1.0, stall=1.0)) == {Phase.OTHER: 1.0}
@@ -144,14 +160,14 @@ def test_event_of_the_wire() -> None:
     )  # fmt: skip
 
 
-def test_waits_booked_twice_and_transfers_told_as_a_sum() -> None:
+def test_waits_booked_twice_are_taken_out_and_transfers_stay_as_measured() -> None:
     event = parse_step(
-        {"event": "step", "wall_s": 2.0, "phases_s": {"forward": 1.0, "backward": 1.0, "stall": 0.5},
-         "paged_in_bytes": 300, "paged_out_bytes": 100, "transfer_s": 0.8},
+        {"event": "step", "wall_s": 2.0, "paged_in_bytes": 300, "paged_out_bytes": 100,
+         "phases_s": {"forward": 1.0, "backward": 1.0, "stall": 0.5, "page_in": 0.6, "page_out": 0.9}},
         plan=0,
     )  # fmt: skip
     assert event.phases_s == pytest.approx(
-        {Phase.FORWARD: 0.75, Phase.BACKWARD: 0.75, Phase.STALL: 0.5, Phase.PAGE_IN: 0.6, Phase.PAGE_OUT: 0.2}
+        {Phase.FORWARD: 0.75, Phase.BACKWARD: 0.75, Phase.STALL: 0.5, Phase.PAGE_IN: 0.6, Phase.PAGE_OUT: 0.9}
     )
     all_wait = parse_step({"wall_s": 1.0, "phases_s": {"forward": 1.0, "stall": 1.0}}, plan=0)
     assert PhaseCosts().shares(all_wait) == {Phase.OTHER: 1.0}

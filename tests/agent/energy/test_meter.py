@@ -326,11 +326,12 @@ def test_flash_writes_are_counted_by_day(tmp_path: Path) -> None:
     bench.tick()
     bench.step(0, paged_out_bytes=1000, paged_in_bytes=5000)
     bench.meter.on_event("job", {"event": "checkpoint", "step": 0, "bytes": 234, "wall_s": 0.1}, bench.now_s)
-    assert bench.meter.flash_bytes_today() == 1234
+    bench.meter.on_event("job", {"event": "eval", "step": 0, "loss": 1.0, "paged_out_bytes": 100}, bench.now_s)
+    assert bench.meter.flash_bytes_today() == 1334
     bench.now_s += 86400
     assert bench.meter.flash_bytes_today() == 0
     bench.meter.close(bench.now_s)
-    assert bench.rows("SELECT SUM(written_bytes) FROM wear WHERE writer = 'agent'")[0][0] == 1234
+    assert bench.rows("SELECT SUM(written_bytes) FROM wear WHERE writer = 'agent'")[0][0] == 1334
 
 
 def test_killed_agent_leaves_a_whole_ledger_and_a_gap(tmp_path: Path) -> None:

@@ -200,9 +200,13 @@ def measure(model: str, methods: list[str], folder: Path, console: Console) -> l
         limit, result = found
         rows.append(
             Row(
-                model, method, limit, statistics.mean(result["cpu_s"]), result["peak_mib"],
+                model,
+                method,
+                limit,
+                statistics.mean(result["cpu_s"]),
+                result["peak_mib"],
                 result["losses"] == reference["losses"],
-            )  # fmt: skip
+            )
         )
     return rows
 

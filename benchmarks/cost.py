@@ -109,7 +109,7 @@ def measure(model: str, folder: Path) -> list[Row]:
                 plain,
                 cpu / plain,
                 before[0] == [s["loss"].hex() for s in run.steps],
-            )  # fmt: skip
+            )
         )
     return rows
 

@@ -186,9 +186,10 @@ def _failure(coarse: Coarse, solution: Solution, begin: float) -> PlanResult:
     touched = [t for t in coarse.problem.tensors if stage in t.accesses]
     holders = tuple(sorted(((t.name, t.nbytes) for t in touched), key=lambda h: -h[1])[:8])
     needed = solution.needed_bytes + base
-    names = ", ".join(f"{name} {format_bytes(size)}" for name, size in holders[:3])
+    names = ", ".join(f"{name} {format_bytes(size)}" for name, size in holders[:3]) or "storages too small to move"
     message = (
-        f"no plan fits: op {op} ({coarse.graph.ops[op].name}) needs {format_bytes(needed)} with {names} resident; "
+        f"no plan fits: op {op} ({coarse.graph.ops[op].name}) needs {format_bytes(needed)}, of which {format_bytes(base)} "
+        f"for the process itself, with {names} resident; "
         f"raise --ram to at least {format_bytes(needed)} or use a smaller batch"
     )
     return PlanResult(solution.outcome, None, None, None, seconds, message, needed, op, holders)

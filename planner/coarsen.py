@@ -193,7 +193,7 @@ class _Coarsening:
         rebuilds: list[Rebuild | None] = [self._rebuild(s, recipe) for recipe in self.recipes[s]]
         unknown: list[Rebuild | None] = [None] * (len(writes) - len(rebuilds))
         return Tensor(
-            storage.name or f"storage {s}", storage.nbytes, accesses, writes, storage.persistent, tuple(unknown + rebuilds),
+            graph.label(s), storage.nbytes, accesses, writes, storage.persistent, tuple(unknown + rebuilds),
             (self._paging(storage.nbytes),) if self.large[s] else (), pinned=not self.large[s],
         )  # fmt: skip
 

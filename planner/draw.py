@@ -75,7 +75,7 @@ def drawing(graph: StepGraph, costs: CostTable, plan: Plan, *, most: int = 120) 
     bars: list[Bar] = []
     for lane, s in enumerate(chosen):
         bars += _bars(ordered, lane, s, decisions[s])
-    lanes = tuple((ordered.storages[s].name or f"storage {s}", ordered.storages[s].nbytes) for s in chosen)
+    lanes = tuple((ordered.label(s), ordered.storages[s].nbytes) for s in chosen)
     return Drawing(lanes, tuple(bars), program.timeline, (*moments, clock), plan.ram_bytes, _title(program, plan))
 
 

@@ -197,6 +197,17 @@ class StepGraph:
         """Storages that a caller reads after the step: loss and aux."""
         return frozenset(self.values[v].storage for v in (self.loss, *self.aux))
 
+    def label(self, s: int) -> str:
+        """Return what a reader knows a storage by: its name, or the op that creates it and the shape, `mul output [8, 64]`."""
+        if self.storages[s].name:
+            return self.storages[s].name
+        for op in (self.ops[i] for i in self.uses[s]):
+            for v in op.outputs:
+                if v is not None and self.values[v].storage == s:
+                    name = op.name.removeprefix("aten::").partition(".")[0]
+                    return f"{name} output {list(self.values[v].shape)}"
+        return f"storage {s}"
+
     def reordered(self, order: tuple[int, ...]) -> "StepGraph":
         """Return the same graph with its ops in `order` (a permutation of op indices)."""
         ops = tuple(self.ops[i] for i in order)

@@ -20,6 +20,9 @@ from planner.plan import Action, Decision, Plan
 from planner.rebuild import effective_operands, rebuild_ops
 from planner.slices import UpdateGroup, slice_bounds, update_groups
 
+READ_MARGIN = 0.25
+"""A read is asked for earlier by this share of its own time than the measured bandwidth needs."""
+
 
 class PlanError(PortError):
     """A plan that does not fit its graph: a read of a freed tensor, an op that cannot be run again, ..."""
@@ -112,6 +115,19 @@ class _Position:
     writes: list[int] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Due:
+    """A read: `storage` must be there before op `use`; it can be asked for from op `earliest` on.
+
+    `moment`: seconds, if nothing ever waited, by which it must be done.
+    """
+
+    use: int
+    storage: int
+    earliest: int
+    moment: float
+
+
 def expand(graph: StepGraph, costs: CostTable, plan: Plan, *, check_budget: bool = True) -> Program:
     """Return the program of `plan`.
 
@@ -148,6 +164,7 @@ class _Expansion:
         self.start_flash: set[int] = set()
         self.reruns: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
         """Op -> what runs again before it: (op, storages to free afterwards)."""
+        self.reads: list[_Due] = []
         self.streamed: dict[int, set[int]] = defaultdict(set)
         """Sliced group -> storages that pass through it slice by slice and are never resident whole."""
 
@@ -268,7 +285,7 @@ class _Expansion:
                 s = graph.values[v].storage
                 if s not in resident and s not in streamed_now:
                     raise PlanError(
-                        f"op {i} ({graph.ops[i].name}) reads storage {s} ({graph.storages[s].name}), "
+                        f"op {i} ({graph.ops[i].name}) reads storage {s} ({graph.label(s)}), "
                         "which is not resident there"
                     )
             for s in graph.creates[i]:
@@ -341,45 +358,24 @@ class _Expansion:
         self.reruns[at] = steps
         return current, peak
 
-    # -- pass 3: when to issue reads
+    # -- pass 3: when reads are due
 
     def _place_reads(self) -> None:
-        """Choose for each read the latest op that hides it, else the earliest that fits."""
-        n = len(self.graph.ops)
+        """Note every read, in order of use: when it must be done so that all that follow can be in time, too."""
         flash = self.costs.device.flash
         seconds = np.array([c.seconds for c in self.costs.ops])
         for i, ops in self.reruns.items():
             seconds[i] += sum(self.costs.ops[r].seconds for r, _ in ops)
-        start = np.concatenate(([0.0], np.cumsum(seconds)))
-        reads = [(i, s) for i, position in enumerate(self.at) for s in position.returns]
-        wanted: dict[tuple[int, int], int] = {}
-        moment = float("inf")
-        for i, s in reversed(reads):
-            moment = min(moment, start[i]) - 1.25 * flash.read_seconds(self.size[s])
-            wanted[i, s] = int(np.searchsorted(start, moment, side="right")) - 1 if moment > 0 else 0
+        self.starts = np.concatenate(([0.0], np.cumsum(seconds)))
         self.held = self.need.copy()
-        self.issue: list[list[int]] = [[] for _ in range(n + 1)]
-        left: dict[int, int] = {}
-        for s in self.start_flash:
-            left[s] = -1
-        write_at: dict[int, list[int]] = defaultdict(list)
+        written: dict[int, int] = {}
         for i, position in enumerate(self.at):
-            for s in position.writes:
-                write_at[s].append(i)
-        earliest = 0
-        for i, s in reads:
-            free_from = max([w + 1 for w in write_at[s] if w < i], default=0)
-            t = self._earliest_fit(max(wanted[i, s], free_from, earliest), i, self.size[s])
-            self.held[t:i] += self.size[s]
-            self.issue[t].append(s)
-            earliest = t
-
-    def _earliest_fit(self, desired: int, use: int, nbytes: int) -> int:
-        if self.limit is None or use <= desired:
-            return min(desired, use)
-        window = self.held[desired:use]
-        blocked = np.flatnonzero(window + nbytes > self.limit)
-        return desired + int(blocked[-1]) + 1 if len(blocked) else desired
+            for s in position.returns:
+                self.reads.append(_Due(i, s, written.get(s, -1) + 1, float(self.starts[i])))
+            written.update(dict.fromkeys(position.writes, i))
+        for following, due in zip(reversed(self.reads), reversed(self.reads[:-1]), strict=False):
+            begins = following.moment - (1 + READ_MARGIN) * flash.read_seconds(self.size[following.storage])
+            due.moment = min(due.moment, begins)
 
     # -- pass 4: instructions, with a clock for writes
 
@@ -399,7 +395,7 @@ class _Emitter:
         self.pending: list[tuple[int, float]] = []
         self.pending_bytes = 0
         self.done: dict[int, float] = {}
-        self.landing: set[int] = set()
+        self.next_read = 0
         self.read_bytes = self.written_bytes = 0
         self.on_flash = set(expansion.start_flash)
         """Storages whose present contents are on flash already."""
@@ -409,11 +405,7 @@ class _Emitter:
         x, graph = self.x, self.graph
         timeline = []
         for i, position in enumerate(x.at):
-            self.level = int(x.held[i])
-            fullest = 0
-            for s in x.issue[i]:
-                self._read(s)
-                fullest = max(fullest, self.level + self.pending_bytes)
+            fullest = self._read_ahead(i)
             for s in position.returns:
                 self._wait_read(s)
             self._make_room()
@@ -473,6 +465,49 @@ class _Emitter:
     def _transfer(self, seconds: float) -> float:
         self.io_free = max(self.io_free, self.clock) + seconds
         return self.io_free
+
+    def _read_ahead(self, i: int) -> int:
+        """Ask for the reads that cannot wait for the next op, if they fit, and for those that op `i` needs.
+
+        One thread moves pages in the order in which they are asked for, so a read goes before the writes that would
+        delay it. Returns the resident bytes at the fullest moment.
+        """
+        x = self.x
+        self.level = int(x.held[i])
+        fullest = 0
+        while self.next_read < len(x.reads):
+            due = x.reads[self.next_read]
+            if due.use > i and not (due.earliest <= i and self._late(i, due) and self._fits(i, due)):
+                break
+            self.next_read += 1
+            x.held[i : due.use] += self.size[due.storage]
+            self.level = int(x.held[i])
+            self._read(due.storage)
+            fullest = max(fullest, self.level + self.pending_bytes)
+        return fullest
+
+    def _late(self, i: int, due: _Due) -> bool:
+        """Say whether a read that is asked for only after op `i` and its writes would not be done in time."""
+        x = self.x
+        after = self.clock + float(x.starts[i + 1] - x.starts[i])
+        free = max(self.io_free, after)
+        free += sum(self.flash.write_seconds(self.size[s]) for s in x.at[i].writes if s not in self.on_flash)
+        wanted = self.clock + due.moment - float(x.starts[i])
+        return free + (1 + READ_MARGIN) * self.flash.read_seconds(self.size[due.storage]) > wanted
+
+    def _fits(self, i: int, due: _Due) -> bool:
+        """Say whether a read fits from op `i` to its use, beside the writes that are still under way."""
+        x = self.x
+        if x.limit is None:
+            return True
+        load = x.held[i : due.use] + self.size[due.storage]
+        if self.pending:
+            moments = self.clock + x.starts[i : due.use] - x.starts[i]
+            done = np.array([moment for _, moment in self.pending])
+            left = np.cumsum([self.size[s] for s, _ in reversed(self.pending)])[::-1]
+            left = np.append(left, 0)
+            load = load + left[np.searchsorted(done, moments, side="right")]
+        return bool((load <= x.limit).all())
 
     def _read(self, s: int) -> None:
         limit = self.x.limit

@@ -291,3 +291,12 @@ def test_graphs_that_break_their_rules_are_refused() -> None:
     for message, broken in wrong.items():
         with pytest.raises(GraphError, match=message):
             verify_graph(broken)
+
+
+def test_labels_name_what_a_reader_knows() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    graph = capture_step(model, lambda m, x: m(x).sum(), optimizer, (torch.ones(2, 4),)).graphs["step"]
+    labels = {graph.label(s) for s, uses in enumerate(graph.uses) if uses}
+    assert {"0.weight", "relu output [2, 3]"} <= labels
+    assert not any(label.startswith("storage") for label in labels)

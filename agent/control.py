@@ -29,6 +29,7 @@ from agent.control_http import (
 from agent.control_metrics import metrics_text
 from agent.jobs import Job, JobError
 from agent.jobs_store import StoreError
+from agent.supervisor.boards import Boards
 from agent.supervisor.core import Core
 from agent.supervisor.joblog import read_log, read_more
 from agent.supervisor.service import Service
@@ -47,6 +48,7 @@ class ControlServer:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._service = Service(core)
+        self._boards = Boards()
         self._servers: list[asyncio.Server] = []
         self._path = core.settings.runtime_dir / SOCKET_NAME
         self._uploads = core.settings.state_dir / "uploads"
@@ -162,7 +164,7 @@ class ControlServer:
     # --- looking
 
     async def _status(self, request: Request) -> Response:
-        return json_response(self._service.status())
+        return json_response(self._service.status() | {"mcus": await self._boards.newest()})
 
     async def _health(self, request: Request) -> Response:
         return json_response({"v": 1, "health": self._service.health()})

@@ -136,6 +136,8 @@ def _device(status: Mapping[str, Any]) -> Table:
     table.add_row(_label("Free"), ", ".join(free) or "unknown")
     written, budget = status["flash_written_today_bytes"], status["flash_budget_bytes"]
     table.add_row(_label("Flash"), f"{format_bytes(written)} of {format_bytes(budget)} written today")
+    for board in status["mcus"]:
+        table.add_row(_label("Board"), f"{board['name']}, {board['port']}")
     if status["next_window"] is not None:
         table.add_row(_label("Window"), f"opens {_moment(status['next_window'])}")
     return table

@@ -34,7 +34,10 @@ def status(time_unix: float) -> dict[str, object]:
             "code": "under-voltage", "severity": "warning", "title": "Supply voltage too low",
             "text": "the board saw less than 4.63 V", "remedy": "use a 5.1 V supply and a short cable",
         }],
-        "mcus": [{"name": "nRF52840", "port": "/dev/ttyACM0", "state": "training", "step": 118, "loss": 0.41}],
+        "mcus": [
+            {"name": "Nordic nRF52840 DK (Cortex-M4F)", "port": "/dev/ttyACM0", "usb": "1366:1015", "serial": "683604527"},
+            {"name": "simulator m0", "port": "/run/user/1000/port-agent/mcu/m0/port", "usb": None, "serial": None},
+        ],
         "peers": [{"name": "attic-pi", "state": "paired", "power": "mains", "last_seen_s": 4}],
     }  # fmt: skip
 

@@ -20,7 +20,7 @@ from planner.plan import Action, Decision, Plan
 from planner.rebuild import effective_operands, rebuild_ops
 from planner.slices import UpdateGroup, slice_bounds, update_groups
 
-READ_MARGIN = 0.25
+READ_MARGIN = 0.1
 """A read is asked for earlier by this share of its own time than the measured bandwidth needs."""
 
 

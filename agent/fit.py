@@ -89,9 +89,9 @@ def budgeted_step(
 
     `loss_fn(model, *batch)` returns a scalar, or (loss, aux); `ram` is a size ("300MB", "300M") or bytes and bounds this
     process from here on; `page_dir` is where tensors are paged. `plan`: a bundle made elsewhere from the same model, for
-    a device that cannot record the step itself (aux is then the tuple of its tensors). `restore=False` leaves weights that were paged on flash at the end (save
-    them with `step.save(path)`). Raises InfeasibleError with the smallest budget that would do, CaptureError for a step
-    that cannot be recorded.
+    a device that cannot record the step itself (aux is then the tuple of its tensors). `restore=False` leaves weights that
+    were paged on flash at the end (save them with `step.save(path)`). Raises InfeasibleError with the smallest budget that
+    would do, CaptureError for a step that cannot be recorded.
     """
     step = BudgetedStep(
         model, loss_fn, optimizer, parse_bytes(ram), Path(page_dir), clip_grad_norm=clip_grad_norm,

@@ -16,15 +16,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.fit import CASES, run_child
+from benchmarks.fit import CASES, TARGETS_MIB, run_child
 from benchmarks.ours import Ours
 from planner.costs import CostTable
 from planner.plan import Plan
 from planner.program import expand
 
 STEPS = 5
-TARGETS_MIB = {"resnet18": 380, "resnet50": 400, "bert": 700, "gpt2": 750}
-"""Budgets, the 233 MiB of an imported torch included; ResNet-18 is left 60 MiB above that, weights and momentum."""
 
 
 @dataclass

@@ -17,10 +17,13 @@ fail() {
 
 while [ $# -gt 0 ]; do
 	case $1 in
-	--user) user=$2 && shift ;;
+	--user)
+		[ $# -ge 2 ] || fail "--user needs a name"
+		user=$2 && shift
+		;;
 	--no-user) user= ;;
 	-*) fail "usage: install.sh [PACKAGE.deb] [--user NAME] [--no-user]" ;;
-	*) package=$(readlink -f "$1") ;;
+	*) package=$1 ;;
 	esac
 	shift
 done
@@ -28,12 +31,19 @@ done
 check_machine() {
 	[ "$(id -u)" = 0 ] || fail "needs root: sudo $0"
 	command -v apt-get >/dev/null || fail "this is no Debian-like system; see deploy/macos for a Mac"
+	[ -z "$user" ] || id "$user" >/dev/null 2>&1 || fail "there is no user $user; --no-user leaves only root in control"
+	if [ -n "$package" ]; then
+		dpkg-deb --info "$package" >/dev/null 2>&1 ||
+			fail "$package is no Debian package; without one this checkout is built"
+		package=$(readlink -f "$package")
+	fi
 	local architecture free_mb
 	architecture=$(dpkg --print-architecture)
 	case $architecture in
 	amd64 | arm64) ;;
 	*) fail "$architecture has no torch wheels; on a Pi 3 or later install the 64-bit Raspberry Pi OS" ;;
 	esac
+	[ ! -L /opt/port-agent/current ] || return 0 # torch is there; an upgrade that needs another one looks itself
 	mkdir -p /opt
 	free_mb=$(df --output=avail -m /opt | tail -1)
 	[ "$free_mb" -ge "$needed_mb" ] || fail "$free_mb MB free in /opt, torch and its friends need $needed_mb MB"
@@ -65,8 +75,10 @@ build_package() {
 	done
 	[ "$name" = python3 ] || apt-get install -y -q --no-install-recommends "$name-venv"
 	"$name" -m venv "$environment"
-	"$environment/bin/pip" install -q "setuptools>=77" wheel shtab
+	"$environment/bin/pip" install -q "setuptools>=77" wheel shtab ||
+		fail "pip could not fetch what the build needs; build the package elsewhere (\`make deb\`) and name it here"
 	package=$(PYTHON=$environment/bin/python "$here/build-deb.sh" --output "$environment" | tail -1)
+	[ -f "$package" ] || fail "the package could not be built; what is above says why"
 }
 
 # What a Pi lacks as delivered: its firmware turns the memory controller off, and pressure figures with it.

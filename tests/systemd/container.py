@@ -35,12 +35,13 @@ def probe(tree: Path) -> str | None:
 class Container:
     """One running container. Use as a context manager: it is killed at the end, whatever happens."""
 
-    def __init__(self, tree: Path, read_only: Mapping[str, Path]) -> None:
+    def __init__(self, tree: Path, read_only: Mapping[str, Path], *, network: bool = False) -> None:
         """Boot `tree` with directories of this machine mounted read-only; returns when systemd is up."""
         self._directory = Path(tempfile.mkdtemp(prefix="port-container-"))
         self._console = self._directory / "console.log"
         command = ["setpriv", "--pdeathsig", "KILL"]  # whatever ends us ends the container
         command += ["systemd-nspawn", "-q", "-D", str(tree), *PLACE, "--boot", "--console=pipe"]
+        command += ["--resolv-conf=bind-host"] if network else []
         command += [f"--bind-ro={source}:{target}" for target, source in read_only.items()]
         with self._console.open("wb") as console:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=console, stderr=console)

@@ -1,72 +1,25 @@
 """The fast tier: the package, its unit and its versions under a real systemd in a container."""
 
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from deploy import versions
 from tests.systemd import packages, training
 from tests.systemd.conftest import PackageBuilder
-from tests.systemd.container import Container, probe
+from tests.systemd.container import Container
 from tests.systemd.host import check, show, wait_for
 
 pytestmark = pytest.mark.root
 
-SUITE = "bookworm"
 PACKAGES = "/mnt/packages"
-SITE = "/mnt/site-packages"
-
-
-@pytest.fixture(scope="module")
-def tree(root_only: None, cache: Path) -> Path:
-    """Return the root file system; built once when the tools for it are installed."""
-    path = cache / f"tree-{SUITE}"
-    if not (cache / f"tree-{SUITE}.stamp").exists():
-        if shutil.which("mmdebstrap") is None or shutil.which("systemd-nspawn") is None:
-            pytest.skip("needs mmdebstrap and systemd-nspawn; `make check-systemd` installs them")
-        build = [str(packages.CHECKOUT / "deploy/vm/build.sh"), "tree", SUITE]
-        built = subprocess.run(build, capture_output=True, text=True, check=False)
-        if built.returncode != 0:
-            pytest.skip(f"could not build the {SUITE} root file system: {built.stderr[-300:]}")
-    reason = probe(path)
-    if reason is not None:
-        pytest.skip(reason)
-    return path
-
-
-@pytest.fixture(scope="module")
-def runtime(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a runtime directory that borrows this environment's packages instead of fetching 1 GB again."""
-    if sys.version_info[:2] != (3, 11):
-        pytest.skip("the container runs CPython 3.11 on this environment's packages, which are for another version")
-    settings = versions.Settings.read(Path("/nonexistent"), {})
-    root = tmp_path_factory.mktemp("runtimes")
-    directory = root / versions.Payload(packages.CHECKOUT / "deploy").runtime_id(settings)
-    directory.mkdir()
-    root.chmod(0o755)  # pytest's directories are for their owner only
-    for entry in site_packages().iterdir():
-        if "port_agent" not in entry.name and entry.suffix != ".pth":
-            (directory / entry.name).symlink_to(f"{SITE}/{entry.name}")
-    (directory / ".complete").touch()
-    return root
-
-
-def site_packages() -> Path:
-    """Return where this environment's packages lie."""
-    found = Path(pytest.__file__).resolve().parents[1]
-    assert found.name == "site-packages"
-    return found
 
 
 @pytest.fixture
-def container(tree: Path, runtime: Path, package: PackageBuilder) -> Iterator[Container]:
+def container(tree: Path, runtime: Path, site: dict[str, Path], package: PackageBuilder) -> Iterator[Container]:
     """Return a freshly booted container with the package installed and running."""
     deb = package()
-    mounts = {PACKAGES: deb.parent, SITE: site_packages(), "/opt/port-agent/runtimes": runtime}
+    mounts = {PACKAGES: deb.parent, "/opt/port-agent/runtimes": runtime, **site}
     with Container(tree, mounts) as running:
         install(running, deb)
         yield running

@@ -1,9 +1,10 @@
 """Which shipped board file describes this machine, for its estimated power."""
 
+import os
 import platform
 from pathlib import Path
 
-from agent.energy.estimated import PowerModel
+from agent.energy.estimated import PowerModel, generic_model
 
 _MODELS = (
     ("Raspberry Pi 4", "pi4b"),
@@ -13,20 +14,33 @@ _MODELS = (
     ("Raspberry Pi Compute Module 5", "pi5"),
     ("NVIDIA Jetson Orin Nano", "jetson-orin"),
     ("NVIDIA Orin Nano", "jetson-orin"),
+    ("NVIDIA Jetson AGX Orin", "jetson-agx-orin"),
+    ("Jetson AGX Orin", "jetson-agx-orin"),  # L4T R35
     ("NVIDIA Jetson TX2", "jetson-tx2"),
     ("quill", "jetson-tx2"),
 )
-"""How the device tree's `model` begins on each board. An AGX Orin is none of these: its file would be another."""
+"""How the device tree's `model` begins on each board."""
+_NAMES = ("proc/device-tree/model", "sys/class/dmi/id/product_name")
 
 
 def detect_board(root: Path) -> str | None:
     """Return the name of the board file for this machine, None if none describes it."""
-    path = root / "proc/device-tree/model"
-    if path.exists():
-        model = path.read_text(encoding="ascii", errors="replace")
-        return next((board for start, board in _MODELS if model.startswith(start)), None)
-    apple = platform.system() == "Darwin" and platform.machine() == "arm64"
-    return "apple-m1" if apple else None
+    machine = machine_name(root)
+    if not machine and (platform.system(), platform.machine()) == ("Darwin", "arm64"):
+        return "apple-m1"
+    return next((board for start, board in _MODELS if machine.startswith(start)), None)
+
+
+def machine_name(root: Path) -> str:
+    """Return what the firmware calls this machine; empty if it does not say."""
+    for place in _NAMES:
+        try:
+            name = (root / place).read_text(encoding="ascii", errors="replace").strip("\0\n ")
+        except OSError:
+            continue
+        if name:
+            return name
+    return ""
 
 
 def board_model(name: str) -> PowerModel:
@@ -45,7 +59,7 @@ def board_model(name: str) -> PowerModel:
     )
 
 
-def detect_model(root: Path) -> PowerModel | None:
-    """Return the power model of this machine; None if no board file describes it."""
+def detect_model(root: Path) -> PowerModel:
+    """Return the power model of this machine: that of its board file, or a guess that says so."""
     name = detect_board(root)
-    return board_model(name) if name else None
+    return board_model(name) if name else generic_model(os.cpu_count() or 1, machine_name(root))

@@ -29,13 +29,17 @@ class PowerModel:
         return self.full_watts - self.static_watts
 
 
-def generic_model(cores: int) -> PowerModel:
-    """Return a model for an unknown board: right within about a factor of two, and it says so.
+def generic_model(cores: int, machine: str = "") -> PowerModel:
+    """Return a model for a board that no board file describes, and say what it guesses.
 
     1.5 W idle and 1.0 W per busy core lie between a Pi 4 (0.9 W per A72 core) and a laptop (2 to 5 W).
     """
     return PowerModel(
-        "unknown board", 1.5, 1.5 + 1.0 * cores, origin="guess by core count, right within a factor of two"
+        f"unknown board ({machine or 'nameless'})",
+        1.5,
+        1.5 + 1.0 * cores,
+        origin=f"a guess: 1.5 W, and 1 W for each of {cores} cores while busy; right within a factor of two for small "
+        "boards and laptops, too low for desktops and servers",
     )
 
 
@@ -111,7 +115,7 @@ class EstimatedSource:
         return SelfTest(
             True,
             f"{self.info.covers}",
-            "measure idle and full load at the plug and set energy.static_watts, full_watts",
+            "measure idle and full load at the plug and set energy.static_watts and energy.full_watts",
         )
 
     def close(self) -> None:

@@ -105,7 +105,7 @@ def _energy(config: Config) -> Iterator[Check]:
         return
     for report in reports:
         if report.present:
-            finding = f"{report.text} ({report.info.kind.value})" if report.info else report.text
+            finding = f"{report.text}; {report.info.describe()}" if report.info else report.text
             yield Check(f"energy: {report.name}", Verdict.GOOD if report.ok else Verdict.BAD, finding, report.remedy)
 
 

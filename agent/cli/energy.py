@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from planner.errors import PortError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from agent.control_client import ControlClient
     from agent.dashboard.server import StatusClient
-    from agent.energy.choose import EnergyConfig
+    from agent.energy.choose import EnergyConfig, SourceReport
     from agent.energy.report import Amount, EnergyReport, ReportOptions
+    from agent.energy.source import SourceInfo
 
 SYSTEM_STATE_DIR = Path("/var/lib/port-agent")
 SYSTEM_RUNTIME_DIR = Path("/run/port-agent")
@@ -168,8 +169,7 @@ def _ask(client: "StatusClient", options: "ReportOptions") -> "EnergyReport":
 
 
 def _sources(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-    from rich.table import Table
+    from dataclasses import asdict
 
     from agent.energy.board import board_model, detect_model
     from agent.energy.choose import diagnose
@@ -178,18 +178,35 @@ def _sources(arguments: argparse.Namespace) -> int:
     model = board_model(config.board) if config.board else detect_model(Path("/"))
     reports = diagnose(config, model, Path("/"))
     if arguments.json:
-        rows = [{"name": r.name, "ok": r.ok, "present": r.present, "text": r.text, "remedy": r.remedy} for r in reports]
-        json.dump(rows, sys.stdout, indent=1)
+        json.dump([asdict(report) | {"info": _plain(report.info)} for report in reports], sys.stdout, indent=1)
         print()
-        return 0
-    table = Table("source", "state", "kind", "covers", "what it says")
-    for report in reports:
-        state = "works" if report.ok else "broken" if report.present else "absent"
-        kind, covers = (report.info.kind.value, report.info.covers) if report.info else ("", "")
-        remedy = f"; {report.remedy}" if report.remedy and report.present else ""
-        table.add_row(report.name, state, kind, covers, report.text + remedy)
-    Console().print(table)
+    else:
+        _show_sources(reports)
     return 0
+
+
+def _plain(info: "SourceInfo | None") -> object:
+    return json.loads(info.as_json()) if info else None
+
+
+def _show_sources(reports: "Iterable[SourceReport]") -> None:
+    """Print what works, best first, then what is broken, with the remedy, then what this machine does not have."""
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console, used = Console(highlight=False), False
+    for report in reports:
+        if not report.present:
+            console.print(Text(f"– {report.name}: {report.text}", style="dim"))
+            continue
+        mark = Text("✓ ", "green") if report.ok else Text("✗ ", "red")
+        use = " (in use)" if report.ok and not used else ""
+        used = used or report.ok
+        console.print(Text.assemble(mark, (report.name, "bold"), f"{use}: {report.text}"))
+        for line, style in ((report.info.describe() if report.info else "", ""), (report.remedy, "dim")):
+            if line:
+                console.print(Padding(Text(line, style=style), (0, 0, 0, 2)))
 
 
 def _show(report: "EnergyReport") -> None:

@@ -171,8 +171,13 @@ def open_sources(config: EnergyConfig, model: PowerModel | None, root: Path) -> 
         reports.append(report)
         if source is not None:
             opened.append(source)
-    opened.sort(key=lambda source: (source.info.kind is Kind.ESTIMATED, _RANK[source.info.coverage]))
+    opened.sort(key=lambda source: _order(source.info))
     return Choice(tuple(opened), tuple(reports))
+
+
+def _order(info: SourceInfo) -> tuple[bool, int]:
+    """Return what sources are sorted by: measured before estimated, then by what they cover."""
+    return info.kind is Kind.ESTIMATED, _RANK[info.coverage]
 
 
 def configured_model(config: EnergyConfig, model: PowerModel | None) -> PowerModel:
@@ -190,11 +195,15 @@ def configured_model(config: EnergyConfig, model: PowerModel | None) -> PowerMod
 
 
 def diagnose(config: EnergyConfig, model: PowerModel | None, root: Path) -> tuple[SourceReport, ...]:
-    """Return the report on every source, for `port-agent doctor`, and leave nothing open."""
+    """Return the report on every source, and leave nothing open: those that work, best first; broken ones; absent ones.
+
+    The agent takes the first.
+    """
     choice = open_sources(config, model, root)
     for source in choice.sources:
         source.close()
-    return choice.reports
+    working = sorted((r for r in choice.reports if r.ok and r.info), key=lambda r: _order(r.info) if r.info else ())
+    return (*working, *choice.broken, *(report for report in choice.reports if not report.present))
 
 
 def _try(name: str, opener: Callable[[], PowerSource]) -> tuple[PowerSource | None, SourceReport]:

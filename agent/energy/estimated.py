@@ -114,7 +114,7 @@ class EstimatedSource:
         """Return what the model assumes: an estimate always works."""
         return SelfTest(
             True,
-            f"{self.info.covers}",
+            "a model of the board, not a sensor",
             "measure idle and full load at the plug and set energy.static_watts and energy.full_watts",
         )
 

@@ -62,6 +62,11 @@ class SourceInfo:
     period_s: float
     """How often it is worth reading."""
 
+    def describe(self) -> str:
+        """Return all of it in a line: kind, coverage, resolution, period."""
+        steps = "" if self.resolution_watts is None else f" in steps of {self.resolution_watts:g} W"
+        return f"{self.kind.value}{steps}, every {self.period_s:g} s: {self.covers}"
+
     def as_json(self) -> str:
         """Return all of it as JSON, for the ledger and its readers."""
         plain = asdict(self) | {"kind": self.kind.value, "coverage": self.coverage.value}

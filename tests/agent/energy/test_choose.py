@@ -61,7 +61,16 @@ def test_broken_sensor_is_reported_and_the_rest_works(tmp_path: Path) -> None:
     (report,) = choice.broken
     assert (report.name, report.ok) == ("rapl", False)
     assert "nonsense" in report.text and report.remedy
-    assert any(report.name == "ina3221" and not report.present for report in diagnose(EnergyConfig(), BOARD, tmp_path))
+
+
+def test_diagnosis_begins_with_what_is_used_and_ends_with_what_is_absent(tmp_path: Path) -> None:
+    zone(tmp_path, "intel-rapl:0", "package-0", 5)
+    hwmon(tmp_path, "1-0040", ORIN_NANO)
+    supply(tmp_path, "BAT0", "POWER_SUPPLY_TYPE=Battery\nPOWER_SUPPLY_STATUS=Discharging\nPOWER_SUPPLY_POWER_NOW=x\n")
+    reports = diagnose(EnergyConfig(), BOARD, tmp_path)
+    assert [report.name for report in reports[:4]] == ["ina3221", "rapl", "estimated", "battery"]
+    assert [(report.ok, report.present) for report in reports[:4]] == [(True, True)] * 3 + [(False, True)]
+    assert not any(report.present for report in reports[4:]) and "tegrastats" in [report.name for report in reports]
 
 
 def test_pi_4_has_only_the_estimate_and_pi_5_its_chip(tmp_path: Path) -> None:

@@ -59,7 +59,10 @@ def test_html(capsys: pytest.CaptureFixture[str], state_dir: Path, tmp_path: Pat
 
 def test_sources(capsys: pytest.CaptureFixture[str], state_dir: Path) -> None:
     rows = json.loads(run(capsys, state_dir, "--sources", "--json"))
-    assert next(row for row in rows if row["name"] == "estimated")["ok"]
+    estimated = next(row for row in rows if row["name"] == "estimated")
+    assert estimated["ok"] and estimated["info"]["kind"] == "estimated"
+    text = run(capsys, state_dir, "--sources")
+    assert text.count("(in use)") == 1 and "estimated, every 1 s: " in text
 
 
 def test_no_ledger_says_when_there_will_be_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -289,8 +289,8 @@ def _open_mac_battery() -> PowerSource:
 def _open_powermetrics() -> PowerSource:
     _require_tool(macos.POWERMETRICS, "powermetrics")
     if os.geteuid() != 0:
-        raise SourceError(
-            macos.POWERMETRICS, "powermetrics needs root", "run the agent as root (the launchd plist does)"
+        raise SourceAbsent(
+            macos.POWERMETRICS, "powermetrics needs root and the agent does not run as root", "the estimate is used"
         )
     return macos.PowermetricsSource(
         ChildOutput(macos.POWERMETRICS, macos.POWERMETRICS_COMMAND, macos.RECORD_END, stale_after_s=10.0)

@@ -35,7 +35,7 @@ from agent.train.memory import block, peak_resident_bytes, reset_peak, resident_
 from agent.train.pager import Pager
 from agent.train.persistents import Persistents
 from agent.train.state import StateStore
-from planner.build import InfeasibleError
+from planner.build import InfeasibleError, tensor_chunks
 from planner.bundle import Bundle, Layout
 from planner.capture import BatchSpec, Capture, Fill, capture_evaluation, capture_step
 from planner.costs import CostTable, DeviceCosts
@@ -442,13 +442,23 @@ class BudgetedStep:
     # -- results
 
     def save(self, path: str | Path) -> None:
-        """Write parameters and buffers as safetensors, reading from flash piece by piece what lives there."""
+        """Write the model's state as safetensors, reading from flash piece by piece what lives there.
+
+        Names are those of `model.state_dict()`, tied tensors once: read it with `safetensors.torch.load_model`.
+        """
         self._check_whole()
         target = Path(path)
         temporary = target.with_name(target.name + ".new")
-        keys = [k for k in self._own if k in self._layouts]
+        kept, state = self._kept(), self.model.state_dict(keep_vars=True)
+        keys = {k.partition("/")[2]: k for k in self._own}
+        tensors = kept.chunks([k for n, k in keys.items() if n in state and k in kept.store.sizes])
+        tensors |= {
+            n: tensor_chunks(self._own[k].detach().contiguous())
+            for n, k in keys.items()
+            if n in state and n not in tensors
+        }
         with open(temporary, "wb") as stream:
-            for piece in encode(self._kept().chunks(keys), {"format": "pt"}):
+            for piece in encode(tensors, {"format": "pt"}):
                 stream.write(piece)
         publish(temporary, target)
 

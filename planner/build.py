@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from planner.bundle import Contents, Layout, Manifest, PlanChoice, write_bundle
 from planner.capture import Capture, Fill, capture_evaluation, capture_step
 from planner.costs import CostTable, DeviceCosts
 from planner.errors import CaptureError, PortError
-from planner.graph import StepGraph
+from planner.graph import Role, StepGraph, storage_key
 from planner.job import JobError, TrainingJob
 from planner.operators import check_operator
 from planner.order import batch_rows
@@ -48,6 +48,9 @@ class Prepared:
     optimizer: optimizers.OptimizerSpec
     data: Sequence[torch.Tensor]
     eval_data: Sequence[torch.Tensor]
+    result: tuple[str, ...]
+    unused: Mapping[str, torch.Tensor]
+    """Tensors of the result that no graph uses."""
     schedule: tuple[tuple[Mapping[str, Any], ...], ...] = ()
     reference: Mapping[str, Any] = field(default_factory=dict)
 
@@ -93,11 +96,22 @@ def prepare(job: TrainingJob, *, updates: int = 0, verify: int = 0) -> Prepared:
     for capture in captures:
         layouts |= {k: v for k, v in capture.layouts.items() if k not in layouts}
     used = {s.key for g in graphs.values() for s in g.storages if s.persistent}
+    result, unused = _result(job.model, used)
     return Prepared(
         job, graphs, {k: t for k, t in tensors.items() if k in used or k.startswith("constant/")},
-        {k: v for k, v in layouts.items() if k in used}, spec, data, eval_data,
+        {k: v for k, v in layouts.items() if k in used}, spec, data, eval_data, result, unused,
         _schedule(job, updates), reference,
     )  # fmt: skip
+
+
+def _result(model: torch.nn.Module, used: Set[str]) -> tuple[tuple[str, ...], dict[str, torch.Tensor]]:
+    """Return the names of the model's state, tied tensors once as safetensors' `save_model` does, and those not `used`."""
+    state = {k: t for k, t in model.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
+    distinct = {id(t): name for name, t in reversed(state.items())}
+    distinct |= {id(t): n for n, t in (*model.named_parameters(), *model.named_buffers()) if n in state}
+    names = tuple(sorted(distinct.values()))
+    keys = {n: {storage_key(Role.PARAMETER, n), storage_key(Role.BUFFER, n)} for n in names}
+    return names, {n: state[n].detach() for n in names if not keys[n] & used}
 
 
 def _columns(data: Sequence[Any], what: str) -> list[torch.Tensor]:
@@ -260,13 +274,15 @@ def write(
         optimizer={"name": prepared.optimizer.name, "groups": [dict(g) for g in prepared.optimizer.groups]},
         layouts=prepared.layouts,
         fills={k: t.value for k, t in prepared.tensors.items() if isinstance(t, Fill)},
+        result=prepared.result,
         device=device.name, estimated=estimated,
         eval_samples=prepared.eval_data[0].shape[0] if prepared.eval_data else 0,
         schedule=prepared.schedule, reference=prepared.reference,
     )  # fmt: skip
     tensors = {k: _storage_chunks(t) for k, t in prepared.tensors.items() if isinstance(t, torch.Tensor)}
-    data = {f"train/{i}": _tensor_chunks(c) for i, c in enumerate(prepared.data)}
-    data |= {f"eval/{i}": _tensor_chunks(c) for i, c in enumerate(prepared.eval_data)}
+    tensors |= {f"unused/{k}": tensor_chunks(t.contiguous()) for k, t in prepared.unused.items()}
+    data = {f"train/{i}": tensor_chunks(c) for i, c in enumerate(prepared.data)}
+    data |= {f"eval/{i}": tensor_chunks(c) for i, c in enumerate(prepared.eval_data)}
     write_bundle(path, Contents(manifest, prepared.graphs, costs, plans, tensors, data))
     return manifest
 
@@ -278,7 +294,8 @@ def _storage_chunks(tensor: torch.Tensor) -> Chunks:
     return Chunks("uint8", (storage.nbytes(),), lambda: _pieces(flat))
 
 
-def _tensor_chunks(tensor: torch.Tensor) -> Chunks:
+def tensor_chunks(tensor: torch.Tensor) -> Chunks:
+    """Return a contiguous tensor for writing."""
     flat = tensor.reshape(-1).view(torch.uint8)
     return Chunks(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), lambda: _pieces(flat))
 

@@ -21,7 +21,7 @@ import msgpack
 from planner import tensorfile
 from planner.costs import CostTable
 from planner.errors import PortError
-from planner.graph import ITEM_BYTES, MAX_STORAGE_BYTES, StepGraph
+from planner.graph import ITEM_BYTES, MAX_STORAGE_BYTES, Role, StepGraph, storage_key
 from planner.plan import Plan
 from planner.tensorfile import Chunks, Member
 from planner.wire import pack_costs, pack_graph, pack_plan, unpack_costs, unpack_graph, unpack_plan
@@ -30,6 +30,8 @@ FORMAT = 1
 MAX_HEADER_BYTES = 64 << 20
 """The largest compressed member measured is 0.4 MB; a larger one is damaged or hostile."""
 MAX_MANIFEST_BYTES = 32 << 20
+_ZIP_ERRORS = (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError, RuntimeError, zlib.error)
+"""What the standard library raises for an archive that is damaged, encrypted, or of a version it does not know."""
 _PACKED = ("graphs.msgpack", "plans.msgpack", "costs.msgpack")
 _TENSORS = ("tensors.safetensors", "data.safetensors")
 
@@ -69,7 +71,8 @@ class Manifest:
     """What a bundle says of itself. Everything the supervisor needs, without torch.
 
     `graphs`: names such as "step", "step@1" (the last, short batch), "eval". `fills`: storages whose initial contents
-    are one value. `layouts`: persistent storages by key. `schedule`: hyperparameters that change, by update.
+    are one value. `layouts`: persistent storages by key. `result`: names of the tensors that training results in, as
+    `model.state_dict()` has them, tied ones once; those that no graph uses lie in the bundle as `unused/NAME`. `schedule`: hyperparameters that change, by update.
     `reference`: losses of the first steps as plain PyTorch computed them where the bundle was made.
     """
 
@@ -87,6 +90,7 @@ class Manifest:
     optimizer: Mapping[str, Any]
     layouts: Mapping[str, Layout]
     fills: Mapping[str, float]
+    result: tuple[str, ...]
     device: str
     estimated: bool
     eval_samples: int = 0
@@ -212,6 +216,16 @@ class Bundle:
             for storage in graph.storages:
                 self._check_initial(path, storage.key, storage.nbytes, persistent=storage.persistent)
 
+        for name in self.manifest.result:
+            key = self.result_key(name)
+            if key not in self.manifest.layouts and key not in self.tensors:
+                raise BundleError(f"{path}: the result names a tensor {name[:60]!r} that the bundle does not have")
+
+    def result_key(self, name: str) -> str:
+        """Return the key of the persistent storage that holds a tensor of the result; `unused/NAME` where none does."""
+        keys = (storage_key(Role.PARAMETER, name), storage_key(Role.BUFFER, name))
+        return next((k for k in keys if k in self.manifest.layouts), f"unused/{name}")
+
     def _check_initial(self, path: Path, key: str, nbytes: int, *, persistent: bool) -> None:
         wanted = persistent or key.startswith("constant/")
         if not wanted or key in self.manifest.fills:
@@ -244,7 +258,7 @@ def _digest(archive: zipfile.ZipFile, name: str, path: Path) -> str:
         with archive.open(name) as stream:
             while piece := stream.read(1 << 20):
                 digest.update(piece)
-    except (zipfile.BadZipFile, OSError, EOFError) as error:
+    except _ZIP_ERRORS as error:
         raise BundleError(f"{path}: {name} is damaged ({error}); copy or make the bundle again") from error
     return digest.hexdigest()
 
@@ -256,7 +270,7 @@ def _open(path: Path) -> zipfile.ZipFile:
         raise BundleError(
             f"{path} does not exist; make it with: port-agent plan train.py --ram 300M -o {path}"
         ) from None
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
+    except _ZIP_ERRORS as error:
         raise BundleError(f"{path} is not a bundle ({error}); make it with port-agent plan") from error
 
 
@@ -269,7 +283,7 @@ def _member_bytes(archive: zipfile.ZipFile, name: str, limit: int, path: Path) -
             data = stream.read(limit + 1)
     except KeyError:
         raise BundleError(f"{path} has no {name}; it is not a bundle, or damaged") from None
-    except (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError, RuntimeError, zlib.error) as error:
+    except _ZIP_ERRORS as error:
         raise BundleError(f"{path}: {name} cannot be read ({error}); copy or make the bundle again") from error
     if len(data) > limit:
         raise BundleError(f"{path}: {name} unpacks to more than {limit} bytes")
@@ -311,6 +325,7 @@ def _manifest(raw: dict[str, Any], path: Path) -> Manifest:
         fields["layouts"] = {str(k): _layout(v) for k, v in fields["layouts"].items()}
         fields["plans"] = tuple(PlanChoice(**p) for p in fields["plans"])
         fields["graphs"] = tuple(map(str, fields["graphs"]))
+        fields["result"] = tuple(map(str, fields["result"]))
         fields["schedule"] = tuple(tuple(groups) for groups in fields["schedule"])
         fields["fills"] = {str(k): float(v) for k, v in fields["fills"].items()}
         for name in ("threads", "seed", "batch_size", "accumulate", "samples", "eval_samples"):
@@ -363,17 +378,7 @@ def _index(archive: zipfile.ZipFile, name: str, path: Path) -> dict[str, Member]
     try:
         with archive.open(info) as stream:
             return tensorfile.index(stream, info.file_size, _payload_offset(archive, info))
-    except (
-        zipfile.BadZipFile,
-        OSError,
-        EOFError,
-        struct.error,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+    except (*_ZIP_ERRORS, struct.error, TypeError, KeyError, AttributeError) as error:
         raise BundleError(f"{path}: {name} is damaged ({error}); copy or make the bundle again") from error
 
 

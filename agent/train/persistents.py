@@ -101,6 +101,18 @@ def _row_major(layout: Layout) -> bool:
     return True
 
 
+def bundle_chunks(bundle: Bundle, key: str) -> Chunks:
+    """Return a tensor of a bundle for writing it elsewhere."""
+    member = bundle.tensors[key]
+
+    def pieces() -> Iterator[bytes]:
+        with open(bundle.path, "rb") as stream:
+            for start in range(0, member.nbytes, CHUNK):
+                yield bundle.read(stream.fileno(), member, start, CHUNK)
+
+    return Chunks(member.dtype, member.shape, pieces)
+
+
 def initial_contents(bundle: Bundle, key: str, nbytes: int) -> Iterator[torch.Tensor]:
     """Yield the bytes that a storage starts from, in chunks."""
     fill = bundle.manifest.fills.get(key)

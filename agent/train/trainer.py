@@ -16,7 +16,7 @@ from agent.train.data import Samples
 from agent.train.executor import Executor, Scratch, StepReport
 from agent.train.memory import peak_resident_bytes
 from agent.train.pager import CorruptPageError, Pager, PagerStats
-from agent.train.persistents import Persistents, initial_contents
+from agent.train.persistents import Persistents, bundle_chunks, initial_contents
 from agent.train.state import Commit, StateStore
 from planner.bundle import Bundle
 from planner.errors import PortError
@@ -334,12 +334,17 @@ class Trainer:
         return Evaluation(self.step, loss, metric / count if has_metric else None, best, paging)
 
     def save_weights(self, path: Path) -> int:
-        """Write parameters and buffers as safetensors, atomically; return the bytes written."""
-        keys = [k for k in self.manifest.layouts if k.startswith(("parameter/", "buffer/"))]
+        """Write the model's state as safetensors, atomically; return the bytes written.
+
+        Names are those of `model.state_dict()`, tied tensors once: read it with `safetensors.torch.load_model`.
+        """
+        keys = {name: self.bundle.result_key(name) for name in self.manifest.result}
+        tensors = self.persistents.chunks([k for k in keys.values() if k in self.manifest.layouts])
+        tensors |= {name: bundle_chunks(self.bundle, k) for name, k in keys.items() if name not in tensors}
         temporary = path.with_name(path.name + ".new")
         written = 0
         with open(temporary, "wb") as stream:
-            for piece in encode(self.persistents.chunks(keys), {"format": "pt", "step": str(self.step)}):
+            for piece in encode(tensors, {"format": "pt", "step": str(self.step)}):
                 written += stream.write(piece)
         publish(temporary, path)
         return written

@@ -218,7 +218,7 @@ def _steps(
         persistents.commit(i + 1, {})
         losses.append(report.loss)
         aux.append(report.aux)
-    kept = [k for k in capture.layouts if not k.startswith("gradient/")]
+    kept = [k for k in persistents.store.sizes if not k.startswith("gradient/")]
     return Outcome(losses, {k: persistents.tensor(k).clone() for k in kept}, aux)
 
 

@@ -27,6 +27,28 @@ def classify(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Any:
     return functional.cross_entropy(logits, y), (logits.argmax(1) == y).float().mean()
 
 
+class Odd(nn.Module):
+    """Tied weights, a head that no loss reaches, a buffer that state_dict leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.out = nn.Linear(8, 10, bias=False)
+        self.out.weight = self.embed.weight
+        self.other_head = nn.Linear(8, 3)
+        self.register_buffer("scratch", torch.ones(2), persistent=False)
+        self.scratch: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.out(self.norm(self.embed(x))) * self.scratch[0]
+        return result
+
+
+def next_token(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(model(x), y)
+
+
 def make_job(**options: Any) -> TrainingJob:
     """Return a job with dropout, batch norm, a schedule, evaluation and a short last batch."""
     torch.manual_seed(0)

@@ -21,7 +21,7 @@ from agent.train.pager import PageError
 from planner.build import InfeasibleError
 from planner.errors import CaptureError, PortError
 from tests.agent.exactness import bits
-from tests.agent.jobs_small import BATCH, make_job, small_bundle
+from tests.agent.jobs_small import BATCH, Odd, make_job, next_token, small_bundle
 
 ROOT = Path(__file__).resolve().parents[2]
 PLENTY = 1 << 40
@@ -273,3 +273,18 @@ def test_a_step_cut_off_in_its_updates_is_the_last(tmp_path: Path, monkeypatch: 
         with pytest.raises(PortError, match="half-way"):
             step.save(tmp_path / "never.safetensors")
     assert not list(tmp_path.iterdir())
+
+
+def test_saved_is_the_whole_state_under_its_own_names(tmp_path: Path) -> None:
+    from safetensors.torch import load_model
+
+    torch.manual_seed(0)
+    model, fresh = Odd(), Odd()
+    batch = torch.arange(8), torch.arange(8) + 1
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    saved = tmp_path / "saved.safetensors"
+    with budgeted_step(model, next_token, optimizer, batch, PLENTY, tmp_path) as step:
+        step(*batch)
+        step.save(saved)
+    assert load_model(fresh, saved, strict=True) == (set(), [])
+    assert same_state(fresh, model)

@@ -17,7 +17,8 @@ from agent.train.trainer import MismatchError, StepEvent, Trainer, TrainOptions,
 from planner import build
 from planner.bundle import Bundle
 from planner.errors import PortError
-from tests.agent.jobs_small import BATCH, ROWS, make_job, small_bundle
+from planner.job import TrainingJob
+from tests.agent.jobs_small import BATCH, ROWS, Odd, make_job, next_token, small_bundle, write_job
 
 STEPS = 9
 
@@ -321,3 +322,26 @@ def test_contents_written_after_a_commit_do_not_touch_it(tmp_path: Path) -> None
     assert len(list(tmp_path.glob("commit.?"))) == SLOTS
     store.close()
     pager.close()
+
+
+def test_the_result_is_the_whole_state_under_its_own_names(tmp_path: Path) -> None:
+    """What was trained, what no step touched, tied weights once: `load_model` takes it strictly."""
+    from safetensors.torch import load_model
+
+    torch.manual_seed(0)
+    model = Odd()
+    data = [torch.arange(16) % 10, (torch.arange(16) + 1) % 10]
+    job = TrainingJob(model, next_token, torch.optim.SGD(model.parameters(), lr=0.1), data, 8, seed=1)
+    write_job(tmp_path / "odd.port", job)
+    t = Trainer(Bundle(tmp_path / "odd.port"), TrainOptions(tmp_path / "state", tmp_path, steps=2))
+    try:
+        t.start()
+        t.train(lambda _: None, lambda *_: None)
+        t.save_weights(tmp_path / "w.safetensors")
+    finally:
+        t.close()
+    losses = list(build.plain_losses(job, data, 2))
+    assert len(losses) == 2
+    fresh = Odd()
+    assert load_model(fresh, tmp_path / "w.safetensors", strict=True) == (set(), [])
+    assert all(torch.equal(fresh.state_dict()[k], v) for k, v in job.model.state_dict().items())

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from planner.graph import PERSISTENT, Argument, Op, Phase, Ref, Role, StepGraph, Storage, Value, references
+from planner.masked_gradients import as_kernels_compute
 from planner.operators import GUARD
 from planner.recorder import RecordedOp, Tape
 
@@ -32,9 +33,11 @@ def assemble(
 ) -> tuple[StepGraph, dict[str, torch.Tensor]]:
     """Return the graph of `kind` ("step", "first", "next", "last", "eval") and the contents of its constants."""
     tape = Tape(list(tape.storages), list(tape.values), [op for op in tape.ops if op.phase is not Phase.UPDATE])
+    as_kernels_compute(tape)
     kept = {tape.values[v].storage for v in (loss, *aux)}
     gradients = {} if recipe is None else dict(recipe.gradients)
-    _accumulate_in_place(tape, kept, {tape.values[g].storage for g in gradients.values()})
+    merged = _accumulate_in_place(tape, kept, {tape.values[g].storage for g in gradients.values()})
+    recipe = None if recipe is None else _following(recipe, merged)
     ops = tape.ops if recipe is None else _with_updates(tape, recipe, kind)
     ops = _alive(tape, ops, kept)
     return _renumber(tape, ops, batch, loss, aux, recipe.scalars if recipe and kind in ("step", "last") else 0)
@@ -59,11 +62,13 @@ def _last_touch(tape: Tape) -> dict[int, int]:
 # -- a + b where a is not needed any more: a += b
 
 
-def _accumulate_in_place(tape: Tape, kept: set[int], gradients: set[int]) -> None:
+def _accumulate_in_place(tape: Tape, kept: set[int], gradients: set[int]) -> dict[int, int]:
     """Let sums of gradients overwrite a summand that dies there, as autograd itself does outside of recording.
 
-    Addition is commutative to the bit, so either summand may be the one to be overwritten.
+    Addition is commutative to the bit, so either summand may be the one to be overwritten. Returns, for each storage
+    that is gone, the one that took its place.
     """
+    merged: dict[int, int] = {}
     last = _last_touch(tape)
     first = {s: i for i, op in reversed(list(enumerate(tape.ops))) for s in _touched(tape, op)}
     for i, op in enumerate(tape.ops):
@@ -84,8 +89,21 @@ def _accumulate_in_place(tape: Tape, kept: set[int], gradients: set[int]) -> Non
                     "aten::add_.Tensor", (target, other), (), op.outputs, (t.storage,), op.phase, False, op.where
                 )
                 _merge(tape, out.storage, t.storage)
+                merged = {gone: t.storage if into == out.storage else into for gone, into in merged.items()}
+                merged[out.storage] = t.storage
                 last[t.storage] = last[out.storage]
                 break
+    return merged
+
+
+def _following(recipe: UpdateRecipe, merged: Mapping[int, int]) -> UpdateRecipe:
+    """Return the recipe with its ops writing where merged gradients now lie: tied weights, clipped."""
+
+    def follow(op: RecordedOp) -> RecordedOp:
+        return replace(op, writes=tuple(sorted({merged.get(s, s) for s in op.writes})))
+
+    updates = {parameter: tuple(map(follow, ops)) for parameter, ops in recipe.updates.items()}
+    return replace(recipe, updates=updates, clipping=tuple(map(follow, recipe.clipping)))
 
 
 def _merge(tape: Tape, gone: int, into: int) -> None:

@@ -3,6 +3,8 @@
 import argparse
 import json
 import time
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,9 @@ from planner.errors import PortError
 from planner.units import format_bytes, format_joules, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
+    from agent.making_sparse import SparseJob
     from planner.bundle import Manifest
+    from planner.sparse_probe import ProbeResult
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -27,7 +31,8 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         help="capture a training script and plan it for a RAM budget",
         description="Capture the training step of a script, measure it on this machine, and write a bundle that trains "
         "within the RAM budget. The script defines port_job() returning a planner.job.TrainingJob.",
-        epilog="Example: port-agent plan train.py --ram 300M -o job.port",
+        epilog="Examples: port-agent plan train.py --ram 300M -o job.port; train fewer parameters instead of paging: "
+        "port-agent plan train.py --ram 300M --sparse-update",
     )
     parser.add_argument("script", type=Path, help="Python file with a function port_job()")
     parser.add_argument(
@@ -40,6 +45,16 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser.add_argument(
         "--verify", type=int, default=0, metavar="N", help="run N steps of plain PyTorch for comparison"
     )
+    parser.add_argument(
+        "--sparse-update", action="store_true",
+        help="train only the biases and weights that gain most, chosen so that the step fits --ram without paging or "
+        "computing anything twice: measures what each layer gains in a short training, solves for the best set over the "
+        "planner's bytes, freezes the rest and captures again. The analysis needs plain PyTorch's memory",
+    )  # fmt: skip
+    parser.add_argument(
+        "--probe-steps", type=int, default=20, metavar="N",
+        help="batches that each short training of --sparse-update takes (default 20)",
+    )  # fmt: skip
     parser.add_argument("--strategy", default="milp", help="planner (default milp; greedy is the fastest)")
     parser.add_argument("--time-limit", type=float, default=20.0, metavar="S", help="seconds of planning per graph")
     parser.add_argument(
@@ -102,22 +117,31 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     from agent import making
     from agent.cli.progress import StageBar
+    from agent.making_sparse import train_less
     from planner import build
     from planner.job import load_job
 
     out = arguments.out or arguments.script.with_suffix(".port")
     begin = time.perf_counter()
     torch.set_num_threads(arguments.threads)
-    with StageBar(("capture", "profile", "flash", "plan", "try"), quiet=arguments.json) as bar:
+    sparse: SparseJob | None = None
+    with StageBar(("capture", "profile", "flash", "analyse", "plan", "try"), quiet=arguments.json) as bar:
         bar.update("capture", 0.0)
         job = load_job(arguments.script)
         rows = len(job.data[0])
         updates = arguments.epochs * -(-rows // job.batch_size) // job.accumulate
-        prepared = build.prepare(job, updates=updates, verify=arguments.verify)
+        prepare = partial(build.prepare, job, updates=updates, verify=arguments.verify)
+        prepared = prepare(verify=0) if arguments.sparse_update else prepare()
         bar.update("capture", 1.0)
         measured = making.measure(prepared.graphs, arguments.threads, bar.update)
         device = making.this_device(measured, arguments.page_dir, arguments.threads, bar.update)
         device = making.slower_flash(device, arguments.flash_read, arguments.flash_write)
+        if arguments.sparse_update:
+            sparse = train_less(
+                job, prepared, measured, device, arguments.ram, prepare=prepare, threads=arguments.threads,
+                steps=arguments.probe_steps, progress=bar.update,
+            )  # fmt: skip
+            prepared, measured = sparse.prepared, sparse.measured
         planner = build.default_planner(strategy=arguments.strategy, time_limit_s=arguments.time_limit)
         made = making.make(
             out, prepared, measured, device, arguments.ram, planner=planner, page_dir=arguments.page_dir,
@@ -125,11 +149,15 @@ def _plan(arguments: argparse.Namespace) -> int:
         )  # fmt: skip
     facts = _facts(out, made.manifest, 0)
     facts |= {"measured_peak_bytes": made.measured_peak_bytes, "planning_s": time.perf_counter() - begin}
+    if sparse is not None:
+        facts["sparse_update"] = _sparse_facts(sparse)
     if arguments.json:
         print(json.dumps(facts))
         return 0
     _print_facts(out, facts, made.manifest)
     _print_choices(arguments, made.manifest)
+    if sparse is not None:
+        _print_sparse(sparse)
     return 0
 
 
@@ -159,6 +187,44 @@ def _print_choices(arguments: argparse.Namespace, manifest: "Manifest") -> None:
         print(
             f"deadline: {format_seconds(wanted)} per step are left, the fastest plan takes {format_seconds(fastest)}: {verdict}"
         )
+
+
+def _sparse_facts(sparse: "SparseJob") -> dict[str, Any]:
+    return {
+        "trained": sorted(sparse.trained), "needed_bytes": sparse.needed_bytes, "full_bytes": sparse.full_bytes,
+        "predicted_loss": sparse.predicted_loss, "proven": sparse.proven,
+        "before": asdict(sparse.before), "measured": asdict(sparse.reached), "everything": asdict(sparse.everything),
+    }  # fmt: skip
+
+
+def _print_sparse(sparse: "SparseJob") -> None:
+    """Print what is trained of each layer and what that gains, then the sums."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("layer", "trained", "gain of its weights", title="what is trained, loss lowered in the probes")
+    contributions = sparse.contributions
+    for i, layer in enumerate(sparse.layers):
+        parts = [
+            what for what, names in (("weights", layer.weights), ("bias", layer.biases)) if {*names} & sparse.trained
+        ]
+        gain = f"{contributions.weight_gain(i):+.4f}" if i in contributions.weight_score else ""
+        table.add_row(layer.name, " and ".join(parts) or "frozen", gain)
+    console = Console()
+    console.print(table)
+    console.print(
+        f"loss after the probe: predicted {sparse.predicted_loss:.4f}, measured {_probed(sparse.reached)}; "
+        f"everything trained {_probed(sparse.everything)}; untrained {_probed(sparse.before)}"
+    )
+    console.print(
+        f"keeping everything resident takes {format_bytes(sparse.needed_bytes)} instead of "
+        f"{format_bytes(sparse.full_bytes)}; the set is "
+        f"{'the best that fits' if sparse.proven else 'the best found; the search was cut short'}"
+    )
+
+
+def _probed(result: "ProbeResult") -> str:
+    return f"{result.loss:.4f}" + ("" if result.metric is None else f" (metric {result.metric:.4f})")
 
 
 def _facts(path: Path, manifest: "Manifest", index: int) -> dict[str, Any]:

@@ -1,0 +1,96 @@
+"""The count from one capture against the planner's own for captures of the sets themselves."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from planner.capture import Capture, capture_step
+from planner.plan import Plan
+from planner.program import expand
+from planner.sparse_bytes import GraphBytes, TrainedBytes, trained_parameters
+from tests.planner.steps import costs_of
+
+BASE = 1000
+
+
+class Residual(nn.Module):
+    """Convolutions with norms, a residual sum, an embedding of the pooled features and a tied pair of weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.body = nn.Conv2d(8, 8, 3, padding=1)
+        self.groups = nn.GroupNorm(2, 8)
+        self.down = nn.Linear(8 * 36, 16)
+        self.layer = nn.LayerNorm(16)
+        self.up = nn.Linear(16, 16, bias=False)
+        self.again = nn.Linear(16, 16)
+        self.again.weight = self.up.weight
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.relu(self.norm(self.stem(x)))
+        h = functional.max_pool2d(h + torch.tanh(self.groups(self.body(h))), 2)
+        h = torch.sigmoid(self.layer(self.down(h.flatten(1))))
+        out: torch.Tensor = self.head(torch.relu(self.again(torch.relu(self.up(h)))))
+        return out
+
+
+def classify(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(model(x), y)
+
+
+def capture(trained: frozenset[str] | None = None, **options: float) -> Capture:
+    torch.manual_seed(0)
+    model = Residual()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(trained is None or name in trained)
+    batch = torch.randn(16, 3, 12, 12), torch.randint(0, 10, (16,))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return capture_step(model, classify, optimizer, batch, **options)  # type: ignore[arg-type]
+
+
+def kept(made: Capture) -> int:
+    return max(
+        expand(graph, costs_of(graph, base=BASE), Plan(), check_budget=False).peak_bytes
+        for graph in made.graphs.values()
+    )
+
+
+def sets(count: int) -> list[frozenset[str]]:
+    names = [name for name, _ in Residual().named_parameters()]
+    rng = random.Random(3)
+    return [frozenset(rng.sample(names, rng.randrange(1, len(names)))) for _ in range(count)]
+
+
+def test_parameters_come_in_the_order_of_the_forward_pass() -> None:
+    names = trained_parameters(capture().graphs["step"])
+    assert [name for name in names if name.endswith("weight")] == [
+        "stem.weight", "norm.weight", "body.weight", "groups.weight", "down.weight", "layer.weight", "up.weight", "head.weight",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_grad_norm": 1.0}, {"accumulate": 2}], ids=str)
+def test_the_count_is_that_of_a_capture_of_the_set(options: dict[str, float]) -> None:
+    full = capture(None, **options)
+    needed = TrainedBytes(full.graphs, {name: costs_of(graph, base=BASE) for name, graph in full.graphs.items()})
+    assert needed(frozenset(trained_parameters(next(iter(full.graphs.values()))))) == kept(full)
+    for trained in sets(8):
+        real = kept(capture(trained, **options))
+        assert real <= needed(trained) <= 1.02 * real, sorted(trained)
+
+
+def test_less_trained_never_needs_more() -> None:
+    graph = capture().graphs["step"]
+    counted = GraphBytes(graph, costs_of(graph, base=BASE, workspace=50))
+    for trained in sets(40):
+        for name in trained:
+            assert counted.peak(trained - {name}) <= counted.peak(trained)
+    everything = frozenset(trained_parameters(graph))
+    assert counted.peak(frozenset({"head.bias"})) < counted.peak(frozenset({"stem.bias"})) < counted.peak(everything)

@@ -36,6 +36,8 @@ from agent.supervisor.service import Service
 from planner.errors import PortError
 
 FOLLOW_POLL_S = 0.5
+FLUSH_PATIENCE_S = 5.0
+"""How long a report waits for the newest figures to be on disk."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._ -]{0,200}")
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
@@ -200,7 +202,10 @@ class ControlServer:
 
         if self._core.meter is None:
             raise HttpError(503, "the energy meter could not be opened; see the health items")
-        self._core.meter.flush(self._core.clock.monotonic_s())
+        written = self._core.meter.flush(self._core.clock.monotonic_s())
+        with contextlib.suppress(PortError, TimeoutError):  # a disk that refuses is a health item
+            async with asyncio.timeout(FLUSH_PATIENCE_S):
+                await asyncio.shield(asyncio.wrap_future(written))
         path = self._core.settings.state_dir / FILE_NAME
         return json_response({"v": 1} | await asyncio.to_thread(report_from_query, path, request.query))
 

@@ -9,7 +9,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.energy.attribution import Charge, Phase, StepEnergy
@@ -79,21 +79,59 @@ class Gap:
     reason: str
 
 
+_Key = tuple[int, str, Phase, Kind]
+
+
+@dataclass(slots=True)
+class Batch:
+    """Figures that are not in the file yet. Once taken from the ledger, a thread may write them."""
+
+    sums: dict[_Key, _Sum] = field(default_factory=dict)
+    """By start of the minute, job, phase and kind; hours and days are summed from them when written."""
+    step_rows: list[tuple[object, ...]] = field(default_factory=list)
+    epochs: dict[tuple[str, int, str], list[float]] = field(default_factory=dict)
+    gaps: list[Gap] = field(default_factory=list)
+    events: list[tuple[float, str, str]] = field(default_factory=list)
+    wear: dict[tuple[int, str], int] = field(default_factory=dict)
+    meta: dict[str, str] = field(default_factory=dict)
+
+    def append(self, newer: "Batch") -> None:
+        """Add figures that came later."""
+        for key, total in newer.sums.items():
+            _merge(self.sums, key, total)
+        self.step_rows += newer.step_rows
+        for epoch, values in newer.epochs.items():
+            old = self.epochs.get(epoch, [0.0] * len(values))
+            self.epochs[epoch] = [a + b for a, b in zip(old[:-1], values[:-1], strict=True)] + values[-1:]
+        self.gaps += newer.gaps
+        self.events += newer.events
+        for day, count in newer.wear.items():
+            self.wear[day] = self.wear.get(day, 0) + count
+        self.meta |= newer.meta
+
+    def shed(self) -> None:
+        """Let the oldest details go when a disk refuses writes for long: minutes become hours."""
+        del self.step_rows[: -KEEP_ROWS["step"]]
+        del self.gaps[: -KEEP_ROWS["gap"]]
+        del self.events[: -KEEP_ROWS["event"]]
+        if len(self.sums) > _MAX_WAITING:
+            coarse: dict[_Key, _Sum] = {}
+            for (minute, job, phase, kind), total in self.sums.items():
+                _merge(coarse, (minute - minute % HOUR_S, job, phase, kind), total)
+            self.sums = coarse
+
+
 class Ledger:
-    """Sums up charges, steps, gaps, events and wear, and writes them when told."""
+    """Sums up charges, steps, gaps, events and wear, and writes them when told.
+
+    One thread at a time may add; `write` may run in another one meanwhile.
+    """
 
     def __init__(self, path: Path, now_unix: float) -> None:
         """Open or create the ledger at `path`. A damaged one is moved aside and noted as an event."""
         self.path = path
-        self._sums: dict[tuple[int, str, Phase, Kind], _Sum] = {}
-        """By start of the minute, job, phase and kind; hours and days are summed from them when written."""
-        self._step_rows: list[tuple[object, ...]] = []
+        self._waiting = Batch()
         self._block: _StepBlock | None = None
-        self._epochs: dict[tuple[str, int, str], list[float]] = {}
-        self._gaps: list[Gap] = []
-        self._events: list[tuple[float, str, str]] = []
-        self._wear: dict[tuple[int, str], int] = {}
-        self._meta: dict[str, str] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         self._database = self._open(now_unix)
         self._note_lost_time(now_unix)
@@ -117,7 +155,7 @@ class Ledger:
         last = float(meta.get("flushed_unix", "nan"))
         if meta.get("closed") == "0" and last < now_unix:
             self.add_gap(Gap(last, now_unix, "agent", "the agent stopped without closing its ledger"))
-        self._meta["closed"] = "0"
+        self._waiting.meta["closed"] = "0"
 
     def add_charges(self, charges: Iterable[Charge], unix_minus_clock_s: float) -> None:
         """Add charges to the sums of their minute."""
@@ -125,9 +163,9 @@ class Ledger:
             # A charge that ends on the stroke of a minute belongs to the minute before.
             minute = int((charge.end_s + unix_minus_clock_s - 1e-6) // MINUTE_S) * MINUTE_S
             key = (minute, charge.job, charge.phase, charge.kind)
-            total = self._sums.get(key)
+            total = self._waiting.sums.get(key)
             if total is None:
-                total = self._sums[key] = _Sum()
+                total = self._waiting.sums[key] = _Sum()
             total.seconds += charge.seconds
             total.gross_joules += charge.gross_joules
             if charge.net_joules is None:
@@ -148,12 +186,12 @@ class Ledger:
 
     def _close_block(self) -> None:
         if self._block is not None:
-            self._step_rows.append(self._block.row())
+            self._waiting.step_rows.append(self._block.row())
             self._block = None
 
     def _add_to_epoch(self, step: StepEnergy, unix_minus_clock_s: float) -> None:
         event = step.event
-        sums = self._epochs.setdefault((step.job, event.epoch, step.kind.value), [0.0] * (len(_EPOCH_SUMS) + 1))
+        sums = self._waiting.epochs.setdefault((step.job, event.epoch, step.kind.value), [0.0] * (len(_EPOCH_SUMS) + 1))
         planned_joules = event.planned_joules if step.known_joules is not None else None
         values = (
             1,
@@ -173,99 +211,97 @@ class Ledger:
 
     def add_gap(self, gap: Gap) -> None:
         """Record a gap; one that continues the last lengthens it."""
-        last = self._gaps[-1] if self._gaps else None
+        last = self._waiting.gaps[-1] if self._waiting.gaps else None
         if last and (last.source, last.reason) == (gap.source, gap.reason) and gap.start_unix - last.end_unix < 1:
-            self._gaps[-1] = Gap(last.start_unix, gap.end_unix, gap.source, gap.reason)
+            self._waiting.gaps[-1] = Gap(last.start_unix, gap.end_unix, gap.source, gap.reason)
         else:
-            self._gaps.append(gap)
+            self._waiting.gaps.append(gap)
 
     def add_event(self, unix: float, code: str, text: str) -> None:
         """Record something a person will want to find next to the figures."""
-        self._events.append((unix, code, text))
+        self._waiting.events.append((unix, code, text))
 
     def add_wear(self, unix: float, writer: str, written_bytes: int) -> None:
         """Add bytes that `writer` wrote to flash to its day."""
         key = (int(unix // DAY_S) * DAY_S, writer)
-        self._wear[key] = self._wear.get(key, 0) + written_bytes
+        self._waiting.wear[key] = self._waiting.wear.get(key, 0) + written_bytes
 
     def set_meta(self, key: str, value: str) -> None:
         """Keep a value for the next run."""
-        self._meta[key] = value
+        self._waiting.meta[key] = value
 
     def meta(self, key: str) -> str | None:
         """Return a value kept by an earlier run or this one."""
-        if key in self._meta:
-            return self._meta[key]
+        if key in self._waiting.meta:
+            return self._waiting.meta[key]
         row = self._database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
-    def flush(self, now_unix: float) -> int:
-        """Write all that waits in one transaction and drop what is past its time; return the bytes written.
-
-        Raises `LedgerError` if the disk refuses; then everything stays in memory for the next try.
-        """
+    def take(self, now_unix: float) -> Batch:
+        """Return all that waits and begin anew."""
         self._close_block()
-        self._meta["flushed_unix"] = repr(now_unix)
+        self._waiting.meta["flushed_unix"] = repr(now_unix)
+        batch, self._waiting = self._waiting, Batch()
+        return batch
+
+    def write(self, batch: Batch, now_unix: float) -> int:
+        """Write a batch in one transaction and drop what is past its time; return the bytes written.
+
+        An SD card may take a second for it. Raises `LedgerError` if the disk refuses; then nothing of it is in the
+        file, and `give_back` keeps it for the next try.
+        """
         wal = self.path.with_name(self.path.name + "-wal")
         before = wal.stat().st_size if wal.exists() else 0
         try:
             with self._database as database:
-                self._write(database)
+                _write(database, batch)
                 _expire(database, now_unix)
         except sqlite3.Error as error:
-            self._shed()
             raise LedgerError(self.path, str(error), "free some space; figures are kept in memory meanwhile") from error
-        self._forget_written()
         after = wal.stat().st_size if wal.exists() else 0
         # The log is folded into the main file later, which writes its pages once more.
         return 2 * max(after - before, 0)
 
-    def _write(self, database: sqlite3.Connection) -> None:
-        for period_s in KEEP_S:
-            database.executemany(_ADD_ROLLUP, _rollups(self._sums, period_s))
-        database.executemany(_ADD_STEP, self._step_rows)
-        database.executemany(_ADD_EPOCH, ((*key, *sums) for key, sums in self._epochs.items()))
-        database.executemany(
-            "INSERT INTO gap (start_unix, end_unix, source, reason) VALUES (?, ?, ?, ?)",
-            ((gap.start_unix, gap.end_unix, gap.source, gap.reason) for gap in self._gaps),
-        )
-        database.executemany("INSERT INTO event (unix, code, text) VALUES (?, ?, ?)", self._events)
-        database.executemany(
-            "INSERT INTO wear VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET"
-            " written_bytes = written_bytes + excluded.written_bytes",
-            ((*key, count) for key, count in self._wear.items()),
-        )
-        database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", self._meta.items())
+    def give_back(self, batch: Batch) -> None:
+        """Keep a batch that could not be written, before what came since."""
+        batch.append(self._waiting)
+        batch.shed()
+        self._waiting = batch
 
-    def _forget_written(self) -> None:
-        self._sums.clear()
-        self._step_rows.clear()
-        self._epochs.clear()
-        self._gaps.clear()
-        self._events.clear()
-        self._wear.clear()
-        self._meta.clear()
-
-    def _shed(self) -> None:
-        """Let the oldest details go when a disk refuses writes for long: minutes become hours."""
-        del self._step_rows[: -KEEP_ROWS["step"]]
-        del self._gaps[: -KEEP_ROWS["gap"]]
-        if len(self._sums) > _MAX_WAITING:
-            coarse: dict[_Key, _Sum] = {}
-            for (minute, job, phase, kind), total in self._sums.items():
-                _merge(coarse, (minute - minute % HOUR_S, job, phase, kind), total)
-            self._sums = coarse
+    def flush(self, now_unix: float) -> int:
+        """Write all that waits, in this thread; return the bytes written. Raises `LedgerError` as `write` does."""
+        batch = self.take(now_unix)
+        try:
+            return self.write(batch, now_unix)
+        except LedgerError:
+            self.give_back(batch)
+            raise
 
     def close(self, now_unix: float) -> None:
         """Write what waits, mark the ledger as closed in order, and let the file go."""
-        self._meta["closed"] = "1"
+        self._waiting.meta["closed"] = "1"
         try:
             self.flush(now_unix)
         finally:
             self._database.close()
 
 
-_Key = tuple[int, str, Phase, Kind]
+def _write(database: sqlite3.Connection, batch: Batch) -> None:
+    for period_s in KEEP_S:
+        database.executemany(_ADD_ROLLUP, _rollups(batch.sums, period_s))
+    database.executemany(_ADD_STEP, batch.step_rows)
+    database.executemany(_ADD_EPOCH, ((*key, *sums) for key, sums in batch.epochs.items()))
+    database.executemany(
+        "INSERT INTO gap (start_unix, end_unix, source, reason) VALUES (?, ?, ?, ?)",
+        ((gap.start_unix, gap.end_unix, gap.source, gap.reason) for gap in batch.gaps),
+    )
+    database.executemany("INSERT INTO event (unix, code, text) VALUES (?, ?, ?)", batch.events)
+    database.executemany(
+        "INSERT INTO wear VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET"
+        " written_bytes = written_bytes + excluded.written_bytes",
+        ((*key, count) for key, count in batch.wear.items()),
+    )
+    database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", batch.meta.items())
 
 
 def _merge(sums: dict[_Key, _Sum], key: _Key, more: _Sum) -> None:
@@ -358,7 +394,7 @@ def _plus(total: float | None, value: float | None) -> float | None:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    # The supervisor calls from one thread at a time, but not always from the same one.
+    # One thread at a time, but not always the same one: the supervisor has a thread for writing.
     database = sqlite3.connect(path, timeout=5.0, check_same_thread=False)
     try:
         database.execute("PRAGMA journal_mode = WAL")

@@ -1,13 +1,14 @@
 """The meter of a running agent: fed by the supervisor with ticks and worker events, asked for figures at any time.
 
-It does no work of its own: no thread, no timer. A tick reads the source in use and settles what became known;
-the ledger is written every few minutes.
+It has no timer of its own. A tick reads the source in use and settles what became known; every few minutes what has
+gathered is handed to a thread that writes the ledger, as an SD card may take a second for it.
 """
 
 import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from agent.energy.choose import Choice, EnergyConfig, configured_model, open_sou
 from agent.energy.clock import slept_s
 from agent.energy.drift import Correction, DriftWatch, Ratio
 from agent.energy.estimated import EstimatedSource, LoadProbe, PowerModel
-from agent.energy.ledger import FILE_NAME, Gap, Ledger, LedgerError
+from agent.energy.ledger import FILE_NAME, Batch, Gap, Ledger, LedgerError
 from agent.energy.source import Kind, PowerSource, SourceError
 from agent.energy.timeline import Integrator, Interval
 from agent.energy.wear import DiskCounter
@@ -105,6 +106,8 @@ class Seams:
     """Looks for sources again after a failure."""
     slept_s: Callable[[], float] = lambda: 0.0
     """Seconds the machine has been suspended since it booted."""
+    writer: Executor | None = None
+    """Writes the ledger; None: whoever calls does. Shut down when the meter is closed."""
 
 
 def open_meter(
@@ -124,6 +127,7 @@ def open_meter(
         busy_fraction=LoadProbe().busy_fraction,
         reopen=lambda: open_sources(config, model, root),
         slept_s=slept_s,
+        writer=ThreadPoolExecutor(1, "energy-ledger"),
     )
     return EnergyMeter(choice, ledger, config, configured_model(config, model), DiskCounter(state_dir, root), seams)
 
@@ -164,6 +168,7 @@ class EnergyMeter:
         self._retry_s: float | None = None
         self._nothing_until_s: dict[str, float] = {}
         self._flush_s: float | None = None
+        self._writing: tuple[Batch, Future[int]] | None = None
         self._expected_s = IDLE_PERIOD_S
         self._slept_s = self._seams.slept_s()
         self._total_joules = self._gap_s = 0.0
@@ -188,6 +193,7 @@ class EnergyMeter:
         self._settle(now_s)
         self._expected_s = self._period_s()
         self._due_s = now_s + self._expected_s * 0.9  # a timer that fires a little early still counts
+        self._take_outcome()
         if self._flush_s is None:
             self._flush_s = now_s + min(self._config.flush_s, _FIRST_FLUSH_S)
         elif now_s >= self._flush_s:
@@ -350,16 +356,43 @@ class EnergyMeter:
         day, written = self._today
         return written if day == int(self._seams.unix_time() // 86400) else 0
 
-    def flush(self, now_s: float) -> None:
-        """Write the ledger now, for someone who wants to read it; a disk that refuses becomes a health item."""
+    def flush(self, now_s: float) -> Future[int]:
+        """Begin to write the ledger and return what is done when it is written.
+
+        While the disk still holds up the last batch, that one is returned. A disk that refuses becomes a health item.
+        """
         self._flush_s = now_s + self._config.flush_s
-        unix = self._seams.unix_time()
-        self._ledger.set_meta("baselines", json.dumps(self._baseline.known_watts()))
-        if self._disk is not None:
-            self._count_disk(self._disk, unix)
+        self._take_outcome()
+        if self._writing is None:
+            unix = self._seams.unix_time()
+            self._ledger.set_meta("baselines", json.dumps(self._baseline.known_watts()))
+            if self._disk is not None:
+                self._count_disk(self._disk, unix)
+            batch = self._ledger.take(unix)
+            self._writing = batch, self._write(batch, unix)
+        _, written = self._writing
+        self._take_outcome()
+        return written
+
+    def _write(self, batch: Batch, unix: float) -> Future[int]:
+        if self._seams.writer is not None:
+            return self._seams.writer.submit(self._ledger.write, batch, unix)
+        done: Future[int] = Future()
         try:
-            self._add_wear(self._ledger.flush(unix))
+            done.set_result(self._ledger.write(batch, unix))
         except LedgerError as error:
+            done.set_exception(error)
+        return done
+
+    def _take_outcome(self) -> None:
+        """Note how the last writing went, if it is over."""
+        if self._writing is None or not self._writing[1].done():
+            return
+        (batch, written), self._writing = self._writing, None
+        try:
+            self._add_wear(written.result())
+        except LedgerError as error:
+            self._ledger.give_back(batch)
             self._raise_issue("energy-ledger", "error", error.problem, error.remedy)
         else:
             self._clear_issue("energy-ledger")
@@ -424,6 +457,9 @@ class EnergyMeter:
         self._settle(now_s)
         for source in self._sources:
             source.close()
+        if self._seams.writer is not None:
+            self._seams.writer.shutdown()
+        self._take_outcome()
         self._ledger.set_meta("baselines", json.dumps(self._baseline.known_watts()))
         self._ledger.close(self._seams.unix_time())
 

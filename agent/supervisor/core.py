@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -52,8 +53,8 @@ class MeterView:
     metrics: Callable[[], str]
     issues: Callable[[], list[dict[str, object]]]
     events: Callable[[], tuple[MeterEvent, ...]]
-    flush: Callable[[float], None]
-    """Write the ledger now, at this monotonic time, for someone who wants to read it."""
+    flush: Callable[[float], Future[int]]
+    """Begin to write the ledger, at this monotonic time, for someone who wants to read it once that is done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,9 @@ import itertools
 import re
 import sqlite3
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from agent.energy.choose import Choice, EnergyConfig
 from agent.energy.estimated import CpuTime, EstimatedSource, LoadProbe, PowerModel
 from agent.energy.ina3221 import Ina3221Source
-from agent.energy.ledger import Ledger
+from agent.energy.ledger import Ledger, LedgerError
 from agent.energy.meter import EnergyMeter, Seams, open_meter
 from agent.energy.metrics import metrics_text
 from agent.energy.rapl import RaplSource
@@ -38,11 +40,14 @@ class Bench:
         *sources: PowerSource,
         reopen: Callable[[], Choice] | None = None,
         now_s: float = 1000.0,
+        writer: Executor | None = None,
     ) -> None:
         self.now_s = now_s
         self.path = folder / "energy.sqlite"
         self.busy = self.slept_s = 0.0
-        seams = Seams(lambda: T0_UNIX + self.now_s + self.slept_s, lambda: self.busy, reopen, lambda: self.slept_s)
+        seams = Seams(
+            lambda: T0_UNIX + self.now_s + self.slept_s, lambda: self.busy, reopen, lambda: self.slept_s, writer
+        )
         ledger = Ledger(self.path, T0_UNIX + self.now_s)
         self.meter = EnergyMeter(Choice(sources, ()), ledger, EnergyConfig(), MODEL, seams=seams)
 
@@ -347,6 +352,58 @@ def test_killed_agent_leaves_a_whole_ledger_and_a_gap(tmp_path: Path) -> None:
     second.meter.close(second.now_s + 1)
     (gap,) = [row for row in second.rows("SELECT * FROM gap") if row["source"] == "agent"]
     assert "without closing" in gap["reason"]
+
+
+class SlowCard(ThreadPoolExecutor):
+    """A thread whose disk takes as long as the test wants."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.answers = threading.Event()
+        self.submit(self.answers.wait, 30.0)
+
+
+def test_a_slow_card_holds_up_neither_ticks_nor_figures(tmp_path: Path) -> None:
+    source, card = ScriptedSource(), SlowCard()
+    source.value = 5.0
+    bench = Bench(tmp_path, source, writer=card)
+    for _ in range(40):
+        bench.tick(30)  # asks for three flushes while the first one hangs
+    assert bench.rows("SELECT COUNT(*) FROM rollup")[0][0] == 0
+    written = bench.meter.flush(bench.now_s)
+    assert not written.done() and bench.meter.flush(bench.now_s) is written
+    card.answers.set()
+    written.result(30.0)
+    first = bench.rows("SELECT SUM(gross_joules) FROM rollup WHERE period_s = 60")[0][0]
+    assert 0 < first < 39 * 150
+    bench.meter.close(bench.now_s)
+    assert bench.rows("SELECT SUM(gross_joules) FROM rollup WHERE period_s = 60")[0][0] == pytest.approx(39 * 150)
+
+
+def test_a_card_that_refuses_is_a_health_item_and_loses_nothing(tmp_path: Path) -> None:
+    source, card = ScriptedSource(), SlowCard()
+    source.value = 5.0
+    bench = Bench(tmp_path, source, writer=card)
+    database = bench.meter._ledger._database
+    database.execute(f"PRAGMA max_page_count = {database.execute('PRAGMA page_count').fetchone()[0]}")
+    card.answers.set()
+    bench.meter.on_worker_start("job", bench.now_s)
+    for number in range(400):  # more rows than the file's free pages hold
+        bench.tick(60)
+        bench.step(number, wall_s=60.0)
+    with pytest.raises(LedgerError, match="full"):
+        bench.meter.flush(bench.now_s).result(30.0)
+    bench.tick(60)
+    (issue,) = bench.meter.health()
+    assert issue.code == "energy-ledger" and "free some space" in issue.remedy
+    database.execute("PRAGMA max_page_count = 100000")
+    bench.meter.flush(bench.now_s).result(30.0)
+    bench.tick(60)
+    assert bench.meter.health() == ()
+    bench.meter.close(bench.now_s)
+    assert bench.rows("SELECT SUM(steps) FROM epoch")[0][0] == 400
+    total = bench.meter.snapshot().total_joules
+    assert bench.rows("SELECT SUM(gross_joules) FROM rollup WHERE period_s = 86400")[0][0] == pytest.approx(total)
 
 
 def test_looks_for_sensors_again_after_a_minute(tmp_path: Path) -> None:

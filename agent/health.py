@@ -196,7 +196,7 @@ CONDITIONS = {
             "no-meter",
             Severity.WARNING,
             "energy is not metered",
-            "the energy ledger or its settings cannot be used",
+            "{reason}",
             "correct [energy] in config.toml, or make the state directory writable, and restart the agent",
         ),
         Condition(

@@ -64,7 +64,6 @@ class Seams:
     clock: Clock = field(default_factory=SystemClock)
     kinds: Mapping[JobKind, WorkerKind] = field(default_factory=lambda: DEFAULT_KINDS)
     platform: Callable[[Config, Settings], Platform] | None = None
-    open_meter: Callable[[Config, Settings], MeterView | None] | None = None
     inbox_scan_s: float = 10.0
     waiting_look_s: float = 2.0
     training_look_s: float = 1.0

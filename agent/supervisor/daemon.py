@@ -163,12 +163,12 @@ class Daemon:
             wake=wake,
             started_s=clock.monotonic_s(),
             reload=self._reload,
-            meter=(seams.open_meter or open_meter)(config, settings),
         )
-        if core.meter is None:
-            health.report("no-meter", clock.monotonic_s(), clock.wall_s())
-        else:
+        try:
+            core.meter = open_meter(config, settings)
             runner.meter = core.meter.meter
+        except (PortError, OSError) as error:
+            health.report("no-meter", clock.monotonic_s(), clock.wall_s(), reason=str(error))
         try:
             runner.tree = delegated_tree()
             runner.tree.clean()

@@ -1,4 +1,4 @@
-"""The energy meter as the supervisor sees it; a meter that cannot be opened is a health item, not a failure."""
+"""The energy meter as the supervisor sees it."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -8,15 +8,11 @@ from agent.energy.meter import open_meter as open_counter
 from agent.energy.metrics import metrics_text
 from agent.policy_file import Config
 from agent.supervisor.core import MeterView, Settings
-from planner.errors import PortError
 
 
-def open_meter(config: Config, settings: Settings) -> MeterView | None:
-    """Return this machine's meter, or None when its settings or its ledger are unusable."""
-    try:
-        counter = open_counter(settings.state_dir, config.energy)
-    except (PortError, OSError):
-        return None
+def open_meter(config: Config, settings: Settings) -> MeterView:
+    """Return this machine's meter; raises PortError or OSError when its settings or its ledger are unusable."""
+    counter = open_counter(settings.state_dir, config.energy)
     return MeterView(
         meter=counter,
         snapshot=lambda: counter.snapshot().as_dict(),

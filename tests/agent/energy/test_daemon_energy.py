@@ -8,7 +8,7 @@ import pytest
 
 from agent.cli import main
 from tests.agent.test_control import daemon
-from tests.agent.test_daemon import BUNDLE
+from tests.agent.test_daemon import BUNDLE, CONFIG
 
 
 def test_job_is_metered_reported_and_its_plan_corrected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,3 +33,13 @@ def test_job_is_metered_reported_and_its_plan_corrected(tmp_path: Path, capsys: 
         assert "energy: estimated" in capsys.readouterr().out
         texts = [entry["text"] for entry in client.get("/v1/jobs/1")["history"]]
         assert any("profile corrected (time x0." in text for text in texts), texts
+
+
+def test_a_source_that_does_not_exist_is_named_and_training_goes_on(tmp_path: Path) -> None:
+    bundle = tmp_path / "birds.json"
+    bundle.write_text(json.dumps({**BUNDLE, "steps": 2}))
+    with daemon(tmp_path, CONFIG + '\n[energy]\nsource = "wattmeter"\n') as client:
+        (item,) = [item for item in client.get("/v1/health")["health"] if item["code"] == "no-meter"]
+        assert "'wattmeter'; there are auto," in item["text"] and "correct [energy]" in item["remedy"]
+        assert main(["submit", str(bundle), "--runtime-dir", str(tmp_path / "run")]) == 0
+        assert client.get("/v1/status")["energy"] is None

@@ -1,11 +1,11 @@
-"""Output of the system's own tools: one answer of a short command, or the newest record of one that keeps running."""
+"""Output of the system's own tools as power: the answer of a short command, or the newest record of one that keeps on."""
 
 import os
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from agent.energy.source import SourceError
+from agent.energy.source import Reading, SelfTest, SourceError, SourceInfo, plausible_watts, probe_by_reading
 
 _COMMAND_TIMEOUT_S = 5.0
 _MAX_PENDING_BYTES = 1 << 20
@@ -24,6 +24,37 @@ def run_command(source: str, command: Sequence[str], remedy: str) -> str:
         said = done.stderr.decode(errors="replace").strip()[-200:]
         raise SourceError(source, f"{' '.join(command)} ended with {done.returncode}: {said}", remedy)
     return done.stdout.decode(errors="replace")
+
+
+class ToolSource:
+    """A source whose power is in the text that a tool prints."""
+
+    def __init__(
+        self,
+        info: SourceInfo,
+        text: Callable[[float], str | None],
+        watts: Callable[[str], float | None],
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`text` gives the tool's words at a time, None before the first; `watts` reads them, None: nothing to measure."""
+        self.info = info
+        self._text = text
+        self._watts = watts
+        self._close = close
+
+    def read(self, now_s: float) -> Reading | None:
+        """Return the power now; raise `SourceError` if the tool failed or its words are torn or garbled."""
+        text = self._text(now_s)
+        watts = None if text is None else self._watts(text)
+        return None if watts is None else Reading(now_s, watts=plausible_watts(self.info.name, watts))
+
+    def self_test(self, now_s: float) -> SelfTest:
+        """Return whether the tool runs and is understood."""
+        return probe_by_reading(self, now_s)
+
+    def close(self) -> None:
+        """Stop the tool, if it keeps running."""
+        self._close()
 
 
 class ChildOutput:

@@ -244,7 +244,7 @@ def _open_tegrastats(root: Path) -> PowerSource:
     _require_tool(tegrastats.NAME, "tegrastats")
     if _reads_ina3221(root):
         raise SourceAbsent(tegrastats.NAME, "the same sensors are read directly", "nothing to do")
-    return tegrastats.TegrastatsSource(
+    return tegrastats.tegrastats_source(
         ChildOutput(tegrastats.NAME, ("tegrastats", "--interval", "1000"), r"\n", stale_after_s=10.0)
     )
 
@@ -262,7 +262,7 @@ def _open_pi5(root: Path) -> PowerSource:
     name = model.read_text(encoding="ascii", errors="replace").rstrip("\0\n") if model.exists() else ""
     if not name.startswith(_PI5_MODELS):
         raise SourceAbsent(rpi.NAME, f"this is {name or 'no Raspberry Pi'}, not a Pi 5", "nothing to do")
-    return rpi.Pi5Source()
+    return rpi.pi5_source()
 
 
 def _open_ina2xx(config: EnergyConfig, root: Path) -> PowerSource:
@@ -283,7 +283,7 @@ def _open_ina2xx(config: EnergyConfig, root: Path) -> PowerSource:
 
 def _open_mac_battery() -> PowerSource:
     _require_tool(macos.BATTERY, "ioreg")
-    return macos.MacBatterySource()
+    return macos.mac_battery_source()
 
 
 def _open_powermetrics() -> PowerSource:
@@ -292,7 +292,7 @@ def _open_powermetrics() -> PowerSource:
         raise SourceAbsent(
             macos.POWERMETRICS, "powermetrics needs root and the agent does not run as root", "the estimate is used"
         )
-    return macos.PowermetricsSource(
+    return macos.powermetrics_source(
         ChildOutput(macos.POWERMETRICS, macos.POWERMETRICS_COMMAND, macos.RECORD_END, stale_after_s=10.0)
     )
 

@@ -9,17 +9,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agent.energy.child import ChildOutput, run_command
-from agent.energy.source import (
-    Coverage,
-    Kind,
-    Reading,
-    SelfTest,
-    SourceError,
-    SourceInfo,
-    plausible_watts,
-    probe_by_reading,
-)
+from agent.energy.child import ChildOutput, ToolSource, run_command
+from agent.energy.source import Coverage, Kind, SourceError, SourceInfo, plausible_watts
 
 POWERMETRICS = "powermetrics"
 BATTERY = "mac-battery"
@@ -72,32 +63,17 @@ def _check_parts(watts: float, components: dict[str, float], exact: bool) -> Non
         )
 
 
-class PowermetricsSource:
-    """The newest sample of a `powermetrics` that runs as a child process."""
-
-    def __init__(self, output: ChildOutput) -> None:
-        self._output = output
-        self.info = SourceInfo(
-            POWERMETRICS,
-            Kind.MEASURED,
-            Coverage.PACKAGE,
-            "processor, GPU and neural engine by Apple's energy model; not screen, disk, radio",
-            resolution_watts=0.001,
-            period_s=1.0,
-        )
-
-    def read(self, now_s: float) -> Reading | None:
-        """Return the newest sample's power, None before the first; raise `SourceError` if powermetrics failed."""
-        text = self._output.newest(now_s)
-        return None if text is None else Reading(now_s, watts=parse_powermetrics(text).watts)
-
-    def self_test(self, now_s: float) -> SelfTest:
-        """Return whether powermetrics may run and is understood."""
-        return probe_by_reading(self, now_s)
-
-    def close(self) -> None:
-        """Stop the child process."""
-        self._output.close()
+def powermetrics_source(output: ChildOutput) -> ToolSource:
+    """Return the newest sample of a `powermetrics` that runs as a child process."""
+    info = SourceInfo(
+        POWERMETRICS,
+        Kind.MEASURED,
+        Coverage.PACKAGE,
+        "processor, GPU and neural engine by Apple's energy model; not screen, disk, radio",
+        resolution_watts=0.001,
+        period_s=1.0,
+    )
+    return ToolSource(info, output.newest, lambda text: parse_powermetrics(text).watts, output.close)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,31 +125,17 @@ def read_smart_battery() -> str:
     return run_command(BATTERY, BATTERY_COMMAND, _BATTERY_REMEDY)
 
 
-class MacBatterySource:
-    """What a MacBook takes from its battery."""
-
-    def __init__(self, read_registers: Callable[[], str] = read_smart_battery) -> None:
-        self._read_registers = read_registers
-        self.info = SourceInfo(
-            BATTERY,
-            Kind.MEASURED,
-            Coverage.BATTERY,
-            "the whole Mac, only while it runs from its battery",
-            resolution_watts=0.012,  # 1 mA at 12 V
-            period_s=10.0,  # each reading starts a process
-        )
-
-    def read(self, now_s: float) -> Reading | None:
-        """Return the power now, None unless discharging; raise `SourceError` if the registers cannot be read."""
-        watts = parse_smart_battery(self._read_registers()).board_watts
-        return None if watts is None else Reading(now_s, watts=plausible_watts(BATTERY, watts))
-
-    def self_test(self, now_s: float) -> SelfTest:
-        """Return whether there is a battery whose registers can be read."""
-        return probe_by_reading(self, now_s)
-
-    def close(self) -> None:
-        """Nothing is held open."""
+def mac_battery_source(read_registers: Callable[[], str] = read_smart_battery) -> ToolSource:
+    """Return what a MacBook takes from its battery; nothing to measure unless it discharges."""
+    info = SourceInfo(
+        BATTERY,
+        Kind.MEASURED,
+        Coverage.BATTERY,
+        "the whole Mac, only while it runs from its battery",
+        resolution_watts=0.012,  # 1 mA at 12 V
+        period_s=10.0,  # each reading starts a process
+    )
+    return ToolSource(info, lambda _: read_registers(), lambda text: parse_smart_battery(text).board_watts)
 
 
 _GADGET_TIME = "Elapsed Time (sec)"

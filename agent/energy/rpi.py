@@ -4,17 +4,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agent.energy.child import run_command
-from agent.energy.source import (
-    Coverage,
-    Kind,
-    Reading,
-    SelfTest,
-    SourceError,
-    SourceInfo,
-    plausible_watts,
-    probe_by_reading,
-)
+from agent.energy.child import ToolSource, run_command
+from agent.energy.source import Coverage, Kind, SourceError, SourceInfo
 
 NAME = "pi5-pmic"
 COMMAND = ("vcgencmd", "pmic_read_adc")
@@ -68,27 +59,14 @@ def read_pmic() -> str:
     return run_command(NAME, COMMAND, _REMEDY)
 
 
-class Pi5Source:
-    """Sum of the rails of the Pi 5's power chip: a lower bound of what the board draws."""
-
-    def __init__(self, read_dump: Callable[[], str] = read_pmic) -> None:
-        self._read_dump = read_dump
-        self.info = SourceInfo(
-            NAME,
-            Kind.MEASURED,
-            Coverage.RAILS,
-            "rails behind the power chip: a lower bound, without USB devices, fan, HATs and conversion losses",
-            resolution_watts=0.001,  # figures come in steps of 0.1 to 1 mA (differences in the recorded dumps)
-            period_s=2.0,  # each reading starts a process of a few ms
-        )
-
-    def read(self, now_s: float) -> Reading:
-        """Return the sum of rails now; raise `SourceError` if the dump is not whole."""
-        return Reading(now_s, watts=plausible_watts(NAME, parse_pmic(self._read_dump()).total_watts()))
-
-    def self_test(self, now_s: float) -> SelfTest:
-        """Return whether this is a Pi 5 whose power chip answers."""
-        return probe_by_reading(self, now_s)
-
-    def close(self) -> None:
-        """Nothing is held open."""
+def pi5_source(read_dump: Callable[[], str] = read_pmic) -> ToolSource:
+    """Return the sum of the rails of the Pi 5's power chip: a lower bound of what the board draws."""
+    info = SourceInfo(
+        NAME,
+        Kind.MEASURED,
+        Coverage.RAILS,
+        "rails behind the power chip: a lower bound, without USB devices, fan, HATs and conversion losses",
+        resolution_watts=0.001,  # figures come in steps of 0.1 to 1 mA (differences in the recorded dumps)
+        period_s=2.0,  # each reading starts a process of a few ms
+    )
+    return ToolSource(info, lambda _: read_dump(), lambda text: parse_pmic(text).total_watts())

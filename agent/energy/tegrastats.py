@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agent.energy.child import ChildOutput
+from agent.energy.child import ChildOutput, ToolSource
 from agent.energy.jetson_rails import BoardTotal, board_total
-from agent.energy.source import Coverage, Kind, Reading, SelfTest, SourceError, SourceInfo, plausible_watts
+from agent.energy.source import Coverage, Kind, SourceError, SourceInfo
 
 NAME = "tegrastats"
 _PERIOD_S = 1.0
@@ -75,38 +75,14 @@ def _parse_rail(name: str, figures: str) -> Rail:
     return Rail(name, int(now) / 1000, int(average) / 1000, peak)
 
 
-class TegrastatsSource:
-    """The newest line of a `tegrastats` that runs as a child process."""
-
-    def __init__(self, output: ChildOutput) -> None:
-        self._output = output
-        self.info = SourceInfo(
-            NAME,
-            Kind.MEASURED,
-            Coverage.BOARD,
-            "whole board, or the sum of rails that AGX boards have",
-            resolution_watts=0.04,  # the INA3221 behind it
-            period_s=_PERIOD_S,
-        )
-
-    def read(self, now_s: float) -> Reading | None:
-        """Return the power of the newest line, None before the first; raise `SourceError` if it died or garbles."""
-        line = self._output.newest(now_s)
-        if line is None:
-            return None
-        return Reading(now_s, watts=plausible_watts(NAME, parse_line(line).total.watts))
-
-    def self_test(self, now_s: float) -> SelfTest:
-        """Return whether tegrastats runs and its newest line is understood."""
-        try:
-            line = self._output.newest(now_s)
-            if line is None:
-                return SelfTest(True, "tegrastats runs; its first line is not here yet")
-            total = parse_line(line).total
-        except SourceError as error:
-            return SelfTest(False, error.problem, error.remedy)
-        return SelfTest(True, f"reads {total.watts:.2f} W: {total.covers}")
-
-    def close(self) -> None:
-        """Stop the child process."""
-        self._output.close()
+def tegrastats_source(output: ChildOutput) -> ToolSource:
+    """Return the newest line of a `tegrastats` that runs as a child process."""
+    info = SourceInfo(
+        NAME,
+        Kind.MEASURED,
+        Coverage.BOARD,
+        "whole board, or the sum of rails that AGX boards have",
+        resolution_watts=0.04,  # the INA3221 behind it
+        period_s=_PERIOD_S,
+    )
+    return ToolSource(info, output.newest, lambda line: parse_line(line).total.watts, output.close)

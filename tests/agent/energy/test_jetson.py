@@ -11,7 +11,7 @@ import pytest
 from agent.energy.child import ChildOutput
 from agent.energy.ina3221 import Ina3221Source, find_channels
 from agent.energy.source import Coverage, SourceAbsent, SourceError
-from agent.energy.tegrastats import NAME, TegrastatsSource, parse_line
+from agent.energy.tegrastats import NAME, parse_line, tegrastats_source
 
 from .conftest import local
 
@@ -198,7 +198,7 @@ def _child(script: str) -> ChildOutput:
 
 def _first(output: ChildOutput) -> float:
     """Return the watts of the first record, waiting until the child has printed or ended."""
-    source = TegrastatsSource(output)
+    source = tegrastats_source(output)
     reading = source.read(0.0)
     while reading is None or reading.watts is None:
         select.select([output.fileno()], [], [], 30.0)
@@ -212,7 +212,7 @@ def test_newest_line_of_a_real_child_process() -> None:
     try:
         assert _first(output) == pytest.approx(4.761)
         with pytest.raises(SourceError, match="silent"):
-            TegrastatsSource(output).read(100.0)
+            tegrastats_source(output).read(100.0)
     finally:
         output.close()
 
@@ -220,7 +220,7 @@ def test_newest_line_of_a_real_child_process() -> None:
 def test_child_that_dies_or_does_not_exist() -> None:
     with pytest.raises(SourceError, match="ended with code 3"):
         _first(_child("raise SystemExit(3)"))
-    missing = TegrastatsSource(ChildOutput(NAME, ("/nonexistent/tegrastats",), r"\n", 5.0))
+    missing = tegrastats_source(ChildOutput(NAME, ("/nonexistent/tegrastats",), r"\n", 5.0))
     with pytest.raises(SourceError, match="cannot be started"):
         missing.read(0.0)
     assert not missing.self_test(0.0).ok

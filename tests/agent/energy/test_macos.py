@@ -8,7 +8,7 @@ import pytest
 
 from agent.energy.macos import (
     RECORD_END,
-    MacBatterySource,
+    mac_battery_source,
     parse_power_gadget,
     parse_powermetrics,
     parse_smart_battery,
@@ -72,14 +72,14 @@ def test_unsigned_image_of_a_negative_current() -> None:
     assert battery.amperes == pytest.approx(-1.092)
     assert battery.volts == 11.974
     assert battery.board_watts == pytest.approx(1.092 * 11.974)
-    reading = MacBatterySource(lambda: DISCHARGING).read(0.0)
+    reading = mac_battery_source(lambda: DISCHARGING).read(0.0)
     assert reading is not None and reading.watts == pytest.approx(13.075608)
 
 
 def test_charging_mac_has_nothing_to_measure() -> None:
     battery = parse_smart_battery(CHARGING)
     assert (battery.amperes, battery.volts, battery.charging) == (2.465, 12.5, True)
-    assert MacBatterySource(lambda: CHARGING).read(0.0) is None
+    assert mac_battery_source(lambda: CHARGING).read(0.0) is None
 
 
 def test_register_in_property_list_form() -> None:
@@ -107,7 +107,7 @@ def test_registers_cut_anywhere_are_never_a_wrong_number(text: str) -> None:
 )  # fmt: skip
 def test_garbled_registers_are_never_a_number(old: str, new: str) -> None:
     assert old in DISCHARGING
-    source = MacBatterySource(lambda: DISCHARGING.replace(old, new))
+    source = mac_battery_source(lambda: DISCHARGING.replace(old, new))
     with pytest.raises(SourceError):
         source.read(0.0)
     assert not source.self_test(0.0).ok

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.energy.rpi import Pi5Source, parse_pmic
+from agent.energy.rpi import parse_pmic, pi5_source
 from agent.energy.source import Coverage, SourceError
 
 from .conftest import local
@@ -29,7 +29,7 @@ def test_idle_dump_sums_rails_with_both_figures() -> None:
 
 
 def test_source_says_lower_bound() -> None:
-    source = Pi5Source(lambda: IDLE)
+    source = pi5_source(lambda: IDLE)
     assert source.read(3.0).watts == pytest.approx(1.9005, abs=1e-4)
     assert source.info.coverage is Coverage.RAILS
     assert "lower bound" in source.info.covers
@@ -59,7 +59,7 @@ def test_cut_anywhere_is_never_a_number() -> None:
      ("0.94657990A", "-0.94657990A"), ("VDD_CORE_A current(7)=0.94657990A", "error=1 error_msg=\"Command not registered\"")],
 )  # fmt: skip
 def test_garbled_is_a_failed_self_test(old_new: tuple[str, str]) -> None:
-    source = Pi5Source(lambda: IDLE.replace(*old_new))
+    source = pi5_source(lambda: IDLE.replace(*old_new))
     with pytest.raises(SourceError):
         source.read(0.0)
     test = source.self_test(0.0)
@@ -70,7 +70,7 @@ def test_garbled_is_a_failed_self_test(old_new: tuple[str, str]) -> None:
 def test_missing_tool_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(SourceError, match="cannot run vcgencmd"):
-        Pi5Source().read(0.0)
+        pi5_source().read(0.0)
 
 
 def test_full_recordings_are_these(shared: Callable[[str], str]) -> None:

@@ -97,7 +97,9 @@ explain_boot_options() {
 check_machine
 install_python
 [ -n "$package" ] || build_package
-apt-get install -y -q --no-install-recommends "$package" ||
+# A configuration that was changed here stays: the new one differs in its comments and shows the defaults.
+apt-get install -y -q --no-install-recommends -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold \
+	"$package" ||
 	fail "the package is not set up; what is above says why, and \`dpkg --configure port-agent\` tries again"
 if [ -n "$user" ] && [ "$user" != root ]; then
 	usermod -aG port-agent "$user"

@@ -2,19 +2,20 @@
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 
 
 class Notifier:
     """Sends sd_notify messages; does nothing outside systemd."""
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, environment: MutableMapping[str, str] | None = None) -> None:
+        """Take systemd's variables out of the environment: workers and sensors must not speak in our name."""
         values = os.environ if environment is None else environment
-        address = values.get("NOTIFY_SOCKET", "")
+        address = values.pop("NOTIFY_SOCKET", "")
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        pid = values.get("WATCHDOG_PID", "")
+        pid = values.pop("WATCHDOG_PID", "")
         ours = not pid or pid == str(os.getpid())
-        usec = values.get("WATCHDOG_USEC", "")
+        usec = values.pop("WATCHDOG_USEC", "")
         self.watchdog_s = int(usec) / 1e6 if usec.isdigit() and int(usec) > 0 and ours else None
         """How often systemd wants to hear from us; None when it does not watch."""
 

@@ -197,12 +197,10 @@ class WorkerProcess:
         return [*launcher, "--", *arguments]
 
     def _environment(self) -> dict[str, str]:
-        """Return the worker's environment: ours without systemd's notify socket, with our import path."""
-        hidden = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID")
-        values = {name: value for name, value in os.environ.items() if name not in hidden}
+        """Return the worker's environment: ours with our import path."""
         root = str(Path(__file__).resolve().parents[2])
-        values["PYTHONPATH"] = os.pathsep.join(filter(None, [root, values.get("PYTHONPATH", "")]))
-        return values | dict(self._launch.environment or {})
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+        return {**os.environ, "PYTHONPATH": path, **(self._launch.environment or {})}
 
     def _watch_exit(self) -> None:
         if sys.platform == "linux":

@@ -161,7 +161,9 @@ def test_notify_speaks_to_systemd(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
         server.bind(str(path))
         environment = {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "10000000", "WATCHDOG_PID": str(os.getpid())}
-        notifier = Notifier(environment)
+        taken = dict(environment)
+        notifier = Notifier(taken)
+        assert taken == {}, "no child process may speak in our name"
         assert notifier.watchdog_s == 10.0
         notifier.send(READY=1, STATUS="two\nlines")
         assert server.recv(4096) == b"READY=1\nSTATUS=two lines"

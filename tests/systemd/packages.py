@@ -28,20 +28,29 @@ def checkout_version() -> str:
     return found[1]
 
 
-def build(into: Path, scratch: Path, suffix: str = "", *, dies_at_start: bool = False, broken: bool = False) -> Path:
-    """Return the .deb of the checkout under a version with `suffix`; optionally one that must be rolled back."""
-    source = scratch / f"source{suffix}{dies_at_start}{broken}"
-    source.mkdir()
+def copy_checkout(to: Path) -> None:
+    """Copy what packages are built from, once, so that all of one session are of the same state."""
     for name in ("agent", "planner", "firmware", "deploy", "systemd"):
-        shutil.copytree(CHECKOUT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+        shutil.copytree(CHECKOUT / name, to / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in ("pyproject.toml", "LICENSE", "README.md"):
         if (CHECKOUT / name).exists():
-            shutil.copy(CHECKOUT / name, source)
+            shutil.copy(CHECKOUT / name, to)
+
+
+def build(into: Path, scratch: Path, suffix: str = "", *, dies_at_start: bool = False, broken: bool = False) -> Path:
+    """Return the .deb of the checkout under a version with `suffix`; optionally one that must be rolled back."""
+    original = scratch / "original"
+    if not original.exists():
+        copy_checkout(original)
+    source = scratch / f"source{suffix}{dies_at_start}{broken}"
+    shutil.copytree(original, source)
     version = checkout_version()
     replace_once(source / "pyproject.toml", f'version = "{version}"', f'version = "{version}{suffix}"')
     unit = source / "systemd/port-agent.service"
     if suffix:
         replace_once(unit, "Description=PORT agent", f"Description=PORT agent {suffix}")
+        with (source / "deploy/config.toml").open("a") as config:
+            config.write(f"# as shipped with {suffix}\n")  # an upgrade must not trip over a file that the user changed
     front = source / "agent/cli/__init__.py"
     if dies_at_start:
         front.write_text(front.read_text() + DIES_AT_START)

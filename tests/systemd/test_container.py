@@ -27,7 +27,7 @@ def container(tree: Path, runtime: Path, site: dict[str, Path], package: Package
 
 def install(container: Container, deb: Path) -> str:
     """Install a package and return what dpkg said."""
-    return check(container, f"PORT_SETTLE_S=1 dpkg -i {PACKAGES}/{deb.name}")
+    return check(container, f"PORT_SETTLE_S=1 dpkg -i --force-confdef --force-confold {PACKAGES}/{deb.name}")
 
 
 def test_installed_agent_is_ready_hardened_and_reachable(container: Container) -> None:
@@ -93,16 +93,16 @@ def test_job_trains_pauses_on_battery_and_finishes(container: Container, package
     bundle = training.make_bundle(package().parent)
     training.configure(container)
     check(container, "systemctl restart port-agent")  # where sensors lie is read at the start only
-    training.submit(container, f"{PACKAGES}/{bundle.name}", "--steps 8000 --checkpoint-every 500")
-    training.wait_for_job(container, "step", ">= 100", 60)
+    training.submit(container, f"{PACKAGES}/{bundle.name}", "--steps 4000 --checkpoint-every 500")
+    training.wait_for_job(container, "step", ">= 100", 180)
     training.plug(container, inserted=False)
     wait_for(container, "! pgrep -f '[a]gent.train.worker' >/dev/null", 20)
     assert any("on battery" in reason for reason in training.status(container)["reasons"])
     stopped_at = training.job(container)["step"]
     training.plug(container, inserted=True)
-    training.wait_for_job(container, "step", f"> {stopped_at}", 60)
-    training.wait_for_job(container, "state", "== 'finished'", 120)
-    assert training.job(container)["step"] == 8000
+    training.wait_for_job(container, "step", f"> {stopped_at}", 180)
+    training.wait_for_job(container, "state", "== 'finished'", 400)
+    assert training.job(container)["step"] == 4000
     assert training.trained_weights(container)
 
 

@@ -23,6 +23,8 @@ COMMAND_LINE = (
 CPU = "Nehalem"
 """x86-64-v2, which numpy's wheels ask for; newer models bring AVX, which software emulation runs slowly."""
 
+BOOT_S = 900.0
+"""20 s on a quiet machine, from power-on to the first answered command."""
 POLL_S = 2.0
 
 DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
@@ -89,7 +91,7 @@ class Machine:
         try:
             self._channel = self._connect("control")
             if snapshot is None:
-                self._line(deadline=time.monotonic() + 300)
+                self._line(deadline=time.monotonic() + BOOT_S)
         except BaseException:
             self.cut_power()
             raise

@@ -84,7 +84,6 @@ def test_a_package_is_installed_for_a_user_upgraded_and_rolled_back(bare: Contai
     assert "idle" in check(bare, "runuser -l ann -c 'port-agent status'")
     assert (show(bare, "ActiveState"), show(bare, "UnitFileState")) == ("active", "enabled")
     check(bare, "echo '# mine' >> /etc/port-agent/config.toml")
-    package(".post1"), package(".post2", dies_at_start=True)
     install(bare, f"/mnt/packages/{package('.post1').name}", "--no-user")
     assert "# mine" in check(bare, "cat /etc/port-agent/config.toml")
     failed = bare.run(

@@ -128,6 +128,11 @@ def wait_for_job(host: Host, field: str, test: str, timeout_s: float = 300.0) ->
         raise AssertionError(f"job: {field} {test} not within {timeout_s:.0f} s\n{ran.out}\n{log}\n{journal}")
 
 
+def wait_for_new_step(host: Host, timeout_s: float) -> None:
+    """Return when the job is further than it was when this was called: a worker trains now."""
+    wait_for_job(host, "step", f"> {job(host)['step']}", timeout_s)
+
+
 def committed_step(host: Host) -> int:
     """Return the step of the latest commit that is on the job's disk."""
     return int(check(host, f"/opt/port-agent/current/bin/python -c '{COMMITTED}'"))

@@ -7,7 +7,6 @@
 
 #include "cortexm.h"
 #include "port.h"
-#include "receive_ring.h"
 
 #define UART_DATA REGISTER(0x40004000u)
 #define UART_STATE REGISTER(0x40004004u)
@@ -34,17 +33,15 @@
 
 const struct port_board PORT_BOARD = {PORT_BOARD_NAME, PORT_RAM_BYTES, PORT_FLASH_BYTES, CLOCK_HZ};
 
-static struct receive_ring ring;
-
 void port_uart_interrupt(void)
 {
     UART_INTERRUPT = INTERRUPT_RX;
     while (UART_STATE & STATE_RX_FULL) {
-        receive_ring_put(&ring, (uint8_t)UART_DATA);
+        cortexm_received((uint8_t)UART_DATA);
     }
     if (UART_STATE & STATE_RX_OVERRUN) {
         UART_STATE = STATE_RX_OVERRUN;
-        ring.overruns++;
+        cortexm_overrun();
     }
 }
 
@@ -59,31 +56,11 @@ void port_init(void)
     WATCHDOG_CONTROL = WATCHDOG_ON;
 }
 
-int port_uart_get(void)
-{
-    return receive_ring_get(&ring);
-}
-
 void port_uart_put(uint8_t byte)
 {
     while (UART_STATE & STATE_TX_FULL) {
     }
     UART_DATA = byte;
-}
-
-uint32_t port_uart_overruns(void)
-{
-    return ring.overruns;
-}
-
-int port_uart_attention(void)
-{
-    return receive_ring_attention(&ring);
-}
-
-void port_idle(void)
-{
-    cortexm_wait(&ring);
 }
 
 void port_watchdog_feed(void)
@@ -111,32 +88,12 @@ uint32_t port_entropy(void)
     return 0;
 }
 
-static uint8_t *slot_at(uint32_t slot)
+void cortexm_flash_erase(uint32_t first, uint32_t size)
 {
-    return (uint8_t *)(uintptr_t)(PORT_STORAGE_ORIGIN + slot * PORT_SLOT_BYTES);
+    memset((void *)(uintptr_t)first, 0xFF, size);
 }
 
-uint32_t port_slot_bytes(void)
+void cortexm_flash_write(uint32_t at, const uint8_t *bytes, uint32_t size)
 {
-    return PORT_SLOT_BYTES;
-}
-
-const uint8_t *port_slot(uint32_t slot)
-{
-    return slot_at(slot);
-}
-
-int port_slot_erase(uint32_t slot)
-{
-    memset(slot_at(slot), 0xFF, PORT_SLOT_BYTES);
-    return 0;
-}
-
-int port_slot_write(uint32_t slot, uint32_t offset, const void *data, uint32_t size)
-{
-    if (offset > PORT_SLOT_BYTES || size > PORT_SLOT_BYTES - offset) {
-        return 1;
-    }
-    memcpy(slot_at(slot) + offset, data, size);
-    return 0;
+    memcpy((void *)(uintptr_t)at, bytes, size);
 }

@@ -1,12 +1,11 @@
-/* What all Cortex-M ports share: start-up, stack painting, SysTick, reset. A port adds its UART, clocks and storage.
+/* What all Cortex-M ports share: start-up, stack painting, SysTick, reset, the receive ring and the
+ * snapshot slots. A port adds its UART, clocks and flash controller.
  *
  * Register addresses: ARMv6-M and ARMv7-M Architecture Reference Manuals, B3.2 (system control) and B3.3 (SysTick). */
 #ifndef PORT_CORTEXM_H
 #define PORT_CORTEXM_H
 
 #include <stdint.h>
-
-#include "receive_ring.h"
 
 #define REGISTER(address) (*(volatile uint32_t *)(uintptr_t)(address))
 
@@ -17,16 +16,14 @@ static inline void cortexm_enable_interrupt(uint32_t number)
     REGISTER(NVIC_ENABLE + 4u * (number / 32u)) = 1u << (number % 32u);
 }
 
-/* Sleep until an interrupt, unless a byte is waiting. With interrupts held off between the look and the sleep, a byte
- * that arrives in between still wakes: WFI returns for a pending interrupt even while it is masked. */
-static inline void cortexm_wait(const struct receive_ring *ring)
-{
-    __asm__ volatile("cpsid i" ::: "memory");
-    if (ring->head == ring->tail) {
-        __asm__ volatile("wfi");
-    }
-    __asm__ volatile("cpsie i" ::: "memory");
-}
+/* What a port's UART interrupt hands over: a byte, or that the UART lost one. */
+void cortexm_received(uint8_t byte);
+void cortexm_overrun(void);
+
+/* What a port's flash driver does for the snapshot slots: erase whole pages, write words that are erased. driver.c
+ * checks the range and reads back. */
+void cortexm_flash_erase(uint32_t first, uint32_t size);
+void cortexm_flash_write(uint32_t at, const uint8_t *bytes, uint32_t size);
 
 /* The port's receive interrupt, the only external one that is ever enabled. */
 void port_uart_interrupt(void);

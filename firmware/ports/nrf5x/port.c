@@ -8,7 +8,6 @@
 
 #include "cortexm.h"
 #include "port.h"
-#include "receive_ring.h"
 
 #define POWER_RESET_REASON REGISTER(0x40000400u)
 #define REASON_WATCHDOG (1u << 1)
@@ -66,7 +65,6 @@
 
 const struct port_board PORT_BOARD = {PORT_BOARD_NAME, PORT_RAM_BYTES, PORT_FLASH_BYTES, 1000000u};
 
-static struct receive_ring ring;
 static uint32_t ticks_low, ticks_high;
 static uint8_t transmitting;
 
@@ -75,13 +73,13 @@ void port_uart_interrupt(void)
     if (UART_ERROR) {
         UART_ERROR = 0;
         if (UART_ERROR_SOURCE & ERROR_OVERRUN) {
-            ring.overruns++;
+            cortexm_overrun();
         }
         UART_ERROR_SOURCE = UART_ERROR_SOURCE;
     }
     while (UART_RX_READY) {
         UART_RX_READY = 0;
-        receive_ring_put(&ring, (uint8_t)UART_RX);
+        cortexm_received((uint8_t)UART_RX);
     }
 }
 
@@ -109,11 +107,6 @@ void port_init(void)
     WATCHDOG_START = 1;
 }
 
-int port_uart_get(void)
-{
-    return receive_ring_get(&ring);
-}
-
 void port_uart_put(uint8_t byte)
 {
     while (transmitting && !UART_TX_READY) {
@@ -121,21 +114,6 @@ void port_uart_put(uint8_t byte)
     transmitting = 1;
     UART_TX_READY = 0;
     UART_TX = byte;
-}
-
-uint32_t port_uart_overruns(void)
-{
-    return ring.overruns;
-}
-
-int port_uart_attention(void)
-{
-    return receive_ring_attention(&ring);
-}
-
-void port_idle(void)
-{
-    cortexm_wait(&ring);
 }
 
 /* The timer wraps every 71 minutes; this runs far more often. */
@@ -187,51 +165,29 @@ uint32_t port_entropy(void)
     return value;
 }
 
-static uint32_t slot_address(uint32_t slot)
-{
-    return PORT_STORAGE_ORIGIN + slot * PORT_SLOT_BYTES;
-}
-
 static void wait_for_flash(void)
 {
     while (!(NVMC_READY & 1u)) {
     }
 }
 
-uint32_t port_slot_bytes(void)
+void cortexm_flash_erase(uint32_t first, uint32_t size)
 {
-    return PORT_SLOT_BYTES;
-}
-
-const uint8_t *port_slot(uint32_t slot)
-{
-    return (const uint8_t *)(uintptr_t)slot_address(slot);
-}
-
-int port_slot_erase(uint32_t slot)
-{
-    uint32_t first = slot_address(slot);
-
     NVMC_CONFIG = NVMC_ERASE;
     wait_for_flash();
-    for (uint32_t page = first; page < first + PORT_SLOT_BYTES; page += PORT_PAGE_BYTES) {
+    for (uint32_t page = first; page < first + size; page += PORT_PAGE_BYTES) {
         NVMC_ERASE_PAGE = page;
         wait_for_flash();
         port_watchdog_feed();
     }
     NVMC_CONFIG = NVMC_READ;
     wait_for_flash();
-    return 0;
 }
 
-int port_slot_write(uint32_t slot, uint32_t offset, const void *data, uint32_t size)
+void cortexm_flash_write(uint32_t at, const uint8_t *bytes, uint32_t size)
 {
-    uint32_t at = slot_address(slot) + offset, word;
-    const uint8_t *bytes = data;
+    uint32_t word;
 
-    if (offset > PORT_SLOT_BYTES || size > PORT_SLOT_BYTES - offset) {
-        return 1;
-    }
     NVMC_CONFIG = NVMC_WRITE;
     wait_for_flash();
     for (uint32_t i = 0; i + 4u <= size; i += 4u) {
@@ -241,5 +197,4 @@ int port_slot_write(uint32_t slot, uint32_t offset, const void *data, uint32_t s
     }
     NVMC_CONFIG = NVMC_READ;
     wait_for_flash();
-    return memcmp(port_slot(slot) + offset, data, size) != 0;
 }

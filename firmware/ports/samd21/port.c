@@ -6,7 +6,6 @@
 
 #include "cortexm.h"
 #include "port.h"
-#include "receive_ring.h"
 
 #define REGISTER8(address) (*(volatile uint8_t *)(uintptr_t)(address))
 #define REGISTER16(address) (*(volatile uint16_t *)(uintptr_t)(address))
@@ -99,16 +98,14 @@
 
 const struct port_board PORT_BOARD = {PORT_BOARD_NAME, PORT_RAM_BYTES, PORT_FLASH_BYTES, CLOCK_HZ};
 
-static struct receive_ring ring;
-
 void port_uart_interrupt(void)
 {
     while (USART_FLAGS & FLAG_RECEIVED) {
         if (USART_STATUS & STATUS_OVERFLOW) {
             USART_STATUS = STATUS_OVERFLOW;
-            ring.overruns++;
+            cortexm_overrun();
         }
-        receive_ring_put(&ring, (uint8_t)USART_DATA);
+        cortexm_received((uint8_t)USART_DATA);
     }
 }
 
@@ -205,31 +202,11 @@ void port_init(void)
     start_watchdog();
 }
 
-int port_uart_get(void)
-{
-    return receive_ring_get(&ring);
-}
-
 void port_uart_put(uint8_t byte)
 {
     while (!(USART_FLAGS & FLAG_EMPTY)) {
     }
     USART_DATA = byte;
-}
-
-uint32_t port_uart_overruns(void)
-{
-    return ring.overruns;
-}
-
-int port_uart_attention(void)
-{
-    return receive_ring_attention(&ring);
-}
-
-void port_idle(void)
-{
-    cortexm_wait(&ring);
 }
 
 void port_watchdog_feed(void)
@@ -260,11 +237,6 @@ uint32_t port_entropy(void)
     return 0; /* no random generator on this chip; the host's token makes the nonce */
 }
 
-static uint32_t slot_address(uint32_t slot)
-{
-    return PORT_STORAGE_ORIGIN + slot * PORT_SLOT_BYTES;
-}
-
 static void run_command(uint32_t command)
 {
     while (!(NVM_READY & 1u)) {
@@ -274,36 +246,19 @@ static void run_command(uint32_t command)
     }
 }
 
-uint32_t port_slot_bytes(void)
+void cortexm_flash_erase(uint32_t first, uint32_t size)
 {
-    return PORT_SLOT_BYTES;
-}
-
-const uint8_t *port_slot(uint32_t slot)
-{
-    return (const uint8_t *)(uintptr_t)slot_address(slot);
-}
-
-int port_slot_erase(uint32_t slot)
-{
-    uint32_t first = slot_address(slot);
-
-    for (uint32_t row = first; row < first + PORT_SLOT_BYTES; row += PORT_PAGE_BYTES) {
+    for (uint32_t row = first; row < first + size; row += PORT_PAGE_BYTES) {
         NVM_ADDRESS = row / 2u; /* the controller counts half words */
         run_command(COMMAND_ERASE_ROW);
         port_watchdog_feed();
     }
-    return 0;
 }
 
-int port_slot_write(uint32_t slot, uint32_t offset, const void *data, uint32_t size)
+void cortexm_flash_write(uint32_t at, const uint8_t *bytes, uint32_t size)
 {
-    uint32_t at = slot_address(slot) + offset, word;
-    const uint8_t *bytes = data;
+    uint32_t word;
 
-    if (offset > PORT_SLOT_BYTES || size > PORT_SLOT_BYTES - offset) {
-        return 1;
-    }
     NVM_CONTROL |= NVM_MANUAL_WRITE;
     run_command(COMMAND_CLEAR_BUFFER);
     for (uint32_t i = 0; i + 4u <= size; i += 4u) {
@@ -315,5 +270,4 @@ int port_slot_write(uint32_t slot, uint32_t offset, const void *data, uint32_t s
             run_command(COMMAND_CLEAR_BUFFER);
         }
     }
-    return memcmp(port_slot(slot) + offset, data, size) != 0;
 }

@@ -6,7 +6,6 @@
 
 #include "cortexm.h"
 #include "port.h"
-#include "receive_ring.h"
 
 #define RCC_CONTROL REGISTER(0x40023800u)
 #define RCC_PLL REGISTER(0x40023804u)
@@ -73,17 +72,15 @@
 
 const struct port_board PORT_BOARD = {PORT_BOARD_NAME, PORT_RAM_BYTES, PORT_FLASH_BYTES, CORE_HZ};
 
-static struct receive_ring ring;
-
 void port_uart_interrupt(void)
 {
     uint32_t status = USART_STATUS;
 
     if (status & STATUS_OVERRUN) {
-        ring.overruns++; /* reading the data clears it */
+        cortexm_overrun(); /* reading the data clears it */
     }
     if (status & (STATUS_RECEIVED | STATUS_OVERRUN)) {
-        receive_ring_put(&ring, (uint8_t)USART_DATA);
+        cortexm_received((uint8_t)USART_DATA);
     }
 }
 
@@ -127,31 +124,11 @@ void port_init(void)
     WATCHDOG_KEY = KEY_START;
 }
 
-int port_uart_get(void)
-{
-    return receive_ring_get(&ring);
-}
-
 void port_uart_put(uint8_t byte)
 {
     while (!(USART_STATUS & STATUS_EMPTY)) {
     }
     USART_DATA = byte;
-}
-
-uint32_t port_uart_overruns(void)
-{
-    return ring.overruns;
-}
-
-int port_uart_attention(void)
-{
-    return receive_ring_attention(&ring);
-}
-
-void port_idle(void)
-{
-    cortexm_wait(&ring);
 }
 
 void port_watchdog_feed(void)
@@ -192,21 +169,6 @@ uint32_t port_entropy(void)
     return 0;
 }
 
-uint32_t port_slot_bytes(void)
-{
-    return PORT_SLOT_BYTES;
-}
-
-static uint32_t slot_address(uint32_t slot)
-{
-    return PORT_STORAGE_ORIGIN + slot * PORT_SLOT_BYTES;
-}
-
-const uint8_t *port_slot(uint32_t slot)
-{
-    return (const uint8_t *)(uintptr_t)slot_address(slot);
-}
-
 static void flash_wait(void)
 {
     while (FLASH_STATUS & FLASH_BUSY) {
@@ -221,27 +183,22 @@ static void flash_unlock(void)
     FLASH_KEY = 0xCDEF89ABu;
 }
 
-int port_slot_erase(uint32_t slot)
+void cortexm_flash_erase(uint32_t first, uint32_t size)
 {
     flash_unlock();
-    for (uint32_t at = slot_address(slot); at < slot_address(slot) + PORT_SLOT_BYTES; at += PORT_PAGE_BYTES) {
+    for (uint32_t at = first; at < first + size; at += PORT_PAGE_BYTES) {
         uint32_t sector = FIRST_LARGE_SECTOR + (at - LARGE_SECTORS) / PORT_PAGE_BYTES;
         FLASH_CONTROL = CONTROL_ERASE | CONTROL_WORDS | sector << 3;
         FLASH_CONTROL |= CONTROL_START;
         flash_wait();
     }
     FLASH_CONTROL = CONTROL_LOCK;
-    return 0;
 }
 
-int port_slot_write(uint32_t slot, uint32_t offset, const void *data, uint32_t size)
+void cortexm_flash_write(uint32_t at, const uint8_t *bytes, uint32_t size)
 {
-    uint32_t at = slot_address(slot) + offset, word;
-    const uint8_t *bytes = data;
+    uint32_t word;
 
-    if (offset > PORT_SLOT_BYTES || size > PORT_SLOT_BYTES - offset) {
-        return 1;
-    }
     flash_unlock();
     FLASH_CONTROL = CONTROL_PROGRAM | CONTROL_WORDS;
     for (uint32_t i = 0; i + 4u <= size; i += 4u) {
@@ -250,5 +207,4 @@ int port_slot_write(uint32_t slot, uint32_t offset, const void *data, uint32_t s
         flash_wait();
     }
     FLASH_CONTROL = CONTROL_LOCK;
-    return memcmp(port_slot(slot) + offset, data, size) != 0;
 }

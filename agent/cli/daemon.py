@@ -70,9 +70,15 @@ def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 
 def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     submit = _client(commands, "submit", "give the agent a job", _submit)
-    submit.add_argument("bundle", nargs="?", type=Path, metavar="JOB.port", help="made by `port-agent plan`")
+    submit.add_argument(
+        "bundle", nargs="?", type=Path, metavar="JOB",
+        help="a bundle made by `port-agent plan`; with --kind mcu a model directory made by `port-agent mcu compile`",
+    )  # fmt: skip
     submit.add_argument("--name", help="default: the bundle's file name")
-    submit.add_argument("--kind", choices=("train", "mcu"), default="train")
+    submit.add_argument(
+        "--kind", choices=("train", "mcu"), default="train",
+        help="train: on this machine (default); mcu: on a microcontroller on a serial port",
+    )  # fmt: skip
     submit.add_argument("--data", type=Path, metavar="DIR", help="data that the agent can read")
     submit.add_argument("--inbox", action="store_true", help="train on files as they arrive in the job's inbox")
     submit.add_argument("--epochs", type=int)
@@ -80,11 +86,15 @@ def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     submit.add_argument("--checkpoint-every", type=int, metavar="STEPS", help="default: by cost and flash wear")
     submit.add_argument("--priority", type=int, default=0, help="-100 to 100, higher goes first")
     submit.add_argument("--deadline", metavar="WHEN", help='"8h", "07:00" or "2026-12-24 18:00"')
-    board = submit.add_argument_group("microcontroller jobs (--kind mcu, with a model directory instead of a bundle)")
-    board.add_argument("--board", help="which kind of board")
-    board.add_argument("--port", help="its serial port")
-    board.add_argument("--serial", help="its USB serial number")
-    board.add_argument("--simulate", action="store_true", help="a simulated board")
+    board = submit.add_argument_group(
+        "microcontroller jobs",
+        "Example: port-agent submit build/ --kind mcu --data recordings/ --epochs 3. The board must hold the model's "
+        "firmware (port-agent mcu flash); unplugged, it is waited for.",
+    )
+    board.add_argument("--port", help="its serial port (default: the only known board plugged in)")
+    board.add_argument("--serial", help="its USB serial number: found again whatever port it gets")
+    board.add_argument("--simulate", action="store_true", help="run the firmware in QEMU instead of on a board")
+    board.add_argument("--board", help="which board --simulate stands in for (default qemu-m4f)")
 
 
 def _add_control(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -184,6 +194,8 @@ def _submit(arguments: Arguments) -> int:
     client = _connect(arguments)
     if arguments.kind == "train" and arguments.bundle is None:
         raise UsageError("give a bundle: port-agent submit job.port (make one with `port-agent plan`)")
+    if arguments.kind == "mcu" and arguments.bundle is None:
+        raise UsageError("give a model directory: port-agent submit build/ --kind mcu (`port-agent mcu compile`)")
     fields: dict[str, Any] = {
         "kind": arguments.kind,
         "name": arguments.name or _job_name(arguments),

@@ -106,7 +106,11 @@ def _add_eval(add: Adder) -> None:
 
 
 def _add_logs(add: Adder) -> None:
-    parser = add("logs", help="counters of a board: frames, errors, steps, stack, resets")
+    parser = add(
+        "logs", help="counters of a board: frames, errors, steps, stack, resets",
+        description="Show what a board counts: frames, errors, steps, stack, resets. What a job in the agent's queue "
+        "did is in its own log: port-agent logs JOB.",
+    )  # fmt: skip
     _add_port(parser)
     parser.add_argument("--follow", action="store_true", help="print again every second")
     parser.add_argument("--json", action="store_true", help="print JSON lines")

@@ -1,0 +1,87 @@
+"""A microcontroller job in the real daemon: the same queue, log, status and result as every other job."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from agent.cli import main
+from agent.jobs import JobState
+from agent.mcu.simulate import Simulator
+from agent.mcu.spec import JobSpec, open_job, with_settings
+from agent.supervisor.commands import DEFAULT_KINDS
+from tests.agent.mcu.proxy import FaultyLine
+from tests.agent.mcu.small_model import make_samples
+from tests.agent.mcu.test_robust import read_result
+from tests.agent.test_daemon import running
+
+EPOCHS = 6
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A directory of samples, as the daemon sees it."""
+    rows, labels = make_samples(600)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    np.savez(folder / "a.npz", x=np.frombuffer(b"".join(rows), np.int8).reshape(600, -1), y=np.array(labels))
+    return folder
+
+
+def undisturbed(model: Path, data: Path, folder: Path) -> Path:
+    """Return the result file of the same job on a board of its own, outside the daemon."""
+    spec = with_settings(JobSpec(model, data, board="posix", simulate=True), epochs=EPOCHS)
+    trainer, simulator = open_job(spec, folder, lambda event: None, lambda seconds: None)
+    assert simulator is not None
+    with simulator:
+        trainer.start()
+        assert trainer.run(lambda: False)
+        out = trainer.write_result(folder / "out.safetensors")
+        trainer.close()
+    assert out is not None
+    return out
+
+
+def read(path: Path) -> tuple[bytes, dict[str, str]]:
+    """Return parameters and metadata of a result."""
+    with safe_open(path, "np") as file:
+        return file.get_tensor("parameters").tobytes(), file.metadata()
+
+
+def test_a_board_job_survives_unplug_and_kill_in_the_daemon(
+    model: Path, simulator: Simulator, line: FaultyLine, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def run() -> None:
+        async with running(tmp_path / "daemon", kinds=DEFAULT_KINDS) as live:
+            where = ["--runtime-dir", str(live.settings.runtime_dir)]
+            job_words = ["--name", "wrist", "--port", str(line.port), "--data", str(data), "--epochs", str(EPOCHS)]
+            assert await live.ask(main, ["submit", str(model), "--kind", "mcu", *job_words, *where]) == 0
+            await live.until_step(1, 1)
+            await asyncio.to_thread(line.unplug)  # the job cannot run away while it is watched
+            status = await live.ask(live.client.get, "/v1/status")
+            assert status["job"]["name"] == "wrist"
+            os.kill(live.core.runner.pid, signal.SIGKILL)
+            job = await live.until_state(1, JobState.BACKOFF)
+            assert 0 < job.step < EPOCHS * 480
+            await asyncio.to_thread(line.plug)
+            assert await live.ask(main, ["resume", "wrist", *where]) == 0
+            job = await live.until_state(1, JobState.FINISHED)
+            assert (job.step, job.total_steps, job.attempts) == (EPOCHS * 480, EPOCHS * 480, 2)
+            out = tmp_path / "result.safetensors"
+            assert await live.ask(main, ["result", "wrist", "-o", str(out), *where]) == 0
+            log = await live.ask(live.client.text, "/v1/jobs/wrist/logs")
+            assert f"evaluated at step {EPOCHS * 480}" in log and "finished" in log
+            detail = await live.ask(live.client.get, "/v1/jobs/wrist")
+            kinds = [entry["kind"] for entry in detail["history"]]
+            assert kinds[:2] == ["submitted", "started"] and kinds[-1] == "finished"
+            assert detail["trained_s"] > 0 and detail["loss"] is not None
+
+    asyncio.run(asyncio.wait_for(run(), 240.0))
+    line.unplug()
+    result = read(tmp_path / "result.safetensors")
+    assert result == read(undisturbed(model, data, tmp_path / "plain"))
+    assert result[0] == read_result(simulator)

@@ -45,7 +45,7 @@ from planner.optimizers import StepScalars, describe
 from planner.plan import Plan
 from planner.profile import Measured
 from planner.program import Program, expand
-from planner.solve import plan_step
+from planner.step import plan_step
 from planner.tensorfile import encode
 from planner.torch_operators import dtype
 from planner.units import format_bytes, parse_bytes

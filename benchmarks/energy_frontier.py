@@ -23,7 +23,8 @@ from planner.devices import estimated_costs, load_board
 from planner.graph import StepGraph
 from planner.plan import Plan
 from planner.program import expand
-from planner.solve import STRATEGIES, plan_step
+from planner.solve import STRATEGIES
+from planner.step import plan_step
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,37 +1,44 @@
 """Solves planning problems and prints one table: overhead, bound, gap, CPU time.
 
     python -m benchmarks.planning FILE... --semantics poet|real --out DIR [--time-limit 8] [--strategy milp] [--json]
+    python -m benchmarks.planning --generate bert:62 --generate bert:187 --generate residual:70 --time-limit 30
 
-FILE is a problem of POET's kind (see planner.poet).
-DIR receives ID.solution.json in the checker's format for every problem that has a plan.
+FILE is a problem of POET's kind (see planner.poet); generated ones are described in benchmarks.scale.
+DIR receives ID.solution.json in the checker's format for every problem that has a plan, and ID.json for generated ones.
 """
 
 import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.scale import generate
 from planner.errors import PortError
-from planner.poet import read_instance, write_solution
+from planner.poet import Instance, parse_instance, read_instance, write_solution
 from planner.problem import Semantics
 from planner.solve import Outcome, solve
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One problem and what the planner made of it. `overhead_joules` is what the checker counts."""
+    """One problem and what the planner made of it. `overhead_joules` is what the checker counts.
+
+    `greedy_joules`: what the greedy rung alone gives, waiting included.
+    """
 
     id: str
     nodes: int
     outcome: str
     overhead_joules: float | None
     waiting_joules: float | None
+    greedy_joules: float | None
     bound_joules: float | None
     gap: float | None
     seconds: float | None
@@ -45,9 +52,23 @@ class Row:
 
 def plan_file(path: Path, semantics: Semantics, out: Path | None, time_limit_s: float, strategy: str) -> Row:
     """Solve the problem in `path`, write its solution below `out`, and return the table's row."""
-    begin = time.process_time()
-    instance = read_instance(path, semantics)
+    return plan_instance(read_instance(path, semantics), out, time_limit_s, strategy)
+
+
+def plan_generated(text: str, semantics: Semantics, out: Path | None, time_limit_s: float, strategy: str) -> Row:
+    """Solve a generated problem and write it and its solution below `out`; the same row as for a file."""
+    data = generate(text)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / f"{data['id']}.json").write_text(json.dumps(data))
+    return plan_instance(parse_instance(data, text, semantics), out, time_limit_s, strategy)
+
+
+def plan_instance(instance: Instance, out: Path | None, time_limit_s: float, strategy: str) -> Row:
+    """Solve `instance`, write its solution below `out`, and return the table's row; generating it is not counted."""
     problem = instance.problem
+    quick = solve(problem, strategy="greedy").overhead_joules
+    begin = time.process_time()
     solution = solve(problem, time_limit_s=time_limit_s, strategy=strategy)
     if solution.schedule is not None and out is not None:
         write_solution(out / f"{instance.id}.solution.json", problem, solution.schedule)
@@ -58,6 +79,7 @@ def plan_file(path: Path, semantics: Semantics, out: Path | None, time_limit_s: 
         outcome=solution.outcome.name.lower(),
         overhead_joules=found.overhead_joules if found else None,
         waiting_joules=found.static_joules if found else None,
+        greedy_joules=quick,
         bound_joules=solution.bound_joules,
         gap=solution.gap,
         seconds=found.seconds if found else None,
@@ -72,12 +94,24 @@ def plan_file(path: Path, semantics: Semantics, out: Path | None, time_limit_s: 
 
 def show(rows: Sequence[Row], console: Console) -> None:
     """Print the rows as one table, and what to do about each problem without a plan."""
-    table = Table("problem", "nodes", "outcome", "overhead J", "bound J", "gap", "time s", "limit s", "peak B", "CPU s")
+    table = Table(
+        "problem",
+        "nodes",
+        "outcome",
+        "overhead J",
+        "bound J",
+        "gap",
+        "greedy J",
+        "time s",
+        "limit s",
+        "peak B",
+        "CPU s",
+    )
     for row in rows:
         table.add_row(
             row.id, str(row.nodes), row.outcome, _figure(row.overhead_joules), _figure(row.bound_joules),
-            "" if row.gap is None else f"{row.gap:.2%}", _figure(row.seconds), _figure(row.deadline_s),
-            str(row.peak_bytes), f"{row.cpu_seconds:.2f}",
+            "" if row.gap is None else f"{row.gap:.2%}", _figure(row.greedy_joules), _figure(row.seconds),
+            _figure(row.deadline_s), str(row.peak_bytes), f"{row.cpu_seconds:.2f}",
         )  # fmt: skip
     console.print(table)
     for row in rows:
@@ -92,19 +126,24 @@ def _figure(value: float | None) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; exit code 1 if a file could not be read, 3 if a problem has no plan."""
     parser = argparse.ArgumentParser(prog="benchmarks.planning", description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    parser.add_argument("--generate", action="append", default=[], metavar="KIND:N", help="bert:N or residual:N blocks")
     parser.add_argument("--semantics", choices=("poet", "real"), default="poet")
     parser.add_argument("--out", type=Path, help="directory for ID.solution.json")
     parser.add_argument("--time-limit", type=float, default=8.0, metavar="S", help="CPU seconds per problem")
     parser.add_argument("--strategy", default="milp")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
+    if not options.files and not options.generate:
+        parser.error("name at least one problem FILE, or generate one with --generate bert:62")
+    semantics = Semantics(options.semantics)
+    rest = (semantics, options.out, options.time_limit, options.strategy)
+    jobs: list[Callable[[], Row]] = [partial(plan_file, path, *rest) for path in options.files]
+    jobs += [partial(plan_generated, text, *rest) for text in options.generate]
     rows, failed = [], False
-    for path in options.files:
+    for job in jobs:
         try:
-            rows.append(
-                plan_file(path, Semantics(options.semantics), options.out, options.time_limit, options.strategy)
-            )
+            rows.append(job())
         except PortError as error:
             print(f"benchmarks.planning: {error}", file=sys.stderr)
             failed = True

@@ -14,27 +14,31 @@ from planner.bundle import Contents, Layout, Manifest, PlanChoice, write_bundle
 from planner.capture import Capture, Fill, capture_evaluation, capture_step
 from planner.costs import CostTable, DeviceCosts
 from planner.errors import CaptureError, PortError
-from planner.graph import Role, StepGraph, storage_key
+from planner.graph import Phase, Role, StepGraph, storage_key
 from planner.job import JobError, TrainingJob
 from planner.operators import check_operator
 from planner.order import batch_rows
 from planner.plan import Plan
 from planner.profile import Measured
 from planner.program import expand
-from planner.solve import PlanResult, plan_step
+from planner.step import PlanResult, plan_step
 from planner.tensorfile import Chunks
 
 _CHUNK = 1 << 20
 
 
 class InfeasibleError(PortError):
-    """No plan fits the budget. `needed_bytes`: the smallest that would."""
+    """No plan fits the budgets.
+
+    `needed_bytes`: the smallest RAM budget that would do; `fastest_seconds`: where only the deadline is too short, what
+    the fastest plan takes per step.
+    """
 
     exit_code = 2
 
-    def __init__(self, message: str, needed_bytes: int | None) -> None:
+    def __init__(self, message: str, needed_bytes: int | None, fastest_seconds: float | None = None) -> None:
         super().__init__(message)
-        self.needed_bytes = needed_bytes
+        self.needed_bytes, self.fastest_seconds = needed_bytes, fastest_seconds
 
 
 @dataclass(frozen=True)
@@ -220,18 +224,22 @@ def plan_all(
         costs[name] = CostTable(device, ops)
         result = planner(graph, costs[name], ram_bytes)
         if result.plan is None:
-            raise InfeasibleError(f"graph {name!r}: {result.message}", result.needed_bytes)
+            raise InfeasibleError(f"graph {name!r}: {result.message}", result.needed_bytes, result.fastest_seconds)
         plans[name] = result.plan
     return plans, costs
 
 
-def default_planner(*, strategy: str, time_limit_s: float, progress: Any = None) -> Planner:
-    """Return the planner that the command line uses."""
+def default_planner(
+    *, strategy: str, time_limit_s: float, progress: Any = None, deadline_s: float | None = None
+) -> Planner:
+    """Return the planner that the command line uses. `deadline_s`: for one training step; evaluation has none."""
 
     def plan(graph: StepGraph, costs: CostTable, ram_bytes: int) -> PlanResult:
+        training = any(op.phase is not Phase.FORWARD for op in graph.ops)
         return plan_step(
-            graph, costs, ram_bytes=ram_bytes, strategy=strategy, time_limit_s=time_limit_s, progress=progress
-        )
+            graph, costs, ram_bytes=ram_bytes, strategy=strategy, time_limit_s=time_limit_s, progress=progress,
+            deadline_s=deadline_s if training else None,
+        )  # fmt: skip
 
     return plan
 

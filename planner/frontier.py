@@ -9,10 +9,7 @@ from planner.graph import StepGraph
 from planner.greedy import smallest_budget
 from planner.plan import Plan
 from planner.program import expand
-from planner.solve import PlanResult, plan_step
-
-HURRIED_WATTS = 25.0
-"""Static watts under which waiting costs so much that the plan is about the fastest one."""
+from planner.step import HURRIED_WATTS, PlanResult, plan_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,7 @@ def frontier(
 ) -> list[Point]:
     """Return the non-dominated plans at these budgets: least energy, and hurried; `time_limit_s` is for all together."""
     share = time_limit_s / max(2 * len(limits), 1)
-    hurried = replace(costs, device=replace(costs.device, static_watts=HURRIED_WATTS + costs.device.static_watts))
+    hurried = replace(costs, device=replace(costs.device, static_watts=HURRIED_WATTS[1] + costs.device.static_watts))
     points = []
     for limit in limits:
         for table in (costs, hurried):

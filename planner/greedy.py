@@ -48,8 +48,11 @@ class Move:
 class GreedySearch:
     """The state of one search: load per stage, decisions so far, rebuilds and transients per stage."""
 
-    def __init__(self, problem: Problem, *, paging: bool = True, recompute: bool = True) -> None:
+    def __init__(
+        self, problem: Problem, *, paging: bool = True, recompute: bool = True, start: Schedule | None = None
+    ) -> None:
         self.problem = problem
+        self.chain_limit = MAX_CHAIN
         self.paging, self.recompute = paging, recompute
         self.limit = float(problem.ram_bytes if problem.ram_bytes is not None else 1 << 62)
         size = problem.size
@@ -71,6 +74,26 @@ class GreedySearch:
         self.gap_of: list[dict[int, int]] = [{} for _ in problem.tensors]
         self.spans: list[list[slice]] = []
         self._load_accesses(size)
+        if start is not None:
+            self._adopt(start)
+
+    def _adopt(self, start: Schedule) -> None:
+        """Begin with the decisions of `start` instead of keeping everything; what they need is looked up again."""
+        problem, self.chain_limit = self.problem, max(MAX_CHAIN, len(start.transients))
+        for choice in start.choices:
+            gap = problem.gaps[choice.gap]
+            tensor = problem.tensors[gap.tensor]
+            if choice.fate is Fate.PAGE:
+                paging = next(p for p in tensor.paging if p.target == choice.target)
+                first = self._first_write(choice.gap)
+                io = paging.seconds_in + (paging.seconds_out if first else 0.0)
+                joules = paging.joules_in + (paging.joules_out if first else 0.0)
+                self._commit(Move(choice.gap, choice, joules, 0.0, io))
+            elif choice.fate is Fate.RECOMPUTE and (rebuild := tensor.rebuilds[gap.version]) is not None:
+                self._commit(Move(choice.gap, choice, rebuild.joules, rebuild.seconds, 0.0))
+        for stage in list(self.roots):
+            self._refresh(stage)
+            self.extra_seconds += self._closure_cost(self.transients[stage])[1]
 
     def _load_accesses(self, size: int) -> None:
         problem = self.problem
@@ -130,7 +153,7 @@ class GreedySearch:
                     reads.add(u)
                 else:
                     g = self.gap_of[u].get(stage)
-                    if g is None or self.problem.gaps[g].version != v or len(found) >= MAX_CHAIN:
+                    if g is None or self.problem.gaps[g].version != v or len(found) >= self.chain_limit:
                         return None
                     found[u] = v
                     stack.append((u, v))
@@ -476,6 +499,11 @@ def greedy(problem: Problem, *, paging: bool = True, recompute: bool = True) -> 
         second = GreedySearch(problem, paging=True, recompute=False).run()
         return second if second.schedule is not None or second.needed_bytes < found.needed_bytes else found
     return found
+
+
+def greedy_from(problem: Problem, start: Schedule) -> Schedule | None:
+    """Return a schedule within the budgets that begins with the decisions of `start`, if the search finds one."""
+    return GreedySearch(problem, start=start).run().schedule
 
 
 def smallest_budget(problem: Problem) -> int:

@@ -73,12 +73,17 @@ def _turning_stage(problem: Problem) -> int:
 
 
 def segment_schedule(
-    problem: Problem, segments: list[tuple[int, int]], paged: frozenset[int], kept: frozenset[int] = frozenset()
+    problem: Problem,
+    segments: list[tuple[int, int]],
+    paged: frozenset[int],
+    kept: frozenset[int] = frozenset(),
+    cheap: frozenset[int] | None = None,
 ) -> Schedule:
     """Return the schedule in which each segment's inner tensors come back together when the first is needed.
 
     Tensors that a later segment reads are boundaries: kept, or paged if their segment is in `paged`. Segments in
-    `kept` are not recomputed at all. The replay says if a rebuild lacks an input.
+    `kept` are not recomputed at all; of the others only the tensors in `cheap`, if it is given. The replay says if a
+    rebuild lacks an input.
     """
     turn = segments[-1][1]
     choices: list[Choice] = []
@@ -89,7 +94,10 @@ def segment_schedule(
         inner = [
             g
             for g, gap in enumerate(problem.gaps)
-            if not gap.dead and start <= problem.tensors[gap.tensor].birth < stop and gap.before >= turn > gap.after
+            if not gap.dead
+            and start <= problem.tensors[gap.tensor].birth < stop
+            and gap.before >= turn > gap.after
+            and (cheap is None or gap.tensor in cheap)
         ]
         if not inner:
             continue
@@ -105,9 +113,60 @@ def segment_schedule(
         wanted |= {
             (i, back)
             for i, tensor in enumerate(problem.tensors)
-            if start <= tensor.birth < stop and any(tensor.rebuilds)
+            if tensor.birth < stop and (cheap is not None or start <= tensor.birth) and any(tensor.rebuilds)
         }
     return prune_transients(problem, tuple(sorted(choices, key=lambda c: c.gap)), wanted)
+
+
+SEGMENT_COUNTS = (2, 4, 6, 8, 12, 16, 24, 32, 48)
+CHEAP_QUANTILES = (0.2, 0.35, 0.5, 0.65, 0.8)
+
+
+def cheap_segments(problem: Problem) -> Iterator[Schedule]:
+    """Yield segmentations in which only tensors that are cheap to rebuild for their size are dropped.
+
+    A residual net keeps its convolutions' outputs and rebuilds norms, activations and sums from them; how cheap is
+    cheap and how many segments is tried out.
+    """
+    turn = _turning_stage(problem)
+    prices = _rebuild_prices(problem)
+    last = -1
+    for quantile in CHEAP_QUANTILES:
+        limit = _weighted_quantile(problem, prices, quantile)
+        cheap = frozenset(i for i, price in prices.items() if price <= limit)
+        if len(cheap) == last:
+            continue
+        last = len(cheap)
+        births = sorted((problem.tensors[i].birth, problem.tensors[i].nbytes) for i in cheap)
+        total = sum(nbytes for _, nbytes in births)
+        for count in SEGMENT_COUNTS:
+            bounds, filled = [0], 0
+            for birth, nbytes in births:
+                if filled >= total * len(bounds) / count and bounds[-1] < birth < turn:
+                    bounds.append(birth)
+                filled += nbytes
+            yield segment_schedule(problem, list(itertools.pairwise([*bounds, turn])), frozenset(), cheap=cheap)
+
+
+def _rebuild_prices(problem: Problem) -> dict[int, float]:
+    """Return, per tensor that a rebuild can bring back, joules per byte, what it needs of tensors without later use too."""
+    lasting = {gap.tensor for gap in problem.gaps if not gap.dead}
+    joules: dict[int, float] = {}
+    for i in sorted(range(len(problem.tensors)), key=lambda i: problem.tensors[i].birth):
+        rebuild = next((r for r in problem.tensors[i].rebuilds if r is not None), None)
+        if rebuild is not None:
+            joules[i] = rebuild.joules + sum(joules.get(u, 0.0) for u, _ in rebuild.inputs if u not in lasting)
+    return {i: joules[i] / problem.tensors[i].nbytes for i in joules if i in lasting and problem.tensors[i].nbytes}
+
+
+def _weighted_quantile(problem: Problem, prices: dict[int, float], share: float) -> float:
+    """Return the price below which `share` of the bytes of all these tensors lie."""
+    left = share * sum(problem.tensors[i].nbytes for i in prices)
+    for i in sorted(prices, key=lambda i: prices[i]):
+        left -= problem.tensors[i].nbytes
+        if left <= 0:
+            return prices[i]
+    return math.inf
 
 
 def _rebuildable(problem: Problem, g: int) -> bool:

@@ -80,7 +80,7 @@ def write_job(path: Path, job: TrainingJob, *, ram_bytes: int = 1 << 40, seeds: 
 
 
 def _keep_all(graph: Any, costs: Any, ram_bytes: int) -> Any:
-    from planner.solve import plan_step
+    from planner.step import plan_step
 
     return plan_step(graph, costs, ram_bytes=ram_bytes, strategy="greedy")
 

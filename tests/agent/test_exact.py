@@ -15,7 +15,7 @@ from planner.plan import Action, Decision, Plan
 from planner.profile import profile_operators
 from planner.program import Code, expand, idle_gaps
 from planner.slices import update_groups
-from planner.solve import plan_step
+from planner.step import plan_step
 from tests.agent.exactness import (
     OPTIMIZERS,
     MakeOptimizer,

@@ -18,7 +18,8 @@ from planner.problem import Schedule, verify_problem
 from planner.problem_replay import replay
 from planner.program import expand
 from planner.reorder import peak_bytes, reorder, respects
-from planner.solve import STRATEGIES, Outcome, StrategyError, plan_step
+from planner.solve import STRATEGIES, Outcome, StrategyError
+from planner.step import plan_step
 
 
 @cache

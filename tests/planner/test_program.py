@@ -11,7 +11,7 @@ from planner.plan import Action, Decision, Plan
 from planner.program import BudgetError, Code, PlanError, Program, expand, idle_gaps
 from planner.rebuild import effective_operands, rebuildable
 from planner.slices import slice_bounds, update_groups
-from planner.solve import plan_step
+from planner.step import plan_step
 from tests.agent.exactness import random_plan
 from tests.planner.steps import costs_of, tiny_step
 

@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,10 @@ BLOCK = 4096
 """O_DIRECT wants addresses, offsets and lengths that are multiples of the logical block; 4096 suits every medium."""
 
 CHUNK = 1 << 20
-"""Bytes per system call: smaller ones lose up to 8x of the bandwidth (measured), larger ones gain nothing."""
+"""Bytes per checksum."""
+
+BURST = 4 * CHUNK
+"""Bytes per system call: at 1 MiB a gigabyte costs 0.09 s of kernel time, at 4 MiB 0.05 s; less loses bandwidth too."""
 
 
 class PageError(PortError):
@@ -230,15 +234,20 @@ class Pager:
         limit = self._limits[transfer.write]
         slot, file, moved = transfer.slot, transfer.slot.file, 0
         while moved < transfer.nbytes:
-            size = min(CHUNK, transfer.nbytes - moved)
             place, address = transfer.start + moved, transfer.address + moved
+            size = min(BURST, transfer.nbytes - moved)
+            bounced = file.direct and bool(address % BLOCK or size % BLOCK)
+            if bounced:
+                size = min(CHUNK, size)
             memory = _memory(address, size)
             if transfer.write:
-                slot.sums[place // CHUNK] = xxhash.xxh3_64_intdigest(memory)
-                self._write_chunk(file, slot.offset + place, address, memory)
+                for start, checksum in _checksums(memory, place):
+                    slot.sums[start // CHUNK] = checksum
+                self._write_piece(file, slot.offset + place, memory, bounced=bounced)
             else:
-                self._read_chunk(file, slot.offset + place, address, size)
-                _verify(slot, place, xxhash.xxh3_64_intdigest(memory))
+                self._read_piece(file, slot.offset + place, address, size)
+                for start, checksum in _checksums(memory, place):
+                    _verify(slot, start, checksum)
             moved += size
             if limit and (ahead := moved / limit - (time.perf_counter() - begin)) > 0:
                 time.sleep(ahead)
@@ -249,16 +258,16 @@ class Pager:
         else:
             self.stats.read_bytes += transfer.nbytes
 
-    def _write_chunk(self, file: PageFile, offset: int, address: int, memory: memoryview) -> None:
+    def _write_piece(self, file: PageFile, offset: int, memory: memoryview, *, bounced: bool) -> None:
         size = len(memory)
-        if file.direct and (address % BLOCK or size % BLOCK):
+        if bounced:
             self._bounce[:size] = memory
             memory = memoryview(self._bounce)[: padded(size)]
         done = 0
         while done < len(memory):
             done += os.pwrite(file.fd, memory[done:], offset + done)
 
-    def _read_chunk(self, file: PageFile, offset: int, address: int, size: int) -> None:
+    def _read_piece(self, file: PageFile, offset: int, address: int, size: int) -> None:
         if file.direct and address % BLOCK:
             whole = memoryview(self._bounce)[: padded(size)]
             _read_fully(file, whole, offset)
@@ -266,6 +275,12 @@ class Pager:
             return
         length = padded(size) if file.direct else size
         _read_fully(file, _memory(address, length), offset)
+
+
+def _checksums(memory: memoryview, place: int) -> Iterator[tuple[int, int]]:
+    """Yield place and checksum of each chunk of `memory`, which starts at byte `place` of its slot."""
+    for start in range(0, len(memory), CHUNK):
+        yield place + start, xxhash.xxh3_64_intdigest(memory[start : start + CHUNK])
 
 
 def _verify(slot: Slot, place: int, checksum: int) -> None:

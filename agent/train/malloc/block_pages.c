@@ -6,10 +6,17 @@
 #include "block_internal.h"
 
 #define SLAB_BYTES (64u << 10)
+/* From here on the kernel is asked for huge pages: one fault in place of 512, and direct I/O pins one page in place of 512. A
+ * block is written whole sooner or later, so they take no more memory. */
+#define HUGE_PAGE_BYTES (2u << 20)
 
 void *pages_map(size_t bytes) {
     void *pages = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return pages == MAP_FAILED ? NULL : pages;
+    if (pages == MAP_FAILED)
+        return NULL;
+    if (bytes >= HUGE_PAGE_BYTES)
+        madvise(pages, bytes, MADV_HUGEPAGE); /* a wish: kernels without them refuse it */
+    return pages;
 }
 
 void pages_unmap(uintptr_t address, size_t bytes) {

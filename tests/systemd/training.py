@@ -11,12 +11,13 @@ from tests.systemd.packages import CHECKOUT
 
 SYSFS = "/srv/sysfs"
 """The agent reads batteries below this directory instead of /sys (`sensors.sysfs_root`)."""
-CONFIG = f"""
+CONFIG = """
 [when]
 idle_for = 0
 min_pause = "1s"
+keep_in_memory = "{keep}"
 [sensors]
-sysfs_root = "{SYSFS}"
+sysfs_root = "{sysfs}"
 """
 COMMITTED = """
 import msgpack, pathlib
@@ -29,8 +30,7 @@ print(max(steps, default=-1))
 """
 """Prints the last committed step of the only job."""
 
-
-WATCH = """
+ASK = """
 import http.client, json, socket, sys, time
 
 class Connection(http.client.HTTPConnection):
@@ -38,26 +38,27 @@ class Connection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.connect("/run/port-agent/control.sock")
 
-def ask():
+def ask(path):
     connection = Connection("agent")
-    connection.request("GET", "/v1/jobs/1")
+    connection.request("GET", path)
     return json.load(connection.getresponse())
-
+"""
+"""Talks to the agent's socket: the command line itself takes two seconds of an emulated processor for each call."""
+WATCH = """
 end = time.monotonic() + {timeout_s}
 while time.monotonic() < end:
     try:
-        job = ask()
+        job = ask("/v1/{path}")
     except (OSError, ValueError, http.client.HTTPException):
         job = {{}}  # the agent is being restarted
     value = job.get("{field}")
     if value is not None and value {test}:
         sys.exit(0)
-    time.sleep(0.3)
+    time.sleep(0.5)
 print(json.dumps(job, indent=1))
 sys.exit(1)
 """
-"""Asks the agent's socket again and again; one small process, where every call of the command line takes two seconds
-of an emulated processor away from the worker."""
+"""Asks again and again until a field of the answer passes a test."""
 
 
 def make_bundle(directory: Path) -> Path:
@@ -71,10 +72,11 @@ def make_bundle(directory: Path) -> Path:
     return bundle
 
 
-def configure(host: Host) -> None:
-    """Write the test's policy and a laptop's power supplies, plugged in."""
+def configure(host: Host, keep: str = "0s") -> None:
+    """Write the test's policy and a laptop's power supplies, plugged in; a paused job stays in memory for `keep`."""
     check(host, "mkdir -p /etc/port-agent/config.d")
-    check(host, f"cat > /etc/port-agent/config.d/50-test.toml <<'END'\n{CONFIG}\nEND")
+    config = CONFIG.format(keep=keep, sysfs=SYSFS)
+    check(host, f"cat > /etc/port-agent/config.d/50-test.toml <<'END'\n{config}\nEND")
     plug(host, inserted=True)
 
 
@@ -90,15 +92,17 @@ def plug(host: Host, *, inserted: bool) -> None:
             "SCOPE": "System",
         },
     }
+    commands = []
     for name, values in supplies.items():
         folder = f"{SYSFS}/class/power_supply/{name}"
-        check(host, f"mkdir -p {folder}")
         uevent = "".join(f"POWER_SUPPLY_{key}={value}\\n" for key, value in {"NAME": name, **values}.items())
         files = {"uevent": uevent, "type": f"{values['TYPE']}\\n"}
         if "ONLINE" in values:
             files["online"] = f"{values['ONLINE']}\\n"
+        commands.append(f"mkdir -p {folder} && cd {folder}")
         for file, text in files.items():  # renamed into place: a real attribute is never seen half written
-            check(host, f"printf '{text}' > {folder}/.{file} && mv {folder}/.{file} {folder}/{file}")
+            commands.append(f"printf '{text}' > .{file} && mv .{file} {file}")
+    check(host, " && ".join(commands))
 
 
 def submit(host: Host, bundle: str, *options: str) -> None:
@@ -106,26 +110,36 @@ def submit(host: Host, bundle: str, *options: str) -> None:
     check(host, f"port-agent submit {bundle} {' '.join(options)}")
 
 
+def ask(host: Host, path: str) -> dict[str, Any]:
+    """Return what the agent's socket answers below /v1."""
+    program = f'{ASK}\nprint(json.dumps(ask("/v1/{path}")))'
+    found: dict[str, Any] = json.loads(check(host, f"python3 - <<'END'\n{program}\nEND"))
+    return found
+
+
 def job(host: Host) -> dict[str, Any]:
     """Return everything about the only job."""
-    found: dict[str, Any] = json.loads(check(host, "port-agent job 1 --json"))
-    return found
+    return ask(host, "jobs/1")
 
 
 def status(host: Host) -> dict[str, Any]:
-    """Return what `port-agent status` knows."""
-    found: dict[str, Any] = json.loads(check(host, "port-agent status --json"))
-    return found
+    """Return what `port-agent status` shows."""
+    return ask(host, "status")
 
 
 def wait_for_job(host: Host, field: str, test: str, timeout_s: float = 300.0) -> None:
     """Return when a field of the job passes a test, such as `step`, `>= 20`."""
-    watch = f"python3 - <<'END'\n{WATCH.format(field=field, test=test, timeout_s=timeout_s)}\nEND"
-    ran = host.run(watch, timeout_s + 60)
+    wait_for_answer(host, "jobs/1", field, test, timeout_s)
+
+
+def wait_for_answer(host: Host, path: str, field: str, test: str, timeout_s: float) -> None:
+    """Return when a field of an answer of the agent passes a test."""
+    program = ASK + WATCH.format(path=path, field=field, test=test, timeout_s=timeout_s)
+    ran = host.run(f"python3 - <<'END'\n{program}\nEND", timeout_s + 60)
     if ran.rc != 0:
         log = host.run("port-agent logs 1; port-agent status; port-agent doctor --no-flash; port-agent job 1").out
         journal = host.run("journalctl -u port-agent -n 30 --no-pager -o cat").out
-        raise AssertionError(f"job: {field} {test} not within {timeout_s:.0f} s\n{ran.out}\n{log}\n{journal}")
+        raise AssertionError(f"{path}: {field} {test} not within {timeout_s:.0f} s\n{ran.out}\n{log}\n{journal}")
 
 
 def wait_for_new_step(host: Host, timeout_s: float) -> None:

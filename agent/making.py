@@ -16,7 +16,8 @@ from agent.train.malloc import preload_environment
 from planner import build, frontier, profile
 from planner.build import InfeasibleError, Planner, Prepared
 from planner.bundle import Bundle, Manifest
-from planner.costs import DeviceCosts, Flash
+from planner.costs import CostTable, DeviceCosts, Flash
+from planner.devices import estimated_costs, load_board
 from planner.errors import PortError
 from planner.frontier import Point
 from planner.graph import StepGraph
@@ -88,6 +89,18 @@ def this_device(measured: Measured, page_dir: Path, threads: int, progress: Prog
     )  # fmt: skip
 
 
+def other_board(
+    graphs: Mapping[str, StepGraph], measured: Measured, device: DeviceCosts, name: str
+) -> tuple[Measured, DeviceCosts]:
+    """Return what was measured here, scaled to the board of this name or file, and that board's device (estimated)."""
+    board = load_board(name)
+    tables = [
+        estimated_costs(graph, board, CostTable(device, ops))
+        for graph, ops in zip(graphs.values(), measured.ops, strict=True)
+    ]
+    return replace(measured, ops=tuple(table.ops for table in tables)), tables[0].device
+
+
 def slower_flash(device: DeviceCosts, read_bytes_per_s: float | None, write_bytes_per_s: float | None) -> DeviceCosts:
     """Return the device with flash no faster than the given limits."""
     flash: Flash = device.flash
@@ -114,11 +127,13 @@ def make(
     progress: Progress,
     wide: bool = False,
     trial_options: tuple[str, ...] = (),
+    estimated: bool = False,
 ) -> Made:
     """Plan, try the plan for two steps, reserve what turned out unplanned, and write the bundle.
 
     The bundle's first plan is for `ram_bytes`; smaller ones follow, to which the agent switches when memory gets short
-    (`wide`: more of them, by the chosen planner instead of the quick one, none dominated by another).
+    (`wide`: more of them, by the chosen planner instead of the quick one, none dominated by another). `estimated`: the
+    costs are those of another board; the trial then only tells how much memory is unplanned.
     Raises InfeasibleError where nothing fits; nothing is left behind then.
     """
     target = int(ram_bytes * (1 - _SPARE))
@@ -128,7 +143,7 @@ def make(
         # The first tries only find out what is unplanned; the last word is the chosen planner's.
         progress("try", attempt / _TRIES)
         device, peak = _tried(
-            path, prepared, measured, device, target, ram_bytes, quick, page_dir, threads, trial_options
+            path, prepared, measured, device, target, ram_bytes, quick, page_dir, threads, trial_options, estimated
         )
         if peak <= ram_bytes:
             break
@@ -136,12 +151,12 @@ def make(
         progress("plan", attempt / _TRIES)
         before = device
         device, peak = _tried(
-            path, prepared, measured, device, target, ram_bytes, planner, page_dir, threads, trial_options
+            path, prepared, measured, device, target, ram_bytes, planner, page_dir, threads, trial_options, estimated
         )
         if peak <= ram_bytes and device is before:
             manifest = _with_smaller_plans(
                 path, prepared, measured, device, target, ram_bytes, planner if wide else quick, threads,
-                _WIDE if wide else _NARROW,
+                _WIDE if wide else _NARROW, estimated,
             )  # fmt: skip
             return Made(manifest, peak)
     path.unlink(missing_ok=True)
@@ -162,6 +177,7 @@ def _with_smaller_plans(
     planner: Planner,
     threads: int,
     count: int,
+    estimated: bool,
 ) -> Manifest:
     """Write the bundle again with plans for smaller budgets behind the one it has; return its manifest."""
     bundle = Bundle(path)
@@ -177,8 +193,9 @@ def _with_smaller_plans(
     points = [Point(c[main], *_figures(bundle, main, c[main])) for c in choices]
     kept = [0] + [i for i in range(1, len(points)) if not any(p.dominates(points[i]) for p in points)]
     return build.write(
-        path, prepared, [choices[i] for i in kept], bundle.costs, [limits[i] for i in kept], threads=threads
-    )
+        path, prepared, [choices[i] for i in kept], bundle.costs, [limits[i] for i in kept], threads=threads,
+        estimated=estimated,
+    )  # fmt: skip
 
 
 def _figures(bundle: Bundle, name: str, plan: Plan) -> tuple[int, float, float]:
@@ -197,10 +214,13 @@ def _tried(
     page_dir: Path,
     threads: int,
     trial_options: tuple[str, ...],
+    estimated: bool,
 ) -> tuple[DeviceCosts, int]:
     """Plan, write and run; return the device (with what turned out unplanned in its base) and the measured peak."""
     plans, costs = build.plan_all(prepared, measured, device, target, planner)
-    manifest = build.write(path, prepared, [_budgeted(plans, ram_bytes)], costs, [ram_bytes], threads=threads)
+    manifest = build.write(
+        path, prepared, [_budgeted(plans, ram_bytes)], costs, [ram_bytes], threads=threads, estimated=estimated
+    )
     try:
         peak = trial(path, page_dir, trial_options)
     except TrialError:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.cli.planning import add_deadline, seconds_per_step
+from agent.cli.planning import add_deadline, too_slow, wanted_pace
 from planner.errors import PortError
 from planner.units import format_bytes, format_joules, format_seconds, parse_bytes
 
@@ -62,6 +62,10 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         help="put more plans for smaller budgets into the bundle, and print them; the agent switches between them",
     )  # fmt: skip
     add_deadline(parser)
+    parser.add_argument(
+        "--board", metavar="NAME",
+        help="plan for a board that is not at hand: costs measured here are scaled to it, and the bundle says estimated",
+    )  # fmt: skip
     parser.add_argument("--flash-read", type=parse_bytes, help="plan for flash no faster than this, bytes per second")
     parser.add_argument("--flash-write", type=parse_bytes, help="plan for flash no faster than this, bytes per second")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -119,6 +123,8 @@ def _plan(arguments: argparse.Namespace) -> int:
     from agent.cli.progress import StageBar
     from agent.making_sparse import train_less
     from planner import build
+    from planner.costs import CostTable
+    from planner.deadline import DeadlineError
     from planner.job import load_job
 
     out = arguments.out or arguments.script.with_suffix(".port")
@@ -135,6 +141,8 @@ def _plan(arguments: argparse.Namespace) -> int:
         bar.update("capture", 1.0)
         measured = making.measure(prepared.graphs, arguments.threads, bar.update)
         device = making.this_device(measured, arguments.page_dir, arguments.threads, bar.update)
+        if arguments.board is not None:
+            measured, device = making.other_board(prepared.graphs, measured, device, arguments.board)
         device = making.slower_flash(device, arguments.flash_read, arguments.flash_write)
         if arguments.sparse_update:
             sparse = train_less(
@@ -142,11 +150,23 @@ def _plan(arguments: argparse.Namespace) -> int:
                 steps=arguments.probe_steps, progress=bar.update,
             )  # fmt: skip
             prepared, measured = sparse.prepared, sparse.measured
-        planner = build.default_planner(strategy=arguments.strategy, time_limit_s=arguments.time_limit)
-        made = making.make(
-            out, prepared, measured, device, arguments.ram, planner=planner, page_dir=arguments.page_dir,
-            threads=arguments.threads, progress=bar.update, wide=arguments.frontier,
+        pace = wanted_pace(arguments, rows, job.batch_size)
+        planner = build.default_planner(
+            strategy=arguments.strategy, time_limit_s=arguments.time_limit,
+            deadline_s=None if pace is None else pace.seconds_per_step,
         )  # fmt: skip
+        try:
+            made = making.make(
+                out, prepared, measured, device, arguments.ram, planner=planner, page_dir=arguments.page_dir,
+                threads=arguments.threads, progress=bar.update, wide=arguments.frontier,
+                estimated=arguments.board is not None,
+            )  # fmt: skip
+        except build.InfeasibleError as error:
+            if pace is None or error.fastest_seconds is None:
+                raise
+            out.unlink(missing_ok=True)
+            graph, costs = next(iter(prepared.graphs.values())), CostTable(device, measured.ops[0])
+            raise DeadlineError(too_slow(graph, costs, pace, arguments.ram, error.fastest_seconds)) from error
     facts = _facts(out, made.manifest, 0)
     facts |= {"measured_peak_bytes": made.measured_peak_bytes, "planning_s": time.perf_counter() - begin}
     if sparse is not None:
@@ -176,16 +196,11 @@ def _print_choices(arguments: argparse.Namespace, manifest: "Manifest") -> None:
                 format_bytes(c.written_bytes),
             )  # fmt: skip
         Console().print(table)
-    wanted = seconds_per_step(arguments, manifest.samples, manifest.batch_size)
+    wanted = wanted_pace(arguments, manifest.samples, manifest.batch_size)
     if wanted is not None:
-        fastest = min(c.seconds for c in manifest.plans)
-        verdict = (
-            "in time"
-            if fastest <= wanted
-            else f"too slow by {format_seconds(fastest - wanted)} a step; raise --ram or train fewer epochs"
-        )
         print(
-            f"deadline: {format_seconds(wanted)} per step are left, the fastest plan takes {format_seconds(fastest)}: {verdict}"
+            f"deadline: {format_seconds(wanted.seconds_per_step)} per step are left, the plan takes "
+            f"{format_seconds(manifest.plans[0].seconds)}: in time"
         )
 
 
@@ -257,7 +272,8 @@ def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> Non
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{path}  ({manifest.name}, {facts['operators']} operators)", show_header=False)
+    board = f", estimated for {manifest.device}" if manifest.estimated else ""
+    table = Table(title=f"{path}  ({manifest.name}, {facts['operators']} operators{board})", show_header=False)
     table.add_row("budget", format_bytes(facts["budget_bytes"]))
     table.add_row(
         "planned peak",

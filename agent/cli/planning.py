@@ -12,8 +12,11 @@ from planner.units import format_bytes, format_joules, format_seconds, parse_byt
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from planner.costs import CostTable
+    from planner.deadline import Pace
     from planner.devices import Board, Number
     from planner.frontier import Point
+    from planner.graph import StepGraph
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -79,7 +82,7 @@ def _add_frontier(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add_deadline(parser: argparse.ArgumentParser) -> None:
-    """Add --deadline and --charging, which `seconds_per_step` reads."""
+    """Add --deadline and --charging, which `wanted_pace` reads."""
     parser.add_argument("--deadline", metavar="WHEN", help="such as 2026-12-01T07:00, local time")
     parser.add_argument("--charging", metavar="HOURS", help="such as 22:00-07:00: when training may run")
 
@@ -229,16 +232,19 @@ def _frontier(arguments: argparse.Namespace) -> int:
     graph, costs = bundle.graphs[main], bundle.costs[main]
     limits = budgets(graph, costs, arguments.ram or 1 << 62, arguments.count)
     points = frontier(graph, costs, limits, time_limit_s=arguments.time_limit, strategy=arguments.strategy)
-    wanted = seconds_per_step(arguments, bundle.manifest.samples, bundle.manifest.batch_size)
+    asked = wanted_pace(arguments, bundle.manifest.samples, bundle.manifest.batch_size)
+    wanted = None if asked is None else asked.seconds_per_step
     if arguments.json:
         rows = [_point_data(p) | {"in_time": wanted is None or p.seconds <= wanted} for p in points]
         print(json.dumps({"seconds_per_step": wanted, "plans": rows}))
         return 0
     print_frontier(points, wanted)
+    if asked is not None and points and all(p.seconds > asked.seconds_per_step for p in points):
+        print(too_slow(graph, costs, asked, limits[0], min(p.seconds for p in points)))
     return 0
 
 
-def seconds_per_step(arguments: argparse.Namespace, samples: int, batch_size: int) -> float | None:
+def wanted_pace(arguments: argparse.Namespace, samples: int, batch_size: int) -> "Pace | None":
     """Return what --deadline, --charging and --epochs leave for one step; None without a deadline."""
     from planner.deadline import pace, parse_deadline, parse_window
 
@@ -246,10 +252,23 @@ def seconds_per_step(arguments: argparse.Namespace, samples: int, batch_size: in
         return None
     window = parse_window(arguments.charging) if arguments.charging else None
     steps = -(-samples // batch_size)
-    found = pace(
+    return pace(
         datetime.now(), parse_deadline(arguments.deadline), window, epochs=arguments.epochs, steps_per_epoch=steps
     )
-    return found.seconds_per_step
+
+
+def too_slow(graph: "StepGraph", costs: "CostTable", wanted: "Pace", ram_bytes: int, fastest_s: float) -> str:
+    """Return by how much a step of `fastest_s` misses the deadline within `ram_bytes`, and which budget would do."""
+    from planner.deadline import shortfall
+    from planner.frontier import budget_for
+    from planner.plan import Plan
+    from planner.program import expand
+
+    most = max(expand(graph, costs, Plan(), check_budget=False).peak_bytes, ram_bytes)
+    limits = [round(ram_bytes + (most - ram_bytes) * k / 6) for k in range(1, 7)]
+    enough = budget_for(graph, costs, wanted.seconds_per_step, limits)
+    text = shortfall(wanted, fastest_s, None if enough is None else format_bytes(enough))
+    return text or f"a step of {format_seconds(fastest_s)} is in time"
 
 
 def _point_data(point: "Point") -> dict[str, object]:
@@ -276,10 +295,3 @@ def print_frontier(points: "list[Point]", wanted_seconds: float | None) -> None:
     console.print(table)
     if wanted_seconds is not None:
         console.print(f"the deadline leaves {format_seconds(wanted_seconds)} per step")
-        if points and all(p.seconds > wanted_seconds for p in points):
-            best = min(points, key=lambda p: p.seconds)
-            late = best.seconds / wanted_seconds
-            console.print(
-                f"no plan is fast enough; the fastest takes {late:.2f} times as long. Train fewer epochs, move"
-            )
-            console.print("the deadline, or widen the charging hours.")

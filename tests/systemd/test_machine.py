@@ -82,7 +82,7 @@ def bench(
 def prepare(machine: Machine, systemd: int) -> None:
     """Install the package with a policy that trains at once, and start it by hand."""
     assert check(machine, "systemctl --version").startswith(f"systemd {systemd}")
-    training.configure(machine, keep="1h")
+    training.configure(machine)
     check(machine, f"PORT_PYTHON=/usr/bin/python3.11 dpkg -i {deb_path()}", 400)
     check(machine, "systemctl stop port-agent")
     check(machine, "systemctl start port-agent")
@@ -130,18 +130,14 @@ def test_unit_runs_hardened_in_its_own_delegated_group(installed: Machine) -> No
 
 
 def test_unplugged_job_pauses_goes_on_and_ends_as_if_undisturbed(busy: Machine, undisturbed: str) -> None:
-    """It stays in memory meanwhile; leaving and coming back is the container's test, and takes an import of torch."""
     training.plug(busy, inserted=False)
-    training.wait_for_answer(busy, "status", "state", "== 'paused'", 60)
+    wait_for(busy, "! pgrep -f '[a]gent.train.worker' >/dev/null", 60)
     state = training.status(busy)
     assert any("on battery" in reason for reason in state["reasons"]), state["reasons"]
     stopped_at = training.job(busy)["step"]
     assert 20 <= stopped_at < STEPS
-    check(busy, "sleep 3")
-    assert training.job(busy)["step"] == stopped_at
     training.plug(busy, inserted=True)
     training.wait_for_job(busy, "step", f"> {stopped_at}", IMPORT_S)
-    assert training.job(busy)["attempts"] == 1
     training.wait_for_job(busy, "state", "== 'finished'", FINISH_S)
     assert training.trained_weights(busy) == undisturbed
 

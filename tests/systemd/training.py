@@ -11,13 +11,12 @@ from tests.systemd.packages import CHECKOUT
 
 SYSFS = "/srv/sysfs"
 """The agent reads batteries below this directory instead of /sys (`sensors.sysfs_root`)."""
-CONFIG = """
+CONFIG = f"""
 [when]
 idle_for = 0
 min_pause = "1s"
-keep_in_memory = "{keep}"
 [sensors]
-sysfs_root = "{sysfs}"
+sysfs_root = "{SYSFS}"
 """
 COMMITTED = """
 import msgpack, pathlib
@@ -48,7 +47,7 @@ WATCH = """
 end = time.monotonic() + {timeout_s}
 while time.monotonic() < end:
     try:
-        job = ask("/v1/{path}")
+        job = ask("/v1/jobs/1")
     except (OSError, ValueError, http.client.HTTPException):
         job = {{}}  # the agent is being restarted
     value = job.get("{field}")
@@ -58,7 +57,7 @@ while time.monotonic() < end:
 print(json.dumps(job, indent=1))
 sys.exit(1)
 """
-"""Asks again and again until a field of the answer passes a test."""
+"""Asks again and again until a field of the job passes a test."""
 
 
 def make_bundle(directory: Path) -> Path:
@@ -72,11 +71,10 @@ def make_bundle(directory: Path) -> Path:
     return bundle
 
 
-def configure(host: Host, keep: str = "0s") -> None:
-    """Write the test's policy and a laptop's power supplies, plugged in; a paused job stays in memory for `keep`."""
+def configure(host: Host) -> None:
+    """Write the test's policy and a laptop's power supplies, plugged in."""
     check(host, "mkdir -p /etc/port-agent/config.d")
-    config = CONFIG.format(keep=keep, sysfs=SYSFS)
-    check(host, f"cat > /etc/port-agent/config.d/50-test.toml <<'END'\n{config}\nEND")
+    check(host, f"cat > /etc/port-agent/config.d/50-test.toml <<'END'\n{CONFIG}\nEND")
     plug(host, inserted=True)
 
 
@@ -129,17 +127,12 @@ def status(host: Host) -> dict[str, Any]:
 
 def wait_for_job(host: Host, field: str, test: str, timeout_s: float = 300.0) -> None:
     """Return when a field of the job passes a test, such as `step`, `>= 20`."""
-    wait_for_answer(host, "jobs/1", field, test, timeout_s)
-
-
-def wait_for_answer(host: Host, path: str, field: str, test: str, timeout_s: float) -> None:
-    """Return when a field of an answer of the agent passes a test."""
-    program = ASK + WATCH.format(path=path, field=field, test=test, timeout_s=timeout_s)
+    program = ASK + WATCH.format(field=field, test=test, timeout_s=timeout_s)
     ran = host.run(f"python3 - <<'END'\n{program}\nEND", timeout_s + 60)
     if ran.rc != 0:
         log = host.run("port-agent logs 1; port-agent status; port-agent doctor --no-flash; port-agent job 1").out
         journal = host.run("journalctl -u port-agent -n 30 --no-pager -o cat").out
-        raise AssertionError(f"{path}: {field} {test} not within {timeout_s:.0f} s\n{ran.out}\n{log}\n{journal}")
+        raise AssertionError(f"job: {field} {test} not within {timeout_s:.0f} s\n{ran.out}\n{log}\n{journal}")
 
 
 def wait_for_new_step(host: Host, timeout_s: float) -> None:

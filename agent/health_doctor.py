@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 
 from agent.cgroup import CgroupError, cgroup2_mount, own_path
-from agent.facts import OwnUse, Power, SensorOptions, this_platform
+from agent.facts import Answer, OwnUse, Power, SensorOptions, Voice, this_platform
 from agent.health import CONDITIONS
 from agent.policy_file import Config, Options
 from planner.errors import PortError
@@ -73,9 +73,7 @@ def _sensors(state_dir: Path, options: Options) -> Iterator[Check]:
         yield Check("power", Verdict.BAD, f"unknown: {facts.power_detail}", cure)
     else:
         yield Check("power", Verdict.GOOD, f"{facts.power.value} ({facts.power_detail}){battery}")
-    for voice in facts.voices:
-        verdict = Verdict.NOTE if voice.idle.value == "unknown" else Verdict.GOOD
-        yield Check(f"idle: {voice.name}", verdict, f"{voice.idle.value} ({voice.detail})")
+    yield from check_voices(facts.voices)
     if facts.temperature_c is None:
         yield Check(
             "temperature",
@@ -89,6 +87,21 @@ def _sensors(state_dir: Path, options: Options) -> Iterator[Check]:
     for fault in facts.faults:
         cure = "give the agent's user read access to it, or ignore it if the device has no such sensor"
         yield Check(f"sensor {fault.sensor}", Verdict.BAD, fault.reason, cure)
+
+
+def check_voices(voices: tuple[Voice, ...]) -> Iterator[Check]:
+    """Say what each voice thinks of the device being left alone; one that answers is enough."""
+    heard = any(voice.idle is not Answer.UNKNOWN for voice in voices)
+    for voice in voices:
+        finding = f"{voice.idle.value} ({voice.detail})"
+        if voice.idle is not Answer.UNKNOWN:
+            yield Check(f"idle: {voice.name}", Verdict.GOOD, finding)
+        elif heard:
+            yield Check(f"idle: {voice.name}", Verdict.NOTE, finding, "none needed: another of them answers")
+    if not heard:
+        said = "; ".join(f"{voice.name}: {voice.detail}" for voice in voices) or "no sensor for it"
+        cure = "set idle_for = 0 under [when] in config.toml to train without asking; a kernel with psi=1 can tell"
+        yield Check("idle", Verdict.BAD, f"nothing tells whether the device is in use ({said})", cure)
 
 
 def _energy(config: Config) -> Iterator[Check]:

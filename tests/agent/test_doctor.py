@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.health_doctor import Check, Verdict, examine
+from agent.facts import Answer, Voice
+from agent.health_doctor import Check, Verdict, check_voices, examine
 from agent.policy_file import Config, Options
 from tests.agent.trees import LAPTOP_BATTERY, supply_tree, write_tree
 
@@ -22,7 +23,9 @@ def options(tmp_path: Path) -> Options:
     proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
     mounts = {"self/mounts": f"cgroup2 {cgroup} cgroup2 rw 0 0\n"}
     numbers = {"stat": "cpu  1 0 1 100 0 0 0 0 0 0\n", "meminfo": "MemTotal: 1000 kB\nMemAvailable: 900 kB\n"}
-    write_tree(proc, GROUPS | mounts | numbers)
+    quiet = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+    pressure = {f"pressure/{what}": quiet for what in ("cpu", "io", "memory")}
+    write_tree(proc, GROUPS | mounts | numbers | pressure)
     write_tree(cgroup / "port-agent.service", {"cgroup.controllers": "memory cpu", "cgroup.subtree_control": ""})
     supply_tree(tmp_path / "sys", BAT0=LAPTOP_BATTERY.format(status="Charging", capacity=50))
     write_tree(tmp_path / "sys/class/thermal/thermal_zone0", {"type": "cpu", "temp": "44000"})
@@ -50,6 +53,14 @@ def test_everything_that_is_bad_has_a_cure(tmp_path: Path, options: Options) -> 
     assert all(check.cure for check in found.values() if check.verdict is Verdict.BAD)
     assert "assume_power" in found["power"].cure
     assert "cgroup_enable=memory" in found["memory limits"].cure
+
+
+def test_one_voice_that_answers_is_enough() -> None:
+    silent = Voice("load", Answer.UNKNOWN, "one reading so far")
+    heard = list(check_voices((silent, Voice("pressure", Answer.YES, "cpu 0 %"))))
+    assert [check.verdict for check in heard] == [Verdict.NOTE, Verdict.GOOD]
+    (nothing,) = check_voices((silent,))
+    assert nothing.verdict is Verdict.BAD and "one reading so far" in nothing.finding and "idle_for = 0" in nothing.cure
 
 
 def test_no_control_groups_at_all(tmp_path: Path, options: Options) -> None:

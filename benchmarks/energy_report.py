@@ -2,9 +2,10 @@
 
     python benchmarks/energy_report.py [--json] [--steps N] [--others PYTHON]
 
-The run is planned, bundled and trained by the worker as the agent does it. Where this machine has a sensor its figures
-stand beside the estimate; where it has none the table says so. `--others` names the interpreter of an environment with
-codecarbon and jetson-stats, to run their reading code again; without it the recorded results are shown.
+The run is planned, bundled and trained by the worker as the agent does it, with the plan of least memory, which
+recomputes and pages. Where this machine has a sensor its figures stand beside the estimate; where it has none the table
+says so. `--others` names the interpreter of an environment with codecarbon and jetson-stats, to run their reading code
+again; without it the recorded results are shown.
 """
 
 import argparse
@@ -117,7 +118,7 @@ def metered_run(folder: Path, steps: int) -> RunResult:
     """Return the figures of a training run of `steps` steps, planned and trained for real."""
     script, bundle = folder / "train.py", folder / "job.port"
     script.write_text(TRAINING)
-    plan = [sys.executable, "-m", "agent.cli", "plan", str(script), "--ram", BUDGET, "-o", str(bundle), "--json"]
+    plan = [sys.executable, "-m", "agent.cli", "plan", str(script), "--ram", BUDGET, "--frontier", "-o", str(bundle)]
     subprocess.run(plan, check=True, stdout=subprocess.DEVNULL)
     model = configured_model(EnergyConfig(), None)
     estimated = _meter(folder / "estimated", EstimatedSource(model))
@@ -174,8 +175,9 @@ Calls = list[tuple[float, dict[str, Any]]]
 def _train(meters: list[EnergyMeter], bundle: Path, state_dir: Path, steps: int) -> Calls:
     """Train under all meters; return the calls each of them got."""
     state_dir.mkdir()
-    limit_bytes = read_manifest(bundle).plans[0].ram_bytes
-    worker = start_worker(worker_command(bundle, state_dir, "--steps", str(steps)), limit_bytes=limit_bytes)
+    plans = read_manifest(bundle).plans
+    command = worker_command(bundle, state_dir, "--steps", str(steps), "--plan", str(len(plans) - 1))
+    worker = start_worker(command, limit_bytes=plans[-1].ram_bytes)
     events: queue.Queue[dict[str, Any]] = queue.Queue()
 
     def listen() -> None:
@@ -221,11 +223,11 @@ def _replay(meter: EnergyMeter, calls: Calls) -> float:
 
 
 def _phase_rows(sums: list[dict[str, float]]) -> tuple[PhaseRow, ...]:
-    names = [phase.value for phase in Phase if any(phase.value in part for part in sums)]
+    """Return every phase, those that took nothing included."""
     return tuple(
-        PhaseRow(name, sums[0].get(name, 0.0), sums[1].get(name, 0.0) if len(sums) > 1 else None)
-        for name in names
-        if name != Phase.UNMEASURED.value
+        PhaseRow(phase.value, sums[0].get(phase, 0.0), sums[1].get(phase, 0.0) if len(sums) > 1 else None)
+        for phase in Phase
+        if phase is not Phase.UNMEASURED
     )
 
 
@@ -372,7 +374,9 @@ def _run_table(run: RunResult) -> Table:
     table.add_column("estimated", justify="right")
     table.add_column(f"measured ({run.measured_source or 'no sensor here'})", justify="right")
     for row in run.phases:
-        table.add_row(row.phase, f"{row.estimated_joules:.3f}", _number(row.measured_joules), end_section=False)
+        table.add_row(
+            row.phase.replace("_", " "), f"{row.estimated_joules:.3f}", _number(row.measured_joules), end_section=False
+        )
     table.add_section()
     table.add_row("sum of phases", f"{run.estimated_total_joules:.3f}", _number(run.measured_total_joules))
     table.add_row("counted by the source", f"{run.estimated_source_joules:.3f}", "")

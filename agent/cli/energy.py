@@ -7,14 +7,16 @@ import os
 import re
 import sys
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from planner.errors import PortError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from rich.console import Console
 
     from agent.control_client import ControlClient
     from agent.dashboard.server import StatusClient
@@ -212,19 +214,20 @@ def _show_sources(reports: "Iterable[SourceReport]") -> None:
 def _show(report: "EnergyReport") -> None:
     from rich.console import Console
 
-    console = Console()
+    console = Console(highlight=False)
     if not report.total:
         console.print("The ledger has no figures for this time yet.")
         return
     _show_power(report, console)
-    _show_amounts(console, "by job", report.jobs, {amount.name: report.label(amount.name) for amount in report.jobs})
-    _show_amounts(console, "by day (UTC)", report.days, {})
-    _show_amounts(console, "by phase", [row for row in report.phases if row.name != "unmeasured"], {})
+    labels = {amount.name: report.label(amount.name) for amount in report.jobs}
+    _show_amounts(console, "by job", report.jobs, labels, report.options.currency)
+    _show_amounts(console, "by day (UTC)", report.days, {}, report.options.currency)
+    _show_phases(console, report)
     _show_plan(console, report)
     _show_notes(console, report)
 
 
-def _show_power(report: "EnergyReport", console: Any) -> None:
+def _show_power(report: "EnergyReport", console: "Console") -> None:
     """Print the course of power as a terminal plot; stretches that were not seen stay empty."""
     import plotext
 
@@ -255,32 +258,60 @@ def _show_power(report: "EnergyReport", console: Any) -> None:
 
 
 def _show_amounts(
-    console: Any, title: str, amounts: "list[Amount] | tuple[Amount, ...]", names: dict[str, str]
+    console: "Console", title: str, amounts: "tuple[Amount, ...]", names: dict[str, str], currency: str
 ) -> None:
-    """Print one table; columns in which no row has anything are left out."""
-    from rich.table import Table
-
-    from planner.units import format_seconds
-
     kinds = {row.kind for row in amounts}
     columns: dict[str, list[str]] = {
-        "": [names.get(row.name, row.name.replace("_", " ")) for row in amounts],
+        "": [names.get(row.name, row.name) for row in amounts],
         "energy": [_joules(row.gross_joules) for row in amounts],
         "above idle": ["unknown" if row.net_joules is None else _joules(row.net_joules) for row in amounts],
-        "time": [format_seconds(row.seconds) for row in amounts],
-        "not measured": [format_seconds(row.unmeasured_s) if row.unmeasured_s else "" for row in amounts],
+        "time": [_duration(row.seconds) for row in amounts],
+        "not seen": [_duration(row.unmeasured_s) if row.unmeasured_s else "" for row in amounts],
         "steps": ["" if row.steps is None else str(row.steps) for row in amounts],
-        "cost": ["" if row.cost is None else f"{row.cost:.4f}" for row in amounts],
+        f"cost, {currency}" if currency else "cost": ["" if row.cost is None else f"{row.cost:.4f}" for row in amounts],
         "CO2, g": ["" if row.co2_grams is None else f"{row.co2_grams:.2f}" for row in amounts],
         "kind": [row.kind if len(kinds) > 1 else "" for row in amounts],
     }
-    table = Table(title=f"{title}, {' and '.join(sorted(kinds))}", title_justify="left")
-    shown = {head: cells for head, cells in columns.items() if any(cells)}
-    for head in shown:
-        table.add_column(head, justify="right" if head else "left")
-    for cells in zip(*shown.values(), strict=True):
+    _print_table(console, f"{title}, {' and '.join(sorted(kinds))}", columns.items())
+
+
+def _show_phases(console: "Console", report: "EnergyReport") -> None:
+    """Print what the energy was spent on, and the phases that took none: no row would leave room for doubt."""
+    from agent.energy.report import PHASES
+
+    rows = [row for row in report.phases if row.name != "unmeasured"]
+    whole = sum(row.gross_joules for row in rows) or 1.0
+    kinds = {row.kind for row in rows}
+    columns = {
+        "": [row.name.replace("_", " ") for row in rows],
+        "energy": [_joules(row.gross_joules) for row in rows],
+        "share": [f"{row.gross_joules / whole:.1%}" for row in rows],
+        "time": [_duration(row.seconds) for row in rows],
+        "kind": [row.kind if len(kinds) > 1 else "" for row in rows],
+    }
+    _print_table(console, f"by phase, {' and '.join(sorted(kinds))}", columns.items())
+    none = [phase.replace("_", " ") for phase in PHASES if phase not in {row.name for row in rows}]
+    if none:
+        console.print(f"nothing for: {', '.join(none)}\n")
+
+
+def _print_table(console: "Console", title: str, columns: "Iterable[tuple[str, list[str]]]") -> None:
+    """Print columns, the first with names; those without any cell are left out."""
+    from rich.table import Table
+
+    shown = [(head, cells) for head, cells in columns if any(cells)]
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
+    for number, (head, _) in enumerate(shown):
+        table.add_column(head, justify="right" if number else "left", header_style="dim", no_wrap=True)
+    for cells in zip(*(cells for _, cells in shown), strict=True):
         table.add_row(*cells)
-    console.print(table)
+    console.print(table, "")
+
+
+def _duration(seconds: float) -> str:
+    from planner.units import format_seconds
+
+    return format_seconds(seconds).removesuffix(" 00 s").removesuffix(" 00 min")
 
 
 def _joules(joules: float) -> str:
@@ -289,49 +320,55 @@ def _joules(joules: float) -> str:
     return format_joules(joules) if joules else "0 J"
 
 
-def _show_plan(console: Any, report: "EnergyReport") -> None:
-    from rich.table import Table
-
+def _show_plan(console: "Console", report: "EnergyReport") -> None:
     from planner.units import format_joules, format_seconds
 
-    planned = [epoch for epoch in report.epochs if epoch.planned_s or epoch.planned_joules]
+    planned = [epoch for epoch in report.epochs if epoch.planned_s or epoch.planned_joules][-20:]
     if not planned:
         return
-    table = Table("job", "epoch", title="planned and actual, per step", title_justify="left")
-    for head in ("planned", "actual", "", "planned", "actual", ""):
-        table.add_column(head, justify="right")
-    for epoch in planned[-20:]:
-        cells = [report.label(epoch.job), str(epoch.epoch)]
-        for plan, actual, steps, form in (
-            (epoch.planned_s, epoch.wall_s, epoch.steps, format_seconds),
-            (epoch.planned_joules, epoch.gross_joules, epoch.measured_steps, format_joules),
-        ):
-            known = (form(plan / steps), form(actual / steps), f"{actual / plan - 1:+.0%}") if plan and steps else None
-            cells += known or ("", form(actual / steps) if steps else "", "")
-        table.add_row(*cells)
-    console.print(table)
+    columns = [("", [f"{report.label(epoch.job)}, epoch {epoch.epoch}" for epoch in planned])]
+    for form, figures in (
+        (format_seconds, [(epoch.planned_s, epoch.wall_s, epoch.steps) for epoch in planned]),
+        (format_joules, [(epoch.planned_joules, epoch.gross_joules, epoch.measured_steps) for epoch in planned]),
+    ):
+        columns += [
+            ("planned", [form(plan / steps) if plan and steps else "" for plan, _, steps in figures]),
+            ("taken", [form(taken / steps) if steps else "" for _, taken, steps in figures]),
+            ("", [f"{taken / plan - 1:+.0%}" if plan and steps else "" for plan, taken, steps in figures]),
+        ]
+    _print_table(console, "plan and reality, per step", columns)
 
 
-def _show_notes(console: Any, report: "EnergyReport") -> None:
-    from planner.units import format_bytes, format_seconds
+def _show_notes(console: "Console", report: "EnergyReport") -> None:
+    from planner.units import format_seconds
 
     for source in report.sources:
         steps = "" if source.resolution_watts is None else f", in steps of {source.resolution_watts:g} W"
         console.print(f"{source.kind} by {source.name}: {source.covers}{steps}, every {source.period_s:g} s")
         if source.name in report.baselines_watts:
             console.print(f"  idle power {report.baselines_watts[source.name]:.2f} W")
-    rate = report.wear_outlook.bytes_per_day
-    life = (
-        ""
-        if report.wear_outlook.years_left is None
-        else f", {report.wear_outlook.years_left:.1f} years left at this rate"
-    )
-    console.print(f"flash writes: {format_bytes(rate)} per day{life}")
+    _show_wear(console, report)
     for gap in report.gaps[-5:]:
         when = datetime.fromtimestamp(gap.start_unix).strftime("%d %b %H:%M")
         console.print(f"not measured: {when}, {format_seconds(gap.end_unix - gap.start_unix)}: {gap.text}")
     for event in report.events[-5:]:
         console.print(f"{datetime.fromtimestamp(event.start_unix).strftime('%d %b %H:%M')} {event.code}: {event.text}")
+
+
+def _show_wear(console: "Console", report: "EnergyReport") -> None:
+    """Print flash writes: of the newest day against the budget, and how long the device lasts at this rate."""
+    from planner.units import format_bytes
+
+    view, budget = report.wear_outlook, report.options.flash_bytes_per_day
+    if report.wear:
+        day = report.wear[-1]
+        allowed = f" of {format_bytes(budget)} allowed" if budget else ""
+        machine = "" if day.machine_bytes is None else f", {format_bytes(day.machine_bytes)} by the whole machine"
+        when = datetime.fromtimestamp(day.day_unix, UTC).strftime("%d %b")
+        console.print(f"flash writes on {when}: {format_bytes(day.agent_bytes)} by the agent{allowed}{machine}")
+    if view.years_left is not None:
+        years = "over 100" if view.years_left > 100 else f"{view.years_left:.1f}"
+        console.print(f"  at {format_bytes(view.bytes_per_day)} per day the device lasts {years} years")
 
 
 def _dashboard(arguments: argparse.Namespace) -> int:

@@ -19,6 +19,7 @@ from planner.errors import PortError
 
 JOULES_PER_KWH = 3.6e6
 PHASES = tuple(phase.value for phase in Phase if phase is not Phase.UNMEASURED)
+_PHASE_ORDER = {phase.value: place for place, phase in enumerate(Phase)}
 _MAX_POINTS = 3000
 """Points of a curve in a report: more than any screen shows, and a phone still draws them at once."""
 
@@ -244,7 +245,7 @@ def read_report(path: Path, options: ReportOptions, now_unix: float | None = Non
             total=reader.amounts("'all'"),
             jobs=reader.amounts("job"),
             days=reader.amounts("strftime('%Y-%m-%d', start_unix, 'unixepoch')"),
-            phases=reader.amounts("phase"),
+            phases=tuple(sorted(reader.amounts("phase"), key=lambda row: _PHASE_ORDER[row.name])),
             epochs=reader.epochs(),
             steps=reader.steps(),
             power=reader.power(),

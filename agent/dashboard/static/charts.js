@@ -38,6 +38,7 @@ function formatSeconds(value) {
   if (hours < 48) return hours + " h " + String(minutes % 60).padStart(2, "0") + " min";
   return (value / 86400).toFixed(1) + " days";
 }
+const formatYears = (value) => (value > 100 ? "> 100 years" : value.toPrecision(2) + " years");
 function formatTime(unix) {
   return new Date(unix * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
 }
@@ -119,13 +120,14 @@ function barChart(box, names, bars, marks, format) {
   if (!names.length) return empty(box, "No figures in this time.");
   const index = names.map((name, i) => i);
   const width = uPlot.paths.bars({ size: [0.7, 60] });
-  const dots = (plot, s) => { // a short thick line across the bar, where it was planned to end
+  // A short thick line across the bar, where it was planned to end; drawn when all bars are there, or they would hide it.
+  const drawMarks = (plot) => marks.forEach(([, colour], number) => {
     const { ctx } = plot;
     const half = Math.max(Math.min((plot.bbox.width / (names.length + 0.4)) * 0.38, 34 * devicePixelRatio), 3);
     ctx.save();
-    ctx.strokeStyle = plot.series[s].stroke();
+    ctx.strokeStyle = colour;
     ctx.lineWidth = 2.5 * devicePixelRatio;
-    plot.data[s].forEach((value, i) => {
+    plot.data[bars.length + 1 + number].forEach((value, i) => {
       if (value === null || value === undefined) return;
       const [x, y] = [plot.valToPos(i, "x", true), plot.valToPos(value, "y", true)];
       ctx.beginPath();
@@ -134,12 +136,11 @@ function barChart(box, names, bars, marks, format) {
       ctx.stroke();
     });
     ctx.restore();
-    return null;
-  };
+  });
   const series = [
     ...bars.map(([label, colour]) => ({ label, fill: colour, stroke: colour, width: 0, paths: width,
       points: { show: false }, value: (plot, value) => format(value) })),
-    ...marks.map(([label, colour]) => ({ label, stroke: colour, paths: dots, points: { show: false },
+    ...marks.map(([label, colour]) => ({ label, stroke: colour, paths: () => null, points: { show: false },
       value: (plot, value) => format(value) })),
   ];
   keys(box.previousElementSibling, [...bars, ...marks].map(([label, colour]) => [colour, label]));
@@ -152,7 +153,7 @@ function barChart(box, names, bars, marks, format) {
         incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500], space: Math.max(...names.map((name) => name.length)) * 7.5 + 14 }),
       axis(format, { size: 72 }),
     ],
-    legend: { show: false }, cursor: { y: false },
+    legend: { show: false }, cursor: { y: false }, hooks: { draw: [drawMarks] },
   }, [index, ...bars.map(([, , values]) => values), ...marks.map(([, , values]) => values)]);
 }
 
@@ -168,6 +169,15 @@ function lineChart(box, x, lines, format, options) {
     axes: [axis(more.time ? null : (value) => (Number.isInteger(value) ? String(value) : "")), axis(format, { size: 72 })],
     legend: { show: false }, cursor: { y: false },
   }, [x, ...lines.map(([, , values]) => values)]);
+}
+
+// A badge per row only where kinds differ; else `mark` puts one on the heading.
+function mark(box, kinds) {
+  const heading = box.parentElement.querySelector("h2");
+  const different = [...new Set(kinds)];
+  heading.querySelectorAll(".badge").forEach((node) => node.remove());
+  if (different.length === 1) heading.append(" ", badge(different[0]));
+  return different.length > 1;
 }
 
 function table(box, heads, rows) {

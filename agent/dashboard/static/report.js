@@ -18,31 +18,37 @@ function fillTiles() {
     tiles.push(tile(formatJoules(amount.gross_joules), amount.kind + ", all of it"));
     tiles.push(tile(formatJoules(sum(report.jobs.filter((job) => job.name && job.kind === amount.kind), "gross_joules")),
       amount.kind + ", during jobs"));
-    if (amount.cost !== null) tiles.push(tile(money(amount.cost), "at " + report.options.price_per_kwh + " per kWh"));
+    if (amount.cost !== null) tiles.push(tile(money(amount.cost), "at " + [report.options.price_per_kwh, report.options.currency].join(" ").trim() + " per kWh"));
     if (amount.co2_grams !== null) tiles.push(tile(grams(amount.co2_grams), "CO₂ at " + report.options.co2_grams_per_kwh + " g/kWh"));
     tiles.push(tile(formatSeconds(amount.unmeasured_s), "not measured of " + formatSeconds(amount.seconds)));
   }
   const years = report.wear_outlook.years_left;
-  if (years !== null) tiles.push(tile(years > 100 ? "> 100 years" : years.toPrecision(2) + " years", "flash left at this rate"));
+  if (years !== null) tiles.push(tile(formatYears(years), "flash left at this rate"));
   at("tiles").replaceChildren(...tiles);
 }
 
 function fillTables() {
   const named = (name) => report.labels[name] || name || "(idle)";
-  const heads = ["~name", "energy", "above idle", "time", "not measured"];
-  const label = (name, kind) => element("span", {}, name + " ", badge(kind));
-  const row = (amount, name) => [label(name, amount.kind), formatJoules(amount.gross_joules), formatJoules(amount.net_joules),
-    formatSeconds(amount.seconds), formatSeconds(amount.unmeasured_s)];
+  const heads = ["energy", "above idle", "time", "not measured"];
   const priced = report.options.price_per_kwh !== null || report.options.co2_grams_per_kwh !== null;
   const cost = (amount) => (priced ? [money(amount.cost), grams(amount.co2_grams)] : []);
   const more = priced ? ["cost", "CO₂"] : [];
-  table(at("jobs"), [...heads.with(0, "~job"), "steps", ...more], report.jobs.map((amount) =>
-    [...row(amount, named(amount.name)), amount.steps === null ? "–" : amount.steps, ...cost(amount)]));
-  table(at("days"), [...heads.with(0, "~day (UTC)"), ...more], report.days.map((amount) => [...row(amount, amount.name), ...cost(amount)]));
-  const whole = sum(report.phases, "gross_joules") || 1;
-  table(at("phases"), ["~phase", "energy", "share", "time"], report.phases.filter((amount) => amount.name !== "unmeasured").map(
-    (amount) => [label(PHASE_NAMES[amount.name] || amount.name, amount.kind), formatJoules(amount.gross_joules),
-      ((100 * amount.gross_joules) / whole).toFixed(1) + " %", formatSeconds(amount.seconds)]));
+  const fill = (id, columns, amounts, name, cells) => {
+    const badges = mark(at(id), amounts.map((amount) => amount.kind));
+    table(at(id), columns, amounts.map((amount) => [
+      badges ? element("span", {}, name(amount) + " ", badge(amount.kind)) : name(amount), ...cells(amount)]));
+  };
+  const figures = (amount) => [formatJoules(amount.gross_joules), formatJoules(amount.net_joules),
+    formatSeconds(amount.seconds), formatSeconds(amount.unmeasured_s)];
+  fill("jobs", ["~job", ...heads, "steps", ...more], report.jobs, (job) => named(job.name),
+    (job) => [...figures(job), job.steps === null ? "–" : job.steps, ...cost(job)]);
+  fill("days", ["~day (UTC)", ...heads, ...more], report.days, (day) => day.name, (day) => [...figures(day), ...cost(day)]);
+  const phases = report.phases.filter((amount) => amount.name !== "unmeasured");
+  const whole = sum(phases, "gross_joules") || 1;
+  fill("phases", ["~phase", "energy", "share", "time"], phases, (phase) => PHASE_NAMES[phase.name] || phase.name, (phase) =>
+    [formatJoules(phase.gross_joules), ((100 * phase.gross_joules) / whole).toFixed(1) + " %", formatSeconds(phase.seconds)]);
+  const none = Object.keys(PHASE_NAMES).filter((name) => !phases.some((phase) => phase.name === name));
+  at("no-phases").textContent = none.length ? "Nothing for: " + none.map((name) => PHASE_NAMES[name]).join(", ") + "." : "";
   noteList(at("gaps"), report.gaps.slice(-50).reverse(), "No gaps.");
   noteList(at("events"), report.events.slice(-50).reverse(), "None.");
 }
@@ -50,7 +56,8 @@ function fillTables() {
 function fillCharts() {
   powerChart(at("power"), report.power, report.gaps);
   const several = new Set(report.epochs.map((epoch) => epoch.job)).size > 1;
-  barChart(at("epochs"), report.epochs.map((epoch) => (several ? (report.labels[epoch.job] || epoch.job) + " " : "") + epoch.epoch), [
+  at("epochs-text").textContent += several ? " Below each bar: job : epoch." : " Below each bar: the epoch.";
+  barChart(at("epochs"), report.epochs.map((epoch) => (several ? epoch.job + ":" : "") + epoch.epoch), [
     ["all the machine drew", "#9fc3ea", report.epochs.map((epoch) => epoch.gross_joules)],
     ["above idle", "#2b5ea8", report.epochs.map((epoch) => epoch.net_joules)],
   ], [["planned", "#d55e00", report.epochs.map((epoch) => epoch.planned_joules)]], formatJoules);
@@ -83,7 +90,7 @@ function fillWords() {
   const view = report.wear_outlook;
   const life = view.years_left === null
     ? "No endurance is known for this device: set energy.flash_endurance_bytes to see how long it lasts."
-    : "Endurance " + formatBytes(view.endurance_bytes) + ": " + view.years_left.toPrecision(2) + " years at this rate.";
+    : "Endurance " + formatBytes(view.endurance_bytes) + ": " + formatYears(view.years_left) + " at this rate.";
   const used = report.flash_used_life === null ? "" : " The device itself says " + Math.round(report.flash_used_life * 100) + " % of its life is used.";
   at("wear-text").textContent = formatBytes(view.bytes_per_day) + " per day. " + life + used;
 }

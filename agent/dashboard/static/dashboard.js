@@ -9,6 +9,7 @@ const at = (id) => document.getElementById(id);
 const live = { time: [], watts: [], celsius: [] };
 const loss = { job: null, step: [], value: [] };
 const plots = {};
+let ledgerSteps = [];
 
 async function ask(path) {
   const answer = await fetch(path, { headers: { Authorization: "Bearer " + key }, cache: "no-store" });
@@ -49,19 +50,23 @@ function showState(status) {
 
 function showJob(job) {
   at("job-section").hidden = !job;
-  if (!job) return;
+  if (!job) {
+    const newest = ledgerSteps[ledgerSteps.length - 1];
+    if (newest && loss.job === null) seedLoss(newest.job, Infinity);
+    return;
+  }
   const total = job.total_steps;
   at("job-name").textContent = "Job " + job.id + ": " + job.name;
   const parts = ["step " + job.step + (total ? " of " + total : "")];
   if (job.loss !== null) parts.push("loss " + job.loss.toPrecision(4));
   if (job.step_s) parts.push(formatSeconds(job.step_s) + " per step");
   if (job.eta_s !== null && job.eta_s !== undefined) parts.push("about " + formatSeconds(job.eta_s) + " to go");
-  if (job.plans > 1) parts.push("plan " + job.plan + " of " + job.plans);
+  if (job.plans > 1) parts.push("plan " + (job.plan + 1) + " of " + job.plans);
   if (job.peak_rss_bytes) parts.push("memory " + formatBytes(job.peak_rss_bytes) + (job.memory_limit_bytes ? " of " + formatBytes(job.memory_limit_bytes) : ""));
   at("job-text").textContent = parts.join(", ");
   at("job-bar").style.width = (total ? Math.min((100 * job.step) / total, 100) : 0) + "%";
   if (job.loss === null || job.loss === undefined) return;
-  if (loss.job !== String(job.id)) Object.assign(loss, { job: String(job.id), step: [], value: [] });
+  if (loss.job !== String(job.id)) seedLoss(String(job.id), job.step);
   if (!loss.step.length || job.step > loss.step[loss.step.length - 1]) {
     loss.step.push(job.step);
     loss.value.push(job.loss);
@@ -136,7 +141,7 @@ async function poll() {
 async function pollEnergy() {
   try {
     const report = await ask("/api/energy?since=" + (Date.now() / 1000 - 86400));
-    if (!loss.step.length) seedLoss(report.steps);
+    ledgerSteps = report.steps;
     powerChart(at("power"), report.power, report.gaps);
     document.documentElement.dataset.energy = "yes";
   } catch (error) {
@@ -145,11 +150,10 @@ async function pollEnergy() {
   setTimeout(pollEnergy, ENERGY_POLL_MS);
 }
 
-// What the ledger knows of the newest job's loss, so that the curve does not begin when the page is opened.
-function seedLoss(steps) {
-  const newest = steps.length ? steps[steps.length - 1].job : null;
-  const rows = steps.filter((row) => row.job === newest && row.loss !== null);
-  if (rows.length) Object.assign(loss, { job: newest, step: rows.map((row) => row.last_step), value: rows.map((row) => row.loss) });
+// What the ledger knows of a job's loss, so that the curve does not begin when the page is opened.
+function seedLoss(job, step) {
+  const rows = ledgerSteps.filter((row) => row.job === job && row.loss !== null && row.last_step < step);
+  Object.assign(loss, { job, step: rows.map((row) => row.last_step), value: rows.map((row) => row.loss) });
 }
 
 pollEnergy().then(poll);

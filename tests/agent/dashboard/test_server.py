@@ -89,6 +89,7 @@ def test_page_in_a_browser(dashboard: Dashboard, tmp_path: Path, width: int) -> 
         "Training",
         "idle for 14 min",
         "camera-net",
+        "plan 2 of 4",
         "5.43 W",
         "58 °C",
         "Supply voltage too low",
@@ -97,7 +98,7 @@ def test_page_in_a_browser(dashboard: Dashboard, tmp_path: Path, width: int) -> 
     ):
         assert text in dom
     assert "<b>imu</b>" not in dom, "a job's name is text, not markup"
-    assert dom.count("<canvas") >= 2
+    assert dom.count("<canvas") >= 4, "loss from the ledger, power, temperature, phases"
 
 
 @pytest.mark.long

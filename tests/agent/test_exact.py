@@ -72,6 +72,13 @@ def test_random_plans_on_small_models(name: str, optimizer: str, tmp_path: Path)
     compare(w.model, w.loss_fn, OPTIMIZERS[optimizer], [w.batch(i) for i in range(2)], tmp_path, (0, 1))
 
 
+@pytest.mark.parametrize("name", [name for name in WORKLOADS if name not in FAST])
+def test_a_random_plan_on_the_other_small_models(name: str, tmp_path: Path) -> None:
+    w = workload(name, small=True)
+    make = OPTIMIZERS["adamw" if name in ("bert", "llama", "vit", "unet2d", "unet2dcondition") else "sgd"]
+    compare(w.model, w.loss_fn, make, [w.batch(i) for i in range(2)], tmp_path, (1,))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -488,7 +488,7 @@ class BudgetedStep:
                     storage.resize_(persistents.store.sizes[key])
                     _bytes(own).copy_(_bytes(base)[: storage.nbytes()])
                     del base, layout
-            elif key.startswith("state/"):
+            elif key.startswith("state/") and (key in persistents.resident or key in self._released):
                 parameter, _, what = key.removeprefix("state/").rpartition("/")
                 owner = self._own[storage_key(Role.PARAMETER, parameter)]
                 self.optimizer.state[owner][what] = persistents.tensor(key)

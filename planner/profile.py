@@ -21,6 +21,7 @@ import msgpack
 import torch
 
 from planner.costs import Flash, OpCost
+from planner.errors import PortError
 from planner.graph import Argument, Op, Ref, Scalar, StepGraph, references
 from planner.operators import GUARD
 from planner.torch_operators import dtype, literal, resolve
@@ -171,11 +172,26 @@ class _WorkspaceMeter:
 # -- flash
 
 
+class FlashError(PortError):
+    """The medium could not be measured."""
+
+
 def measure_flash(directory: Path, *, name: str = "flash", progress: Progress | None = None) -> Flash:
     """Return bandwidth and latency of the medium under `directory`, past the page cache where the system allows it.
 
-    Writes and reads a 64 MiB file. Energy per byte is not measurable here and is left 0; board files give it.
+    Writes and reads a 64 MiB file; FlashError where that fails. Energy per byte is not measurable here and is left 0;
+    board files give it.
     """
+    try:
+        return _timed_flash(directory, name, progress)
+    except OSError as error:
+        raise FlashError(
+            f"the medium under {directory} could not be measured: {error.strerror}; "
+            f"it takes {_FLASH_SAMPLE_BYTES >> 20} MiB of free space there: free some or choose another --page-dir"
+        ) from error
+
+
+def _timed_flash(directory: Path, name: str, progress: Progress | None) -> Flash:
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / ".port-flash-test"
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC

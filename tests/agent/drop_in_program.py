@@ -4,7 +4,9 @@ Its resident memory must be its own, and a budget just above what torch itself h
 """
 
 import copy
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -163,6 +165,37 @@ def no_restore(page_dir: Path) -> dict[str, Any]:
     result = load_file(saved)
     same = all(torch.equal(result[k], v) for k, v in start.state_dict().items())
     return {"saved": same, "left": [p.name for p in page_dir.iterdir()]}
+
+
+def full(page_dir: Path) -> dict[str, Any]:
+    """The medium fills up while it is measured, while weights move there: nothing is lost."""
+    model = net()
+    made = optimizer_of(model)
+    before = copy.deepcopy(model.state_dict())
+    data = batches()
+    ram = resident_bytes() + (85 << 20)
+    real = os.pwrite
+    found = []
+    for room in (0, 70 << 20):
+        left = room
+
+        def pwrite(fd: int, data: Any, offset: int) -> int:
+            nonlocal left
+            left -= len(data)
+            if left < 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(fd, data, offset)
+
+        os.pwrite = pwrite
+        try:
+            with budgeted_step(model, loss_fn, made, data[0], ram, page_dir) as step:
+                step(*data[0])
+        except PortError as error:
+            found.append([type(error).__name__, "free" in str(error)])
+        finally:
+            os.pwrite = real
+    same = all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    return {"errors": found, "left": [p.name for p in page_dir.iterdir()], "same": same}
 
 
 if __name__ == "__main__":

@@ -58,6 +58,12 @@ def test_budgets_that_cannot_be_kept(tmp_path: Path) -> None:
     assert found["left"] == [] and found["same"]
 
 
+def test_a_medium_that_fills_up_on_entry(tmp_path: Path) -> None:
+    found = scenario("full", tmp_path / "pages")
+    assert found["errors"] == [["FlashError", True], ["PageError", True]]
+    assert found["left"] == [] and found["same"]
+
+
 @pytest.mark.long
 def test_without_restoring_the_saved_file_is_the_result(tmp_path: Path) -> None:
     assert scenario("no_restore", tmp_path / "pages") == {"saved": True, "left": []}

@@ -31,14 +31,15 @@ PackageBuilder = Callable[..., Path]
 @pytest.fixture(scope="session")
 def package(tmp_path_factory: pytest.TempPathFactory) -> PackageBuilder:
     """Return a function that builds a variant of the package once: `package(suffix, dies_at_start=...)`."""
-    debs, scratch = tmp_path_factory.mktemp("debs"), tmp_path_factory.mktemp("sources")
-    built: dict[tuple[str, bool, bool], Path] = {}
+    debs, scratch = tmp_path_factory.mktemp("debs"), tmp_path_factory.mktemp("roots")
+    built: dict[str, Path] = {}
 
-    def build(suffix: str = "", *, dies_at_start: bool = False, broken: bool = False) -> Path:
-        key = (suffix, dies_at_start, broken)
-        if key not in built:
-            built[key] = packages.build(debs, scratch, suffix, dies_at_start=dies_at_start, broken=broken)
-        return built[key]
+    def build(suffix: str = "", **flaws: bool) -> Path:
+        if "" not in built:
+            built[""] = packages.build(debs)
+        if suffix not in built:
+            built[suffix] = packages.variant(built[""], scratch, suffix, **flaws)
+        return built[suffix]
 
     return build
 

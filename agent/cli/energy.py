@@ -340,11 +340,13 @@ def _show_plan(console: "Console", report: "EnergyReport") -> None:
 
 
 def _show_notes(console: "Console", report: "EnergyReport") -> None:
+    from agent.energy.source import title_of
     from planner.units import format_seconds
 
     for source in report.sources:
         steps = "" if source.resolution_watts is None else f", in steps of {source.resolution_watts:g} W"
-        console.print(f"{source.kind} by {source.name}: {source.covers}{steps}, every {source.period_s:g} s")
+        title = title_of(source.name, source.kind)
+        console.print(f"{title}: {source.covers}{steps}, every {source.period_s:g} s")
         if source.name in report.baselines_watts:
             console.print(f"  idle power {report.baselines_watts[source.name]:.2f} W")
     _show_wear(console, report)

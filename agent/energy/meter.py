@@ -159,6 +159,7 @@ class EnergyMeter:
         self._issues: dict[str, EnergyIssue] = {}
         self._events: deque[MeterEvent] = deque(maxlen=_MAX_EVENTS)
         self._jobs: dict[str, JobEnergy] = {}
+        self._phases: dict[Phase, float] = {}
         self._drift: DriftWatch | None = None
         self._plan = 0
         self._last_interval: Interval | None = None
@@ -222,7 +223,7 @@ class EnergyMeter:
                 continue
             self._retry_s = None
             if self._current is not source:
-                self._note("source-changed", f"energy is now {source.info.kind.value} by {name}: {source.info.covers}")
+                self._note("source-changed", f"energy is now {source.info.title}: {source.info.covers}")
                 self._current = source
                 self._ledger.set_meta(f"source:{name}", source.info.as_json())
             return self._integrator.add(reading, source.info, self._expected_s)
@@ -266,6 +267,7 @@ class EnergyMeter:
         self._ledger.add_charges(charges, offset)
         self._ledger.add_steps(steps, offset)
         for charge in charges:
+            self._phases[charge.phase] = self._phases.get(charge.phase, 0.0) + charge.gross_joules
             if charge.job:
                 self._add_to_job(charge)
         for step in steps:
@@ -446,6 +448,10 @@ class EnergyMeter:
     def job_energy(self) -> Mapping[str, JobEnergy]:
         """Return what each job has used since the agent started."""
         return dict(self._jobs)
+
+    def phase_joules(self) -> Mapping[Phase, float]:
+        """Return what each phase has used since the agent started, as far as it is settled."""
+        return {phase: joules for phase, joules in self._phases.items() if phase is not Phase.UNMEASURED}
 
     def close(self, now_s: float) -> None:
         """Settle, write the ledger, and let sensors go. Raises `LedgerError` if the ledger cannot be written."""

@@ -12,6 +12,8 @@ def metrics_text(meter: EnergyMeter) -> str:
     snapshot = meter.snapshot()
     lines = list(_gauges(snapshot))
     lines += _jobs(meter.job_energy(), snapshot.kind)
+    phases = [({"phase": phase.value, "kind": snapshot.kind}, joules) for phase, joules in meter.phase_joules().items()]
+    lines += _family("phase_energy_joules_total", "counter", "Energy of a phase since the agent started.", phases)
     lines += _family("energy_issues", "gauge", "Problems of metering at this moment.", [({}, len(meter.health()))])
     return "\n".join(lines) + "\n"
 

@@ -62,6 +62,11 @@ class SourceInfo:
     period_s: float
     """How often it is worth reading."""
 
+    @property
+    def title(self) -> str:
+        """How people call the source's figures: `measured by rapl`, `estimated`."""
+        return title_of(self.name, self.kind.value)
+
     def describe(self) -> str:
         """Return all of it in a line: kind, coverage, resolution, period."""
         steps = "" if self.resolution_watts is None else f" in steps of {self.resolution_watts:g} W"
@@ -71,6 +76,11 @@ class SourceInfo:
         """Return all of it as JSON, for the ledger and its readers."""
         plain = asdict(self) | {"kind": self.kind.value, "coverage": self.coverage.value}
         return json.dumps(plain)
+
+
+def title_of(source: str, kind: str) -> str:
+    """Return `measured by rapl` or, where the source has no other name, `estimated`."""
+    return kind if source == kind else f"{kind} by {source}"
 
 
 @dataclass(frozen=True, slots=True)

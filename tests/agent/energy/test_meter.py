@@ -444,12 +444,14 @@ def test_metrics_have_units_and_parse(tmp_path: Path) -> None:
     bench = Bench(tmp_path, source)
     bench.meter.on_worker_start('odd "name"\n', bench.now_s)
     bench.tick()
+    bench.step(0)
     bench.tick()
     text = metrics_text(bench.meter)
     sample = re.compile(r'port_agent_\w+(\{(\w+="(\\.|[^"\\\n])*",?)+\})? -?\d+(\.\d+)?(e[+-]?\d+)?$')
     for line in text.splitlines():
         assert line.startswith("# ") or sample.match(line), line
     assert 'port_agent_power_watts{source="scripted",kind="measured"} 5.0' in text
+    assert 'port_agent_phase_energy_joules_total{phase="forward",kind="measured"} 2.0' in text
     names = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
     units = ("_watts", "_joules", "_joules_total", "_seconds_total", "_bytes", "_ratio", "_steps_total", "_issues")
     assert all(name.endswith(units) for name in names)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from planner.units import parse_bytes
+
 if TYPE_CHECKING:
     from agent.mcu.firmware import Firmware
     from agent.mcu.job import Trainer
@@ -48,6 +50,11 @@ def _add_compile(add: Adder) -> None:
     parser = add("compile", help="compile the PyTorch model of a project (project.py) to int8 tables")
     parser.add_argument("project", type=Path, help="directory with project.py")
     parser.add_argument("-o", "--out", type=Path, help="directory to write (default: PROJECT/build)")
+    parser.add_argument(
+        "--sparse-update", type=parse_bytes, metavar="RAM",
+        help="choose which biases and weights are trained: measure what each gains on the project's training samples and "
+        "solve for the best set whose arena and trained parameters take at most RAM, such as 12K",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_compile)
 
@@ -213,19 +220,35 @@ def _list_boards(as_json: bool) -> int:
 def run_compile(arguments: argparse.Namespace) -> int:
     """Run a project and write its tables and data."""
     from agent.cli.mcu_views import show_json
+    from agent.cli.progress import StageBar
     from agent.mcu.model import read_model
-    from agent.mcu.project import load_project, write_project
+    from agent.mcu.project import fit_project, load_project, write_project
 
     out = arguments.out or arguments.project / "build"
-    job = write_project(load_project(arguments.project), out)
+    project, fitted = load_project(arguments.project), None
+    if arguments.sparse_update is not None:
+        with StageBar(("analyse",), quiet=arguments.json) as bar:
+            project, fitted = fit_project(
+                project, arguments.sparse_update, lambda done, total: bar.update("analyse", done / total)
+            )
+    job = write_project(project, out)
     model = read_model(out)
-    figures = {
+    figures: dict[str, Any] = {
         "job": str(job), "model": model.name, "hash": model.sha256.hex(), "arena_bytes": model.arena_bytes,
         "parameter_bytes": model.parameter_bytes,
     }  # fmt: skip
+    if fitted is not None:
+        figures["scheme"] = {
+            "trained": fitted.choice.scheme.describe(), "predicted": fitted.choice.predicted, "measured": fitted.measured,
+            "ram_bytes": fitted.choice.ram_bytes, "backward_macs": fitted.choice.backward_macs,
+            "proven": fitted.choice.proven, "untrained": fitted.table.baseline,
+        }  # fmt: skip
     if arguments.json:
         show_json(figures)
     else:
+        if fitted is not None:
+            print("\n".join(fitted.table.lines()))
+            print(fitted.choice.describe(fitted.measured))
         print(
             f"{model.name}: arena {model.arena_bytes:,} B, trained parameters {model.parameter_bytes:,} B; wrote {out}"
         )

@@ -7,16 +7,21 @@ simulated board. Only these two import torch; everything after them works on the
 
 import importlib.util
 import json
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agent.files import write_atomically
 from agent.mcu.errors import JobError
+from agent.mcu.job import TrainSettings
 from agent.mcu.model import InputFormat, write_manifest
+
+if TYPE_CHECKING:
+    from planner.mcu.scheme import FittedModel
 
 SCRIPT = "project.py"
 JOB = "job.json"
@@ -56,6 +61,24 @@ def load_project(folder: Path) -> Project:
     if not isinstance(project, Project):
         raise JobError(f"make_project() of {script} returned {type(project).__name__}, not agent.mcu.project.Project")
     return project
+
+
+def fit_project(
+    project: Project, ram_bytes: int, progress: Callable[[int, int], None]
+) -> tuple[Project, "FittedModel"]:
+    """Return the project with what it trains chosen by contribution analysis, within `ram_bytes` of model memory.
+
+    The analysis trains on the project's own `train_x` with the job's epochs and learning rate.
+    """
+    from planner.mcu.host import TrainOptions
+    from planner.mcu.scheme import Limits, fit_scheme
+
+    known = TrainSettings(**{k: v for k, v in project.settings.items() if k in ("epochs", "learning_rate")})
+    fitted = fit_scheme(
+        project.model, project.model.quantize_input(project.train_x), project.train_y, Limits(ram_bytes),
+        epochs=known.epochs, options=TrainOptions(known.learning_rate), progress=progress,
+    )  # fmt: skip
+    return replace(project, model=fitted.model), fitted
 
 
 def write_project(project: Project, out: Path) -> Path:

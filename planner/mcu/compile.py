@@ -15,7 +15,7 @@ from planner.errors import PortError
 from planner.mcu.autodiff import SparseScheme, full_scheme
 from planner.mcu.emit import GeneratedModel, emit
 from planner.mcu.frontend import import_module
-from planner.mcu.memory import MemoryPlan, plan_memory
+from planner.mcu.memory import MemoryPlan, plan_memory, scratch_of
 from planner.mcu.quantize import HEADROOM, Int8Array, QuantizedGraph, quantize
 
 
@@ -48,6 +48,12 @@ class CompiledModel:
     @property
     def sha256(self) -> bytes:
         return self.generated.sha256
+
+    @property
+    def simd(self) -> bool:
+        """Whether the arena has the scratch that the DSP kernels need."""
+        names = {buffer.name for buffer in self.memory.arena.buffers}
+        return any(scratch_of(op.name) in names for op in self.quantized.graph.ops)
 
     def quantize_input(self, samples: NDArray[np.float32]) -> Int8Array:
         """Return samples [N, C, H, W] or [N, C, W] as the int8 rows the device takes."""

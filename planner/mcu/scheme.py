@@ -238,3 +238,47 @@ class EngineMeasure:
         for _ in range(self.epochs):
             engine.train_many(self.train_inputs, self.train_labels, shuffle.permutation(len(self.train_inputs)))
         return engine.evaluate(self.test_inputs, self.test_labels)[1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FittedModel:
+    """A model compiled again for the scheme that gains most on its own task, and what that rests on."""
+
+    model: CompiledModel
+    table: ContributionTable
+    choice: SchemeChoice
+    measured: float
+
+
+def fit_scheme(
+    model: CompiledModel,
+    inputs: Int8Array,
+    labels: NDArray[np.int64],
+    limits: Limits,
+    *,
+    epochs: int = 5,
+    options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> FittedModel:
+    """Return `model` compiled for the best scheme within `limits`, found on samples that it will be adapted to.
+
+    Two thirds of the samples train, one third judges; `epochs` and `options` should be those of the job. Raises
+    BudgetError when not even inference fits.
+    """
+    cut = 2 * len(labels) // 3
+    graph, done = model.quantized.graph, 0
+    judge = EngineMeasure(model.quantized, inputs[:cut], labels[:cut], inputs[cut:], labels[cut:], epochs, options)
+    depth = len(graph.weighted())
+    total = 2 + depth + sum(len({rows_at(op, ratio) for ratio in RATIOS}) for op in graph.weighted())
+
+    def measure(scheme: SparseScheme) -> float:
+        nonlocal done
+        score = judge(scheme)
+        done += 1
+        progress(done, total)
+        return score
+
+    table = analyse_contributions(graph, measure)
+    choice = find_scheme(graph, table, limits, simd=model.simd)
+    compiled = compile_quantized(model.quantized, scheme=choice.scheme, simd=model.simd)
+    return FittedModel(compiled, table, choice, measure(choice.scheme))

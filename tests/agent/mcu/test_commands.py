@@ -104,3 +104,14 @@ def test_example_adapts(board: str, built: Any, capsys: pytest.CaptureFixture[st
     built(board)
     lines = run_json(capsys, "simulate", str(EXAMPLE), "--board", board)
     assert lines[-1]["accuracy_after"] > lines[-1]["accuracy_before"] + 0.3
+
+
+@pytest.mark.long
+def test_compile_finds_what_to_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = run_json(capsys, "compile", str(EXAMPLE), "--sparse-update", "4K", "-o", str(tmp_path / "model"))
+    scheme = found["scheme"]
+    assert scheme["ram_bytes"] == found["arena_bytes"] + found["parameter_bytes"] <= 4096
+    assert scheme["proven"] and scheme["measured"] > scheme["untrained"]
+    assert (tmp_path / "model" / "model.c").is_file()
+    assert main(["mcu", "compile", str(EXAMPLE), "--sparse-update", "500", "-o", str(tmp_path / "none")]) == 2
+    assert "500" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.mcu.autodiff import LayerUpdate, SparseScheme, last_layers
-from planner.mcu.compile import BudgetError, compile_quantized
+from planner.mcu.compile import BudgetError, compile_model, compile_quantized
 from planner.mcu.frontend import import_module
 from planner.mcu.ir import Graph
 from planner.mcu.memory import plan_memory
@@ -24,6 +24,7 @@ from planner.mcu.scheme import (
     analyse_contributions,
     backward_macs,
     find_scheme,
+    fit_scheme,
 )
 from planner.mcu.zoo import DigitsNet
 from planner.sparse_update import Choice, ChoiceProblem, Option, choose
@@ -152,3 +153,18 @@ def test_analysis_measures_the_users_task():
     assert measure(found.scheme) >= table.baseline
     assert "predicted" in found.describe(measure(found.scheme))
     assert len(table.lines()) == 5
+
+
+def test_a_model_is_fitted_to_its_task_within_its_memory():
+    draw = np.random.default_rng(0)
+    labels = np.arange(60) % 2
+    data = draw.random((60, 1, 8, 8), np.float32) * 0.2
+    data[labels == 1, :, :4] += 0.8
+    model = compile_model(settled(DigitsNet(2), data), data, scheme=SparseScheme({}), simd=False)
+    inference, seen = model.ram_bytes, []
+    limits = Limits(inference + 2_500)
+    fitted = fit_scheme(model, model.quantize_input(data), labels, limits, epochs=1, progress=lambda *p: seen.append(p))
+    assert fitted.model.ram_bytes == fitted.choice.ram_bytes <= limits.ram_bytes
+    assert not fitted.model.simd and fitted.model.scheme == fitted.choice.scheme
+    assert fitted.measured >= fitted.table.baseline
+    assert [done for done, _ in seen] == list(range(1, len(seen) + 1)) and seen[-1][0] == seen[-1][1]

@@ -22,6 +22,8 @@ from planner.mcu.quantize import HEADROOM, Int8Array, QuantizedGraph, quantize
 class BudgetError(PortError):
     """A model or scheme that needs more RAM than it was given."""
 
+    exit_code = 2
+
     def __init__(self, needed_bytes: int, budget_bytes: int, arena_bytes: int, parameter_bytes: int) -> None:
         super().__init__(
             f"needs {needed_bytes} B of RAM (arena {arena_bytes} B + trained parameters {parameter_bytes} B), budget is "

@@ -359,6 +359,7 @@ def _show_notes(console: "Console", report: "EnergyReport") -> None:
 
 def _show_wear(console: "Console", report: "EnergyReport") -> None:
     """Print flash writes: of the newest day against the budget, and how long the device lasts at this rate."""
+    from agent.energy.wear import ASSUMED_CYCLES
     from planner.units import format_bytes
 
     view, budget = report.wear_outlook, report.options.flash_bytes_per_day
@@ -371,6 +372,9 @@ def _show_wear(console: "Console", report: "EnergyReport") -> None:
     if view.years_left is not None:
         years = "over 100" if view.years_left > 100 else f"{view.years_left:.1f}"
         console.print(f"  at {format_bytes(view.bytes_per_day)} per day the device lasts {years} years")
+        if view.assumed and view.endurance_bytes:
+            size = format_bytes(view.endurance_bytes // ASSUMED_CYCLES)
+            console.print(f"  (assumed: {ASSUMED_CYCLES} cycles of {size}; energy.flash_endurance_bytes knows better)")
 
 
 def _dashboard(arguments: argparse.Namespace) -> int:

@@ -403,6 +403,7 @@ class EnergyMeter:
         try:
             written = disk.written_since_last()
             used = disk.used_life()
+            size = disk.flash_bytes()
         except SourceError as error:
             self._raise_issue("energy-flash-wear", "warning", error.problem, error.remedy)
             return
@@ -411,6 +412,8 @@ class EnergyMeter:
             self._ledger.add_wear(unix, f"{_DISK_WRITER}:{disk.name}", written)
         if used is not None:
             self._ledger.set_meta("flash_used_life", repr(used))
+        if size is not None:
+            self._ledger.set_meta("flash_bytes", str(size))
 
     def health(self) -> tuple[EnergyIssue, ...]:
         """Return what is wrong with metering at this moment."""

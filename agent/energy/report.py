@@ -238,6 +238,7 @@ def read_report(path: Path, options: ReportOptions, now_unix: float | None = Non
         meta = {str(row["key"]): str(row["value"]) for row in database.execute("SELECT key, value FROM meta")}
         wear = reader.wear()
         used = float(meta["flash_used_life"]) if "flash_used_life" in meta else None
+        size = int(meta["flash_bytes"]) if "flash_bytes" in meta else None
         return EnergyReport(
             generated_unix=now,
             since_unix=options.since_unix,
@@ -252,7 +253,7 @@ def read_report(path: Path, options: ReportOptions, now_unix: float | None = Non
             gaps=reader.gaps(),
             events=reader.events(),
             wear=wear,
-            wear_outlook=_wear_outlook(wear, options, used, now),
+            wear_outlook=_wear_outlook(wear, options, used, size, now),
             baselines_watts=json.loads(meta.get("baselines", "{}")),
             flash_used_life=used,
             labels={key.removeprefix("label:"): value for key, value in meta.items() if key.startswith("label:")},
@@ -428,14 +429,12 @@ def _curve(
 
 
 def _wear_outlook(
-    wear: tuple[WearDay, ...], options: ReportOptions, used: float | None, now_unix: float
+    wear: tuple[WearDay, ...], options: ReportOptions, used: float | None, size: int | None, now_unix: float
 ) -> WearOutlook:
     """Return how long the flash lasts; by what the whole machine writes where that is known."""
-    if not wear:
-        return outlook(0, 0.0, options.flash_endurance_bytes)
     written = sum(day.agent_bytes if day.machine_bytes is None else day.machine_bytes for day in wear)
-    days = max((now_unix - wear[0].day_unix) / DAY_S, 1 / 24)
-    return outlook(written, days, options.flash_endurance_bytes, used or 0.0)
+    days = max((now_unix - wear[0].day_unix) / DAY_S, 1 / 24) if wear else 0.0
+    return outlook(written, days, options.flash_endurance_bytes, used or 0.0, size)
 
 
 _CSV_COLUMNS = ("table", "name", "kind", "seconds", "gross_joules", "net_joules", "unmeasured_seconds", "steps", "cost",

@@ -4,12 +4,15 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.energy.source import SourceError, read_text
+from agent.energy.source import SourceError, read_integer, read_text
 
 NAME = "flash-wear"
 _SECTOR_BYTES = 512
 """Unit of /sys/block/*/stat, whatever the device's own sector size (Documentation/block/stat.rst)."""
 _WRITTEN_SECTORS_FIELD = 6
+ASSUMED_CYCLES = 1000
+"""Program and erase cycles of consumer flash (TLC) where nobody gave an endurance; the daily budget of the policy assumes
+the same (deploy/config.toml)."""
 _LIFE_STEPS = {0: None, **{step: step * 0.1 for step in range(1, 11)}, 11: 1.0}
 """eMMC 5 life_time estimate: 0x01 means 0 % to 10 % used, 0x0b past its life (JEDEC JESD84-B51, 7.4.22)."""
 
@@ -22,15 +25,29 @@ class WearOutlook:
     endurance_bytes: int | None
     years_left: float | None
     """None when nothing is written or the endurance is not known."""
+    assumed: bool = False
+    """Whether the endurance is the device's size times `ASSUMED_CYCLES`."""
 
 
-def outlook(written_bytes: int, days: float, endurance_bytes: int | None, used_fraction: float = 0.0) -> WearOutlook:
-    """Return the outlook for `written_bytes` in `days` on a device that can take `endurance_bytes` in its life."""
+def outlook(
+    written_bytes: int,
+    days: float,
+    endurance_bytes: int | None,
+    used_fraction: float = 0.0,
+    size_bytes: int | None = None,
+) -> WearOutlook:
+    """Return the outlook for `written_bytes` in `days` on a device that can take `endurance_bytes` in its life.
+
+    Without that figure it is assumed from the size of the device.
+    """
     rate = written_bytes / days if days > 0 else 0.0
+    assumed = endurance_bytes is None and size_bytes is not None
+    if endurance_bytes is None and size_bytes is not None:
+        endurance_bytes = size_bytes * ASSUMED_CYCLES
     years = None
     if endurance_bytes is not None and rate > 0:
         years = endurance_bytes * max(1.0 - used_fraction, 0.0) / rate / 365.25
-    return WearOutlook(rate, endurance_bytes, years)
+    return WearOutlook(rate, endurance_bytes, years, assumed)
 
 
 def block_device_of(path: Path, root: Path) -> Path | None:
@@ -87,6 +104,17 @@ class DiskCounter:
         now = parse_written_bytes(read_text(NAME, self._disk / "stat"))
         last, self._last = self._last, now
         return now - last if last is not None and now >= last else None
+
+    def flash_bytes(self) -> int | None:
+        """Return the size of the disk if it is flash; None for a disk that turns, or that does not say.
+
+        Raises `SourceError` if its attributes cannot be read.
+        """
+        if self._disk is None or not (self._disk / "size").exists() or not (self._disk / "queue/rotational").exists():
+            return None
+        if read_integer(NAME, self._disk / "queue/rotational") != 0:
+            return None
+        return read_integer(NAME, self._disk / "size") * _SECTOR_BYTES
 
     def used_life(self) -> float | None:
         """Return the share of an eMMC's life already used; None for devices that do not say."""

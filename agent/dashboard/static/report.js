@@ -89,8 +89,9 @@ function fillWords() {
   }));
   const view = report.wear_outlook;
   const life = view.years_left === null
-    ? "No endurance is known for this device: set energy.flash_endurance_bytes to see how long it lasts."
-    : "Endurance " + formatBytes(view.endurance_bytes) + ": " + formatYears(view.years_left) + " at this rate.";
+    ? "How long the device lasts is not known; energy.flash_endurance_bytes can tell."
+    : "Endurance " + formatBytes(view.endurance_bytes) +
+      (view.assumed ? " (assumed: 1000 cycles; set energy.flash_endurance_bytes if you know better)" : "") + ": " + formatYears(view.years_left) + " at this rate.";
   const used = report.flash_used_life === null ? "" : " The device itself says " + Math.round(report.flash_used_life * 100) + " % of its life is used.";
   at("wear-text").textContent = formatBytes(view.bytes_per_day) + " per day. " + life + used;
 }

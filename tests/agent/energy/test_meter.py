@@ -20,12 +20,15 @@ from agent.energy.ledger import Ledger, LedgerError
 from agent.energy.meter import EnergyMeter, Seams, open_meter
 from agent.energy.metrics import metrics_text
 from agent.energy.rapl import RaplSource
+from agent.energy.report import ReportOptions, read_report
 from agent.energy.source import Kind, PowerSource
 from agent.energy.tegrastats import parse_line
+from agent.energy.wear import DiskCounter
 
 from .conftest import ScriptedSource, local
 from .test_jetson import hwmon
 from .test_rapl import RANGE_UJ, zone
+from .test_wear import STAT, disk
 
 MODEL = PowerModel("test board", 2.0, 6.0)
 T0_UNIX = 1_760_000_000.0
@@ -352,6 +355,27 @@ def test_killed_agent_leaves_a_whole_ledger_and_a_gap(tmp_path: Path) -> None:
     second.meter.close(second.now_s + 1)
     (gap,) = [row for row in second.rows("SELECT * FROM gap") if row["source"] == "agent"]
     assert "without closing" in gap["reason"]
+
+
+def test_writes_of_the_whole_disk_are_counted_and_its_life_is_assumed(tmp_path: Path) -> None:
+    real, path = disk(tmp_path / "root", tmp_path), tmp_path / "energy.sqlite"
+    (real / "queue").mkdir()
+    (real / "queue/rotational").write_text("0\n")
+    (real / "size").write_text("62500000\n")
+    meter = EnergyMeter(
+        Choice((ScriptedSource(),), ()), Ledger(path, T0_UNIX), EnergyConfig(), MODEL, DiskCounter(tmp_path, tmp_path / "root"),
+        Seams(lambda: T0_UNIX),
+    )  # fmt: skip
+    meter.tick(0.0)
+    meter.flush(1.0)
+    (real / "stat").write_text(STAT.replace("432176", "2432176"))
+    meter.flush(2.0)
+    meter.close(3.0)
+    report = read_report(path, ReportOptions(), T0_UNIX)
+    assert [day.machine_bytes for day in report.wear] == [2_000_000 * 512]
+    assert report.wear_outlook.endurance_bytes == 62_500_000 * 512 * 1000 and report.wear_outlook.assumed
+    own = read_report(path, ReportOptions(flash_endurance_bytes=10**12), T0_UNIX)
+    assert own.wear_outlook.endurance_bytes == 10**12 and not own.wear_outlook.assumed
 
 
 class SlowCard(ThreadPoolExecutor):

@@ -72,3 +72,20 @@ def test_outlook_in_years() -> None:
     assert outlook(10**9, 1.0, 365_250 * 10**6, used_fraction=0.5).years_left == pytest.approx(0.5)
     assert outlook(0, 3.0, 10**12).years_left is None
     assert outlook(10**9, 1.0, None).years_left is None
+    guess = outlook(32 * 10**9, 1.0, None, size_bytes=32 * 10**9)
+    assert (guess.assumed, guess.endurance_bytes, guess.years_left) == (True, 32 * 10**12, pytest.approx(1000 / 365.25))
+    assert not outlook(10**9, 1.0, 10**12, size_bytes=32 * 10**9).assumed
+
+
+def test_size_counts_only_for_flash(tmp_path: Path) -> None:
+    real = disk(tmp_path, tmp_path)
+    assert DiskCounter(tmp_path, tmp_path).flash_bytes() is None
+    (real / "queue").mkdir()
+    (real / "size").write_text("62333952\n")
+    (real / "queue/rotational").write_text("0\n")
+    assert DiskCounter(tmp_path, tmp_path).flash_bytes() == 62333952 * 512
+    (real / "queue/rotational").write_text("1\n")
+    assert DiskCounter(tmp_path, tmp_path).flash_bytes() is None
+    (real / "queue/rotational").write_text("maybe\n")
+    with pytest.raises(SourceError, match="maybe"):
+        DiskCounter(tmp_path, tmp_path).flash_bytes()

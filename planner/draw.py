@@ -6,7 +6,7 @@ SVG and HTML are written here, PNG with matplotlib where it is installed.
 import enum
 import html
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -188,12 +188,60 @@ def _curve(picture: Drawing, x: Callable[[int], float], top: int) -> list[str]:
     return parts
 
 
-def page(picture: Drawing) -> str:
-    """Return an HTML page of its own with the drawing in it; it loads nothing from anywhere."""
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One plan of a frontier: its number in the bundle, peak bytes, seconds and joules per step."""
+
+    number: int
+    peak_bytes: int
+    seconds: float
+    joules: float
+
+
+_PLOT_WIDTH, _PLOT_HEIGHT, _MARGIN = 620, 320, 70
+
+
+def frontier_svg(marks: Sequence[Mark], chosen: int) -> str:
+    """Return an SVG of energy over memory, one circle per plan, its area as its seconds; `chosen` is filled."""
+    xs, ys = [m.peak_bytes for m in marks], [m.joules for m in marks]
+    slowest = max(m.seconds for m in marks) or 1.0
+
+    def place(value: float, values: list[int] | list[float], start: float, stop: float) -> float:
+        low, high = min(values), max(values)
+        share = (value - low) / (high - low) if high > low else 0.5
+        return start + (stop - start) * share
+
+    right, bottom = _PLOT_WIDTH - _MARGIN, _PLOT_HEIGHT - _MARGIN
+    spots = [(place(m.peak_bytes, xs, _MARGIN, right), place(m.joules, ys, bottom, 40)) for m in marks]
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_PLOT_WIDTH} {_PLOT_HEIGHT}" font-family="sans-serif" '
+        'font-size="11">',
+        f'<rect width="{_PLOT_WIDTH}" height="{_PLOT_HEIGHT}" fill="white"/>',
+        f'<text x="{_MARGIN}" y="20" font-size="13">plans: joules per step over peak memory; a larger circle is slower</text>',
+        f'<line x1="{_MARGIN}" y1="{bottom + 12}" x2="{right}" y2="{bottom + 12}" stroke="#888"/>',
+        f'<text x="{_MARGIN}" y="{bottom + 28}">{format_bytes(min(xs))}</text>',
+        f'<text x="{right}" y="{bottom + 28}" text-anchor="end">{format_bytes(max(xs))}</text>',
+    ]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in sorted(spots))
+    parts.append(f'<polyline points="{line}" fill="none" stroke="{Shade.KEEP.value}" stroke-dasharray="4 3"/>')
+    for m, (x, y) in zip(marks, spots, strict=True):
+        fill = Shade.PAGE_OUT.value if m.number == chosen else "white"
+        label = f"{m.number}: {format_joules(m.joules)}, {format_seconds(m.seconds)}, {format_bytes(m.peak_bytes)}"
+        parts.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{4 + 6 * (m.seconds / slowest) ** 0.5:.1f}" fill="{fill}" '
+            f'stroke="{Shade.PAGE_OUT.value}"><title>{html.escape(label)}</title></circle>'
+        )
+        parts.append(f'<text x="{x:.1f}" y="{y - 13:.1f}" text-anchor="middle">{html.escape(label)}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def page(picture: Drawing, marks: Sequence[Mark] = (), chosen: int = 0) -> str:
+    """Return an HTML page of its own with the drawing in it, and the frontier of `marks` where there is one."""
+    plot = f'<div style="max-width:40rem">{frontier_svg(marks, chosen)}</div>' if len(marks) > 1 else ""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>plan</title>'
         "<style>body{margin:1rem;font-family:sans-serif}svg{width:100%;height:auto}</style></head><body>"
-        f"{svg(picture)}</body></html>\n"
+        f"{svg(picture)}{plot}</body></html>\n"
     )
 
 
@@ -228,14 +276,14 @@ def write_png(picture: Drawing, path: Path) -> None:
     pyplot.close(figure)
 
 
-def write_drawing(picture: Drawing, path: Path) -> None:
-    """Write the drawing in the format that the suffix of `path` names: .svg, .html or .png."""
+def write_drawing(picture: Drawing, path: Path, marks: Sequence[Mark] = (), chosen: int = 0) -> None:
+    """Write the drawing in the format that the suffix of `path` names; an .html page shows the frontier too."""
     suffix = path.suffix.lower()
     if suffix == ".png":
         write_png(picture, path)
     elif suffix == ".svg":
         path.write_text(svg(picture))
     elif suffix in (".html", ".htm"):
-        path.write_text(page(picture))
+        path.write_text(page(picture, marks, chosen))
     else:
         raise DrawError(f"cannot draw to {path}; name a file that ends in .svg, .html or .png")

@@ -7,6 +7,7 @@ their transients with them, so that every intermediate state is a consistent sch
 
 import heapq
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,6 +19,11 @@ from planner.problem_replay import page_out_ready, read_window, transfers_fit, w
 Bytes = npt.NDArray[np.float64]
 MAX_CHAIN = 24
 """A rebuild that needs more transients than this is left to the solver."""
+
+EMPHASES = (0.5, 1.0, 4.0)
+
+LARGE_STAGES, LARGE_TOLERANCE = 1500, 0.05
+"""Beyond this many stages a move is made if it is within this share of the cheapest: equal blocks tie all the time."""
 
 
 @dataclass(slots=True)
@@ -49,9 +55,17 @@ class GreedySearch:
     """The state of one search: load per stage, decisions so far, rebuilds and transients per stage."""
 
     def __init__(
-        self, problem: Problem, *, paging: bool = True, recompute: bool = True, start: Schedule | None = None
+        self,
+        problem: Problem,
+        *,
+        paging: bool = True,
+        recompute: bool = True,
+        start: Schedule | None = None,
+        emphasis: float = 0.0,
     ) -> None:
-        self.problem = problem
+        """`start`: decisions to begin with. `emphasis`: how much more relief counts where memory is shortest."""
+        self.problem, self.emphasis = problem, emphasis
+        self.tolerance = LARGE_TOLERANCE if problem.size > LARGE_STAGES else 1e-9
         self.chain_limit = MAX_CHAIN
         self.paging, self.recompute = paging, recompute
         self.limit = float(problem.ram_bytes if problem.ram_bytes is not None else 1 << 62)
@@ -68,6 +82,7 @@ class GreedySearch:
         self.read_at: dict[int, set[int]] = defaultdict(set)
         self.sliced: set[int] = set()
         self.io_seconds = self.extra_seconds = self.written = 0.0
+        self.most = 1.0
         self.slack = (
             np.inf if problem.deadline_s is None else max(problem.deadline_s - problem.base_seconds, 0.0) + 1e-12
         )
@@ -296,9 +311,15 @@ class GreedySearch:
     def _relief(self, g: int, choice: Choice, over: Bytes) -> float:
         gap = self.problem.gaps[g]
         nbytes = self.problem.tensors[gap.tensor].nbytes
-        relief = float(sum(np.minimum(over[p], nbytes).sum() for p in self._freed(g, choice)))
+        relief = sum(self._weight(over[p], nbytes) for p in self._freed(g, choice))
         buffers = self._buffers(g, choice)
-        return relief - float(np.minimum(over[buffers], nbytes).sum()) if buffers else relief
+        return relief - self._weight(over[buffers], nbytes) if buffers else relief
+
+    def _weight(self, over: Bytes, nbytes: int) -> float:
+        covered = np.minimum(over, nbytes)
+        if self.emphasis:
+            covered = covered * (over / self.most) ** self.emphasis
+        return float(covered.sum())
 
     def _freed(self, g: int, choice: Choice) -> list[slice]:
         """Return the stages in which the gap's tensor is gone, transfer buffers aside."""
@@ -366,6 +387,7 @@ class GreedySearch:
 
     def _over(self) -> Bytes:
         over: Bytes = np.maximum(np.maximum(self.after, self.before) - self.limit, 0.0)
+        self.most = float(over.max()) or 1.0
         return over
 
     def _relieve(self) -> bool:
@@ -382,7 +404,7 @@ class GreedySearch:
             best = self._best_move(g, over)
             if best is None:
                 continue
-            if heap and best[0] > heap[0][0] * (1 + 1e-9) and best[0] > key:
+            if heap and best[0] > heap[0][0] * (1 + self.tolerance) and best[0] > key:
                 heapq.heappush(heap, (best[0], g))
                 continue
             self._commit(best[1])
@@ -501,9 +523,16 @@ def greedy(problem: Problem, *, paging: bool = True, recompute: bool = True) -> 
     return found
 
 
-def greedy_from(problem: Problem, start: Schedule) -> Schedule | None:
-    """Return a schedule within the budgets that begins with the decisions of `start`, if the search finds one."""
-    return GreedySearch(problem, start=start).run().schedule
+def greedy_variants(problem: Problem, starts: Iterable[Schedule]) -> Iterator[Schedule]:
+    """Yield what the search finds when it weighs the fullest stages more, and when it begins with each of `starts`."""
+    for emphasis in EMPHASES:
+        found = GreedySearch(problem, emphasis=emphasis).run().schedule
+        if found is not None:
+            yield found
+    for start in starts:
+        found = GreedySearch(problem, start=start).run().schedule
+        if found is not None:
+            yield found
 
 
 def smallest_budget(problem: Problem) -> int:

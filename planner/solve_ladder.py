@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from planner.formulate import Breadth, Formulation
-from planner.greedy import greedy
-from planner.greedy_simple import simple_schedules
+from planner.greedy import greedy, greedy_variants
+from planner.greedy_simple import cheap_segments, simple_schedules
 from planner.problem import Problem, Semantics
 from planner.problem_replay import replay
 from planner.solve_climb import OPTIMAL_GAP, Climb, Judge
@@ -30,6 +30,10 @@ BOUND_STAGES = 60_000
 EXACT_STAGES = 30
 """Problems up to this size are modelled rebuild by rebuild within a stage; larger ones hold a stage's transients
 together, which costs at most 1.75 % where it was measured."""
+
+LARGE_STAGES = 1500
+LARGE_RUNGS = ((Breadth(4, 2, early_pages=False), 0.004, 0.6),)
+"""What is searched instead of RUNGS when there are more stages: the LP of a wider window alone takes too long."""
 
 LARGE_GAPS = 1500
 """With more gaps than this a captured step is searched with a narrow window: building the model counts too."""
@@ -64,10 +68,10 @@ def climb(
 
 
 def _climb_abstract(state: Climb, total: float) -> None:
-    for breadth, share, part in RUNGS:
+    for breadth, share, part in RUNGS if state.problem.size <= LARGE_STAGES else LARGE_RUNGS:
         if not state.proven and not state.infeasible and state.left > 0.1 * total:
             guided(state, breadth, share, part * total)
-    if not state.proven and not state.infeasible and state.left > 0.25 * total:
+    if not state.proven and not state.infeasible and state.left > 0.25 * total and state.problem.size <= LARGE_STAGES:
         full_model(state, total)
     if not state.proven and not state.infeasible and state.left > 0.1 * total:
         search_pieces(state, RUNGS[0][0], state.left)
@@ -77,13 +81,28 @@ def _climb_captured(state: Climb, total: float) -> None:
     """Captured steps: transfers that stall make the LP weak, so most of the time goes to pieces."""
     large = len(state.problem.gaps) > LARGE_GAPS
     narrow = Breadth(3, 1, early_pages=False) if large else Breadth(8, 2, early_pages=False)
-    for schedule in simple_schedules(state.problem) if state.paging and state.recompute else ():
-        state.offer(schedule, "simple")
+    if state.paging and state.recompute:
+        offer_recipes(state, 0.3 * total)
     guided(state, replace(narrow, timeless=True), 0.02, 0.4 * total)
     if not state.proven and state.left > 0.2 * total:
         full_bound(state, 0.1 * total)
     if not state.proven and state.schedule is not None:
         search_pieces(state, narrow, state.left)
+
+
+def offer_recipes(state: Climb, seconds: float) -> None:
+    """Offer what recipes and variants of the greedy search give, baselines' among them, for `seconds` of CPU time."""
+    stop_at = state.left - seconds
+    for schedule in simple_schedules(state.problem):
+        state.offer(schedule, "simple")
+    for partial in ({"recompute": False}, {"paging": False}):
+        found = greedy(state.problem, **partial).schedule
+        if found is not None:
+            state.offer(found, "greedy without " + next(iter(partial)))
+    for schedule in greedy_variants(state.problem, cheap_segments(state.problem)):
+        state.offer(schedule, "variant")
+        if state.left < stop_at:
+            return
 
 
 def _formulation(state: Climb, breadth: Breadth) -> Formulation:

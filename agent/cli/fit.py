@@ -47,8 +47,8 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )
     parser.add_argument(
         "--sparse-update", action="store_true",
-        help="train only the biases and weights that gain most, chosen so that the step fits --ram without paging or "
-        "computing anything twice: measures what each layer gains in a short training, solves for the best set over the "
+        help="train only the biases and weights that gain most, chosen so that the step fits --ram (and --deadline) without "
+        "paging or computing anything twice: measures what each layer gains in a short training, solves for the best set over the "
         "planner's bytes, freezes the rest and captures again. The analysis needs plain PyTorch's memory",
     )  # fmt: skip
     parser.add_argument(
@@ -140,17 +140,20 @@ def _plan(arguments: argparse.Namespace) -> int:
         prepared = prepare(verify=0) if arguments.sparse_update else prepare()
         bar.update("capture", 1.0)
         measured = making.measure(prepared.graphs, arguments.threads, bar.update)
-        device = making.this_device(measured, arguments.page_dir, arguments.threads, bar.update)
+        here = device = making.this_device(measured, arguments.page_dir, arguments.threads, bar.update)
         if arguments.board is not None:
-            measured, device = making.other_board(prepared.graphs, measured, device, arguments.board)
+            measured, device = making.other_board(prepared.graphs, measured, here, arguments.board)
         device = making.slower_flash(device, arguments.flash_read, arguments.flash_write)
+        pace = wanted_pace(arguments, rows, job.batch_size)
         if arguments.sparse_update:
             sparse = train_less(
                 job, prepared, measured, device, arguments.ram, prepare=prepare, threads=arguments.threads,
-                steps=arguments.probe_steps, progress=bar.update,
+                steps=arguments.probe_steps, step_seconds=None if pace is None else pace.seconds_per_step,
+                progress=bar.update,
             )  # fmt: skip
             prepared, measured = sparse.prepared, sparse.measured
-        pace = wanted_pace(arguments, rows, job.batch_size)
+            if arguments.board is not None:
+                measured, _ = making.other_board(prepared.graphs, measured, here, arguments.board)
         planner = build.default_planner(
             strategy=arguments.strategy, time_limit_s=arguments.time_limit,
             deadline_s=None if pace is None else pace.seconds_per_step,
@@ -272,7 +275,7 @@ def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> Non
     from rich.console import Console
     from rich.table import Table
 
-    board = f", estimated for {manifest.device}" if manifest.estimated else ""
+    board = f", {manifest.device}" if manifest.estimated else ""
     table = Table(title=f"{path}  ({manifest.name}, {facts['operators']} operators{board})", show_header=False)
     table.add_row("budget", format_bytes(facts["budget_bytes"]))
     table.add_row(
@@ -314,6 +317,7 @@ def _show(arguments: argparse.Namespace) -> int:
         return 0
     _print_facts(arguments.bundle, facts, manifest)
     _plot(arguments.bundle, arguments.plan)
+    _plot_frontier(manifest)
     if arguments.html:
         _draw(arguments.bundle, arguments.plan, arguments.html)
     return 0
@@ -322,13 +326,36 @@ def _show(arguments: argparse.Namespace) -> int:
 def _draw(path: Path, index: int, target: Path) -> None:
     """Write the page that shows tensors over time and memory under them."""
     from planner.bundle import Bundle
-    from planner.draw import drawing, write_drawing
+    from planner.draw import Mark, drawing, write_drawing
 
     bundle = Bundle(path)
     main = bundle.manifest.graphs[0]
     picture = drawing(bundle.graphs[main], bundle.costs[main], bundle.plans[index][main])
-    write_drawing(picture, target if target.suffix else target.with_suffix(".html"))
-    print(f"{target}: tensors over time, memory and budget")
+    marks = [Mark(i, c.peak_bytes, c.seconds, c.joules) for i, c in enumerate(bundle.manifest.plans)]
+    target = target if target.suffix else target.with_suffix(".html")
+    write_drawing(picture, target, marks, index)
+    print(f"{target}: tensors over time, memory and budget" + (", and the frontier" if len(marks) > 1 else ""))
+
+
+def _plot_frontier(manifest: "Manifest") -> None:
+    """Draw the bundle's plans in the terminal: joules per step over peak memory."""
+    import plotext
+    from rich.console import Console
+
+    if len(manifest.plans) < 2:
+        return
+    plans = sorted(manifest.plans, key=lambda c: c.peak_bytes)
+    figure = plotext.figure
+    figure.clear()
+    figure.plot_size(min(Console().width, 110), 14)
+    figure.theme("clear")
+    signal = figure.signal([c.peak_bytes / 2**20 for c in plans], [c.joules for c in plans])
+    for number in range(1, len(plans)):
+        signal.line(number)
+    figure.draw(signal)
+    figure.title(f"{len(plans)} plans: joules per step (estimated) over peak MiB; port-agent show --plan N shows one")
+    text = figure.build().string()
+    print(text if Console().is_terminal else plotext.uncolorize(text))
 
 
 def _plot(path: Path, index: int) -> None:

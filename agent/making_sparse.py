@@ -13,7 +13,7 @@ from planner.program import expand
 from planner.sparse_bytes import TrainedBytes, trained_parameters
 from planner.sparse_probe import ProbeResult, TrainingProbe, job_probe
 from planner.sparse_update import Contributions, Layer, TrainableChoice, analyse, choose_trainable, layers_of
-from planner.units import format_bytes
+from planner.units import format_bytes, format_seconds
 
 Prepare = Callable[[], Prepared]
 """Captures the job as its model is now, frozen parameters left out."""
@@ -59,13 +59,14 @@ def train_less(
     prepare: Prepare,
     threads: int,
     steps: int,
+    step_seconds: float | None = None,
     progress: making.Progress,
 ) -> SparseJob:
     """Freeze what is not worth its memory and capture the job again; raise InfeasibleError where nothing fits.
 
     The contribution of each layer is measured by training it for `steps` batches with plain PyTorch. The set is the best
     whose step keeps everything resident within `ram_bytes`, so that nothing has to be paged or computed twice; the
-    count from the full capture is checked against a capture of the set itself.
+    count from the full capture is checked against a capture of the set itself. `step_seconds`: no step may take longer.
     """
     costs = _tables(full, measured, device)
     needed = TrainedBytes(full.graphs, costs)
@@ -76,7 +77,7 @@ def train_less(
     probe(everything)
     budget = limit = int(ram_bytes * (1 - _SPARE))
     for _ in range(_TRIES):
-        found = _chosen(table, needed, limit, probe, ram_bytes)
+        found = _chosen(table, needed, limit, probe, ram_bytes, step_seconds)
         _freeze(job, found.parameters)
         prepared = prepare()
         fresh = making.measure(prepared.graphs, threads, lambda stage, share: None)
@@ -96,20 +97,29 @@ def train_less(
 
 
 def _chosen(
-    table: Contributions, needed: TrainedBytes, limit: int, probe: TrainingProbe, ram_bytes: int
+    table: Contributions, needed: TrainedBytes, limit: int, probe: TrainingProbe, ram_bytes: int, pace: float | None
 ) -> TrainableChoice:
-    found = choose_trainable(table, needed, limit, probe)
+    found = choose_trainable(
+        table, needed, limit, probe, allowed=lambda names: pace is None or needed.step_seconds(names) <= pace
+    )
     if found is not None and found.parameters:
         return found
     cheapest = min(
         needed(frozenset(names)) for layer in table.layers for names in (layer.biases, layer.weights) if names
     )
-    if found is None or cheapest > limit:
+    if cheapest > limit:
         least = int(cheapest * ram_bytes * (1 - _SPARE) / limit)  # by how much the last capture exceeded its count
         raise InfeasibleError(
             f"training the cheapest layer alone needs {format_bytes(least)}, --ram is {format_bytes(ram_bytes)}; raise "
             f"--ram to {format_bytes(least / (1 - _SPARE))}, use a smaller batch, or leave out --sparse-update to page",
             int(least / (1 - _SPARE)),
+        )
+    if pace is not None:
+        raise InfeasibleError(
+            f"no layer that gains anything can be trained in {format_seconds(pace)} per step, which the deadline leaves "
+            f"(the forward pass alone takes {format_seconds(needed.step_seconds(frozenset()))}); move the deadline or "
+            "train fewer epochs",
+            None,
         )
     raise InfeasibleError(
         "no layer lowered the loss in its short training; give more --probe-steps, or another learning rate", None

@@ -26,6 +26,7 @@ class GraphBytes:
     def __init__(self, graph: StepGraph, costs: CostTable) -> None:
         self.base_bytes = costs.device.base_bytes
         self._workspace = np.array([op.workspace_bytes for op in costs.ops], np.int64)
+        self._seconds = np.array([op.seconds for op in costs.ops])
         self._size = np.array([storage.nbytes for storage in graph.storages], np.int64)
         self._lasting = np.array([storage.role is not Role.TEMPORARY for storage in graph.storages], bool)
         self._always, self._needed = _needed_ops(graph)
@@ -42,10 +43,7 @@ class GraphBytes:
 
     def peak(self, trained: Iterable[str]) -> int:
         """Return the resident bytes of the fullest op, the process itself included, with only `trained` updated."""
-        needed = self._always.copy()
-        for name in trained:
-            if name in self._needed:
-                needed |= self._needed[name]
+        needed = self._running(trained)
         ops = len(needed)
         alive = needed[self._event_op]
         for event, readers in self._weight_gradients:
@@ -62,6 +60,17 @@ class GraphBytes:
         resident = np.cumsum(change[:ops]) + self._workspace
         return self.base_bytes + constant + int(resident[needed].max(initial=0))
 
+    def seconds(self, trained: Iterable[str]) -> float:
+        """Return how long the ops take that run when only `trained` is updated."""
+        return float(self._seconds[self._running(trained)].sum())
+
+    def _running(self, trained: Iterable[str]) -> NDArray[np.bool_]:
+        needed = self._always.copy()
+        for name in trained:
+            if name in self._needed:
+                needed |= self._needed[name]
+        return needed
+
 
 class TrainedBytes:
     """The `bytes_of` of `planner.sparse_update.choose_trainable`: the fullest of all graphs that a job runs."""
@@ -71,6 +80,10 @@ class TrainedBytes:
 
     def __call__(self, trained: frozenset[str]) -> int:
         return max(graph.peak(trained) for graph in self._graphs)
+
+    def step_seconds(self, trained: frozenset[str]) -> float:
+        """Return how long a step of the job's main graph takes, its first, with nothing paged."""
+        return self._graphs[0].seconds(trained)
 
 
 def trained_parameters(graph: StepGraph) -> tuple[str, ...]:

@@ -226,11 +226,13 @@ def choose_trainable(
     budget_bytes: int,
     measure: Callable[[frozenset[str]], float],
     node_limit: int = 20_000,
+    allowed: Callable[[frozenset[str]], bool] = lambda names: True,
 ) -> TrainableChoice | None:
     """Return the parameters to train within `budget_bytes`, or None when not even inference fits.
 
     `bytes_of(names)` is the planner's answer for a set of trained parameters; training more must never need less. It is
-    asked once per set.
+    asked once per set. `allowed(names)` is what else must hold, such as the time of a step: no superset of a set that is
+    not allowed may be.
     """
     layers = contributions.layers
     depths = sorted(contributions.bias_score)
@@ -239,7 +241,7 @@ def choose_trainable(
         tuple(Option(contributions.bias_gain(k)) for k in depths),
         *((Option(contributions.weight_gain(i)),) for i in targets),
     )
-    known: dict[frozenset[str], int] = {}
+    known: dict[frozenset[str], float] = {}
 
     def names(selection: Selection) -> frozenset[str]:
         chosen = _biases(layers, depths[selection[0]]) if selection[0] >= 0 else frozenset()
@@ -248,7 +250,7 @@ def choose_trainable(
     def cost(selection: Selection) -> float:
         trained = names(selection)
         if trained not in known:
-            known[trained] = bytes_of(trained)
+            known[trained] = bytes_of(trained) if allowed(trained) else float("inf")
         return known[trained]
 
     best = choose(ChoiceProblem(items, budget_bytes, cost, cost), node_limit)

@@ -62,12 +62,14 @@ def without_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(making, "measure", measure)
 
 
-def train(made: TrainingJob, full: Prepared, ram_bytes: int, seen: list[float] | None = None) -> SparseJob:
+def train(
+    made: TrainingJob, full: Prepared, ram_bytes: int, seen: list[float] | None = None, pace: float | None = None
+) -> SparseJob:
     measured = making.measure(full.graphs, 1, lambda stage, share: None)
     graph = next(iter(full.graphs.values()))
     return train_less(
         made, full, measured, costs_of(graph).device, ram_bytes, prepare=partial(build.prepare, made), threads=1,
-        steps=12, progress=lambda stage, share: seen.append(share) if seen is not None else None,
+        steps=12, step_seconds=pace, progress=lambda stage, share: seen.append(share) if seen is not None else None,
     )  # fmt: skip
 
 
@@ -107,6 +109,22 @@ def test_what_cannot_fit_is_refused_with_the_number() -> None:
     with pytest.raises(InfeasibleError, match=r"the cheapest layer alone needs .* raise --ram to") as caught:
         train(made, full, 20_000)
     assert caught.value.needed_bytes is not None and caught.value.needed_bytes > 20_000
+
+
+@pytest.mark.usefixtures("without_profile")
+def test_a_step_that_the_deadline_cuts_trains_less() -> None:
+    made = job()
+    full = build.prepare(made)
+    needed = TrainedBytes(full.graphs, {name: costs_of(graph) for name, graph in full.graphs.items()})
+    head = needed.step_seconds(frozenset({"4.weight", "4.bias"}))
+    found = train(made, full, 1 << 30, pace=head)
+    assert (
+        needed.step_seconds(found.trained)
+        <= head
+        < needed.step_seconds(frozenset(trained_parameters(full.graphs["step"])))
+    )
+    with pytest.raises(InfeasibleError, match=r"per step, which the deadline leaves"):
+        train(made, full, 1 << 30, pace=head / 10)
 
 
 @pytest.mark.usefixtures("without_profile")

@@ -92,5 +92,7 @@ def test_less_trained_never_needs_more() -> None:
     for trained in sets(40):
         for name in trained:
             assert counted.peak(trained - {name}) <= counted.peak(trained)
+            assert counted.seconds(trained - {name}) <= counted.seconds(trained)
     everything = frozenset(trained_parameters(graph))
+    assert counted.seconds(everything) == pytest.approx(1e-4 * len(graph.ops))
     assert counted.peak(frozenset({"head.bias"})) < counted.peak(frozenset({"stem.bias"})) < counted.peak(everything)

@@ -91,3 +91,11 @@ def test_a_model_without_biases_is_measured_by_its_weights():
     assert table.bias_score == {} and table.reference_depth == 0
     found = choose_trainable(table, lambda names: 10 * len(names), 10, lambda names: 0.5 + 0.1 * len(names))
     assert found is not None and len(found.parameters) == 1
+
+
+def test_what_is_not_allowed_is_not_chosen() -> None:
+    table = analyse(layers_of(NAMES), score)
+    allowed = lambda names: len(names) <= 2  # noqa: E731
+    found = choose_trainable(table, needed, 1000, score, allowed=allowed)
+    assert found is not None and len(found.parameters) == 2 and found.proven
+    assert found.parameters == {"body.conv.weight", "head.weight"}

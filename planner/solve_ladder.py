@@ -115,9 +115,20 @@ def search_pieces(state: Climb, breadth: Breadth, seconds: float) -> None:
     neighbourhood_search(state, _formulation(state, breadth), seconds)
 
 
+SMALLEST = Breadth(0, 0, early_pages=False, inputs=False, timeless=True)
+"""The smallest relaxation: every gap on its own, rebuilds without inputs, transfers as a whole."""
+
+
 def small_bound(state: Climb) -> None:
-    """Bound by the smallest relaxation: every gap on its own, rebuilds without inputs, transfers as a whole."""
-    _bound_by(state, Breadth(0, 0, early_pages=False, inputs=False, timeless=True), max(0.2 * state.left, 0.5))
+    """Bound by the smallest relaxation."""
+    _bound_by(state, SMALLEST, max(0.2 * state.left, 0.5))
+
+
+def relaxation_bound(problem: Problem, time_limit_s: float) -> float | None:
+    """Return the smallest relaxation's bound on the overhead joules of `problem`; None if time was too short."""
+    formulation = Formulation(problem, SMALLEST)
+    run = HighsSession(formulation.model, relaxed=True).run(time_limit_s)
+    return run.bound * formulation.joule_scale if run.status is Status.OPTIMAL else None
 
 
 def full_bound(state: Climb, seconds: float) -> None:

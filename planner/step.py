@@ -19,6 +19,7 @@ from planner.reorder import reorder
 from planner.solve import Outcome, Solution, relative_gap, solve
 from planner.solve_climb import Judge, objective
 from planner.solve_highs import Progress
+from planner.solve_ladder import relaxation_bound
 from planner.units import format_bytes, format_seconds
 
 MAX_TIGHTENINGS = 6
@@ -145,9 +146,46 @@ def _plan(
         break
     if found is None:
         found = PlanResult(Outcome.INFEASIBLE, None, None, None, time.process_time() - begin, Outcome.INFEASIBLE.value)
+    return better_of(graph, costs, ram_bytes=ram_bytes, deadline_s=deadline_s, found=found, rivals=rivals)
+
+
+def better_of(
+    graph: StepGraph,
+    costs: CostTable,
+    *,
+    ram_bytes: int,
+    deadline_s: float | None = None,
+    found: PlanResult,
+    rivals: Iterable[Plan],
+) -> PlanResult:
+    """Return `found`, or the cheapest of `rivals` in its place if that is valid within these budgets and cheaper."""
     for rival in rivals:
         found = _cheaper(graph, costs, ram_bytes, deadline_s, found, rival)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class CoarseningCost:
+    """Bounds by the same small relaxation: on the coarsened problem and on the fine one, an operator a stage.
+
+    What coarsening cost is at most a plan's overhead minus `fine_joules`; of that, `coarse_joules - fine_joules` is what
+    the coarse problem gave away for sure as far as the relaxation sees it. None: the relaxation was not solved in time.
+    """
+
+    coarse_joules: float | None
+    fine_joules: float | None
+    coarse_stages: int
+    fine_stages: int
+
+
+def coarsening_cost(
+    graph: StepGraph, costs: CostTable, *, ram_bytes: int, time_limit_s: float = 20.0
+) -> CoarseningCost:
+    """Return what coarsening a captured step for this budget may cost; every storage of the fine problem is decided."""
+    coarse = coarsen(graph, costs, ram_bytes=ram_bytes).problem
+    fine = coarsen(graph, costs, ram_bytes=ram_bytes, min_bytes=0).problem
+    bounds = [relaxation_bound(problem, time_limit_s / 2) for problem in (coarse, fine)]
+    return CoarseningCost(bounds[0], bounds[1], coarse.size, fine.size)
 
 
 def best_order(graph: StepGraph, costs: CostTable, ram_bytes: int) -> tuple[int, ...]:

@@ -12,12 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from safetensors.numpy import save
-
 from agent.files import write_atomically
 from agent.mcu.errors import SnapshotError
 from agent.mcu.messages import Rule, TrainingOptions, TrainingState
+from planner.tensorfile import Chunks, encode
 
 MAGIC = b"PORTMCU1"
 SNAPSHOT_NAME = "snapshot.portmcu"
@@ -103,12 +101,16 @@ def _options(fields: dict[str, Any]) -> TrainingOptions:
 
 
 def export_parameters(snapshot: Snapshot) -> bytes:
-    """Return a safetensors file with the parameter bytes as one tensor, and what they belong to as metadata."""
+    """Return a safetensors file with the parameter bytes as one tensor, and what they belong to as metadata.
+
+    The same parameters give the same bytes: results can be compared by their checksum.
+    """
     about = {
         "format": "port-mcu", "model_sha256": snapshot.model_sha256.hex(), "steps": str(snapshot.state.steps),
         "generator": str(snapshot.state.generator),
     }  # fmt: skip
-    return bytes(save({"parameters": np.frombuffer(snapshot.parameters, np.uint8)}, metadata=about))
+    data = snapshot.parameters
+    return b"".join(encode({"parameters": Chunks("uint8", (len(data),), lambda: [data])}, metadata=about))
 
 
 def begin_round(folder: Path, number: int) -> None:

@@ -35,6 +35,9 @@ LARGE_STAGES = 1500
 LARGE_RUNGS = ((Breadth(4, 2, early_pages=False), 0.004, 0.6),)
 """What is searched instead of RUNGS when there are more stages: the LP of a wider window alone takes too long."""
 
+LARGE_GAP = 2e-3
+"""How near to its own optimum such a search must come: the LP's decisions that it takes over cost more than that."""
+
 LARGE_GAPS = 1500
 """With more gaps than this a captured step is searched with a narrow window: building the model counts too."""
 
@@ -68,10 +71,11 @@ def climb(
 
 
 def _climb_abstract(state: Climb, total: float) -> None:
-    for breadth, share, part in RUNGS if state.problem.size <= LARGE_STAGES else LARGE_RUNGS:
+    large = state.problem.size > LARGE_STAGES
+    for breadth, share, part in LARGE_RUNGS if large else RUNGS:
         if not state.proven and not state.infeasible and state.left > 0.1 * total:
-            guided(state, breadth, share, part * total)
-    if not state.proven and not state.infeasible and state.left > 0.25 * total and state.problem.size <= LARGE_STAGES:
+            guided(state, breadth, share, part * total, fix_ones=large)
+    if not state.proven and not state.infeasible and state.left > 0.25 * total and not large:
         full_model(state, total)
     if not state.proven and not state.infeasible and state.left > 0.1 * total:
         search_pieces(state, RUNGS[0][0], state.left)
@@ -150,11 +154,11 @@ def _bound_by(state: Climb, breadth: Breadth, seconds: float) -> None:
         state.raise_bound(relaxed.bound * formulation.joule_scale)
 
 
-def guided(state: Climb, breadth: Breadth, share: float, seconds: float) -> None:
+def guided(state: Climb, breadth: Breadth, share: float, seconds: float, *, fix_ones: bool = False) -> None:
     """Search the model of one breadth among the columns that its LP finds promising.
 
-    Promising: reduced cost within `share` of the LP's value. Nothing is proven here; what matters is a good schedule
-    soon.
+    Promising: reduced cost within `share` of the LP's value. With `fix_ones`, what the LP decides without doubt is
+    decided. Nothing is proven here; what matters is a good schedule soon.
     """
     begin = time.process_time()
     formulation = _formulation(state, breadth)
@@ -168,9 +172,12 @@ def guided(state: Climb, breadth: Breadth, share: float, seconds: float) -> None
     fixed = dear_columns(formulation, relaxed, room)
     session = HighsSession(formulation.model)
     session.bound_columns(fixed, np.zeros(len(fixed)), np.zeros(len(fixed)))
-    free = sum(formulation.model.integral) - len(fixed)
+    ones = certain_columns(formulation, relaxed) if fix_ones else []
+    session.bound_columns(ones, np.ones(len(ones)), np.ones(len(ones)))
+    free = sum(formulation.model.integral) - len(fixed) - len(ones)
     left = seconds - (time.process_time() - begin)
-    search(state, formulation, session, min(left, state.left), OPTIMAL_GAP, f"window {breadth.window}, {free} columns")
+    gap = LARGE_GAP if fix_ones else OPTIMAL_GAP
+    search(state, formulation, session, min(left, state.left), gap, f"window {breadth.window}, {free} columns")
 
 
 def search(
@@ -240,6 +247,13 @@ def search_room(state: Climb, formulation: Formulation, relaxed: Run, room: floa
         state.raise_bound(min(lowest + room, state.cost))
     elif run is not None:
         state.raise_bound(min(run.bound * formulation.joule_scale, lowest + room, state.cost))
+
+
+def certain_columns(formulation: Formulation, relaxed: Run) -> list[int]:
+    """Return the integral columns that the LP sets to one."""
+    if relaxed.values is None:
+        return []
+    return [int(c) for c in np.flatnonzero(np.array(formulation.model.integral) & (relaxed.values > 1 - 1e-6))]
 
 
 def dear_columns(formulation: Formulation, relaxed: Run, room: float) -> list[int]:

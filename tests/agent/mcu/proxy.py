@@ -18,11 +18,15 @@ class FaultyLine:
     The device's pty is locked as SerialTransport locks it: a second reader would take bytes at random.
     """
 
-    def __init__(self, device_port: Path, port: Path, rate: float = 0.0, seed: int = 0) -> None:
-        """Give every byte, both ways, the chance `rate` of a fault."""
+    def __init__(
+        self, device_port: Path, port: Path, rate: float = 0.0, seed: int = 0, pull_after: int | None = None
+    ) -> None:
+        """Give every byte, both ways, the chance `rate` of a fault; pull the plug once, after `pull_after` bytes."""
         self.port = port
         self.rate = rate
         self.faults = 0
+        self.pulled = threading.Event()
+        self._left = pull_after
         self._device_port = device_port
         self._random = random.Random(seed)
         self._master = -1
@@ -88,14 +92,19 @@ class FaultyLine:
                 for source, target in ((master, device), (device, master)):
                     if source in ready:
                         self._forward(os.read(source, 4096), target)
+                if self._left is not None and self._left <= 0:
+                    self._left = None
+                    return
         except OSError:
             return  # the device was killed; the host sees a line that is open and silent
         finally:
             for descriptor in (slave, master, device):
                 os.close(descriptor)
+            self.pulled.set()
 
     def _forward(self, data: bytes, target: int) -> None:
         data = self._damage(data) if self.rate else data
+        self._left = None if self._left is None else self._left - len(data)
         while data:
             data = data[os.write(target, data) :]
 

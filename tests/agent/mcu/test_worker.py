@@ -28,7 +28,7 @@ class Worker:
 
     def __init__(self, *arguments: str) -> None:
         self.ours, theirs = socket.socketpair()
-        self.ours.settimeout(60)
+        self.ours.settimeout(240)  # one test's worker compiles the firmware, on whatever is left of the machine
         command = [sys.executable, "-m", "agent.mcu.worker", *arguments, "--control-fd", str(theirs.fileno())]
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=ROOT, stderr=subprocess.PIPE)
         theirs.close()
@@ -50,7 +50,7 @@ class Worker:
         raise AssertionError(f"the worker ended without {kind}: {(self.process.stderr or sys.stdin).read()!r}")
 
     def end(self) -> int:
-        code = self.process.wait(timeout=60)
+        code = self.process.wait(timeout=240)
         if self.process.stderr is not None:
             self.process.stderr.close()
         self._lines.close()

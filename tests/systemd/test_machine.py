@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.long, pytest.mark.root]
 SUITES = {"trixie": 257, "bookworm": 252}
 STEPS = 300
 CHECKPOINT_EVERY = 20
+INSTALL_S = 1200.0
+"""Unpacking and compiling a version, and two starts of the service: two minutes on a quiet machine."""
 IMPORT_S = 900.0
 """A worker's way from its start to its first step: 40 s on a quiet machine, and a busy one is ten times as slow."""
 FINISH_S = 1200.0
@@ -83,7 +85,7 @@ def prepare(machine: Machine, systemd: int) -> None:
     """Install the package with a policy that trains at once, and start it by hand."""
     assert check(machine, "systemctl --version").startswith(f"systemd {systemd}")
     training.configure(machine)
-    check(machine, f"PORT_PYTHON=/usr/bin/python3.11 dpkg -i {deb_path()}", 400)
+    check(machine, f"PORT_PYTHON=/usr/bin/python3.11 dpkg -i {deb_path()}", INSTALL_S)
     check(machine, "systemctl stop port-agent")
     check(machine, "systemctl start port-agent")
 
@@ -190,13 +192,15 @@ def test_power_cut_loses_no_committed_step(bench: Bench, undisturbed: str) -> No
         assert training.trained_weights(machine) == undisturbed
 
 
-def test_upgrade_rollback_removal_and_purge_under_a_running_job(busy: Machine) -> None:
+def test_upgrade_rollback_removal_and_purge_under_a_running_job(bench: Bench, busy: Machine) -> None:
+    if bench.suite == "bookworm":
+        pytest.skip("the container tests do this under 252")
     step = training.job(busy)["step"]
-    check(busy, f"PORT_PYTHON=/usr/bin/python3.11 dpkg -i {deb_path('.post1')}", 400)
+    check(busy, f"PORT_PYTHON=/usr/bin/python3.11 dpkg -i {deb_path('.post1')}", INSTALL_S)
     version = packages.checkout_version()
     assert f"current {version}.post1, previous {version}," in check(busy, f"{VERSIONS} list")
     assert training.job(busy)["state"] in ("running", "queued")
-    refused = busy.run(f"PORT_PYTHON=/usr/bin/python3.11 dpkg -i {deb_path('.post2')}", 400)
+    refused = busy.run(f"PORT_PYTHON=/usr/bin/python3.11 dpkg -i {deb_path('.post2')}", INSTALL_S)
     assert refused.rc != 0 and "was rolled back" in refused.out
     assert f"current {version}.post1," in check(busy, f"{VERSIONS} list")
     training.wait_for_job(busy, "step", f"> {step}", IMPORT_S)

@@ -70,7 +70,7 @@ class Container:
             self._process.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def run(self, command: str, timeout_s: float = 120.0) -> Ran:
+    def run(self, command: str, timeout_s: float = 300.0) -> Ran:
         """Run a shell command inside and return its end; 124 when it took longer than the limit."""
         enter = ["nsenter", "-t", self._leader, "-a", "/bin/sh", "-c", command]
         environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}

@@ -16,11 +16,11 @@ class Ran:
 class Host(Protocol):
     """What a scenario needs of the system that it runs in."""
 
-    def run(self, command: str, timeout_s: float = 120.0) -> Ran:
+    def run(self, command: str, timeout_s: float = 300.0) -> Ran:
         """Run a shell command and return its end; 124 when it took longer than the limit."""
 
 
-def check(host: Host, command: str, timeout_s: float = 120.0) -> str:
+def check(host: Host, command: str, timeout_s: float = 300.0) -> str:
     """Return the output of a command that must succeed, without the line end."""
     ran = host.run(command, timeout_s)
     assert ran.rc == 0, f"`{command}` gave {ran.rc}:\n{ran.out}"

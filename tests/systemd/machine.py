@@ -131,7 +131,7 @@ class Machine:
         self._process.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def run(self, command: str, timeout_s: float = 120.0) -> Ran:
+    def run(self, command: str, timeout_s: float = 300.0) -> Ran:
         """Run a shell command inside and return its end; 124 when it took longer than the limit."""
         self._requests += 1
         request = {"id": self._requests, "cmd": command, "timeout": timeout_s}

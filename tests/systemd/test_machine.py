@@ -163,7 +163,7 @@ def test_worker_over_its_memory_limit_dies_alone(busy: Machine) -> None:
 def test_hung_supervisor_is_restarted_and_the_job_goes_on(busy: Machine, undisturbed: str) -> None:
     hung = show(busy, "MainPID")
     check(busy, f"kill -STOP {hung}")
-    wait_for(busy, f"systemctl is-active --quiet port-agent && {not_main_pid(hung)}", 150)
+    wait_for(busy, f"systemctl is-active --quiet port-agent && {not_main_pid(hung)}", BOOT_S)
     assert "Watchdog timeout" in check(busy, "journalctl -u port-agent --no-pager -o cat")
     assert int(check(busy, "pgrep -f '[a]gent.train.worker' | wc -l")) <= 1
     training.wait_for_job(busy, "attempts", ">= 2", IMPORT_S)

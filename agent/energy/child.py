@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 
 from agent.energy.source import Reading, SelfTest, SourceError, SourceInfo, plausible_watts, probe_by_reading
 
-_COMMAND_TIMEOUT_S = 5.0
+_COMMAND_TIMEOUT_S = 2.0
+"""The supervisor waits for it; such commands take some 10 ms."""
 _MAX_PENDING_BYTES = 1 << 20
 """A record is a few kB; a tool that never ends one is broken, and must not fill the supervisor's memory."""
 
 
 def run_command(source: str, command: Sequence[str], remedy: str) -> str:
-    """Return what `command` prints; raise `SourceError` if it is missing, fails or takes over five seconds."""
+    """Return what `command` prints; raise `SourceError` if it is missing, fails or takes over two seconds."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_COMMAND_TIMEOUT_S, check=False

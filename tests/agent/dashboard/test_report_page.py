@@ -31,8 +31,10 @@ def test_all_charts_and_tables_are_drawn(page: Path, tmp_path: Path, width: int)
     dom = dump_dom(page.as_uri(), tmp_path, width)
     assert 'data-ready="yes"' in dom, "a script failed"
     assert dom.count("<canvas") == 5
-    for text in ("camera-net", "not measured", "backward", "EUR", "profile-corrected", "no answer from the bus"):
+    for text in ("camera-net", "not measured", "backward", "EUR", "profile-corrected", "no answer from the bus",
+                 "Below each bar: job : epoch.", "at 0.3 EUR per kWh"):  # fmt: skip
         assert text in dom
+    assert dom.count('<span class="badge measured">') == 4, "once per table and source, as all figures are measured"
 
 
 @pytest.mark.parametrize(("width", "height"), [(1200, 2700), (390, 4000)])

@@ -89,7 +89,7 @@ def add_deadline(parser: argparse.ArgumentParser) -> None:
 
 def _boards(arguments: argparse.Namespace) -> int:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from planner.devices import board_names, load_board
 
@@ -108,7 +108,7 @@ def _boards(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([_board_data(board) for board in boards]))
         return 0
-    table = Table("board", "what it is", "RAM", "arithmetic", "flash in/out", "watts at rest + busy")
+    table = Table(Column("board", no_wrap=True), "what it is", "RAM", "arithmetic", "flash in/out", "watts at rest + busy")
     for board in boards:
         table.add_row(
             board.name, board.title, format_bytes(board["ram_bytes"]), f"{board['flops_per_s'] / 1e9:.3g} GFLOP/s",
@@ -282,7 +282,7 @@ def _point_data(point: "Point") -> dict[str, object]:
 def print_frontier(points: "list[Point]", wanted_seconds: float | None) -> None:
     """Print the frontier as a table and, in a terminal, as a plot of energy over memory."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     table = Table("plan", "budget", "peak", "step", "energy", "overhead", "in time")
     for k, point in enumerate(points):

@@ -282,7 +282,7 @@ def _point_data(point: "Point") -> dict[str, object]:
 def print_frontier(points: "list[Point]", wanted_seconds: float | None) -> None:
     """Print the frontier as a table and, in a terminal, as a plot of energy over memory."""
     from rich.console import Console
-    from rich.table import Column, Table
+    from rich.table import Table
 
     table = Table("plan", "budget", "peak", "step", "energy", "overhead", "in time")
     for k, point in enumerate(points):

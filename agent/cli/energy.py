@@ -146,17 +146,21 @@ def client_of(runtime_dir: Path | None) -> "ControlClient":
 
 
 def _read(arguments: argparse.Namespace, options: "ReportOptions") -> "EnergyReport":
-    """Return the report from the ledger itself where this user may read it, from the running agent otherwise."""
+    """Return the report of the running agent, newest figures included, or else from a ledger this user may read."""
+    from agent.control_client import ControlError
     from agent.energy.ledger import FILE_NAME
     from agent.energy.report import read_report
 
     if arguments.state_dir is not None:
         return read_report(arguments.state_dir / FILE_NAME, options)
-    if arguments.runtime_dir is None:
-        for folder in (SYSTEM_STATE_DIR, _own_state_dir()):
-            if os.access(folder / FILE_NAME, os.R_OK):
-                return read_report(folder / FILE_NAME, options)
-    return _ask(client_of(arguments.runtime_dir), options)
+    try:
+        return _ask(client_of(arguments.runtime_dir), options)
+    except ControlError:
+        places = () if arguments.runtime_dir is not None else (SYSTEM_STATE_DIR, _own_state_dir())
+        ledger = next((folder / FILE_NAME for folder in places if os.access(folder / FILE_NAME, os.R_OK)), None)
+        if ledger is None:
+            raise
+        return read_report(ledger, options)
 
 
 def _ask(client: "StatusClient", options: "ReportOptions") -> "EnergyReport":

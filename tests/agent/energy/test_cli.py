@@ -75,6 +75,20 @@ def test_no_agent_says_how_to_start_one(capsys: pytest.CaptureFixture[str], tmp_
     assert "no agent is running" in capsys.readouterr().err
 
 
+def test_without_an_agent_the_ledger_itself_is_read(
+    capsys: pytest.CaptureFixture[str], state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.cli.energy.SYSTEM_RUNTIME_DIR", tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr("agent.cli.energy.SYSTEM_STATE_DIR", state_dir)
+    assert main(["energy", "--csv"]) == 0
+    assert "job,1,measured," in capsys.readouterr().out
+    monkeypatch.setattr("agent.cli.energy.SYSTEM_STATE_DIR", tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert main(["energy", "--csv"]) == 3
+    assert "no agent is running" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("90min", 5400), ("24h", 86400), ("1.5 d", 129600)])
 def test_since_spans(text: str, seconds: float) -> None:
     assert parse_since(text, 1e9) == 1e9 - seconds

@@ -223,12 +223,20 @@ class _Coarsening:
             work = max(work, self.costs.ops[r].workspace_bytes + sum(graph.storages[u].nbytes for u in fresh))
         if len({u for u, _ in inputs}) < len(inputs):
             return None
+        joules = self._joules(recipe)
+        own = sum(self._joules((r,)) / self._rebuilt_by(r) for r in recipe)
         return Rebuild(
             sum(self.costs.ops[r].seconds for r in recipe),
-            self._joules(recipe),
+            joules,
             tuple(sorted(inputs)),
             work,
+            own / joules if joules > 0 else 1.0,
         )
+
+    def _rebuilt_by(self, op: int) -> int:
+        """Return how many tensors running `op` again may help to rebuild."""
+        touched = {*self.graph.creates[op], *self.graph.ops[op].writes}
+        return max(sum(s in self.tensor_of for s in touched), 1)
 
     def _joules(self, ops: Iterable[int]) -> float:
         """Return the joules of running `ops`, static power meanwhile included."""
@@ -254,20 +262,38 @@ class _Coarsening:
     def _stages(self) -> list[Stage]:
         held, inside = self._fixed_load()
         ops, costs = self.graph.ops, self.costs.ops
+        sizes = [s.nbytes for s in self.graph.storages]
         found = []
-        for first, last in self.ranges:
+        for t, (first, last) in enumerate(self.ranges):
             here = range(first, last + 1)
             fixed = int(held[first : last + 1].max())
-            work = max(int(held[i] + inside[i]) + costs[i].workspace_bytes for i in here) - fixed
+            needs = [int(held[i] + inside[i]) + costs[i].workspace_bytes for i in here]
+            work = max(max(needs) - fixed, 0)
+            touched = self._touched(t)
+            least = max(
+                need + sum(sizes[s] for s, (a, b) in touched.items() if a <= i <= b)
+                for i, need in zip(here, needs, strict=True)
+            )
             found.append(
                 Stage(
                     f"{first}:{ops[first].name}",
                     sum(costs[i].seconds for i in here),
                     self._joules(here),
-                    max(work, 0),
+                    work,
                     fixed,
+                    fixed + work + sum(sizes[s] for s in touched) - least,
                 )
             )
+        return found
+
+    def _touched(self, stage: int) -> dict[int, tuple[int, int]]:
+        """Return the storages that are tensors and used in `stage`, with the first and last op there that does."""
+        first, last = self.ranges[stage]
+        found: dict[int, tuple[int, int]] = {}
+        for i in range(first, last + 1):
+            for s in (*self.graph.reads[i], *self.graph.creates[i]):
+                if s in self.tensor_of:
+                    found[s] = (found.get(s, (i, i))[0], i)
         return found
 
     def _fixed_load(self) -> tuple[Counts, Counts]:

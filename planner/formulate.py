@@ -48,6 +48,8 @@ class Breadth:
     """Free transients within a stage after their last use, instead of holding all of a stage together."""
     timeless: bool = False
     """Transfers only as a whole: their sum against the step's length. What is left is a valid bound."""
+    optimistic: bool = False
+    """For bounds: a rebuild costs its own share only, and a stage needs no more than its fullest operator."""
 
 
 @dataclass(slots=True)
@@ -119,13 +121,20 @@ class Formulation:
         """Return the cost coefficient of `value` joules."""
         return value / self.joule_scale
 
+    def rebuild_joules(self, rebuild: Rebuild) -> float:
+        """Return the cost coefficient of a rebuild."""
+        return self.joules(rebuild.joules * (rebuild.own_share if self.breadth.optimistic else 1.0))
+
     def rebuild_of(self, gap: Gap) -> Rebuild | None:
         """Return how the contents in `gap` are rebuilt, if they can be within the deadline."""
         rebuilds = self.problem.tensors[gap.tensor].rebuilds
         if not self.breadth.recompute or not 0 <= gap.version < len(rebuilds):
             return None
         rebuild = rebuilds[gap.version]
-        return rebuild if rebuild is not None and rebuild.seconds <= self.slack * (1 + 1e-12) else None
+        if rebuild is None:
+            return None
+        seconds = rebuild.seconds * (rebuild.own_share if self.breadth.optimistic else 1.0)
+        return rebuild if seconds <= self.slack * (1 + 1e-12) else None
 
     def presence(self, tensor: int, version: int, stage: int) -> list[Term] | None:
         """Return the columns whose sum says that `version` of `tensor` is there when `stage` starts; None: always."""
@@ -274,7 +283,7 @@ def define_returns(f: Formulation) -> None:
         columns = GapColumns(f.model.column(integral=True), stages[0])
         rebuild = f.rebuild_of(gap)
         if rebuild is not None and not gap.before > f.problem.size:
-            columns.recompute = {s: f.model.column(f.joules(rebuild.joules), integral=True) for s in stages}
+            columns.recompute = {s: f.model.column(f.rebuild_joules(rebuild), integral=True) for s in stages}
         if f.breadth.paging:
             extra = known.stage if known is not None and known.fate is Fate.PAGE else gap.before
             pages = [s for s in stages if f.breadth.early_pages or s in (gap.before, extra)]
@@ -323,7 +332,7 @@ def _offer_transient(f: Formulation, i: int, s: int, depth: float, limit: int | 
     if rebuild is None or (limit is not None and deeper > limit):
         return False
     if (i, s) not in f.transients:
-        f.transients[i, s] = f.model.column(f.joules(rebuild.joules), integral=True)
+        f.transients[i, s] = f.model.column(f.rebuild_joules(rebuild), integral=True)
     if s in reach and reach[s] <= deeper:
         return False
     reach[s] = deeper
@@ -403,6 +412,10 @@ def eq5_eq6_memory(f: Formulation) -> None:
     for s in range(problem.size):
         after = fixed[s] + work[s]
         sliced_after, sliced_before = _slice_terms(f, s)
+        if f.breadth.optimistic:
+            least = after - problem.stages[s].overcount_bytes / f.byte_scale
+            _offer_row(tightest, f"eq6_memory_after[{s}]", terms[s] + sliced_after, least)
+            continue
         _offer_row(tightest, f"eq6_memory_after[{s}]", terms[s] + sliced_after, after)
         before = fixed[s] - born[s]
         if transients[s] and f.breadth.exact_stages:
@@ -590,7 +603,11 @@ def eq8_deadline(f: Formulation) -> None:
     problem = f.problem
     if problem.deadline_s is None:
         return
-    terms = [(v, rebuild.seconds / f.second_scale) for _, _, rebuild, v in f.rebuild_columns()]
+    share = f.breadth.optimistic
+    terms = [
+        (v, rebuild.seconds * (rebuild.own_share if share else 1.0) / f.second_scale)
+        for _, _, rebuild, v in f.rebuild_columns()
+    ]
     for g, columns in f.gaps.items():
         packing = problem.tensors[problem.gaps[g].tensor].packing
         if columns.packed is not None and packing is not None:

@@ -62,12 +62,13 @@ class _ByTime(GreedySearch):
 
 
 def _turning_stage(problem: Problem) -> int:
-    """Return the stage where the forward pass ends: where most bytes of rebuildable tensors are alive."""
+    """Return the stage where the forward pass ends: where most bytes of rebuildable tensors lie idle."""
     level = [0] * (problem.size + 1)
-    for tensor in problem.tensors:
-        if any(tensor.rebuilds) and tensor.birth >= 0:
-            level[tensor.birth] += tensor.nbytes
-            level[tensor.accesses[-1]] -= tensor.nbytes
+    for gap in problem.gaps:
+        tensor = problem.tensors[gap.tensor]
+        if not gap.dead and tensor.birth >= 0 and any(tensor.rebuilds):
+            level[gap.after + 1] += tensor.nbytes
+            level[gap.before] -= tensor.nbytes
     sums = list(itertools.accumulate(level))
     return max(range(problem.size), key=lambda s: sums[s]) + 1
 
@@ -111,9 +112,7 @@ def segment_schedule(
             else:
                 choices.append(Choice(g, min(back, gap.before), Fate.RECOMPUTE))
         wanted |= {
-            (i, back)
-            for i, tensor in enumerate(problem.tensors)
-            if tensor.birth < stop and (cheap is not None or start <= tensor.birth) and any(tensor.rebuilds)
+            (i, back) for i, tensor in enumerate(problem.tensors) if tensor.birth < stop and any(tensor.rebuilds)
         }
     return prune_transients(problem, tuple(sorted(choices, key=lambda c: c.gap)), wanted)
 

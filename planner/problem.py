@@ -32,13 +32,18 @@ class Semantics(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One step of the fixed order. `fixed_bytes` are held at this stage whatever the plan decides."""
+    """One step of the fixed order. `fixed_bytes` are held at this stage whatever the plan decides.
+
+    `overcount_bytes`: by how much fixed bytes, workspace and accesses together may overstate what the stage needs, where
+    it stands for several operators. A schedule does without that room; a bound may not.
+    """
 
     name: str
     seconds: float
     joules: float
     workspace_bytes: int = 0
     fixed_bytes: int = 0
+    overcount_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +70,17 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
-    """How to compute one version of a tensor again: cost, and the (tensor, version) pairs it reads."""
+    """How to compute one version of a tensor again: cost, and the (tensor, version) pairs it reads.
+
+    `own_share`: where its operators rebuild other tensors in passing, the part of the cost that is left if each of them
+    pays the same. A bound may count no more; a schedule that rebuilds only this tensor pays all of it.
+    """
 
     seconds: float
     joules: float
     inputs: tuple[tuple[int, int], ...]
     workspace_bytes: int = 0
+    own_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,6 @@ FULL_MODEL_COLUMNS = 400_000
 RUNGS = ((Breadth(8, 2, early_pages=False), 0.004, 0.3), (Breadth(12, 2, early_pages=False), 0.03, 0.3))
 """Breadth, share of the LP's value, share of the time: where almost all of POET's networks show their optimum."""
 
-BOUND_STAGES = 60_000
-"""Idle stages of all gaps together up to which the LP over all return stages is solved for its bound."""
-
 EXACT_STAGES = 30
 """Problems up to this size are modelled rebuild by rebuild within a stage; larger ones hold a stage's transients
 together, which costs at most 1.75 % where it was measured."""
@@ -88,8 +85,6 @@ def _climb_captured(state: Climb, total: float) -> None:
     if state.paging and state.recompute:
         offer_recipes(state, 0.3 * total)
     guided(state, replace(narrow, timeless=True), 0.02, 0.4 * total)
-    if not state.proven and state.left > 0.2 * total:
-        full_bound(state, 0.1 * total)
     if not state.proven and state.schedule is not None:
         search_pieces(state, narrow, state.left)
 
@@ -119,7 +114,7 @@ def search_pieces(state: Climb, breadth: Breadth, seconds: float) -> None:
     neighbourhood_search(state, _formulation(state, breadth), seconds)
 
 
-SMALLEST = Breadth(0, 0, early_pages=False, inputs=False, timeless=True)
+SMALLEST = Breadth(0, 0, early_pages=False, inputs=False, timeless=True, optimistic=True)
 """The smallest relaxation: every gap on its own, rebuilds without inputs, transfers as a whole."""
 
 
@@ -133,13 +128,6 @@ def relaxation_bound(problem: Problem, time_limit_s: float) -> float | None:
     formulation = Formulation(problem, SMALLEST)
     run = HighsSession(formulation.model, relaxed=True).run(time_limit_s)
     return run.bound * formulation.joule_scale if run.status is Status.OPTIMAL else None
-
-
-def full_bound(state: Climb, seconds: float) -> None:
-    """Bound by the LP of all return stages, transfers as a whole, if it is not too large."""
-    stages = sum(gap.before - gap.after for gap in state.problem.gaps if not gap.dead)
-    if stages < BOUND_STAGES:
-        _bound_by(state, Breadth(timeless=True), seconds)
 
 
 def _bound_by(state: Climb, breadth: Breadth, seconds: float) -> None:

@@ -14,7 +14,7 @@ from planner.greedy import greedy
 from planner.plan import Plan
 from planner.problem import Problem, Schedule
 from planner.problem_replay import Evaluation
-from planner.program import BudgetError, PlanError, Program, expand
+from planner.program import PlanError, Program, expand
 from planner.reorder import reorder
 from planner.solve import Outcome, Solution, relative_gap, solve
 from planner.solve_climb import Judge, objective
@@ -22,7 +22,8 @@ from planner.solve_highs import Progress
 from planner.solve_ladder import relaxation_bound
 from planner.units import format_bytes, format_seconds
 
-MAX_TIGHTENINGS = 6
+TIGHTER = (0.98, 0.95)
+"""Shares of the budget that are planned for where a program needs more than the coarse problem counted."""
 
 HURRIED_WATTS = (8.0, 25.0, 100.0)
 """Static watts, besides the device's own, that make the planner buy time with energy, from a little to all it can."""
@@ -126,26 +127,21 @@ def _plan(
     rivals: Sequence[Plan],
 ) -> PlanResult:
     begin = time.process_time()
-    target, order = ram_bytes, best_order(graph, costs, ram_bytes)
-    found: PlanResult | None = None
-    for _ in range(MAX_TIGHTENINGS):
+    order = best_order(graph, costs, ram_bytes)
+    for target in (ram_bytes, *(round(ram_bytes * share) for share in TIGHTER)):
         coarse = coarsen(graph, costs, ram_bytes=target, deadline_s=deadline_s, order=order)
         judge = program_judge(graph, costs, coarse, ram_bytes)
         left = time_limit_s - (time.process_time() - begin)
         solution = solve(coarse.problem, time_limit_s=left, strategy=strategy, progress=progress, judge=judge)
-        if solution.schedule is None:
-            found = _failure(coarse, solution, begin)
+        if solution.schedule is not None or not _nearly(coarse, solution):
             break
+    if solution.schedule is None:
+        found = _failure(coarse, solution, begin)
+    else:
+        if target < ram_bytes:
+            solution = replace(solution, bound_joules=None, outcome=Outcome.FEASIBLE)  # a bound for less memory
         plan = coarse.plan(solution.schedule, ram_bytes, strategy)
-        try:
-            program = expand(graph, costs, plan)
-        except BudgetError as error:
-            target -= error.needed_bytes - ram_bytes
-            continue
-        found = _success(costs, plan, program, solution, begin)
-        break
-    if found is None:
-        found = PlanResult(Outcome.INFEASIBLE, None, None, None, time.process_time() - begin, Outcome.INFEASIBLE.value)
+        found = _success(costs, plan, expand(graph, costs, plan), solution, begin)
     return better_of(graph, costs, ram_bytes=ram_bytes, deadline_s=deadline_s, found=found, rivals=rivals)
 
 
@@ -162,6 +158,12 @@ def better_of(
     for rival in rivals:
         found = _cheaper(graph, costs, ram_bytes, deadline_s, found, rival)
     return found
+
+
+def _nearly(coarse: Coarse, solution: Solution) -> bool:
+    """Say whether the coarse problem had room for a schedule whose program then did not fit."""
+    room = coarse.problem.ram_bytes
+    return solution.needed_bytes is not None and room is not None and solution.needed_bytes <= room
 
 
 @dataclass(frozen=True, slots=True)

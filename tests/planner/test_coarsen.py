@@ -10,7 +10,7 @@ from planner.capture import capture_step
 from planner.coarsen import coarsen
 from planner.costs import CostTable
 from planner.devices import estimated_costs, load_board
-from planner.draw import Shade, drawing, page, svg
+from planner.draw import Mark, Shade, drawing, frontier_svg, page, svg
 from planner.frontier import budgets, frontier, least_budget, non_dominated
 from planner.graph import StepGraph
 from planner.plan import Plan
@@ -130,3 +130,13 @@ def test_drawings_show_every_fate() -> None:
     text = svg(picture)
     assert text.startswith("<svg") and text.count("<rect") > len(picture.bars)
     assert "<svg" in page(picture) and "http://www.w3.org" in text
+
+
+def test_the_page_shows_the_frontier() -> None:
+    graph, costs = captured()
+    picture = drawing(graph, costs, Plan())
+    marks = [Mark(0, 300 << 20, 1.0, 10.0), Mark(1, 200 << 20, 2.0, 12.5)]
+    text = frontier_svg(marks, chosen=1)
+    assert text.count("<circle") == 2 and "200.0 MiB" in text and "12.50 J" in text
+    assert text in page(picture, marks, 1) and page(picture, marks[:1]).count("<svg") == 1
+    assert frontier_svg([marks[0], marks[0]], 0).count("<circle") == 2  # equal figures divide by nothing

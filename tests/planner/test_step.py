@@ -1,0 +1,74 @@
+"""Planning captured steps: deadlines constrain, rivals are taken where they are better, coarsening's cost is bounded."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.deadline import Pace, shortfall
+from planner.frontier import budget_for
+from planner.plan import Plan
+from planner.program import expand
+from planner.solve import Outcome
+from planner.step import better_of, coarsening_cost, plan_step
+from tests.planner.test_coarsen import budget, captured
+
+
+def test_a_deadline_makes_the_plan_faster_or_says_by_how_much_it_cannot() -> None:
+    graph, costs = captured()
+    limit = budget(0.3)
+    free = plan_step(graph, costs, ram_bytes=limit, strategy="greedy").plan
+    assert free is not None
+    least = expand(graph, costs, Plan()).seconds
+    kept = plan_step(graph, costs, ram_bytes=limit, strategy="greedy", deadline_s=free.seconds * 1.01).plan
+    assert kept is not None and kept.seconds <= free.seconds * 1.01
+    wanted = 0.5 * (least + free.seconds)
+    hurried = plan_step(graph, costs, ram_bytes=limit, time_limit_s=1.5, deadline_s=wanted)
+    if hurried.plan is not None:
+        assert hurried.plan.seconds <= wanted * (1 + 1e-9) and hurried.plan.peak_bytes <= limit
+    else:
+        assert hurried.fastest_seconds is not None and hurried.fastest_seconds > wanted
+
+
+def test_a_deadline_below_the_steps_own_time_is_infeasible_with_figures() -> None:
+    graph, costs = captured()
+    wanted = 0.5 * expand(graph, costs, Plan()).seconds
+    result = plan_step(graph, costs, ram_bytes=budget(0.5), strategy="greedy", deadline_s=wanted)
+    assert result.outcome is Outcome.INFEASIBLE and result.plan is None
+    assert result.fastest_seconds is not None and result.fastest_seconds > wanted
+    assert "deadline leaves" in result.message and "raise --ram" in result.message
+
+
+def test_which_budget_would_do() -> None:
+    graph, costs = captured()
+    small, large = budget(0.05), budget(2.0)
+    slow = plan_step(graph, costs, ram_bytes=small, strategy="greedy").plan
+    least = expand(graph, costs, Plan()).seconds
+    assert slow is not None and slow.seconds > least * 1.01
+    enough = budget_for(graph, costs, least * 1.005, [small, large])
+    assert enough == large
+    text = shortfall(Pace(1000 * least * 1.005, 1000, least * 1.005), slow.seconds, "300 MiB")
+    assert text is not None and "300 MiB would do" in text
+    assert budget_for(graph, costs, least * 0.5, [small, large]) is None
+
+
+def test_the_best_verified_of_all_answers_is_taken() -> None:
+    graph, costs = captured()
+    limit = budget(0.5)
+    found = plan_step(graph, costs, ram_bytes=limit, strategy="page-all")
+    good = plan_step(graph, costs, ram_bytes=limit, time_limit_s=2.0).plan
+    assert found.plan is not None and good is not None
+    better = better_of(graph, costs, ram_bytes=limit, found=found, rivals=[good])
+    assert better.plan is not None and better.plan.joules == pytest.approx(good.joules)
+    broken = replace(good, decisions=good.decisions[: len(good.decisions) // 2])  # fits no longer, or breaks an input
+    same = better_of(graph, costs, ram_bytes=good.peak_bytes - 1, found=better, rivals=[broken])
+    assert same.plan is better.plan
+
+
+def test_coarsening_costs_little_and_its_bound_holds() -> None:
+    graph, costs = captured()
+    limit = budget(0.5)
+    cost = coarsening_cost(graph, costs, ram_bytes=limit)
+    plan = plan_step(graph, costs, ram_bytes=limit, time_limit_s=1.0).plan
+    assert plan is not None and cost.fine_joules is not None and cost.coarse_joules is not None
+    assert cost.fine_stages > cost.coarse_stages
+    assert 0 <= cost.fine_joules <= plan.overhead_joules * (1 + 1e-6)

@@ -135,12 +135,13 @@ def _plan(
         solution = solve(coarse.problem, time_limit_s=left, strategy=strategy, progress=progress, judge=judge)
         if solution.schedule is not None or not _nearly(coarse, solution):
             break
-    if solution.schedule is None:
+    schedule = solution.schedule
+    if schedule is None:
         found = _failure(coarse, solution, begin)
     else:
         if target < ram_bytes:
             solution = replace(solution, bound_joules=None, outcome=Outcome.FEASIBLE)  # a bound for less memory
-        plan = coarse.plan(solution.schedule, ram_bytes, strategy)
+        plan = coarse.plan(schedule, ram_bytes, strategy)
         found = _success(costs, plan, expand(graph, costs, plan), solution, begin)
     return better_of(graph, costs, ram_bytes=ram_bytes, deadline_s=deadline_s, found=found, rivals=rivals)
 

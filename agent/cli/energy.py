@@ -3,6 +3,7 @@
 import argparse
 import csv
 import json
+import math
 import os
 import re
 import sys
@@ -44,13 +45,14 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     energy = commands.add_parser("energy", help=text, description=text[0].upper() + text[1:] + ".")
     energy.add_argument("--since", metavar="WHEN", help='"90min", "24h", "7d" or "2026-11-01" (default: all)')
     energy.add_argument("--job", help="only this job (its number)")
-    energy.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page, readable offline")
-    energy.add_argument("--json", action="store_true", help="print JSON")
-    energy.add_argument("--csv", action="store_true", help="print the tables as CSV")
+    form = energy.add_mutually_exclusive_group()
+    form.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page, readable offline")
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument("--csv", action="store_true", help="print the tables as CSV")
     energy.add_argument("--sources", action="store_true", help="show the sources of this machine and test them")
-    energy.add_argument("--price", type=float, metavar="P", help="price of a kWh")
+    energy.add_argument("--price", type=_above_zero, metavar="P", help="price of a kWh")
     energy.add_argument("--currency", metavar="NAME", help="its currency, such as EUR")
-    energy.add_argument("--co2", type=float, metavar="G", help="grams of CO2 per kWh where you live")
+    energy.add_argument("--co2", type=_above_zero, metavar="G", help="grams of CO2 per kWh where you live")
     energy.add_argument("--endurance", metavar="SIZE", help="what the flash can take in its life, such as 10TB")
     _add_places(energy)
     energy.set_defaults(run=_energy)
@@ -59,6 +61,16 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     dashboard.add_argument("--no-browser", action="store_true", help="do not open a browser")
     _add_places(dashboard)
     dashboard.set_defaults(run=_dashboard)
+
+
+def _above_zero(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above zero")
+    return value
 
 
 def _add_places(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +88,10 @@ def _energy(arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         from agent.dashboard.page import render_report
 
-        arguments.html.write_text(render_report(report), encoding="utf-8")
+        try:
+            arguments.html.write_text(render_report(report), encoding="utf-8")
+        except OSError as error:
+            raise EnergyUsageError(f"cannot write {arguments.html}: {error.strerror}; name another file") from error
         print(f"wrote {arguments.html}", file=sys.stderr)
     elif arguments.json:
         json.dump(report.as_dict(), sys.stdout, indent=1)
@@ -220,7 +235,8 @@ def _show(report: "EnergyReport") -> None:
 
     console = Console(highlight=False)
     if not report.total:
-        console.print("The ledger has no figures for this time yet.")
+        which = f" of job {report.options.job}" if report.options.job else ""
+        console.print(f"The ledger has no figures{which} for this time.")
         return
     _show_power(report, console)
     labels = {amount.name: report.label(amount.name) for amount in report.jobs}

@@ -58,10 +58,8 @@ class Dashboard:
         self._energy = energy
         try:
             self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
-        except OSError as error:
-            raise DashboardError(
-                f"cannot listen on port {port} ({error.strerror}); give another one with --port"
-            ) from error
+        except (OSError, OverflowError) as error:
+            raise DashboardError(f"cannot listen on port {port} ({error}); give another one with --port") from error
         self._server.daemon_threads = True
 
     @property

@@ -439,7 +439,7 @@ def open_for_reading(path: Path) -> Iterator[sqlite3.Connection]:
             yield database
         finally:
             database.close()
-    except sqlite3.Error as error:
-        raise LedgerError(
-            path, str(error), "run as the agent's user, or ask the running agent with --socket"
-        ) from error
+    except sqlite3.OperationalError as error:
+        raise LedgerError(path, str(error), "run as the agent's user, or ask the agent with --runtime-dir") from error
+    except sqlite3.DatabaseError as error:
+        raise LedgerError(path, str(error), "the agent moves a damaged ledger aside when it starts") from error

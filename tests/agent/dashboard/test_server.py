@@ -77,6 +77,8 @@ def test_agent_that_does_not_answer_is_said(dashboard: Dashboard, agent: FakeAge
 def test_taken_port_names_the_remedy(dashboard: Dashboard, agent: FakeAgent) -> None:
     with pytest.raises(DashboardError, match="another one with --port"):
         Dashboard(agent, agent.energy, dashboard.port)
+    with pytest.raises(DashboardError, match=r"port 99999 .*0-65535"):
+        Dashboard(agent, agent.energy, 99999)
 
 
 @pytest.mark.long

@@ -75,6 +75,28 @@ def test_no_agent_says_how_to_start_one(capsys: pytest.CaptureFixture[str], tmp_
     assert "no agent is running" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--html", "/nonexistent/report.html"], 2, "cannot write /nonexistent/report.html: No such file"),
+        (["--price", "-1"], 2, "'-1' is no number above zero"),
+        (["--co2", "nan"], 2, "'nan' is no number above zero"),
+        (["--endurance", "lots"], 1, "cannot read the size 'lots'"),
+        (["--json", "--csv"], 2, "not allowed with argument --json"),
+        (["--job", "99"], 0, "no figures of job 99"),
+    ],
+)
+def test_bad_arguments_are_named(
+    capsys: pytest.CaptureFixture[str], state_dir: Path, words: list[str], code: int, said: str
+) -> None:
+    try:
+        result = main(["energy", "--state-dir", str(state_dir), *words])
+    except SystemExit as error:  # argparse's own refusals
+        result = int(error.code or 0)
+    captured = capsys.readouterr()
+    assert (result, said in captured.out + captured.err) == (code, True), captured
+
+
 def test_without_an_agent_the_ledger_itself_is_read(
     capsys: pytest.CaptureFixture[str], state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

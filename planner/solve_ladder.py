@@ -29,7 +29,7 @@ EXACT_STAGES = 30
 together, which costs at most 1.75 % where it was measured."""
 
 LARGE_STAGES = 1500
-LARGE_RUNGS = ((Breadth(4, 2, early_pages=False), 0.004, 0.6),)
+LARGE_RUNGS = ((Breadth(6, 2, early_pages=False), 0.004, 0.8),)
 """What is searched instead of RUNGS when there are more stages: the LP of a wider window alone takes too long."""
 
 LARGE_GAP = 2e-3
@@ -157,26 +157,34 @@ def guided(state: Climb, breadth: Breadth, share: float, seconds: float, *, fix_
         return
     lowest = relaxed.bound * formulation.joule_scale
     room = min(max(share * lowest, 0.1 * share * (state.cost - lowest)), state.cost - lowest)
-    fixed = dear_columns(formulation, relaxed, room)
+    fixed, value = (
+        (certain_columns(formulation, relaxed), 1.0) if fix_ones else (dear_columns(formulation, relaxed, room), 0.0)
+    )
     session = HighsSession(formulation.model)
-    session.bound_columns(fixed, np.zeros(len(fixed)), np.zeros(len(fixed)))
-    ones = certain_columns(formulation, relaxed) if fix_ones else []
-    session.bound_columns(ones, np.ones(len(ones)), np.ones(len(ones)))
-    free = sum(formulation.model.integral) - len(fixed) - len(ones)
+    session.bound_columns(fixed, np.full(len(fixed), value), np.full(len(fixed), value))
+    free = sum(formulation.model.integral) - len(fixed)
     left = seconds - (time.process_time() - begin)
     gap = LARGE_GAP if fix_ones else OPTIMAL_GAP
-    search(state, formulation, session, min(left, state.left), gap, f"window {breadth.window}, {free} columns")
+    rung = f"window {breadth.window}, {free} columns"
+    search(state, formulation, session, min(left, state.left), gap, rung, start=not fix_ones)
 
 
 def search(
-    state: Climb, formulation: Formulation, session: HighsSession, seconds: float, gap: float, rung: str
+    state: Climb,
+    formulation: Formulation,
+    session: HighsSession,
+    seconds: float,
+    gap: float,
+    rung: str,
+    *,
+    start: bool = True,
 ) -> Run | None:
-    """Run the solver on a loaded model and offer what it finds."""
+    """Run the solver on a loaded model, from the best schedule if `start`, and offer what it finds."""
     if seconds <= 0.05:
         return None
-    start = formulation.start_values(state.schedule) if state.schedule is not None else None
-    if start is not None:
-        session.start_from(start)
+    known = formulation.start_values(state.schedule) if start and state.schedule is not None else None
+    if known is not None:
+        session.start_from(known)
     run = session.run(state.wall(seconds), gap=gap, progress=scaled_progress(state, formulation))
     if run.values is not None:
         state.offer(formulation.schedule(run.values), rung)

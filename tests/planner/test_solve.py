@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.greedy import greedy
-from planner.problem import Problem, Schedule, Semantics, verify_problem
+from planner.problem import Paging, Problem, Schedule, Semantics, Stage, Tensor, verify_problem
 from planner.problem_replay import replay
 from planner.solve import Outcome, Solution, solve
 from tests.planner.brute_force import cheapest, random_problem
@@ -97,3 +97,17 @@ def test_wear_limit_binds() -> None:
 def _pages(problem: Problem) -> bool:
     found = solve(problem).evaluation
     return found is not None and found.written_bytes > 0
+
+
+def test_of_two_paging_targets_the_better_is_taken() -> None:
+    """zram costs little but keeps bytes in RAM; flash is dear and keeps none: which is better depends on the budget."""
+    stages = tuple(Stage(f"s{t}", 1.0, 1.0) for t in range(6))
+    zram = Paging(1, 0.1, 0.1, 1.0, 1.0, stored_bytes=4)
+    flash = Paging(0, 0.1, 0.1, 5.0, 5.0)
+    idle = Tensor("idle", 10, (0, 5), (0,), rebuilds=(None,), paging=(flash, zram))
+    busy = Tensor("busy", 10, (2, 3), (2,), rebuilds=(None,))
+    roomy = Problem(stages, (idle, busy), ram_bytes=14, targets=("flash", "zram"))
+    for problem, joules, target in ((roomy, 2.0, 1), (replace(roomy, ram_bytes=13), 10.0, 0)):
+        solution = solve(problem)
+        assert solution.outcome is Outcome.OPTIMAL and solution.overhead_joules == pytest.approx(joules)
+        assert solution.schedule is not None and [c.target for c in solution.schedule.choices] == [target]

@@ -1,10 +1,12 @@
 """Accuracy of on-device training: int8 update rules against fp32, and found schemes against the last k layers.
 
-    python benchmarks/mcu_accuracy.py [--seeds 5] [--tasks digits,keywords,gestures] [--json]
+    python benchmarks/mcu_accuracy.py [--seeds 8] [--first-seed 50] [--tasks digits,keywords,gestures] [--json]
 
-Every number is the mean over seeds of the accuracy after the last epoch on samples never trained on. The learning rate of each
-row is chosen on one extra seed and decays linearly over the epochs. All int8 runs use the firmware's C engine, built
-for this machine, batch 1, in place. Nothing here is a published figure.
+Every number is the mean over seeds of the accuracy after the last epoch on samples never trained on. Learning rates decay
+linearly over the epochs; each row's is the best of its grid on the mean of five extra seeds, but for the row that takes
+fp32's as it is, which is what quantisation-aware scaling promises. Seeds below 50 were looked at while nets and grids were
+chosen, those reported were not. All int8 runs use the firmware's C engine, built for this machine, batch 1, in place.
+Nothing here is a published figure.
 """
 
 from __future__ import annotations
@@ -40,9 +42,9 @@ from planner.mcu.scheme import (
     find_scheme,
 )
 
-TUNING_SEED = 100
-SCALED_RATES = (0.003, 0.01, 0.03)
-UNSCALED_RATES = (30.0, 100.0, 300.0, 1000.0)
+TUNING_SEEDS = (100, 101, 102, 103, 104)
+SCALED_RATES = (0.01, 0.03, 0.05, 0.08)
+UNSCALED_RATES = (100.0, 300.0, 1000.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class Method:
     name: str
     rule: Rule | None = None
     scaling: bool = True
+    rate_of_float: bool = False
+    """Trained at the learning rate that was best for fp32."""
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -61,6 +65,7 @@ class Method:
 METHODS = (
     Method("fp32, same sparse set"),
     Method("int8 stochastic, QAS", Rule.STOCHASTIC),
+    Method("int8 stochastic, QAS, fp32's rate", Rule.STOCHASTIC, rate_of_float=True),
     Method("int8 nearest, QAS", Rule.NEAREST),
     Method("int8 truncate, QAS", Rule.TRUNCATE),
     Method("Q8.8 nearest, QAS", Rule.Q88),
@@ -143,14 +148,19 @@ def run_method(task: Task, prepared: Prepared, method: Method, rate: float, seed
     return adapt_int8(compiled, prepared.split, method, rate, task.epochs, seed)
 
 
-def _best_rate(task: Task, tuning: Prepared, method: Method) -> float:
-    return max(method.rates, key=lambda rate: run_method(task, tuning, method, rate, TUNING_SEED))
+def _best_rate(task: Task, tuning: dict[int, Prepared], method: Method) -> float:
+    def score(rate: float) -> float:
+        return float(np.mean([run_method(task, prepared, method, rate, seed) for seed, prepared in tuning.items()]))
+
+    return max(method.rates, key=score)
 
 
 def compare_rules(task: Task, seeds: Sequence[int], console: Console) -> list[Row]:
     """Return one row per method, with the accuracy before adapting as the first."""
-    tuning = prepare(task, TUNING_SEED)
-    best = {method.name: _best_rate(task, tuning, method) for method in METHODS}
+    tuning = {seed: prepare(task, seed) for seed in TUNING_SEEDS}
+    shared = _best_rate(task, tuning, METHODS[0])
+    best = {m.name: shared if m.rate_of_float else _best_rate(task, tuning, m) for m in METHODS[1:]}
+    best[METHODS[0].name] = shared
     scores: dict[str, list[float]] = {"before adapting": [], **{m.name: [] for m in METHODS}}
     for seed in seeds:
         prepared = prepare(task, seed)
@@ -219,12 +229,12 @@ def analyse(prepared: Prepared, rate: float, epochs: int) -> ContributionTable:
 
 def compare_schemes(task: Task, seeds: Sequence[int], rate: float) -> SchemeRow:
     """Return the comparison at the bytes of the last-k scheme in the middle of the range."""
-    prepared = {seed: prepare(task, seed) for seed in (TUNING_SEED, *seeds)}
-    graph = prepared[TUNING_SEED].model.graph
+    prepared = {seed: prepare(task, seed) for seed in (TUNING_SEEDS[0], *seeds)}
+    graph = prepared[TUNING_SEEDS[0]].model.graph
     schemes = last_k_schemes(graph)
     rival = schemes[len(schemes) // 2 - 1]
     budget = plan_memory(graph, rival).ram_bytes
-    table = analyse(prepared[TUNING_SEED], rate, task.epochs)
+    table = analyse(prepared[TUNING_SEEDS[0]], rate, task.epochs)
     found = find_scheme(graph, table, Limits(budget))
     accuracies = [
         [_scheme_accuracy(task, prepared[seed], scheme, rate, seed) for seed in seeds]
@@ -283,27 +293,32 @@ def print_schemes(rows: Sequence[SchemeRow], console: Console) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison; return 0."""
     parser = argparse.ArgumentParser(description="accuracy of on-device training")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--first-seed", type=int, default=50)
     parser.add_argument("--tasks", default=",".join(task.name for task in TASKS))
     parser.add_argument("--only", choices=("rules", "schemes"))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     progress = Console(stderr=True)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
     rules: list[Row] = []
     schemes: list[SchemeRow] = []
     for task in (task for task in TASKS if task.name in options.tasks.split(",")):
         if options.only != "schemes":
-            rules += compare_rules(task, range(options.seeds), progress)
+            rules += compare_rules(task, seeds, progress)
         if options.only != "rules":
-            schemes.append(compare_schemes(task, range(options.seeds), 0.01))
+            schemes.append(compare_schemes(task, seeds, 0.01))
     if options.json:
         print(
             json.dumps({"rules": [asdict(row) for row in rules], "schemes": [asdict(row) for row in schemes]}, indent=1)
         )
         return 0
-    print_rules(rules, Console())
-    print_schemes(schemes, Console())
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    if rules:
+        print_rules(rules, console)
+    if schemes:
+        print_schemes(schemes, console)
     return 0
 
 

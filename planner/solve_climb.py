@@ -34,6 +34,8 @@ class Climb:
     paging: bool = True
     recompute: bool = True
     """What schedules may use; baselines do without one of them."""
+    seconds_per_return: float = 0.0
+    """What building the last model took per return stage that it offers."""
     log: list[str] = field(default_factory=list)
     began: tuple[float, float] = field(default_factory=lambda: (time.perf_counter(), time.process_time()))
 

@@ -24,6 +24,9 @@ FULL_MODEL_COLUMNS = 400_000
 RUNGS = ((Breadth(8, 2, early_pages=False), 0.004, 0.3), (Breadth(12, 2, early_pages=False), 0.03, 0.3))
 """Breadth, share of the LP's value, share of the time: where almost all of POET's networks show their optimum."""
 
+BUILD_SHARE = 0.5
+"""The full model is left out if building it alone is expected to take more than this share of the time left."""
+
 EXACT_STAGES = 30
 """Problems up to this size are modelled rebuild by rebuild within a stage; larger ones hold a stage's transients
 together, which costs at most 1.75 % where it was measured."""
@@ -106,7 +109,16 @@ def offer_recipes(state: Climb, seconds: float) -> None:
 
 def _formulation(state: Climb, breadth: Breadth) -> Formulation:
     allowed = replace(breadth, paging=state.paging, recompute=state.recompute)
-    return Formulation(state.problem, allowed, state.schedule)
+    begin = time.process_time()
+    made = Formulation(state.problem, allowed, state.schedule)
+    state.seconds_per_return = (time.process_time() - begin) / max(_returns(state.problem, breadth), 1)
+    return made
+
+
+def _returns(problem: Problem, breadth: Breadth) -> int:
+    """Return how many return stages a model of this breadth offers: what building it takes grows with them."""
+    lengths = (gap.before - gap.after for gap in problem.gaps if not gap.dead)
+    return sum(length if breadth.window is None else min(length, breadth.window + 1) for length in lengths)
 
 
 def search_pieces(state: Climb, breadth: Breadth, seconds: float) -> None:
@@ -209,8 +221,10 @@ def full_model(state: Climb, total: float) -> None:
     A column whose reduced cost exceeds `room` is in no schedule cheaper than bound + room. So the search starts with
     little room and few columns, and widens until the best schedule lies within the room: then it is the optimum.
     """
-    exact = state.problem.size <= EXACT_STAGES
-    formulation = _formulation(state, Breadth(exact_stages=exact))
+    breadth = Breadth(exact_stages=state.problem.size <= EXACT_STAGES)
+    if state.seconds_per_return * _returns(state.problem, breadth) > BUILD_SHARE * state.left:
+        return
+    formulation = _formulation(state, breadth)
     if formulation.model.columns > FULL_MODEL_COLUMNS:
         return
     if formulation.model.impossible:

@@ -81,7 +81,7 @@ def test_the_count_is_that_of_a_capture_of_the_set(options: dict[str, float]) ->
     full = capture(None, **options)
     needed = TrainedBytes(full.graphs, {name: costs_of(graph, base=BASE) for name, graph in full.graphs.items()})
     assert needed(frozenset(trained_parameters(next(iter(full.graphs.values()))))) == kept(full)
-    for trained in sets(8):
+    for trained in sets(4):
         real = kept(capture(trained, **options))
         assert real <= needed(trained) <= 1.02 * real, sorted(trained)
 

@@ -34,7 +34,8 @@ def eq5_eq6_memory(f: Formulation) -> None:
         sliced_after, sliced_before = _slice_terms(f, s)
         if f.breadth.optimistic:
             least = after - problem.stages[s].overcount_bytes / f.byte_scale
-            _offer_row(tightest, f"eq6_memory_after[{s}]", terms[s] + sliced_after, least)
+            spared = [(v, -least) for v, _ in sliced_after]  # slices of whatever the stage touches: all of it, at best
+            _offer_row(tightest, f"eq6_memory_after[{s}]", terms[s] + spared, least)
             continue
         _offer_row(tightest, f"eq6_memory_after[{s}]", terms[s] + sliced_after, after)
         before = fixed[s] - born[s]

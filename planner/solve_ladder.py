@@ -38,6 +38,9 @@ LARGE_RUNGS = ((Breadth(6, 2, early_pages=False), 0.004, 0.8),)
 LARGE_GAP = 2e-3
 """How near to its own optimum such a search must come: the LP's decisions that it takes over cost more than that."""
 
+LARGE_ENOUGH = 0.005
+"""A large problem's gap below which its pieces are not searched: loading the model for it takes seconds."""
+
 LARGE_GAPS = 1500
 """With more gaps than this a captured step is searched with a narrow window: building the model counts too."""
 
@@ -77,7 +80,8 @@ def _climb_abstract(state: Climb, total: float) -> None:
             guided(state, breadth, share, part * total, fix_ones=large)
     if not state.proven and not state.infeasible and state.left > 0.25 * total and not large:
         full_model(state, total)
-    if not state.proven and not state.infeasible and state.left > 0.1 * total:
+    near = large and state.cost - state.bound < LARGE_ENOUGH * state.cost
+    if not state.proven and not state.infeasible and not near and state.left > 0.1 * total:
         search_pieces(state, RUNGS[0][0], state.left)
 
 

@@ -1,15 +1,21 @@
 """Planning captured steps: deadlines constrain, rivals are taken where they are better, coarsening's cost is bounded."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
+from planner.coarsen import coarsen
 from planner.deadline import Pace, shortfall
 from planner.frontier import budget_for
+from planner.greedy import greedy_variants
+from planner.greedy_simple import cheap_segments
 from planner.plan import Plan
 from planner.program import expand
 from planner.solve import Outcome
-from planner.step import better_of, coarsening_cost, plan_step
+from planner.solve_climb import objective
+from planner.solve_ladder import relaxation_bound
+from planner.step import better_of, coarsening_cost, plan_step, program_judge
 from tests.planner.test_coarsen import budget, captured
 
 
@@ -72,3 +78,20 @@ def test_coarsening_costs_little_and_its_bound_holds() -> None:
     assert plan is not None and cost.fine_joules is not None and cost.coarse_joules is not None
     assert cost.fine_stages > cost.coarse_stages
     assert 0 <= cost.fine_joules <= plan.overhead_joules * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("name", ["mobilenetv2", "bert"])
+def test_no_program_beats_the_bound(name: str) -> None:
+    graph, costs = captured(name)
+    for share in (0.15, 0.6):
+        limit = budget(share, name)
+        coarse = coarsen(graph, costs, ram_bytes=limit)
+        bound = relaxation_bound(coarse.problem, 10.0)
+        judge = program_judge(graph, costs, coarse, limit)
+        assert bound is not None and bound > 0
+        tried = 0
+        for schedule in itertools.islice(greedy_variants(coarse.problem, cheap_segments(coarse.problem)), 12):
+            found = judge(coarse.problem, schedule)
+            tried += found.valid
+            assert not found.valid or objective(coarse.problem, found) >= bound * (1 - 1e-6) - 1e-12
+        assert tried

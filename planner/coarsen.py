@@ -5,6 +5,7 @@ live inside one stage are charged as its workspace, and a stage holds at most on
 (update groups, which run as one, excepted).
 """
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -234,9 +235,14 @@ class _Coarsening:
         )
 
     def _rebuilt_by(self, op: int) -> int:
-        """Return how many tensors running `op` again may help to rebuild."""
+        """Return how many tensors that lie idle somewhere running `op` again may help to rebuild."""
         touched = {*self.graph.creates[op], *self.graph.ops[op].writes}
-        return max(sum(s in self.tensor_of for s in touched), 1)
+        return max(sum(s in self.tensor_of and self._lies_idle(s) for s in touched), 1)
+
+    def _lies_idle(self, s: int) -> bool:
+        """Say whether a plan may decide about `s` between two of its uses."""
+        stages = sorted({int(self.stage_of[u]) for u in self.graph.uses[s]})
+        return self.large[s] and any(b > a + 1 for a, b in itertools.pairwise(stages))
 
     def _joules(self, ops: Iterable[int]) -> float:
         """Return the joules of running `ops`, static power meanwhile included."""

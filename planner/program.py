@@ -8,7 +8,7 @@ statement about the program, not an estimate. Pure; no torch.
 import enum
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -55,11 +55,14 @@ class Code(enum.IntEnum):
     READ = 5
     WAIT_READ = 6
     SLICED = 7
+    WAIT_SLICED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction. `index` is an op for RUN and RERUN, an update group for SLICED, else a storage.
+    """One instruction. `index` is an op for RUN and RERUN, an update group for SLICED and WAIT_SLICED, else a storage.
+
+    SLICED starts a group's update, which goes on beside the instructions that follow until WAIT_SLICED.
 
     `resident_bytes`: what is resident while it runs, landing buffers and unfinished writes included, the worker's own
     base not. `phase`: what its time is booked on.
@@ -75,13 +78,15 @@ class Program:
     """The instructions of one step and what the expansion knows about them.
 
     `starts_on_flash`: persistent storages that are on flash, not in RAM, when the step starts and ends.
-    `replayed`: random ops whose generator state must be kept because they run again.
+    `replayed`: random ops whose generator state must be kept because they run again. `slice_written`: update group ->
+    storages that are resident whole when it starts and are on flash when it ends, written slice by slice.
     """
 
     graph: StepGraph
     instructions: tuple[Instruction, ...]
     groups: tuple[UpdateGroup, ...]
     slice_counts: tuple[tuple[int, int], ...]
+    slice_written: tuple[tuple[int, tuple[int, ...]], ...]
     starts_on_flash: frozenset[int]
     replayed: frozenset[int]
     peak_bytes: int
@@ -98,8 +103,8 @@ class Program:
     def paged_storages(self) -> frozenset[int]:
         """Storages that are on flash at some moment of the step."""
         moved = {i.index for i in self.instructions if i.code in (Code.READ, Code.WRITE)}
-        streamed = {s for g, _ in self.slice_counts for s in self.groups[g].storages if s in self.starts_on_flash}
-        return frozenset(moved | streamed | self.starts_on_flash)
+        written = {s for _, storages in self.slice_written for s in storages}
+        return frozenset(moved | written | self.starts_on_flash)
 
     timeline: tuple[int, ...] = field(repr=False, default=())
     """Resident bytes (base included) while each op runs."""
@@ -155,11 +160,17 @@ class _Expansion:
         self.sliced = {g: k for g, k in plan.sliced if k > 1}
         self.group_at: dict[int, int] = {}
         """Op -> sliced group it belongs to."""
+        self.changed: dict[int, set[int]] = {}
+        """Sliced group -> storages that it changes."""
+        self.touched: dict[int, set[int]] = {}
+        """Sliced group -> storages that it reads, creates or changes."""
         for g in self.sliced:
             if not 0 <= g < len(self.groups):
                 raise PlanError(f"the plan slices update group {g}, the graph has {len(self.groups)}")
-            for i in range(self.groups[g].first, self.groups[g].last + 1):
-                self.group_at[i] = g
+            inside = range(self.groups[g].first, self.groups[g].last + 1)
+            self.group_at.update(dict.fromkeys(inside, g))
+            self.changed[g] = {s for i in inside for s in graph.ops[i].writes}
+            self.touched[g] = self.changed[g] | {s for i in inside for s in (*graph.reads[i], *graph.creates[i])}
         self.at = [_Position() for _ in graph.ops]
         self.start_flash: set[int] = set()
         self.reruns: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
@@ -167,6 +178,8 @@ class _Expansion:
         self.reads: list[_Due] = []
         self.streamed: dict[int, set[int]] = defaultdict(set)
         """Sliced group -> storages that pass through it slice by slice and are never resident whole."""
+        self.slice_written: dict[int, set[int]] = defaultdict(set)
+        """Sliced group -> storages that are resident whole before it and on flash after it."""
 
     def run(self) -> Program:
         self._place()
@@ -244,6 +257,10 @@ class _Expansion:
                 elif s in group.temporaries:
                     self.streamed[g].add(s)
                     last.frees.remove(s)
+                elif persistent and s in last.writes and s in self.changed[g]:
+                    self.slice_written[g].add(s)
+                    last.writes.remove(s)
+                    last.frees.append(s)
 
     def slice_bytes(self, g: int) -> int:
         """Bytes that a sliced group holds besides whole storages: two buffers per streamed one, one per temporary."""
@@ -373,6 +390,9 @@ class _Expansion:
             for s in position.returns:
                 self.reads.append(_Due(i, s, written.get(s, -1) + 1, float(self.starts[i])))
             written.update(dict.fromkeys(position.writes, i))
+            g = self.group_at.get(i)
+            if g is not None and i == self.groups[g].last:
+                written.update(dict.fromkeys(self.streamed[g] | self.slice_written[g], i))
         for following, due in zip(reversed(self.reads), reversed(self.reads[:-1]), strict=False):
             begins = following.moment - (1 + READ_MARGIN) * flash.read_seconds(self.size[following.storage])
             due.moment = min(due.moment, begins)
@@ -383,8 +403,22 @@ class _Expansion:
         return _Emitter(self).program()
 
 
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A write or a sliced update under way. `nbytes` stay resident until `wait` ends, at `moment` at the earliest."""
+
+    wait: Code
+    index: int
+    nbytes: int
+    moment: float
+    frees: tuple[int, ...] = ()
+
+
 class _Emitter:
-    """Writes the instruction list and simulates its time: one compute thread, one page thread with a FIFO queue."""
+    """Writes the instruction list and simulates its time: one compute thread, one page thread with a FIFO queue.
+
+    Sliced updates go on behind the compute thread; their compute is booked on it all the same.
+    """
 
     def __init__(self, expansion: _Expansion) -> None:
         self.x = expansion
@@ -392,7 +426,7 @@ class _Emitter:
         self.flash = expansion.costs.device.flash
         self.instructions: list[Instruction] = []
         self.clock = self.io_free = self.stall = self.recompute = 0.0
-        self.pending: list[tuple[int, float]] = []
+        self.pending: list[_Pending] = []
         self.pending_bytes = 0
         self.done: dict[int, float] = {}
         self.next_read = 0
@@ -415,8 +449,11 @@ class _Emitter:
                 self._rerun(i)
             self._run(i)
             self.level = int(x.after_need[i])
+            g = x.group_at.get(i)
+            later = self._stream(g, position.frees) if g is not None and i == x.groups[g].last else ()
             for s in position.frees:
-                self._put(Code.FREE, s)
+                if s not in later:
+                    self._free(s)
             for s in position.writes:
                 self._write(s)
         while self.pending:
@@ -433,6 +470,7 @@ class _Emitter:
         return Program(
             graph=graph, instructions=tuple(self.instructions), groups=groups,
             slice_counts=tuple(sorted(x.sliced.items())),
+            slice_written=tuple((g, tuple(sorted(s))) for g, s in sorted(x.slice_written.items())),
             starts_on_flash=frozenset(x.start_flash),
             replayed=frozenset(r for r in recomputed if graph.ops[r].random),
             peak_bytes=max(timeline, default=device.base_bytes), peak_op=peak_op,
@@ -447,15 +485,30 @@ class _Emitter:
     def _make_room(self) -> None:
         limit = self.x.limit
         while self.pending and (
-            (limit is not None and self.level + self.pending_bytes > limit) or self.pending[0][1] <= self.clock
+            (limit is not None and self.level + self.pending_bytes > limit) or self.pending[0].moment <= self.clock
         ):
             self._wait_oldest()
 
     def _wait_oldest(self) -> None:
-        s, done = self.pending.pop(0)
-        self.pending_bytes -= self.size[s]
-        self._put(Code.WAIT_WRITE, s)
-        self._stall_until(done)
+        oldest = self.pending.pop(0)
+        self._put(oldest.wait, oldest.index)
+        self._stall_until(oldest.moment)
+        self.pending_bytes -= oldest.nbytes
+        for s in oldest.frees:
+            self._put(Code.FREE, s)
+
+    def _settle(self, touched: Set[int], changed: Set[int]) -> None:
+        """Wait for the updates under way that change what is about to be touched, or touch what is about to change."""
+        while any(
+            p.wait is Code.WAIT_SLICED
+            and not (touched.isdisjoint(self.x.changed[p.index]) and changed.isdisjoint(self.x.touched[p.index]))
+            for p in self.pending
+        ):
+            self._wait_oldest()
+
+    def _free(self, s: int) -> None:
+        self._settle(set(), {s})
+        self._put(Code.FREE, s)
 
     def _stall_until(self, moment: float) -> None:
         if moment > self.clock:
@@ -503,8 +556,8 @@ class _Emitter:
         load = x.held[i : due.use] + self.size[due.storage]
         if self.pending:
             moments = self.clock + x.starts[i : due.use] - x.starts[i]
-            done = np.array([moment for _, moment in self.pending])
-            left = np.cumsum([self.size[s] for s, _ in reversed(self.pending)])[::-1]
+            done = np.array([p.moment for p in self.pending])
+            left = np.cumsum([p.nbytes for p in reversed(self.pending)])[::-1]
             left = np.append(left, 0)
             load = load + left[np.searchsorted(done, moments, side="right")]
         return bool((load <= x.limit).all())
@@ -513,6 +566,7 @@ class _Emitter:
         limit = self.x.limit
         while self.pending and limit is not None and self.level + self.pending_bytes > limit:
             self._wait_oldest()
+        self._settle(set(), {s})
         self._put(Code.READ, s)
         self.done[s] = self._transfer(self.flash.read_seconds(self.size[s]))
         self.read_bytes += self.size[s]
@@ -523,23 +577,25 @@ class _Emitter:
 
     def _write(self, s: int) -> None:
         if s in self.on_flash:
-            self._put(Code.FREE, s)
+            self._free(s)
             return
+        self._settle(set(), {s})
         self.on_flash.add(s)
         done = self._transfer(self.flash.write_seconds(self.size[s]))
-        self.pending.append((s, done))
+        self.pending.append(_Pending(Code.WAIT_WRITE, s, self.size[s], done))
         self.pending_bytes += self.size[s]
         self.written_bytes += self.size[s]
         self._put(Code.WRITE, s)
 
     def _rerun(self, i: int) -> None:
         for r, done in self.x.reruns[i]:
+            self._settle(set(effective_operands(self.graph, r)), set())
             self._put(Code.RERUN, r)
             seconds = self.costs.ops[r].seconds
             self.clock += seconds
             self.recompute += seconds
             for s in done:
-                self._put(Code.FREE, s)
+                self._free(s)
 
     def _run(self, i: int) -> None:
         self.clock += self.costs.ops[i].seconds
@@ -547,18 +603,17 @@ class _Emitter:
         self.on_flash.difference_update(op.writes)
         g = self.x.group_at.get(i)
         if g is None:
+            self._settle({*self.graph.reads[i], *self.graph.creates[i]}, set(op.writes))
             self._put(Code.RUN, i)
         elif i == self.x.groups[g].last:
             self._put(Code.SLICED, g)
-            self._stream(g)
 
-    def _stream(self, g: int) -> None:
-        """Book the transfers of a sliced group: read and write behind each other, beside its compute."""
-        group = self.x.groups[g]
-        streamed = self.x.streamed[g] - set(group.temporaries)
+    def _stream(self, g: int, frees: Sequence[int]) -> tuple[int, ...]:
+        """Book the transfers of a sliced group that has started; return those of `frees` that must wait for its end."""
+        x, group = self.x, self.x.groups[g]
+        streamed = x.streamed[g] - set(group.temporaries)
         begin = self.clock - sum(self.costs.ops[i].seconds for i in range(group.first, group.last + 1))
-        changed = {s for i in range(group.first, group.last + 1) for s in self.graph.ops[i].writes}
-        written = {s for s in changed & streamed if self.graph.storages[s].persistent}
+        written = {s for s in x.changed[g] & streamed if self.graph.storages[s].persistent} | x.slice_written[g]
         self.io_free = max(self.io_free, begin)
         for s in streamed:
             self.io_free += self.flash.read_seconds(self.size[s])
@@ -567,7 +622,11 @@ class _Emitter:
             self.io_free += self.flash.write_seconds(self.size[s])
             self.written_bytes += self.size[s]
             self.on_flash.add(s)
-        self._stall_until(self.io_free)
+        later = tuple(s for s in frees if s in x.touched[g])
+        nbytes = x.slice_bytes(g) + sum(self.size[s] for s in later)
+        self.pending.append(_Pending(Code.WAIT_SLICED, g, nbytes, max(self.io_free, self.clock), later))
+        self.pending_bytes += nbytes
+        return later
 
 
 def idle_gaps(graph: StepGraph, storage: int) -> Iterable[tuple[int, int]]:

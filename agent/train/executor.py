@@ -1,4 +1,4 @@
-"""Run a Program: one compute thread here, one page thread behind it."""
+"""Run a Program: one compute thread here; behind it one page thread, and one for updates that run in slices."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ import torch
 
 from agent.train.memory import block, view
 from agent.train.pager import PageFile, Pager, Slot, Transfer, padded
-from agent.train.sliced import SlicedUpdate
+from agent.train.sliced import SlicedUpdate, UpdateThread
 from agent.train.state import StateStore
 from planner.errors import PortError
 from planner.graph import Argument, Op, Phase, Ref, Role, Scalar, Value
@@ -18,6 +18,9 @@ from planner.operators import GUARD
 from planner.program import Code, Program
 from planner.rebuild import pure_arguments
 from planner.torch_operators import literal, resolve
+
+_PATIENCE_S = 0.02
+"""So often a wait for an update looks whether the step is to pause."""
 
 
 class GraphChangedError(PortError):
@@ -90,6 +93,7 @@ class Executor:
         ]  # fmt: skip
         self._reads: dict[int, tuple[Transfer, torch.Tensor]] = {}
         self._writes: dict[int, Transfer] = {}
+        self._updates = UpdateThread()
         self._rng: dict[int, torch.Tensor] = {}
         self._phase = ""
         self._phase_began = 0.0
@@ -120,12 +124,13 @@ class Executor:
         before = (stats.read_bytes, stats.written_bytes, stats.busy_seconds, stats.stall_seconds)
         self._phases = {}
         self._enter("")
+        self._updates = UpdateThread()
         try:
             with torch.no_grad():
                 self._load_inputs(batch)
                 for instruction in self._code:
                     if self.interrupted:
-                        self.gate()
+                        self._hold()
                     instruction()
                 self._enter("")
                 loss = self._value(self.graph.loss).clone()
@@ -133,6 +138,7 @@ class Executor:
             for s in self._residents:
                 self.resident[self.keys[s]] = self._base(s)
         finally:
+            self._updates.close()
             self._drop_everything()
         self._checked = True
         now = (stats.read_bytes, stats.written_bytes, stats.busy_seconds, stats.stall_seconds)
@@ -140,6 +146,12 @@ class Executor:
         self._phases.pop("", None)
         self._phases["stall"] = delta[3]
         return StepReport(loss, aux, dict(self._phases), int(delta[0]), int(delta[1]), delta[2], delta[3])
+
+    def _hold(self) -> None:
+        """Pass the gate; while it is closed no slice of an update starts either."""
+        self._updates.hold()
+        self.gate()
+        self._updates.go_on()
 
     def _load_inputs(self, batch: Sequence[torch.Tensor]) -> None:
         graph = self.graph
@@ -232,7 +244,9 @@ class Executor:
                 case Code.WAIT_WRITE:
                     code.append(_call(self._written, i))
                 case Code.SLICED:
-                    code.append(SlicedUpdate(self, i).run)
+                    code.append(_call(self._start_update, SlicedUpdate(self, i)))
+                case Code.WAIT_SLICED:
+                    code.append(_call(self._finish_update, i))
         return code
 
     def _changes(self, code: Code, index: int) -> bool:
@@ -244,8 +258,6 @@ class Executor:
     def _phase_of(self, code: Code, index: int) -> str | None:
         if code is Code.RUN:
             return self.graph.ops[index].phase.name.lower()
-        if code is Code.SLICED:
-            return Phase.UPDATE.name.lower()
         return "recompute" if code is Code.RERUN else None
 
     def _enter(self, phase: str) -> None:
@@ -375,6 +387,18 @@ class Executor:
 
     def _written(self, s: int) -> None:
         self.pager.wait(self._writes.pop(s))
+
+    def _start_update(self, update: SlicedUpdate) -> None:
+        self._updates.start(update)
+
+    def _finish_update(self, group: int) -> None:
+        begin = time.perf_counter()
+        while (computed_s := self._updates.result(group, _PATIENCE_S)) is None:
+            if self.interrupted:
+                self._hold()
+        self.pager.stats.stall_seconds += time.perf_counter() - begin
+        update = Phase.UPDATE.name.lower()
+        self._phases[update] = self._phases.get(update, 0.0) + computed_s
 
     def _read(self, s: int) -> None:
         target = block(self.graph.storages[s].nbytes)

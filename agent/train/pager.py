@@ -140,6 +140,12 @@ class Transfer:
     def done(self) -> bool:
         return self.finished.is_set()
 
+    def join(self) -> None:
+        """Return when the transfer is done; raise its PageError if it failed."""
+        self.finished.wait()
+        if self.error is not None:
+            raise self.error
+
 
 @dataclass(slots=True)
 class PagerStats:
@@ -192,13 +198,12 @@ class Pager:
         return transfer
 
     def wait(self, transfer: Transfer) -> None:
-        """Return when the transfer is done; raise its PageError if it failed."""
-        if not transfer.finished.is_set():
-            begin = time.perf_counter()
-            transfer.finished.wait()
+        """As `Transfer.join`, for the compute thread: the wait counts as a stall."""
+        begin = time.perf_counter()
+        try:
+            transfer.join()
+        finally:
             self.stats.stall_seconds += time.perf_counter() - begin
-        if transfer.error is not None:
-            raise transfer.error
 
     def close(self) -> None:
         """Finish what is queued and stop the thread."""

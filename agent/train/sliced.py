@@ -1,9 +1,13 @@
 """An elementwise update run slice by slice: weight, gradient and optimizer state stream through RAM.
 
-While slice i is computed, slice i + 1 is being read and slice i - 1 written; two buffers per streamed storage.
+While slice i is computed, slice i + 1 is being read and slice i - 1 written; two buffers per streamed storage. All this
+happens on a thread of its own, so that the transfers of an update hide behind the backward pass that goes on.
 """
 
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,11 +22,55 @@ if TYPE_CHECKING:
     from agent.train.executor import Executor
 
 
+class _Abandoned(Exception):
+    """The step is over before its time; nobody asks for the result."""
+
+
+class UpdateThread:
+    """Runs the sliced updates of one step, one after the other. The thread starts with the first of them."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="update-thread")
+        self._futures: dict[int, Future[float]] = {}
+        self._may_run = threading.Event()
+        self._may_run.set()
+        self._closed = False
+
+    def start(self, update: "SlicedUpdate") -> None:
+        self._futures[update.index] = self._pool.submit(update.run, self._gate)
+
+    def result(self, group: int, timeout_s: float) -> float | None:
+        """Return the seconds that the update of a group computed, None if it is not done yet; raise what it raised."""
+        future = self._futures[group]
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            return None
+
+    def hold(self) -> None:
+        """Let no further slice start until `go_on`."""
+        self._may_run.clear()
+
+    def go_on(self) -> None:
+        self._may_run.set()
+
+    def close(self) -> None:
+        """End the thread; updates that nobody waited for stop before their next slice."""
+        self._closed = True
+        self._may_run.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _gate(self) -> None:
+        self._may_run.wait()
+        if self._closed:
+            raise _Abandoned
+
+
 class SlicedUpdate:
     """One update group of a program."""
 
     def __init__(self, executor: "Executor", group_index: int) -> None:
-        self.x = executor
+        self.x, self.index = executor, group_index
         graph = executor.graph
         self.group = executor.program.groups[group_index]
         self.bounds = slice_bounds(self.group.nbytes, dict(executor.program.slice_counts)[group_index])
@@ -33,6 +81,8 @@ class SlicedUpdate:
         self.written = {s for op in self.ops for s in op.writes if graph.storages[s].persistent}
         self.temporaries = set(self.group.temporaries)
         self.streamed = [s for s in self.group.storages if s not in self.temporaries]
+        self.leaving = dict(executor.program.slice_written).get(group_index, ())
+        """Resident storages that are on flash when the update ends."""
         self.last_use = {
             s: k for k, op in enumerate(self.ops) for s in _storages(graph.values, op) if s in self.temporaries
         }
@@ -40,24 +90,32 @@ class SlicedUpdate:
         """Storage -> the present slice, as bytes."""
         self.views: dict[int, torch.Tensor] = {}
 
-    def run(self) -> None:
-        """Run the group; storages that are resident are used in place."""
+    @torch.no_grad()
+    def run(self, gate: Callable[[], None]) -> float:
+        """Run the group, storages that are resident in place; return the seconds it computed.
+
+        `gate` is called before each slice: it waits while the step is paused.
+        """
         x = self.x
+        gate()
+        begin = time.perf_counter()
         for run in self.whole:
             run()
+        computed_s = time.perf_counter() - begin
         away = [s for s in self.streamed if x.base[s] is None]
         here = {s: _bytes(x.base[s]) for s in self.streamed if s not in away}
         sources = {s: x.slot(s) for s in away}
-        targets = {s: x.target(s) for s in away if s in self.written}
+        targets = {s: x.target(s) for s in (*(s for s in away if s in self.written), *self.leaving)}
         size = max(stop - start for start, stop in self.bounds)
         buffers = {s: (block(size), block(size)) for s in away}
+        owners = {s: buffers[s] if s in buffers else here[s] for s in targets}
         reads: list[dict[int, Transfer]] = [{}, {}]
         writes: list[list[Transfer]] = [[], []]
 
         def read(k: int) -> None:
             start, stop = self.bounds[k]
             for transfer in writes[k % 2]:
-                x.pager.wait(transfer)
+                transfer.join()
             for s in away:
                 buffer = buffers[s][k % 2]
                 reads[k % 2][s] = x.pager.read(sources[s], buffer.data_ptr(), buffer, start, stop - start)
@@ -67,18 +125,22 @@ class SlicedUpdate:
             if k + 1 < len(self.bounds):
                 read(k + 1)
             for s in away:
-                x.pager.wait(reads[k % 2][s])
+                reads[k % 2][s].join()
                 self.slices[s] = buffers[s][k % 2][: stop - start]
             for s, whole in here.items():
                 self.slices[s] = whole[start:stop]
+            gate()
+            begin = time.perf_counter()
             self._compute()
+            computed_s += time.perf_counter() - begin
             writes[k % 2] = [
-                x.pager.write(targets[s], self.slices[s].data_ptr(), buffers[s], start, stop - start) for s in targets
+                x.pager.write(targets[s], self.slices[s].data_ptr(), owners[s], start, stop - start) for s in targets
             ]
             self.slices.clear()
             self.views.clear()
         for transfer in (*writes[0], *writes[1]):
-            x.pager.wait(transfer)
+            transfer.join()
+        return computed_s
 
     def _compute(self) -> None:
         for k, (op, call) in enumerate(zip(self.ops, self.calls, strict=True)):

@@ -28,7 +28,19 @@ def walk(program: Program, workspaces: list[int]) -> list[int]:
     landing: set[int] = set()
     leaving: set[int] = set()
     born: set[int] = set()
+    streaming: dict[int, int] = {}
     levels = []
+
+    def settled(touched: set[int], changed: set[int]) -> bool:
+        """Whether no update under way is in the way."""
+        for g in streaming:
+            inside = range(program.groups[g].first, program.groups[g].last + 1)
+            writes = {w for k in inside for w in graph.ops[k].writes}
+            uses = writes | {s for k in inside for s in (*graph.reads[k], *graph.creates[k])}
+            if touched & writes or changed & uses:
+                return False
+        return True
+
     for instruction in program.instructions:
         i, extra = instruction.index, 0
         match instruction.code:
@@ -37,6 +49,7 @@ def walk(program: Program, workspaces: list[int]) -> list[int]:
                 again = instruction.code is Code.RERUN
                 needed = set(effective_operands(graph, i)) if again else {graph.values[v].storage for v in operands(op)}
                 assert needed <= there, f"{op.name} reads {needed - there}"
+                assert settled(needed, set() if again else set(op.writes))
                 made = {graph.values[v].storage for v in op.outputs if v is not None} & set(graph.creates[i])
                 if again:
                     assert made <= born, "only what was made before is rebuilt"
@@ -51,15 +64,24 @@ def walk(program: Program, workspaces: list[int]) -> list[int]:
                 assert all(s in there or s in flash or s in group.temporaries for s in group.storages)
                 width = max(b - a for a, b in slice_bounds(group.nbytes, counts[i]))
                 streamed = [s for s in group.storages if s not in there and s not in group.temporaries]
-                extra = width * (2 * len(streamed) + len(group.temporaries))
+                streaming[i] = width * (2 * len(streamed) + len(group.temporaries))
                 for k in range(group.first, group.last + 1):
                     made = set(graph.creates[k]) - set(group.temporaries)
                     there |= made
                     flash -= {w for w in graph.ops[k].writes if w in there}
+            case Code.WAIT_SLICED:
+                levels.append(
+                    sum(size[s] for s in (*there, *landing, *leaving)) + sum(streaming.values())
+                )  # what it ends is there until then
+                del streaming[i]
+                flash |= set(dict(program.slice_written).get(i, ()))
+                continue
             case Code.FREE:
+                assert settled(set(), {i})
                 assert i in there, f"storage {i} is freed twice"
                 there.discard(i)
             case Code.WRITE:
+                assert settled(set(), {i})
                 assert i in there
                 there.discard(i)
                 leaving.add(i)
@@ -68,16 +90,15 @@ def walk(program: Program, workspaces: list[int]) -> list[int]:
                 assert i in leaving
                 leaving.discard(i)
             case Code.READ:
+                assert settled(set(), {i})
                 assert i in flash and i not in there, f"storage {i} is read but not on flash"
                 landing.add(i)
             case Code.WAIT_READ:
                 assert i in landing
                 landing.discard(i)
                 there.add(i)
-        levels.append(
-            sum(size[s] for s in there) + sum(size[s] for s in landing) + sum(size[s] for s in leaving) + extra
-        )
-    assert not landing and not leaving
+        levels.append(sum(size[s] for s in (*there, *landing, *leaving)) + sum(streaming.values()) + extra)
+    assert not landing and not leaving and not streaming
     end = {s for s in there if graph.storages[s].persistent}
     start = {s for s, x in enumerate(graph.storages) if x.persistent and graph.uses[s]} - program.starts_on_flash
     assert end == start, "a step must end as it began"

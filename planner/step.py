@@ -143,7 +143,8 @@ def _plan(
             solution = replace(solution, bound_joules=None, outcome=Outcome.FEASIBLE)  # a bound for less memory
         plan = coarse.plan(schedule, ram_bytes, strategy)
         found = _success(costs, plan, expand(graph, costs, plan), solution, begin)
-    return better_of(graph, costs, ram_bytes=ram_bytes, deadline_s=deadline_s, found=found, rivals=rivals)
+    keep_all = Plan()  # fits at times where the coarse problem, which counts from above, has no room for it
+    return better_of(graph, costs, ram_bytes=ram_bytes, deadline_s=deadline_s, found=found, rivals=(keep_all, *rivals))
 
 
 def better_of(

@@ -312,7 +312,7 @@ def _tight(name: str, optimizer: str, tmp_path: Path, *, small: bool, share: flo
     assert result.plan is not None, result.message
     program = expand(graph, costs, result.plan)
     assert program.peak_bytes <= result.plan.ram_bytes
-    assert result.plan.decisions
+    assert result.plan.decisions or program.peak_bytes == whole
     expected = plain(w.model, w.loss_fn, make, data)
     actual = planned(capture, {"step": result.plan}, data, tmp_path, costs={"step": costs})
     assert not differences(expected, actual), differences(expected, actual)[:8]

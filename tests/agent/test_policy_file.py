@@ -1,11 +1,13 @@
 """Configuration files: defaults, drop-ins, and refusals with file, line and reason."""
 
 import re
+from dataclasses import fields, replace
 from datetime import time
 from pathlib import Path
 
 import pytest
 
+from agent.energy.choose import EnergyConfig
 from agent.facts import Power
 from agent.policy import Limits, Policy, Window
 from agent.policy_file import KEYS, Config, ConfigError, describe, load_config, read_file, restart_needed
@@ -27,10 +29,11 @@ def test_no_file_means_the_defaults(tmp_path: Path) -> None:
 
 def test_the_shipped_example_changes_nothing_and_shows_every_default(tmp_path: Path) -> None:
     assert read_file(EXAMPLE) == Config()
-    text = re.sub(r"^# (\w+ = )", r"\1", EXAMPLE.read_text(), flags=re.MULTILINE)
+    text = re.sub(r"^# (\w+ = |\[energy)", r"\1", EXAMPLE.read_text(), flags=re.MULTILINE)
     text = re.sub(r"^(every|sat|sun) = .*$", "", text, flags=re.MULTILINE)
     shown = read_file(write(tmp_path, text))
-    assert shown == Config()
+    assert replace(shown, energy={}) == Config()
+    assert set(shown.energy) == {item.name for item in fields(EnergyConfig)}, "[energy] has examples, not only defaults"
     names = {key.rpartition(".")[2] for key in KEYS} - {"proc_root", "dev_root"}
     assert names <= set(re.findall(r"^(\w+) = ", text, flags=re.MULTILINE))
 

@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from agent.train.memory import block, view
-from agent.train.pager import PageFile, Pager, Slot, Transfer, padded
+from agent.train.pager import PageFile, Pager, PagerStats, Slot, Transfer, padded
 from agent.train.sliced import SlicedUpdate, UpdateThread
 from agent.train.state import StateStore
 from planner.errors import PortError
@@ -35,20 +35,12 @@ class Interrupted(PortError):
 
 @dataclass(slots=True)
 class StepReport:
-    """What one step did. Seconds by phase, bytes to and from flash, seconds of transfers and of waiting for them."""
+    """What one step did: seconds by phase, and what was moved to and from flash meanwhile."""
 
     loss: torch.Tensor
     aux: tuple[torch.Tensor, ...]
     phases_s: dict[str, float] = field(default_factory=dict)
-    read_bytes: int = 0
-    written_bytes: int = 0
-    transfer_s: float = 0.0
-    stall_s: float = 0.0
-
-    @property
-    def hidden_s(self) -> float:
-        """Seconds of transfers that ran behind compute."""
-        return max(0.0, self.transfer_s - self.stall_s)
+    paging: PagerStats = field(default_factory=PagerStats)
 
 
 Gate = Callable[[], None]
@@ -120,8 +112,7 @@ class Executor:
             )
         self.scalars = scalars
         self.changed = False
-        stats = self.pager.stats
-        before = (stats.read_bytes, stats.written_bytes, stats.busy_seconds, stats.stall_seconds)
+        before = replace(self.pager.stats)
         self._phases = {}
         self._enter("")
         self._updates = UpdateThread()
@@ -141,11 +132,10 @@ class Executor:
             self._updates.close()
             self._drop_everything()
         self._checked = True
-        now = (stats.read_bytes, stats.written_bytes, stats.busy_seconds, stats.stall_seconds)
-        delta = [b - a for a, b in zip(before, now, strict=True)]
+        paging = self.pager.stats.since(before)
         self._phases.pop("", None)
-        self._phases["stall"] = delta[3]
-        return StepReport(loss, aux, dict(self._phases), int(delta[0]), int(delta[1]), delta[2], delta[3])
+        self._phases["stall"] = paging.stall_seconds
+        return StepReport(loss, aux, dict(self._phases), paging)
 
     def _hold(self) -> None:
         """Pass the gate; while it is closed no slice of an update starts either."""

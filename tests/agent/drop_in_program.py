@@ -77,7 +77,7 @@ def train(page_dir: Path) -> dict[str, Any]:
             losses.append(step(*batch).item())
             scheduler.step()
             assert step.report is not None
-            read += step.report.read_bytes
+            read += step.report.paging.read_bytes
         peak = step.peak_bytes
         planned = step.planned_peak_bytes
         step.save(page_dir.parent / "saved.safetensors")

@@ -43,7 +43,7 @@ LONG = {**BUNDLE, "steps": 100_000}
 
 async def until(condition: Callable[[], bool], explain: Callable[[], str] = lambda: "waited in vain") -> None:
     """Wait for something that other processes or tasks bring about."""
-    end = time.monotonic() + 60.0
+    end = time.monotonic() + 180.0
     while not condition():
         assert time.monotonic() < end, explain()
         await asyncio.sleep(0.005)
@@ -135,7 +135,7 @@ def go(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[Path], None]
     """Run an async test that takes tmp_path."""
 
     def run(tmp_path: Path) -> None:
-        asyncio.run(asyncio.wait_for(test(tmp_path), 240.0))
+        asyncio.run(asyncio.wait_for(test(tmp_path), 900.0))
 
     run.__name__ = test.__name__
     run.__doc__ = test.__doc__

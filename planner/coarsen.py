@@ -293,13 +293,17 @@ class _Coarsening:
         return found
 
     def _touched(self, stage: int) -> dict[int, tuple[int, int]]:
-        """Return the storages that are tensors and used in `stage`, with the first and last op there that does."""
+        """Return the tensors' storages used in `stage`, with the first and last op there at which they are resident.
+
+        What is older than the stage is back when its first op runs, and may leave after its last use.
+        """
         first, last = self.ranges[stage]
         found: dict[int, tuple[int, int]] = {}
         for i in range(first, last + 1):
             for s in (*self.graph.reads[i], *self.graph.creates[i]):
                 if s in self.tensor_of:
-                    found[s] = (found.get(s, (i, i))[0], i)
+                    begin = i if s in self.graph.creates[i] else first
+                    found[s] = (found.get(s, (begin, i))[0], i)
         return found
 
     def _fixed_load(self) -> tuple[Counts, Counts]:
@@ -358,7 +362,9 @@ class _Coarsening:
             piece = max(stop - start for start, stop in slice_bounds(group.nbytes, count))
             saved = self._sliced_savings(group)
             buffers = piece * (2 * len(members) + len(group.temporaries))
-            found.append(Slicing(int(self.stage_of[group.first]), members, saved, buffers))
+            others = sum(self.graph.storages[s].nbytes for s in group.storages if s in self.tensor_of)
+            others -= sum(self.graph.storages[self.storages[m]].nbytes for m in members)
+            found.append(Slicing(int(self.stage_of[group.first]), members, saved, buffers, others))
             groups.append((g, count))
         return tuple(found), tuple(groups)
 

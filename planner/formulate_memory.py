@@ -34,8 +34,7 @@ def eq5_eq6_memory(f: Formulation) -> None:
         sliced_after, sliced_before = _slice_terms(f, s)
         if f.breadth.optimistic:
             least = after - problem.stages[s].overcount_bytes / f.byte_scale
-            spared = [(v, -least) for v, _ in sliced_after]  # slices of whatever the stage touches: all of it, at best
-            _offer_row(tightest, f"eq6_memory_after[{s}]", terms[s] + spared, least)
+            _offer_row(tightest, f"eq6_memory_after[{s}]", terms[s] + sliced_after, least)
             continue
         _offer_row(tightest, f"eq6_memory_after[{s}]", terms[s] + sliced_after, after)
         before = fixed[s] - born[s]
@@ -199,7 +198,10 @@ def _slice_terms(f: Formulation, stage: int) -> tuple[list[Term], list[Term]]:
         slicing = f.problem.slicings[k]
         if slicing.stage == stage:
             members = sum(f.problem.tensors[i].nbytes for i in slicing.members)
-            after.append((v, -(members + slicing.saved_bytes - slicing.buffer_bytes) / f.byte_scale))
+            spared = members + slicing.saved_bytes - slicing.buffer_bytes
+            if f.breadth.optimistic:
+                spared += slicing.other_bytes
+            after.append((v, -spared / f.byte_scale))
             before.append((v, -members / f.byte_scale))
     return after, before
 

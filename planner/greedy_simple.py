@@ -96,6 +96,7 @@ def segment_schedule(
             g
             for g, gap in enumerate(problem.gaps)
             if not gap.dead
+            and not problem.tensors[gap.tensor].pinned
             and start <= problem.tensors[gap.tensor].birth < stop
             and gap.before >= turn > gap.after
             and (cheap is None or gap.tensor in cheap)
@@ -149,7 +150,7 @@ def cheap_segments(problem: Problem) -> Iterator[Schedule]:
 
 def _rebuild_prices(problem: Problem) -> dict[int, float]:
     """Return, per tensor that a rebuild can bring back, joules per byte, what it needs of tensors without later use too."""
-    lasting = {gap.tensor for gap in problem.gaps if not gap.dead}
+    lasting = {gap.tensor for gap in problem.gaps if not gap.dead and not problem.tensors[gap.tensor].pinned}
     joules: dict[int, float] = {}
     for i in sorted(range(len(problem.tensors)), key=lambda i: problem.tensors[i].birth):
         rebuild = next((r for r in problem.tensors[i].rebuilds if r is not None), None)

@@ -139,13 +139,15 @@ class Gap:
 class Slicing:
     """An update that may run slice by slice, once the persistent `members` are paged in before and out after it.
 
-    Then neither the members nor `saved_bytes` of the stage's workspace are resident, only `buffer_bytes`.
+    Then neither the members nor `saved_bytes` of the stage's workspace are resident, only `buffer_bytes`. `other_bytes`
+    (the gradient) may pass in slices too if it is paged there; only a bound counts on that.
     """
 
     stage: int
     members: tuple[int, ...]
     saved_bytes: int
     buffer_bytes: int
+    other_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,8 @@ def budget_for(
     graph: StepGraph, costs: CostTable, seconds: float, limits: Sequence[int], *, strategy: str = "greedy"
 ) -> int | None:
     """Return the smallest of these budgets whose plan takes at most `seconds` a step; None if none does."""
+    if seconds < sum(c.seconds for c in costs.ops):
+        return None
     for limit in sorted(limits):
         result: PlanResult = plan_step(graph, costs, ram_bytes=limit, deadline_s=seconds, strategy=strategy)
         if result.plan is not None and result.plan.seconds <= seconds:

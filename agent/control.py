@@ -1,7 +1,7 @@
 """The control interface: HTTP/1.1 and JSON over a Unix socket that only the owner and a group may use.
 
-Version 1 lives below /v1. `/metrics` is also served on a local TCP port if the configuration says so; nothing else
-ever listens on the network.
+Version 1 lives below /v1. `/metrics` is also served on a local TCP port if the configuration says so. Nothing
+else that answers questions listens on the network; discovery of other agents (agent/peers) only says who is there.
 """
 
 import asyncio
@@ -146,6 +146,7 @@ class ControlServer:
             ("GET", "/v1/health", self._health),
             ("GET", "/v1/jobs", self._jobs),
             ("GET", "/v1/energy", self._energy),
+            ("GET", "/v1/peers", self._peers),
             ("POST", "/v1/jobs", self._submit),
             ("GET", job, self._job),
             ("GET", f"{job}/logs", self._logs),
@@ -166,7 +167,8 @@ class ControlServer:
     # --- looking
 
     async def _status(self, request: Request) -> Response:
-        return json_response(self._service.status() | {"mcus": await self._boards.newest()})
+        found = {"mcus": await self._boards.newest(), "peers": self._core.presence.rows()}
+        return json_response(self._service.status() | found)
 
     async def _health(self, request: Request) -> Response:
         return json_response({"v": 1, "health": self._service.health()})
@@ -208,6 +210,9 @@ class ControlServer:
                 await asyncio.shield(asyncio.wrap_future(written))
         path = self._core.settings.state_dir / FILE_NAME
         return json_response({"v": 1} | await asyncio.to_thread(report_from_query, path, request.query))
+
+    async def _peers(self, request: Request) -> Response:
+        return json_response({"v": 1} | self._core.presence.describe())
 
     async def _logs(self, request: Request, name: str) -> Response:
         job = self._core.store.find(name)

@@ -200,6 +200,13 @@ CONDITIONS = {
             "correct [energy] in config.toml, or make the state directory writable, and restart the agent",
         ),
         Condition(
+            "no-discovery",
+            Severity.WARNING,
+            "other agents cannot be discovered",
+            "{reason}",
+            "see `port-agent doctor`; discover = false under [peers] in config.toml turns it off. Training goes on",
+        ),
+        Condition(
             "loop-stalled",
             Severity.WARNING,
             "the supervisor was held up",

@@ -56,7 +56,7 @@ def examine(state_dir: Path, config: Config, *, flash_test: bool = True) -> list
     checks = [*_sensors(state_dir, options), *_energy(config), *_state_directory(state_dir)]
     if flash_test:
         checks.append(_flash(state_dir))
-    checks += [_control_groups(options), _clock(), _serial_ports(), *_worker()]
+    checks += [_control_groups(options), _clock(), _serial_ports(), _peers(config), *_worker()]
     return checks
 
 
@@ -227,6 +227,26 @@ def _serial_ports() -> Check:
         cure = "add the agent's user to the group dialout, or install the udev rule"
         return Check("microcontrollers", Verdict.BAD, f"no access to {', '.join(closed)}", cure)
     return Check("microcontrollers", Verdict.GOOD, ", ".join(map(str, ports)) or "no serial port plugged in")
+
+
+def _peers(config: Config) -> Check:
+    """Try whether a multicast DNS packet comes back to this machine, on each network interface."""
+    name = "discovery of peers"
+    if not config.options.discover_peers:
+        return Check(name, Verdict.GOOD, "off (discover = true under [peers] turns it on)")
+    from agent.peers.probe import probe
+
+    results = probe()
+    if not results:
+        return Check(name, Verdict.NOTE, "on, but no network interface with multicast is up", "connect a network")
+    finding = "on; " + "; ".join(f"{result.interface.name}: {result.trouble or 'works'}" for result in results)
+    if not any(result.trouble for result in results):
+        return Check(name, Verdict.GOOD, finding)
+    cure = (
+        "let UDP port 5353 in (ufw allow 5353/udp; firewall-cmd --add-service=mdns --permanent); a port that another "
+        "program holds alone: disallow-other-stacks=no in avahi-daemon.conf; a guest network may isolate its devices"
+    )
+    return Check(name, Verdict.BAD, finding, cure)
 
 
 def _worker() -> Iterator[Check]:

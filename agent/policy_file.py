@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.facts.model import Power
+from agent.peers.announcement import NAME_LIMIT, clean
 from agent.policy import DAYS, MIB, Limits, Policy, Window
 from planner.errors import PortError
 from planner.units import SizeError, parse_bytes
@@ -40,6 +41,9 @@ class Options:
     job_log_bytes: int = MIB
     metrics_listen: tuple[str, int] | None = None
     control_group: str | None = None
+    discover_peers: bool = False
+    peer_name: str = ""
+    """What other agents call this one; empty makes a name of the device id, which tells nothing of its owner."""
     sysfs_root: Path = Path("/sys")
     proc_root: Path = Path("/proc")
     dev_root: Path = Path("/dev")
@@ -132,6 +136,12 @@ def _group(value: object) -> str | None:
     return value or None
 
 
+def _peer_name(value: object) -> str:
+    if not isinstance(value, str) or clean(value, NAME_LIMIT) != value:
+        raise _ValueError(f"{value!r} is no name of at most {NAME_LIMIT} printable characters")
+    return value
+
+
 def _listen(value: object) -> tuple[str, int] | None:
     if value == "":
         return None
@@ -196,6 +206,8 @@ KEYS: dict[str, _Key] = {
     "jobs.give_up_after": _Key("options", "max_failures_without_progress", _count(1, 1000)),
     "metrics.listen": _Key("options", "metrics_listen", _listen),
     "control.group": _Key("options", "control_group", _group),
+    "peers.discover": _Key("options", "discover_peers", _boolean),
+    "peers.name": _Key("options", "peer_name", _peer_name),
     "sensors.sysfs_root": _Key("options", "sysfs_root", _directory),
     "sensors.proc_root": _Key("options", "proc_root", _directory),
     "sensors.dev_root": _Key("options", "dev_root", _directory),

@@ -9,8 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-HEAVY = ("torch", "numpy", "rich", "transformers", "matplotlib")
-"""What the idle daemon must not carry: `import torch` alone is 218 MB."""
+HEAVY = ("torch", "numpy", "rich", "transformers", "matplotlib", "zeroconf")
+"""What the idle daemon must not carry: `import torch` alone is 218 MB; zeroconf comes only where discovery is on."""
 
 
 def imported_modules(path: Path) -> set[str]:

@@ -46,6 +46,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     feed = _client(commands, "feed", "give files to a job that waits for data", _feed)
     _add_job(feed)
     feed.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    _client(commands, "peers", "list other agents on the local network (needs [peers] discover = true)", _peers)
     _add_control(commands)
     doctor = _client(commands, "doctor", "examine sensors, permissions, flash, cgroups and clock", _doctor)
     doctor.add_argument("--state-dir", type=Path, help="examine from here when no agent runs")
@@ -268,6 +269,17 @@ def _job(arguments: Arguments) -> int:
         print(json.dumps(job, indent=2))
     else:
         daemon_views.show(daemon_views.job_screen(job))
+    return 0
+
+
+def _peers(arguments: Arguments) -> int:
+    from agent.cli import daemon_views
+
+    answer = _connect(arguments).get("/v1/peers")
+    if arguments.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        daemon_views.show(daemon_views.peers_screen(answer))
     return 0
 
 

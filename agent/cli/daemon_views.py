@@ -138,6 +138,8 @@ def _device(status: Mapping[str, Any]) -> Table:
     table.add_row(_label("Flash"), f"{format_bytes(written)} of {format_bytes(budget)} written today")
     for board in status["mcus"]:
         table.add_row(_label("Board"), f"{board['name']}, {board['port']}")
+    if status["peers"] is not None:
+        table.add_row(_label("Peers"), Text(_peers_line(status["peers"])))
     if status["next_window"] is not None:
         table.add_row(_label("Window"), f"opens {_moment(status['next_window'])}")
     return table
@@ -216,6 +218,31 @@ def job_screen(job: Mapping[str, Any]) -> Group:
     for entry in job["history"]:
         history.add_row(Text(_moment(entry["at"], seconds=True), style="dim"), entry["kind"], entry["text"])
     return Group(table, Text(), history)
+
+
+def peers_screen(answer: Mapping[str, Any]) -> RenderableType:
+    """Return the other agents as a table, one line each. Their words are shown as they came: no markup."""
+    if not answer["discover"]:
+        return Text("discovery is off; set discover = true under [peers] in config.toml and run port-agent reload")
+    where = f"on {', '.join(answer['interfaces'])}" if answer["interfaces"] else "nowhere: no network interface is up"
+    own = Text(f"this device: {answer['name']} ({answer['id']}), announced {where}", style="dim")
+    if not answer["peers"]:
+        return Group(Text("no other agent was heard of"), own)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("Name", "Board", "State", "Version", "Address", "Last seen", "Id"):
+        table.add_column(name)
+    for peer in answer["peers"]:
+        seen = f"{format_seconds(peer['last_seen_s'])} ago" if peer["last_seen_s"] else "now"
+        words = (peer["name"], peer["board"], peer["state"], peer["version"], peer["address"] or "", seen, peer["id"])
+        table.add_row(*(Text(word) for word in words))
+    return Group(table, own)
+
+
+def _peers_line(peers: list[Mapping[str, Any]]) -> str:
+    if not peers:
+        return "none heard of"
+    shown = ", ".join(f"{peer['name']} {peer['state']}" for peer in peers[:5])
+    return shown if len(peers) <= 5 else f"{shown} and {len(peers) - 5} more; port-agent peers"
 
 
 def doctor_screen(answer: Mapping[str, Any]) -> Group:

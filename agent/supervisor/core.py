@@ -18,6 +18,7 @@ from agent.supervisor.clock import Clock, SystemClock
 from agent.supervisor.commands import DEFAULT_KINDS, WorkerKind
 from agent.supervisor.gate import Gate
 from agent.supervisor.inbox import Inboxes
+from agent.supervisor.presence import Presence
 from agent.supervisor.run import Meter
 from agent.supervisor.runner import Runner
 
@@ -88,6 +89,7 @@ class Core:
     wake: asyncio.Event
     started_s: float
     reload: Callable[[], None]
+    presence: Presence
     meter: MeterView | None = None
     retry_at_s: dict[int, tuple[int, float]] = field(default_factory=dict)
     """When a job's backoff ends, by job id: the count of its failures it belongs to, and the monotonic time."""

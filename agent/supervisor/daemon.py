@@ -28,6 +28,7 @@ from agent.supervisor.inbox import Inboxes
 from agent.supervisor.instance import LockFile, lock_instance
 from agent.supervisor.meter import open_meter
 from agent.supervisor.notify import Notifier
+from agent.supervisor.presence import Presence, public_state
 from agent.supervisor.process import Phase, Wish
 from agent.supervisor.run import Surroundings
 from agent.supervisor.runner import Runner
@@ -119,6 +120,7 @@ class Daemon:
         self._notifier.send(READY=1, STATUS="starting")
         self.ready.set()
         _return_import_memory()
+        core.presence.apply(core.config.options)
         core.agenda.start()
         core.agenda.set_windows(core.config.policy.windows)
         self._chores.plan()
@@ -139,7 +141,7 @@ class Daemon:
             self._notifier.send(STOPPING=1)
             core.agenda.stop()
             await server.stop()
-            await self._end_worker()
+            await asyncio.gather(self._end_worker(), core.presence.stop())
             self._close()
 
     def _build(self, config: Config) -> Core:
@@ -163,6 +165,7 @@ class Daemon:
             wake=wake,
             started_s=clock.monotonic_s(),
             reload=self._reload,
+            presence=Presence(settings.state_dir, health, clock),
         )
         try:
             core.meter = open_meter(config, settings)
@@ -376,6 +379,7 @@ class Daemon:
         if self._notifier.watchdog_s is not None:
             rest_s = min(rest_s, self._notifier.watchdog_s / 2)
         self._chores.plan_inbox_scans(alive)
+        core.presence.show(public_state(core.runner, has_work=bool(alive)))
         return max(0.0, min([rest_s, *(left for left in retries if left > 0)]))
 
     # --- around the loop
@@ -445,6 +449,7 @@ class Daemon:
         else:
             core.health.clear("restart-needed")
         core.agenda.set_windows(core.config.policy.windows)
+        core.presence.apply(config.options)
         core.wake.set()
 
     def _on_hangup(self) -> None:

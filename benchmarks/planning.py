@@ -3,7 +3,7 @@
     python -m benchmarks.planning FILE... --semantics poet|real --out DIR [--time-limit 8] [--strategy milp] [--json]
     python -m benchmarks.planning --generate bert:62 --generate bert:187 --generate residual:70 --time-limit 30
 
-FILE is a problem of POET's kind (see planner.poet); generated ones are described in benchmarks.scale.
+FILE is a problem of POET's kind (see planner.poet); generated ones are described in planner.poet_stacks.
 DIR receives ID.solution.json in the checker's format for every problem that has a plan, and ID.json for generated ones.
 """
 
@@ -19,9 +19,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.scale import generate
 from planner.errors import PortError
 from planner.poet import Instance, parse_instance, read_instance, write_solution
+from planner.poet_stacks import generate
 from planner.problem import Semantics
 from planner.solve import Outcome, solve
 

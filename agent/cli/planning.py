@@ -108,7 +108,9 @@ def _boards(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([_board_data(board) for board in boards]))
         return 0
-    table = Table(Column("board", no_wrap=True), "what it is", "RAM", "arithmetic", "flash in/out", "watts at rest + busy")
+    table = Table(
+        Column("board", no_wrap=True), "what it is", "RAM", "arithmetic", "flash in/out", "watts at rest + busy"
+    )
     for board in boards:
         table.add_row(
             board.name, board.title, format_bytes(board["ram_bytes"]), f"{board['flops_per_s'] / 1e9:.3g} GFLOP/s",

@@ -1,12 +1,15 @@
 """Generated problems: BERT stacks are those of the reference, residual nets have a true reverse graph."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from benchmarks import planning
-from benchmarks.scale import KindError, bert_stack, generate, residual_net
 from planner.poet import parse_instance
+from planner.poet_stacks import KindError, bert_stack, generate, residual_net
 from planner.solve import Outcome, solve
 from tests.planner.instances import reference_path
 
@@ -42,3 +45,12 @@ def test_a_generated_problem_makes_a_row(capsys: pytest.CaptureFixture[str]) -> 
 def test_unknown_kinds_are_refused(text: str) -> None:
     with pytest.raises(KindError, match="bert:N"):
         generate(text)
+
+
+def test_the_benchmark_runs_as_a_script(tmp_path: Path) -> None:
+    """Without `-m`, from anywhere: only the installed packages are there to import."""
+    command = [sys.executable, str(Path(planning.__file__)), "--generate", "bert:5", "--out", str(tmp_path), "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert {path.name for path in tmp_path.iterdir()} == {f"{row['id']}.json", f"{row['id']}.solution.json"}

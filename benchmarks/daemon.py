@@ -1,10 +1,11 @@
 """What does the daemon cost while it has nothing to do?
 
-    python benchmarks/daemon.py [--seconds 600] [--json]
+    python benchmarks/daemon.py [--seconds 600] [--discover] [--json]
 
 Starts `port-agent run` with an empty state directory, waits for its READY message, and then watches the process:
 resident memory, wake-ups (voluntary context switches of all its threads) and CPU time. boinc-client is measured the
-same way beside it when it is installed (Debian package boinc-client), attached to no project.
+same way beside it when it is installed (Debian package boinc-client), attached to no project. With --discover the
+daemon also looks for other agents on the network, which is off by default and costs more memory than the limit.
 """
 
 import argparse
@@ -86,7 +87,7 @@ def watch(name: str, pid: int, ready_s: float | None, seconds: float) -> Cost:
 
 
 @contextlib.contextmanager
-def running_agent(root: Path) -> Iterator[tuple[int, float]]:
+def running_agent(root: Path, *, discover: bool) -> Iterator[tuple[int, float]]:
     """Start the daemon; yields its process id and the seconds until it was ready."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
         notify.bind(str(root / "notify"))
@@ -94,6 +95,9 @@ def running_agent(root: Path) -> Iterator[tuple[int, float]]:
         environment = {**os.environ, "NOTIFY_SOCKET": str(root / "notify")}
         began_s = time.monotonic()
         words = ["run", "--foreground", "--state-dir", str(root / "state"), "--runtime-dir", str(root / "run")]
+        if discover:
+            (root / "config.toml").write_text("[peers]\ndiscover = true\n")
+            words += ["--config", str(root / "config.toml")]
         process = subprocess.Popen([sys.executable, "-m", "agent.cli", *words], cwd=ROOT, env=environment)
         try:
             while b"READY=1" not in notify.recv(4096):
@@ -126,12 +130,12 @@ def running_boinc(program: str, root: Path) -> Iterator[int]:
         stop(process)
 
 
-def measure(seconds: float) -> list[Cost]:
+def measure(seconds: float, *, discover: bool) -> list[Cost]:
     """Return the costs of the daemon, and of boinc-client where it is installed."""
     costs = []
     with tempfile.TemporaryDirectory(prefix="port-agent-idle-") as directory:
-        with running_agent(Path(directory)) as (pid, ready_s):
-            costs.append(watch("port-agent", pid, ready_s, seconds))
+        with running_agent(Path(directory), discover=discover) as (pid, ready_s):
+            costs.append(watch("port-agent, discovery on" if discover else "port-agent", pid, ready_s, seconds))
         boinc = shutil.which("boinc")
         if boinc:
             home = Path(directory) / "boinc"
@@ -145,9 +149,10 @@ def main() -> int:
     """Measure and print; fails when the daemon is over one of its limits."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--discover", action="store_true", help="with [peers] discover = true")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    costs = measure(arguments.seconds)
+    costs = measure(arguments.seconds, discover=arguments.discover)
     if arguments.json:
         print(json.dumps([asdict(cost) for cost in costs], indent=2))
     else:

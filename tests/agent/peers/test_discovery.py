@@ -1,0 +1,234 @@
+"""Real multicast DNS between real agents: they see each other, they see a state change, they see one leave."""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.cli import main
+from agent.control_client import ControlClient, ControlError
+from agent.health import HealthBoard
+from agent.peers import discovery
+from agent.peers.announcement import Announcement, PublicState
+from agent.peers.discovery import Discovery
+from agent.peers.interfaces import Interface
+from agent.policy_file import Options
+from agent.supervisor.clock import SystemClock
+from agent.supervisor.presence import Presence
+from tests.agent.peers.networks import ROOT, agent_in, cable
+from tests.agent.test_control import daemon
+from tests.agent.test_daemon import LONG
+from tests.agent.test_daemon import until as eventually
+
+ON = '[peers]\ndiscover = true\nname = "{name}"\n'
+HOSTILE = ROOT / "tests/agent/peers/hostile.py"
+
+
+def until(look: Callable[[], bool], patience_s: float = 60.0) -> None:
+    """Wait for what comes over the network."""
+    end_s = time.monotonic() + patience_s
+    while not look():
+        assert time.monotonic() < end_s, "waited in vain"
+        time.sleep(0.1)
+
+
+def peers(client: ControlClient) -> list[dict[str, Any]]:
+    """Return an agent's peers; an agent that still starts has none."""
+    try:
+        found: list[dict[str, Any]] = client.get("/v1/status")["peers"]
+    except ControlError:
+        return []
+    return found
+
+
+def seen(client: ControlClient) -> dict[str, str]:
+    return {peer["name"]: peer["state"] for peer in peers(client)}
+
+
+def doctor(client: ControlClient) -> tuple[str, str]:
+    """Return the doctor's verdict and finding on discovery."""
+    checks = client.post("/v1/doctor", flash=False)["checks"]
+    (check,) = [check for check in checks if check["name"] == "discovery of peers"]
+    return check["verdict"], check["finding"]
+
+
+@pytest.mark.root
+@pytest.mark.long
+def test_two_agents_on_one_cable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (
+        cable() as (left, right),
+        agent_in(left, tmp_path / "left", ON.format(name="attic")) as (attic, _),
+        agent_in(right, tmp_path / "right", ON.format(name="cellar")) as (cellar, process),
+    ):
+        until(lambda: seen(attic) == {"cellar": "idle"} and seen(cellar) == {"attic": "idle"})
+        (other,) = peers(attic)
+        assert other["address"] == "10.77.0.2" and other["last_seen_s"] < 60
+        assert other["id"] == cellar.get("/v1/peers")["id"]
+
+        bundle = tmp_path / "long.json"
+        bundle.write_text(json.dumps(LONG))
+        upload = cellar.upload("/v1/uploads", bundle)["upload"]
+        cellar.post("/v1/jobs", kind="train", name="secret-job", upload=upload)
+        until(lambda: seen(attic) == {"cellar": "training"})
+        assert "secret" not in json.dumps(peers(attic))
+
+        place = ["--runtime-dir", str(tmp_path / "left/run")]
+        assert main(["peers", *place]) == 0 and main(["status", *place]) == 0
+        shown = capsys.readouterr().out
+        assert "10.77.0.2" in shown and "announced on wire" in shown and "cellar training" in shown
+        assert doctor(attic) == ("good", "on; wire: works")
+
+        hostile = subprocess.run(
+            ["ip", "netns", "exec", right, sys.executable, str(HOSTILE), "10.77.0.2"],
+            capture_output=True,
+            text=True,
+        )
+        assert hostile.returncode == 0, hostile.stderr
+        until(lambda: any(peer["id"] == "bad0bad0bad0" for peer in peers(attic)))
+        (evil,) = [peer for peer in peers(attic) if peer["id"] == "bad0bad0bad0"]
+        assert evil["name"].isprintable() and len(evil["name"]) <= 40 and evil["state"] == "unknown"
+        assert main(["peers", *place]) == 0
+        assert "\x1b[31" not in capsys.readouterr().out and len(peers(attic)) <= 100
+
+        config = tmp_path / "right/config.toml"
+        config.write_text(config.read_text().replace("discover = true", "discover = false"))
+        cellar.post("/v1/reload")
+        assert cellar.get("/v1/status")["peers"] is None and doctor(cellar)[1].startswith("off")
+        until(lambda: "cellar" not in seen(attic))
+        config.write_text(config.read_text().replace("discover = false", "discover = true"))
+        cellar.post("/v1/reload")
+        until(lambda: "cellar" in seen(attic))
+        process.terminate()
+        process.wait(60.0)
+        until(lambda: "cellar" not in seen(attic))
+
+
+def test_off_means_no_zeroconf_and_no_socket(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with daemon(tmp_path) as client:
+        assert client.get("/v1/status")["peers"] is None
+        assert client.get("/v1/peers")["discover"] is False
+        maps = Path(f"/proc/{client_pid(tmp_path)}/maps")
+        if maps.exists():
+            assert "/zeroconf/" not in maps.read_text() and "/torch/" not in maps.read_text()
+        assert main(["peers", "--runtime-dir", str(tmp_path / "run")]) == 0
+        assert "discovery is off" in capsys.readouterr().out
+    assert not (tmp_path / "state/device-id").exists()
+
+
+def client_pid(root: Path) -> int:
+    """Return the process id that the daemon wrote into its lock."""
+    return int((root / "state/port-agent.lock").read_text())
+
+
+OWN = Announcement("0123456789ab", "attic", "board", "1", PublicState.IDLE)
+
+
+def test_two_in_one_process_over_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greeting, change of state, the next question's answer, goodbye: the same packets, without a network."""
+    monkeypatch.setattr(discovery, "multicast_interfaces", lambda: (Interface("lo", 1, "127.0.0.1", False),))
+    monkeypatch.setattr(discovery, "ANNOUNCE_EVERY_S", 0.05)
+    first = Discovery(OWN, lambda text: None)
+    second = Discovery(replace(OWN, id="ba9876543210", name="cellar"), lambda text: None)
+
+    def sees(state: PublicState) -> bool:
+        return [peer.announcement for peer in first.peers(time.monotonic())] == [replace(second.own, state=state)]
+
+    async def run() -> None:
+        tasks = [asyncio.create_task(one.run()) for one in (first, second)]
+        await eventually(lambda: sees(PublicState.IDLE) and len(second.peers(time.monotonic())) == 1)
+        assert first.peers(time.monotonic())[0].addresses == ("127.0.0.1",)
+        second.show(PublicState.TRAINING)
+        await eventually(lambda: sees(PublicState.TRAINING))
+        tasks[1].cancel()
+        await eventually(lambda: not first.peers(time.monotonic()))
+        tasks[0].cancel()
+        await asyncio.wait(tasks)
+
+    asyncio.run(run())
+
+
+def run_until_reported(monkeypatch: pytest.MonkeyPatch, interfaces: tuple[Interface, ...]) -> list[str]:
+    """Return what a discovery reports first."""
+    monkeypatch.setattr(discovery, "multicast_interfaces", lambda: interfaces)
+    reports: list[str] = []
+
+    async def run() -> None:
+        reported = asyncio.Event()
+
+        def report(text: str) -> None:
+            reports.append(text)
+            reported.set()
+
+        task = asyncio.create_task(Discovery(OWN, report).run())
+        await asyncio.wait_for(reported.wait(), 60.0)
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+
+    asyncio.run(run())
+    return reports
+
+
+def test_a_socket_that_cannot_be_opened_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: socket.socket, address: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    (report,) = run_until_reported(monkeypatch, (Interface("lan0", 1, "127.0.0.1", False),))
+    assert "Operation not permitted" in report
+
+
+def test_an_interface_that_vanished_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    (report,) = run_until_reported(monkeypatch, (Interface("lan0", 2**31 - 1, "fe80::1", True),))
+    assert report
+
+
+def test_no_network_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_until_reported(monkeypatch, ()) == [""]
+
+
+def test_a_fault_of_ours_ends_discovery_visibly_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> tuple[Interface, ...]:
+        raise ZeroDivisionError("no such thing")
+
+    monkeypatch.setattr(discovery, "multicast_interfaces", fail)
+    health = HealthBoard()
+
+    async def run() -> None:
+        presence = Presence(tmp_path, health, SystemClock())
+        fault = asyncio.Event()
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: fault.set())
+        presence.apply(Options(discover_peers=True))
+        await asyncio.wait_for(fault.wait(), 60.0)
+        (item,) = health.items(time.monotonic())
+        assert (item.code, item.text) == ("no-discovery", "ZeroDivisionError: no such thing")
+        presence.apply(Options(discover_peers=False))
+        assert not health.items(time.monotonic()) and presence.rows() is None
+        await presence.stop()
+
+    asyncio.run(run())
+
+
+def test_a_state_directory_that_cannot_be_written_is_a_health_item(tmp_path: Path) -> None:
+    health = HealthBoard()
+
+    async def run() -> None:
+        presence = Presence(tmp_path / "nowhere", health, SystemClock())
+        presence.apply(Options(discover_peers=True))
+        await eventually(lambda: health.holds("no-discovery"))
+        assert presence.rows() == []
+        await presence.stop()
+
+    asyncio.run(run())
+    (item,) = health.items(time.monotonic())
+    assert "device id cannot be kept" in item.text

@@ -15,7 +15,7 @@ from planner.plan import Plan
 from planner.problem import Problem, Schedule
 from planner.problem_replay import Evaluation
 from planner.program import PlanError, Program, expand
-from planner.reorder import reorder
+from planner.reorder import peak_bytes, reorder
 from planner.solve import Outcome, Solution, relative_gap, solve
 from planner.solve_climb import Judge, objective
 from planner.solve_highs import Progress
@@ -24,6 +24,9 @@ from planner.units import format_bytes, format_seconds
 
 TIGHTER = (0.98, 0.95)
 """Shares of the budget that are planned for where a program needs more than the coarse problem counted."""
+
+WORTH_REORDERING = 0.01
+"""Share of the peak that another order must save before it is tried: trying costs two greedy searches."""
 
 HURRIED_WATTS = (8.0, 25.0, 100.0)
 """Static watts, besides the device's own, that make the planner buy time with energy, from a little to all it can."""
@@ -195,7 +198,7 @@ def coarsening_cost(
 def best_order(graph: StepGraph, costs: CostTable, ram_bytes: int) -> tuple[int, ...]:
     """Return an order of the ops with a lower peak, if a quick plan in it needs less energy too; empty: as recorded."""
     order = reorder(graph)
-    if not order:
+    if not order or peak_bytes(graph.reordered(order)) > (1 - WORTH_REORDERING) * peak_bytes(graph):
         return ()
     joules = [_greedy_joules(graph, costs, ram_bytes, candidate) for candidate in ((), order)]
     return order if joules[1] < joules[0] else ()

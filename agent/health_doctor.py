@@ -56,7 +56,7 @@ def examine(state_dir: Path, config: Config, *, flash_test: bool = True) -> list
     checks = [*_sensors(state_dir, options), *_energy(config), *_state_directory(state_dir)]
     if flash_test:
         checks.append(_flash(state_dir))
-    checks += [_control_groups(options), _clock(), _serial_ports(), _peers(config), *_worker()]
+    checks += [_control_groups(options), _clock(), _serial_ports(), check_discovery(config.options), *_worker()]
     return checks
 
 
@@ -229,10 +229,10 @@ def _serial_ports() -> Check:
     return Check("microcontrollers", Verdict.GOOD, ", ".join(map(str, ports)) or "no serial port plugged in")
 
 
-def _peers(config: Config) -> Check:
+def check_discovery(options: Options) -> Check:
     """Try whether a multicast DNS packet comes back to this machine, on each network interface."""
     name = "discovery of peers"
-    if not config.options.discover_peers:
+    if not options.discover_peers:
         return Check(name, Verdict.GOOD, "off (discover = true under [peers] turns it on)")
     from agent.peers.probe import probe
 

@@ -9,8 +9,16 @@ import pytest
 
 from agent.dashboard.server import Dashboard
 from agent.energy.report import ReportOptions, read_report
+from agent.peers.announcement import Announcement, PublicState
+from agent.peers.sightings import Peer
+from agent.supervisor.presence import row
 from planner.errors import PortError
 from tests.agent.energy.simulated import write_afternoon
+
+ATTIC = Peer(
+    Announcement("3f09c1d2aa10", "attic-pi <b>", "Raspberry Pi 5 Model B Rev 1.0", "0.1.0", PublicState.TRAINING),
+    ("192.168.1.23",), 1000.0, 1084.0,
+)  # fmt: skip
 
 
 def status(time_unix: float) -> dict[str, object]:
@@ -38,7 +46,7 @@ def status(time_unix: float) -> dict[str, object]:
             {"name": "Nordic nRF52840 DK (Cortex-M4F)", "port": "/dev/ttyACM0", "usb": "1366:1015", "serial": "683604527"},
             {"name": "simulator m0", "port": "/run/user/1000/port-agent/mcu/m0/port", "usb": None, "serial": None},
         ],
-        "peers": [{"name": "attic-pi", "state": "paired", "power": "mains", "last_seen_s": 4}],
+        "peers": [row(ATTIC, 1004.0)],
     }  # fmt: skip
 
 

@@ -1,0 +1,45 @@
+"""The table [peers] of the configuration, and what the unit lets the agent do."""
+
+from pathlib import Path
+
+import pytest
+
+from agent.policy_file import ConfigError, Options, read_file
+
+UNIT = Path(__file__).resolve().parents[3] / "systemd/port-agent.service"
+
+
+def options(tmp_path: Path, text: str) -> Options:
+    path = tmp_path / "config.toml"
+    path.write_text(f"[when]\n[peers]\n{text}\n")
+    return read_file(path).options
+
+
+def test_off_unless_asked_for(tmp_path: Path) -> None:
+    assert options(tmp_path, "") == Options() and not Options().discover_peers
+    on = options(tmp_path, 'discover = true\nname = "Büro 2"')
+    assert (on.discover_peers, on.peer_name) == (True, "Büro 2")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("discover = 1", "neither true nor false"),
+        ("discovr = true", "did you mean peers.discover"),
+        (r'name = "a\u001b[31m"', "no name of at most 40 printable"),
+        (f'name = "{"x" * 41}"', "no name of at most 40 printable"),
+        ("name = 7", "no name"),
+    ],
+)
+def test_mistakes_are_refused_with_their_line(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        options(tmp_path, text)
+    assert caught.value.line == 3
+
+
+def test_the_unit_lets_multicast_dns_through() -> None:
+    settings = dict(
+        line.split("=", 1) for line in UNIT.read_text().splitlines() if "=" in line and not line.startswith("#")
+    )
+    assert {"AF_INET", "AF_INET6", "AF_NETLINK"} <= set(settings["RestrictAddressFamilies"].split())
+    assert {"224.0.0.251/32", "ff02::fb/128", "192.168.0.0/16", "fe80::/10"} <= set(settings["IPAddressAllow"].split())

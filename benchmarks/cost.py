@@ -1,6 +1,6 @@
 """What a step costs against plain PyTorch, and how well memory is predicted: `python -m benchmarks.cost [MODEL...]`.
 
-Per model two budgets: `ample` (nothing needs to be recomputed) and the target of `benchmarks.fit`, the latter enforced by
+Planned as `port-agent plan` does by default. Per model two budgets: `ample` (nothing needs to be recomputed) and the target of `benchmarks.fit`, the latter enforced by
 the kernel (RLIMIT_DATA). CPU seconds, all threads, are the median of the steps after the first; plain PyTorch runs with its
 default malloc and no limit, before and after ours, and the smaller of its medians counts.
 """
@@ -81,7 +81,7 @@ def measure(model: str, folder: Path) -> list[Row]:
     whole = expand(graph, CostTable(ours.device, ours.measured.ops[0]), Plan()).peak_bytes
     rows = []
     for name, budget in (("ample", int(whole * 1.15)), ("target", TARGETS_MIB[model] << 20)):
-        path = ours.plan(budget)
+        path = ours.plan(budget, strategy="milp")
         if path is None:
             raise SystemExit(f"{model} cannot be planned for {budget >> 20} MiB")
         before = _eager(model)

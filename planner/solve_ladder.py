@@ -136,7 +136,7 @@ SMALLEST = Breadth(0, 0, early_pages=False, inputs=False, timeless=True, optimis
 
 def small_bound(state: Climb) -> None:
     """Bound by the smallest relaxation."""
-    _bound_by(state, SMALLEST, max(0.2 * state.left, 0.5))
+    _bound_by(state, SMALLEST, max(0.2 * state.left, 2.0))
 
 
 def relaxation_bound(problem: Problem, time_limit_s: float) -> float | None:

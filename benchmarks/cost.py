@@ -1,8 +1,9 @@
 """What a step costs against plain PyTorch, and how well memory is predicted: `python -m benchmarks.cost [MODEL...]`.
 
-Planned as `port-agent plan` does by default. Per model two budgets: `ample` (nothing needs to be recomputed) and the target of `benchmarks.fit`, the latter enforced by
-the kernel (RLIMIT_DATA). CPU seconds, all threads, are the median of the steps after the first; plain PyTorch runs with its
-default malloc and no limit, before and after ours, and the smaller of its medians counts.
+Planned as `port-agent plan` does by default. Per model two budgets: `ample` (nothing needs to be recomputed) and the target
+of `benchmarks.fit`, the latter enforced by the kernel (RLIMIT_DATA). CPU seconds, all threads, are the median of the steps
+after the first; plain PyTorch runs with its default malloc and no limit, before and after ours, and the smaller of its
+medians counts.
 """
 
 import argparse

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from agent.facts.model import Power
-from agent.peers.announcement import NAME_LIMIT, clean
 from agent.policy import DAYS, MIB, Limits, Policy, Window
 from planner.errors import PortError
 from planner.units import SizeError, parse_bytes
@@ -137,6 +136,8 @@ def _group(value: object) -> str | None:
 
 
 def _peer_name(value: object) -> str:
+    from agent.peers.announcement import NAME_LIMIT, clean  # few set a name: not worth resident memory
+
     if not isinstance(value, str) or clean(value, NAME_LIMIT) != value:
         raise _ValueError(f"{value!r} is no name of at most {NAME_LIMIT} printable characters")
     return value

@@ -6,9 +6,9 @@ are dropped, and what does not fit is no announcement.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 
 from agent.peers.identity import is_short_id
+from agent.peers.state import PublicState
 
 FORMAT = "1"
 """Of the keys below; others are ignored, so keys can be added."""
@@ -17,15 +17,6 @@ NAME_LIMIT, BOARD_LIMIT, VERSION_LIMIT = 40, 60, 20
 TEXT_LIMIT_BYTES = 512
 """Ours has 250 at most; more is not read."""
 _STRING_LIMIT_BYTES = 255
-
-
-class PublicState(Enum):
-    """What others may know of what the agent does; never which job, nor why it waits."""
-
-    IDLE = "idle"
-    TRAINING = "training"
-    PAUSED = "paused"
-    """There is work, and it waits."""
 
 
 @dataclass(frozen=True, slots=True)

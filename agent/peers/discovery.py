@@ -23,10 +23,11 @@ from zeroconf import (  # type: ignore[attr-defined]  # DNS... are there for all
 )
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
-from agent.peers.announcement import Announcement, PublicState, to_text
+from agent.peers.announcement import Announcement, to_text
 from agent.peers.identity import is_short_id
 from agent.peers.interfaces import Interface, multicast_interfaces
 from agent.peers.sightings import TTL_S, Peer, Sightings
+from agent.peers.state import PublicState
 
 TYPE = "_port-agent._tcp.local."
 LOOK_S = 60.0

@@ -1,15 +1,12 @@
 """Discovery of other agents, as the supervisor runs it: switched by the configuration, shown by `status`."""
 
 import asyncio
-import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.energy.board import machine_name
 from agent.health import HealthBoard
-from agent.peers.announcement import Announcement, PublicState
-from agent.peers.identity import device_id, short_id
+from agent.peers.state import PublicState
 from agent.policy_file import Options
 from agent.supervisor.clock import Clock
 from agent.supervisor.process import Wish
@@ -113,9 +110,13 @@ class Presence:
 
 def _prepare(state_dir: Path, name: str, report: Callable[[str], None]) -> "Discovery":
     """Return what announces this agent; it reads files and imports zeroconf, so not for the loop."""
+    import platform
     from importlib.metadata import version
 
+    from agent.energy.board import machine_name
+    from agent.peers.announcement import Announcement
     from agent.peers.discovery import Discovery
+    from agent.peers.identity import device_id, short_id
 
     own_id = short_id(device_id(state_dir))
     board = machine_name(Path("/")) or f"{platform.system()} {platform.machine()}"

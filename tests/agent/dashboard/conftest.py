@@ -9,8 +9,9 @@ import pytest
 
 from agent.dashboard.server import Dashboard
 from agent.energy.report import ReportOptions, read_report
-from agent.peers.announcement import Announcement, PublicState
+from agent.peers.announcement import Announcement
 from agent.peers.sightings import Peer
+from agent.peers.state import PublicState
 from agent.supervisor.presence import row
 from planner.errors import PortError
 from tests.agent.energy.simulated import write_afternoon

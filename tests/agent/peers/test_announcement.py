@@ -10,10 +10,10 @@ from agent.peers.announcement import (
     TEXT_LIMIT_BYTES,
     Announcement,
     AnnouncementError,
-    PublicState,
     from_text,
     to_text,
 )
+from agent.peers.state import PublicState
 
 OWN = Announcement("0123456789ab", "attic", "Raspberry Pi 5 Model B Rev 1.0", "0.1.0", PublicState.TRAINING)
 GOLDEN = b"\x03f=1\x0fid=0123456789ab\x0aname=attic\x24board=Raspberry Pi 5 Model B Rev 1.0\x0dversion=0.1.0\x0estate=training"

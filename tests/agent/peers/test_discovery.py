@@ -17,9 +17,10 @@ from agent.cli import main
 from agent.control_client import ControlClient, ControlError
 from agent.health import HealthBoard
 from agent.peers import discovery
-from agent.peers.announcement import Announcement, PublicState
+from agent.peers.announcement import Announcement
 from agent.peers.discovery import Discovery
 from agent.peers.interfaces import Interface
+from agent.peers.state import PublicState
 from agent.policy_file import Options
 from agent.supervisor.clock import SystemClock
 from agent.supervisor.presence import Presence

@@ -156,6 +156,25 @@ def test_two_in_one_process_over_loopback(monkeypatch: pytest.MonkeyPatch) -> No
     asyncio.run(run())
 
 
+def test_a_copied_state_directory_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "multicast_interfaces", lambda: (Interface("lo", 1, "127.0.0.1", False),))
+    ready: list[str] = []
+    reports: list[str] = []
+
+    async def run() -> None:
+        first, copy = Discovery(OWN, ready.append), Discovery(replace(OWN, name="copy"), reports.append)
+        tasks = [asyncio.create_task(first.run())]
+        await eventually(lambda: bool(ready))
+        tasks.append(asyncio.create_task(copy.run()))
+        await eventually(lambda: bool(reports))
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    asyncio.run(run())
+    assert "has the id 0123456789ab" in reports[0] and "device-id" in reports[0]
+
+
 def run_until_reported(monkeypatch: pytest.MonkeyPatch, interfaces: tuple[Interface, ...]) -> list[str]:
     """Return what a discovery reports first."""
     monkeypatch.setattr(discovery, "multicast_interfaces", lambda: interfaces)

@@ -85,7 +85,7 @@ def measure(graph: StepGraph, costs: CostTable, plan: Plan) -> Point:
     base = sum(c.joules + costs.device.static_watts * c.seconds for c in costs.ops)
     plan = replace(
         plan, peak_bytes=program.peak_bytes, seconds=program.seconds, joules=program.joules,
-        overhead_joules=program.joules - base,
+        overhead_joules=max(0.0, program.joules - base),
     )  # fmt: skip
     return Point(plan, program.peak_bytes, program.seconds, program.joules)
 

@@ -262,7 +262,7 @@ def _base_joules(costs: CostTable) -> float:
 def _with_figures(plan: Plan, costs: CostTable, program: Program, bound: float | None) -> Plan:
     return replace(
         plan, peak_bytes=program.peak_bytes, seconds=program.seconds, joules=program.joules,
-        overhead_joules=program.joules - _base_joules(costs), bound_joules=bound,
+        overhead_joules=max(0.0, program.joules - _base_joules(costs)), bound_joules=bound,
     )  # fmt: skip
 
 

@@ -95,3 +95,12 @@ def test_no_program_beats_the_bound(name: str) -> None:
             tried += found.valid
             assert not found.valid or objective(coarse.problem, found) >= bound * (1 - 1e-6) - 1e-12
         assert tried
+
+
+def test_a_plan_that_moves_nothing_has_no_overhead_not_even_one_below_zero() -> None:
+    """Sums of the same joules in another order differ in the last bit; a bundle refuses what is below zero."""
+    graph, costs = captured()
+    for seconds in (0.1, 0.3, 0.7, 1.1):
+        ops = tuple(replace(c, seconds=c.seconds * seconds / 3, joules=c.joules * seconds / 7) for c in costs.ops)
+        plan = plan_step(graph, replace(costs, ops=ops), ram_bytes=1 << 40, strategy="greedy").plan
+        assert plan is not None and plan.overhead_joules >= 0.0

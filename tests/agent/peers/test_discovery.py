@@ -87,6 +87,14 @@ def test_two_agents_on_one_cable(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert "10.77.0.2" in shown and "announced on wire" in shown and "cellar training" in shown
         assert doctor(attic) == ("good", "on; wire: works")
 
+        config = tmp_path / "right/config.toml"
+        config.write_text(config.read_text().replace("discover = true", "discover = false"))
+        cellar.post("/v1/reload")
+        assert cellar.get("/v1/status")["peers"] is None and doctor(cellar)[1].startswith("off")
+        until(lambda: "cellar" not in seen(attic))
+        config.write_text(config.read_text().replace("discover = false", "discover = true"))
+        cellar.post("/v1/reload")
+        until(lambda: "cellar" in seen(attic))
         hostile = subprocess.run(
             ["ip", "netns", "exec", right, sys.executable, str(HOSTILE), "10.77.0.2"],
             capture_output=True,
@@ -99,14 +107,6 @@ def test_two_agents_on_one_cable(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert main(["peers", *place]) == 0
         assert "\x1b[31" not in capsys.readouterr().out and len(peers(attic)) <= 100
 
-        config = tmp_path / "right/config.toml"
-        config.write_text(config.read_text().replace("discover = true", "discover = false"))
-        cellar.post("/v1/reload")
-        assert cellar.get("/v1/status")["peers"] is None and doctor(cellar)[1].startswith("off")
-        until(lambda: "cellar" not in seen(attic))
-        config.write_text(config.read_text().replace("discover = false", "discover = true"))
-        cellar.post("/v1/reload")
-        until(lambda: "cellar" in seen(attic))
         process.terminate()
         process.wait(60.0)
         until(lambda: "cellar" not in seen(attic))

@@ -1,6 +1,8 @@
 """Step graphs, plans and costs as plain lists, for msgpack; and back, with every length and number checked."""
 
-from collections.abc import Callable
+import itertools
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from planner.costs import CostTable, DeviceCosts, Flash, OpCost
@@ -116,31 +118,86 @@ def _unpack(data: Any, depth: int = 0) -> Argument:
 
 
 def pack_plan(plan: Plan) -> list[Any]:
-    """Return a plan as nested lists; decisions as one flat list of integers."""
-    flat = [n for d in plan.decisions for n in (d.storage, d.after, d.before, int(d.action))]
-    sliced = [n for pair in plan.sliced for n in pair]
+    """Return a plan as nested lists; decisions column by column, as compressed differences: a few bytes each."""
+    decisions = plan.decisions
+    columns = (
+        _differences([d.storage for d in decisions]),
+        _differences([d.after for d in decisions]),
+        [d.before - d.after for d in decisions],
+        [int(d.action) for d in decisions],
+        _differences(plan.order),
+        [n for pair in plan.sliced for n in pair],
+    )
     figures = [plan.ram_bytes, plan.peak_bytes, plan.seconds, plan.joules, plan.overhead_joules, plan.bound_joules]
-    return [flat, list(plan.order), sliced, figures, plan.strategy]
+    return [pack_integers([len(decisions), len(plan.order), *itertools.chain(*columns)]), figures, plan.strategy]
 
 
 def unpack_plan(data: Any) -> Plan:
     """Return the plan that `data` describes; whether it fits a graph, `planner.program.expand` tells."""
-    flat, order, sliced, figures, strategy = _list(data, 5)
-    numbers, pairs = _ints(flat), _ints(sliced)
-    if len(numbers) % 4 or len(pairs) % 2 or len(numbers) > 16 * MAX_OPS or len(_list(order)) > MAX_OPS:
-        raise WireError(f"a plan has {len(numbers)} numbers for its decisions; they come in fours")
+    packed, figures, strategy = _list(data, 3)
+    numbers = iter(unpack_integers(packed, most=16 * MAX_OPS))
+    count, length = next(numbers, 0), next(numbers, 0)
+    if not (0 <= count <= 3 * MAX_OPS and 0 <= length <= MAX_OPS):
+        raise WireError(f"a plan claims {count} decisions over an order of {length} operators")
+    storages, after, before, actions = (list(itertools.islice(numbers, count)) for _ in range(4))
+    order, pairs = list(itertools.islice(numbers, length)), list(numbers)
+    if len(actions) != count or len(order) != length or len(pairs) % 2:
+        raise WireError(f"a plan ends before its {count} decisions and {length} operators do")
     ram, peak, seconds, joules, overhead, bound = _list(figures, 6)
+    after = list(itertools.accumulate(after))
+    before = [a + b for a, b in zip(after, before, strict=True)]
     return Plan(
         decisions=tuple(
-            Decision(numbers[i], numbers[i + 1], numbers[i + 2], _enum(Action, numbers[i + 3]))
-            for i in range(0, len(numbers), 4)
+            Decision(s, a, b, _enum(Action, action))
+            for s, a, b, action in zip(itertools.accumulate(storages), after, before, actions, strict=True)
         ),
-        order=_permutation(_ints(order)),
+        order=_permutation(tuple(itertools.accumulate(order))),
         sliced=tuple((pairs[i], pairs[i + 1]) for i in range(0, len(pairs), 2)),
         ram_bytes=_int(ram), peak_bytes=_int(peak), seconds=_number(seconds), joules=_number(joules),
         overhead_joules=_number(overhead), bound_joules=None if bound is None else _number(bound),
         strategy=_text(strategy),
     )  # fmt: skip
+
+
+def _differences(numbers: Sequence[int]) -> list[int]:
+    return [b - a for a, b in itertools.pairwise((0, *numbers))]
+
+
+def pack_integers(numbers: Iterable[int]) -> bytes:
+    """Return integers as compressed base-128 numbers, least significant digits first, the sign in the lowest bit."""
+    data = bytearray()
+    for number in numbers:
+        rest = -2 * number - 1 if number < 0 else 2 * number
+        while rest > 127:
+            data.append(rest & 127 | 128)
+            rest >>= 7
+        data.append(rest)
+    return zlib.compress(bytes(data), 9)
+
+
+def unpack_integers(data: Any, *, most: int) -> list[int]:
+    """Return the integers of `pack_integers`; raise WireError for other data, or for more than `most` of them."""
+    if not isinstance(data, bytes):
+        raise WireError(f"expected packed integers, found {str(data)[:60]!r}")
+    decompressor = zlib.decompressobj()
+    try:
+        digits = decompressor.decompress(data, 5 * most)
+    except zlib.error as error:
+        raise WireError(f"packed integers are damaged ({error})") from error
+    if not decompressor.eof or (digits and digits[-1] > 127):
+        raise WireError("packed integers are cut off, or there are too many of them")
+    numbers, number, shift = [], 0, 0
+    for digit in digits:
+        number |= (digit & 127) << shift
+        shift += 7
+        if shift > 70:
+            raise WireError("a packed integer has more than 64 bits")
+        if digit < 128:
+            numbers.append(-(number >> 1) - 1 if number & 1 else number >> 1)
+            number = shift = 0
+    if len(numbers) > most:
+        raise WireError(f"there are {len(numbers)} packed integers, at most {most} are read")
+    return numbers
 
 
 def _permutation(order: tuple[int, ...]) -> tuple[int, ...]:

@@ -353,7 +353,7 @@ def _plot_frontier(manifest: "Manifest") -> None:
     for number in range(1, len(plans)):
         signal.line(number)
     figure.draw(signal)
-    figure.title(f"{len(plans)} plans: joules per step (estimated) over peak MiB; port-agent show --plan N shows one")
+    figure.title(f"{len(plans)} plans (show --plan N): joules per step over peak MiB")
     text = figure.build().string()
     print(text if Console().is_terminal else plotext.uncolorize(text))
 

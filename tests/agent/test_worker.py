@@ -220,7 +220,7 @@ def with_budget(source: Path, target: Path, ram_bytes: int) -> None:
     def tighten(choices: Any) -> Any:
         for choice in choices:
             for plan in choice.values():
-                plan[3][0] = ram_bytes
+                plan[1][0] = ram_bytes
         return choices
 
     rewrite(source, target, {"plans.msgpack": tighten})

@@ -4,6 +4,7 @@ import json
 import random
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,9 @@ from planner.operators import OperatorError
 from planner.optimizers import SUPPORTED
 from planner.plan import Action
 from planner.program import BudgetError, PlanError, expand
-from planner.wire import WireError, pack_plan, unpack_plan
+from planner.wire import WireError, pack_integers, pack_plan, unpack_plan
 from tests.agent.jobs_small import small_bundle
-from tests.planner.bundles import assemble, members, rewrite
+from tests.planner.bundles import assemble, closed_plan, members, opened_plan, rewrite
 
 
 def load(path: Path) -> Bundle:
@@ -123,11 +124,17 @@ def test_hostile_graphs(what: str, tmp_path: Path) -> None:
 def _plans(change: Callable[[list[Any]], None]) -> Callable[[Any], Any]:
     def apply(choices: Any) -> Any:
         for choice in choices:
-            for plan in choice.values():
+            for name, packed in choice.items():
+                plan = opened_plan(packed)
                 change(plan)
+                choice[name] = closed_plan(plan)
         return choices
 
     return apply
+
+
+def _packed(decisions: Any) -> Callable[[Any], Any]:
+    return lambda choices: [{name: [decisions, *plan[1:]] for name, plan in c.items()} for c in choices]
 
 
 PLANS: dict[str, tuple[Callable[[Any], Any], type[PortError]]] = {
@@ -137,7 +144,12 @@ PLANS: dict[str, tuple[Callable[[Any], Any], type[PortError]]] = {
     "order of a few ops": (_plans(lambda p: p.__setitem__(1, [1, 0])), PlanError),
     "order of too many ops": (_plans(lambda p: p.__setitem__(1, list(range(9999)))), PlanError),
     "slices of what does not exist": (_plans(lambda p: p.__setitem__(2, [999, 4])), PlanError),
-    "decisions not in fours": (_plans(lambda p: p[0].append(1)), WireError),
+    "decisions that are cut off": (_packed(pack_integers([9, 0, 1, 1])), WireError),
+    "a claim of more decisions than memory": (_packed(pack_integers([1 << 60, 0])), WireError),
+    "integers that go on and on": (_packed(zlib.compress(b"\xff" * 100)), WireError),
+    "integers that unpack to gigabytes": (_packed(zlib.compress(bytes(64 << 20))), WireError),
+    "integers that are no data": (_packed(b"abc"), WireError),
+    "integers as text": (_packed("abc"), WireError),
     "action that does not exist": (_plans(lambda p: p[0].extend([0, 0, 1, 9])), WireError),
     "infinite seconds": (_plans(lambda p: p[3].__setitem__(2, float("inf"))), WireError),
     "NaN": (_plans(lambda p: p[3].__setitem__(2, float("nan"))), WireError),
@@ -324,7 +336,13 @@ def _mutated(rng: random.Random, content: dict[str, bytes], path: Path) -> None:
             content[name] = _mutate_bytes(rng, content[name][:2000]) + content[name][2000:]
             assemble(path, content)
         case _:
-            content[name] = msgpack.packb(_bounded(_mutate_tree(rng, msgpack.unpackb(content[name]))))
+            tree = msgpack.unpackb(content[name])
+            if name == "plans.msgpack":
+                tree = [{k: opened_plan(p) for k, p in choice.items()} for choice in tree]
+                tree = [{k: closed_plan(p) for k, p in choice.items()} for choice in _bounded(_mutate_tree(rng, tree))]
+            else:
+                tree = _bounded(_mutate_tree(rng, tree))
+            content[name] = msgpack.packb(tree)
             assemble(path, content)
 
 

@@ -29,6 +29,10 @@ LEFT = 75
 """EX_TEMPFAIL: left on request, can be resumed."""
 
 
+_STACK_BYTES = 1 << 20
+"""Of the page thread and the update thread: the system's 8 MiB each would count against RLIMIT_DATA."""
+
+
 class _Control:
     """What the supervisor wants; set by the control thread, obeyed between two instructions."""
 
@@ -87,6 +91,7 @@ class _Control:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the worker and return its exit code."""
     arguments = _parser().parse_args(argv)
+    threading.stack_size(_STACK_BYTES)
     channel = Channel(arguments.control_fd) if arguments.control_fd is not None else None
     control = _Control(channel)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the front end decides

@@ -416,7 +416,8 @@ def test_a_card_that_refuses_is_a_health_item_and_loses_nothing(tmp_path: Path) 
         bench.tick(60)
         bench.step(number, wall_s=60.0)
     with pytest.raises(LedgerError, match="full"):
-        bench.meter.flush(bench.now_s).result(30.0)
+        for _ in range(2):  # the first may be one under way, whose few rows fit
+            bench.meter.flush(bench.now_s).result(30.0)
     bench.tick(60)
     (issue,) = bench.meter.health()
     assert issue.code == "energy-ledger" and "free some space" in issue.remedy

@@ -1,6 +1,6 @@
 """Meter a real training run: energy by phase, what metering costs, and how others handle a dying sensor.
 
-    python benchmarks/energy_report.py [--json] [--steps N] [--others PYTHON]
+    python -m benchmarks.energy_report [--json] [--steps N] [--others PYTHON]
 
 The run is planned, bundled and trained by the worker as the agent does it, with the plan of least memory, which
 recomputes and pages. Where this machine has a sensor its figures stand beside the estimate; where it has none the table

@@ -359,6 +359,10 @@ class BudgetedStep:
                 "step.evaluate(*batch) for evaluation"
             )
         self._check_whole()
+        with _interrupt_waits():
+            return self._train(batch)
+
+    def _train(self, batch: tuple[Any, ...]) -> Any:
         kind = self._kind()
         scalars: list[float | int] = []
         updates_done = self.scalars.steps_done
@@ -389,9 +393,8 @@ class BudgetedStep:
         self._kept().prepare(executor.program)
         tensors = [t for t in pytree.tree_leaves(batch) if isinstance(t, torch.Tensor)]
         try:
-            with _interrupt_waits():
-                self.report = executor.run(tensors, scalars)
-                self._kept().stepped(executor.program)
+            self.report = executor.run(tensors, scalars)
+            self._kept().stepped(executor.program)
         except (PortError, RuntimeError, MemoryError, KeyboardInterrupt) as error:
             if executor.changed:
                 self._left_half_way = True

@@ -241,7 +241,8 @@ def test_a_refused_batch_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_waits_for_the_end_of_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, data = net(), batches(2)
+    """The step counts as done: it can be saved and built upon."""
+    model, data = net(), batches(3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     with budgeted_step(model, classify, optimizer, data[0], PLENTY, tmp_path) as step:
         torch.manual_seed(1)
@@ -250,9 +251,17 @@ def test_ctrl_c_waits_for_the_end_of_the_step(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setattr(Executor, "_note_change", lambda self: (signal.raise_signal(signal.SIGINT), note(self)))
         executor = next(iter(step._programs.values()))[0]["step"]
         executor._code = executor._compile()
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt) as caught:
             step(*data[1])
-    assert same_state(model, trained(2, data))
+        assert not hasattr(caught.value, "__notes__") and step.scalars.steps_done == 2
+        after_two = torch.get_rng_state()
+        assert same_state(model, trained(2, data))
+        monkeypatch.undo()
+        executor._code = executor._compile()
+        torch.set_rng_state(after_two)
+        step.save(tmp_path / "saved.safetensors")
+        step(*data[2])
+    assert same_state(model, trained(3, data))
 
 
 def test_a_step_cut_off_in_its_updates_is_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

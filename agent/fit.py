@@ -32,7 +32,7 @@ from agent.making import measure, this_device
 from agent.train.executor import Executor, GraphChangedError, Scratch, StepReport
 from agent.train.malloc import thrifty_glibc
 from agent.train.memory import block, peak_resident_bytes, reset_peak, resident_bytes, view
-from agent.train.pager import Pager
+from agent.train.pager import PageError, Pager
 from agent.train.persistents import Persistents
 from agent.train.state import StateStore
 from planner.build import InfeasibleError, tensor_chunks
@@ -158,6 +158,7 @@ class BudgetedStep:
 
     def prepare(self, batch: tuple[Any, ...], *, evaluation: bool = False) -> None:
         """Record, profile and plan the step for batches of this shape."""
+        self._settle()
         if resident_bytes() > self.ram_bytes:
             raise InfeasibleError(
                 f"this process already holds {format_bytes(resident_bytes())}, the budget is "
@@ -390,7 +391,8 @@ class BudgetedStep:
             self.prepare(batch, evaluation=evaluation)
         executors, aux = self._programs[signature]
         executor = executors[kind]
-        self._kept().prepare(executor.program)
+        with self._paging_state():
+            self._kept().prepare(executor.program)
         tensors = [t for t in pytree.tree_leaves(batch) if isinstance(t, torch.Tensor)]
         try:
             self.report = executor.run(tensors, scalars)
@@ -403,6 +405,22 @@ class BudgetedStep:
         if aux is None:
             return (self.report.loss, self.report.aux) if self.report.aux else self.report.loss
         return self.report.loss, _filled(aux, self.report.aux)
+
+    def _settle(self) -> None:
+        """Wait for what the last step left under way to flash."""
+        if self._store is not None:
+            with self._paging_state():
+                self._store.settle()
+
+    @contextlib.contextmanager
+    def _paging_state(self) -> Iterator[None]:
+        """Between steps: a transfer that fails here has lost contents of weights or optimizer state."""
+        try:
+            yield
+        except PageError as error:
+            self._left_half_way = True
+            error.add_note(_HALF_WAY)
+            raise
 
     def _check_whole(self) -> None:
         if self._left_half_way:
@@ -449,6 +467,7 @@ class BudgetedStep:
 
         Names are those of `model.state_dict()`, tied tensors once: read it with `safetensors.torch.load_model`.
         """
+        self._settle()
         self._check_whole()
         target = Path(path)
         temporary = target.with_name(target.name + ".new")
@@ -469,6 +488,7 @@ class BudgetedStep:
         """Bring paged tensors back into model and optimizer, and remove the page files."""
         try:
             if restore and self._persistents is not None:
+                self._settle()
                 self._bring_back(self._persistents)
         finally:
             self._programs.clear()

@@ -9,7 +9,7 @@ import enum
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -80,6 +80,8 @@ class Program:
     `starts_on_flash`: persistent storages that are on flash, not in RAM, when the step starts and ends.
     `replayed`: random ops whose generator state must be kept because they run again. `slice_written`: update group ->
     storages that are resident whole when it starts and are on flash when it ends, written slice by slice.
+    `carried`: persistent storages whose write may still be under way when the step ends; the next one waits for it.
+    `seconds`, `stall_seconds`: of a step among others like it, with the writes of the one before it still under way.
     """
 
     graph: StepGraph
@@ -88,6 +90,7 @@ class Program:
     slice_counts: tuple[tuple[int, int], ...]
     slice_written: tuple[tuple[int, tuple[int, ...]], ...]
     starts_on_flash: frozenset[int]
+    carried: frozenset[int]
     replayed: frozenset[int]
     peak_bytes: int
     peak_op: int
@@ -400,7 +403,14 @@ class _Expansion:
     # -- pass 4: instructions, with a clock for writes
 
     def _emit(self) -> Program:
-        return _Emitter(self).program()
+        alone = _Emitter(self, ())
+        alone.emit()
+        left = alone.left_under_way()
+        if not left:
+            return alone.program()
+        following = _Emitter(self, left)
+        following.emit()
+        return following.program()
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,17 +427,21 @@ class _Pending:
 class _Emitter:
     """Writes the instruction list and simulates its time: one compute thread, one page thread with a FIFO queue.
 
-    Sliced updates go on behind the compute thread; their compute is booked on it all the same.
+    Sliced updates go on behind the compute thread; their compute is booked on it all the same. `carried`: writes of the
+    step before that are still under way when this one starts, moments counted from there.
     """
 
-    def __init__(self, expansion: _Expansion) -> None:
+    def __init__(self, expansion: _Expansion, carried: tuple[_Pending, ...]) -> None:
         self.x = expansion
         self.graph, self.costs, self.size = expansion.graph, expansion.costs, expansion.size
         self.flash = expansion.costs.device.flash
         self.instructions: list[Instruction] = []
-        self.clock = self.io_free = self.stall = self.recompute = 0.0
-        self.pending: list[_Pending] = []
-        self.pending_bytes = 0
+        self.clock = self.stall = self.recompute = 0.0
+        self.backlog = self.io_free = carried[-1].moment if carried else 0.0
+        self.held = expansion.held.copy()
+        self.carried = carried
+        self.pending = list(carried)
+        self.pending_bytes = sum(p.nbytes for p in carried)
         self.done: dict[int, float] = {}
         self.next_read = 0
         self.read_bytes = self.written_bytes = 0
@@ -435,16 +449,17 @@ class _Emitter:
         """Storages whose present contents are on flash already."""
         self.level = 0
 
-    def program(self) -> Program:
-        x, graph = self.x, self.graph
-        timeline = []
+    def emit(self) -> None:
+        """Write the instructions of the step. At its end only writes that the next step can wait for are under way."""
+        x = self.x
+        self.timeline: list[int] = []
         for i, position in enumerate(x.at):
             fullest = self._read_ahead(i)
             for s in position.returns:
                 self._wait_read(s)
             self._make_room()
             fullest = max(fullest, self.level + self.pending_bytes)
-            timeline.append(fullest + self.costs.device.base_bytes)
+            self.timeline.append(fullest + self.costs.device.base_bytes)
             if i in x.reruns:
                 self._rerun(i)
             self._run(i)
@@ -456,8 +471,21 @@ class _Emitter:
                     self._free(s)
             for s in position.writes:
                 self._write(s)
-        while self.pending:
+        known = {p.index for p in self.carried}
+        while not all(self._may_outlast(p) and (not known or p.index in known) for p in self.pending):
             self._wait_oldest()
+        self._stall_until(self.io_free - self.backlog if self.carried else self.clock)
+
+    def _may_outlast(self, pending: _Pending) -> bool:
+        return pending.wait is Code.WAIT_WRITE and pending.index in self.x.start_flash
+
+    def left_under_way(self) -> tuple[_Pending, ...]:
+        """Return the writes that are under way at the end, moments counted from there."""
+        return tuple(replace(p, moment=p.moment - self.clock) for p in self.pending)
+
+    def program(self) -> Program:
+        """Return the instructions with what they take."""
+        x, graph, timeline = self.x, self.graph, self.timeline
         groups = x.groups
         device = self.costs.device
         op_seconds = sum(c.seconds for c in self.costs.ops)
@@ -472,6 +500,7 @@ class _Emitter:
             slice_counts=tuple(sorted(x.sliced.items())),
             slice_written=tuple((g, tuple(sorted(s))) for g, s in sorted(x.slice_written.items())),
             starts_on_flash=frozenset(x.start_flash),
+            carried=frozenset(p.index for p in self.carried),
             replayed=frozenset(r for r in recomputed if graph.ops[r].random),
             peak_bytes=max(timeline, default=device.base_bytes), peak_op=peak_op,
             seconds=self.clock, compute_seconds=op_seconds + self.recompute, stall_seconds=self.stall,
@@ -526,15 +555,15 @@ class _Emitter:
         delay it. Returns the resident bytes at the fullest moment.
         """
         x = self.x
-        self.level = int(x.held[i])
+        self.level = int(self.held[i])
         fullest = 0
         while self.next_read < len(x.reads):
             due = x.reads[self.next_read]
             if due.use > i and not (due.earliest <= i and self._late(i, due) and self._fits(i, due)):
                 break
             self.next_read += 1
-            x.held[i : due.use] += self.size[due.storage]
-            self.level = int(x.held[i])
+            self.held[i : due.use] += self.size[due.storage]
+            self.level = int(self.held[i])
             self._read(due.storage)
             fullest = max(fullest, self.level + self.pending_bytes)
         return fullest
@@ -553,7 +582,7 @@ class _Emitter:
         x = self.x
         if x.limit is None:
             return True
-        load = x.held[i : due.use] + self.size[due.storage]
+        load = self.held[i : due.use] + self.size[due.storage]
         if self.pending:
             moments = self.clock + x.starts[i : due.use] - x.starts[i]
             done = np.array([p.moment for p in self.pending])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from agent.train.memory import block, view
-from agent.train.pager import PageFile, Pager, PagerStats, Slot, Transfer, padded
+from agent.train.pager import CorruptPageError, PageError, PageFile, Pager, PagerStats, Slot, Transfer, padded
 from agent.train.sliced import SlicedUpdate, UpdateThread
 from agent.train.state import StateStore
 from planner.errors import PortError
@@ -118,6 +118,7 @@ class Executor:
         self._updates = UpdateThread()
         try:
             with torch.no_grad():
+                self._take_writes()
                 self._load_inputs(batch)
                 for instruction in self._code:
                     if self.interrupted:
@@ -128,6 +129,9 @@ class Executor:
                 aux = tuple(self._value(v).clone() for v in self.graph.aux)
             for s in self._residents:
                 self.resident[self.keys[s]] = self._base(s)
+            self._leave_writes()
+        except CorruptPageError as error:
+            raise self._failed_write() or error from None
         finally:
             self._updates.close()
             self._drop_everything()
@@ -162,10 +166,31 @@ class Executor:
         for s in self._residents:
             self.base[s] = self.resident[self.keys[s]]
 
+    def _take_writes(self) -> None:
+        """Take over the writes that the step before left under way: this program waits for them."""
+        if self.store is not None:
+            keys = {self.keys[s]: s for s in self.program.carried}
+            under_way = self.store.under_way
+            self._writes |= {keys[k]: under_way.pop(k) for k in keys.keys() & under_way.keys()}
+
+    def _leave_writes(self) -> None:
+        """Leave the writes that the step does not wait for to the next one, or to the next commit."""
+        if self._writes:
+            self._store().under_way |= {self.keys[s]: t for s, t in self._writes.items()}
+            self._writes.clear()
+
+    def _failed_write(self) -> PageError | None:
+        """Return why a write failed, if one did: then what was read after it is not corrupt but was never written."""
+        for transfer in self._writes.values():
+            transfer.finished.wait()
+        return next((t.error for t in self._writes.values() if t.error is not None), None)
+
     def _drop_everything(self) -> None:
         """Let go of every tensor; residents live on in `resident`."""
         for transfer in (*self._writes.values(), *(t for t, _ in self._reads.values())):
             transfer.finished.wait()
+        if any(t.error is not None and self.graph.storages[s].persistent for s, t in self._writes.items()):
+            self.changed = True
         self._writes.clear()
         self._reads.clear()
         self._rng.clear()
@@ -376,7 +401,9 @@ class Executor:
         self._free(s)
 
     def _written(self, s: int) -> None:
-        self.pager.wait(self._writes.pop(s))
+        if s in self._writes:  # else there was no step before, or someone waited meanwhile
+            self.pager.wait(self._writes[s])
+            del self._writes[s]
 
     def _start_update(self, update: SlicedUpdate) -> None:
         self._updates.start(update)

@@ -29,6 +29,7 @@ class Persistents:
     def prepare(self, program: Program) -> None:
         """Bring to flash and into RAM what the program expects there when it starts."""
         graph = program.graph
+        self.store.settle({graph.storages[s].key for s in program.carried})
         away = {graph.storages[s].key for s in program.starts_on_flash}
         here = {s.key for i, s in enumerate(graph.storages) if s.persistent and graph.uses[i]} - away
         leaving = [k for k in self.resident if k in away]

@@ -7,7 +7,7 @@ instant leaves the last commit intact, and a block that rots leaves the one befo
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,8 @@ class StateStore:
         self._before: dict[str, int] = {}
         self.add(sizes)
         self._working: dict[str, int] = {}
-        self._writes: list[Transfer] = []
+        self.under_way: dict[str, Transfer] = {}
+        """Writes of storages' new contents that nobody has waited for yet."""
         self.sequence = 0
 
     def add(self, sizes: Mapping[str, int]) -> None:
@@ -78,7 +79,10 @@ class StateStore:
         return self.commit(0, progress)
 
     def open(self) -> Commit | None:
-        """Take up the latest valid commit; None where there is none yet."""
+        """Take up the latest valid commit, whatever was written since; None where there is none yet."""
+        for transfer in self.under_way.values():
+            transfer.finished.wait()
+        self.under_way.clear()
         for record in sorted(self._records(), key=lambda r: -int(r["sequence"])):
             if record["job"] != self.job:
                 raise CheckpointError(
@@ -131,8 +135,13 @@ class StateStore:
         """Queue a write of a storage's new contents."""
         storage = tensor.untyped_storage()
         transfer = self.pager.write(self.working_slot(key), storage.data_ptr(), storage)
-        self._writes.append(transfer)
+        self.under_way[key] = transfer
         return transfer
+
+    def settle(self, but: Set[str] = frozenset()) -> None:
+        """Wait for the writes under way, except those of the storages `but`; raise the PageError of one that failed."""
+        for key in self.under_way.keys() - but:
+            self.pager.wait(self.under_way.pop(key))
 
     def load(self, key: str, into: torch.Tensor | None = None) -> torch.Tensor:
         """Return a storage's present contents as bytes, read at once (into the memory of `into` where given)."""
@@ -151,9 +160,7 @@ class StateStore:
 
     def commit(self, step: int, progress: Mapping[str, Any]) -> Commit:
         """Make the present contents durable as the state after `step` steps."""
-        for transfer in self._writes:
-            self.pager.wait(transfer)
-        self._writes.clear()
+        self.settle()
         self.file.sync()
         now = {key: self._working.get(key, index) for key, index in self._committed.items()}
         sequence = self.sequence + 1

@@ -158,7 +158,7 @@ def planned(
     costs: dict[str, CostTable] | None = None,
     check_budget: bool = True,
 ) -> Outcome:
-    """Train from the capture's contents under `plans` (by graph), committing after every step."""
+    """Train from the capture's contents under `plans` (by graph), committing after every other step."""
     programs = {
         name: expand(graph, costs[name] if costs else flat_costs(graph), plans[name], check_budget=check_budget)
         for name, graph in capture.graphs.items()
@@ -215,7 +215,8 @@ def _steps(
         persistents.prepare(programs[name])
         report = executors[name].run([t for t in batch if isinstance(t, torch.Tensor)], numbers)
         persistents.stepped(programs[name])
-        persistents.commit(i + 1, {})
+        if i % 2:
+            persistents.commit(i + 1, {})
         losses.append(report.loss)
         aux.append(report.aux)
     kept = [k for k in persistents.store.sizes if not k.startswith("gradient/")]

@@ -2,6 +2,7 @@
 
 import functools
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch.nn import functional
 
 from planner import build
 from planner.costs import DeviceCosts, Flash, OpCost
+from planner.graph import StepGraph
 from planner.job import TrainingJob
-from planner.plan import Plan
+from planner.plan import Action, Decision, Plan
 from planner.profile import Measured
 from planner.program import expand
 from tests.agent.exactness import random_plan
@@ -64,16 +66,34 @@ def make_job(**options: Any) -> TrainingJob:
     return TrainingJob(model, classify, optimizer, data, BATCH, **settings)
 
 
-def write_job(path: Path, job: TrainingJob, *, ram_bytes: int = 1 << 40, seeds: tuple[int, ...] = (0, 1)) -> None:
-    """Write the bundle of a job: one choice of random plans per seed (0: keep everything)."""
+def state_on_flash(graph: StepGraph, _: int) -> Plan:
+    """Return the plan that keeps large optimizer state on flash from one step's update to the next."""
+    return Plan(
+        tuple(
+            Decision(s, graph.uses[s][-1], graph.uses[s][0], Action.PAGE)
+            for s, storage in enumerate(graph.storages)
+            if storage.key.startswith("state/") and storage.nbytes > 10_000 and graph.uses[s]
+        )
+    )
+
+
+def write_job(
+    path: Path,
+    job: TrainingJob,
+    *,
+    ram_bytes: int = 1 << 40,
+    seeds: tuple[int, ...] = (0, 1),
+    plan: Callable[[StepGraph, int], Plan] = random_plan,
+) -> None:
+    """Write the bundle of a job: one choice of plans per seed (0: keep everything)."""
     prepared = build.prepare(job, updates=30, verify=5)
-    device = DeviceCosts("test", 0, 1.0, 1.0, Flash("card", 1e8, 5e7, 1e-4, 1e-9, 1e-9))
+    device = DeviceCosts("test", 0, 1.0, 1.0, Flash("card", 1e8, 2e6, 1e-4, 1e-9, 1e-9))
     tables = tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in g.ops) for g in prepared.graphs.values())
     measured = Measured(tables, 0, 0)
     plans, costs = build.plan_all(prepared, measured, device, 1 << 40, _keep_all)
     choices = []
     for seed in seeds:
-        made = {n: random_plan(g, seed) if seed else plans[n] for n, g in prepared.graphs.items()}
+        made = {n: plan(g, seed) if seed else plans[n] for n, g in prepared.graphs.items()}
         peaks = {n: expand(prepared.graphs[n], costs[n], p, check_budget=False).peak_bytes for n, p in made.items()}
         choices.append({n: Plan(p.decisions, p.order, p.sliced, ram_bytes, peaks[n]) for n, p in made.items()})
     build.write(path, prepared, choices, costs, [ram_bytes] * len(seeds), threads=1)

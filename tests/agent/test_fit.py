@@ -17,11 +17,11 @@ from torch.nn import functional
 
 from agent import budgeted_step
 from agent.train.executor import Executor, GraphChangedError
-from agent.train.pager import PageError
+from agent.train.pager import PageError, Pager
 from planner.build import InfeasibleError
 from planner.errors import CaptureError, PortError
 from tests.agent.exactness import bits
-from tests.agent.jobs_small import BATCH, Odd, make_job, next_token, small_bundle
+from tests.agent.jobs_small import BATCH, Odd, make_job, next_token, small_bundle, state_on_flash, write_job
 
 ROOT = Path(__file__).resolve().parents[2]
 PLENTY = 1 << 40
@@ -176,6 +176,52 @@ def test_a_bundle_as_the_plan(tmp_path: Path) -> None:
         bits(a) == bits(b)
         for a, b in zip(job.model.state_dict().values(), plain.model.state_dict().values(), strict=True)
     )
+
+
+def test_a_new_shape_is_recorded_from_what_the_last_step_wrote(tmp_path: Path) -> None:
+    """Optimizer state that lives on flash, and a medium so slow that they are not all there when the step returns."""
+    job, plain = make_job(), make_job()
+    first, short = ([c[:BATCH] for c in job.data], [c[: BATCH - 1] for c in job.data])
+    write_job(tmp_path / "paging.port", make_job(), seeds=(1,), plan=state_on_flash)
+    with budgeted_step(
+        job.model, job.loss_fn, job.optimizer, first, PLENTY, tmp_path, plan=tmp_path / "paging.port"
+    ) as step:
+        step.pager._limits[True] = 2e6
+        torch.manual_seed(1)
+        step(*first)
+        assert not all(transfer.finished.is_set() for transfer in step._kept().store.under_way.values())
+        step(*short)
+        step.save(tmp_path / "saved.safetensors")
+    torch.manual_seed(1)
+    for batch in (first, short):
+        plain.optimizer.zero_grad()
+        plain.loss_fn(plain.model, *batch)[0].backward()
+        plain.optimizer.step()
+    assert [bits(t) for t in job.model.state_dict().values()] == [bits(t) for t in plain.model.state_dict().values()]
+
+
+def test_a_write_that_fails_after_its_step_leaves_it_half_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job()
+    batch = [c[:BATCH] for c in job.data]
+    plan = tmp_path / "paging.port"
+    write_job(plan, make_job(), seeds=(1,), plan=state_on_flash)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with (
+        pytest.raises(PageError),
+        budgeted_step(job.model, job.loss_fn, job.optimizer, batch, PLENTY, tmp_path, plan=plan) as step,
+    ):
+        step.pager._limits[True] = 2e6
+        step(*batch)
+        monkeypatch.setattr(Pager, "_write_piece", full)
+        with pytest.raises(PageError, match="free space") as caught:
+            step.save(tmp_path / "never.safetensors")
+        assert "half-way" in caught.value.__notes__[0]
+        with pytest.raises(PortError, match="half-way"):
+            step(*batch)
+    assert list(tmp_path.iterdir()) == [plan]
 
 
 def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:

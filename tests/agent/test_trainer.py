@@ -1,5 +1,6 @@
 """A bundle trained in this process: the numbers of plain PyTorch, from any commit, whatever the medium does."""
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,14 +12,14 @@ import pytest
 import torch
 import xxhash
 
-from agent.train.pager import Pager
+from agent.train.pager import PageError, Pager
 from agent.train.state import SLOTS, CheckpointError, StateStore
 from agent.train.trainer import MismatchError, StepEvent, Trainer, TrainOptions, step_payload
 from planner import build
 from planner.bundle import Bundle
 from planner.errors import PortError
 from planner.job import TrainingJob
-from tests.agent.jobs_small import BATCH, ROWS, Odd, make_job, next_token, small_bundle, write_job
+from tests.agent.jobs_small import BATCH, ROWS, Odd, make_job, next_token, small_bundle, state_on_flash, write_job
 
 STEPS = 9
 
@@ -155,6 +156,70 @@ def test_a_step_tells_what_its_page_thread_measured(tmp_path: Path) -> None:
     loading, last = map(step_payload, events[3:])
     assert loading["paged_in_bytes"] > 0, "the other plan wants in RAM what was on flash"
     assert (last["paged_in_bytes"], last["phases_s"]["page_in"], last["phases_s"]["page_out"]) == (0, 0.0, 0.0)
+
+
+# -- writes that go on into the next step
+
+
+def paging_trainer(folder: Path) -> Trainer:
+    """Return a trainer whose plan 1 writes optimizer state at the end of a step, to a medium that takes longer."""
+    write_job(folder / "paging.port", make_job(), plan=state_on_flash)
+    options = TrainOptions(folder, folder, 1, STEPS, checkpoint_every=3, write_bytes_per_s=2e6)
+    return Trainer(Bundle(folder / "paging.port"), options)
+
+
+def test_a_step_does_not_wait_for_its_last_writes(tmp_path: Path, reference: tuple[list[float], str]) -> None:
+    """Neither another plan nor an evaluation in between changes a bit, and a commit has waited for all of them."""
+    t = paging_trainer(tmp_path)
+    left: list[set[str]] = []
+
+    def on_step(event: StepEvent) -> None:
+        left.append({k for k, transfer in t.store.under_way.items() if not transfer.finished.is_set()})
+        if event.step == 2:
+            t.evaluate()
+            assert not t.store.under_way
+        t.use_plan(0 if event.step == 4 else 1)
+
+    t.start()
+    t.train(on_step, lambda *_: left.append(set(t.store.under_way)))
+    program = t.program("step")
+    carried = {program.graph.storages[s].key for s in program.carried}
+    assert any(left) and all(keys <= carried for keys in left)
+    assert left[3] == left[7] == left[11] == set(), "a commit waits"
+    assert t.digest() == reference[1]
+    t.close()
+
+
+@pytest.mark.parametrize("after", ["step", "evaluation"])
+def test_a_write_that_fails_after_its_step_ends_the_run_and_costs_what_is_not_committed(
+    after: str, tmp_path: Path, reference: tuple[list[float], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    t = paging_trainer(tmp_path)
+    write_piece = Pager._write_piece
+
+    def on_step(event: StepEvent) -> None:
+        if event.step == 5:
+            assert not all(transfer.finished.is_set() for transfer in t.store.under_way.values())
+            monkeypatch.setattr(Pager, "_write_piece", _full)
+            if after == "evaluation":
+                t.evaluate()
+
+    t.start()
+    with pytest.raises(PageError, match="free space"):
+        t.train(on_step, lambda *_: None)
+    monkeypatch.setattr(Pager, "_write_piece", write_piece)
+    t.close()
+    t = paging_trainer(tmp_path)
+    losses: list[float] = []
+    t.start()
+    t.train(lambda e: losses.append(e.loss), lambda *_: None)
+    assert t.digest() == reference[1]
+    assert losses == reference[0][3:]
+    t.close()
+
+
+def _full(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, "full")
 
 
 # -- what lies on flash is damaged

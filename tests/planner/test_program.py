@@ -1,6 +1,6 @@
 """The expansion's statements about a program, checked by walking its instructions with a naive machine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import replace
 
 import pytest
@@ -16,8 +16,11 @@ from tests.agent.exactness import random_plan
 from tests.planner.steps import costs_of, tiny_step
 
 
-def walk(program: Program, workspaces: list[int]) -> list[int]:
-    """Obey the instructions one by one; fail on any read of what is not there. Return bytes held at each instruction."""
+def walk(program: Program, workspaces: list[int], carried: Set[int] = frozenset()) -> list[int]:
+    """Obey the instructions one by one; fail on any read of what is not there. Return bytes held at each instruction.
+
+    `carried`: writes of the step before that are still under way.
+    """
     graph = program.graph
     size = [s.nbytes for s in graph.storages]
     there = {
@@ -26,7 +29,7 @@ def walk(program: Program, workspaces: list[int]) -> list[int]:
     }  # fmt: skip
     flash = set(program.starts_on_flash)
     landing: set[int] = set()
-    leaving: set[int] = set()
+    leaving = set(carried)
     born: set[int] = set()
     streaming: dict[int, int] = {}
     levels = []
@@ -82,12 +85,12 @@ def walk(program: Program, workspaces: list[int]) -> list[int]:
                 there.discard(i)
             case Code.WRITE:
                 assert settled(set(), {i})
-                assert i in there
+                assert i in there and i not in leaving
                 there.discard(i)
                 leaving.add(i)
                 flash.add(i)
             case Code.WAIT_WRITE:
-                assert i in leaving
+                assert i in leaving or i in program.carried
                 leaving.discard(i)
             case Code.READ:
                 assert settled(set(), {i})
@@ -98,7 +101,8 @@ def walk(program: Program, workspaces: list[int]) -> list[int]:
                 landing.discard(i)
                 there.add(i)
         levels.append(sum(size[s] for s in (*there, *landing, *leaving)) + sum(streaming.values()) + extra)
-    assert not landing and not leaving and not streaming
+    assert not landing and not streaming
+    assert leaving <= program.carried <= program.starts_on_flash
     end = {s for s in there if graph.storages[s].persistent}
     start = {s for s, x in enumerate(graph.storages) if x.persistent and graph.uses[s]} - program.starts_on_flash
     assert end == start, "a step must end as it began"
@@ -111,10 +115,11 @@ def checked(graph: StepGraph, plan: Plan, *, workspace: int = 0, base: int = 0) 
     costs = costs_of(graph, base=base, workspace=workspace)
     program = expand(graph, costs, plan)
     ordered = [costs.ops[i] for i in plan.order] if plan.order else costs.ops
-    levels = walk(program, [c.workspace_bytes for c in ordered])
-    for instruction, level in zip(program.instructions, levels, strict=True):
-        assert level <= max(instruction.resident_bytes, program.peak_bytes - base)
-    assert max(levels) <= program.peak_bytes - base
+    for carried in (frozenset[int](), program.carried):
+        levels = walk(program, [c.workspace_bytes for c in ordered], carried)
+        for instruction, level in zip(program.instructions, levels, strict=True):
+            assert level <= max(instruction.resident_bytes, program.peak_bytes - base)
+        assert max(levels) <= program.peak_bytes - base
     return program
 
 

@@ -52,3 +52,18 @@ def test_building_the_command_line_stays_light() -> None:
     program = "import sys, agent.cli; agent.cli.build_parser(); print('torch' in sys.modules or 'rich' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_the_daemon_does_without_tls(tmp_path: Path) -> None:
+    words = [
+        "run",
+        "--state-dir",
+        str(tmp_path),
+        "--runtime-dir",
+        str(tmp_path),
+        "--config",
+        str(tmp_path / "none.toml"),
+    ]
+    program = f"import sys; from agent.cli import main; print(main({words!r}), 'asyncio' in sys.modules, '_ssl' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.split() == ["2", "True", "False"]

@@ -5,25 +5,25 @@
 
 /* 0: conv, 3x3x1 -> 2x2x2 */
 static const int8_t weight_0[4] = {
-    18, 54, 91, 127
+    15, 44, 73, 102
 };
 static const int32_t multiplier_0[2] = {
-    1811124439, 1811124439
+    1131952774, 1131952774
 };
 static const uint8_t shift_0[2] = {
-    40, 40
+    39, 39
 };
 static const float scale_0[2] = {
-    0x1.0204080000000p-7f, 0x1.0204080000000p-7f
+    0x1.42850a0000000p-7f, 0x1.42850a0000000p-7f
 };
 /* 3: classifier, 1x1x8 -> 1x1x2 */
 static const float scale_3[2] = {
-    0x1.0204080000000p-7f, 0x1.0204080000000p-7f
+    0x1.42850a0000000p-7f, 0x1.42850a0000000p-7f
 };
 static const uint8_t initial_parameters[56] = {
-    127, 129, 255, 255, 129, 126, 0, 0, 137, 229, 255, 255, 119, 26, 0, 0, 129, 165, 202, 238, 129, 197,
-    146, 214, 163, 231, 180, 248, 8, 76, 25, 93, 42, 110, 59, 127, 128, 128, 128, 128, 128, 128, 128, 128,
-    128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128
+    204, 154, 255, 255, 52, 101, 0, 0, 212, 234, 255, 255, 44, 21, 0, 0, 154, 183, 212, 241, 154, 209, 168,
+    222, 181, 236, 195, 249, 7, 61, 20, 75, 34, 88, 47, 102, 128, 128, 128, 128, 128, 128, 128, 128, 128,
+    128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128
 };
 static const port_op ops[2] = {
     { /* 0 */
@@ -52,8 +52,8 @@ static const port_step steps[7] = {
 };
 const port_model port_generated_model = {
     .abi = 1,
-    .hash = {0x1f, 0x51, 0x38, 0x6e, 0x6b, 0x5f, 0x9a, 0x6e, 0x45, 0x3c, 0xd4, 0x60, 0x52, 0x32, 0xac, 0x85, 0x8d,
-     0x92, 0x8e, 0x6e, 0x47, 0x11, 0x8e, 0x9d, 0x02, 0xd1, 0x74, 0x33, 0x26, 0x8b, 0x3d, 0xd4},
+    .hash = {0x33, 0x85, 0xe7, 0x29, 0xed, 0xb3, 0x64, 0x66, 0x1d, 0xf3, 0x7f, 0x52, 0xab, 0x40, 0xdf, 0x6f, 0xe3,
+     0xd8, 0x89, 0xa1, 0xa9, 0x92, 0xde, 0xfd, 0xd4, 0xf5, 0x96, 0x1c, 0x8c, 0xea, 0x49, 0x16},
     .name = PORT_MODEL_NAME,
     .arena_bytes = PORT_MODEL_ARENA_BYTES,
     .parameter_bytes = PORT_MODEL_PARAMETER_BYTES,

@@ -40,11 +40,12 @@ from planner.bundle import Bundle, Layout
 from planner.capture import BatchSpec, Capture, Fill, capture_evaluation, capture_step
 from planner.costs import CostTable, DeviceCosts
 from planner.errors import CaptureError, PortError
+from planner.expand import expand
 from planner.graph import Role, StepGraph, Value, storage_key
 from planner.optimizers import StepScalars, describe
 from planner.plan import Plan
 from planner.profile import Measured
-from planner.program import Program, expand
+from planner.program import Program
 from planner.step import plan_step
 from planner.tensorfile import encode
 from planner.torch_operators import dtype

@@ -19,11 +19,11 @@ from planner.bundle import Bundle, Manifest
 from planner.costs import CostTable, DeviceCosts, Flash
 from planner.devices import estimated_costs, load_board
 from planner.errors import PortError
+from planner.expand import expand
 from planner.frontier import Point
 from planner.graph import StepGraph
 from planner.plan import Plan
 from planner.profile import Measured
-from planner.program import expand
 from planner.units import format_bytes
 from planner.wire import pack_graph
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from agent import making
 from planner.build import InfeasibleError, Prepared
 from planner.costs import CostTable, DeviceCosts
+from planner.expand import expand
 from planner.job import TrainingJob
 from planner.plan import Plan
 from planner.profile import Measured
-from planner.program import expand
 from planner.sparse_bytes import TrainedBytes, trained_parameters
 from planner.sparse_probe import ProbeResult, TrainingProbe, job_probe
 from planner.sparse_update import Contributions, Layer, TrainableChoice, analyse, choose_trainable, layers_of

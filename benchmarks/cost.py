@@ -20,8 +20,8 @@ from rich.table import Table
 from benchmarks.fit import CASES, TARGETS_MIB, run_child
 from benchmarks.ours import Ours, Run
 from planner.costs import CostTable
+from planner.expand import expand
 from planner.plan import Plan
-from planner.program import expand
 
 STEPS = 5
 TURNS = 2

@@ -31,9 +31,9 @@ from planner.bundle import Bundle
 from planner.capture import capture_step
 from planner.costs import CostTable
 from planner.devices import estimated_costs, load_board
+from planner.expand import expand
 from planner.graph import StepGraph
 from planner.plan import Plan
-from planner.program import expand
 from planner.solve import STRATEGIES
 from planner.step import PlanResult, better_of, coarsening_cost, plan_step
 

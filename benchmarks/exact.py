@@ -70,8 +70,8 @@ def main() -> int:
 def measure(model: str, folder: Path, steps: int, share: float, small: bool) -> Row:
     """Plan one model for a share of its memory, train it, and train it plainly."""
     from planner.costs import CostTable
+    from planner.expand import expand
     from planner.plan import Plan
-    from planner.program import expand
 
     optimizer = OPTIMIZERS.get(model, "sgd")
     begin = time.perf_counter()

@@ -72,8 +72,8 @@ def main() -> int:
 def measure(model: str, folder: Path, limits: tuple[float, float]) -> list[Row]:
     """Return a row per budget: shares of what the step takes beyond the bare process without planning."""
     from planner.costs import CostTable
+    from planner.expand import expand
     from planner.plan import Plan
-    from planner.program import expand
 
     ours = Ours(model, folder, *CASES[model], steps=4)
     graph = next(iter(ours.prepared.graphs.values()))

@@ -22,14 +22,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.energy_frontier import capture
 from planner.devices import estimated_costs, load_board
 from planner.errors import PortError
+from planner.expand import expand
 from planner.plan import Plan
 from planner.poet import Instance, parse_instance, read_instance, write_solution
 from planner.poet_stacks import generate
 from planner.problem import Semantics
-from planner.program import expand
 from planner.solve import Outcome, solve
 from planner.step import plan_step
 
@@ -106,6 +105,8 @@ def plan_instance(instance: Instance, out: Path | None, time_limit_s: float, str
 
 def plan_captured(name: str, board: str, percent: int, time_limit_s: float, strategy: str) -> Row:
     """Plan the recorded step of a model on a board, within a share of what its tensors take when all are kept."""
+    from benchmarks.energy_frontier import capture  # with torch, which problem files do without
+
     graph = capture(name)
     costs = estimated_costs(graph, load_board(board))
     base = costs.device.base_bytes

@@ -14,13 +14,13 @@ from planner.bundle import Contents, Layout, Manifest, PlanChoice, write_bundle
 from planner.capture import Capture, Fill, capture_evaluation, capture_step
 from planner.costs import CostTable, DeviceCosts
 from planner.errors import CaptureError, PortError
+from planner.expand import expand
 from planner.graph import Phase, Role, StepGraph, storage_key
 from planner.job import JobError, TrainingJob
 from planner.operators import check_operator
 from planner.order import batch_rows
 from planner.plan import Plan
 from planner.profile import Measured
-from planner.program import expand
 from planner.step import PlanResult, plan_step
 from planner.tensorfile import Chunks
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from planner.costs import CostTable
 from planner.errors import PortError
+from planner.expand import expand
 from planner.graph import Role, StepGraph
 from planner.plan import Action, Decision, Plan
-from planner.program import Program, expand
+from planner.program import Program
 from planner.units import format_bytes, format_joules, format_seconds
 
 

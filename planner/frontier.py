@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 from planner.coarsen import coarsen
 from planner.costs import CostTable
+from planner.expand import expand
 from planner.graph import StepGraph
 from planner.greedy import smallest_budget
 from planner.plan import Plan
-from planner.program import expand
 from planner.step import HURRIED_WATTS, plan_step
 
 

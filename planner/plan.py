@@ -42,7 +42,7 @@ class Plan:
     """A schedule for one step graph.
 
     `order`: a permutation of the graph's ops, empty for the recorded order. `sliced`: (update group, number of slices)
-    for elementwise update groups (see `planner.program.update_groups`) that run slice by slice, so that weight,
+    for elementwise update groups (see `planner.slices.update_groups`) that run slice by slice, so that weight,
     gradient and optimizer state need not be resident whole. The figures are predictions by the verifier's replay.
     """
 

@@ -27,7 +27,7 @@ class Semantics(enum.Enum):
     """Transfers overlap with compute or stall it, need landing buffers, and the device burns static watts."""
     ELASTIC = "elastic"
     """As REAL, but a read or write that finds no room for its buffer waits instead of breaking the budget: what
-    `planner.program` does with captured steps."""
+    `planner.expand` does with captured steps."""
 
 
 @dataclass(frozen=True, slots=True)

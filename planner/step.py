@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 
 from planner.coarsen import Coarse, coarsen
 from planner.costs import CostTable
+from planner.expand import expand
 from planner.graph import StepGraph
 from planner.greedy import greedy
 from planner.plan import Plan
 from planner.problem import Problem, Schedule
 from planner.problem_replay import Evaluation
-from planner.program import PlanError, Program, expand
+from planner.program import PlanError, Program
 from planner.reorder import peak_bytes, reorder
 from planner.solve import Outcome, Solution, relative_gap, solve
 from planner.solve_climb import Judge, objective

@@ -249,8 +249,8 @@ def _facts(path: Path, manifest: "Manifest", index: int) -> dict[str, Any]:
     import msgpack
 
     from planner.bundle import Bundle
+    from planner.expand import expand
     from planner.plan import Action
-    from planner.program import expand
     from planner.wire import pack_plan
 
     bundle = Bundle(path)
@@ -364,7 +364,7 @@ def _plot(path: Path, index: int) -> None:
     from rich.console import Console
 
     from planner.bundle import Bundle
-    from planner.program import expand
+    from planner.expand import expand
 
     bundle = Bundle(path)
     main = bundle.manifest.graphs[0]

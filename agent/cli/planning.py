@@ -262,9 +262,9 @@ def wanted_pace(arguments: argparse.Namespace, samples: int, batch_size: int) ->
 def too_slow(graph: "StepGraph", costs: "CostTable", wanted: "Pace", ram_bytes: int, fastest_s: float) -> str:
     """Return by how much a step of `fastest_s` misses the deadline within `ram_bytes`, and which budget would do."""
     from planner.deadline import shortfall
+    from planner.expand import expand
     from planner.frontier import budget_for
     from planner.plan import Plan
-    from planner.program import expand
 
     most = max(expand(graph, costs, Plan(), check_budget=False).peak_bytes, ram_bytes)
     limits = [round(ram_bytes + (most - ram_bytes) * k / 6) for k in range(1, 7)]

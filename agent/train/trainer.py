@@ -20,9 +20,10 @@ from agent.train.persistents import Persistents, bundle_chunks, initial_contents
 from agent.train.state import Commit, StateStore
 from planner.bundle import Bundle
 from planner.errors import PortError
+from planner.expand import expand
 from planner.optimizers import OptimizerSpec, StepScalars
 from planner.order import batch_rows
-from planner.program import Program, expand
+from planner.program import Program
 from planner.tensorfile import encode
 
 

@@ -15,10 +15,11 @@ from agent.train.persistents import Persistents
 from agent.train.state import StateStore
 from planner.capture import Capture, Fill, capture_step
 from planner.costs import CostTable, DeviceCosts, Flash, OpCost
+from planner.expand import expand
 from planner.graph import StepGraph
 from planner.optimizers import StepScalars
 from planner.plan import Action, Decision, Plan
-from planner.program import PlanError, Program, expand, idle_gaps
+from planner.program import PlanError, Program, idle_gaps
 from planner.rebuild import rebuildable
 from planner.slices import update_groups
 

@@ -12,11 +12,11 @@ from torch.nn import functional
 
 from planner import build
 from planner.costs import DeviceCosts, Flash, OpCost
+from planner.expand import expand
 from planner.graph import StepGraph
 from planner.job import TrainingJob
 from planner.plan import Action, Decision, Plan
 from planner.profile import Measured
-from planner.program import expand
 from tests.agent.exactness import random_plan
 
 torch.set_num_threads(1)

@@ -8,9 +8,9 @@ from agent import making
 from agent.cli.planning import too_slow, wanted_pace
 from planner.deadline import DeadlineError, Pace
 from planner.devices import BoardError, load_board
+from planner.expand import expand
 from planner.plan import Plan
 from planner.profile import Measured
-from planner.program import expand
 from planner.step import plan_step
 from tests.planner.test_coarsen import budget, captured
 

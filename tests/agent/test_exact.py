@@ -11,9 +11,10 @@ from torch.nn import functional
 
 from benchmarks.models import WORKLOADS, workload
 from planner.capture import capture_step
+from planner.expand import expand
 from planner.plan import Action, Decision, Plan
 from planner.profile import profile_operators
-from planner.program import Code, expand, idle_gaps
+from planner.program import Code, idle_gaps
 from planner.slices import update_groups
 from planner.step import plan_step
 from tests.agent.exactness import (

@@ -14,11 +14,11 @@ from agent import making, making_sparse
 from agent.making_sparse import SparseJob, train_less
 from planner import build
 from planner.build import InfeasibleError, Prepared
+from planner.expand import expand
 from planner.graph import Role
 from planner.job import TrainingJob
 from planner.plan import Plan
 from planner.profile import Measured
-from planner.program import expand
 from planner.sparse_bytes import TrainedBytes, trained_parameters
 from tests.planner.steps import costs_of
 

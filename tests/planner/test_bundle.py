@@ -14,11 +14,12 @@ import pytest
 
 from planner.bundle import OPTIMIZERS, Bundle, BundleError, read_manifest
 from planner.errors import PortError
+from planner.expand import expand
 from planner.graph import GraphError
 from planner.operators import OperatorError
 from planner.optimizers import SUPPORTED
 from planner.plan import Action
-from planner.program import BudgetError, PlanError, expand
+from planner.program import BudgetError, PlanError
 from planner.wire import WireError, pack_integers, pack_plan, unpack_plan
 from tests.agent.jobs_small import small_bundle
 from tests.planner.bundles import assemble, closed_plan, members, opened_plan, rewrite

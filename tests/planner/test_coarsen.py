@@ -11,12 +11,12 @@ from planner.coarsen import coarsen
 from planner.costs import CostTable
 from planner.devices import estimated_costs, load_board
 from planner.draw import Mark, Shade, drawing, frontier_svg, page, svg
+from planner.expand import expand
 from planner.frontier import budgets, frontier, least_budget, non_dominated
 from planner.graph import StepGraph
 from planner.plan import Plan
 from planner.problem import Schedule, verify_problem
 from planner.problem_replay import replay
-from planner.program import expand
 from planner.reorder import peak_bytes, reorder, respects
 from planner.solve import STRATEGIES, Outcome, StrategyError
 from planner.step import plan_step

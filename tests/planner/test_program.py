@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from planner.expand import expand
 from planner.graph import Role, StepGraph, operands
 from planner.operators import GUARD
 from planner.plan import Action, Decision, Plan
-from planner.program import BudgetError, Code, PlanError, Program, expand, idle_gaps
+from planner.program import BudgetError, Code, PlanError, Program, idle_gaps
 from planner.rebuild import effective_operands, rebuildable
 from planner.slices import slice_bounds, update_groups
 from planner.step import plan_step

@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from benchmarks.models import workload
 from planner.capture import capture_step
+from planner.expand import expand
 from planner.graph import Phase, StepGraph
 from planner.plan import Plan
-from planner.program import expand
 from planner.reorder import dependencies, peak_bytes, reorder, respects
 from planner.step import best_order, plan_step
 from tests.agent.exactness import OPTIMIZERS, differences, flat_costs, plain, planned

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from planner.capture import Capture, capture_step
+from planner.expand import expand
 from planner.plan import Plan
-from planner.program import expand
 from planner.sparse_bytes import GraphBytes, TrainedBytes, trained_parameters
 from tests.planner.steps import costs_of
 

@@ -7,11 +7,11 @@ import pytest
 
 from planner.coarsen import coarsen
 from planner.deadline import Pace, shortfall
+from planner.expand import expand
 from planner.frontier import budget_for
 from planner.greedy import greedy_variants
 from planner.greedy_simple import cheap_segments
 from planner.plan import Plan
-from planner.program import expand
 from planner.solve import Outcome
 from planner.solve_climb import objective
 from planner.solve_ladder import relaxation_bound

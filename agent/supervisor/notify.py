@@ -20,11 +20,12 @@ class Notifier:
         """How often systemd wants to hear from us; None when it does not watch."""
 
     def send(self, **fields: object) -> None:
-        """Send one message, such as `send(READY=1, STATUS="waiting")`; a lost one is not worth an error."""
+        """Send one message, such as `send(READY=1, STATUS="waiting")`; a lost one is worth neither an error nor a wait."""
         if not self._address:
             return
         text = "\n".join(f"{name}={str(value).replace(chr(10), ' ')}" for name, value in fields.items())
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.setblocking(False)
             try:
                 sock.sendto(text.encode(), self._address)
             except OSError:

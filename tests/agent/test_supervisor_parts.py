@@ -173,6 +173,16 @@ def test_notify_speaks_to_systemd(tmp_path: Path) -> None:
     Notifier({}).send(READY=1)
 
 
+def test_notify_does_not_wait_for_a_manager_that_does_not_listen(tmp_path: Path) -> None:
+    path = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(path))
+        notifier = Notifier({"NOTIFY_SOCKET": str(path)})
+        for i in range(3000):  # more than the queue of any kernel holds
+            notifier.send(STATUS=i)
+        assert manager.recv(100) == b"STATUS=0"
+
+
 def test_notify_on_an_abstract_socket() -> None:
     name = f"port-agent-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:

@@ -3,7 +3,7 @@
 Planned as `port-agent plan` does by default. Per model two budgets: `ample` (nothing needs to be recomputed) and the target
 of `benchmarks.fit`, the latter enforced by the kernel (RLIMIT_DATA). CPU seconds, all threads, are the median of the steps
 after the first; plain PyTorch, with its default malloc and no limit, and ours take turns, and the smaller median of each
-counts.
+counts. Peaks are of resident memory.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -36,6 +37,7 @@ class Row:
     budget_mib: int
     planned_mib: float
     measured_mib: float
+    eager_peak_mib: int
     paged_mib: float
     recompute_s: float
     stall_s: float
@@ -62,14 +64,14 @@ def main() -> int:
         return 0
     table = Table(title="a step against plain PyTorch (CPU seconds, one thread of compute)")
     for column in (
-        "model", "budget", "MiB", "planned MiB", "peak RSS MiB", "paged MiB", "recompute s", "stall s", "CPU s",
+        "model", "budget", "MiB", "planned MiB", "peak RSS MiB", "eager peak MiB", "paged MiB", "recompute s", "stall s", "CPU s",
         "eager CPU s", "ratio", "losses equal",
     ):  # fmt: skip
         table.add_column(column, justify="left" if column in ("model", "budget") else "right")
     for r in rows:
         table.add_row(
-            r.model, r.budget, str(r.budget_mib), f"{r.planned_mib:.0f}", f"{r.measured_mib:.0f}", f"{r.paged_mib:.0f}",
-            f"{r.recompute_s:.2f}", f"{r.stall_s:.2f}", f"{r.cpu_s:.2f}", f"{r.eager_cpu_s:.2f}", f"{r.ratio:.2f}",
+            r.model, r.budget, str(r.budget_mib), f"{r.planned_mib:.0f}", f"{r.measured_mib:.0f}", str(r.eager_peak_mib),
+            f"{r.paged_mib:.0f}", f"{r.recompute_s:.2f}", f"{r.stall_s:.2f}", f"{r.cpu_s:.2f}", f"{r.eager_cpu_s:.2f}", f"{r.ratio:.2f}",
             "yes" if r.equal else "NO",
         )  # fmt: skip
     Console(width=None if sys.stdout.isatty() else 130).print(table)
@@ -88,9 +90,9 @@ def measure(model: str, folder: Path) -> list[Row]:
             raise SystemExit(f"{model} cannot be planned for {budget >> 20} MiB")
         pairs = [(_eager(model), _ours(ours, path, budget if name == "target" else None)) for _ in range(TURNS)]
         path.unlink()
-        (losses, _), run = pairs[0]
+        eager, run = pairs[0]
         later = run.steps[1:]
-        plain = min(seconds for (_, seconds), _ in pairs)
+        plain = min(statistics.median(e["cpu_s"]) for e, _ in pairs)
         cpu = min(statistics.median(s["cpu_s"] for s in run.steps[1:]) for _, run in pairs)
         rows.append(
             Row(
@@ -99,13 +101,14 @@ def measure(model: str, folder: Path) -> list[Row]:
                 budget >> 20,
                 run.planned_peak_bytes / 2**20,
                 run.peak_bytes / 2**20,
+                eager["peak_mib"],
                 statistics.mean(s["paged_in_bytes"] + s["paged_out_bytes"] for s in later) / 2**20,
                 statistics.mean(s["phases_s"].get("recompute", 0.0) for s in later),
                 statistics.mean(s["phases_s"]["stall"] for s in later),
                 cpu,
                 plain,
                 cpu / plain,
-                losses == [s["loss"].hex() for s in run.steps],
+                eager["losses"] == [s["loss"].hex() for s in run.steps],
             )
         )
     return rows
@@ -118,12 +121,12 @@ def _ours(ours: Ours, path: Path, limit_bytes: int | None) -> Run:
     return run
 
 
-def _eager(model: str) -> tuple[list[str], float]:
-    """Return losses and median CPU seconds of plain PyTorch as a user starts it."""
+def _eager(model: str) -> dict[str, Any]:
+    """Return losses, CPU seconds and peak of plain PyTorch as a user starts it."""
     result = run_child("eager", model, None, steps=STEPS, thrifty=False)
     if result is None:
         raise SystemExit(f"plain PyTorch does not train {model} here")
-    return result["losses"], statistics.median(result["cpu_s"])
+    return result
 
 
 if __name__ == "__main__":

@@ -29,6 +29,9 @@ TIGHTER = (0.98, 0.95)
 WORTH_REORDERING = 0.01
 """Share of the peak that another order must save before it is tried: trying costs two greedy searches."""
 
+FINISHING = 0.1
+"""Share of the time limit that the search leaves: the piece under way when its time is up is finished all the same."""
+
 HURRIED_WATTS = (8.0, 25.0, 100.0)
 """Static watts, besides the device's own, that make the planner buy time with energy, from a little to all it can."""
 
@@ -135,7 +138,7 @@ def _plan(
     for target in (ram_bytes, *(round(ram_bytes * share) for share in TIGHTER)):
         coarse = coarsen(graph, costs, ram_bytes=target, deadline_s=deadline_s, order=order)
         judge = program_judge(graph, costs, coarse, ram_bytes)
-        left = time_limit_s - (time.process_time() - begin)
+        left = (1 - FINISHING) * time_limit_s - (time.process_time() - begin)
         solution = solve(coarse.problem, time_limit_s=left, strategy=strategy, progress=progress, judge=judge)
         if solution.schedule is not None or not _nearly(coarse, solution):
             break

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from benchmarks.ours import Ours
 
-CASES = {"resnet18": ("sgd", 16), "mobilenetv2": ("sgd", 16), "vit": ("adamw", 4)}
+CASES = {"resnet18": ("sgd", 32), "mobilenetv2": ("sgd", 16), "vit": ("adamw", 4)}
 SHARES = (0.7, 0.5)
 
 

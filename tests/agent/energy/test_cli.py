@@ -1,6 +1,7 @@
 """The command line: tables, plot, CSV, JSON, HTML, sources, and an agent asked over its socket."""
 
 import csv
+import functools
 import io
 import json
 import re
@@ -134,7 +135,9 @@ def test_dashboard_command_serves_until_interrupted(tmp_path: Path) -> None:
         "--runtime-dir",
         str(tmp_path),
     ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    # A test run in the background of a shell inherits an ignored SIGINT, and so would the dashboard.
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heed)
     assert process.stdout is not None
     try:
         match = re.search(r"(http://127\.0\.0\.1:\d+/)#key=(\S+)", process.stdout.readline())

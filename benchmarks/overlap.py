@@ -6,6 +6,7 @@ of the two. The page thread is throttled to 45 MB/s read and 25 MB/s write, for 
 
 import argparse
 import json
+import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,7 +66,7 @@ def main() -> int:
             r.model, str(r.budget_mib), f"{r.compute_s:.2f}", f"{r.recompute_s:.2f}", f"{r.transfer_s:.2f}",
             f"{r.step_s:.2f}", f"{r.ratio:.2f}",
         )  # fmt: skip
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 110).print(table)
     return 0
 
 

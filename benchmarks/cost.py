@@ -74,7 +74,7 @@ def main() -> int:
             f"{r.paged_mib:.0f}", f"{r.recompute_s:.2f}", f"{r.stall_s:.2f}", f"{r.cpu_s:.2f}", f"{r.eager_cpu_s:.2f}", f"{r.ratio:.2f}",
             "yes" if r.equal else "NO",
         )  # fmt: skip
-    Console(width=None if sys.stdout.isatty() else 130).print(table)
+    Console(width=None if sys.stdout.isatty() else 150).print(table)
     return 0
 
 

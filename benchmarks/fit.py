@@ -211,6 +211,7 @@ def measure(model: str, methods: list[str], folder: Path, console: Console) -> l
             rows.append(Row(model, method, None, None, None, None, "does not finish"))
             continue
         limit, result = found
+        console.print(f"{model}: {method}: {limit} MiB")
         rows.append(
             Row(
                 model,

@@ -1,6 +1,6 @@
 """Measure what a step costs on this machine: seconds and workspace per operator, flash bandwidth, base memory.
 
-Operators with the same name, shapes and arguments are measured once. Run as a process of its own (`python -m
+Operators with the same name, shapes and arguments, on operands as cold, are measured once. Run as a process of its own (`python -m
 planner.profile GRAPHS OUT`), so that the memory it reports is that of a bare worker; with the budget-aware allocator
 preloaded, workspace counts whatever a kernel takes, oneDNN's scratch included.
 """
@@ -20,6 +20,7 @@ from typing import Any
 import msgpack
 import torch
 
+from planner.cache import Sweep, cold_operands, last_level_bytes
 from planner.costs import Flash, OpCost
 from planner.errors import PortError
 from planner.graph import Argument, Op, Ref, Scalar, StepGraph, references
@@ -54,17 +55,21 @@ def profile_operators(
     graphs = tuple(graphs)
     base = _resident()
     known: dict[Any, OpCost] = {}
-    distinct = {_signature(g, op): (g, op) for g in graphs for op in g.ops if op.name != GUARD}
+    cache_bytes = last_level_bytes()
+    calls = [[_Call(g, *pair) for pair in zip(g.ops, cold_operands(g, cache_bytes), strict=True)] for g in graphs]
+    distinct = {_signature(c): c for table in calls for c in table if c.op.name != GUARD}
+    sweep = Sweep(cache_bytes)
     generator = torch.get_rng_state()
     with torch.no_grad():
-        for done, (signature, (graph, op)) in enumerate(distinct.items()):
-            seconds, workspace = _measure(graph, op)
+        for done, (signature, call) in enumerate(distinct.items()):
+            seconds, workspace = _measure(call, sweep)
             known[signature] = OpCost(seconds, workspace, seconds * compute_watts)
             if progress:
                 progress(done + 1, len(distinct))
     torch.set_rng_state(generator)
+    del sweep
     free = OpCost(0.0, 0, 0.0)
-    tables = tuple(tuple(known.get(_signature(g, op), free) for op in g.ops) for g in graphs)
+    tables = tuple(tuple(known.get(_signature(c), free) for c in table) for table in calls)
     _give_back()
     return Measured(tables, base, max(0, _resident() - base))
 
@@ -77,26 +82,38 @@ def _give_back() -> None:
             getattr(library, function)(ctypes.c_size_t(0))
 
 
-def _signature(graph: StepGraph, op: Op) -> Any:
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One operator of a graph, and the storages among its operands that it finds cold."""
+
+    graph: StepGraph
+    op: Op
+    cold: frozenset[int]
+
+
+def _signature(call: _Call) -> Any:
     def shape(argument: Argument) -> Any:
         if isinstance(argument, Ref):
-            v = graph.values[argument.value]
-            return ("value", v.dtype, v.shape, v.stride)
+            v = call.graph.values[argument.value]
+            return ("value", v.dtype, v.shape, v.stride, v.storage in call.cold)
         if isinstance(argument, Scalar):
             return "scalar"
         if isinstance(argument, tuple):
             return tuple(shape(a) for a in argument)
         return (type(argument).__name__, argument)
 
+    op = call.op
     return op.name, tuple(shape(a) for a in op.args), tuple((k, shape(a)) for k, a in op.kwargs)
 
 
-def _measure(graph: StepGraph, op: Op) -> tuple[float, int]:
+def _measure(call: _Call, sweep: Sweep) -> tuple[float, int]:
+    graph, op = call.graph, call.op
     function = resolve(op.name)
     tensors: dict[int, torch.Tensor] = {}
     for argument in (*op.args, *(a for _, a in op.kwargs)):
         for v in references(argument):
             tensors.setdefault(v, _made_up(graph, v))
+    warm = [t for v, t in tensors.items() if graph.values[v].storage not in call.cold]
     args = [_filled(a, tensors) for a in op.args]
     kwargs = {k: _filled(a, tensors) for k, a in op.kwargs}
     meter = _WorkspaceMeter()
@@ -106,6 +123,7 @@ def _measure(graph: StepGraph, op: Op) -> tuple[float, int]:
     workspace = 0
     budget = time.perf_counter() + 2.0
     for _ in range(_REPEATS + 1):
+        sweep(warm)
         meter.start()
         begin = clock()
         result = function(*args, **kwargs)

@@ -161,13 +161,17 @@ port_status port_eval(port_engine *engine, uint16_t label, port_result *result) 
     return PORT_OK;
 }
 
+/* Samples come in pairs: the second draws the first one's numbers again, u as 1 - u (antithetic variates, Hammersley and
+ * Morton 1956). Where the two steps of a weight have opposite signs, their roundings cancel as the steps do, so that a pair
+ * adds the rounding noise of one update with the sum of both gradients, without memory for that sum. */
 port_status port_train(port_engine *engine, uint16_t label, port_result *result) {
     const port_model *model = engine->model;
     if (!model->step_count) return PORT_ERROR_UNSUPPORTED;
     if (label >= model->class_count) return PORT_ERROR_RANGE;
     port_status status = port_infer(engine, result);
     if (status != PORT_OK) return status;
-    port_update update = {engine->options.learning_rate, engine->options.rule, engine->options.scaling, engine->state.generator};
+    uint32_t flip = engine->state.steps & 1u ? UINT32_MAX : 0u;
+    port_update update = {engine->options.learning_rate, engine->options.rule, engine->options.scaling, engine->state.generator, flip};
     for (uint16_t i = 0; i < model->step_count; i++) {
         const port_step *step = &model->steps[i];
         if (step->kind == PORT_STEP_LOSS)
@@ -177,7 +181,7 @@ port_status port_train(port_engine *engine, uint16_t label, port_result *result)
         announce(engine, (uint32_t)model->op_count + i);
     }
     result->correct = result->predicted == label;
-    engine->state.generator = update.generator;
+    if (flip) engine->state.generator = update.generator;
     engine->state.steps++;
     return PORT_OK;
 }

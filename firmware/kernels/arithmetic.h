@@ -37,10 +37,10 @@ static inline int32_t port_floor(float value) {
     return whole - ((float)whole > value);
 }
 
-/* Numerical Recipes' 32-bit linear congruential generator; the upper 24 bits are a float in [0, 1). */
-static inline float port_uniform(uint32_t *generator) {
-    *generator = *generator * 1664525u + 1013904223u;
-    return (float)(*generator >> 8) * (1.0f / 16777216.0f);
-}
+/* Numerical Recipes' 32-bit linear congruential generator. */
+static inline uint32_t port_draw(uint32_t *generator) { return *generator = *generator * 1664525u + 1013904223u; }
+
+/* The upper 24 bits of a draw as a float in [0, 1). */
+static inline float port_uniform(uint32_t drawn) { return (float)(drawn >> 8) * (1.0f / 16777216.0f); }
 
 #endif

@@ -39,12 +39,14 @@ typedef struct port_bound {
     uint8_t *low_bytes;    /* Q8.8, null: none */
 } port_bound;
 
-/* How the update is rounded, with the generator it advances. */
+/* How the update is rounded, with the generator it advances: by one draw per parameter, whatever its step, so that the
+ * draws of two samples line up. `flip` is exclusive-ored with every draw (port_train). */
 typedef struct port_update {
     float rate;
     uint8_t rule;
     uint8_t scaling;
     uint32_t generator;
+    uint32_t flip;
 } port_update;
 
 /* Forward: int8 in, int8 out (classifier: float logits). */

@@ -22,16 +22,21 @@ static inline void port_apply_q88(int8_t *weight, uint8_t *low, float step) {
     *low = (uint8_t)(value & 255);
 }
 
+/* What the stochastic rule adds before rounding down, in [0, 1). */
+static inline float port_next_uniform(port_update *update) { return port_uniform(port_draw(&update->generator) ^ update->flip); }
+
 /* weight -= step, rounded by the rule, kept within [-127, 127]. */
 static inline void port_apply_weight(port_update *update, int8_t *weight, uint8_t *low, float step) {
     int32_t value = *weight;
+    float uniform = port_next_uniform(update);
+    if (step == 0.0f) return;
     if (update->rule == PORT_RULE_Q88) {
         port_apply_q88(weight, low, step);
         return;
     }
     step = port_limit(step, 255.0f);
     if (update->rule == PORT_RULE_STOCHASTIC) {
-        value += port_floor(port_uniform(&update->generator) - step);
+        value += port_floor(uniform - step);
     } else if (update->rule == PORT_RULE_NEAREST) {
         value -= port_round_half_away(step);
     } else {

@@ -25,6 +25,9 @@ from planner.solve_highs import LinearModel, Vector
 
 Term = tuple[int, float]
 
+LARGE_TRANSFER_PERCENT = 1.0
+"""Percent of the budget above which a tensor's transfer hides whole or not at all."""
+
 DEAD_HOP = 0.2
 """A chain of rebuilds may pass this share of a level per tensor without later use (batch-norm outputs, views' copies)."""
 
@@ -63,7 +66,7 @@ class GapColumns:
     packed: int | None = None
     presence: dict[int, int] = field(default_factory=dict)
     read_ahead: dict[int, int] = field(default_factory=dict)
-    """Per target: how much of the page-in at the gap's end is hidden behind compute (ELASTIC)."""
+    """Per target: whether, or how much of, the page-in at the gap's end is hidden behind compute (ELASTIC)."""
     write_behind: dict[int, int] = field(default_factory=dict)
 
 
@@ -82,6 +85,8 @@ class Formulation:
         self.stalls: dict[int, int] = {}
         self.bucket_stalls: dict[int, int] = {}
         self.exposed: list[Term] = []
+        self.hiding: set[int] = set()
+        """Integral columns that follow from the decisions: whether a large transfer hides."""
         self.byte_scale = (problem.ram_bytes or sum(t.nbytes for t in problem.tensors) or 1) / 100.0
         self.joule_scale = _joule_scale(problem)
         self.second_scale = problem.base_seconds / 100.0 or 1.0
@@ -116,6 +121,17 @@ class Formulation:
         eq8_deadline(self)
         eq9_wear(self)
         eq10_slices(self)
+
+    def hiding_column(self, nbytes: int) -> int:
+        """Create the column that says whether, or of a small tensor how much of, a transfer hides behind compute.
+
+        A transfer under way holds its whole buffer; only of small tensors a share is near enough.
+        """
+        large = nbytes / self.byte_scale > LARGE_TRANSFER_PERCENT
+        column = self.model.column(integral=large)
+        if large:
+            self.hiding.add(column)
+        return column
 
     def joules(self, value: float) -> float:
         """Return the cost coefficient of `value` joules."""
@@ -192,8 +208,8 @@ class Formulation:
                 yield i, s, rebuild, v
 
     def start_values(self, schedule: Schedule) -> dict[int, float] | None:
-        """Return the integral columns under `schedule`; None if the model does not offer one of its choices."""
-        values = {c: 0.0 for c, flag in enumerate(self.model.integral) if flag}
+        """Return the integral columns of decisions under `schedule`; None if the model does not offer one of them."""
+        values = {c: 0.0 for c, flag in enumerate(self.model.integral) if flag and c not in self.hiding}
         chosen = {c.gap: c for c in schedule.choices}
         for g, columns in self.gaps.items():
             choice = chosen.pop(g, None)

@@ -54,7 +54,7 @@ def define_overlap(f: Formulation) -> None:
             if not pages:
                 continue
             for name, store in (("read", columns.read_ahead), ("write", columns.write_behind)):
-                store[paging.target] = f.model.column()
+                store[paging.target] = f.hiding_column(f.problem.tensors[f.problem.gaps[g].tensor].nbytes)
                 terms = [(store[paging.target], 1.0), *pages]
                 f.model.row(f"eq7_{name}_hidden[{g},{paging.target}]", terms, -np.inf, 0.0)
 
@@ -126,16 +126,20 @@ def eq7_total_stall(f: Formulation) -> None:
     total: list[Term] = [(stall, 1.0)]
     exposed: list[Term] = [(stall, 1.0)]
     for g, columns in f.gaps.items():
-        tensor = problem.tensors[problem.gaps[g].tensor]
-        for paging in tensor.paging:
-            seconds_in, seconds_out = paging.seconds_in / f.second_scale, paging.seconds_out / f.second_scale
+        gap = problem.gaps[g]
+        for paging in problem.tensors[gap.tensor].paging:
+            seconds_in = paging.seconds_in / f.second_scale
             for (_, target), v in columns.page.items():
                 if target == paging.target:
                     total.append((v, -seconds_in))
                     exposed.append((v, -seconds_in))
             if paging.target in columns.read_ahead:
-                exposed.append((columns.read_ahead[paging.target], seconds_in))
-                exposed.append((columns.write_behind[paging.target], seconds_out))
+                for column, step, seconds in (
+                    (columns.read_ahead[paging.target], -1, paging.seconds_in),
+                    (columns.write_behind[paging.target], 1, paging.seconds_out),
+                ):
+                    covered = sum(part for _, part in _window(problem, gap, seconds, step))
+                    exposed.append((column, covered / f.second_scale))
     for (i, _, target), v in f.page_out.items():
         seconds = next(p.seconds_out for p in problem.tensors[i].paging if p.target == target) / f.second_scale
         total.append((v, -seconds))

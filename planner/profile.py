@@ -132,8 +132,7 @@ def _measure(call: _Call, sweep: Sweep) -> tuple[float, int]:
         del result
         if time.perf_counter() > budget:
             break
-    warm = seconds[1:] or seconds
-    return min(warm), workspace
+    return min(seconds[1:] or seconds), workspace
 
 
 def _made_up(graph: StepGraph, v: int) -> torch.Tensor:

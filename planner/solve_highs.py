@@ -146,7 +146,7 @@ class HighsSession:
         if self.model.impossible:
             return Run(Status.INFEASIBLE, INFINITY, INFINITY, None, 0.0)
         highs, begin = self.highs, time.perf_counter()
-        highs.setOptionValue("time_limit", highs.getRunTime() + max(time_limit_s, 0.01))
+        highs.setOptionValue("time_limit", max(time_limit_s, 0.01))
         highs.setOptionValue("mip_rel_gap", gap)
         highs.setOptionValue("mip_abs_gap", absolute_gap)
         highs.setOptionValue("mip_max_nodes", node_limit if node_limit is not None else 2**31 - 1)

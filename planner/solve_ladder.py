@@ -91,7 +91,7 @@ def _climb_captured(state: Climb, total: float) -> None:
     narrow = Breadth(3, 1, early_pages=False) if large else Breadth(8, 2, early_pages=False)
     if state.paging and state.recompute:
         offer_recipes(state, 0.3 * total)
-    guided(state, replace(narrow, timeless=True), 0.02, 0.4 * total)
+    guided(state, replace(narrow, timeless=True), 0.02, (0.4 if large else 0.2) * total)
     if not state.proven and state.schedule is not None:
         search_pieces(state, narrow, state.left)
 

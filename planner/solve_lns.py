@@ -14,10 +14,10 @@ from planner.problem import Schedule
 from planner.solve_climb import Climb
 from planner.solve_highs import HighsSession, Status
 
-FIRST_PIECE = 32
+FIRST_PIECE = 20
 SMALLEST_PIECE = 10
 PIECE_GAP = 5e-3
-PIECE_SECONDS = 1.0
+PIECE_SECONDS = 0.5
 """A piece that takes longer is too large: the next ones are smaller."""
 
 
@@ -47,8 +47,10 @@ class _Search:
         self.session = HighsSession(formulation.model)
         self.piece = FIRST_PIECE
         model = formulation.model
-        self.integral = [c for c, flag in enumerate(model.integral) if flag]
+        self.integral = [c for c, flag in enumerate(model.integral) if flag and c not in formulation.hiding]
         self.owner = self._owners()
+        self.hiding = dict.fromkeys(formulation.hiding, 0.0)
+        """Which large transfers hide under the best schedule: HiGHS takes long to complete a start without them."""
 
     def _owners(self) -> dict[int, int]:
         """Return the gap that each integral column of a gap belongs to."""
@@ -89,11 +91,11 @@ class _Search:
         values = np.array([start[c] for c in self.integral])
         mask = np.array([c in free for c in self.integral])
         self.session.bound_columns(self.integral, np.where(mask, 0.0, values), np.where(mask, 1.0, values))
-        self.session.start_from(start)
+        self.session.start_from(start | self.hiding)
         run = self.session.run(state.wall(seconds), gap=PIECE_GAP)
         before = state.cost
-        if run.values is not None:
-            state.offer(formulation.schedule(run.values), f"piece of {len(gaps)}")
+        if run.values is not None and state.offer(formulation.schedule(run.values), f"piece of {len(gaps)}"):
+            self.hiding = {c: float(np.round(run.values[c])) for c in self.hiding}
         return run.status, state.cost < before * (1 - 1e-9), run.seconds
 
     def _free_columns(self, gaps: set[int], schedule: Schedule) -> set[int]:

@@ -39,12 +39,13 @@ def main() -> int:
     parser.add_argument("models", nargs="*", help=f"of {', '.join(CASES)} (default: all)")
     parser.add_argument("--read", type=float, default=45e6, help="bytes per second (default 45e6)")
     parser.add_argument("--write", type=float, default=25e6, help="bytes per second (default 25e6)")
+    parser.add_argument("--time-limit", type=float, default=20.0, metavar="S", help="CPU seconds of planning (default 20)")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="port-overlap-") as folder:
         for model in arguments.models or CASES:
-            rows += measure(model, Path(folder), (arguments.read, arguments.write))
+            rows += measure(model, Path(folder), (arguments.read, arguments.write), arguments.time_limit)
     if arguments.json:
         print(json.dumps([asdict(r) for r in rows]))
         return 0
@@ -70,7 +71,7 @@ def main() -> int:
     return 0
 
 
-def measure(model: str, folder: Path, limits: tuple[float, float]) -> list[Row]:
+def measure(model: str, folder: Path, limits: tuple[float, float], time_limit_s: float) -> list[Row]:
     """Return a row per budget: shares of what the step takes beyond the bare process without planning."""
     from planner.costs import CostTable
     from planner.expand import expand
@@ -83,7 +84,7 @@ def measure(model: str, folder: Path, limits: tuple[float, float]) -> list[Row]:
     rows = []
     for share in SHARES:
         budget = base + int((whole - base) * share) + (8 << 20)
-        path = ours.plan(budget, strategy="milp", time_limit_s=10, limits=limits)
+        path = ours.plan(budget, strategy="milp", time_limit_s=time_limit_s, limits=limits)
         run = ours.train(path, limits=limits) if path else None
         if run is None:
             continue

@@ -39,7 +39,9 @@ def main() -> int:
     parser.add_argument("models", nargs="*", help=f"of {', '.join(CASES)} (default: all)")
     parser.add_argument("--read", type=float, default=45e6, help="bytes per second (default 45e6)")
     parser.add_argument("--write", type=float, default=25e6, help="bytes per second (default 25e6)")
-    parser.add_argument("--time-limit", type=float, default=20.0, metavar="S", help="CPU seconds of planning (default 20)")
+    parser.add_argument(
+        "--time-limit", type=float, default=20.0, metavar="S", help="CPU seconds of planning (default 20)"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     rows: list[Row] = []

@@ -53,7 +53,7 @@ typedef struct port_options {
 
 /* All that a checkpoint needs beside the parameter bytes and the options. */
 typedef struct port_state {
-    uint32_t generator; /* of the stochastic rounding */
+    uint32_t generator; /* of the stochastic rounding; moves on after every second sample (port_train) */
     uint32_t steps;     /* training samples since the parameters were reset */
 } port_state;
 

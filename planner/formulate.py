@@ -207,9 +207,13 @@ class Formulation:
             if rebuild is not None:
                 yield i, s, rebuild, v
 
+    def decisions(self) -> list[int]:
+        """Return the integral columns that are decided; those of `hiding` follow."""
+        return [c for c, flag in enumerate(self.model.integral) if flag and c not in self.hiding]
+
     def start_values(self, schedule: Schedule) -> dict[int, float] | None:
         """Return the integral columns of decisions under `schedule`; None if the model does not offer one of them."""
-        values = {c: 0.0 for c, flag in enumerate(self.model.integral) if flag and c not in self.hiding}
+        values = dict.fromkeys(self.decisions(), 0.0)
         chosen = {c.gap: c for c in schedule.choices}
         for g, columns in self.gaps.items():
             choice = chosen.pop(g, None)

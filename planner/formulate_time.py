@@ -8,6 +8,7 @@ of the compute time around it, what is not stalls.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,14 +63,17 @@ def define_overlap(f: Formulation) -> None:
 def add_overlap_loads(f: Formulation, gap: Gap, columns: GapColumns, loads: list[list[Term]]) -> None:
     """A transfer that hides behind compute holds its buffer meanwhile."""
     nbytes = f.problem.tensors[gap.tensor].nbytes / f.byte_scale
-    for paging in f.problem.tensors[gap.tensor].paging:
-        for store, step, seconds in (
-            (columns.read_ahead, -1, paging.seconds_in),
-            (columns.write_behind, 1, paging.seconds_out),
-        ):
-            if paging.target in store:
-                for t, _ in _window(f.problem, gap, seconds, step):
-                    loads[t].append((store[paging.target], nbytes))
+    for column, window in _hidden(f.problem, gap, columns):
+        for t, _ in window:
+            loads[t].append((column, nbytes))
+
+
+def _hidden(problem: Problem, gap: Gap, columns: GapColumns) -> Iterator[tuple[int, list[tuple[int, float]]]]:
+    """Yield the columns h and w of a gap, each with the (stage, seconds) shares behind which its transfer hides."""
+    for paging in problem.tensors[gap.tensor].paging:
+        if paging.target in columns.read_ahead:
+            yield columns.read_ahead[paging.target], _window(problem, gap, paging.seconds_in, -1)
+            yield columns.write_behind[paging.target], _window(problem, gap, paging.seconds_out, 1)
 
 
 def _window(problem: Problem, gap: Gap, seconds: float, step: int) -> list[tuple[int, float]]:
@@ -96,18 +100,12 @@ def eq7_bucket_stall(f: Formulation) -> None:
     )
     work: list[list[Term]] = [[] for _ in range(BUCKETS)]
     for g, columns in f.gaps.items():
-        gap = problem.gaps[g]
-        for paging in problem.tensors[gap.tensor].paging:
-            for store, step, seconds in (
-                (columns.read_ahead, -1, paging.seconds_in),
-                (columns.write_behind, 1, paging.seconds_out),
-            ):
-                if paging.target in store:
-                    shares: dict[int, float] = defaultdict(float)
-                    for t, part in _window(problem, gap, seconds, step):
-                        shares[int(bucket_of[t])] += part
-                    for b, part in shares.items():
-                        work[b].append((store[paging.target], -part / f.second_scale))
+        for column, window in _hidden(problem, problem.gaps[g], columns):
+            shares: dict[int, float] = defaultdict(float)
+            for t, part in window:
+                shares[int(bucket_of[t])] += part
+            for b, part in shares.items():
+                work[b].append((column, -part / f.second_scale))
     for _, s, rebuild, v in f.rebuild_columns():
         work[int(bucket_of[s])].append((v, rebuild.seconds / f.second_scale))
     compute = np.zeros(BUCKETS)
@@ -133,13 +131,8 @@ def eq7_total_stall(f: Formulation) -> None:
                 if target == paging.target:
                     total.append((v, -seconds_in))
                     exposed.append((v, -seconds_in))
-            if paging.target in columns.read_ahead:
-                for column, step, seconds in (
-                    (columns.read_ahead[paging.target], -1, paging.seconds_in),
-                    (columns.write_behind[paging.target], 1, paging.seconds_out),
-                ):
-                    covered = sum(part for _, part in _window(problem, gap, seconds, step))
-                    exposed.append((column, covered / f.second_scale))
+        for column, window in _hidden(problem, gap, columns):
+            exposed.append((column, sum(part for _, part in window) / f.second_scale))
     for (i, _, target), v in f.page_out.items():
         seconds = next(p.seconds_out for p in problem.tensors[i].paging if p.target == target) / f.second_scale
         total.append((v, -seconds))

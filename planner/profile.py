@@ -1,8 +1,8 @@
 """Measure what a step costs on this machine: seconds and workspace per operator, flash bandwidth, base memory.
 
-Operators with the same name, shapes and arguments, on operands as cold, are measured once. Run as a process of its own (`python -m
-planner.profile GRAPHS OUT`), so that the memory it reports is that of a bare worker; with the budget-aware allocator
-preloaded, workspace counts whatever a kernel takes, oneDNN's scratch included.
+Operators with the same name, shapes and arguments, on operands as cold, are measured once. Run as a process of its own
+(`python -m planner.profile GRAPHS OUT`), so that the memory it reports is that of a bare worker; with the budget-aware
+allocator preloaded, workspace counts whatever a kernel takes, oneDNN's scratch included.
 """
 
 import contextlib

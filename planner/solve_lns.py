@@ -46,8 +46,7 @@ class _Search:
         self.state, self.formulation = state, formulation
         self.session = HighsSession(formulation.model)
         self.piece = FIRST_PIECE
-        model = formulation.model
-        self.integral = [c for c, flag in enumerate(model.integral) if flag and c not in formulation.hiding]
+        self.integral = formulation.decisions()
         self.owner = self._owners()
         self.hiding = dict.fromkeys(formulation.hiding, 0.0)
         """Which large transfers hide under the best schedule: HiGHS takes long to complete a start without them."""

@@ -92,7 +92,7 @@ class Formulation:
         self.second_scale = problem.base_seconds / 100.0 or 1.0
         self.gap_at = _gap_lookup(problem)
         self.access_sets = [frozenset(t.accesses) for t in problem.tensors]
-        self.fixed_gaps = _fixed_gaps(problem)
+        self.fixed_gaps = _fixed_gaps(problem) - {choice.gap for choice in self.include.choices}
         self.slack = np.inf if problem.deadline_s is None else max(problem.deadline_s - problem.base_seconds, 0.0)
         self._build()
 
@@ -256,7 +256,10 @@ def _gap_lookup(problem: Problem) -> list[dict[int, int]]:
 
 
 def _fixed_gaps(problem: Problem) -> set[int]:
-    """Return the gaps that nothing but keeping can bridge, or that cover no stage where memory is short."""
+    """Return the gaps that nothing but keeping can bridge, or that cover no stage where memory is short.
+
+    A gap next to a short stage counts as covering it if its tensor may be streamed there in slices.
+    """
     size = problem.size
     load = np.zeros(size)
     for stage, s in zip(problem.stages, range(size), strict=True):
@@ -270,6 +273,9 @@ def _fixed_gaps(problem: Problem) -> set[int]:
     if problem.ram_bytes is None:
         return {g for g, gap in enumerate(problem.gaps) if not gap.dead}
     tight = load + transient > problem.ram_bytes
+    streamed = {
+        (i, slicing.stage) for slicing in problem.slicings if tight[slicing.stage] for i in slicing.members
+    }
     fixed = set()
     for g, gap in enumerate(problem.gaps):
         tensor = problem.tensors[gap.tensor]
@@ -284,7 +290,9 @@ def _fixed_gaps(problem: Problem) -> set[int]:
                 or (0 <= gap.version < len(tensor.rebuilds) and tensor.rebuilds[gap.version])
             )
         )
-        if not movable or not tight[[s % size for s in range(gap.after + 1, gap.before)]].any():
+        ends = {(gap.tensor, gap.after), (gap.tensor, gap.before % size)}
+        short = tight[[s % size for s in range(gap.after + 1, gap.before)]].any() or not ends.isdisjoint(streamed)
+        if not movable or not short:
             fixed.add(g)
     return fixed
 

@@ -171,7 +171,10 @@ def _plan(arguments: argparse.Namespace) -> int:
             graph, costs = next(iter(prepared.graphs.values())), CostTable(device, measured.ops[0])
             raise DeadlineError(too_slow(graph, costs, pace, arguments.ram, error.fastest_seconds)) from error
     facts = _facts(out, made.manifest, 0)
-    facts |= {"measured_peak_bytes": made.measured_peak_bytes, "planning_s": time.perf_counter() - begin}
+    facts |= {
+        "measured_peak_bytes": made.measured_peak_bytes, "planning_s": time.perf_counter() - begin,
+        "fine_bound_joules": _fine_bound(out),
+    }  # fmt: skip
     if sparse is not None:
         facts["sparse_update"] = _sparse_facts(sparse)
     if arguments.json:
@@ -251,6 +254,7 @@ def _facts(path: Path, manifest: "Manifest", index: int) -> dict[str, Any]:
     from planner.bundle import Bundle
     from planner.expand import expand
     from planner.plan import Action
+    from planner.solve import relative_gap
     from planner.wire import pack_plan
 
     bundle = Bundle(path)
@@ -267,7 +271,8 @@ def _facts(path: Path, manifest: "Manifest", index: int) -> dict[str, Any]:
         "sliced_updates": len(plan.sliced), "read_bytes": program.read_bytes, "written_bytes": program.written_bytes,
         "seconds": program.seconds, "stall_seconds": program.stall_seconds, "joules": program.joules,
         "recompute_seconds": program.recompute_seconds, "plan_bytes": len(msgpack.packb(pack_plan(plan))),
-        "strategy": plan.strategy,
+        "overhead_joules": plan.overhead_joules, "bound_joules": plan.bound_joules,
+        "gap": relative_gap(plan.overhead_joules, plan.bound_joules), "strategy": plan.strategy,
     }  # fmt: skip
 
 
@@ -294,12 +299,35 @@ def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> Non
         "per step", f"{format_seconds(facts['seconds'])} ({format_seconds(facts['stall_seconds'])} waiting for flash, "
         f"{format_seconds(facts['recompute_seconds'])} recomputing), {format_joules(facts['joules'])} (estimated)"
     )  # fmt: skip
+    table.add_row("energy overhead", _overhead(facts))
     table.add_row(
         "flash per step", f"{format_bytes(facts['written_bytes'])} written, {format_bytes(facts['read_bytes'])} read"
     )
     if "planning_s" in facts:
         table.add_row("made in", format_seconds(facts["planning_s"]))
     Console().print(table)
+
+
+def _fine_bound(path: Path) -> float | None:
+    """Return a bound in joules on the main plan's overhead that holds without coarsening; None if it took too long."""
+    from planner.bundle import Bundle
+    from planner.step import coarsening_cost
+
+    bundle = Bundle(path)
+    main = bundle.manifest.graphs[0]
+    budget = bundle.plans[0][main].ram_bytes
+    return coarsening_cost(bundle.graphs[main], bundle.costs[main], ram_bytes=budget, time_limit_s=5.0).fine_joules
+
+
+def _overhead(facts: dict[str, Any]) -> str:
+    """Say what the plan costs beyond keeping everything, and how much of that no plan could avoid."""
+    text = f"{format_joules(facts['overhead_joules'])} per step beyond keeping everything"
+    if facts["bound_joules"] is None:
+        return f"{text}; no bound proven"
+    text += f"; no plan of these stages needs less than {format_joules(facts['bound_joules'])} (gap {facts['gap']:.0%})"
+    if facts.get("fine_bound_joules") is not None:
+        text += f", none of single operators less than {format_joules(facts['fine_bound_joules'])}"
+    return text
 
 
 # -- show

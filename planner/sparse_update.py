@@ -91,39 +91,45 @@ class Choice:
 
 
 def choose(problem: ChoiceProblem, node_limit: int = NODE_LIMIT) -> Choice | None:
-    """Return the selection of the largest gain within the budget, or None when even the empty one exceeds it.
+    """Return the selection of the largest gain within the budget, or None when even the empty one exceeds it."""
+    found = choose_best(problem, 1, node_limit)
+    return found[0] if found else None
+
+
+def choose_best(problem: ChoiceProblem, count: int, node_limit: int = NODE_LIMIT) -> tuple[Choice, ...]:
+    """Return the `count` selections of the largest gains within the budget, best first; options without gain are left out.
 
     Depth-first branch and bound; the bound on the gain is the fractional relaxation over `least_cost`.
     """
     empty: Selection = (-1,) * len(problem.items)
-    start = problem.cost(empty)
-    search = _Search(problem, node_limit)
-    if start <= problem.budget:
-        search.best, search.best_gain, search.best_cost = empty, 0.0, start
+    search = _Search(problem, count, node_limit)
+    search.offer(empty, 0.0)
     search.visit(0, empty, 0.0)
-    if search.best is None:
-        return None
-    return Choice(search.best, search.best_gain, search.best_cost, search.nodes <= node_limit)
+    proven = search.nodes <= node_limit
+    return tuple(Choice(selection, gain, cost, proven) for gain, cost, selection in search.best)
 
 
 class _Search:
-    def __init__(self, problem: ChoiceProblem, node_limit: int) -> None:
+    def __init__(self, problem: ChoiceProblem, count: int, node_limit: int) -> None:
         self.problem = problem
+        self.count = count
         self.node_limit = node_limit
         self.nodes = 0
-        self.best: Selection | None = None
-        self.best_gain = float("-inf")
-        self.best_cost = 0.0
+        self.best: list[tuple[float, float, Selection]] = []
+        """(gain, cost, selection) of the largest gains so far, best first."""
 
     def visit(self, depth: int, selection: Selection, gain: float) -> None:
         self.nodes += 1
         if self.nodes > self.node_limit:
             return
         floor = self.problem.bound(selection)
-        if floor > self.problem.budget or gain + self._relaxed(depth, self.problem.budget - floor) <= self.best_gain:
+        if (
+            floor > self.problem.budget
+            or gain + self._relaxed(depth, self.problem.budget - floor) <= self._gain_to_beat()
+        ):
             return
         if depth == len(self.problem.items):
-            self._offer(selection, gain)
+            self.offer(selection, gain)
             return
         options = self.problem.items[depth]
         for index in sorted(range(len(options)), key=lambda i: -options[i].gain):
@@ -141,10 +147,17 @@ class _Search:
             room -= cost
         return total
 
-    def _offer(self, selection: Selection, gain: float) -> None:
+    def _gain_to_beat(self) -> float:
+        return self.best[-1][0] if len(self.best) == self.count else float("-inf")
+
+    def offer(self, selection: Selection, gain: float) -> None:
+        if gain <= self._gain_to_beat() or any(selection == known for _, _, known in self.best):
+            return
         cost = self.problem.cost(selection)
-        if cost <= self.problem.budget and gain > self.best_gain:
-            self.best, self.best_gain, self.best_cost = selection, gain, cost
+        if cost <= self.problem.budget:
+            self.best.append((gain, cost, selection))
+            self.best.sort(key=lambda found: -found[0])
+            del self.best[self.count :]
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,9 @@ def _add_compile(add: Adder) -> None:
     parser.add_argument("-o", "--out", type=Path, help="directory to write (default: PROJECT/build)")
     parser.add_argument(
         "--sparse-update", type=parse_bytes, metavar="RAM",
-        help="choose which biases and weights are trained: measure what each gains on the project's training samples and "
-        "solve for the best set whose arena and trained parameters take at most RAM, such as 12K",
+        help="choose which biases and weights are trained: measure what each gains on the project's training samples, "
+        "solve for the best sets whose arena and trained parameters take at most RAM, such as 12K, and take the one that "
+        "measures best when it is trained itself",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_compile)
@@ -219,7 +220,7 @@ def _list_boards(as_json: bool) -> int:
 
 def run_compile(arguments: argparse.Namespace) -> int:
     """Run a project and write its tables and data."""
-    from agent.cli.mcu_views import show_json
+    from agent.cli.mcu_views import fitted_json, show_fitted, show_json
     from agent.cli.progress import StageBar
     from agent.mcu.model import read_model
     from agent.mcu.project import fit_project, load_project, write_project
@@ -238,17 +239,12 @@ def run_compile(arguments: argparse.Namespace) -> int:
         "parameter_bytes": model.parameter_bytes,
     }  # fmt: skip
     if fitted is not None:
-        figures["scheme"] = {
-            "trained": fitted.choice.scheme.describe(), "predicted": fitted.choice.predicted, "measured": fitted.measured,
-            "ram_bytes": fitted.choice.ram_bytes, "backward_macs": fitted.choice.backward_macs,
-            "proven": fitted.choice.proven, "untrained": fitted.table.baseline,
-        }  # fmt: skip
+        figures["scheme"] = fitted_json(fitted)
     if arguments.json:
         show_json(figures)
     else:
         if fitted is not None:
-            print("\n".join(fitted.table.lines()))
-            print(fitted.choice.describe(fitted.measured))
+            show_fitted(fitted)
         print(
             f"{model.name}: arena {model.arena_bytes:,} B, trained parameters {model.parameter_bytes:,} B; wrote {out}"
         )

@@ -4,7 +4,7 @@ import json
 import sys
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -17,6 +17,9 @@ from agent.mcu.job import Progress as Trained
 from agent.mcu.messages import DeviceInfo, DeviceStatus
 from agent.mcu.ports import PortInfo
 from planner.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from planner.mcu.scheme import Finalist, FittedModel
 
 UNKNOWN = "unknown"
 
@@ -206,4 +209,42 @@ def show_summary(figures: dict[str, Any]) -> None:
         f"{figures['ram_limit_bytes']:,} B (static data and deepest stack); {figures['retries']} retries, "
         f"{figures['duplicates']} answered from the reply cache, {figures['interruptions']} interruptions",
         highlight=False,
+    )
+
+
+def fitted_json(fitted: "FittedModel") -> dict[str, Any]:
+    """Return the scheme that `mcu compile --sparse-update` chose, and what it was measured beside, for machines.
+
+    `proven`: no scheme within the limits has a larger prediction than the first, `knapsack`, had.
+    """
+    return _finalist_json(fitted.best) | {
+        "proven": fitted.optimum.proven, "untrained": fitted.table.baseline,
+        "finalists": [_finalist_json(finalist) for finalist in fitted.finalists],
+    }  # fmt: skip
+
+
+def _finalist_json(finalist: "Finalist") -> dict[str, Any]:
+    return {
+        "origin": finalist.origin, "trained": finalist.scheme.describe(), "predicted": finalist.predicted,
+        "measured": finalist.measured, "draws": len(finalist.accuracies), "ram_bytes": finalist.ram_bytes,
+        "backward_macs": finalist.backward_macs,
+    }  # fmt: skip
+
+
+def show_fitted(fitted: "FittedModel") -> None:
+    """Print the contributions, the knapsack's answer, the race and what is trained."""
+    print("\n".join(fitted.table.lines()))
+    print(f"knapsack: {fitted.optimum.describe()}")
+    table = Table(box=None, pad_edge=False)
+    for name in ("found by", "trainings", "predicted, %", "measured, %", "RAM, B"):
+        table.add_column(name, justify="left" if name == "found by" else "right")
+    for f in fitted.finalists:
+        measured = f"{100 * f.measured:.1f}"
+        table.add_row(f.origin, str(len(f.accuracies)), f"{100 * f.predicted:.1f}", measured, f"{f.ram_bytes:,}")
+    Console().print(table)
+    best = fitted.best
+    print(f"trained: {best.scheme.describe()}")
+    print(
+        f"predicted {100 * best.predicted:.1f} %, measured {100 * best.measured:.1f} %; {best.ram_bytes:,} B of RAM, "
+        f"{best.backward_macs:,} backward MAC"
     )

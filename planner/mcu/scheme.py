@@ -1,13 +1,15 @@
-"""The sparse update found by measuring: contribution analysis, then an exact choice over real planner bytes.
+"""The sparse update found by measuring: contribution analysis, an exact choice over real planner bytes, and a race.
 
-arXiv 2206.15472 section 2.3 with two differences: the gains are measured on the user's own task with the firmware's engine,
-and the choice is exact (`planner.sparse_update.choose`) over the arena and parameter bytes this compiler really plans,
-not an evolutionary search over an assumed memory model.
+arXiv 2206.15472 section 2.3 with three differences: the gains are measured on the user's own task with the firmware's
+engine; the choice is exact (`planner.sparse_update.choose_best`) over the arena and parameter bytes this compiler really
+plans, not an evolutionary search over an assumed memory model; and because measured gains are noisy and do not quite add
+up, the best few choices are trained themselves, beside last-k schemes, and the one that measures best is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,12 +22,27 @@ from planner.mcu.host import HostEngine, TrainOptions
 from planner.mcu.ir import Graph, OpKind
 from planner.mcu.memory import buffers_of, parameter_layout, plan_memory, row_bytes
 from planner.mcu.quantize import Int8Array, QuantizedGraph
-from planner.sparse_update import Choice, ChoiceProblem, Option, Selection, choose
+from planner.sparse_update import Choice, ChoiceProblem, Option, Selection, choose, choose_best
 
 RATIOS = (0.125, 0.25, 0.5, 1.0)
 
-Measure = Callable[[SparseScheme], float]
-"""Accuracy after a short adaptation with this scheme, in [0, 1]."""
+DRAWS = 3
+"""Adaptations per scheme of the analysis, and of the first round of the race."""
+
+ROUNDS = 3
+"""Of the race: each halves the field and doubles the draws."""
+
+RUNNERS_UP = 3
+"""Answers of the knapsack that enter the race, for the gains as measured and as many for optimistic ones."""
+
+MOST_FINALISTS = 2 * (2 * RUNNERS_UP + 2)
+
+Measure = Callable[[SparseScheme, Sequence[int]], Sequence[float]]
+"""Accuracies after a short adaptation with this scheme, in [0, 1], one per draw.
+
+A draw stands for the samples that train and judge and for their order; equal draws are equal for every scheme, so that
+differences between schemes are paired.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +56,47 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class ContributionTable:
-    """Measured accuracies: untrained, biases of the last k layers for each k, and every weight choice's gain."""
+    """Measured accuracies: untrained, biases of the last k layers for each k, and every weight choice's gain.
+
+    `error` is the standard error of a weight choice's gain, pooled over all of them.
+    """
 
     baseline: float
     bias_accuracy: dict[int, float]
     reference_depth: int
     weights: tuple[Contribution, ...]
+    error: float = 0.0
 
     def lines(self) -> list[str]:
         """Return the table as text, in points of accuracy."""
         text = [f"not trained: {100 * self.baseline:.1f} %"]
         for depth, accuracy in self.bias_accuracy.items():
             text.append(f"biases of the last {depth}: {100 * (accuracy - self.baseline):+.1f} points")
-        text += [f"{c.layer} weights, {c.rows} channels: {100 * c.gain:+.1f} points" for c in self.weights]
+        text += [
+            f"{c.layer} weights, {c.rows} channels: {100 * c.gain:+.1f} ± {100 * self.error:.1f} points"
+            for c in self.weights
+        ]
         return text
+
+    def options(self, layer: str) -> tuple[Contribution, ...]:
+        """Return the weight choices of one layer, fewest channels first."""
+        return tuple(c for c in self.weights if c.layer == layer)
+
+    def optimistic(self) -> ContributionTable:
+        """Return the table with every weight gain one standard error larger: what may gain is given a chance."""
+        return replace(self, weights=tuple(replace(c, gain=c.gain + self.error) for c in self.weights))
+
+    def predict(self, graph: Graph, scheme: SparseScheme) -> float:
+        """Return the accuracy that adding up the gains gives; between measured channel counts they are interpolated."""
+        layers = graph.weighted()
+        frozen = next((k for k, op in enumerate(reversed(layers)) if not scheme.of(op.name).bias), len(layers))
+        depth = max((k for k in self.bias_accuracy if k <= frozen), default=0)
+        total = self.bias_accuracy.get(depth, self.baseline)
+        for op in layers:
+            options = self.options(op.name)
+            rows, gains = [0, *(c.rows for c in options)], [0.0, *(c.gain for c in options)]
+            total += float(np.interp(scheme.of(op.name).rows, rows, gains))
+        return min(1.0, total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,25 +146,72 @@ def analyse_contributions(
     layers: Sequence[str] | None = None,
     ratios: Sequence[float] = RATIOS,
     depth: int | None = None,
+    draws: int = DRAWS,
 ) -> ContributionTable:
     """Return what biases and weights gain; `layers` limits whose weights are measured, `depth` how far biases go.
 
-    Costs one short adaptation per depth and one per layer and ratio.
+    Costs `draws` short adaptations per depth and per layer and ratio.
     """
     weighted = graph.weighted()
     deepest = len(weighted) if depth is None else min(depth, len(weighted))
-    baseline = measure(SparseScheme({}))
-    bias_accuracy = {k: measure(last_layers(graph, 0, biases=k)) for k in range(1, deepest + 1)}
+
+    def accuracies(scheme: SparseScheme) -> NDArray[np.float64]:
+        return np.asarray(measure(scheme, range(draws)), np.float64)
+
+    baseline = accuracies(SparseScheme({}))
+    biases = {k: accuracies(last_layers(graph, 0, biases=k)) for k in range(1, deepest + 1)}
     names = [op.name for op in weighted[-deepest:]] if layers is None else list(layers)
-    gains = []
     base = last_layers(graph, 0, biases=deepest)
+    gains = {}
     for name in names:
-        op = graph.op(name)
-        for rows in sorted({rows_at(op, ratio) for ratio in ratios}):
-            updates = dict(base.updates)
-            updates[name] = replace(base.of(name), rows=rows)
-            gains.append(Contribution(name, rows, measure(SparseScheme(updates)) - bias_accuracy[deepest]))
-    return ContributionTable(baseline, bias_accuracy, deepest, tuple(gains))
+        for rows in sorted({rows_at(graph.op(name), ratio) for ratio in ratios}):
+            trained = SparseScheme({**base.updates, name: replace(base.of(name), rows=rows)})
+            gains[name, rows] = accuracies(trained) - biases[deepest]
+    return ContributionTable(
+        float(baseline.mean()),
+        {k: float(values.mean()) for k, values in biases.items()},
+        deepest,
+        tuple(Contribution(name, rows, float(values.mean())) for (name, rows), values in gains.items()),
+        _pooled_error(gains.values(), draws),
+    )
+
+
+def _pooled_error(samples: Iterable[NDArray[np.float64]], draws: int) -> float:
+    variances = [float(np.var(values, ddof=1)) for values in samples] if draws > 1 else []
+    return math.sqrt(sum(variances) / len(variances) / draws) if variances else 0.0
+
+
+class _Needs:
+    """What schemes need of this graph, as the compiler plans it; infinite beyond the limit of backward work."""
+
+    def __init__(self, graph: Graph, limits: Limits, q88: bool, simd: bool) -> None:
+        self.graph, self.limits, self.q88, self.simd = graph, limits, q88, simd
+        self._planned: dict[frozenset[tuple[str, bool, bool]], int] = {}
+        self._bounded: dict[frozenset[tuple[str, bool, bool]], int] = {}
+
+    def ram(self, scheme: SparseScheme) -> float:
+        """Return the bytes of arena and trained parameters."""
+        return self._ram(scheme, self._planned, lambda s: plan_memory(self.graph, s, simd=self.simd).arena.peak_bytes)
+
+    def least_ram(self, scheme: SparseScheme) -> float:
+        """Return a bound on them that no larger scheme is below, without planning the arena."""
+        return self._ram(scheme, self._bounded, lambda s: _arena_bound(self.graph, s, self.simd))
+
+    def fits(self, scheme: SparseScheme) -> bool:
+        return self.ram(scheme) <= self.limits.ram_bytes
+
+    def _ram(
+        self,
+        scheme: SparseScheme,
+        known: dict[frozenset[tuple[str, bool, bool]], int],
+        arena: Callable[[SparseScheme], int],
+    ) -> float:
+        if backward_macs(self.graph, scheme) > self.limits.mac_limit():
+            return math.inf
+        key = frozenset((name, update.bias, update.rows > 0) for name, update in scheme.updates.items())
+        if key not in known:  # the arena depends on which layers are trained, not on how many of their channels
+            known[key] = arena(scheme)
+        return known[key] + parameter_layout(self.graph, scheme, self.q88).size_bytes
 
 
 def find_scheme(
@@ -130,13 +221,12 @@ def find_scheme(
 
     Raises BudgetError when not even inference fits.
     """
-    problem, scheme_of = _problem(graph, table, limits, q88, simd)
+    problem, scheme_of = _problem(table, _Needs(graph, limits, q88, simd))
     choice = choose(problem)
     if choice is None:
         memory = plan_memory(graph, None, simd=simd)
         raise BudgetError(memory.ram_bytes, limits.ram_bytes, memory.arena.peak_bytes, 0)
-    scheme = scheme_of(choice.selection)
-    return _as_scheme_choice(graph, table, choice, scheme)
+    return _as_scheme_choice(graph, table, choice, scheme_of(choice.selection))
 
 
 def _as_scheme_choice(graph: Graph, table: ContributionTable, choice: Choice, scheme: SparseScheme) -> SchemeChoice:
@@ -144,15 +234,11 @@ def _as_scheme_choice(graph: Graph, table: ContributionTable, choice: Choice, sc
     return SchemeChoice(scheme, predicted, int(choice.cost), backward_macs(graph, scheme), choice.proven)
 
 
-def _problem(
-    graph: Graph, table: ContributionTable, limits: Limits, q88: bool, simd: bool
-) -> tuple[ChoiceProblem, Callable[[Selection], SparseScheme]]:
-    depths = sorted(table.bias_accuracy)
-    by_layer: dict[str, list[Contribution]] = {}
-    for contribution in table.weights:
-        by_layer.setdefault(contribution.layer, []).append(contribution)
+def _problem(table: ContributionTable, needs: _Needs) -> tuple[ChoiceProblem, Callable[[Selection], SparseScheme]]:
+    graph, depths = needs.graph, sorted(table.bias_accuracy)
+    by_layer = {name: table.options(name) for name in dict.fromkeys(c.layer for c in table.weights)}
     biases = tuple(Option(table.bias_accuracy[k] - table.baseline, _bias_bytes(graph, k)) for k in depths)
-    per_row = {name: row_bytes(graph.op(name)) * (2 if q88 else 1) for name in by_layer}
+    per_row = {name: row_bytes(graph.op(name)) * (2 if needs.q88 else 1) for name in by_layer}
     weights = tuple(tuple(Option(c.gain, c.rows * per_row[name]) for c in cs) for name, cs in by_layer.items())
 
     def scheme_of(selection: Selection) -> SparseScheme:
@@ -163,26 +249,11 @@ def _problem(
                 updates[name] = LayerUpdate(updates.get(name, LayerUpdate()).bias, options[index].rows)
         return SparseScheme({op.name: updates[op.name] for op in graph.weighted() if op.name in updates})
 
-    planned: dict[frozenset[tuple[str, bool, bool]], int] = {}
-    bounded: dict[frozenset[tuple[str, bool, bool]], int] = {}
-    mac_limit = limits.mac_limit()
-
-    def ram(
-        selection: Selection, known: dict[frozenset[tuple[str, bool, bool]], int], arena: Callable[[SparseScheme], int]
-    ) -> float:
-        scheme = scheme_of(selection)
-        if backward_macs(graph, scheme) > mac_limit:
-            return float("inf")
-        key = frozenset((name, update.bias, update.rows > 0) for name, update in scheme.updates.items())
-        if key not in known:  # the arena depends on which layers are trained, not on how many of their channels
-            known[key] = arena(scheme)
-        return known[key] + parameter_layout(graph, scheme, q88).size_bytes
-
     return ChoiceProblem(
         (biases, *weights),
-        limits.ram_bytes,
-        cost=lambda s: ram(s, planned, lambda scheme: plan_memory(graph, scheme, simd=simd).arena.peak_bytes),
-        bound=lambda s: ram(s, bounded, lambda scheme: _arena_bound(graph, scheme, simd)),
+        needs.limits.ram_bytes,
+        cost=lambda selection: needs.ram(scheme_of(selection)),
+        bound=lambda selection: needs.least_ram(scheme_of(selection)),
     ), scheme_of
 
 
@@ -210,44 +281,153 @@ def backward_macs(graph: Graph, scheme: SparseScheme) -> int:
     return total
 
 
+@dataclass(frozen=True, slots=True)
+class Finalist:
+    """A scheme of the race: how it was found, what it needs, and its accuracies, one per draw that it stayed in for."""
+
+    origin: str
+    scheme: SparseScheme
+    predicted: float
+    ram_bytes: int
+    backward_macs: int
+    accuracies: tuple[float, ...] = ()
+
+    @property
+    def measured(self) -> float:
+        """The mean accuracy over the draws."""
+        return float(np.mean(self.accuracies))
+
+
+def find_finalists(
+    graph: Graph, table: ContributionTable, limits: Limits, *, q88: bool = False, simd: bool = True
+) -> tuple[Finalist, ...]:
+    """Return the distinct schemes within the limits that are worth measuring.
+
+    These are the knapsack's best answers of different layers, for the gains as measured and for optimistic ones; the
+    deepest last-k schemes, with their own biases and with all; and each of them with the bytes filled that it leaves.
+    """
+    needs = _Needs(graph, limits, q88, simd)
+    candidates = []
+    for origin, gains in (("knapsack", table), ("knapsack, optimistic", table.optimistic())):
+        candidates += [(origin, scheme) for scheme in _runners_up(gains, needs)]
+    depth = len(graph.weighted())
+    for origin, biases in (("last {}", None), ("last {}, all biases", depth)):
+        schemes = {k: last_layers(graph, k, biases=biases) for k in range(1, depth + 1)}
+        deepest = max((k for k, scheme in schemes.items() if needs.fits(scheme)), default=None)
+        if deepest is not None:
+            candidates.append((origin.format(deepest), schemes[deepest]))
+    candidates += [(f"{origin}, filled", _filled(graph, table, scheme, needs)) for origin, scheme in candidates]
+    found: dict[str, Finalist] = {}
+    for origin, scheme in candidates:
+        predicted, ram_bytes = table.predict(graph, scheme), int(needs.ram(scheme))
+        finalist = Finalist(origin, scheme, predicted, ram_bytes, backward_macs(graph, scheme))
+        found.setdefault(scheme.describe(), finalist)
+    return tuple(found.values())
+
+
+def _runners_up(table: ContributionTable, needs: _Needs) -> list[SparseScheme]:
+    """Return the knapsack's best answers, one of each set of layers whose weights are trained."""
+    problem, scheme_of = _problem(table, needs)
+    distinct: dict[frozenset[str], SparseScheme] = {}
+    for choice in choose_best(problem, 16 * RUNNERS_UP):
+        scheme = scheme_of(choice.selection)
+        distinct.setdefault(frozenset(name for name, update in scheme.updates.items() if update.rows), scheme)
+    return list(distinct.values())[:RUNNERS_UP]
+
+
+def _filled(graph: Graph, table: ContributionTable, scheme: SparseScheme, needs: _Needs) -> SparseScheme:
+    """Return the scheme with more channels of the layers that gain, most per byte first, as far as they fit."""
+    best = {name: max(table.options(name), key=lambda c: c.gain) for name in {c.layer for c in table.weights}}
+    gaining = sorted(
+        (c for c in best.values() if c.gain > 0), key=lambda c: -c.gain / (c.rows * row_bytes(graph.op(c.layer)))
+    )
+    for contribution in gaining:
+        now, op = scheme.of(contribution.layer), graph.op(contribution.layer)
+        smallest = op.out_shape.channels if op.kind is OpKind.DEPTHWISE else 1
+        for rows in range(contribution.rows, max(now.rows, smallest - 1), -1):
+            updates = {**scheme.updates, op.name: replace(now, rows=rows)}
+            larger = SparseScheme({o.name: updates[o.name] for o in graph.weighted() if o.name in updates})
+            if needs.fits(larger):
+                scheme = larger
+                break
+    return scheme
+
+
+def race(
+    field: Sequence[Finalist], measure: Measure, *, draws: int = DRAWS, rounds: int = ROUNDS
+) -> tuple[Finalist, ...]:
+    """Return the finalists with their measured accuracies, the winner first: successive halving (arXiv 1502.07943).
+
+    All are measured on the same draws; the better half stays and is measured on as many again. The winner's accuracy is
+    that of the best of several, so it is a little more than the scheme would reach on new draws.
+    """
+    ranking: list[Finalist] = []
+    start, stop = 0, draws
+    for left in reversed(range(rounds)):
+        measured = [replace(f, accuracies=(*f.accuracies, *measure(f.scheme, range(start, stop)))) for f in field]
+        measured.sort(key=lambda finalist: -finalist.measured)
+        field = measured[: -(-len(measured) // 2)] if left else []
+        ranking = [*measured[len(field) :], *ranking]
+        start, stop = stop, 2 * stop
+    return tuple(ranking)
+
+
+def race_draws(count: int, draws: int = DRAWS, rounds: int = ROUNDS) -> int:
+    """Return how many adaptations `race` measures for `count` finalists."""
+    total, start, stop = 0, 0, draws
+    for _ in range(rounds):
+        total, count = total + count * (stop - start), -(-count // 2)
+        start, stop = stop, 2 * stop
+    return total
+
+
 @dataclass(frozen=True, eq=False)
 class EngineMeasure:
-    """Accuracy after a short adaptation with the firmware's own engine, averaged over seeds; a `Measure`."""
+    """Accuracy after a short adaptation with the firmware's own engine, by repeated cross-validation; a `Measure`.
+
+    So many draws in a row as there are folds judge every sample once; each fold is judged by a model that trained on the
+    others, from its initial parameters.
+    """
 
     model: QuantizedGraph
-    train_inputs: Int8Array
-    train_labels: NDArray[np.int64]
-    test_inputs: Int8Array
-    test_labels: NDArray[np.int64]
+    inputs: Int8Array
+    labels: NDArray[np.int64]
     epochs: int = 5
     options: TrainOptions = TrainOptions()  # noqa: RUF009 - frozen
-    seeds: tuple[int, ...] = (0, 1)
+    folds: int = 3
 
-    def __call__(self, scheme: SparseScheme) -> float:
+    def __call__(self, scheme: SparseScheme, draws: Sequence[int]) -> list[float]:
         compiled = compile_quantized(self.model, scheme=scheme)
-        if not compiled.memory.program.backward:
-            return HostEngine(compiled).evaluate(self.test_inputs, self.test_labels)[1]
-        return float(np.mean([self.adapt(compiled, seed) for seed in self.seeds]))
-
-    def adapt(self, compiled: CompiledModel, seed: int) -> float:
-        """Return the accuracy after training `compiled` from its initial parameters, samples shuffled by `seed`."""
         engine = HostEngine(compiled)
         engine.set_options(self.options)
-        engine.state = replace(engine.state, generator=seed * 2654435761 % 2**32 + 1)
-        shuffle = np.random.default_rng(seed)
-        for _ in range(self.epochs):
-            engine.train_many(self.train_inputs, self.train_labels, shuffle.permutation(len(self.train_inputs)))
-        return engine.evaluate(self.test_inputs, self.test_labels)[1]
+        epochs = self.epochs if compiled.memory.program.backward else 0
+        return [self._adapt(engine, epochs, draw) for draw in draws]
+
+    def _adapt(self, engine: HostEngine, epochs: int, draw: int) -> float:
+        order = np.random.default_rng(draw // self.folds).permutation(len(self.labels))
+        judged = np.arange(len(order)) % self.folds == draw % self.folds
+        trained, shuffle = order[~judged], np.random.default_rng(draw)
+        engine.reset()
+        engine.state = replace(engine.state, generator=draw * 2654435761 % 2**32 + 1)
+        for _ in range(epochs):
+            engine.train_many(self.inputs, self.labels, shuffle.permutation(trained))
+        return engine.evaluate(self.inputs[order[judged]], self.labels[order[judged]])[1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FittedModel:
-    """A model compiled again for the scheme that gains most on its own task, and what that rests on."""
+    """A model compiled again for the scheme that measured best on its own task, and what that rests on."""
 
     model: CompiledModel
     table: ContributionTable
-    choice: SchemeChoice
-    measured: float
+    optimum: SchemeChoice
+    """The knapsack's answer, before anything but single contributions was measured."""
+    finalists: tuple[Finalist, ...]
+    """In the order of the race; the first is what `model` trains."""
+
+    @property
+    def best(self) -> Finalist:
+        return self.finalists[0]
 
 
 def fit_scheme(
@@ -262,23 +442,26 @@ def fit_scheme(
 ) -> FittedModel:
     """Return `model` compiled for the best scheme within `limits`, found on samples that it will be adapted to.
 
-    Two thirds of the samples train, one third judges; `epochs` and `options` should be those of the job. Raises
-    BudgetError when not even inference fits.
+    Contribution analysis, knapsack and race, all by cross-validation within the samples; `epochs` and `options` should
+    be those of the job. `progress` is given adaptations, done and in all. Raises BudgetError when not even inference fits.
     """
-    cut = 2 * len(labels) // 3
     graph, done = model.quantized.graph, 0
-    judge = EngineMeasure(model.quantized, inputs[:cut], labels[:cut], inputs[cut:], labels[cut:], epochs, options)
-    depth = len(graph.weighted())
-    total = 2 + depth + sum(len({rows_at(op, ratio) for ratio in RATIOS}) for op in graph.weighted())
+    judge = EngineMeasure(model.quantized, inputs, labels, epochs, options)
+    choices = sum(len({rows_at(op, ratio) for ratio in RATIOS}) for op in graph.weighted())
+    analysis = DRAWS * (1 + len(graph.weighted()) + choices)
+    total = analysis + race_draws(MOST_FINALISTS)
 
-    def measure(scheme: SparseScheme) -> float:
+    def measure(scheme: SparseScheme, draws: Sequence[int]) -> list[float]:
         nonlocal done
-        score = judge(scheme)
-        done += 1
+        scores = judge(scheme, draws)
+        done += len(draws)
         progress(done, total)
-        return score
+        return scores
 
     table = analyse_contributions(graph, measure)
-    choice = find_scheme(graph, table, limits, simd=model.simd)
-    compiled = compile_quantized(model.quantized, scheme=choice.scheme, simd=model.simd)
-    return FittedModel(compiled, table, choice, measure(choice.scheme))
+    optimum = find_scheme(graph, table, limits, simd=model.simd)
+    field = find_finalists(graph, table, limits, simd=model.simd)
+    total = analysis + race_draws(len(field))
+    ranking = race(field, measure)
+    compiled = compile_quantized(model.quantized, scheme=ranking[0].scheme, simd=model.simd)
+    return FittedModel(compiled, table, optimum, ranking)

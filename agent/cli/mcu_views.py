@@ -215,7 +215,7 @@ def show_summary(figures: dict[str, Any]) -> None:
 def fitted_json(fitted: "FittedModel") -> dict[str, Any]:
     """Return the scheme that `mcu compile --sparse-update` chose, and what it was measured beside, for machines.
 
-    `proven`: no scheme within the limits has a larger prediction than the first, `knapsack`, had.
+    `proven`: no scheme within the limits is predicted to do better than the knapsack's answer.
     """
     return _finalist_json(fitted.best) | {
         "proven": fitted.optimum.proven, "untrained": fitted.table.baseline,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,21 +14,26 @@ from hypothesis import strategies as st
 from planner.mcu.autodiff import LayerUpdate, SparseScheme, last_layers
 from planner.mcu.compile import BudgetError, compile_model, compile_quantized
 from planner.mcu.frontend import import_module
-from planner.mcu.ir import Graph
+from planner.mcu.host import HostEngine
+from planner.mcu.ir import Graph, OpKind
 from planner.mcu.memory import plan_memory
 from planner.mcu.quantize import quantize
 from planner.mcu.scheme import (
     Contribution,
     ContributionTable,
     EngineMeasure,
+    Finalist,
     Limits,
     analyse_contributions,
     backward_macs,
+    find_finalists,
     find_scheme,
     fit_scheme,
+    race,
+    race_draws,
 )
 from planner.mcu.zoo import DigitsNet
-from planner.sparse_update import Choice, ChoiceProblem, Option, choose
+from planner.sparse_update import Choice, ChoiceProblem, Option, choose, choose_best
 from tests.planner.mcu.networks import settled
 
 
@@ -84,6 +90,77 @@ def test_the_choice_is_the_best_of_all(graph, seed, ram_bytes):
     assert found.proven
     assert found.ram_bytes == plan_memory(graph, found.scheme).ram_bytes <= ram_bytes
     assert found.predicted == pytest.approx(min(1.0, 0.2 + brute_force(graph, table, limits)))
+    assert found.predicted == pytest.approx(table.predict(graph, found.scheme))
+
+
+def test_predictions_between_measured_channel_counts_are_interpolated(graph):
+    conv = graph.weighted()[-2].name
+    weights = (Contribution(conv, 8, 0.1), Contribution(conv, 16, 0.3))
+    table = ContributionTable(0.2, {1: 0.25, 2: 0.3}, 2, weights)
+    gains = {rows: table.predict(graph, SparseScheme({conv: LayerUpdate(False, rows)})) for rows in (0, 4, 8, 12, 32)}
+    assert gains == pytest.approx({0: 0.2, 4: 0.25, 8: 0.3, 12: 0.4, 32: 0.5})
+    assert table.predict(graph, last_layers(graph, 0, biases=5)) == pytest.approx(0.3)  # no deeper than was measured
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("ram_bytes", [2000, 5000, 7048])
+def test_finalists_fit_are_distinct_and_leave_little(graph, seed, ram_bytes):
+    table = replace(random_table(graph, seed), error=0.02)
+    limits = Limits(ram_bytes, backward_macs=None if seed % 2 else 80_000)
+    field = find_finalists(graph, table, limits)
+    optimum = find_scheme(graph, table, limits)
+    assert field[0].scheme == optimum.scheme and field[0].predicted == pytest.approx(optimum.predicted)
+    assert len({f.scheme.describe() for f in field}) == len(field)
+    for finalist in field:
+        assert finalist.ram_bytes == plan_memory(graph, finalist.scheme).ram_bytes <= ram_bytes
+        assert finalist.backward_macs == backward_macs(graph, finalist.scheme) <= limits.mac_limit()
+    fitting = [k for k in range(1, 7) if _fits(graph, last_layers(graph, k), limits)]
+    schemes = [f.scheme for f in field]
+    assert not fitting or last_layers(graph, max(fitting)) in schemes
+    deeper = [op for op in graph.weighted()[-3:] if max(c.gain for c in table.options(op.name)) > 0]
+    for finalist in field:
+        if finalist.origin.endswith("filled"):
+            for op in deeper:
+                most = max(table.options(op.name), key=lambda c: c.gain).rows
+                now = finalist.scheme.of(op.name)
+                more = SparseScheme({**finalist.scheme.updates, op.name: LayerUpdate(now.bias, now.rows + 1)})
+                assert now.rows >= most or op.kind is OpKind.DEPTHWISE or not _fits(graph, more, limits)
+
+
+def _fits(graph: Graph, scheme: SparseScheme, limits: Limits) -> bool:
+    in_time = backward_macs(graph, scheme) <= limits.mac_limit()
+    return in_time and plan_memory(graph, scheme).ram_bytes <= limits.ram_bytes
+
+
+def test_the_race_spends_its_draws_on_the_better_half():
+    field = [Finalist(str(i), SparseScheme({str(i): LayerUpdate(True)}), 0.5, 100, 10) for i in range(6)]
+    asked: list[tuple[str, tuple[int, ...]]] = []
+
+    def measure(scheme, draws):
+        (name,) = scheme.updates
+        asked.append((name, tuple(draws)))
+        return [0.1 * int(name) + (0.05 if draw % 2 else -0.05) for draw in draws]
+
+    ranking = race(field, measure, draws=2, rounds=3)
+    assert [f.origin for f in ranking] == ["5", "4", "3", "2", "1", "0"]
+    assert [len(f.accuracies) for f in ranking] == [8, 8, 4, 2, 2, 2]
+    assert ranking[0].measured == pytest.approx(0.5)
+    assert asked[-2:] == [("5", (4, 5, 6, 7)), ("4", (4, 5, 6, 7))]
+    assert sum(len(draws) for _, draws in asked) == race_draws(6, draws=2, rounds=3)
+
+
+def test_gains_are_paired_and_their_error_is_pooled(graph):
+    """Draws differ much, the gain within a draw little: 0.01, 0.02 and 0.03, whose standard error is 0.01 / sqrt(3)."""
+    trained = lambda scheme: any(update.rows for update in scheme.updates.values())  # noqa: E731
+
+    def measure(scheme, draws):
+        return [0.2 * draw + (0.01 * (draw + 1) if trained(scheme) else 0.0) for draw in draws]
+
+    table = analyse_contributions(graph, measure, layers=["head"], depth=1, draws=3)
+    assert [c.gain for c in table.weights] == pytest.approx([0.02] * len(table.weights))
+    assert table.error == pytest.approx(0.01 / 3**0.5)
+    assert table.optimistic().weights[0].gain == pytest.approx(0.02 + table.error)
+    assert analyse_contributions(graph, measure, layers=["head"], depth=1, draws=1).error == 0.0
 
 
 def test_time_and_energy_limits_are_in_macs():
@@ -126,6 +203,11 @@ def test_the_search_equals_brute_force_on_random_problems(rows, budget, step):
     assert isinstance(found, Choice) and found.proven
     assert found.gain == pytest.approx(max(gains))
     assert found.cost == cost(found.selection) <= budget
+    several = choose_best(ChoiceProblem(items, budget, cost, cost), 3)
+    assert len({choice.selection for choice in several}) == len(several) and several[0].gain == found.gain
+    gaining = itertools.product(*((-1, *(k for k, o in enumerate(item) if o.gain > 0)) for item in items))
+    best = sorted(sum(items[i][k].gain for i, k in enumerate(s) if k >= 0) for s in gaining if cost(s) <= budget)
+    assert [choice.gain for choice in several] == pytest.approx(best[::-1][:3])
 
 
 def test_a_search_cut_short_says_so():
@@ -144,15 +226,28 @@ def test_analysis_measures_the_users_task():
         sample[0, :, :4] += 0.8 * (1 - label)
         sample[0, :4, :] += 0.8 * label
     model = quantize(import_module(settled(DigitsNet(2), data), (1, 8, 8), "bars"), data)
-    inputs = model.quantize_input(data)
-    measure = EngineMeasure(model, inputs[:40], labels[:40], inputs[40:], labels[40:], epochs=3, seeds=(0,))
+    measure = EngineMeasure(model, model.quantize_input(data), labels, epochs=3)
     table = analyse_contributions(model.graph, measure, layers=["head"], ratios=(0.5, 1.0), depth=2)
     assert set(table.bias_accuracy) == {1, 2}
     assert [c.rows for c in table.weights] == [1, 2]
     found = find_scheme(model.graph, table, Limits(20_000))
-    assert measure(found.scheme) >= table.baseline
-    assert "predicted" in found.describe(measure(found.scheme))
+    measured = float(np.mean(measure(found.scheme, range(3))))
+    assert measured >= table.baseline
+    assert "predicted" in found.describe(measured)
     assert len(table.lines()) == 5
+
+
+def test_as_many_draws_as_folds_judge_every_sample_once():
+    draw = np.random.default_rng(0)
+    labels, data = np.arange(60) % 2, draw.random((60, 1, 8, 8), np.float32)
+    model = quantize(import_module(settled(DigitsNet(2), data), (1, 8, 8), "bars"), data)
+    inputs = model.quantize_input(data)
+    measure = EngineMeasure(model, inputs, labels, folds=4)
+    whole = HostEngine(compile_quantized(model, scheme=SparseScheme({}))).evaluate(inputs, labels)[1]
+    for draws in (range(4), range(4, 8)):
+        assert np.mean(measure(SparseScheme({}), draws)) == pytest.approx(whole)
+    head = last_layers(model.graph, 1)
+    assert measure(head, (1, 5)) == [*measure(head, (1,)), *measure(head, (5,))]  # each draw starts afresh
 
 
 def test_a_model_is_fitted_to_its_task_within_its_memory():
@@ -164,7 +259,12 @@ def test_a_model_is_fitted_to_its_task_within_its_memory():
     inference, seen = model.ram_bytes, []
     limits = Limits(inference + 2_500)
     fitted = fit_scheme(model, model.quantize_input(data), labels, limits, epochs=1, progress=lambda *p: seen.append(p))
-    assert fitted.model.ram_bytes == fitted.choice.ram_bytes <= limits.ram_bytes
-    assert not fitted.model.simd and fitted.model.scheme == fitted.choice.scheme
-    assert fitted.measured >= fitted.table.baseline
-    assert [done for done, _ in seen] == list(range(1, len(seen) + 1)) and seen[-1][0] == seen[-1][1]
+    assert fitted.model.ram_bytes == fitted.best.ram_bytes <= limits.ram_bytes
+    assert not fitted.model.simd and fitted.model.scheme == fitted.best.scheme
+    assert fitted.best.measured >= fitted.table.baseline
+    assert fitted.optimum.scheme in [finalist.scheme for finalist in fitted.finalists]
+    longest = max(len(finalist.accuracies) for finalist in fitted.finalists)
+    rivals = [finalist.measured for finalist in fitted.finalists if len(finalist.accuracies) == longest]
+    assert fitted.best.measured == max(rivals)
+    counts = [done for done, _ in seen]
+    assert counts == sorted(set(counts)) and seen[-1][0] == seen[-1][1]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from agent import making
 from planner.build import InfeasibleError, Prepared
@@ -13,7 +14,7 @@ from planner.profile import Measured
 from planner.sparse_bytes import TrainedBytes, trained_parameters
 from planner.sparse_probe import ProbeResult, TrainingProbe, job_probe
 from planner.sparse_update import Contributions, Layer, TrainableChoice, analyse, choose_trainable, layers_of
-from planner.units import format_bytes, format_seconds
+from planner.units import format_bytes, format_joules, format_seconds
 
 Prepare = Callable[[], Prepared]
 """Captures the job as its model is now, frozen parameters left out."""
@@ -21,6 +22,27 @@ Prepare = Callable[[], Prepared]
 _SPARE = 0.02
 """Share of the budget that is not given away, for what a trial run finds unplanned."""
 _TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What a step may take beside memory; None: whatever it takes."""
+
+    seconds: float | None = None
+    joules: float | None = None
+
+    def allow(self, needed: TrainedBytes, trained: frozenset[str]) -> bool:
+        """Return whether a step that updates `trained` keeps to them."""
+        in_time = self.seconds is None or needed.step_seconds(trained) <= self.seconds
+        return in_time and (self.joules is None or needed.step_joules(trained) <= self.joules)
+
+    def __str__(self) -> str:
+        parts = (
+            [] if self.seconds is None else [f"in {format_seconds(self.seconds)} per step, which the deadline leaves"]
+        )
+        if self.joules is not None:
+            parts.append(f"with {format_joules(self.joules)} per step, which --step-joules leaves")
+        return " and ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +81,14 @@ def train_less(
     prepare: Prepare,
     threads: int,
     steps: int,
-    step_seconds: float | None = None,
+    limits: StepLimits = StepLimits(),
     progress: making.Progress,
 ) -> SparseJob:
     """Freeze what is not worth its memory and capture the job again; raise InfeasibleError where nothing fits.
 
     The contribution of each layer is measured by training it for `steps` batches with plain PyTorch. The set is the best
     whose step keeps everything resident within `ram_bytes`, so that nothing has to be paged or computed twice; the
-    count from the full capture is checked against a capture of the set itself. `step_seconds`: no step may take longer.
+    count from the full capture is checked against a capture of the set itself. No step takes more than `limits`.
     """
     costs = _tables(full, measured, device)
     needed = TrainedBytes(full.graphs, costs)
@@ -77,7 +99,7 @@ def train_less(
     probe(everything)
     budget = limit = int(ram_bytes * (1 - _SPARE))
     for _ in range(_TRIES):
-        found = _chosen(table, needed, limit, probe, ram_bytes, step_seconds)
+        found = _chosen(table, needed, limit, probe, ram_bytes, limits)
         _freeze(job, found.parameters)
         prepared = prepare()
         fresh = making.measure(prepared.graphs, threads, lambda stage, share: None)
@@ -97,11 +119,9 @@ def train_less(
 
 
 def _chosen(
-    table: Contributions, needed: TrainedBytes, limit: int, probe: TrainingProbe, ram_bytes: int, pace: float | None
+    table: Contributions, needed: TrainedBytes, limit: int, probe: TrainingProbe, ram_bytes: int, limits: StepLimits
 ) -> TrainableChoice:
-    found = choose_trainable(
-        table, needed, limit, probe, allowed=lambda names: pace is None or needed.step_seconds(names) <= pace
-    )
+    found = choose_trainable(table, needed, limit, probe, allowed=partial(limits.allow, needed))
     if found is not None and found.parameters:
         return found
     cheapest = min(
@@ -114,11 +134,12 @@ def _chosen(
             f"--ram to {format_bytes(least / (1 - _SPARE))}, use a smaller batch, or leave out --sparse-update to page",
             int(least / (1 - _SPARE)),
         )
-    if pace is not None:
+    if limits != StepLimits():
+        nothing: frozenset[str] = frozenset()
         raise InfeasibleError(
-            f"no layer that gains anything can be trained in {format_seconds(pace)} per step, which the deadline leaves "
-            f"(the forward pass alone takes {format_seconds(needed.step_seconds(frozenset()))}); move the deadline or "
-            "train fewer epochs",
+            f"no layer that gains anything can be trained {limits} (the forward pass alone takes "
+            f"{format_seconds(needed.step_seconds(nothing))} and {format_joules(needed.step_joules(nothing))}); move the "
+            "deadline, train fewer epochs, or raise --step-joules",
             None,
         )
     raise InfeasibleError(

@@ -27,6 +27,7 @@ class GraphBytes:
         self.base_bytes = costs.device.base_bytes
         self._workspace = np.array([op.workspace_bytes for op in costs.ops], np.int64)
         self._seconds = np.array([op.seconds for op in costs.ops])
+        self._joules = np.array([op.joules for op in costs.ops]) + costs.device.static_watts * self._seconds
         self._size = np.array([storage.nbytes for storage in graph.storages], np.int64)
         self._lasting = np.array([storage.role is not Role.TEMPORARY for storage in graph.storages], bool)
         self._always, self._needed = _needed_ops(graph)
@@ -64,6 +65,10 @@ class GraphBytes:
         """Return how long the ops take that run when only `trained` is updated."""
         return float(self._seconds[self._running(trained)].sum())
 
+    def joules(self, trained: Iterable[str]) -> float:
+        """Return what these ops take, and the device at rest for as long as they run."""
+        return float(self._joules[self._running(trained)].sum())
+
     def _running(self, trained: Iterable[str]) -> NDArray[np.bool_]:
         needed = self._always.copy()
         for name in trained:
@@ -84,6 +89,10 @@ class TrainedBytes:
     def step_seconds(self, trained: frozenset[str]) -> float:
         """Return how long a step of the job's main graph takes, its first, with nothing paged."""
         return self._graphs[0].seconds(trained)
+
+    def step_joules(self, trained: frozenset[str]) -> float:
+        """Return what the same step takes of energy."""
+        return self._graphs[0].joules(trained)
 
 
 def trained_parameters(graph: StepGraph) -> tuple[str, ...]:

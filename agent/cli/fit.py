@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent.cli.daemon import UsageError
 from agent.cli.planning import add_deadline, too_slow, wanted_pace
 from planner.errors import PortError
 from planner.units import format_bytes, format_joules, format_seconds, parse_bytes
@@ -47,13 +48,18 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )
     parser.add_argument(
         "--sparse-update", action="store_true",
-        help="train only the biases and weights that gain most, chosen so that the step fits --ram (and --deadline) without "
+        help="train only the biases and weights that gain most, chosen so that the step fits --ram (--deadline, --step-joules) without "
         "paging or computing anything twice: measures what each layer gains in a short training, solves for the best set over the "
         "planner's bytes, freezes the rest and captures again. The analysis needs plain PyTorch's memory",
     )  # fmt: skip
     parser.add_argument(
         "--probe-steps", type=int, default=20, metavar="N",
         help="batches that each short training of --sparse-update takes (default 20)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--step-joules", type=float, metavar="J",
+        help="energy that a step of --sparse-update may take, in joules: operators and the device at rest meanwhile, "
+        "estimated from the watts of the --board, or of a small board where none is given",
     )  # fmt: skip
     parser.add_argument("--strategy", default="milp", help="planner (default milp; greedy is the fastest)")
     parser.add_argument("--time-limit", type=float, default=20.0, metavar="S", help="seconds of planning per graph")
@@ -121,12 +127,14 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     from agent import making
     from agent.cli.progress import StageBar
-    from agent.making_sparse import train_less
+    from agent.making_sparse import StepLimits, train_less
     from planner import build
     from planner.costs import CostTable
     from planner.deadline import DeadlineError
     from planner.job import load_job
 
+    if arguments.step_joules is not None and not arguments.sparse_update:
+        raise UsageError("--step-joules limits what --sparse-update trains; give both, or neither")
     out = arguments.out or arguments.script.with_suffix(".port")
     begin = time.perf_counter()
     torch.set_num_threads(arguments.threads)
@@ -146,10 +154,10 @@ def _plan(arguments: argparse.Namespace) -> int:
         device = making.slower_flash(device, arguments.flash_read, arguments.flash_write)
         pace = wanted_pace(arguments, rows, job.batch_size)
         if arguments.sparse_update:
+            limits = StepLimits(None if pace is None else pace.seconds_per_step, arguments.step_joules)
             sparse = train_less(
                 job, prepared, measured, device, arguments.ram, prepare=prepare, threads=arguments.threads,
-                steps=arguments.probe_steps, step_seconds=None if pace is None else pace.seconds_per_step,
-                progress=bar.update,
+                steps=arguments.probe_steps, limits=limits, progress=bar.update,
             )  # fmt: skip
             prepared, measured = sparse.prepared, sparse.measured
             if arguments.board is not None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from agent import making, making_sparse
-from agent.making_sparse import SparseJob, train_less
+from agent.cli import main
+from agent.making_sparse import SparseJob, StepLimits, train_less
 from planner import build
 from planner.build import InfeasibleError, Prepared
 from planner.expand import expand
@@ -63,13 +64,17 @@ def without_profile(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(
-    made: TrainingJob, full: Prepared, ram_bytes: int, seen: list[float] | None = None, pace: float | None = None
+    made: TrainingJob,
+    full: Prepared,
+    ram_bytes: int,
+    seen: list[float] | None = None,
+    limits: StepLimits = StepLimits(),  # noqa: B008 - frozen
 ) -> SparseJob:
     measured = making.measure(full.graphs, 1, lambda stage, share: None)
     graph = next(iter(full.graphs.values()))
     return train_less(
         made, full, measured, costs_of(graph).device, ram_bytes, prepare=partial(build.prepare, made), threads=1,
-        steps=12, step_seconds=pace, progress=lambda stage, share: seen.append(share) if seen is not None else None,
+        steps=12, limits=limits, progress=lambda stage, share: seen.append(share) if seen is not None else None,
     )  # fmt: skip
 
 
@@ -117,14 +122,32 @@ def test_a_step_that_the_deadline_cuts_trains_less() -> None:
     full = build.prepare(made)
     needed = TrainedBytes(full.graphs, {name: costs_of(graph) for name, graph in full.graphs.items()})
     head = needed.step_seconds(frozenset({"4.weight", "4.bias"}))
-    found = train(made, full, 1 << 30, pace=head)
+    found = train(made, full, 1 << 30, limits=StepLimits(seconds=head))
     assert (
         needed.step_seconds(found.trained)
         <= head
         < needed.step_seconds(frozenset(trained_parameters(full.graphs["step"])))
     )
     with pytest.raises(InfeasibleError, match=r"per step, which the deadline leaves"):
-        train(made, full, 1 << 30, pace=head / 10)
+        train(made, full, 1 << 30, limits=StepLimits(seconds=head / 10))
+
+
+@pytest.mark.usefixtures("without_profile")
+def test_a_step_that_its_energy_cuts_trains_less() -> None:
+    made = job()
+    full = build.prepare(made)
+    needed = TrainedBytes(full.graphs, {name: costs_of(graph) for name, graph in full.graphs.items()})
+    head = needed.step_joules(frozenset({"4.weight", "4.bias"}))
+    found = train(made, full, 1 << 30, limits=StepLimits(joules=head))
+    everything = frozenset(trained_parameters(full.graphs["step"]))
+    assert needed.step_joules(found.trained) <= head < needed.step_joules(everything)
+    with pytest.raises(InfeasibleError, match=r"per step, which --step-joules leaves .* forward pass alone takes"):
+        train(made, full, 1 << 30, limits=StepLimits(joules=head / 10))
+
+
+def test_joules_per_step_need_a_sparse_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(tmp_path / "train.py"), "--ram", "1G", "--step-joules", "2"]) == 2
+    assert "--sparse-update" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("without_profile")

@@ -93,6 +93,8 @@ def test_less_trained_never_needs_more() -> None:
         for name in trained:
             assert counted.peak(trained - {name}) <= counted.peak(trained)
             assert counted.seconds(trained - {name}) <= counted.seconds(trained)
+            assert counted.joules(trained - {name}) <= counted.joules(trained)
     everything = frozenset(trained_parameters(graph))
     assert counted.seconds(everything) == pytest.approx(1e-4 * len(graph.ops))
+    assert counted.joules(everything) == pytest.approx(2e-4 * len(graph.ops))  # half of it by the device at rest
     assert counted.peak(frozenset({"head.bias"})) < counted.peak(frozenset({"stem.bias"})) < counted.peak(everything)

@@ -78,9 +78,11 @@ class ContributionTable:
         ]
         return text
 
-    def options(self, layer: str) -> tuple[Contribution, ...]:
-        """Return the weight choices of one layer, fewest channels first."""
-        return tuple(c for c in self.weights if c.layer == layer)
+    @property
+    def by_layer(self) -> dict[str, tuple[Contribution, ...]]:
+        """The weight choices of each layer, fewest channels first."""
+        names = dict.fromkeys(c.layer for c in self.weights)
+        return {name: tuple(c for c in self.weights if c.layer == name) for name in names}
 
     def optimistic(self) -> ContributionTable:
         """Return the table with every weight gain one standard error larger: what may gain is given a chance."""
@@ -88,12 +90,12 @@ class ContributionTable:
 
     def predict(self, graph: Graph, scheme: SparseScheme) -> float:
         """Return the accuracy that adding up the gains gives; between measured channel counts they are interpolated."""
-        layers = graph.weighted()
+        layers, choices = graph.weighted(), self.by_layer
         frozen = next((k for k, op in enumerate(reversed(layers)) if not scheme.of(op.name).bias), len(layers))
         depth = max((k for k in self.bias_accuracy if k <= frozen), default=0)
         total = self.bias_accuracy.get(depth, self.baseline)
         for op in layers:
-            options = self.options(op.name)
+            options = choices.get(op.name, ())
             rows, gains = [0, *(c.rows for c in options)], [0.0, *(c.gain for c in options)]
             total += float(np.interp(scheme.of(op.name).rows, rows, gains))
         return min(1.0, total)
@@ -236,7 +238,7 @@ def _as_scheme_choice(graph: Graph, table: ContributionTable, choice: Choice, sc
 
 def _problem(table: ContributionTable, needs: _Needs) -> tuple[ChoiceProblem, Callable[[Selection], SparseScheme]]:
     graph, depths = needs.graph, sorted(table.bias_accuracy)
-    by_layer = {name: table.options(name) for name in dict.fromkeys(c.layer for c in table.weights)}
+    by_layer = table.by_layer
     biases = tuple(Option(table.bias_accuracy[k] - table.baseline, _bias_bytes(graph, k)) for k in depths)
     per_row = {name: row_bytes(graph.op(name)) * (2 if needs.q88 else 1) for name in by_layer}
     weights = tuple(tuple(Option(c.gain, c.rows * per_row[name]) for c in cs) for name, cs in by_layer.items())
@@ -337,10 +339,8 @@ def _runners_up(table: ContributionTable, needs: _Needs) -> list[SparseScheme]:
 
 def _filled(graph: Graph, table: ContributionTable, scheme: SparseScheme, needs: _Needs) -> SparseScheme:
     """Return the scheme with more channels of the layers that gain, most per byte first, as far as they fit."""
-    best = {name: max(table.options(name), key=lambda c: c.gain) for name in {c.layer for c in table.weights}}
-    gaining = sorted(
-        (c for c in best.values() if c.gain > 0), key=lambda c: -c.gain / (c.rows * row_bytes(graph.op(c.layer)))
-    )
+    best = (max(choices, key=lambda c: c.gain) for choices in table.by_layer.values())
+    gaining = sorted((c for c in best if c.gain > 0), key=lambda c: -c.gain / (c.rows * row_bytes(graph.op(c.layer))))
     for contribution in gaining:
         now, op = scheme.of(contribution.layer), graph.op(contribution.layer)
         smallest = op.out_shape.channels if op.kind is OpKind.DEPTHWISE else 1

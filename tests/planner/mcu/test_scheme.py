@@ -8,13 +8,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from planner.mcu.autodiff import LayerUpdate, SparseScheme, last_layers
 from planner.mcu.compile import BudgetError, compile_model, compile_quantized
 from planner.mcu.frontend import import_module
-from planner.mcu.host import HostEngine
+from planner.mcu.host import HostEngine, TrainOptions
 from planner.mcu.ir import Graph, OpKind
 from planner.mcu.memory import plan_memory
 from planner.mcu.quantize import quantize
@@ -35,6 +37,11 @@ from planner.mcu.scheme import (
 from planner.mcu.zoo import DigitsNet
 from planner.sparse_update import Choice, ChoiceProblem, Option, choose, choose_best
 from tests.planner.mcu.networks import settled
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(1)
 
 
 @pytest.fixture(scope="module")
@@ -117,11 +124,11 @@ def test_finalists_fit_are_distinct_and_leave_little(graph, seed, ram_bytes):
     fitting = [k for k in range(1, 7) if _fits(graph, last_layers(graph, k), limits)]
     schemes = [f.scheme for f in field]
     assert not fitting or last_layers(graph, max(fitting)) in schemes
-    deeper = [op for op in graph.weighted()[-3:] if max(c.gain for c in table.options(op.name)) > 0]
+    deeper = [op for op in graph.weighted()[-3:] if max(c.gain for c in table.by_layer[op.name]) > 0]
     for finalist in field:
         if finalist.origin.endswith("filled"):
             for op in deeper:
-                most = max(table.options(op.name), key=lambda c: c.gain).rows
+                most = max(table.by_layer[op.name], key=lambda c: c.gain).rows
                 now = finalist.scheme.of(op.name)
                 more = SparseScheme({**finalist.scheme.updates, op.name: LayerUpdate(now.bias, now.rows + 1)})
                 assert now.rows >= most or op.kind is OpKind.DEPTHWISE or not _fits(graph, more, limits)
@@ -217,29 +224,30 @@ def test_a_search_cut_short_says_so():
     assert found.cost <= 18.0
 
 
-def test_analysis_measures_the_users_task():
-    """Bars on the left against bars on the right, mirrored after pretraining on nothing: the head alone can learn it."""
-    draw = np.random.default_rng(0)
+def bars() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Noise, and in every other sample a bright left half; a network that has learnt nothing yet can learn it."""
     labels = np.arange(60) % 2
-    data = draw.random((60, 1, 8, 8), np.float32) * 0.2
-    for sample, label in zip(data, labels, strict=True):
-        sample[0, :, :4] += 0.8 * (1 - label)
-        sample[0, :4, :] += 0.8 * label
+    data = np.random.default_rng(0).random((60, 1, 8, 8), np.float32) * 0.2
+    data[labels == 1, :, :4] += 0.8
+    return data, labels
+
+
+def test_analysis_measures_the_users_task():
+    data, labels = bars()
     model = quantize(import_module(settled(DigitsNet(2), data), (1, 8, 8), "bars"), data)
-    measure = EngineMeasure(model, model.quantize_input(data), labels, epochs=3)
+    measure = EngineMeasure(model, model.quantize_input(data), labels, 8, TrainOptions(0.1))
     table = analyse_contributions(model.graph, measure, layers=["head"], ratios=(0.5, 1.0), depth=2)
     assert set(table.bias_accuracy) == {1, 2}
     assert [c.rows for c in table.weights] == [1, 2]
     found = find_scheme(model.graph, table, Limits(20_000))
     measured = float(np.mean(measure(found.scheme, range(3))))
-    assert measured >= table.baseline
+    assert measured > table.baseline + 0.1
     assert "predicted" in found.describe(measured)
     assert len(table.lines()) == 5
 
 
 def test_as_many_draws_as_folds_judge_every_sample_once():
-    draw = np.random.default_rng(0)
-    labels, data = np.arange(60) % 2, draw.random((60, 1, 8, 8), np.float32)
+    data, labels = bars()
     model = quantize(import_module(settled(DigitsNet(2), data), (1, 8, 8), "bars"), data)
     inputs = model.quantize_input(data)
     measure = EngineMeasure(model, inputs, labels, folds=4)
@@ -251,17 +259,17 @@ def test_as_many_draws_as_folds_judge_every_sample_once():
 
 
 def test_a_model_is_fitted_to_its_task_within_its_memory():
-    draw = np.random.default_rng(0)
-    labels = np.arange(60) % 2
-    data = draw.random((60, 1, 8, 8), np.float32) * 0.2
-    data[labels == 1, :, :4] += 0.8
+    data, labels = bars()
     model = compile_model(settled(DigitsNet(2), data), data, scheme=SparseScheme({}), simd=False)
     inference, seen = model.ram_bytes, []
     limits = Limits(inference + 2_500)
-    fitted = fit_scheme(model, model.quantize_input(data), labels, limits, epochs=1, progress=lambda *p: seen.append(p))
+    fitted = fit_scheme(
+        model, model.quantize_input(data), labels, limits, epochs=8, options=TrainOptions(0.1),
+        progress=lambda *p: seen.append(p),
+    )  # fmt: skip
     assert fitted.model.ram_bytes == fitted.best.ram_bytes <= limits.ram_bytes
     assert not fitted.model.simd and fitted.model.scheme == fitted.best.scheme
-    assert fitted.best.measured >= fitted.table.baseline
+    assert fitted.best.measured > fitted.table.baseline + 0.1
     assert fitted.optimum.scheme in [finalist.scheme for finalist in fitted.finalists]
     longest = max(len(finalist.accuracies) for finalist in fitted.finalists)
     rivals = [finalist.measured for finalist in fitted.finalists if len(finalist.accuracies) == longest]

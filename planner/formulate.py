@@ -273,9 +273,7 @@ def _fixed_gaps(problem: Problem) -> set[int]:
     if problem.ram_bytes is None:
         return {g for g, gap in enumerate(problem.gaps) if not gap.dead}
     tight = load + transient > problem.ram_bytes
-    streamed = {
-        (i, slicing.stage) for slicing in problem.slicings if tight[slicing.stage] for i in slicing.members
-    }
+    streamed = {(i, slicing.stage) for slicing in problem.slicings if tight[slicing.stage] for i in slicing.members}
     fixed = set()
     for g, gap in enumerate(problem.gaps):
         tensor = problem.tensors[gap.tensor]

@@ -25,7 +25,11 @@ def test_every_greedy_schedule_is_offered_also_where_the_last_update_is_of_the_f
     sliced = 0
     for share in (0.7, 0.8, 0.9):
         problem = coarsen(graph, costs, ram_bytes=round(share * whole)).problem
-        found = [greedy(problem).schedule, *simple_schedules(problem), *greedy_variants(problem, cheap_segments(problem))]
+        found = [
+            greedy(problem).schedule,
+            *simple_schedules(problem),
+            *greedy_variants(problem, cheap_segments(problem)),
+        ]
         for schedule in (s for s in found if s is not None):
             model_of = Formulation(problem, Breadth(3, 1, early_pages=False), schedule)
             assert model_of.start_values(schedule) is not None

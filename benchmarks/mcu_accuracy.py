@@ -39,7 +39,8 @@ from planner.mcu.frontend import import_module
 from planner.mcu.ir import Graph, OpKind
 from planner.mcu.memory import plan_memory
 from planner.mcu.quantize import QuantizedGraph, quantize
-from planner.mcu.scheme import Limits, fit_scheme
+from planner.mcu.scheme import Limits
+from planner.mcu.scheme_fit import fit_scheme
 
 TUNING_SEEDS = (100, 101, 102, 103, 104)
 SCHEME_RATE = 0.01

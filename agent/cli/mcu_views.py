@@ -19,7 +19,8 @@ from agent.mcu.ports import PortInfo
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from planner.mcu.scheme import Finalist, FittedModel
+    from planner.mcu.scheme_fit import FittedModel
+    from planner.mcu.scheme_race import Finalist
 
 UNKNOWN = "unknown"
 

@@ -21,7 +21,7 @@ from agent.mcu.job import TrainSettings
 from agent.mcu.model import InputFormat, write_manifest
 
 if TYPE_CHECKING:
-    from planner.mcu.scheme import FittedModel
+    from planner.mcu.scheme_fit import FittedModel
 
 SCRIPT = "project.py"
 JOB = "job.json"
@@ -71,7 +71,8 @@ def fit_project(
     The analysis trains on the project's own `train_x` with the job's epochs and learning rate.
     """
     from planner.mcu.host import TrainOptions
-    from planner.mcu.scheme import Limits, fit_scheme
+    from planner.mcu.scheme import Limits
+    from planner.mcu.scheme_fit import fit_scheme
 
     known = TrainSettings(**{k: v for k, v in project.settings.items() if k in ("epochs", "learning_rate")})
     fitted = fit_scheme(

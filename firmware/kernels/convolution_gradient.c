@@ -186,12 +186,14 @@ static void update_tile(const port_bound *bound, const walk *w, int32_t o, int32
         for (int32_t a = 0; a < rows; a++)
             for (int32_t b = 0; b < columns; b++) sums[a][b] = weight_value(w, o + a, c + b, op->in_zero);
     }
+    port_update local = *update; /* in registers: a store to an int8_t might change *update for all the compiler knows */
     for (int32_t a = 0; a < rows; a++) {
-        float size = port_step_size(update, op->weight_scale[o + a]) * op->in_scale;
+        float size = port_step_size(&local, op->weight_scale[o + a]) * op->in_scale;
         int32_t at = (o + a) * row_bytes + tap * op->in_c + c;
         for (int32_t b = 0; b < columns; b++, at++)
-            port_apply_weight(update, bound->trained + at, bound->low_bytes ? bound->low_bytes + at : 0, size * sums[a][b]);
+            port_apply_weight(&local, bound, at, size * sums[a][b]);
     }
+    update->generator = local.generator;
 }
 
 void port_conv_weight_update(const port_bound *bound, const float *gradient, port_update *update) {
@@ -215,10 +217,10 @@ void port_bias_update(const port_bound *bound, const float *gradient, port_updat
     for (int32_t o = 0; o < op->out_c; o++) {
         float sum = 0.0f;
         for (int32_t p = 0; p < pixels; p++) sum += gradient[p * op->out_c + o];
-        float uniform = port_next_uniform(update);
+        uint32_t drawn = port_next_draw(update);
         if (sum == 0.0f) continue;
         float step = port_limit(port_step_size(update, op->in_scale * op->weight_scale[o]) * sum, 1.0e8f);
-        int32_t change = update->rule == PORT_RULE_STOCHASTIC ? port_floor(uniform - step)
+        int32_t change = update->rule == PORT_RULE_STOCHASTIC ? port_floor(port_uniform(drawn) - step)
                          : update->rule == PORT_RULE_TRUNCATE ? -(int32_t)step
                                                               : -port_round_half_away(step);
         int32_t value = bound->trained_bias[o] + change; /* |bias| <= 2^30, |change| <= 10^8: no overflow */

@@ -73,7 +73,7 @@ void port_depthwise_weight_update(const port_bound *bound, const float *gradient
             for (int32_t c = 0; c < op->in_c; c++, at++) {
                 float sum = weight_value(bound, gradient, u, v, c);
                 float size = port_step_size(update, op->weight_scale[c]) * op->in_scale;
-                port_apply_weight(update, bound->trained + at, bound->low_bytes ? bound->low_bytes + at : 0, size * sum);
+                port_apply_weight(update, bound, at, size * sum);
             }
         }
     }

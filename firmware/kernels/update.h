@@ -22,21 +22,22 @@ static inline void port_apply_q88(int8_t *weight, uint8_t *low, float step) {
     *low = (uint8_t)(value & 255);
 }
 
-/* What the stochastic rule adds before rounding down, in [0, 1). */
-static inline float port_next_uniform(port_update *update) { return port_uniform(port_draw(&update->generator) ^ update->flip); }
+/* One draw per parameter whatever its step and rule; the stochastic rule adds it, in [0, 1), before rounding down. */
+static inline uint32_t port_next_draw(port_update *update) { return port_draw(&update->generator) ^ update->flip; }
 
-/* weight -= step, rounded by the rule, kept within [-127, 127]. */
-static inline void port_apply_weight(port_update *update, int8_t *weight, uint8_t *low, float step) {
-    int32_t value = *weight;
-    float uniform = port_next_uniform(update);
+/* weight[at] -= step, rounded by the rule, kept within [-127, 127]. */
+static inline void port_apply_weight(port_update *update, const port_bound *bound, int32_t at, float step) {
+    int8_t *weight = bound->trained + at;
+    uint32_t drawn = port_next_draw(update);
     if (step == 0.0f) return;
     if (update->rule == PORT_RULE_Q88) {
-        port_apply_q88(weight, low, step);
+        port_apply_q88(weight, bound->low_bytes + at, step);
         return;
     }
+    int32_t value = *weight;
     step = port_limit(step, 255.0f);
     if (update->rule == PORT_RULE_STOCHASTIC) {
-        value += port_floor(uniform - step);
+        value += port_floor(port_uniform(drawn) - step);
     } else if (update->rule == PORT_RULE_NEAREST) {
         value -= port_round_half_away(step);
     } else {

@@ -1,9 +1,8 @@
-"""The sparse update found by measuring: contribution analysis, an exact choice over real planner bytes, and a race.
+"""The sparse update found by measuring: contribution analysis, and an exact choice over real planner bytes.
 
-arXiv 2206.15472 section 2.3 with three differences: the gains are measured on the user's own task with the firmware's
-engine; the choice is exact (`planner.sparse_update.choose_best`) over the arena and parameter bytes this compiler really
-plans, not an evolutionary search over an assumed memory model; and because measured gains are noisy and do not quite add
-up, the best few choices are trained themselves, beside last-k schemes, and the one that measures best is taken.
+arXiv 2206.15472 section 2.3 with two differences: the gains are measured on the user's own task with the firmware's
+engine; and the choice is exact (`planner.sparse_update.choose_best`) over the arena and parameter bytes this compiler
+really plans, not an evolutionary search over an assumed memory model.
 """
 
 from __future__ import annotations
@@ -17,25 +16,15 @@ from numpy.typing import NDArray
 
 from planner.mcu.arena import aligned, lower_bound
 from planner.mcu.autodiff import LayerUpdate, SparseScheme, StepKind, last_layers, rows_at, training_program
-from planner.mcu.compile import BudgetError, CompiledModel, compile_quantized
-from planner.mcu.host import HostEngine, TrainOptions
+from planner.mcu.compile import BudgetError
 from planner.mcu.ir import Graph, OpKind
 from planner.mcu.memory import buffers_of, parameter_layout, plan_memory, row_bytes
-from planner.mcu.quantize import Int8Array, QuantizedGraph
-from planner.sparse_update import Choice, ChoiceProblem, Option, Selection, choose, choose_best
+from planner.sparse_update import Choice, ChoiceProblem, Option, Selection, choose
 
 RATIOS = (0.125, 0.25, 0.5, 1.0)
 
 DRAWS = 3
 """Adaptations per scheme of the analysis, and of the first round of the race."""
-
-ROUNDS = 3
-"""Of the race: each halves the field and doubles the draws."""
-
-RUNNERS_UP = 3
-"""Answers of the knapsack that enter the race, for the gains as measured and as many for optimistic ones."""
-
-MOST_FINALISTS = 2 * (2 * RUNNERS_UP + 2)
 
 Measure = Callable[[SparseScheme, Sequence[int]], Sequence[float]]
 """Accuracies after a short adaptation with this scheme, in [0, 1], one per draw.
@@ -183,7 +172,7 @@ def _pooled_error(samples: Iterable[NDArray[np.float64]], draws: int) -> float:
     return math.sqrt(sum(variances) / len(variances) / draws) if variances else 0.0
 
 
-class _Needs:
+class Needs:
     """What schemes need of this graph, as the compiler plans it; infinite beyond the limit of backward work."""
 
     def __init__(self, graph: Graph, limits: Limits, q88: bool, simd: bool) -> None:
@@ -223,7 +212,7 @@ def find_scheme(
 
     Raises BudgetError when not even inference fits.
     """
-    problem, scheme_of = _problem(table, _Needs(graph, limits, q88, simd))
+    problem, scheme_of = choice_problem(table, Needs(graph, limits, q88, simd))
     choice = choose(problem)
     if choice is None:
         memory = plan_memory(graph, None, simd=simd)
@@ -236,7 +225,7 @@ def _as_scheme_choice(graph: Graph, table: ContributionTable, choice: Choice, sc
     return SchemeChoice(scheme, predicted, int(choice.cost), backward_macs(graph, scheme), choice.proven)
 
 
-def _problem(table: ContributionTable, needs: _Needs) -> tuple[ChoiceProblem, Callable[[Selection], SparseScheme]]:
+def choice_problem(table: ContributionTable, needs: Needs) -> tuple[ChoiceProblem, Callable[[Selection], SparseScheme]]:
     graph, depths = needs.graph, sorted(table.bias_accuracy)
     by_layer = table.by_layer
     biases = tuple(Option(table.bias_accuracy[k] - table.baseline, _bias_bytes(graph, k)) for k in depths)
@@ -281,187 +270,3 @@ def backward_macs(graph: Graph, scheme: SparseScheme) -> int:
         elif step.kind is StepKind.WEIGHT:
             total += op.macs * scheme.of(op.name).rows // op.out_shape.channels
     return total
-
-
-@dataclass(frozen=True, slots=True)
-class Finalist:
-    """A scheme of the race: how it was found, what it needs, and its accuracies, one per draw that it stayed in for."""
-
-    origin: str
-    scheme: SparseScheme
-    predicted: float
-    ram_bytes: int
-    backward_macs: int
-    accuracies: tuple[float, ...] = ()
-
-    @property
-    def measured(self) -> float:
-        """The mean accuracy over the draws."""
-        return float(np.mean(self.accuracies))
-
-
-def find_finalists(
-    graph: Graph, table: ContributionTable, limits: Limits, *, q88: bool = False, simd: bool = True
-) -> tuple[Finalist, ...]:
-    """Return the distinct schemes within the limits that are worth measuring.
-
-    These are the knapsack's best answers of different layers, for the gains as measured and for optimistic ones; the
-    deepest last-k schemes, with their own biases and with all; and each of them with the bytes filled that it leaves.
-    """
-    needs = _Needs(graph, limits, q88, simd)
-    candidates = []
-    for origin, gains in (("knapsack", table), ("knapsack, optimistic", table.optimistic())):
-        candidates += [(origin, scheme) for scheme in _runners_up(gains, needs)]
-    depth = len(graph.weighted())
-    for origin, biases in (("last {}", None), ("last {}, all biases", depth)):
-        schemes = {k: last_layers(graph, k, biases=biases) for k in range(1, depth + 1)}
-        deepest = max((k for k, scheme in schemes.items() if needs.fits(scheme)), default=None)
-        if deepest is not None:
-            candidates.append((origin.format(deepest), schemes[deepest]))
-    candidates += [(f"{origin}, filled", _filled(graph, table, scheme, needs)) for origin, scheme in candidates]
-    found: dict[str, Finalist] = {}
-    for origin, scheme in candidates:
-        predicted, ram_bytes = table.predict(graph, scheme), int(needs.ram(scheme))
-        finalist = Finalist(origin, scheme, predicted, ram_bytes, backward_macs(graph, scheme))
-        found.setdefault(scheme.describe(), finalist)
-    return tuple(found.values())
-
-
-def _runners_up(table: ContributionTable, needs: _Needs) -> list[SparseScheme]:
-    """Return the knapsack's best answers, one of each set of layers whose weights are trained."""
-    problem, scheme_of = _problem(table, needs)
-    distinct: dict[frozenset[str], SparseScheme] = {}
-    for choice in choose_best(problem, 16 * RUNNERS_UP):
-        scheme = scheme_of(choice.selection)
-        distinct.setdefault(frozenset(name for name, update in scheme.updates.items() if update.rows), scheme)
-    return list(distinct.values())[:RUNNERS_UP]
-
-
-def _filled(graph: Graph, table: ContributionTable, scheme: SparseScheme, needs: _Needs) -> SparseScheme:
-    """Return the scheme with more channels of the layers that gain, most per byte first, as far as they fit."""
-    best = (max(choices, key=lambda c: c.gain) for choices in table.by_layer.values())
-    gaining = sorted((c for c in best if c.gain > 0), key=lambda c: -c.gain / (c.rows * row_bytes(graph.op(c.layer))))
-    for contribution in gaining:
-        now, op = scheme.of(contribution.layer), graph.op(contribution.layer)
-        smallest = op.out_shape.channels if op.kind is OpKind.DEPTHWISE else 1
-        for rows in range(contribution.rows, max(now.rows, smallest - 1), -1):
-            updates = {**scheme.updates, op.name: replace(now, rows=rows)}
-            larger = SparseScheme({o.name: updates[o.name] for o in graph.weighted() if o.name in updates})
-            if needs.fits(larger):
-                scheme = larger
-                break
-    return scheme
-
-
-def race(
-    field: Sequence[Finalist], measure: Measure, *, draws: int = DRAWS, rounds: int = ROUNDS
-) -> tuple[Finalist, ...]:
-    """Return the finalists with their measured accuracies, the winner first: successive halving (arXiv 1502.07943).
-
-    All are measured on the same draws; the better half stays and is measured on as many again. The winner's accuracy is
-    that of the best of several, so it is a little more than the scheme would reach on new draws.
-    """
-    ranking: list[Finalist] = []
-    start, stop = 0, draws
-    for left in reversed(range(rounds)):
-        measured = [replace(f, accuracies=(*f.accuracies, *measure(f.scheme, range(start, stop)))) for f in field]
-        measured.sort(key=lambda finalist: -finalist.measured)
-        field = measured[: -(-len(measured) // 2)] if left else []
-        ranking = [*measured[len(field) :], *ranking]
-        start, stop = stop, 2 * stop
-    return tuple(ranking)
-
-
-def race_draws(count: int, draws: int = DRAWS, rounds: int = ROUNDS) -> int:
-    """Return how many adaptations `race` measures for `count` finalists."""
-    total, start, stop = 0, 0, draws
-    for _ in range(rounds):
-        total, count = total + count * (stop - start), -(-count // 2)
-        start, stop = stop, 2 * stop
-    return total
-
-
-@dataclass(frozen=True, eq=False)
-class EngineMeasure:
-    """Accuracy after a short adaptation with the firmware's own engine, by repeated cross-validation; a `Measure`.
-
-    So many draws in a row as there are folds judge every sample once; each fold is judged by a model that trained on the
-    others, from its initial parameters.
-    """
-
-    model: QuantizedGraph
-    inputs: Int8Array
-    labels: NDArray[np.int64]
-    epochs: int = 5
-    options: TrainOptions = TrainOptions()  # noqa: RUF009 - frozen
-    folds: int = 3
-
-    def __call__(self, scheme: SparseScheme, draws: Sequence[int]) -> list[float]:
-        compiled = compile_quantized(self.model, scheme=scheme)
-        engine = HostEngine(compiled)
-        engine.set_options(self.options)
-        epochs = self.epochs if compiled.memory.program.backward else 0
-        return [self._adapt(engine, epochs, draw) for draw in draws]
-
-    def _adapt(self, engine: HostEngine, epochs: int, draw: int) -> float:
-        order = np.random.default_rng(draw // self.folds).permutation(len(self.labels))
-        judged = np.arange(len(order)) % self.folds == draw % self.folds
-        trained, shuffle = order[~judged], np.random.default_rng(draw)
-        engine.reset()
-        engine.state = replace(engine.state, generator=draw * 2654435761 % 2**32 + 1)
-        for _ in range(epochs):
-            engine.train_many(self.inputs, self.labels, shuffle.permutation(trained))
-        return engine.evaluate(self.inputs[order[judged]], self.labels[order[judged]])[1]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FittedModel:
-    """A model compiled again for the scheme that measured best on its own task, and what that rests on."""
-
-    model: CompiledModel
-    table: ContributionTable
-    optimum: SchemeChoice
-    """The knapsack's answer, before anything but single contributions was measured."""
-    finalists: tuple[Finalist, ...]
-    """In the order of the race; the first is what `model` trains."""
-
-    @property
-    def best(self) -> Finalist:
-        return self.finalists[0]
-
-
-def fit_scheme(
-    model: CompiledModel,
-    inputs: Int8Array,
-    labels: NDArray[np.int64],
-    limits: Limits,
-    *,
-    epochs: int = 5,
-    options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> FittedModel:
-    """Return `model` compiled for the best scheme within `limits`, found on samples that it will be adapted to.
-
-    Contribution analysis, knapsack and race, all by cross-validation within the samples; `epochs` and `options` should
-    be those of the job. `progress` is given adaptations, done and in all. Raises BudgetError when not even inference fits.
-    """
-    graph, done = model.quantized.graph, 0
-    judge = EngineMeasure(model.quantized, inputs, labels, epochs, options)
-    choices = sum(len({rows_at(op, ratio) for ratio in RATIOS}) for op in graph.weighted())
-    analysis = DRAWS * (1 + len(graph.weighted()) + choices)
-    total = analysis + race_draws(MOST_FINALISTS)
-
-    def measure(scheme: SparseScheme, draws: Sequence[int]) -> list[float]:
-        nonlocal done
-        scores = judge(scheme, draws)
-        done += len(draws)
-        progress(done, total)
-        return scores
-
-    table = analyse_contributions(graph, measure)
-    optimum = find_scheme(graph, table, limits, simd=model.simd)
-    field = find_finalists(graph, table, limits, simd=model.simd)
-    total = analysis + race_draws(len(field))
-    ranking = race(field, measure)
-    compiled = compile_quantized(model.quantized, scheme=ranking[0].scheme, simd=model.simd)
-    return FittedModel(compiled, table, optimum, ranking)

@@ -23,17 +23,13 @@ from planner.mcu.quantize import quantize
 from planner.mcu.scheme import (
     Contribution,
     ContributionTable,
-    EngineMeasure,
-    Finalist,
     Limits,
     analyse_contributions,
     backward_macs,
-    find_finalists,
     find_scheme,
-    fit_scheme,
-    race,
-    race_draws,
 )
+from planner.mcu.scheme_fit import EngineMeasure, fit_scheme
+from planner.mcu.scheme_race import Finalist, find_finalists, race, race_draws
 from planner.mcu.zoo import DigitsNet
 from planner.sparse_update import Choice, ChoiceProblem, Option, choose, choose_best
 from tests.planner.mcu.networks import settled

@@ -306,7 +306,8 @@ def train_through_unplugs(
                 timer.join()
             line.unplug()
             line.plug()
-        if isinstance(event, Progress) and event.position.step >= next_pull and pulled < unplugs:
+        waiting = any(timer.is_alive() for timer in timers)  # on a busy machine, pulls would else fall into one
+        if isinstance(event, Progress) and event.position.step >= next_pull and pulled < unplugs and not waiting:
             pulled += 1
             next_pull = event.position.step + rng.randrange(10, 150)
             timer = threading.Timer(rng.random() * 0.003, line.unplug)

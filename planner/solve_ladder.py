@@ -44,10 +44,6 @@ LARGE_ENOUGH = 0.005
 LARGE_GAPS = 1000
 """With more gaps than this a captured step is searched with a narrow window: building the model counts too."""
 
-WHOLE_SHARE = 0.6
-"""Share of the search's time in which a smaller step is solved as a whole: pages and deep rebuilds trade places across
-the step, which no piece sees. ResNet-18 at half its memory: 1.9 J instead of 3.4 J, a step of 1.5 s instead of 2.4 s."""
-
 SEARCH_COLUMNS = 20_000
 """A model with more free integral columns than this is searched window by window instead."""
 
@@ -97,7 +93,7 @@ def _climb_captured(state: Climb, total: float) -> None:
         offer_recipes(state, 0.3 * total)
     guided(state, replace(narrow, timeless=True), 0.02, (0.4 if large else 0.2) * total)
     if not state.proven and state.schedule is not None:
-        search_pieces(state, narrow, state.left, whole=0.0 if large else WHOLE_SHARE)
+        search_pieces(state, narrow, state.left)
 
 
 def offer_recipes(state: Climb, seconds: float) -> None:
@@ -129,9 +125,9 @@ def _returns(problem: Problem, breadth: Breadth) -> int:
     return sum(length if breadth.window is None else min(length, breadth.window + 1) for length in lengths)
 
 
-def search_pieces(state: Climb, breadth: Breadth, seconds: float, *, whole: float = 0.0) -> None:
-    """Improve the best schedule piece by piece, after `whole` of the time on all at once."""
-    neighbourhood_search(state, _formulation(state, breadth), seconds, whole=whole)
+def search_pieces(state: Climb, breadth: Breadth, seconds: float) -> None:
+    """Improve the best schedule piece by piece."""
+    neighbourhood_search(state, _formulation(state, breadth), seconds)
 
 
 SMALLEST = Breadth(0, 0, early_pages=False, inputs=False, timeless=True, optimistic=True)

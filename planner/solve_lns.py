@@ -21,14 +21,12 @@ PIECE_SECONDS = 0.5
 """A piece that takes longer is too large: the next ones are smaller."""
 
 
-def neighbourhood_search(state: Climb, formulation: Formulation, seconds: float, *, whole: float = 0.0) -> None:
-    """Improve the best schedule for at most `seconds` of CPU time: `whole` of them on all gaps at once, then in pieces."""
+def neighbourhood_search(state: Climb, formulation: Formulation, seconds: float) -> None:
+    """Improve the best schedule piece by piece for at most `seconds` of CPU time."""
     if state.schedule is None or formulation.start_values(state.schedule) is None:
         return
     search = _Search(state, formulation)
     stop_at = state.left - seconds
-    if whole:
-        search.improve(list(formulation.gaps), whole * seconds)
     quiet = 0
     for gaps in search.pieces():
         if state.left <= max(stop_at, 0.05) or state.proven or quiet > search.patience():

@@ -38,7 +38,7 @@ _FLASH_READ_JOULES, _FLASH_WRITE_JOULES = 4e-9, 1.2e-8
 
 _TRIES = 4
 _SPARE = 0.01
-"""Share of the budget that is reserved for what differs from run to run, as part of what is not planned."""
+"""Share of the budget that is left free, for what differs from run to run."""
 
 
 _NARROW, _WIDE = 2, 6
@@ -136,14 +136,14 @@ def make(
     costs are those of another board; the trial then only tells how much memory is unplanned.
     Raises InfeasibleError where nothing fits; nothing is left behind then.
     """
-    device = replace(device, base_bytes=device.base_bytes + _spare(ram_bytes))
+    target = int(ram_bytes * (1 - _SPARE))
     quick = build.default_planner(strategy="greedy", time_limit_s=1.0)
     peak = 0
     for attempt in range(_TRIES):
         # The first tries only find out what is unplanned; the last word is the chosen planner's.
         progress("try", attempt / _TRIES)
         device, peak = _tried(
-            path, prepared, measured, device, ram_bytes, quick, page_dir, threads, trial_options, estimated
+            path, prepared, measured, device, target, ram_bytes, quick, page_dir, threads, trial_options, estimated
         )
         if peak <= ram_bytes:
             break
@@ -151,11 +151,11 @@ def make(
         progress("plan", attempt / _TRIES)
         before = device
         device, peak = _tried(
-            path, prepared, measured, device, ram_bytes, planner, page_dir, threads, trial_options, estimated
+            path, prepared, measured, device, target, ram_bytes, planner, page_dir, threads, trial_options, estimated
         )
         if peak <= ram_bytes and device is before:
             manifest = _with_smaller_plans(
-                path, prepared, measured, device, ram_bytes, planner if wide else quick, threads,
+                path, prepared, measured, device, target, ram_bytes, planner if wide else quick, threads,
                 _WIDE if wide else _NARROW, estimated,
             )  # fmt: skip
             return Made(manifest, peak)
@@ -172,6 +172,7 @@ def _with_smaller_plans(
     prepared: Prepared,
     measured: Measured,
     device: DeviceCosts,
+    target: int,
     ram_bytes: int,
     planner: Planner,
     threads: int,
@@ -182,7 +183,7 @@ def _with_smaller_plans(
     bundle = Bundle(path)
     main = bundle.manifest.graphs[0]
     choices, limits = [bundle.plans[0]], [ram_bytes]
-    for limit in frontier.budgets(bundle.graphs[main], bundle.costs[main], ram_bytes, count + 1)[1:]:
+    for limit in frontier.budgets(bundle.graphs[main], bundle.costs[main], target, count + 1)[1:]:
         try:
             plans, _ = build.plan_all(prepared, measured, device, limit, planner)
         except InfeasibleError:
@@ -207,6 +208,7 @@ def _tried(
     prepared: Prepared,
     measured: Measured,
     device: DeviceCosts,
+    target: int,
     ram_bytes: int,
     planner: Planner,
     page_dir: Path,
@@ -215,8 +217,10 @@ def _tried(
     estimated: bool,
 ) -> tuple[DeviceCosts, int]:
     """Plan, write and run; return the device (with what turned out unplanned in its base) and the measured peak."""
-    plans, costs = build.plan_all(prepared, measured, device, ram_bytes, planner)
-    manifest = build.write(path, prepared, [plans], costs, [ram_bytes], threads=threads, estimated=estimated)
+    plans, costs = build.plan_all(prepared, measured, device, target, planner)
+    manifest = build.write(
+        path, prepared, [_budgeted(plans, ram_bytes)], costs, [ram_bytes], threads=threads, estimated=estimated
+    )
     try:
         peak = trial(path, page_dir, trial_options)
     except TrialError:
@@ -225,11 +229,11 @@ def _tried(
     unplanned = peak - manifest.plans[0].peak_bytes
     if peak <= ram_bytes and abs(unplanned) <= _TOLERANCE * manifest.plans[0].peak_bytes:
         return device, peak
-    return replace(device, base_bytes=max(0, device.base_bytes + unplanned + _spare(ram_bytes))), peak
+    return replace(device, base_bytes=max(0, device.base_bytes + unplanned)), peak
 
 
-def _spare(ram_bytes: int) -> int:
-    return int(ram_bytes * _SPARE)
+def _budgeted(plans: dict[str, Plan], ram_bytes: int) -> dict[str, Plan]:
+    return {name: replace(plan, ram_bytes=ram_bytes) for name, plan in plans.items()}
 
 
 def trial(path: Path, page_dir: Path, options: tuple[str, ...] = (), steps: int = 2) -> int:

@@ -15,7 +15,7 @@ from planner.units import format_bytes, format_joules, format_seconds, parse_byt
 
 if TYPE_CHECKING:
     from agent.making_sparse import SparseJob
-    from planner.bundle import Manifest
+    from planner.bundle import Bundle, Manifest
     from planner.sparse_probe import ProbeResult
 
 
@@ -129,6 +129,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     from agent.cli.progress import StageBar
     from agent.making_sparse import StepLimits, train_less
     from planner import build
+    from planner.bundle import Bundle
     from planner.costs import CostTable
     from planner.deadline import DeadlineError
     from planner.job import load_job
@@ -178,10 +179,11 @@ def _plan(arguments: argparse.Namespace) -> int:
             out.unlink(missing_ok=True)
             graph, costs = next(iter(prepared.graphs.values())), CostTable(device, measured.ops[0])
             raise DeadlineError(too_slow(graph, costs, pace, arguments.ram, error.fastest_seconds)) from error
-    facts = _facts(out, made.manifest, 0)
+    bundle = Bundle(out)
+    facts = _facts(out, bundle, 0)
     facts |= {
         "measured_peak_bytes": made.measured_peak_bytes, "planning_s": time.perf_counter() - begin,
-        "fine_bound_joules": _fine_bound(out),
+        "fine_bound_joules": _fine_bound(bundle),
     }  # fmt: skip
     if sparse is not None:
         facts["sparse_update"] = _sparse_facts(sparse)
@@ -256,17 +258,15 @@ def _probed(result: "ProbeResult") -> str:
     return f"{result.loss:.4f}" + ("" if result.metric is None else f" (metric {result.metric:.4f})")
 
 
-def _facts(path: Path, manifest: "Manifest", index: int) -> dict[str, Any]:
+def _facts(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
     import msgpack
 
-    from planner.bundle import Bundle
     from planner.expand import expand
     from planner.plan import Action
     from planner.solve import relative_gap
     from planner.wire import pack_plan
 
-    bundle = Bundle(path)
-    main = manifest.graphs[0]
+    main = bundle.manifest.graphs[0]
     graph, plan = bundle.graphs[main], bundle.plans[index][main]
     program = expand(graph, bundle.costs[main], plan)
     keep_all = expand(graph, bundle.costs[main], type(plan)(), check_budget=False)
@@ -316,12 +316,10 @@ def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> Non
     Console().print(table)
 
 
-def _fine_bound(path: Path) -> float | None:
+def _fine_bound(bundle: "Bundle") -> float | None:
     """Return a bound in joules on the main plan's overhead that holds without coarsening; None if it took too long."""
-    from planner.bundle import Bundle
     from planner.step import coarsening_cost
 
-    bundle = Bundle(path)
     main = bundle.manifest.graphs[0]
     budget = bundle.plans[0][main].ram_bytes
     return coarsening_cost(bundle.graphs[main], bundle.costs[main], ram_bytes=budget, time_limit_s=5.0).fine_joules
@@ -342,12 +340,13 @@ def _overhead(facts: dict[str, Any]) -> str:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from planner.bundle import read_manifest
+    from planner.bundle import Bundle
 
-    manifest = read_manifest(arguments.bundle)
+    bundle = Bundle(arguments.bundle)
+    manifest = bundle.manifest
     if not 0 <= arguments.plan < len(manifest.plans):
         raise PortError(f"{arguments.bundle} has {len(manifest.plans)} plans, there is no plan {arguments.plan}")
-    facts = _facts(arguments.bundle, manifest, arguments.plan)
+    facts = _facts(arguments.bundle, bundle, arguments.plan)
     if arguments.json:
         print(json.dumps(facts))
         return 0

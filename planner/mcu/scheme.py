@@ -121,13 +121,13 @@ class SchemeChoice:
     backward_macs: int
     proven: bool
 
-    def describe(self, measured: float | None = None) -> str:
+    def describe(self) -> str:
         """Return the choice in a few lines, for people."""
-        outcome = f"predicted {100 * self.predicted:.1f} %" + (
-            "" if measured is None else f", measured {100 * measured:.1f} %"
-        )
         proof = "optimal for these gains" if self.proven else "best found, not proven optimal"
-        return f"{self.scheme.describe()}\n{outcome}; {self.ram_bytes} B of RAM, {self.backward_macs} backward MAC; {proof}"
+        return (
+            f"{self.scheme.describe()}\npredicted {100 * self.predicted:.1f} %; {self.ram_bytes} B of RAM, "
+            f"{self.backward_macs} backward MAC; {proof}"
+        )
 
 
 def analyse_contributions(

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -117,32 +118,25 @@ def test_what_cannot_fit_is_refused_with_the_number() -> None:
 
 
 @pytest.mark.usefixtures("without_profile")
-def test_a_step_that_the_deadline_cuts_trains_less() -> None:
+@pytest.mark.parametrize(
+    ("limit", "need", "refusal"),
+    [
+        ("seconds", TrainedBytes.step_seconds, r"per step, which the deadline leaves"),
+        ("joules", TrainedBytes.step_joules, r"per step, which --step-joules leaves .* forward pass alone takes"),
+    ],
+)
+def test_a_step_that_a_limit_cuts_trains_less(
+    limit: str, need: Callable[[TrainedBytes, frozenset[str]], float], refusal: str
+) -> None:
     made = job()
     full = build.prepare(made)
     needed = TrainedBytes(full.graphs, {name: costs_of(graph) for name, graph in full.graphs.items()})
-    head = needed.step_seconds(frozenset({"4.weight", "4.bias"}))
-    found = train(made, full, 1 << 30, limits=StepLimits(seconds=head))
-    assert (
-        needed.step_seconds(found.trained)
-        <= head
-        < needed.step_seconds(frozenset(trained_parameters(full.graphs["step"])))
-    )
-    with pytest.raises(InfeasibleError, match=r"per step, which the deadline leaves"):
-        train(made, full, 1 << 30, limits=StepLimits(seconds=head / 10))
-
-
-@pytest.mark.usefixtures("without_profile")
-def test_a_step_that_its_energy_cuts_trains_less() -> None:
-    made = job()
-    full = build.prepare(made)
-    needed = TrainedBytes(full.graphs, {name: costs_of(graph) for name, graph in full.graphs.items()})
-    head = needed.step_joules(frozenset({"4.weight", "4.bias"}))
-    found = train(made, full, 1 << 30, limits=StepLimits(joules=head))
+    head = need(needed, frozenset({"4.weight", "4.bias"}))
+    found = train(made, full, 1 << 30, limits=StepLimits(**{limit: head}))
     everything = frozenset(trained_parameters(full.graphs["step"]))
-    assert needed.step_joules(found.trained) <= head < needed.step_joules(everything)
-    with pytest.raises(InfeasibleError, match=r"per step, which --step-joules leaves .* forward pass alone takes"):
-        train(made, full, 1 << 30, limits=StepLimits(joules=head / 10))
+    assert need(needed, found.trained) <= head < need(needed, everything)
+    with pytest.raises(InfeasibleError, match=refusal):
+        train(made, full, 1 << 30, limits=StepLimits(**{limit: head / 10}))
 
 
 def test_joules_per_step_need_a_sparse_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

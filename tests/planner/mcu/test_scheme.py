@@ -238,7 +238,7 @@ def test_analysis_measures_the_users_task():
     found = find_scheme(model.graph, table, Limits(20_000))
     measured = float(np.mean(measure(found.scheme, range(3))))
     assert measured > table.baseline + 0.1
-    assert "predicted" in found.describe(measured)
+    assert "predicted" in found.describe()
     assert len(table.lines()) == 5
 
 

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgpack
 
@@ -43,6 +44,9 @@ _SPARE = 0.01
 
 _NARROW, _WIDE = 2, 6
 """Smaller plans in a bundle."""
+
+_LIKELY_PACE = (0.5, 2.0)
+"""Outside of this the trial's step says more about what else the machine was doing."""
 
 _TOLERANCE = 0.03
 """How far the measured peak may be from the planned one."""
@@ -136,66 +140,103 @@ def make(
     costs are those of another board; the trial then only tells how much memory is unplanned.
     Raises InfeasibleError where nothing fits; nothing is left behind then.
     """
-    target = int(ram_bytes * (1 - _SPARE))
     quick = build.default_planner(strategy="greedy", time_limit_s=1.0)
-    peak = 0
+    making = _Making(path, prepared, measured, device, ram_bytes, page_dir, threads, trial_options, estimated)
+    found = _Trial(0)
     for attempt in range(_TRIES):
         # The first tries only find out what is unplanned; the last word is the chosen planner's.
         progress("try", attempt / _TRIES)
-        device, peak = _tried(
-            path, prepared, measured, device, target, ram_bytes, quick, page_dir, threads, trial_options, estimated
-        )
-        if peak <= ram_bytes:
+        found, _ = making.tried(quick)
+        if found.peak_bytes <= ram_bytes:
             break
+    making.keep_pace(found)
     for attempt in range(_TRIES):
         progress("plan", attempt / _TRIES)
-        before = device
-        device, peak = _tried(
-            path, prepared, measured, device, target, ram_bytes, planner, page_dir, threads, trial_options, estimated
-        )
-        if peak <= ram_bytes and device is before:
-            manifest = _with_smaller_plans(
-                path, prepared, measured, device, target, ram_bytes, planner if wide else quick, threads,
-                _WIDE if wide else _NARROW, estimated,
-            )  # fmt: skip
-            return Made(manifest, peak)
+        found, settled = making.tried(planner)
+        if found.peak_bytes <= ram_bytes and settled:
+            manifest = making.with_smaller_plans(planner if wide else quick, _WIDE if wide else _NARROW)
+            return Made(manifest, found.peak_bytes)
     path.unlink(missing_ok=True)
     raise InfeasibleError(
-        f"the step's memory could not be kept within {format_bytes(ram_bytes)}: the last trial took {format_bytes(peak)}; "
-        f"raise --ram to {format_bytes(peak * 1.05)}",
-        int(peak * 1.05),
+        f"the step's memory could not be kept within {format_bytes(ram_bytes)}: the last trial took "
+        f"{format_bytes(found.peak_bytes)}; raise --ram to {format_bytes(found.peak_bytes * 1.05)}",
+        int(found.peak_bytes * 1.05),
     )
 
 
-def _with_smaller_plans(
-    path: Path,
-    prepared: Prepared,
-    measured: Measured,
-    device: DeviceCosts,
-    target: int,
-    ram_bytes: int,
-    planner: Planner,
-    threads: int,
-    count: int,
-    estimated: bool,
-) -> Manifest:
-    """Write the bundle again with plans for smaller budgets behind the one it has; return its manifest."""
-    bundle = Bundle(path)
-    main = bundle.manifest.graphs[0]
-    choices, limits = [bundle.plans[0]], [ram_bytes]
-    for limit in frontier.budgets(bundle.graphs[main], bundle.costs[main], target, count + 1)[1:]:
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """What a trial run measured: peak of resident memory, and its last step's compute seconds over those planned."""
+
+    peak_bytes: int
+    pace: float = 1.0
+
+
+@dataclass(slots=True)
+class _Making:
+    """A bundle in the making: what is known of the costs gets better with every trial."""
+
+    path: Path
+    prepared: Prepared
+    measured: Measured
+    device: DeviceCosts
+    ram_bytes: int
+    page_dir: Path
+    threads: int
+    trial_options: tuple[str, ...]
+    estimated: bool
+
+    @property
+    def target_bytes(self) -> int:
+        """Return what is planned for: the budget without what is spared."""
+        return int(self.ram_bytes * (1 - _SPARE))
+
+    def tried(self, planner: Planner) -> tuple[_Trial, bool]:
+        """Plan, write and run; note what turned out unplanned. Say whether that was next to nothing."""
+        plans, costs = build.plan_all(self.prepared, self.measured, self.device, self.target_bytes, planner)
+        budgeted = {name: replace(plan, ram_bytes=self.ram_bytes) for name, plan in plans.items()}
+        manifest = build.write(
+            self.path, self.prepared, [budgeted], costs, [self.ram_bytes], threads=self.threads,
+            estimated=self.estimated,
+        )  # fmt: skip
         try:
-            plans, _ = build.plan_all(prepared, measured, device, limit, planner)
-        except InfeasibleError:
-            continue
-        choices.append(plans)
-        limits.append(limit)
-    points = [Point(c[main], *_figures(bundle, main, c[main])) for c in choices]
-    kept = [0] + [i for i in range(1, len(points)) if not any(p.dominates(points[i]) for p in points)]
-    return build.write(
-        path, prepared, [choices[i] for i in kept], bundle.costs, [limits[i] for i in kept], threads=threads,
-        estimated=estimated,
-    )  # fmt: skip
+            found = trial(self.path, self.page_dir, self.threads, self.trial_options)
+        except TrialError:
+            self.path.unlink(missing_ok=True)
+            raise
+        planned = manifest.plans[0].peak_bytes
+        unplanned = found.peak_bytes - planned
+        if found.peak_bytes <= self.ram_bytes and abs(unplanned) <= _TOLERANCE * planned:
+            return found, True
+        self.device = replace(self.device, base_bytes=max(0, self.device.base_bytes + unplanned))
+        return found, False
+
+    def keep_pace(self, found: _Trial) -> None:
+        """Scale the operators' costs, measured one by one, to what a whole step of the trial took.
+
+        Together they also pay for page faults on memory that was given back, and find caches warmer or colder.
+        """
+        if not self.estimated and _LIKELY_PACE[0] <= found.pace <= _LIKELY_PACE[1]:
+            self.measured = self.measured.at_pace(found.pace)
+
+    def with_smaller_plans(self, planner: Planner, count: int) -> Manifest:
+        """Write the bundle again with plans for smaller budgets behind the one it has; return its manifest."""
+        bundle = Bundle(self.path)
+        main = bundle.manifest.graphs[0]
+        choices, limits = [bundle.plans[0]], [self.ram_bytes]
+        for limit in frontier.budgets(bundle.graphs[main], bundle.costs[main], self.target_bytes, count + 1)[1:]:
+            try:
+                plans, _ = build.plan_all(self.prepared, self.measured, self.device, limit, planner)
+            except InfeasibleError:
+                continue
+            choices.append(plans)
+            limits.append(limit)
+        points = [Point(c[main], *_figures(bundle, main, c[main])) for c in choices]
+        kept = [0] + [i for i in range(1, len(points)) if not any(p.dominates(points[i]) for p in points)]
+        return build.write(
+            self.path, self.prepared, [choices[i] for i in kept], bundle.costs, [limits[i] for i in kept],
+            threads=self.threads, estimated=self.estimated,
+        )  # fmt: skip
 
 
 def _figures(bundle: Bundle, name: str, plan: Plan) -> tuple[int, float, float]:
@@ -203,50 +244,31 @@ def _figures(bundle: Bundle, name: str, plan: Plan) -> tuple[int, float, float]:
     return program.peak_bytes, program.seconds, program.joules
 
 
-def _tried(
-    path: Path,
-    prepared: Prepared,
-    measured: Measured,
-    device: DeviceCosts,
-    target: int,
-    ram_bytes: int,
-    planner: Planner,
-    page_dir: Path,
-    threads: int,
-    trial_options: tuple[str, ...],
-    estimated: bool,
-) -> tuple[DeviceCosts, int]:
-    """Plan, write and run; return the device (with what turned out unplanned in its base) and the measured peak."""
-    plans, costs = build.plan_all(prepared, measured, device, target, planner)
-    manifest = build.write(
-        path, prepared, [_budgeted(plans, ram_bytes)], costs, [ram_bytes], threads=threads, estimated=estimated
-    )
-    try:
-        peak = trial(path, page_dir, trial_options)
-    except TrialError:
-        path.unlink(missing_ok=True)
-        raise
-    unplanned = peak - manifest.plans[0].peak_bytes
-    if peak <= ram_bytes and abs(unplanned) <= _TOLERANCE * manifest.plans[0].peak_bytes:
-        return device, peak
-    return replace(device, base_bytes=max(0, device.base_bytes + unplanned)), peak
-
-
-def _budgeted(plans: dict[str, Plan], ram_bytes: int) -> dict[str, Plan]:
-    return {name: replace(plan, ram_bytes=ram_bytes) for name, plan in plans.items()}
-
-
-def trial(path: Path, page_dir: Path, options: tuple[str, ...] = (), steps: int = 2) -> int:
-    """Run a few steps of a bundle and return the peak of resident memory."""
+def trial(path: Path, page_dir: Path, threads: int, options: tuple[str, ...] = (), steps: int = 2) -> _Trial:
+    """Run a few steps of a bundle and return what they took."""
     with tempfile.TemporaryDirectory(dir=page_dir, prefix=".port-trial-") as folder:
         command = worker_command(path, Path(folder), "--steps", str(steps), "--checkpoint-every", str(steps), *options)
-        worker = start_worker(command, limit_bytes=1 << 30)
-        peak = 0
+        worker = start_worker(command, limit_bytes=1 << 30, threads=threads)
+        peak, pace = 0, 1.0
         failure = ""
         for event in worker.events():
             peak = max(peak, int(event.get("peak_rss_bytes", 0)))
-            if event.get("event") == "failed":
+            if event.get("event") == "step":
+                pace = _pace(event, threads)
+            elif event.get("event") == "failed":
                 failure = str(event["message"])
         if worker.process.returncode:
             raise TrialError(failure or f"the trial run ended with exit code {worker.process.returncode}")
-        return peak
+        return _Trial(peak, pace)
+
+
+def _pace(step: Mapping[str, Any], threads: int) -> float:
+    """Return how many seconds a step's compute took for each that was planned.
+
+    One thread computes no longer than the CPU time of the process, which other processes disturb less than the clock.
+    """
+    planned = float(step["planned_compute_s"])
+    taken = float(step["wall_s"]) - float(step["phases_s"]["stall"])
+    if threads == 1:
+        taken = min(taken, float(step["cpu_s"]))
+    return taken / planned if planned > 0 else 1.0

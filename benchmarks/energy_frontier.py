@@ -226,7 +226,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.measure:
         with tempfile.TemporaryDirectory(prefix="port-energy-") as folder:
             names = options.measure.split(",")
-            measured = [m for n in names for m in measure(n, percents, Path(folder), options.time_limit)]
+            measured = []
+            for name in names:
+                for row in measure(name, percents, Path(folder), options.time_limit):
+                    print(f"{name}, {row.budget_percent} %: {row.wall_error:+.0%}", file=sys.stderr)
+                    measured.append(row)
         if options.json:
             print(json.dumps([asdict(m) for m in measured], indent=1))
         else:

@@ -63,6 +63,8 @@ class StepEvent:
     cpu_s: float
     report: StepReport = field(repr=False)
     planned_s: float = 0.0
+    planned_compute_s: float = 0.0
+    """Of it, what the operators take, recomputation included."""
     planned_joules: float | None = None
     paging: PagerStats = field(default_factory=PagerStats)
     """What the page thread did during the step, what the program found in the wrong place included."""
@@ -274,9 +276,10 @@ class Trainer:
         self.step += 1
         self.uncommitted += 1
         loss = report.loss.item()
+        program = self.program(name)
         event = StepEvent(
             self.step, epoch, loss, time.perf_counter() - wall, time.process_time() - cpu, report,
-            self.program(name).seconds, self.program(name).joules, self.pager.stats.since(before),
+            program.seconds, program.compute_seconds, program.joules, self.pager.stats.since(before),
         )  # fmt: skip
         self._verify(loss)
         return event
@@ -381,5 +384,6 @@ def step_payload(event: StepEvent) -> Mapping[str, Any]:
         "cpu_s": event.cpu_s, "phases_s": phases_s, "paged_in_bytes": paging.read_bytes,
         "paged_out_bytes": paging.written_bytes, "transfer_s": paging.busy_seconds,
         "hidden_s": max(0.0, paging.busy_seconds - paging.stall_seconds),
-        "peak_rss_bytes": peak_resident_bytes(), "planned_s": event.planned_s, "planned_joules": event.planned_joules,
+        "peak_rss_bytes": peak_resident_bytes(), "planned_s": event.planned_s,
+        "planned_compute_s": event.planned_compute_s, "planned_joules": event.planned_joules,
     }  # fmt: skip

@@ -1,0 +1,67 @@
+"""What a trial step teaches: the operators' costs, measured one by one, are scaled to what they take together."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from agent import making
+from planner import build
+from planner.bundle import Bundle
+from planner.costs import DeviceCosts, OpCost
+from planner.job import TrainingJob
+from planner.profile import Measured
+from tests.planner.steps import costs_of
+
+
+def step_event(*, wall_s: float, stall_s: float, cpu_s: float, planned_compute_s: float) -> dict[str, object]:
+    return {"wall_s": wall_s, "phases_s": {"stall": stall_s}, "cpu_s": cpu_s, "planned_compute_s": planned_compute_s}
+
+
+def test_pace_leaves_out_waiting_and_on_one_thread_what_other_processes_took() -> None:
+    disturbed = step_event(wall_s=5.0, stall_s=1.0, cpu_s=3.0, planned_compute_s=2.0)
+    assert making._pace(disturbed, threads=1) == 1.5
+    assert making._pace(disturbed, threads=4) == 2.0
+    busy_page_thread = step_event(wall_s=2.2, stall_s=0.2, cpu_s=2.5, planned_compute_s=2.0)
+    assert making._pace(busy_page_thread, threads=1) == 1.0
+
+
+def test_measured_at_a_pace_takes_longer_and_more_energy_but_no_more_memory() -> None:
+    measured = Measured(((OpCost(1.0, 64, 4.0), OpCost(0.0, 0, 0.0)),), 10, 1)
+    assert measured.at_pace(1.5) == Measured(((OpCost(1.5, 64, 6.0), OpCost(0.0, 0, 0.0)),), 10, 1)
+
+
+@pytest.fixture
+def prepared() -> build.Prepared:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+    data = [torch.randn(16, 64), torch.randint(0, 10, (16,))]
+    return build.prepare(
+        TrainingJob(
+            model, lambda m, x, y: functional.cross_entropy(m(x), y),
+            torch.optim.SGD(model.parameters(), lr=0.1), data, 8,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("pace", "believed"), [(1.3, 1.3), (0.8, 0.8), (3.0, 1.0)])
+def test_a_bundle_is_priced_at_the_pace_of_its_trial(
+    prepared: build.Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pace: float, believed: float
+) -> None:
+    costs = costs_of(prepared.graphs["step"])
+    measured = Measured((costs.ops,), 0, 0)
+    peak = 64 << 20
+    monkeypatch.setattr(making, "trial", lambda *_: making._Trial(peak, pace))
+    device: DeviceCosts = costs.device
+    for estimated in (False, True):
+        path = tmp_path / f"{estimated}.port"
+        making.make(
+            path, prepared, measured, device, 2 * peak, page_dir=tmp_path, threads=1, progress=lambda *_: None,
+            planner=build.default_planner(strategy="greedy", time_limit_s=1.0), estimated=estimated,
+        )  # fmt: skip
+        factor = 1.0 if estimated else believed
+        assert [c.seconds for c in Bundle(path).costs["step"].ops] == pytest.approx(
+            [c.seconds * factor for c in costs.ops]
+        )

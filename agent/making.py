@@ -166,9 +166,13 @@ def make(
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """What a trial run measured: peak of resident memory, and its last step's compute seconds over those planned."""
+    """What a trial run measured: peaks of resident memory, and its last step's compute seconds over those planned.
+
+    `start_bytes`: the peak before the first step, while the worker loads Python, torch and the bundle.
+    """
 
     peak_bytes: int
+    start_bytes: int = 0
     pace: float = 1.0
 
 
@@ -185,6 +189,8 @@ class _Making:
     threads: int
     trial_options: tuple[str, ...]
     estimated: bool
+    start_bytes: int = 0
+    """What a worker takes while it starts: no budget can be below it."""
 
     @property
     def target_bytes(self) -> int:
@@ -204,6 +210,14 @@ class _Making:
         except TrialError:
             self.path.unlink(missing_ok=True)
             raise
+        self.start_bytes = found.start_bytes
+        if found.start_bytes > self.ram_bytes:
+            self.path.unlink(missing_ok=True)
+            raise InfeasibleError(
+                f"the worker takes {format_bytes(found.start_bytes)} while it loads Python and torch, before any step, "
+                f"the budget is {format_bytes(self.ram_bytes)}; raise --ram to {format_bytes(found.start_bytes * 1.02)}",
+                int(found.start_bytes * 1.02),
+            )
         planned = manifest.plans[0].peak_bytes
         unplanned = found.peak_bytes - planned
         if found.peak_bytes <= self.ram_bytes and abs(unplanned) <= _TOLERANCE * planned:
@@ -224,7 +238,10 @@ class _Making:
         bundle = Bundle(self.path)
         main = bundle.manifest.graphs[0]
         choices, limits = [bundle.plans[0]], [self.ram_bytes]
-        for limit in frontier.budgets(bundle.graphs[main], bundle.costs[main], self.target_bytes, count + 1)[1:]:
+        smaller = frontier.budgets(bundle.graphs[main], bundle.costs[main], self.target_bytes, count + 1)[1:]
+        for limit in smaller:
+            if limit < self.start_bytes:
+                continue
             try:
                 plans, _ = build.plan_all(self.prepared, self.measured, self.device, limit, planner)
             except InfeasibleError:
@@ -249,17 +266,19 @@ def trial(path: Path, page_dir: Path, threads: int, options: tuple[str, ...] = (
     with tempfile.TemporaryDirectory(dir=page_dir, prefix=".port-trial-") as folder:
         command = worker_command(path, Path(folder), "--steps", str(steps), "--checkpoint-every", str(steps), *options)
         worker = start_worker(command, limit_bytes=1 << 30, threads=threads)
-        peak, pace = 0, 1.0
+        peak, start, pace = 0, 0, 1.0
         failure = ""
         for event in worker.events():
             peak = max(peak, int(event.get("peak_rss_bytes", 0)))
-            if event.get("event") == "step":
+            if event.get("event") == "ready":
+                start = int(event["start_peak_bytes"])
+            elif event.get("event") == "step":
                 pace = _pace(event, threads)
             elif event.get("event") == "failed":
                 failure = str(event["message"])
         if worker.process.returncode:
             raise TrialError(failure or f"the trial run ended with exit code {worker.process.returncode}")
-        return _Trial(peak, pace)
+        return _Trial(peak, start, pace)
 
 
 def _pace(step: Mapping[str, Any], threads: int) -> float:

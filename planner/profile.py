@@ -21,6 +21,7 @@ import msgpack
 import torch
 
 from planner.cache import Sweep, cold_operands, last_level_bytes
+from planner.code_pages import release_code_pages
 from planner.costs import Flash, OpCost
 from planner.errors import PortError
 from planner.graph import Argument, Op, Ref, Scalar, StepGraph, references
@@ -60,6 +61,7 @@ def profile_operators(
 ) -> Measured:
     """Run every distinct operator of `graphs` a few times on made-up data and return its cost."""
     graphs = tuple(graphs)
+    release_code_pages()
     base = _resident()
     known: dict[Any, OpCost] = {}
     cache_bytes = last_level_bytes()

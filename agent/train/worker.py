@@ -22,6 +22,7 @@ from agent.train.memory import peak_resident_bytes, reset_peak, resident_bytes
 from agent.train.state import Commit
 from agent.train.trainer import Evaluation, MismatchError, StepEvent, Trainer, TrainOptions, step_payload
 from planner.bundle import Bundle
+from planner.code_pages import release_code_pages
 from planner.errors import PortError
 from planner.units import parse_bytes
 
@@ -164,11 +165,13 @@ def _train(arguments: argparse.Namespace, channel: Channel | None, control: _Con
 def _run(trainer: Trainer, arguments: argparse.Namespace, control: _Control, tell: Any) -> int:
     _limit_cache(trainer)
     commit = trainer.start()
+    start_peak = peak_resident_bytes()
+    release_code_pages()
     tell(
         {
             "event": "ready", "pid": os.getpid(), "step": commit.step, "total_steps": trainer.total_steps,
             "plan": trainer.plan_index, "planned_peak_bytes": trainer.planned_peak_bytes,
-            "resident_bytes": resident_bytes(),
+            "resident_bytes": resident_bytes(), "start_peak_bytes": start_peak,
         }
     )  # fmt: skip
     with contextlib.suppress(OSError):

@@ -53,7 +53,7 @@ def test_a_bundle_is_priced_at_the_pace_of_its_trial(
     costs = costs_of(prepared.graphs["step"])
     measured = Measured((costs.ops,), 0, 0)
     peak = 64 << 20
-    monkeypatch.setattr(making, "trial", lambda *_: making._Trial(peak, pace))
+    monkeypatch.setattr(making, "trial", lambda *_: making._Trial(peak, pace=pace))
     device: DeviceCosts = costs.device
     for estimated in (False, True):
         path = tmp_path / f"{estimated}.port"

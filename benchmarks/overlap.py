@@ -1,7 +1,8 @@
 """Does paging hide behind compute? `python -m benchmarks.overlap [MODEL...]`, flash throttled to a Pi's SD card.
 
 Per model and budget: seconds of a step, of its compute alone and of its transfers alone, and the step against the larger
-of the two. The page thread is throttled to 45 MB/s read and 25 MB/s write, for the plan as for the run.
+of the two. The page thread is throttled to 45 MB/s read and 25 MB/s write, for the plan as for the run. Budgets: `target`
+is that of `benchmarks.fit`; shares are of what the step's tensors take, all kept, beyond the bare worker.
 """
 
 import argparse
@@ -14,10 +15,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.fit import CASES as TARGET_CASES
+from benchmarks.fit import TARGETS_MIB
 from benchmarks.ours import Ours
 
-CASES = {"resnet18": ("sgd", 32), "mobilenetv2": ("sgd", 16), "vit": ("adamw", 4)}
 SHARES = (0.7, 0.5)
+SHARED_CASES = {"resnet18": ("sgd", 32), "mobilenetv2": ("sgd", 16), "vit": ("adamw", 4)}
+CASES = TARGET_CASES | SHARED_CASES
 
 
 @dataclass
@@ -25,6 +29,7 @@ class Row:
     """Means over the steps after the first."""
 
     model: str
+    budget: str
     budget_mib: int
     compute_s: float
     transfer_s: float
@@ -56,7 +61,8 @@ def main() -> int:
     )
     for column in (
         "model",
-        "budget MiB",
+        "budget",
+        "MiB",
         "compute",
         "of it recompute",
         "transfers",
@@ -66,7 +72,7 @@ def main() -> int:
         table.add_column(column, justify="right")
     for r in rows:
         table.add_row(
-            r.model, str(r.budget_mib), f"{r.compute_s:.2f}", f"{r.recompute_s:.2f}", f"{r.transfer_s:.2f}",
+            r.model, r.budget, str(r.budget_mib), f"{r.compute_s:.2f}", f"{r.recompute_s:.2f}", f"{r.transfer_s:.2f}",
             f"{r.step_s:.2f}", f"{r.ratio:.2f}",
         )  # fmt: skip
     Console(width=None if sys.stdout.isatty() else 110).print(table)
@@ -74,7 +80,7 @@ def main() -> int:
 
 
 def measure(model: str, folder: Path, limits: tuple[float, float], time_limit_s: float) -> list[Row]:
-    """Return a row per budget: shares of what the step takes beyond the bare process without planning."""
+    """Return a row per budget."""
     from planner.costs import CostTable
     from planner.expand import expand
     from planner.plan import Plan
@@ -83,9 +89,11 @@ def measure(model: str, folder: Path, limits: tuple[float, float], time_limit_s:
     graph = next(iter(ours.prepared.graphs.values()))
     whole = expand(graph, CostTable(ours.device, ours.measured.ops[0]), Plan()).peak_bytes
     base = ours.device.base_bytes
+    budgets = {"target": TARGETS_MIB[model] << 20} if model in TARGETS_MIB else {}
+    if model in SHARED_CASES:
+        budgets |= {f"{share:.0%}": base + int((whole - base) * share) + (8 << 20) for share in SHARES}
     rows = []
-    for share in SHARES:
-        budget = base + int((whole - base) * share) + (8 << 20)
+    for name, budget in budgets.items():
         path = ours.plan(budget, strategy="milp", time_limit_s=time_limit_s, limits=limits)
         run = ours.train(path, limits=limits) if path else None
         if run is None:
@@ -96,7 +104,7 @@ def measure(model: str, folder: Path, limits: tuple[float, float], time_limit_s:
         recompute = sum(s["phases_s"].get("recompute", 0.0) for s in steps) / len(steps)
         compute = mean["wall_s"] - stall
         ratio = mean["wall_s"] / max(compute, mean["transfer_s"])
-        rows.append(Row(model, budget >> 20, compute, mean["transfer_s"], mean["wall_s"], ratio, recompute))
+        rows.append(Row(model, name, budget >> 20, compute, mean["transfer_s"], mean["wall_s"], ratio, recompute))
     return rows
 
 

@@ -15,6 +15,10 @@ from planner import build
 from planner.bundle import read_manifest
 from planner.job import TrainingJob
 
+BESIDE_RESIDENT = 24 << 20
+"""What RLIMIT_DATA counts beyond resident memory: stacks and data that nothing has touched, less the code, which it does not
+count. A plan that is to run under such a limit is made for so many bytes less."""
+
 
 def make_optimizer(name: str, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """Return the optimizer of a case: "adamw" or "sgd" with momentum."""

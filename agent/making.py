@@ -141,7 +141,9 @@ def make(
     Raises InfeasibleError where nothing fits; nothing is left behind then.
     """
     quick = build.default_planner(strategy="greedy", time_limit_s=1.0)
-    making = _Making(path, prepared, measured, device, ram_bytes, page_dir, threads, trial_options, estimated)
+    making = _Making(
+        path, prepared, measured, device, ram_bytes, page_dir, threads, trial_options, estimated, measured.start_bytes
+    )  # fmt: skip
     found = _Trial(0)
     for attempt in range(_TRIES):
         # The first tries only find out what is unplanned; the last word is the chosen planner's.
@@ -189,7 +191,7 @@ class _Making:
     threads: int
     trial_options: tuple[str, ...]
     estimated: bool
-    start_bytes: int = 0
+    start_bytes: int
     """What a worker takes while it starts: no budget can be below it."""
 
     @property
@@ -199,10 +201,9 @@ class _Making:
 
     def tried(self, planner: Planner) -> tuple[_Trial, bool]:
         """Plan, write and run; note what turned out unplanned. Say whether that was next to nothing."""
-        plans, costs = build.plan_all(self.prepared, self.measured, self.device, self.target_bytes, planner)
-        budgeted = {name: replace(plan, ram_bytes=self.ram_bytes) for name, plan in plans.items()}
+        plans, costs = self._planned(planner)
         manifest = build.write(
-            self.path, self.prepared, [budgeted], costs, [self.ram_bytes], threads=self.threads,
+            self.path, self.prepared, [plans], costs, [self.ram_bytes], threads=self.threads,
             estimated=self.estimated,
         )  # fmt: skip
         try:
@@ -210,20 +211,32 @@ class _Making:
         except TrialError:
             self.path.unlink(missing_ok=True)
             raise
-        self.start_bytes = found.start_bytes
-        if found.start_bytes > self.ram_bytes:
+        self.start_bytes = max(self.start_bytes, found.start_bytes)
+        if self.start_bytes > self.ram_bytes:
             self.path.unlink(missing_ok=True)
-            raise InfeasibleError(
-                f"the worker takes {format_bytes(found.start_bytes)} while it loads Python and torch, before any step, "
-                f"the budget is {format_bytes(self.ram_bytes)}; raise --ram to {format_bytes(found.start_bytes * 1.02)}",
-                int(found.start_bytes * 1.02),
-            )
+            raise self._too_little_to_start(f"the budget is {format_bytes(self.ram_bytes)}")
         planned = manifest.plans[0].peak_bytes
         unplanned = found.peak_bytes - planned
         if found.peak_bytes <= self.ram_bytes and abs(unplanned) <= _TOLERANCE * planned:
             return found, True
         self.device = replace(self.device, base_bytes=max(0, self.device.base_bytes + unplanned))
         return found, False
+
+    def _planned(self, planner: Planner) -> tuple[dict[str, Plan], dict[str, CostTable]]:
+        try:
+            return build.plan_all(self.prepared, self.measured, self.device, self.target_bytes, planner)
+        except InfeasibleError as error:
+            if error.needed_bytes is None or error.needed_bytes >= self.start_bytes:
+                raise
+            raise self._too_little_to_start(str(error)) from error
+
+    def _too_little_to_start(self, reason: str) -> InfeasibleError:
+        least = int(self.start_bytes * (1 + _SPARE))
+        return InfeasibleError(
+            f"{reason}; before the first step, loading Python and torch takes {format_bytes(self.start_bytes)}: raise "
+            f"--ram to at least {format_bytes(least)}",
+            least,
+        )
 
     def keep_pace(self, found: _Trial) -> None:
         """Scale the operators' costs, measured one by one, to what a whole step of the trial took.

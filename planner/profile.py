@@ -41,12 +41,13 @@ class Measured:
     """Costs per op of each graph, and what the process itself holds.
 
     `base_bytes`: resident before any tensor; `retained_bytes`: what stays resident after every op has run once and all
-    tensors are gone (kernels' caches, code pages).
+    tensors are gone (kernels' caches, code pages). `start_bytes`: what loading Python and torch took at its peak.
     """
 
     ops: tuple[tuple[OpCost, ...], ...]
     base_bytes: int
     retained_bytes: int
+    start_bytes: int = 0
 
     def at_pace(self, pace: float) -> "Measured":
         """Return the same with every operator taking `pace` times as long, and as many joules."""
@@ -61,8 +62,9 @@ def profile_operators(
 ) -> Measured:
     """Run every distinct operator of `graphs` a few times on made-up data and return its cost."""
     graphs = tuple(graphs)
+    start = _status("VmHWM")
     release_code_pages()
-    base = _resident()
+    base = _status("VmRSS")
     known: dict[Any, OpCost] = {}
     cache_bytes = last_level_bytes()
     calls = [[_Call(g, *pair) for pair in zip(g.ops, cold_operands(g, cache_bytes), strict=True)] for g in graphs]
@@ -80,7 +82,7 @@ def profile_operators(
     free = OpCost(0.0, 0, 0.0)
     tables = tuple(tuple(known.get(_signature(c), free) for c in table) for table in calls)
     _give_back()
-    return Measured(tables, base, max(0, _resident() - base))
+    return Measured(tables, base, max(0, _status("VmRSS") - base), start)
 
 
 def _give_back() -> None:
@@ -267,11 +269,11 @@ def _timed_flash(directory: Path, name: str, progress: Progress | None) -> Flash
     )  # fmt: skip
 
 
-def _resident() -> int:
+def _status(key: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith(key + ":"):
             return int(line.split()[1]) * 1024
-    raise OSError("/proc/self/status has no VmRSS")
+    raise OSError(f"/proc/self/status has no {key}")
 
 
 # -- as a process of its own
@@ -289,14 +291,14 @@ def main(arguments: list[str]) -> int:
 
     measured = profile_operators(graphs, compute_watts=float(watts), progress=progress)
     ops = [[[c.seconds, c.workspace_bytes, c.joules] for c in table] for table in measured.ops]
-    Path(target).write_bytes(msgpack.packb([ops, measured.base_bytes, measured.retained_bytes]))
+    Path(target).write_bytes(msgpack.packb([ops, measured.base_bytes, measured.retained_bytes, measured.start_bytes]))
     return 0
 
 
 def read_measured(path: Path) -> Measured:
     """Return what `main` wrote."""
-    ops, base, retained = msgpack.unpackb(path.read_bytes())
-    return Measured(tuple(tuple(OpCost(s, w, j) for s, w, j in table) for table in ops), base, retained)
+    ops, *process = msgpack.unpackb(path.read_bytes())
+    return Measured(tuple(tuple(OpCost(s, w, j) for s, w, j in table) for table in ops), *process)
 
 
 if __name__ == "__main__":

@@ -273,7 +273,7 @@ def _facts(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
     count = {a: len({d.storage for d in plan.decisions if d.action is a}) for a in Action}
     return {
         "bundle": str(path), "operators": len(graph.ops), "storages": len(graph.storages),
-        "budget_bytes": plan.ram_bytes, "planned_peak_bytes": program.peak_bytes,
+        "budget_bytes": bundle.manifest.plans[index].ram_bytes, "planned_peak_bytes": program.peak_bytes,
         "peak_without_planning_bytes": keep_all.peak_bytes, "base_bytes": bundle.costs[main].device.base_bytes,
         "paged": count[Action.PAGE], "recomputed": count[Action.RECOMPUTE], "transient": count[Action.TRANSIENT],
         "sliced_updates": len(plan.sliced), "read_bytes": program.read_bytes, "written_bytes": program.written_bytes,
@@ -408,7 +408,7 @@ def _plot(path: Path, index: int) -> None:
     for op in bundle.costs[main].ops:
         moments.append(clock)
         clock += op.seconds
-    budget = bundle.plans[index][main].ram_bytes / 2**20
+    budget = bundle.manifest.plans[index].ram_bytes / 2**20
     figure = plotext.figure
     figure.clear()
     figure.plot_size(min(Console().width, 110), 18)

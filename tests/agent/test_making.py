@@ -65,3 +65,24 @@ def test_a_bundle_is_priced_at_the_pace_of_its_trial(
         assert [c.seconds for c in Bundle(path).costs["step"].ops] == pytest.approx(
             [c.seconds * factor for c in costs.ops]
         )
+
+
+def test_no_budget_is_below_what_loading_takes(
+    prepared: build.Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = costs_of(prepared.graphs["step"])
+    path = tmp_path / "job.port"
+
+    def make(ram_bytes: int, *, measured_start: int, trial_start: int) -> None:
+        monkeypatch.setattr(making, "trial", lambda *_: making._Trial(32 << 20, start_bytes=trial_start))
+        making.make(
+            path, prepared, Measured((costs.ops,), 0, 0, measured_start), costs.device, ram_bytes, page_dir=tmp_path,
+            threads=1, progress=lambda *_: None,
+            planner=build.default_planner(strategy="greedy", time_limit_s=1.0),
+        )  # fmt: skip
+
+    for ram_bytes, measured_start, trial_start in ((1 << 10, 240 << 20, 0), (64 << 20, 0, 240 << 20)):
+        with pytest.raises(build.InfeasibleError, match="loading Python and torch takes 240.0 MiB") as caught:
+            make(ram_bytes, measured_start=measured_start, trial_start=trial_start)
+        assert caught.value.needed_bytes is not None and caught.value.needed_bytes > 240 << 20
+        assert not path.exists()

@@ -35,7 +35,7 @@ from planner.expand import expand
 from planner.graph import StepGraph
 from planner.plan import Plan
 from planner.solve import STRATEGIES
-from planner.step import PlanResult, better_of, coarsening_cost, plan_step
+from planner.step import PlanResult, better_of, fine_bound, plan_step
 
 OURS = "milp"
 SD = (45e6, 25e6)
@@ -105,9 +105,9 @@ def rows_of(
     if OURS in strategies:
         alone = plan_step(graph, costs, ram_bytes=ram, time_limit_s=limits.ours_s)
         result = better_of(graph, costs, ram_bytes=ram, found=alone, rivals=rivals)
-        cost = coarsening_cost(graph, costs, ram_bytes=ram)
+        fine = fine_bound(graph, costs, ram_bytes=ram)
         own = alone.plan.overhead_joules if alone.plan else None
-        yield replace(row(OURS, result), alone_joules=own, fine_bound_joules=cost.fine_joules)
+        yield replace(row(OURS, result), alone_joules=own, fine_bound_joules=fine)
 
 
 def show(rows: Sequence[Row], strategies: Sequence[str], console: Console) -> None:

@@ -175,28 +175,13 @@ def _nearly(coarse: Coarse, solution: Solution) -> bool:
     return solution.needed_bytes is not None and room is not None and solution.needed_bytes <= room
 
 
-@dataclass(frozen=True, slots=True)
-class CoarseningCost:
-    """Bounds by the same small relaxation: on the coarsened problem and on the fine one, an operator a stage.
+def fine_bound(graph: StepGraph, costs: CostTable, *, ram_bytes: int, time_limit_s: float = 10.0) -> float | None:
+    """Return a bound in joules on the overhead of every plan, coarsened or not; None if time was too short.
 
-    What coarsening cost is at most a plan's overhead minus `fine_joules`; of that, `coarse_joules - fine_joules` is what
-    the coarse problem gave away for sure as far as the relaxation sees it. None: the relaxation was not solved in time.
+    It is the smallest relaxation with a stage for each operator and every storage decided about. What coarsening a step
+    for this budget cost is at most a plan's overhead minus this.
     """
-
-    coarse_joules: float | None
-    fine_joules: float | None
-    coarse_stages: int
-    fine_stages: int
-
-
-def coarsening_cost(
-    graph: StepGraph, costs: CostTable, *, ram_bytes: int, time_limit_s: float = 20.0
-) -> CoarseningCost:
-    """Return what coarsening a captured step for this budget may cost; every storage of the fine problem is decided."""
-    coarse = coarsen(graph, costs, ram_bytes=ram_bytes).problem
-    fine = coarsen(graph, costs, ram_bytes=ram_bytes, min_bytes=0).problem
-    bounds = [relaxation_bound(problem, time_limit_s / 2) for problem in (coarse, fine)]
-    return CoarseningCost(bounds[0], bounds[1], coarse.size, fine.size)
+    return relaxation_bound(coarsen(graph, costs, ram_bytes=ram_bytes, min_bytes=0).problem, time_limit_s)
 
 
 def best_order(graph: StepGraph, costs: CostTable, ram_bytes: int) -> tuple[int, ...]:

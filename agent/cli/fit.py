@@ -318,11 +318,11 @@ def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> Non
 
 def _fine_bound(bundle: "Bundle") -> float | None:
     """Return a bound in joules on the main plan's overhead that holds without coarsening; None if it took too long."""
-    from planner.step import coarsening_cost
+    from planner.step import fine_bound
 
     main = bundle.manifest.graphs[0]
     budget = bundle.plans[0][main].ram_bytes
-    return coarsening_cost(bundle.graphs[main], bundle.costs[main], ram_bytes=budget, time_limit_s=5.0).fine_joules
+    return fine_bound(bundle.graphs[main], bundle.costs[main], ram_bytes=budget, time_limit_s=2.5)
 
 
 def _overhead(facts: dict[str, Any]) -> str:
@@ -351,19 +351,17 @@ def _show(arguments: argparse.Namespace) -> int:
         print(json.dumps(facts))
         return 0
     _print_facts(arguments.bundle, facts, manifest)
-    _plot(arguments.bundle, arguments.plan)
+    _plot(bundle, arguments.plan)
     _plot_frontier(manifest)
     if arguments.html:
-        _draw(arguments.bundle, arguments.plan, arguments.html)
+        _draw(bundle, arguments.plan, arguments.html)
     return 0
 
 
-def _draw(path: Path, index: int, target: Path) -> None:
+def _draw(bundle: "Bundle", index: int, target: Path) -> None:
     """Write the page that shows tensors over time and memory under them."""
-    from planner.bundle import Bundle
     from planner.draw import Mark, drawing, write_drawing
 
-    bundle = Bundle(path)
     main = bundle.manifest.graphs[0]
     picture = drawing(bundle.graphs[main], bundle.costs[main], bundle.plans[index][main])
     marks = [Mark(i, c.peak_bytes, c.seconds, c.joules) for i, c in enumerate(bundle.manifest.plans)]
@@ -393,15 +391,13 @@ def _plot_frontier(manifest: "Manifest") -> None:
     print(text if Console().is_terminal else plotext.uncolorize(text))
 
 
-def _plot(path: Path, index: int) -> None:
+def _plot(bundle: "Bundle", index: int) -> None:
     """Draw resident memory over the step's time in the terminal."""
     import plotext
     from rich.console import Console
 
-    from planner.bundle import Bundle
     from planner.expand import expand
 
-    bundle = Bundle(path)
     main = bundle.manifest.graphs[0]
     program = expand(bundle.graphs[main], bundle.costs[main], bundle.plans[index][main])
     moments, clock = [], 0.0

@@ -31,7 +31,7 @@ from agent.files import publish
 from agent.making import measure, this_device
 from agent.train.executor import Executor, GraphChangedError, Scratch, StepReport
 from agent.train.malloc import thrifty_glibc
-from agent.train.memory import block, peak_resident_bytes, reset_peak, resident_bytes, view
+from agent.train.memory import block, view
 from agent.train.pager import PageError, Pager
 from agent.train.persistents import Persistents
 from agent.train.state import StateStore
@@ -47,6 +47,7 @@ from planner.optimizers import StepScalars, describe
 from planner.plan import Plan
 from planner.profile import Measured
 from planner.program import Program
+from planner.resident import peak_resident_bytes, reset_peak, resident_bytes
 from planner.step import plan_step
 from planner.tensorfile import encode
 from planner.torch_operators import dtype

@@ -26,6 +26,7 @@ from planner.costs import Flash, OpCost
 from planner.errors import PortError
 from planner.graph import Argument, Op, Ref, Scalar, StepGraph, references
 from planner.operators import GUARD
+from planner.resident import peak_resident_bytes, resident_bytes
 from planner.torch_operators import dtype, literal, resolve
 from planner.wire import unpack_graph
 
@@ -62,9 +63,9 @@ def profile_operators(
 ) -> Measured:
     """Run every distinct operator of `graphs` a few times on made-up data and return its cost."""
     graphs = tuple(graphs)
-    start = _status("VmHWM")
+    start = peak_resident_bytes()
     release_code_pages()
-    base = _status("VmRSS")
+    base = resident_bytes()
     known: dict[Any, OpCost] = {}
     cache_bytes = last_level_bytes()
     calls = [[_Call(g, *pair) for pair in zip(g.ops, cold_operands(g, cache_bytes), strict=True)] for g in graphs]
@@ -82,7 +83,7 @@ def profile_operators(
     free = OpCost(0.0, 0, 0.0)
     tables = tuple(tuple(known.get(_signature(c), free) for c in table) for table in calls)
     _give_back()
-    return Measured(tables, base, max(0, _status("VmRSS") - base), start)
+    return Measured(tables, base, max(0, resident_bytes() - base), start)
 
 
 def _give_back() -> None:
@@ -267,13 +268,6 @@ def _timed_flash(directory: Path, name: str, progress: Progress | None) -> Flash
         write_bytes_per_s=_FLASH_SAMPLE_BYTES / (sum(write_s) + sync),
         latency_s=statistics.median(small), read_joules_per_byte=0.0, write_joules_per_byte=0.0,
     )  # fmt: skip
-
-
-def _status(key: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {key}")
 
 
 # -- as a process of its own

@@ -1,7 +1,6 @@
 """Blocks of memory for storages that come back from flash, and the views of a storage that operators take."""
 
 import mmap
-from pathlib import Path
 
 import torch
 
@@ -33,25 +32,3 @@ def view(base: torch.Tensor, value: Value) -> torch.Tensor:
     if base.dtype == kind:
         return base.as_strided(value.shape, value.stride, value.offset)
     return torch.empty(0, dtype=kind).set_(base.untyped_storage(), value.offset, value.shape, value.stride)
-
-
-def resident_bytes() -> int:
-    """Return the resident memory of this process (VmRSS)."""
-    return _status("VmRSS")
-
-
-def peak_resident_bytes() -> int:
-    """Return the highest resident memory since the process started or `reset_peak` (VmHWM)."""
-    return _status("VmHWM")
-
-
-def reset_peak() -> None:
-    """Let `peak_resident_bytes` start again from what is resident now."""
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def _status(key: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {key}")

@@ -14,7 +14,6 @@ from agent.files import publish
 from agent.train.arrivals import Arrivals, DataError
 from agent.train.data import Samples
 from agent.train.executor import Executor, Scratch, StepReport
-from agent.train.memory import peak_resident_bytes
 from agent.train.pager import CorruptPageError, Pager, PagerStats
 from agent.train.persistents import Persistents, bundle_chunks, initial_contents
 from agent.train.state import Commit, StateStore
@@ -24,6 +23,7 @@ from planner.expand import expand
 from planner.optimizers import OptimizerSpec, StepScalars
 from planner.order import batch_rows
 from planner.program import Program
+from planner.resident import peak_resident_bytes
 from planner.tensorfile import encode
 
 

@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn import functional
 
 from agent import budgeted_step
-from agent.train.memory import resident_bytes
 from planner.code_pages import release_code_pages
 from planner.errors import PortError
+from planner.resident import resident_bytes
 
 torch.set_num_threads(1)
 STEPS = 4

@@ -103,7 +103,7 @@ import sys, torch
 sys.path.insert(0, {root!r})
 from torch import nn
 from torch.nn import functional
-from agent.train.memory import peak_resident_bytes, reset_peak, resident_bytes
+from planner.resident import peak_resident_bytes, reset_peak, resident_bytes
 from planner.capture import capture_step
 torch.set_num_threads(1)
 def net(width, depth):

@@ -38,7 +38,6 @@ from agent.train.state import StateStore
 from planner.build import InfeasibleError, tensor_chunks
 from planner.bundle import Bundle, Layout
 from planner.capture import BatchSpec, Capture, Fill, capture_evaluation, capture_step
-from planner.code_pages import release_code_pages
 from planner.costs import CostTable, DeviceCosts
 from planner.errors import CaptureError, PortError
 from planner.expand import expand
@@ -162,7 +161,6 @@ class BudgetedStep:
     def prepare(self, batch: tuple[Any, ...], *, evaluation: bool = False) -> None:
         """Record, profile and plan the step for batches of this shape."""
         self._settle()
-        release_code_pages()
         if resident_bytes() > self.ram_bytes:
             raise InfeasibleError(
                 f"this process already holds {format_bytes(resident_bytes())}, the budget is "
@@ -186,7 +184,6 @@ class BudgetedStep:
     def use_bundle(self, bundle: Bundle, batch: tuple[Any, ...]) -> None:
         """Take graphs and plans from a bundle instead of recording; it must be of the same model."""
         held = sum(t.untyped_storage().nbytes() for t in self._own.values())
-        release_code_pages()
         own_base = max(0, resident_bytes() - held)
         needs = {i: own_base + _dynamic_bytes(bundle, i) for i in range(len(bundle.plans))}
         best = [i for i, need in needs.items() if need <= self.ram_bytes]
@@ -284,7 +281,6 @@ class BudgetedStep:
         if self._device is None:
             held = sum(t.untyped_storage().nbytes() for k, t in self._own.items() if k in self._layouts)
             device = this_device(measured, self.folder, torch.get_num_threads(), lambda *_: None)
-            release_code_pages()
             base = max(0, resident_bytes() - held) + measured.retained_bytes
             base += int(_MARGIN * max(0, self.ram_bytes - base))
             self._device = replace(device, base_bytes=base)

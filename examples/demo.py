@@ -18,7 +18,7 @@ from rich.table import Table
 from planner.units import format_bytes, format_seconds
 
 SCRIPT = Path(__file__).parent / "shakespeare" / "train.py"
-RAM, STEPS, VERIFY = "350M", 30, 2
+RAM, STEPS, VERIFY = "380M", 30, 2
 
 
 def main() -> int:

@@ -21,7 +21,6 @@ import msgpack
 import torch
 
 from planner.cache import Sweep, cold_operands, last_level_bytes
-from planner.code_pages import release_code_pages
 from planner.costs import Flash, OpCost
 from planner.errors import PortError
 from planner.graph import Argument, Op, Ref, Scalar, StepGraph, references
@@ -64,7 +63,6 @@ def profile_operators(
     """Run every distinct operator of `graphs` a few times on made-up data and return its cost."""
     graphs = tuple(graphs)
     start = peak_resident_bytes()
-    release_code_pages()
     base = resident_bytes()
     known: dict[Any, OpCost] = {}
     cache_bytes = last_level_bytes()

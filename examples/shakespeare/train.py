@@ -1,6 +1,6 @@
 """A character-level transformer on Shakespeare, to be fine-tuned in less than half of plain PyTorch's memory.
 
-    port-agent plan examples/shakespeare/train.py --ram 350M -o shakespeare.port
+    port-agent plan examples/shakespeare/train.py --ram 380M -o shakespeare.port
     port-agent train shakespeare.port --epochs 1 --out weights.safetensors
 
 Text: Tiny Shakespeare, public domain, from karpathy/char-rnn.

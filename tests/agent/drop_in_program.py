@@ -16,18 +16,11 @@ from torch import nn
 from torch.nn import functional
 
 from agent import budgeted_step
-from planner.code_pages import release_code_pages
 from planner.errors import PortError
 from planner.resident import resident_bytes
 
 torch.set_num_threads(1)
 STEPS = 4
-
-
-def held_bytes() -> int:
-    """Resident memory of this process without the code that only loading torch needed, which the drop-in gives back."""
-    release_code_pages()
-    return resident_bytes()
 
 
 def net() -> nn.Module:
@@ -75,7 +68,7 @@ def train(page_dir: Path) -> dict[str, Any]:
     optimizer = optimizer_of(model)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
     data = batches()
-    ram = held_bytes() + (85 << 20)
+    ram = resident_bytes() + (85 << 20)
     losses, read = [], 0
     with budgeted_step(model, loss_fn, optimizer, data[0], ram=ram, page_dir=page_dir) as step:
         step.reset_peak_bytes()
@@ -117,7 +110,9 @@ def fail(page_dir: Path) -> dict[str, Any]:
     data = batches()
     caught = False
     try:
-        with budgeted_step(model, loss_fn, optimizer_of(model), data[0], held_bytes() + (85 << 20), page_dir) as step:
+        with budgeted_step(
+            model, loss_fn, optimizer_of(model), data[0], resident_bytes() + (85 << 20), page_dir
+        ) as step:
             torch.manual_seed(5)
             step(*data[0])
             raise KeyError("the user's own")
@@ -136,7 +131,7 @@ def infeasible(page_dir: Path) -> dict[str, Any]:
     model = net()
     before = copy.deepcopy(model.state_dict())
     found = []
-    for ram in (10 << 20, held_bytes() + (2 << 20)):
+    for ram in (10 << 20, resident_bytes() + (2 << 20)):
         try:
             with budgeted_step(model, loss_fn, optimizer_of(model), batches()[0], ram=ram, page_dir=page_dir):
                 found.append(["none", None, ""])
@@ -152,7 +147,7 @@ def no_restore(page_dir: Path) -> dict[str, Any]:
     start = copy.deepcopy(model)
     data = batches()
     made = optimizer_of(model)  # before memory is read: making the first optimizer imports 70 MiB
-    ram = held_bytes() + (85 << 20)
+    ram = resident_bytes() + (85 << 20)
     saved = page_dir.parent / "saved.safetensors"
     with budgeted_step(model, loss_fn, made, data[0], ram, page_dir, restore=False) as step:
         torch.manual_seed(5)
@@ -178,7 +173,7 @@ def full(page_dir: Path) -> dict[str, Any]:
     made = optimizer_of(model)
     before = copy.deepcopy(model.state_dict())
     data = batches()
-    ram = held_bytes() + (85 << 20)
+    ram = resident_bytes() + (85 << 20)
     real = os.pwrite
     found = []
     for room in (0, 70 << 20):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from planner.code_pages import code_mappings
+from agent.train.code_pages import code_mappings
 
 SMAPS = """\
 7f0000000000-7f0000100000 r-xp 00001000 fe:00 1234                       /usr/lib/with space/libtorch_cpu.so
@@ -29,7 +29,7 @@ Private_Dirty:         0 kB
 PROGRAM = """
 import torch
 from pathlib import Path
-from planner.code_pages import code_mappings, release_code_pages
+from agent.train.code_pages import code_mappings, release_code_pages
 
 def resident() -> int:
     return sum(int(l.split()[1]) for l in Path("/proc/self/smaps_rollup").read_text().splitlines() if l[:4] == "Rss:")

@@ -141,9 +141,7 @@ def make(
     Raises InfeasibleError where nothing fits; nothing is left behind then.
     """
     quick = build.default_planner(strategy="greedy", time_limit_s=1.0)
-    making = _Making(
-        path, prepared, measured, device, ram_bytes, page_dir, threads, trial_options, estimated, measured.start_bytes
-    )  # fmt: skip
+    making = _Making(path, prepared, measured, device, ram_bytes, page_dir, threads, trial_options, estimated)
     found = _Trial(0)
     for attempt in range(_TRIES):
         # The first tries only find out what is unplanned; the last word is the chosen planner's.
@@ -191,8 +189,6 @@ class _Making:
     threads: int
     trial_options: tuple[str, ...]
     estimated: bool
-    start_bytes: int
-    """What a worker takes while it starts: no budget can be below it."""
 
     @property
     def target_bytes(self) -> int:
@@ -211,8 +207,8 @@ class _Making:
         except TrialError:
             self.path.unlink(missing_ok=True)
             raise
-        self.start_bytes = max(self.start_bytes, found.start_bytes)
-        if self.start_bytes > self.ram_bytes:
+        self.measured = replace(self.measured, start_bytes=max(self.measured.start_bytes, found.start_bytes))
+        if self.measured.start_bytes > self.ram_bytes:
             self.path.unlink(missing_ok=True)
             raise self._too_little_to_start(f"the budget is {format_bytes(self.ram_bytes)}")
         planned = manifest.plans[0].peak_bytes
@@ -226,14 +222,15 @@ class _Making:
         try:
             return build.plan_all(self.prepared, self.measured, self.device, self.target_bytes, planner)
         except InfeasibleError as error:
-            if error.needed_bytes is None or error.needed_bytes >= self.start_bytes:
+            if error.needed_bytes is None or error.needed_bytes >= self.measured.start_bytes:
                 raise
             raise self._too_little_to_start(str(error)) from error
 
     def _too_little_to_start(self, reason: str) -> InfeasibleError:
-        least = int(self.start_bytes * (1 + _SPARE))
+        start_bytes = self.measured.start_bytes
+        least = int(start_bytes * (1 + _SPARE))
         return InfeasibleError(
-            f"{reason}; before the first step, loading Python and torch takes {format_bytes(self.start_bytes)}: raise "
+            f"{reason}; before the first step, loading Python and torch takes {format_bytes(start_bytes)}: raise "
             f"--ram to at least {format_bytes(least)}",
             least,
         )
@@ -253,7 +250,7 @@ class _Making:
         choices, limits = [bundle.plans[0]], [self.ram_bytes]
         smaller = frontier.budgets(bundle.graphs[main], bundle.costs[main], self.target_bytes, count + 1)[1:]
         for limit in smaller:
-            if limit < self.start_bytes:
+            if limit < self.measured.start_bytes:
                 continue
             try:
                 plans, _ = build.plan_all(self.prepared, self.measured, self.device, limit, planner)

@@ -41,7 +41,8 @@ class Measured:
     """Costs per op of each graph, and what the process itself holds.
 
     `base_bytes`: resident before any tensor; `retained_bytes`: what stays resident after every op has run once and all
-    tensors are gone (kernels' caches, code pages). `start_bytes`: what loading Python and torch took at its peak.
+    tensors are gone (kernels' caches, code pages). `start_bytes`: what loading Python and torch took at its
+    peak; no budget can be below it.
     """
 
     ops: tuple[tuple[OpCost, ...], ...]

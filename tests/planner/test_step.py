@@ -75,7 +75,9 @@ def test_a_bound_without_coarsening_holds() -> None:
     limit = budget(0.5)
     bound = fine_bound(graph, costs, ram_bytes=limit)
     plan = plan_step(graph, costs, ram_bytes=limit, time_limit_s=1.0).plan
-    assert plan is not None and bound is not None
+    coarse, fine = (coarsen(graph, costs, ram_bytes=limit, **least).problem for least in ({}, {"min_bytes": 0}))
+    assert plan is not None and bound is not None and relaxation_bound(coarse, 10.0) is not None
+    assert fine.size > coarse.size
     assert 0 < bound <= plan.overhead_joules * (1 + 1e-6)
 
 

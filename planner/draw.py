@@ -7,9 +7,10 @@ import enum
 import html
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from planner.bundle import Bundle
 from planner.costs import CostTable
 from planner.errors import PortError
 from planner.expand import expand
@@ -54,6 +55,13 @@ class Drawing:
     moments: tuple[float, ...]
     budget_bytes: int
     title: str
+
+
+def bundle_drawing(bundle: Bundle, index: int) -> Drawing:
+    """Return the drawing of a bundle's plan for its main graph, with the budget that it was asked for."""
+    main = bundle.manifest.graphs[0]
+    picture = drawing(bundle.graphs[main], bundle.costs[main], bundle.plans[index][main])
+    return replace(picture, budget_bytes=bundle.manifest.plans[index].ram_bytes)
 
 
 def drawing(graph: StepGraph, costs: CostTable, plan: Plan, *, most: int = 120) -> Drawing:

@@ -360,13 +360,11 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _draw(bundle: "Bundle", index: int, target: Path) -> None:
     """Write the page that shows tensors over time and memory under them."""
-    from planner.draw import Mark, drawing, write_drawing
+    from planner.draw import Mark, bundle_drawing, write_drawing
 
-    main = bundle.manifest.graphs[0]
-    picture = drawing(bundle.graphs[main], bundle.costs[main], bundle.plans[index][main])
     marks = [Mark(i, c.peak_bytes, c.seconds, c.joules) for i, c in enumerate(bundle.manifest.plans)]
     target = target if target.suffix else target.with_suffix(".html")
-    write_drawing(picture, target, marks, index)
+    write_drawing(bundle_drawing(bundle, index), target, marks, index)
     print(f"{target}: tensors over time, memory and budget" + (", and the frontier" if len(marks) > 1 else ""))
 
 

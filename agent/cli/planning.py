@@ -212,14 +212,13 @@ def _best(action: "Callable[[], object]", repeats: int = 10) -> float:
 
 def _draw(arguments: argparse.Namespace) -> int:
     from planner.bundle import Bundle
-    from planner.draw import drawing, write_drawing
+    from planner.draw import bundle_drawing, write_drawing
     from planner.errors import PortError
 
     bundle = Bundle(arguments.bundle)
     if not 0 <= arguments.plan < len(bundle.plans):
         raise PortError(f"{arguments.bundle} has {len(bundle.plans)} plans, there is no plan {arguments.plan}")
-    main = bundle.manifest.graphs[0]
-    picture = drawing(bundle.graphs[main], bundle.costs[main], bundle.plans[arguments.plan][main])
+    picture = bundle_drawing(bundle, arguments.plan)
     write_drawing(picture, arguments.out)
     print(f"{arguments.out}: {picture.title}")
     return 0

@@ -17,7 +17,7 @@ from agent.train.malloc import preload_environment
 from planner import build, frontier, profile
 from planner.build import InfeasibleError, Planner, Prepared
 from planner.bundle import Bundle, Manifest
-from planner.costs import CostTable, DeviceCosts, Flash
+from planner.costs import CostTable, DeviceCosts
 from planner.devices import estimated_costs, load_board
 from planner.errors import PortError
 from planner.expand import expand
@@ -33,9 +33,6 @@ Progress = Callable[[str, float], None]
 
 _STATIC_WATTS, _COMPUTE_WATTS = 2.0, 4.0
 """A small board at rest and what a busy core adds: what joules are estimated with where no board file is given."""
-
-_FLASH_READ_JOULES, _FLASH_WRITE_JOULES = 4e-9, 1.2e-8
-"""Joules per byte of an SD card: 0.1 W at 25 MB/s read, 0.3 W at 25 MB/s write (estimate)."""
 
 _TRIES = 4
 _SPARE = 0.01
@@ -85,8 +82,7 @@ def measure(graphs: Mapping[str, StepGraph], threads: int, progress: Progress) -
 def this_device(measured: Measured, page_dir: Path, threads: int, progress: Progress) -> DeviceCosts:
     """Return the costs of this machine; bandwidth is measured in `page_dir`, watts are estimates."""
     rounds: Callable[[int, int], None] = lambda done, total: progress("flash", done / total)  # noqa: E731
-    flash = profile.measure_flash(page_dir, progress=rounds)
-    flash = replace(flash, read_joules_per_byte=_FLASH_READ_JOULES, write_joules_per_byte=_FLASH_WRITE_JOULES)
+    flash = profile.measure_flash(page_dir, compute_watts=_COMPUTE_WATTS, progress=rounds)
     return DeviceCosts(
         platform.node() or "this machine", measured.base_bytes + measured.retained_bytes, _STATIC_WATTS,
         _COMPUTE_WATTS, flash, threads,
@@ -106,16 +102,17 @@ def other_board(
 
 
 def slower_flash(device: DeviceCosts, read_bytes_per_s: float | None, write_bytes_per_s: float | None) -> DeviceCosts:
-    """Return the device with flash no faster than the given limits."""
-    flash: Flash = device.flash
-    return replace(
-        device,
-        flash=replace(
-            flash,
-            read_bytes_per_s=min(flash.read_bytes_per_s, read_bytes_per_s or flash.read_bytes_per_s),
-            write_bytes_per_s=min(flash.write_bytes_per_s, write_bytes_per_s or flash.write_bytes_per_s),
-        ),
-    )
+    """Return the device with a medium no faster than the given limits, which then takes more joules per byte."""
+    flash = device.flash
+    read = min(flash.read_bytes_per_s, read_bytes_per_s or flash.read_bytes_per_s)
+    write = min(flash.write_bytes_per_s, write_bytes_per_s or flash.write_bytes_per_s)
+    more_read = profile.medium_joules(read) - profile.medium_joules(flash.read_bytes_per_s)
+    more_write = profile.medium_joules(write) - profile.medium_joules(flash.write_bytes_per_s)
+    slower = replace(
+        flash, read_bytes_per_s=read, read_joules_per_byte=flash.read_joules_per_byte + more_read,
+        write_bytes_per_s=write, write_joules_per_byte=flash.write_joules_per_byte + more_write,
+    )  # fmt: skip
+    return replace(device, flash=slower)
 
 
 def make(

@@ -7,6 +7,7 @@ allocator preloaded, workspace counts whatever a kernel takes, oneDNN's scratch 
 
 import contextlib
 import ctypes
+import itertools
 import mmap
 import os
 import statistics
@@ -34,6 +35,10 @@ Progress = Callable[[int, int], None]
 _REPEATS = 3
 _FLASH_SAMPLE_BYTES = 64 << 20
 _CHUNK = 1 << 20
+_MEDIUM_WATTS = 0.15
+"""What a medium draws while it transfers: 30 mA at 5 V, MEMORY_POWER of POET's reference implementation (SD card)."""
+_LEAST_MEDIUM_JOULES = 2e-9
+"""Per byte, however fast: NVMe drives draw 5 to 6 W at 3 GB/s (data sheets)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,14 +211,21 @@ class FlashError(PortError):
     """The medium could not be measured."""
 
 
-def measure_flash(directory: Path, *, name: str = "flash", progress: Progress | None = None) -> Flash:
+def medium_joules(bytes_per_s: float) -> float:
+    """Return an estimate of what a medium of this bandwidth takes per byte, as POET derives it: watts over bandwidth."""
+    return max(_MEDIUM_WATTS / bytes_per_s, _LEAST_MEDIUM_JOULES)
+
+
+def measure_flash(
+    directory: Path, *, compute_watts: float, name: str = "flash", progress: Progress | None = None
+) -> Flash:
     """Return bandwidth and latency of the medium under `directory`, past the page cache where the system allows it.
 
-    Writes and reads a 64 MiB file; FlashError where that fails. Energy per byte is not measurable here and is left 0;
-    board files give it.
+    Writes and reads a 64 MiB file; FlashError where that fails. Energy per byte is the CPU time that the transfers take,
+    measured, at `compute_watts`, and an estimate for the medium.
     """
     try:
-        return _timed_flash(directory, name, progress)
+        return _timed_flash(directory, compute_watts, name, progress)
     except OSError as error:
         raise FlashError(
             f"the medium under {directory} could not be measured: {error.strerror}; "
@@ -221,7 +233,7 @@ def measure_flash(directory: Path, *, name: str = "flash", progress: Progress | 
         ) from error
 
 
-def _timed_flash(directory: Path, name: str, progress: Progress | None) -> Flash:
+def _timed_flash(directory: Path, compute_watts: float, name: str, progress: Progress | None) -> Flash:
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / ".port-flash-test"
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -234,6 +246,7 @@ def _timed_flash(directory: Path, name: str, progress: Progress | None) -> Flash
     rounds = _FLASH_SAMPLE_BYTES // _CHUNK
     try:
         write_s = []
+        cpu = [time.thread_time()]
         for i in range(rounds):
             begin = time.perf_counter()
             os.pwrite(fd, memoryview(buffer), i * _CHUNK)
@@ -243,6 +256,7 @@ def _timed_flash(directory: Path, name: str, progress: Progress | None) -> Flash
         begin = time.perf_counter()
         os.fsync(fd)
         sync = time.perf_counter() - begin
+        cpu.append(time.thread_time())
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         read_s = []
@@ -252,6 +266,7 @@ def _timed_flash(directory: Path, name: str, progress: Progress | None) -> Flash
             read_s.append(time.perf_counter() - begin)
             if progress:
                 progress(rounds + i + 1, 2 * rounds)
+        cpu.append(time.thread_time())
         small = []
         for i in range(16):
             begin = time.perf_counter()
@@ -261,11 +276,11 @@ def _timed_flash(directory: Path, name: str, progress: Progress | None) -> Flash
         os.close(fd)
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
+    read, write = _FLASH_SAMPLE_BYTES / sum(read_s), _FLASH_SAMPLE_BYTES / (sum(write_s) + sync)
+    write_cpu, read_cpu = (compute_watts * (b - a) / _FLASH_SAMPLE_BYTES for a, b in itertools.pairwise(cpu))
     return Flash(
-        name=name,
-        read_bytes_per_s=_FLASH_SAMPLE_BYTES / sum(read_s),
-        write_bytes_per_s=_FLASH_SAMPLE_BYTES / (sum(write_s) + sync),
-        latency_s=statistics.median(small), read_joules_per_byte=0.0, write_joules_per_byte=0.0,
+        name=name, read_bytes_per_s=read, write_bytes_per_s=write, latency_s=statistics.median(small),
+        read_joules_per_byte=medium_joules(read) + read_cpu, write_joules_per_byte=medium_joules(write) + write_cpu,
     )  # fmt: skip
 
 

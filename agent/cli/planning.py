@@ -156,23 +156,27 @@ def measure_board(arguments: argparse.Namespace) -> "Board":
     torch.set_num_threads(arguments.threads)
     now = f"port-agent profile on {platform.node()}, {datetime.now():%Y-%m-%d}, {arguments.threads} thread(s)"
     base = psutil.Process().memory_info().rss
-    flash = measure_flash(arguments.page_dir)
+    static, busy = _watts(arguments.static_watts, 2.0, "idle"), _watts(arguments.compute_watts, 4.0, "busy")
+    flash = measure_flash(arguments.page_dir, compute_watts=busy.value)
 
     def measured(value: float, unit: str) -> "Number":
         return Number(value, unit, "measured", now)
 
+    transfers = (
+        "CPU time of a transfer, measured, at compute_watts; and the medium's 0.15 W at this bandwidth, at least 2 nJ"
+    )
     numbers = {
         "ram_bytes": measured(float(psutil.virtual_memory().total), "B"),
         "base_bytes": measured(float(base), "B"),
         "flops_per_s": measured(_matrix_rate(), "1/s"),
         "memory_bytes_per_s": measured(_copy_rate(), "B/s"),
-        "static_watts": _watts(arguments.static_watts, 2.0, "idle"),
-        "compute_watts": _watts(arguments.compute_watts, 4.0, "busy"),
+        "static_watts": static,
+        "compute_watts": busy,
         "read_bytes_per_s": measured(flash.read_bytes_per_s, "B/s"),
         "write_bytes_per_s": measured(flash.write_bytes_per_s, "B/s"),
         "latency_s": measured(flash.latency_s, "s"),
-        "read_joules_per_byte": Number(4e-9, "J/B", "assumed", "0.1 W at 25 MB/s, an SD card"),
-        "write_joules_per_byte": Number(1.2e-8, "J/B", "assumed", "0.3 W at 25 MB/s, an SD card"),
+        "read_joules_per_byte": Number(flash.read_joules_per_byte, "J/B", "derived", transfers),
+        "write_joules_per_byte": Number(flash.write_joules_per_byte, "J/B", "derived", transfers),
     }
     return Board(platform.node() or "this machine", f"{platform.machine()} {platform.system()}", "linux", numbers)
 

@@ -163,7 +163,7 @@ def _train(arguments: argparse.Namespace, channel: Channel | None, control: _Con
 
 
 def _run(trainer: Trainer, arguments: argparse.Namespace, control: _Control, tell: Any) -> int:
-    _limit_cache(trainer)
+    _limit_cache(trainer, new_plan=True)
     commit = trainer.start()
     start_peak = peak_resident_bytes()
     release_code_pages()
@@ -184,6 +184,7 @@ def _run(trainer: Trainer, arguments: argparse.Namespace, control: _Control, tel
 
     def on_step(event: StepEvent) -> None:
         tell(dict(step_payload(event)))
+        _limit_cache(trainer)
         if event.step % trainer.steps_per_epoch == 0:
             evaluation = _evaluate(trainer, tell)
             if evaluation and evaluation.best:
@@ -194,7 +195,7 @@ def _run(trainer: Trainer, arguments: argparse.Namespace, control: _Control, tel
         plan = control.take_plan()
         if plan is not None:
             trainer.use_plan(plan[0])
-            _limit_cache(trainer)
+            _limit_cache(trainer, new_plan=True)
             tell({"event": "plan", "plan": plan[0], "reason": plan[1]})
         if control.stopping:
             trainer.commit(on_commit)
@@ -212,12 +213,17 @@ def _run(trainer: Trainer, arguments: argparse.Namespace, control: _Control, tel
     return 0
 
 
-def _limit_cache(trainer: Trainer) -> None:
-    """Tell the allocator how much of the budget the step's own blocks may take, freed ones kept for reuse included."""
+def _limit_cache(trainer: Trainer, *, new_plan: bool = False) -> None:
+    """Tell the allocator how much of the budget blocks may take, freed ones kept for reuse included.
+
+    That is what the plan has for them, or what live ones alone took at their peak: part of that is in the plan's base.
+    """
     allocator = active()
     if allocator is not None:
+        if new_plan:
+            allocator.reset_peak()
         base = max(c.device.base_bytes for c in trainer.bundle.costs.values())
-        allocator.set_limit(max(0, trainer.planned_peak_bytes - base))
+        allocator.set_limit(max(trainer.planned_peak_bytes - base, allocator.peak_live_bytes()))
 
 
 def _evaluate(trainer: Trainer, tell: Any) -> Evaluation | None:

@@ -1,4 +1,4 @@
-"""What a trial step teaches: the operators' costs, measured one by one, are scaled to what they take together."""
+"""Costs of this machine, and what a trial step teaches about them."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from torch.nn import functional
 from agent import making
 from planner import build
 from planner.bundle import Bundle
-from planner.costs import DeviceCosts, OpCost
+from planner.costs import DeviceCosts, Flash, OpCost
 from planner.job import TrainingJob
 from planner.profile import Measured
 from tests.planner.steps import costs_of
@@ -65,6 +65,16 @@ def test_a_bundle_is_priced_at_the_pace_of_its_trial(
         assert [c.seconds for c in Bundle(path).costs["step"].ops] == pytest.approx(
             [c.seconds * factor for c in costs.ops]
         )
+
+
+def test_a_slower_medium_takes_longer_and_more_joules_per_byte() -> None:
+    flash = Flash("flash", 1e9, 1e9, 1e-4, 3e-9, 3e-9)
+    device = DeviceCosts("here", 0, 2.0, 4.0, flash)
+    assert making.slower_flash(device, None, 2e9) == device
+    slow = making.slower_flash(device, 45e6, 25e6).flash
+    assert (slow.read_bytes_per_s, slow.write_bytes_per_s) == (45e6, 25e6)
+    assert slow.read_joules_per_byte - flash.read_joules_per_byte == pytest.approx(0.15 / 45e6 - 2e-9)
+    assert slow.write_joules_per_byte - flash.write_joules_per_byte == pytest.approx(0.15 / 25e6 - 2e-9)
 
 
 def test_no_budget_is_below_what_loading_takes(

@@ -7,10 +7,12 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from agent.train import worker as worker_process
 from agent.train.launch import Worker, start_worker, worker_command
 from tests.agent.jobs_small import make_job, small_bundle, write_job
 from tests.planner.bundles import rewrite
@@ -160,6 +162,34 @@ def test_checkpoint_on_request_and_plan_switch(tmp_path: Path, reference: str) -
     switched = until(worker, events, "plan")
     assert (switched["plan"], switched["reason"]) == (1, "less memory")
     assert list(events)[-1]["digest"] == reference
+
+
+class _Allocator:
+    """Remembers its limit. Live blocks took 30 MiB at their peak, and 5 MiB since that was reset."""
+
+    def __init__(self) -> None:
+        self.peak, self.limit = 30 << 20, 0
+
+    def peak_live_bytes(self) -> int:
+        return self.peak
+
+    def reset_peak(self) -> None:
+        self.peak = 5 << 20
+
+    def set_limit(self, limit_bytes: int) -> None:
+        self.limit = limit_bytes
+
+
+@pytest.mark.parametrize(("new_plan", "limit_mib"), [(False, 30), (True, 20)])
+def test_freed_blocks_are_kept_up_to_the_plan_or_the_peak_of_live_ones(
+    monkeypatch: pytest.MonkeyPatch, new_plan: bool, limit_mib: int
+) -> None:
+    allocator = _Allocator()
+    monkeypatch.setattr(worker_process, "active", lambda: allocator)
+    costs = SimpleNamespace(device=SimpleNamespace(base_bytes=100 << 20))
+    trainer: Any = SimpleNamespace(planned_peak_bytes=120 << 20, bundle=SimpleNamespace(costs={"step": costs}))
+    worker_process._limit_cache(trainer, new_plan=new_plan)
+    assert allocator.limit == limit_mib << 20
 
 
 def test_nonsense_on_the_line_is_ignored(tmp_path: Path, reference: str) -> None:

@@ -1,0 +1,31 @@
+"""The medium under a directory: measured, priced, and nothing left behind."""
+
+from pathlib import Path
+
+import pytest
+
+from planner.profile import FlashError, measure_flash, medium_joules
+
+
+def test_a_fast_medium_takes_no_less_than_a_drive_and_a_slow_one_its_watts() -> None:
+    assert medium_joules(25e6) == pytest.approx(6e-9)
+    assert medium_joules(3e9) == 2e-9
+
+
+def test_a_transfer_also_takes_the_time_of_the_cpu(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    idle, busy = (
+        measure_flash(tmp_path, compute_watts=watts, progress=lambda *at: seen.append(at)) for watts in (0.0, 4.0)
+    )
+    assert idle.read_joules_per_byte == medium_joules(idle.read_bytes_per_s)
+    assert busy.read_joules_per_byte > medium_joules(busy.read_bytes_per_s)
+    assert busy.write_joules_per_byte > medium_joules(busy.write_bytes_per_s)
+    assert 0 < busy.latency_s < 1
+    assert seen[-1] == (128, 128)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FlashError, match=r"file could not be measured.*--page-dir"):
+        measure_flash(tmp_path / "file", compute_watts=4.0)

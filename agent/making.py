@@ -84,8 +84,7 @@ def this_device(measured: Measured, page_dir: Path, threads: int, progress: Prog
     rounds: Callable[[int, int], None] = lambda done, total: progress("flash", done / total)  # noqa: E731
     flash = profile.measure_flash(page_dir, compute_watts=_COMPUTE_WATTS, progress=rounds)
     return DeviceCosts(
-        platform.node() or "this machine", measured.base_bytes + measured.retained_bytes, _STATIC_WATTS,
-        _COMPUTE_WATTS, flash, threads,
+        platform.node() or "this machine", measured.worker_bytes, _STATIC_WATTS, _COMPUTE_WATTS, flash, threads
     )  # fmt: skip
 
 

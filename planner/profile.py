@@ -22,6 +22,7 @@ import msgpack
 import torch
 
 from planner.cache import Sweep, cold_operands, last_level_bytes
+from planner.code_pages import release_code_pages
 from planner.costs import Flash, OpCost
 from planner.errors import PortError
 from planner.graph import Argument, Op, Ref, Scalar, StepGraph, references
@@ -47,13 +48,20 @@ class Measured:
 
     `base_bytes`: resident before any tensor; `retained_bytes`: what stays resident after every op has run once and all
     tensors are gone (kernels' caches, code pages). `start_bytes`: what loading Python and torch took at its
-    peak; no budget can be below it.
+    peak; no budget can be below it. `released_bytes`: code among all that which only loading needed, and which a worker
+    gives back.
     """
 
     ops: tuple[tuple[OpCost, ...], ...]
     base_bytes: int
     retained_bytes: int
     start_bytes: int = 0
+    released_bytes: int = 0
+
+    @property
+    def worker_bytes(self) -> int:
+        """Return what a worker holds besides the step's tensors."""
+        return self.base_bytes + self.retained_bytes - self.released_bytes
 
     def at_pace(self, pace: float) -> "Measured":
         """Return the same with every operator taking `pace` times as long, and as many joules."""
@@ -82,12 +90,24 @@ def profile_operators(
             known[signature] = OpCost(seconds, workspace, seconds * compute_watts)
             if progress:
                 progress(done + 1, len(distinct))
-    torch.set_rng_state(generator)
     del sweep
     free = OpCost(0.0, 0, 0.0)
     tables = tuple(tuple(known.get(_signature(c), free) for c in table) for table in calls)
+    loaded, running = _resident_after(distinct.values())
+    torch.set_rng_state(generator)
+    return Measured(tables, base, max(0, loaded - base), start, max(0, loaded - running))
+
+
+def _resident_after(calls: Iterable["_Call"]) -> tuple[int, int]:
+    """Return what is resident now, and what once code is given back and only these calls have fetched theirs again."""
     _give_back()
-    return Measured(tables, base, max(0, resident_bytes() - base), start)
+    loaded = resident_bytes()
+    release_code_pages()
+    with torch.no_grad():
+        for call in calls:
+            call.ready()[0]()
+    _give_back()
+    return loaded, resident_bytes()
 
 
 def _give_back() -> None:
@@ -106,6 +126,19 @@ class _Call:
     op: Op
     cold: frozenset[int]
 
+    def ready(self) -> tuple[Callable[[], Any], list[torch.Tensor]]:
+        """Return what runs it on made-up data, and those of its operands that are warm."""
+        op = self.op
+        function = resolve(op.name)
+        tensors: dict[int, torch.Tensor] = {}
+        for argument in (*op.args, *(a for _, a in op.kwargs)):
+            for v in references(argument):
+                tensors.setdefault(v, _made_up(self.graph, v))
+        args = [_filled(a, tensors) for a in op.args]
+        kwargs = {k: _filled(a, tensors) for k, a in op.kwargs}
+        warm = [t for v, t in tensors.items() if self.graph.values[v].storage not in self.cold]
+        return lambda: function(*args, **kwargs), warm
+
 
 def _signature(call: _Call) -> Any:
     def shape(argument: Argument) -> Any:
@@ -123,15 +156,7 @@ def _signature(call: _Call) -> Any:
 
 
 def _measure(call: _Call, sweep: Sweep) -> tuple[float, int]:
-    graph, op = call.graph, call.op
-    function = resolve(op.name)
-    tensors: dict[int, torch.Tensor] = {}
-    for argument in (*op.args, *(a for _, a in op.kwargs)):
-        for v in references(argument):
-            tensors.setdefault(v, _made_up(graph, v))
-    warm = [t for v, t in tensors.items() if graph.values[v].storage not in call.cold]
-    args = [_filled(a, tensors) for a in op.args]
-    kwargs = {k: _filled(a, tensors) for k, a in op.kwargs}
+    run, warm = call.ready()
     meter = _WorkspaceMeter()
     # With one thread, CPU time is what the op takes on a quiet machine, however busy this one is.
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
@@ -142,7 +167,7 @@ def _measure(call: _Call, sweep: Sweep) -> tuple[float, int]:
         sweep(warm)
         meter.start()
         begin = clock()
-        result = function(*args, **kwargs)
+        result = run()
         seconds.append(clock() - begin)
         workspace = max(workspace, meter.stop())
         del result
@@ -299,7 +324,8 @@ def main(arguments: list[str]) -> int:
 
     measured = profile_operators(graphs, compute_watts=float(watts), progress=progress)
     ops = [[[c.seconds, c.workspace_bytes, c.joules] for c in table] for table in measured.ops]
-    Path(target).write_bytes(msgpack.packb([ops, measured.base_bytes, measured.retained_bytes, measured.start_bytes]))
+    process = (measured.base_bytes, measured.retained_bytes, measured.start_bytes, measured.released_bytes)
+    Path(target).write_bytes(msgpack.packb([ops, *process]))
     return 0
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from agent.train.channel import Channel
-from agent.train.code_pages import release_code_pages
 from agent.train.executor import GraphChangedError, Interrupted
 from agent.train.malloc import active
 from agent.train.state import Commit
 from agent.train.trainer import Evaluation, MismatchError, StepEvent, Trainer, TrainOptions, step_payload
 from planner.bundle import Bundle
+from planner.code_pages import release_code_pages
 from planner.errors import PortError
 from planner.resident import peak_resident_bytes, reset_peak, resident_bytes
 from planner.units import parse_bytes

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from agent.train.code_pages import code_mappings
+from planner.code_pages import code_mappings
 
 SMAPS = """\
 7f0000000000-7f0000100000 r-xp 00001000 fe:00 1234                       /usr/lib/with space/libtorch_cpu.so
@@ -28,7 +28,7 @@ Private_Dirty:         0 kB
 
 PROGRAM = """
 import torch
-from agent.train.code_pages import release_code_pages
+from planner.code_pages import release_code_pages
 from planner.resident import resident_bytes
 
 weight = torch.linspace(-1, 1, 64 * 64).reshape(64, 64)

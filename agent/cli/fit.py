@@ -14,6 +14,7 @@ from planner.errors import PortError
 from planner.units import format_bytes, format_joules, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
+    from agent.making import Made
     from agent.making_sparse import SparseJob
     from planner.bundle import Bundle, Manifest
     from planner.sparse_probe import ProbeResult
@@ -123,21 +124,43 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    from planner.bundle import Bundle
+
+    if arguments.step_joules is not None and not arguments.sparse_update:
+        raise UsageError("--step-joules limits what --sparse-update trains; give both, or neither")
+    out = arguments.out or arguments.script.with_suffix(".port")
+    begin = time.perf_counter()
+    made, sparse = _make_bundle(arguments, out)
+    bundle = Bundle(out)
+    facts = _facts(out, bundle, 0)
+    facts |= {
+        "measured_peak_bytes": made.measured_peak_bytes, "planning_s": time.perf_counter() - begin,
+        "fine_bound_joules": _fine_bound(bundle),
+    }  # fmt: skip
+    if sparse is not None:
+        facts["sparse_update"] = _sparse_facts(sparse)
+    if arguments.json:
+        print(json.dumps(facts))
+        return 0
+    _print_facts(out, facts, made.manifest)
+    _print_choices(arguments, made.manifest)
+    if sparse is not None:
+        _print_sparse(sparse)
+    return 0
+
+
+def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, SparseJob | None]":
+    """Capture, measure, choose what is trained where that was asked for, and plan; show how far it is."""
     import torch
 
     from agent import making
     from agent.cli.progress import StageBar
     from agent.making_sparse import StepLimits, train_less
     from planner import build
-    from planner.bundle import Bundle
     from planner.costs import CostTable
     from planner.deadline import DeadlineError
     from planner.job import load_job
 
-    if arguments.step_joules is not None and not arguments.sparse_update:
-        raise UsageError("--step-joules limits what --sparse-update trains; give both, or neither")
-    out = arguments.out or arguments.script.with_suffix(".port")
-    begin = time.perf_counter()
     torch.set_num_threads(arguments.threads)
     sparse: SparseJob | None = None
     with StageBar(("capture", "profile", "flash", "analyse", "plan", "try"), quiet=arguments.json) as bar:
@@ -179,22 +202,7 @@ def _plan(arguments: argparse.Namespace) -> int:
             out.unlink(missing_ok=True)
             graph, costs = next(iter(prepared.graphs.values())), CostTable(device, measured.ops[0])
             raise DeadlineError(too_slow(graph, costs, pace, arguments.ram, error.fastest_seconds)) from error
-    bundle = Bundle(out)
-    facts = _facts(out, bundle, 0)
-    facts |= {
-        "measured_peak_bytes": made.measured_peak_bytes, "planning_s": time.perf_counter() - begin,
-        "fine_bound_joules": _fine_bound(bundle),
-    }  # fmt: skip
-    if sparse is not None:
-        facts["sparse_update"] = _sparse_facts(sparse)
-    if arguments.json:
-        print(json.dumps(facts))
-        return 0
-    _print_facts(out, facts, made.manifest)
-    _print_choices(arguments, made.manifest)
-    if sparse is not None:
-        _print_sparse(sparse)
-    return 0
+    return made, sparse
 
 
 def _print_choices(arguments: argparse.Namespace, manifest: "Manifest") -> None:

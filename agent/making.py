@@ -185,6 +185,8 @@ class _Making:
     threads: int
     trial_options: tuple[str, ...]
     estimated: bool
+    start_bytes: int = 0
+    """The peak before the first step; 0 until a trial, or a budget that is too small for one, asks for it."""
 
     @property
     def target_bytes(self) -> int:
@@ -203,8 +205,8 @@ class _Making:
         except TrialError:
             self.path.unlink(missing_ok=True)
             raise
-        self.measured = replace(self.measured, start_bytes=max(self.measured.start_bytes, found.start_bytes))
-        if self.measured.start_bytes > self.ram_bytes:
+        self.start_bytes = max(self.start_bytes, found.start_bytes)
+        if self.start_bytes > self.ram_bytes:
             self.path.unlink(missing_ok=True)
             raise self._too_little_to_start(f"the budget is {format_bytes(self.ram_bytes)}")
         planned = manifest.plans[0].peak_bytes
@@ -218,15 +220,15 @@ class _Making:
         try:
             return build.plan_all(self.prepared, self.measured, self.device, self.target_bytes, planner)
         except InfeasibleError as error:
-            if error.needed_bytes is None or error.needed_bytes >= self.measured.start_bytes:
+            self.start_bytes = self.start_bytes or loading_peak()
+            if error.needed_bytes is None or error.needed_bytes >= self.start_bytes:
                 raise
             raise self._too_little_to_start(str(error)) from error
 
     def _too_little_to_start(self, reason: str) -> InfeasibleError:
-        start_bytes = self.measured.start_bytes
-        least = int(start_bytes * (1 + _SPARE))
+        least = int(self.start_bytes * (1 + _SPARE))
         return InfeasibleError(
-            f"{reason}; before the first step, loading Python and torch takes {format_bytes(start_bytes)}: raise "
+            f"{reason}; before the first step, loading Python and torch takes {format_bytes(self.start_bytes)}: raise "
             f"--ram to at least {format_bytes(least)}",
             least,
         )
@@ -246,7 +248,7 @@ class _Making:
         choices, limits = [bundle.plans[0]], [self.ram_bytes]
         smaller = frontier.budgets(bundle.graphs[main], bundle.costs[main], self.target_bytes, count + 1)[1:]
         for limit in smaller:
-            if limit < self.measured.start_bytes:
+            if limit < self.start_bytes:
                 continue
             try:
                 plans, _ = build.plan_all(self.prepared, self.measured, self.device, limit, planner)
@@ -265,6 +267,16 @@ class _Making:
 def _figures(bundle: Bundle, name: str, plan: Plan) -> tuple[int, float, float]:
     program = expand(bundle.graphs[name], bundle.costs[name], plan)
     return program.peak_bytes, program.seconds, program.joules
+
+
+def loading_peak() -> int:
+    """Return what a worker takes at its peak while it loads Python and torch, bytes."""
+    command = [sys.executable, "-m", "agent.train.loading"]
+    environment = {**os.environ, **preload_environment(None)}
+    try:
+        return int(subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout)
+    except subprocess.CalledProcessError as error:
+        raise TrialError(f"torch could not be loaded in a process of its own: {error.stderr}") from error
 
 
 def trial(path: Path, page_dir: Path, threads: int, options: tuple[str, ...] = (), steps: int = 2) -> _Trial:

@@ -27,7 +27,7 @@ from planner.costs import Flash, OpCost
 from planner.errors import PortError
 from planner.graph import Argument, Op, Ref, Scalar, StepGraph, references
 from planner.operators import GUARD
-from planner.resident import peak_resident_bytes, resident_bytes
+from planner.resident import resident_bytes
 from planner.torch_operators import dtype, literal, resolve
 from planner.wire import unpack_graph
 
@@ -47,15 +47,13 @@ class Measured:
     """Costs per op of each graph, and what the process itself holds.
 
     `base_bytes`: resident before any tensor; `retained_bytes`: what stays resident after every op has run once and all
-    tensors are gone (kernels' caches, code pages). `start_bytes`: what loading Python and torch took at its
-    peak; no budget can be below it. `released_bytes`: code among all that which only loading needed, and which a worker
-    gives back.
+    tensors are gone (kernels' caches, code pages). `released_bytes`: code among all that which only loading needed, and
+    which a worker gives back.
     """
 
     ops: tuple[tuple[OpCost, ...], ...]
     base_bytes: int
     retained_bytes: int
-    start_bytes: int = 0
     released_bytes: int = 0
 
     @property
@@ -76,7 +74,6 @@ def profile_operators(
 ) -> Measured:
     """Run every distinct operator of `graphs` a few times on made-up data and return its cost."""
     graphs = tuple(graphs)
-    start = peak_resident_bytes()
     base = resident_bytes()
     known: dict[Any, OpCost] = {}
     cache_bytes = last_level_bytes()
@@ -95,7 +92,7 @@ def profile_operators(
     tables = tuple(tuple(known.get(_signature(c), free) for c in table) for table in calls)
     loaded, running = _resident_after(distinct.values())
     torch.set_rng_state(generator)
-    return Measured(tables, base, max(0, loaded - base), start, max(0, loaded - running))
+    return Measured(tables, base, max(0, loaded - base), max(0, loaded - running))
 
 
 def _resident_after(calls: Iterable["_Call"]) -> tuple[int, int]:
@@ -324,7 +321,7 @@ def main(arguments: list[str]) -> int:
 
     measured = profile_operators(graphs, compute_watts=float(watts), progress=progress)
     ops = [[[c.seconds, c.workspace_bytes, c.joules] for c in table] for table in measured.ops]
-    process = (measured.base_bytes, measured.retained_bytes, measured.start_bytes, measured.released_bytes)
+    process = (measured.base_bytes, measured.retained_bytes, measured.released_bytes)
     Path(target).write_bytes(msgpack.packb([ops, *process]))
     return 0
 

@@ -29,10 +29,6 @@ class GraphChangedError(PortError):
     exit_code = 2
 
 
-class Interrupted(PortError):
-    """The step was left in the middle, as asked; the state of the last commit stands."""
-
-
 @dataclass(slots=True)
 class StepReport:
     """What one step did: seconds by phase, and what was moved to and from flash meanwhile."""

@@ -30,6 +30,8 @@ from planner.tensorfile import encode
 class MismatchError(PortError):
     """The first steps gave other numbers than plain PyTorch did where the bundle was made."""
 
+    exit_code = 2
+
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:

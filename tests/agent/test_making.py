@@ -83,16 +83,14 @@ def test_no_budget_is_below_what_loading_takes(
     costs = costs_of(prepared.graphs["step"])
     path = tmp_path / "job.port"
 
-    def make(ram_bytes: int, *, measured_start: int, trial_start: int) -> None:
-        monkeypatch.setattr(making, "trial", lambda *_: making._Trial(32 << 20, start_bytes=trial_start))
-        making.make(
-            path, prepared, Measured((costs.ops,), 0, 0, measured_start), costs.device, ram_bytes, page_dir=tmp_path,
-            threads=1, progress=lambda *_: None,
-            planner=build.default_planner(strategy="greedy", time_limit_s=1.0),
-        )  # fmt: skip
-
-    for ram_bytes, measured_start, trial_start in ((1 << 10, 240 << 20, 0), (64 << 20, 0, 240 << 20)):
+    for ram_bytes, alone, with_bundle in ((1 << 10, 240 << 20, 0), (64 << 20, 0, 240 << 20)):
+        trial = making._Trial(32 << 20, start_bytes=with_bundle)
+        monkeypatch.setattr(making, "loading_peak", lambda alone=alone: alone)
+        monkeypatch.setattr(making, "trial", lambda *_, trial=trial: trial)
         with pytest.raises(build.InfeasibleError, match=r"loading Python and torch takes 240\.0 MiB") as caught:
-            make(ram_bytes, measured_start=measured_start, trial_start=trial_start)
+            making.make(
+                path, prepared, Measured((costs.ops,), 0, 0), costs.device, ram_bytes, page_dir=tmp_path, threads=1,
+                progress=lambda *_: None, planner=build.default_planner(strategy="greedy", time_limit_s=1.0),
+            )  # fmt: skip
         assert caught.value.needed_bytes is not None and caught.value.needed_bytes > 240 << 20
         assert not path.exists()

@@ -1,0 +1,75 @@
+"""What the supervisor wants of a worker, between the thread that hears it and the one that trains. Torch-free."""
+
+import threading
+from typing import Any, Protocol
+
+from agent.train.channel import Channel
+from planner.errors import PortError
+
+
+class Interrupted(PortError):
+    """The step was left in the middle, as asked; the state of the last commit stands."""
+
+
+class Training(Protocol):
+    """What is controlled."""
+
+    step: int
+
+    def interrupt(self) -> None:
+        """Have the gate called soon."""
+
+
+class Control:
+    """What the supervisor wants; set by the control thread, obeyed between two instructions."""
+
+    def __init__(self, channel: Channel | None) -> None:
+        self.channel = channel
+        self.trainer: Training | None = None
+        self._changed = threading.Condition()
+        self._paused = self._leaving = self.stopping = False
+        self._plan: tuple[int, str] | None = None
+        self.checkpoint_wanted = False
+
+    def handle(self, message: dict[str, Any]) -> None:
+        with self._changed:
+            match message.get("cmd"):
+                case "pause":
+                    self._paused = True
+                case "resume":
+                    self._paused = False
+                case "leave":
+                    self._leaving = True
+                case "stop":
+                    self.stopping = True
+                case "checkpoint":
+                    self.checkpoint_wanted = True
+                case "plan" if isinstance(message.get("plan"), int):
+                    self._plan = message["plan"], str(message.get("reason", ""))
+            self._changed.notify_all()
+        if (self._paused or self._leaving) and self.trainer:
+            self.trainer.interrupt()
+
+    def leave(self) -> None:
+        self.handle({"cmd": "leave"})
+
+    def gate(self) -> None:
+        """Wait while paused; raise Interrupted to leave."""
+        with self._changed:
+            if self._paused and not self._leaving:
+                self._tell("paused")
+                while self._paused and not self._leaving:
+                    self._changed.wait()
+                if not self._leaving:
+                    self._tell("resumed")
+            if self._leaving:
+                raise Interrupted("left on request")
+
+    def take_plan(self) -> tuple[int, str] | None:
+        with self._changed:
+            plan, self._plan = self._plan, None
+            return plan
+
+    def _tell(self, event: str) -> None:
+        if self.channel and self.trainer:
+            self.channel.send({"event": event, "step": self.trainer.step})

@@ -1,0 +1,33 @@
+"""Loading torch for a worker takes less at its peak than importing it, and gives the same torch."""
+
+import subprocess
+import sys
+
+import pytest
+
+from agent.making import loading_peak
+
+PROGRAM = """
+import sys
+{load}
+import torch
+from planner.resident import peak_resident_bytes
+assert torch.nn.functional.relu(torch.tensor([-1.0, 2.0])).tolist() == [0.0, 2.0]
+print(peak_resident_bytes())
+"""
+THRIFTY = "from agent.train.loading import load_torch; load_torch(); assert 'torch' in sys.modules"
+
+
+def peak(load: str) -> int:
+    return int(subprocess.check_output([sys.executable, "-c", PROGRAM.format(load=load)]))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="code pages are given back on Linux only")
+def test_the_peak_is_lower_and_torch_works() -> None:
+    plain = peak("")
+    assert peak(THRIFTY) < plain - (10 << 20)
+    assert loading_peak() < plain
+
+
+def test_a_process_that_has_torch_keeps_it() -> None:
+    assert peak(f"import torch as first; {THRIFTY}; assert sys.modules['torch'] is first") > 0

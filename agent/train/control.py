@@ -1,6 +1,7 @@
 """What the supervisor wants of a worker, between the thread that hears it and the one that trains. Torch-free."""
 
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from agent.train.channel import Channel
@@ -21,10 +22,13 @@ class Training(Protocol):
 
 
 class Control:
-    """What the supervisor wants; set by the control thread, obeyed between two instructions."""
+    """What the supervisor wants; set by the control thread, obeyed between two instructions.
 
-    def __init__(self, channel: Channel | None) -> None:
-        self.channel = channel
+    `abandon` is called to leave while there is no trainer, and so nothing to lose.
+    """
+
+    def __init__(self, channel: Channel | None, abandon: Callable[[], None] = lambda: None) -> None:
+        self.channel, self._abandon = channel, abandon
         self.trainer: Training | None = None
         self._changed = threading.Condition()
         self._paused = self._leaving = self.stopping = False
@@ -47,8 +51,17 @@ class Control:
                 case "plan" if isinstance(message.get("plan"), int):
                     self._plan = message["plan"], str(message.get("reason", ""))
             self._changed.notify_all()
-        if (self._paused or self._leaving) and self.trainer:
-            self.trainer.interrupt()
+            if self._leaving and self.trainer is None:
+                self._abandon()
+            if (self._paused or self._leaving) and self.trainer:
+                self.trainer.interrupt()
+
+    def attach(self, trainer: Training) -> None:
+        """Let what was heard so far, and what comes, hold for this trainer."""
+        with self._changed:
+            self.trainer = trainer
+            if self._paused or self._leaving:
+                trainer.interrupt()
 
     def leave(self) -> None:
         self.handle({"cmd": "leave"})

@@ -30,8 +30,8 @@ def train(arguments: argparse.Namespace, control: Control, tell: Tell) -> int:
         write_bytes_per_s=float(parse_bytes(arguments.write_limit)) if arguments.write_limit else None,
     )  # fmt: skip
     trainer = Trainer(bundle, options)
-    control.trainer = trainer
     trainer.gate = control.gate
+    control.attach(trainer)
     try:
         return _run(trainer, arguments, control, tell)
     finally:

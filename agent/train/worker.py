@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     threading.stack_size(_STACK_BYTES)
     channel = Channel(arguments.control_fd) if arguments.control_fd is not None else None
-    control = Control(channel)
+    control = Control(channel, abandon=lambda: os._exit(LEFT))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the front end decides
     signal.signal(signal.SIGTERM, lambda *_: control.leave())
     if channel:

@@ -31,3 +31,8 @@ def test_the_peak_is_lower_and_torch_works() -> None:
 
 def test_a_process_that_has_torch_keeps_it() -> None:
     assert peak(f"import torch as first; {THRIFTY}; assert sys.modules['torch'] is first") > 0
+
+
+def test_a_worker_listens_before_torch_is_there() -> None:
+    program = "import sys, agent.train.worker; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "False"

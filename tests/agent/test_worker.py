@@ -114,6 +114,23 @@ def test_leaving(way: str, tmp_path: Path, reference: str) -> None:
     assert finish(start(tmp_path))["digest"] == reference
 
 
+def test_leaving_while_torch_is_loaded_is_at_once_and_without_a_trace(tmp_path: Path) -> None:
+    worker = start(tmp_path / "state")
+    worker.command("leave")
+    assert _left(worker, worker.events()) == []
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_pause_that_comes_before_the_bundle_is_open_holds(tmp_path: Path, reference: str) -> None:
+    worker = start(tmp_path)
+    worker.command("pause")
+    events = worker.events()
+    assert until(worker, events, "paused")["step"] == 0
+    worker.command("resume")
+    last = list(events)[-1]
+    assert last["digest"] == reference
+
+
 def test_pause_holds_every_step_until_resume(tmp_path: Path, reference: str) -> None:
     worker = start(tmp_path)
     events = worker.events()

@@ -25,7 +25,8 @@ def train(arguments: argparse.Namespace, control: Control, tell: Tell) -> int:
     bundle = Bundle(arguments.bundle)
     options = TrainOptions(
         state_dir=arguments.state_dir, page_dir=arguments.page_dir or arguments.state_dir, plan=arguments.plan,
-        steps=arguments.steps, epochs=arguments.epochs or 1, data=arguments.data, round=arguments.round, checkpoint_every=arguments.checkpoint_every, verify=arguments.verify,
+        steps=arguments.steps, epochs=arguments.epochs or 1, data=arguments.data, round=arguments.round,
+        checkpoint_every=arguments.checkpoint_every, verify=arguments.verify,
         read_bytes_per_s=float(parse_bytes(arguments.read_limit)) if arguments.read_limit else None,
         write_bytes_per_s=float(parse_bytes(arguments.write_limit)) if arguments.write_limit else None,
     )  # fmt: skip

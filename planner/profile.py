@@ -36,9 +36,9 @@ Progress = Callable[[int, int], None]
 _REPEATS = 3
 _FLASH_SAMPLE_BYTES = 64 << 20
 _CHUNK = 1 << 20
-_MEDIUM_WATTS = 0.15
+MEDIUM_WATTS = 0.15
 """What a medium draws while it transfers: 30 mA at 5 V, MEMORY_POWER of POET's reference implementation (SD card)."""
-_LEAST_MEDIUM_JOULES = 2e-9
+LEAST_MEDIUM_JOULES = 2e-9
 """Per byte, however fast: NVMe drives draw 5 to 6 W at 3 GB/s (data sheets)."""
 
 
@@ -235,7 +235,7 @@ class FlashError(PortError):
 
 def medium_joules(bytes_per_s: float) -> float:
     """Return an estimate of what a medium of this bandwidth takes per byte, as POET derives it: watts over bandwidth."""
-    return max(_MEDIUM_WATTS / bytes_per_s, _LEAST_MEDIUM_JOULES)
+    return max(MEDIUM_WATTS / bytes_per_s, LEAST_MEDIUM_JOULES)
 
 
 def measure_flash(

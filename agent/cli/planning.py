@@ -151,7 +151,7 @@ def measure_board(arguments: argparse.Namespace) -> "Board":
     import torch
 
     from planner.devices import Board, Number
-    from planner.profile import measure_flash
+    from planner.profile import LEAST_MEDIUM_JOULES, MEDIUM_WATTS, measure_flash
 
     torch.set_num_threads(arguments.threads)
     now = f"port-agent profile on {platform.node()}, {datetime.now():%Y-%m-%d}, {arguments.threads} thread(s)"
@@ -163,7 +163,8 @@ def measure_board(arguments: argparse.Namespace) -> "Board":
         return Number(value, unit, "measured", now)
 
     transfers = (
-        "CPU time of a transfer, measured, at compute_watts; and the medium's 0.15 W at this bandwidth, at least 2 nJ"
+        "CPU time of a transfer, measured, at compute_watts; and the medium's "
+        f"{MEDIUM_WATTS:g} W at this bandwidth, at least {LEAST_MEDIUM_JOULES:g} J/B"
     )
     numbers = {
         "ram_bytes": measured(float(psutil.virtual_memory().total), "B"),

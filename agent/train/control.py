@@ -27,7 +27,7 @@ class Control:
     `abandon` is called to leave while there is no trainer, and so nothing to lose.
     """
 
-    def __init__(self, channel: Channel | None, abandon: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, channel: Channel | None, abandon: Callable[[], None]) -> None:
         self.channel, self._abandon = channel, abandon
         self.trainer: Training | None = None
         self._changed = threading.Condition()
@@ -51,17 +51,19 @@ class Control:
                 case "plan" if isinstance(message.get("plan"), int):
                     self._plan = message["plan"], str(message.get("reason", ""))
             self._changed.notify_all()
-            if self._leaving and self.trainer is None:
-                self._abandon()
-            if (self._paused or self._leaving) and self.trainer:
-                self.trainer.interrupt()
+            self._interrupt()
 
     def attach(self, trainer: Training) -> None:
         """Let what was heard so far, and what comes, hold for this trainer."""
         with self._changed:
             self.trainer = trainer
-            if self._paused or self._leaving:
-                trainer.interrupt()
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        if self.trainer is not None and (self._paused or self._leaving):
+            self.trainer.interrupt()
+        elif self._leaving:
+            self._abandon()
 
     def leave(self) -> None:
         self.handle({"cmd": "leave"})

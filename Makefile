@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml $(wildcard agent/train/malloc/*.[ch]) $(wildcard agent/train/packing/*.[ch])
+$(STAMP): pyproject.toml $(wildcard agent/malloc/*.[ch]) $(wildcard agent/packing/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade pip
 	$(BIN)/pip install -q "torch==2.13.0"

@@ -11,7 +11,7 @@ __all__ = ["budgeted_step"]
 
 def __getattr__(name: str) -> Any:
     if name == "budgeted_step":
-        from agent.fit import budgeted_step
+        from agent.dropin.budgeted_step import budgeted_step
 
         return budgeted_step
     raise AttributeError(f"module 'agent' has no attribute {name!r}")

@@ -20,9 +20,9 @@ from rich.table import Table
 
 from benchmarks.fit import CASES, TARGETS_MIB, run_child
 from benchmarks.ours import BESIDE_RESIDENT, Ours, Run
-from planner.costs import CostTable
-from planner.expand import expand
-from planner.plan import Plan
+from planner.ir.costs import CostTable
+from planner.ir.lowering.lower import expand
+from planner.ir.plan import Plan
 
 STEPS = 5
 TURNS = 2

@@ -27,15 +27,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.models import workload
-from planner.bundle import Bundle
-from planner.capture import capture_step
-from planner.costs import CostTable
-from planner.devices import estimated_costs, load_board
-from planner.expand import expand
-from planner.graph import StepGraph
-from planner.plan import Plan
-from planner.solve import STRATEGIES
-from planner.step import PlanResult, better_of, fine_bound, plan_step
+from planner.capture.step import capture_step
+from planner.ir.boards import estimated_costs, load_board
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.costs import CostTable
+from planner.ir.graph import StepGraph
+from planner.ir.lowering.lower import expand
+from planner.ir.plan import Plan
+from planner.search.plan_step import PlanResult, better_of, fine_bound, plan_step
+from planner.search.solve import STRATEGIES
 
 OURS = "milp"
 SD = (45e6, 25e6)

@@ -25,17 +25,17 @@ from rich.console import Console
 from rich.table import Table
 
 from agent.energy.attribution import Phase
-from agent.energy.choose import Choice, EnergyConfig, configured_model, open_sources
-from agent.energy.clock import now_s
-from agent.energy.estimated import EstimatedSource
-from agent.energy.ina3221 import Ina3221Source
 from agent.energy.ledger import FILE_NAME, Ledger
 from agent.energy.meter import EnergyMeter, Seams
-from agent.energy.rapl import RaplSource
 from agent.energy.report import ReportOptions, read_report
-from agent.energy.source import Kind, PowerSource, SourceError
-from agent.train.launch import start_worker, worker_command
-from planner.bundle import read_manifest
+from agent.energy.sources.base import Kind, PowerSource, SourceError
+from agent.energy.sources.estimated import EstimatedSource
+from agent.energy.sources.ina3221 import Ina3221Source
+from agent.energy.sources.rapl import RaplSource
+from agent.energy.sources.registry import Choice, EnergyConfig, configured_model, open_sources
+from agent.system.energy_clock import now_s
+from agent.worker.start import start_worker, worker_command
+from planner.ir.bundle.bundle import read_manifest
 
 BUDGET = "700M"
 TRAINING = """

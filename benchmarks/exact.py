@@ -19,10 +19,10 @@ from rich.table import Table
 from benchmarks.models import WORKLOADS
 from benchmarks.ours import Ours
 from benchmarks.plain import digest
-from planner.build import plain_losses
-from planner.bundle import Bundle
-from planner.plan import Action
-from planner.wire import pack_plan
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.codec import pack_plan
+from planner.ir.plan import Action
+from planner.make_bundle import plain_losses
 
 OPTIMIZERS = dict.fromkeys(("bert", "gpt2", "llama", "vit", "unet2d", "unet2dcondition"), "adamw")
 
@@ -69,9 +69,9 @@ def main() -> int:
 
 def measure(model: str, folder: Path, steps: int, share: float, small: bool) -> Row:
     """Plan one model for a share of its memory, train it, and train it plainly."""
-    from planner.costs import CostTable
-    from planner.expand import expand
-    from planner.plan import Plan
+    from planner.ir.costs import CostTable
+    from planner.ir.lowering.lower import expand
+    from planner.ir.plan import Plan
 
     optimizer = OPTIMIZERS.get(model, "sgd")
     begin = time.perf_counter()

@@ -58,7 +58,7 @@ def child(method: str, model: str, steps: int) -> None:
     import torch
 
     from benchmarks.models import workload
-    from planner.order import batch_rows
+    from planner.ir.bundle.data_order import batch_rows
 
     torch.set_num_threads(1)
     optimizer_name, batch_size = CASES[model]

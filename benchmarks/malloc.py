@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.train.malloc import PreloadMode, active, preload_environment, preload_mode
+from agent.malloc import PreloadMode, active, preload_environment, preload_mode
 
 if TYPE_CHECKING:  # the process that only starts others does without
     from torch import nn

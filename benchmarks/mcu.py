@@ -25,11 +25,11 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.mcu_networks.target import Core, build_counter, build_image, missing_tools, run_image
 from planner.mcu import CompiledModel, LayerUpdate, SparseScheme, TrainOptions, compile_model
 from planner.mcu.frontend import import_module
 from planner.mcu.ir import Graph, OpKind
 from planner.mcu.scheme import backward_macs
-from planner.mcu.target import Core, build_counter, build_image, missing_tools, run_image
 from planner.mcu.zoo import CameraNet, DigitsNet, MobileNetV2
 
 

@@ -31,10 +31,10 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.mcu_networks.float_training import FloatSparseModel
 from benchmarks.mcu_tasks import TASKS, Split, Task, pretrain
 from planner.mcu import CompiledModel, HostEngine, Rule, SparseScheme, TrainOptions, compile_quantized, last_layers
 from planner.mcu.autodiff import LayerUpdate
-from planner.mcu.float_training import FloatSparseModel
 from planner.mcu.frontend import import_module
 from planner.mcu.ir import Graph, OpKind
 from planner.mcu.memory import plan_memory

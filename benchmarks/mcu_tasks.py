@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from planner.errors import PortError
+from planner.ir.errors import PortError
 from planner.mcu.zoo import DigitsNet, StreamNet
 
 FloatArray = NDArray[np.float32]

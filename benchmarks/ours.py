@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from agent import making
-from agent.train.launch import start_worker, worker_command
+from agent.prepare import bundle
+from agent.worker.start import start_worker, worker_command
 from benchmarks.models import workload
-from planner import build
-from planner.bundle import read_manifest
+from planner import make_bundle
+from planner.ir.bundle.bundle import read_manifest
 from planner.job import TrainingJob
 
 BESIDE_RESIDENT = 24 << 20
@@ -53,9 +53,9 @@ class Ours:
             name=model,
         )  # fmt: skip
         self.folder, self.steps = folder, steps
-        self.prepared = build.prepare(self.job)
-        self.measured = making.measure(self.prepared.graphs, 1, lambda *_: None)
-        self.device = making.this_device(self.measured, folder, 1, lambda *_: None)
+        self.prepared = make_bundle.prepare(self.job)
+        self.measured = bundle.measure(self.prepared.graphs, 1, lambda *_: None)
+        self.device = bundle.this_device(self.measured, folder, 1, lambda *_: None)
 
     def plan(
         self,
@@ -67,14 +67,14 @@ class Ours:
     ) -> Path | None:
         """Return a bundle planned for a budget (with flash no faster than `limits`, read and write); None if none fits."""
         path = self.folder / f"{self.job.name}-{ram_bytes}.port"
-        device = making.slower_flash(self.device, *limits) if limits else self.device
+        device = bundle.slower_flash(self.device, *limits) if limits else self.device
         try:
-            making.make(
+            bundle.make(
                 path, self.prepared, self.measured, device, ram_bytes,
-                planner=build.default_planner(strategy=strategy, time_limit_s=time_limit_s), page_dir=self.folder,
+                planner=make_bundle.default_planner(strategy=strategy, time_limit_s=time_limit_s), page_dir=self.folder,
                 threads=1, progress=lambda *_: None, trial_options=throttle(limits),
             )  # fmt: skip
-        except build.InfeasibleError:
+        except make_bundle.InfeasibleError:
             return None
         return path
 

@@ -81,9 +81,9 @@ def main() -> int:
 
 def measure(model: str, folder: Path, limits: tuple[float, float], time_limit_s: float) -> list[Row]:
     """Return a row per budget."""
-    from planner.costs import CostTable
-    from planner.expand import expand
-    from planner.plan import Plan
+    from planner.ir.costs import CostTable
+    from planner.ir.lowering.lower import expand
+    from planner.ir.plan import Plan
 
     ours = Ours(model, folder, *CASES[model], steps=4)
     graph = next(iter(ours.prepared.graphs.values()))

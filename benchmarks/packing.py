@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.train.packing import Codec, Layout, codec, largest_bytes, pack, packed_bytes, unpack
+from agent.packing import Codec, Layout, codec, largest_bytes, pack, packed_bytes, unpack
 
 LEVEL_NAMES = ("scalar", "baseline", "AVX2", "AVX-512")  # enum pack_level of packing.h
 RUNS = 7

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 import xxhash
 
-from planner.build import plain_losses
-from planner.bundle import read_manifest
+from planner.ir.bundle.bundle import read_manifest
 from planner.job import TrainingJob, load_job
+from planner.make_bundle import plain_losses
 
 
 def digest(job: TrainingJob, keys: list[str]) -> str:

@@ -4,7 +4,7 @@
     python -m benchmarks.planning --generate bert:62 --generate bert:187 --generate residual:70 --time-limit 30
     python -m benchmarks.planning --captured resnet50 --captured gpt2 [--board pi4b] [--percent 50] --time-limit 20
 
-FILE is a problem of POET's kind (see planner.poet); generated ones are described in planner.poet_stacks. A captured one is
+FILE is a problem of POET's kind (see benchmarks.poet); generated ones are described in benchmarks.poet_stacks. A captured one is
 the training step of a model of benchmarks.models on a board (estimated costs), within a share of the memory that it takes
 when everything is kept; recording it is not counted, coarsening and expanding are.
 DIR receives ID.solution.json in the checker's format for every problem that has a plan, and ID.json for generated ones.
@@ -22,15 +22,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from planner.devices import estimated_costs, load_board
-from planner.errors import PortError
-from planner.expand import expand
-from planner.plan import Plan
-from planner.poet import Instance, parse_instance, read_instance, write_solution
-from planner.poet_stacks import generate
-from planner.problem import Semantics
-from planner.solve import Outcome, solve
-from planner.step import plan_step
+from benchmarks.poet import Instance, parse_instance, read_instance, write_solution
+from benchmarks.poet_stacks import generate
+from planner.ir.boards import estimated_costs, load_board
+from planner.ir.errors import PortError
+from planner.ir.lowering.lower import expand
+from planner.ir.plan import Plan
+from planner.problem.model import Semantics
+from planner.search.plan_step import plan_step
+from planner.search.solve import Outcome, solve
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from agent.control_client import ControlClient  # noqa: E402
+from agent.control.client import ControlClient  # noqa: E402
 
 CONFIG = """[when]
 idle_for = 0

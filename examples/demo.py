@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from planner.units import format_bytes, format_seconds
+from planner.ir.units import format_bytes, format_seconds
 
 SCRIPT = Path(__file__).parent / "shakespeare" / "train.py"
 RAM, STEPS, VERIFY = "380M", 30, 2

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 
-from planner.errors import PortError
-from planner.units import format_seconds
+from planner.ir.errors import PortError
+from planner.ir.units import format_seconds
 
 
 class DeadlineError(PortError):

@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from planner.bundle import Bundle
-from planner.costs import CostTable
-from planner.errors import PortError
-from planner.expand import expand
-from planner.graph import Role, StepGraph
-from planner.plan import Action, Decision, Plan
-from planner.program import Program
-from planner.units import format_bytes, format_joules, format_seconds
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.costs import CostTable
+from planner.ir.errors import PortError
+from planner.ir.graph import Role, StepGraph
+from planner.ir.lowering.lower import expand
+from planner.ir.plan import Action, Decision, Plan
+from planner.ir.program import Program
+from planner.ir.units import format_bytes, format_joules, format_seconds
 
 
 class DrawError(PortError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.errors import PortError
+from planner.ir.errors import PortError
 
 if TYPE_CHECKING:
     import torch

@@ -5,9 +5,9 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from planner.errors import PortError
+from planner.ir.errors import PortError
 
-AREAS = ("fit", "planning", "daemon", "energy", "mcu")
+AREAS = ("plan_and_train", "devices_and_plots", "daemon", "energy", "mcu")
 """Modules of this package, in the order of `--help`. Each has `add_commands(subparsers)`; a command sets
 `run=function(arguments) -> exit code` with `set_defaults`."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from planner.errors import PortError
+from planner.ir.errors import PortError
 
 SYSTEM_RUNTIME_DIR = Path("/run/port-agent")
 SYSTEM_STATE_DIR = Path("/var/lib/port-agent")
@@ -141,7 +141,7 @@ def _run(arguments: Arguments) -> int:
     sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]  # asyncio can do without; 4 of the daemon's 35 MB
     import asyncio
 
-    from agent.supervisor.core import Settings
+    from agent.supervisor.context import Settings
     from agent.supervisor.daemon import Daemon
 
     state_dir = arguments.state_dir or _environment_dir("STATE_DIRECTORY") or _own_state_dir()
@@ -180,8 +180,8 @@ def _own_runtime_dir() -> Path:
 
 
 def _connect(arguments: Arguments) -> Any:
-    from agent.control_client import ControlClient
-    from agent.control_http import SOCKET_NAME
+    from agent.control.client import ControlClient
+    from agent.control.http import SOCKET_NAME
 
     if arguments.runtime_dir is not None:
         return ControlClient(arguments.runtime_dir)
@@ -361,7 +361,7 @@ def _reload(arguments: Arguments) -> int:
 
 def _doctor(arguments: Arguments) -> int:
     from agent.cli import daemon_views
-    from agent.control_client import ControlError
+    from agent.control.client import ControlError
 
     try:
         answer = _connect(arguments).post("/v1/doctor", flash=not arguments.no_flash)
@@ -378,8 +378,8 @@ def _doctor(arguments: Arguments) -> int:
 
 def _examine_here(arguments: Arguments, why: str) -> dict[str, Any]:
     """Return what this process finds when there is no agent to ask."""
-    from agent.health_doctor import Check, Verdict, examine
-    from agent.policy_file import load_config
+    from agent.health.doctor import Check, Verdict, examine
+    from agent.policy.config import load_config
 
     state_dir = arguments.state_dir or _own_state_dir()
     checks = [Check("agent", Verdict.BAD, "not running", why)]

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from planner.units import format_bytes, format_joules, format_seconds
+from planner.ir.units import format_bytes, format_joules, format_seconds
 
 _STATE_STYLE = {
     "training": "bold green",

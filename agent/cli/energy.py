@@ -12,18 +12,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.errors import PortError
+from planner.ir.errors import PortError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from rich.console import Console
 
-    from agent.control_client import ControlClient
+    from agent.control.client import ControlClient
     from agent.dashboard.server import StatusClient
-    from agent.energy.choose import EnergyConfig, SourceReport
     from agent.energy.report import Amount, EnergyReport, ReportOptions
-    from agent.energy.source import SourceInfo
+    from agent.energy.sources.base import SourceInfo
+    from agent.energy.sources.registry import EnergyConfig, SourceReport
 
 SYSTEM_STATE_DIR = Path("/var/lib/port-agent")
 SYSTEM_RUNTIME_DIR = Path("/run/port-agent")
@@ -116,7 +116,7 @@ def parse_since(text: str, now_unix: float) -> float:
 
 def _options(arguments: argparse.Namespace) -> "ReportOptions":
     from agent.energy.report import ReportOptions
-    from planner.units import parse_bytes
+    from planner.ir.units import parse_bytes
 
     config, budget = _config(arguments)
     endurance = parse_bytes(arguments.endurance) if arguments.endurance else config.flash_endurance_bytes
@@ -133,8 +133,8 @@ def _options(arguments: argparse.Namespace) -> "ReportOptions":
 
 def _config(arguments: argparse.Namespace) -> "tuple[EnergyConfig, int]":
     """Return the `[energy]` settings and the policy's daily budget of flash writes."""
-    from agent.energy.choose import EnergyConfig
-    from agent.policy_file import Config, load_config
+    from agent.energy.sources.registry import EnergyConfig
+    from agent.policy.config import Config, load_config
 
     path = arguments.config or SYSTEM_CONFIG
     if arguments.config is not None and not path.is_file():
@@ -149,8 +149,8 @@ def _own_state_dir() -> Path:
 
 def client_of(runtime_dir: Path | None) -> "ControlClient":
     """Return a client of the agent in `runtime_dir`, or of the one that runs here."""
-    from agent.control_client import ControlClient
-    from agent.control_http import SOCKET_NAME
+    from agent.control.client import ControlClient
+    from agent.control.http import SOCKET_NAME
 
     if runtime_dir is not None:
         return ControlClient(runtime_dir)
@@ -162,7 +162,7 @@ def client_of(runtime_dir: Path | None) -> "ControlClient":
 
 def _read(arguments: argparse.Namespace, options: "ReportOptions") -> "EnergyReport":
     """Return the report of the running agent, newest figures included, or else from a ledger this user may read."""
-    from agent.control_client import ControlError
+    from agent.control.client import ControlError
     from agent.energy.ledger import FILE_NAME
     from agent.energy.report import read_report
 
@@ -192,8 +192,8 @@ def _ask(client: "StatusClient", options: "ReportOptions") -> "EnergyReport":
 def _sources(arguments: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from agent.energy.board import board_model, detect_model
-    from agent.energy.choose import diagnose
+    from agent.energy.sources.power_models import board_model, detect_model
+    from agent.energy.sources.registry import diagnose
 
     config, _ = _config(arguments)
     model = board_model(config.board) if config.board else detect_model(Path("/"))
@@ -329,19 +329,19 @@ def _print_table(console: "Console", title: str, columns: "Iterable[tuple[str, l
 
 
 def _duration(seconds: float) -> str:
-    from planner.units import format_seconds
+    from planner.ir.units import format_seconds
 
     return format_seconds(seconds).removesuffix(" 00 s").removesuffix(" 00 min")
 
 
 def _joules(joules: float) -> str:
-    from planner.units import format_joules
+    from planner.ir.units import format_joules
 
     return format_joules(joules) if joules else "0 J"
 
 
 def _show_plan(console: "Console", report: "EnergyReport") -> None:
-    from planner.units import format_joules, format_seconds
+    from planner.ir.units import format_joules, format_seconds
 
     planned = [epoch for epoch in report.epochs if epoch.planned_s or epoch.planned_joules][-20:]
     if not planned:
@@ -360,8 +360,8 @@ def _show_plan(console: "Console", report: "EnergyReport") -> None:
 
 
 def _show_notes(console: "Console", report: "EnergyReport") -> None:
-    from agent.energy.source import title_of
-    from planner.units import format_seconds
+    from agent.energy.sources.base import title_of
+    from planner.ir.units import format_seconds
 
     for source in report.sources:
         steps = "" if source.resolution_watts is None else f", in steps of {source.resolution_watts:g} W"
@@ -380,7 +380,7 @@ def _show_notes(console: "Console", report: "EnergyReport") -> None:
 def _show_wear(console: "Console", report: "EnergyReport") -> None:
     """Print flash writes: of the newest day against the budget, and how long the device lasts at this rate."""
     from agent.energy.wear import ASSUMED_CYCLES
-    from planner.units import format_bytes
+    from planner.ir.units import format_bytes
 
     view, budget = report.wear_outlook, report.options.flash_bytes_per_day
     if report.wear:

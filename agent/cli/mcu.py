@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.units import parse_bytes
+from planner.ir.units import parse_bytes
 
 if TYPE_CHECKING:
-    from agent.mcu.firmware import Firmware
-    from agent.mcu.job import Trainer
-    from agent.mcu.simulate import Simulator
-    from agent.mcu.spec import JobSpec
+    from agent.mcu.board.firmware import Firmware
+    from agent.mcu.board.simulate import Simulator
+    from agent.mcu.job import JobSpec
+    from agent.mcu.trainer import Trainer
 
 Adder = Callable[..., argparse.ArgumentParser]
 
@@ -149,7 +149,7 @@ def run_list(arguments: argparse.Namespace) -> int:
     """Show what is plugged in."""
     if arguments.boards:
         return _list_boards(arguments.json)
-    from agent.mcu.ports import POLL_S
+    from agent.mcu.protocol.ports import POLL_S
 
     before: list[Any] | None = None
     while True:
@@ -163,7 +163,7 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 
 def _ports(given: str | None) -> list[Any]:
-    from agent.mcu.ports import PortInfo, list_serial_ports
+    from agent.mcu.protocol.ports import PortInfo, list_serial_ports
 
     ports = list_serial_ports()
     if given is None:
@@ -186,8 +186,8 @@ def _show_ports(ports: list[Any], as_json: bool) -> None:
 def _ask(port: Any) -> Any:
     from agent.cli.mcu_views import Listed
     from agent.mcu.errors import McuError
-    from agent.mcu.session import Patience, Session
-    from agent.mcu.transport import SerialTransport
+    from agent.mcu.protocol.session import Patience, Session
+    from agent.mcu.protocol.transport import SerialTransport
 
     try:
         session = Session(SerialTransport(port.path), Patience(give_up_s=1.5))
@@ -202,8 +202,8 @@ def _list_boards(as_json: bool) -> int:
     from rich.table import Table
 
     from agent.cli.mcu_views import show_json
-    from agent.mcu.boards import BOARDS
-    from planner.units import format_bytes
+    from agent.mcu.board.catalogue import BOARDS
+    from planner.ir.units import format_bytes
 
     if as_json:
         show_json(
@@ -265,7 +265,7 @@ def run_build(arguments: argparse.Namespace) -> int:
 
 
 def _build(arguments: argparse.Namespace) -> "Firmware":
-    from agent.mcu.firmware import build
+    from agent.mcu.board.firmware import build
 
     out = getattr(arguments, "out", None) or arguments.model / "firmware"
     return build(arguments.board, arguments.model, out)
@@ -274,7 +274,7 @@ def _build(arguments: argparse.Namespace) -> "Firmware":
 def run_flash(arguments: argparse.Namespace) -> int:
     """Build and write an image."""
     from agent.cli.mcu_views import show_json
-    from agent.mcu.flash import advice, flash
+    from agent.mcu.board.flash import advice, flash
 
     firmware = _build(arguments)
     if arguments.dry_run:
@@ -291,8 +291,8 @@ def run_flash(arguments: argparse.Namespace) -> int:
 def _spec(arguments: argparse.Namespace) -> "JobSpec":
     from dataclasses import replace
 
-    from agent.mcu.messages import Rule
-    from agent.mcu.spec import read_job, with_settings
+    from agent.mcu.job import read_job, with_settings
+    from agent.mcu.protocol.messages import Rule
 
     spec = read_job(arguments.job)
     given = {name: getattr(arguments, name, None) for name in ("data", "test", "port", "serial", "out")}
@@ -312,9 +312,9 @@ def run_train(arguments: argparse.Namespace) -> int:
 
 def _train(spec: "JobSpec", state_dir: Path, as_json: bool, port: Path | None = None) -> int:
     from agent.cli.mcu_views import TrainView, show_json, show_summary, summary_of
-    from agent.mcu.job import Trainer
+    from agent.mcu.job import load_data, make_link
     from agent.mcu.model import read_model
-    from agent.mcu.spec import load_data, make_link
+    from agent.mcu.trainer import Trainer
 
     model = read_model(spec.model)
     training, held_out = load_data(spec, model)
@@ -357,9 +357,9 @@ def _run_until_interrupted(trainer: "Trainer") -> None:
 def run_eval(arguments: argparse.Namespace) -> int:
     """Evaluate the weights on the board."""
     from agent.cli.mcu_views import show_json
-    from agent.mcu.job import Trainer
+    from agent.mcu.job import load_data, make_link
     from agent.mcu.model import read_model
-    from agent.mcu.spec import load_data, make_link
+    from agent.mcu.trainer import Trainer
 
     spec = _spec(arguments)
     model = read_model(spec.model)
@@ -380,8 +380,8 @@ def run_eval(arguments: argparse.Namespace) -> int:
 def run_logs(arguments: argparse.Namespace) -> int:
     """Show a board's counters."""
     from agent.cli.mcu_views import show_status, status_json
-    from agent.mcu.link import Link
-    from agent.mcu.ports import PortSelector
+    from agent.mcu.protocol.link import Link
+    from agent.mcu.protocol.ports import PortSelector
 
     link = Link(PortSelector(path=arguments.port, serial=arguments.serial))
     device = link.connect()
@@ -434,11 +434,11 @@ def run_simulate(arguments: argparse.Namespace) -> int:
 
 
 def _simulator(model: Path, board: str | None, work: Path) -> "Simulator":
-    from agent.mcu.boards import find_board
-    from agent.mcu.firmware import build
-    from agent.mcu.ports import simulator_folder
-    from agent.mcu.simulate import Simulator
-    from agent.mcu.spec import DEFAULT_SIMULATED, read_job
+    from agent.mcu.board.catalogue import find_board
+    from agent.mcu.board.firmware import build
+    from agent.mcu.board.simulate import Simulator
+    from agent.mcu.job import DEFAULT_SIMULATED, read_job
+    from agent.mcu.protocol.ports import simulator_folder
 
     chosen = find_board(board or read_job(model).board or DEFAULT_SIMULATED)
     return Simulator(build(chosen, model, work), simulator_folder() / f"{chosen.name}-{model.resolve().name}")
@@ -452,8 +452,8 @@ def _wait_for_interrupt(simulator: "Simulator") -> None:
 
 def _simulate_project(arguments: argparse.Namespace) -> int:
     from agent.cli.mcu_views import show_firmware
+    from agent.mcu.job import read_job
     from agent.mcu.project import load_project, write_project
-    from agent.mcu.spec import read_job
 
     project = load_project(arguments.model)
     if project.note and not arguments.json:

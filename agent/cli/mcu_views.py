@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from agent.mcu.device import Device
-from agent.mcu.firmware import Firmware
-from agent.mcu.job import Evaluation, Event, Interrupted, SnapshotTaken
-from agent.mcu.job import Progress as Trained
-from agent.mcu.messages import DeviceInfo, DeviceStatus
-from agent.mcu.ports import PortInfo
-from planner.units import format_bytes, format_seconds
+from agent.mcu.board.firmware import Firmware
+from agent.mcu.protocol.device import Device
+from agent.mcu.protocol.messages import DeviceInfo, DeviceStatus
+from agent.mcu.protocol.ports import PortInfo
+from agent.mcu.trainer import Evaluation, Event, Interrupted, SnapshotTaken
+from agent.mcu.trainer import Progress as Trained
+from planner.ir.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from planner.mcu.scheme_fit import FittedModel

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
 from agent.dashboard.page import static_text
-from planner.errors import PortError
+from planner.ir.errors import PortError
 
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
 _FILES = ("uPlot.min.css", "page.css", "uPlot.iife.min.js", "charts.js", "dashboard.js")

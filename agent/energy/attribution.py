@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from agent.energy.source import Kind
+from agent.energy.sources.base import Kind
 from agent.energy.timeline import Interval
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.energy.attribution import Charge, Phase, StepEnergy
-from agent.energy.source import Kind
-from planner.errors import PortError
+from agent.energy.sources.base import Kind
+from planner.ir.errors import PortError
 
 FILE_NAME = "energy.sqlite"
 SCHEMA_VERSION = 1

@@ -14,15 +14,15 @@ from pathlib import Path
 
 from agent.energy.attribution import Attributor, Charge, Phase, PhaseCosts, StepEnergy, StepEvent, parse_step
 from agent.energy.baseline import IDLE_LOAD, IdleBaseline
-from agent.energy.board import board_model, detect_model
-from agent.energy.choose import Choice, EnergyConfig, configured_model, open_sources
-from agent.energy.clock import slept_s
 from agent.energy.drift import Correction, DriftWatch, Ratio
-from agent.energy.estimated import EstimatedSource, LoadProbe, PowerModel
 from agent.energy.ledger import FILE_NAME, Batch, Gap, Ledger, LedgerError
-from agent.energy.source import Kind, PowerSource, SourceError
+from agent.energy.sources.base import Kind, PowerSource, SourceError
+from agent.energy.sources.estimated import EstimatedSource, LoadProbe, PowerModel
+from agent.energy.sources.power_models import board_model, detect_model
+from agent.energy.sources.registry import Choice, EnergyConfig, configured_model, open_sources
 from agent.energy.timeline import Integrator, Interval
 from agent.energy.wear import DiskCounter
+from agent.system.energy_clock import slept_s
 
 IDLE_PERIOD_S = 30.0
 """How often an idle machine is sampled."""

@@ -15,7 +15,7 @@ from typing import Any
 from agent.energy.attribution import Phase
 from agent.energy.ledger import DAY_S, KEEP_S, open_for_reading
 from agent.energy.wear import WearOutlook, outlook
-from planner.errors import PortError
+from planner.ir.errors import PortError
 
 JOULES_PER_KWH = 3.6e6
 PHASES = tuple(phase.value for phase in Phase if phase is not Phase.UNMEASURED)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from agent.energy.source import Kind, Reading, SourceInfo
+from agent.energy.sources.base import Kind, Reading, SourceInfo
 
 GAP_PERIODS = 3.0
 GAP_MARGIN_S = 1.0

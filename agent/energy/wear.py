@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.energy.source import SourceError, read_integer, read_text
+from agent.energy.sources.base import SourceError, read_integer, read_text
 
 NAME = "flash-wear"
 _SECTOR_BYTES = 512

@@ -9,9 +9,9 @@ import os
 import re
 from dataclasses import dataclass
 
-from agent.facts.files import Tree
 from agent.facts.model import Answer, Voice
 from agent.facts.platform import OwnUse, SensorOptions
+from agent.facts.sysfs import Tree
 
 MIN_SAMPLE_S = 0.5
 """Shorter windows of /proc/stat are a handful of ticks: noise."""

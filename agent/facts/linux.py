@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent.facts import idle, power_supply, thermal
-from agent.facts.files import Tree
 from agent.facts.jetson import read_tegrastats
 from agent.facts.model import Answer, Facts, Fault, ThrottleReading, Voice
 from agent.facts.platform import OwnUse, SensorOptions, answer, run_command
+from agent.facts.sysfs import Tree
 
 _LOGIN1 = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
 _NETWORK_MANAGER = (

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import psutil
 
-from agent.facts.files import Tree
 from agent.facts.linux import free_disk
 from agent.facts.model import Answer, Facts, Fault, Power, PowerReading, ThrottleReading, Voice
 from agent.facts.platform import OwnUse, SensorOptions, answer, run_command
+from agent.facts.sysfs import Tree
 
 _SOURCE = re.compile(r"Now drawing from '([^']*)'")
 _BATTERY = re.compile(r"-InternalBattery-\d+\s*(?:\(id=\d+\))?\s*(\d+)%;")

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.facts.files import Tree
 from agent.facts.model import Answer, Power, PowerReading
+from agent.facts.sysfs import Tree
 
 _PERIPHERAL_PREFIXES = ("hid-", "hidpp_", "sony_controller", "wacom_", "ps-controller")
 """Drivers of mice, keyboards, pens and pads; old kernels do not set SCOPE for all of them."""

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from agent.facts.files import Tree
 from agent.facts.model import Answer, ThrottleReading
+from agent.facts.sysfs import Tree
 
 _PLAUSIBLE_C = range(-40, 151)
 """A Jetson reports -256 °C for a zone that is switched off; no chip survives 150 °C."""

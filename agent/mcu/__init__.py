@@ -1,0 +1,1 @@
+"""Training on an attached microcontroller: project, trainer, worker."""

@@ -1,6 +1,6 @@
 """What can go wrong between the agent and a microcontroller; each error carries its numbers and names a remedy."""
 
-from planner.errors import PortError
+from planner.ir.errors import PortError
 
 
 class McuError(PortError):

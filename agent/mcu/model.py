@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.files import write_atomically
 from agent.mcu.errors import JobError
+from agent.system.atomic_file import write_atomically
 
 MANIFEST_VERSION = 1
 MANIFEST = "model.json"

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.files import write_atomically
 from agent.mcu.errors import JobError
-from agent.mcu.job import TrainSettings
 from agent.mcu.model import InputFormat, write_manifest
+from agent.mcu.trainer import TrainSettings
+from agent.system.atomic_file import write_atomically
 
 if TYPE_CHECKING:
     from planner.mcu.scheme_fit import FittedModel
@@ -42,7 +42,7 @@ class Project:
     classes: tuple[str, ...] = ()
     board: str = "qemu-m4f"
     settings: dict[str, Any] = field(default_factory=dict)
-    """Fields of agent.mcu.job.TrainSettings."""
+    """Fields of agent.mcu.trainer.TrainSettings."""
     note: str = ""
     """One line that says what is learnt from what."""
 

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agent.files import write_atomically
 from agent.mcu.errors import SnapshotError
-from agent.mcu.messages import Rule, TrainingOptions, TrainingState
-from planner.tensorfile import Chunks, encode
+from agent.mcu.protocol.messages import Rule, TrainingOptions, TrainingState
+from agent.system.atomic_file import write_atomically
+from planner.ir.bundle.safetensors_io import Chunks, encode
 
 MAGIC = b"PORTMCU1"
 SNAPSHOT_NAME = "snapshot.portmcu"

@@ -19,9 +19,9 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.files import write_atomically
 from agent.mcu.errors import DisconnectedError, JobError
 from agent.mcu.model import ModelDirectory
+from agent.system.atomic_file import write_atomically
 
 Sample = tuple[NDArray[np.int8], int]
 LINE_MAX = 1 << 20

@@ -18,10 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent.mcu.errors import McuError
-from agent.mcu.job import Evaluation, Event, Interrupted, Progress, SnapshotTaken, Trainer
+from agent.mcu.job import JobSpec, open_job, read_job, with_settings
 from agent.mcu.snapshot import begin_round
-from agent.mcu.spec import JobSpec, open_job, read_job, with_settings
-from planner.errors import PortError
+from agent.mcu.trainer import Evaluation, Event, Interrupted, Progress, SnapshotTaken, Trainer
+from planner.ir.errors import PortError
 
 VERSION = 1
 FINISHED, FAILED, IMPOSSIBLE, LEFT = 0, 1, 2, 75

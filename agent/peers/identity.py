@@ -8,7 +8,7 @@ import os
 import re
 from pathlib import Path
 
-from agent.files import write_atomically
+from agent.system.atomic_file import write_atomically
 
 FILE_NAME = "device-id"
 SHORT_DIGITS = 12

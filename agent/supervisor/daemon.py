@@ -11,29 +11,29 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent import facts
-from agent.cgroup import CgroupError, delegated_tree
-from agent.control import ControlServer
 from agent.facts import Answer, OwnUse, Platform
-from agent.health import HealthBoard
-from agent.jobs import Job, JobState, may_run, order
-from agent.jobs_store import JobStore
-from agent.policy import Decision, State, device_in_use, window_closes_in_s
-from agent.policy_file import Config, ConfigError, load_config, restart_needed
-from agent.schedule import Agenda
-from agent.supervisor.chores import Chores
-from agent.supervisor.clock import day_of, local_time
-from agent.supervisor.core import PAUSE_SETTING, Core, Seams, Settings
-from agent.supervisor.gate import Gate
+from agent.health.conditions import HealthBoard
+from agent.jobs.model import Job, JobState, may_run, order
+from agent.jobs.store import JobStore
+from agent.policy.config import Config, ConfigError, load_config, restart_needed
+from agent.policy.decide import Decision, State, device_in_use, window_closes_in_s
+from agent.supervisor.admission import Gate
+from agent.supervisor.background_tasks import Chores
+from agent.supervisor.context import PAUSE_SETTING, Core, Seams, Settings
+from agent.supervisor.http_api import ControlServer
 from agent.supervisor.inbox import Inboxes
-from agent.supervisor.instance import LockFile, lock_instance
+from agent.supervisor.job.run_state import Surroundings
+from agent.supervisor.job.runner import Runner
+from agent.supervisor.job.worker_process import Phase, Wish
 from agent.supervisor.meter import open_meter
-from agent.supervisor.notify import Notifier
-from agent.supervisor.presence import Presence, public_state
-from agent.supervisor.process import Phase, Wish
-from agent.supervisor.run import Surroundings
-from agent.supervisor.runner import Runner
-from agent.supervisor.uevents import UeventListener
-from planner.errors import PortError
+from agent.supervisor.peer_discovery import Presence, public_state
+from agent.supervisor.timers import Agenda
+from agent.system.cgroup import CgroupError, delegated_tree
+from agent.system.clock import day_of, local_time
+from agent.system.locks import LockFile, lock_instance
+from agent.system.sd_notify import Notifier
+from agent.system.uevents import UeventListener
+from planner.ir.errors import PortError
 
 IDLE_LOOK_S = 30.0
 """How often to look while there is nothing to do: often enough for health items and `status`."""

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.files import sync_directory, write_atomically
+from agent.system.atomic_file import sync_directory, write_atomically
 
 _UNFINISHED = (".part", ".tmp", ".crdownload", "~")
 _CONSUMED = "consumed.json"

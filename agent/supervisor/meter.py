@@ -6,8 +6,8 @@ from dataclasses import asdict
 from agent.energy.meter import EnergyMeter as Counter
 from agent.energy.meter import open_meter as open_counter
 from agent.energy.metrics import metrics_text
-from agent.policy_file import Config
-from agent.supervisor.core import MeterView, Settings
+from agent.policy.config import Config
+from agent.supervisor.context import MeterView, Settings
 
 
 def open_meter(config: Config, settings: Settings) -> MeterView:

@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent.files import sync_directory
-from agent.jobs import Job, JobError, JobKind, JobSpec, JobState, to_record
-from agent.jobs_store import HistoryEntry
-from agent.policy import next_window
-from agent.policy_file import describe, restart_needed
-from agent.supervisor.clock import local_time
-from agent.supervisor.core import PAUSE_SETTING, Core
-from agent.supervisor.plans import eta_s
+from agent.jobs.model import Job, JobError, JobKind, JobSpec, JobState, to_record
+from agent.jobs.store import HistoryEntry
+from agent.policy.config import describe, restart_needed
+from agent.policy.decide import next_window
+from agent.supervisor.context import PAUSE_SETTING, Core
+from agent.supervisor.job.plan_choice import eta_s
+from agent.system.atomic_file import sync_directory
+from agent.system.clock import local_time
 
 BUNDLE_NAME = "bundle.port"
 _SPEC_FIELDS = frozenset(JobSpec.__dataclass_fields__) - {"bundle", "kind", "arguments"}

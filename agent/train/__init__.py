@@ -1,0 +1,1 @@
+"""The torch worker: a bundle's program executed inside its budget, paged, checkpointed."""

@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from agent.train.memory import block, view
+from agent.train.buffers import block, view
+from agent.train.checkpoint import StateStore
 from agent.train.pager import CorruptPageError, PageError, PageFile, Pager, PagerStats, Slot, Transfer, padded
-from agent.train.sliced import SlicedUpdate, UpdateThread
-from agent.train.state import StateStore
-from planner.errors import PortError
-from planner.graph import Argument, Op, Phase, Ref, Role, Scalar, Value
-from planner.operators import GUARD
-from planner.program import Code, Program
-from planner.rebuild import pure_arguments
-from planner.torch_operators import literal, resolve
+from agent.train.update_stream import SlicedUpdate, UpdateThread
+from planner.ir.errors import PortError
+from planner.ir.graph import Argument, Op, Phase, Ref, Role, Scalar, Value
+from planner.ir.lowering.rematerialize import pure_arguments
+from planner.ir.operators import GUARD
+from planner.ir.program import Code, Program
+from planner.ir.torch_operators import literal, resolve
 
 _PATIENCE_S = 0.02
 """So often a wait for an update looks whether the step is to pause."""

@@ -22,7 +22,7 @@ from typing import Any
 
 import xxhash
 
-from planner.errors import PortError
+from planner.ir.errors import PortError
 
 BLOCK = 4096
 """O_DIRECT wants addresses, offsets and lengths that are multiples of the logical block; 4096 suits every medium."""

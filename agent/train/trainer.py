@@ -10,21 +10,21 @@ from typing import Any
 import torch
 import xxhash
 
-from agent.files import publish
-from agent.train.arrivals import Arrivals, DataError
-from agent.train.data import Samples
+from agent.system.atomic_file import publish
+from agent.train.bundle_samples import Samples
+from agent.train.checkpoint import Commit, StateStore
 from agent.train.executor import Executor, Scratch, StepReport
+from agent.train.incoming_samples import Arrivals, DataError
 from agent.train.pager import CorruptPageError, Pager, PagerStats
-from agent.train.persistents import Persistents, bundle_chunks, initial_contents
-from agent.train.state import Commit, StateStore
-from planner.bundle import Bundle
-from planner.errors import PortError
-from planner.expand import expand
-from planner.optimizers import OptimizerSpec, StepScalars
-from planner.order import batch_rows
-from planner.program import Program
-from planner.resident import peak_resident_bytes
-from planner.tensorfile import encode
+from agent.train.resident_state import Persistents, bundle_chunks, initial_contents
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.data_order import batch_rows
+from planner.ir.bundle.safetensors_io import encode
+from planner.ir.errors import PortError
+from planner.ir.lowering.lower import expand
+from planner.ir.lowering.optimizer_scalars import OptimizerSpec, StepScalars
+from planner.ir.process_memory import peak_resident_bytes
+from planner.ir.program import Program
 
 
 class MismatchError(PortError):

@@ -1,7 +1,7 @@
 """The worker process: trains one bundle, tells its supervisor how it goes, pauses and leaves when told.
 
 `python -m agent.train.worker --bundle job.port --state-dir DIR --control-fd N ...`; started by the supervisor and by
-`port-agent train` (see `agent.train.launch`), which prepare its malloc. Exit codes: 0 finished; 75 left on request,
+`port-agent train` (see `agent.worker.start`), which prepare its malloc. Exit codes: 0 finished; 75 left on request,
 resumable; 2 the job can never run as it is; 1 other failure.
 """
 
@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agent.train.channel import Channel
-from agent.train.control import Control, Interrupted
-from agent.train.loading import load_torch
-from planner.errors import PortError
+from agent.train.torch_loading import load_torch
+from agent.worker.channel import Channel
+from agent.worker.commands import Control, Interrupted
+from planner.ir.errors import PortError
 
 LEFT = 75
 """EX_TEMPFAIL: left on request, can be resumed."""
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         load_torch()
-        from agent.train.session import train
+        from agent.train.run import train
 
         return train(arguments, control, tell)
     except Interrupted:

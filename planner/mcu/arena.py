@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from planner.errors import PortError
+from planner.ir.errors import PortError
 
 ALIGNMENT = 4
 SEARCH_ROUNDS = 400

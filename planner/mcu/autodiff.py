@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from planner.errors import PortError
+from planner.ir.errors import PortError
 from planner.mcu.ir import WEIGHTED, Clamp, Graph, McuCompileError, Op, OpKind
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from planner.errors import PortError
+from planner.ir.errors import PortError
 from planner.mcu.autodiff import SparseScheme, full_scheme
 from planner.mcu.emit import GeneratedModel, emit
 from planner.mcu.frontend import import_module

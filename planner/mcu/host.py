@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.errors import PortError
+from planner.ir.errors import PortError
 from planner.mcu.compile import CompiledModel
 from planner.mcu.quantize import Int8Array
 

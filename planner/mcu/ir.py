@@ -12,7 +12,7 @@ from enum import Enum, IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.errors import PortError
+from planner.ir.errors import PortError
 
 FloatArray = NDArray[np.float32]
 

@@ -1,7 +1,7 @@
 """The sparse update found by measuring: contribution analysis, and an exact choice over real planner bytes.
 
 arXiv 2206.15472 section 2.3 with two differences: the gains are measured on the user's own task with the firmware's
-engine; and the choice is exact (`planner.sparse_update.choose_best`) over the arena and parameter bytes this compiler
+engine; and the choice is exact (`planner.sparse.choose.choose_best`) over the arena and parameter bytes this compiler
 really plans, not an evolutionary search over an assumed memory model.
 """
 
@@ -19,7 +19,7 @@ from planner.mcu.autodiff import LayerUpdate, SparseScheme, StepKind, last_layer
 from planner.mcu.compile import BudgetError
 from planner.mcu.ir import Graph, OpKind
 from planner.mcu.memory import buffers_of, parameter_layout, plan_memory, row_bytes
-from planner.sparse_update import Choice, ChoiceProblem, Option, Selection, choose
+from planner.sparse.choose import Choice, ChoiceProblem, Option, Selection, choose
 
 RATIOS = (0.125, 0.25, 0.5, 1.0)
 

@@ -14,7 +14,7 @@ from planner.mcu.autodiff import SparseScheme, last_layers
 from planner.mcu.ir import Graph, OpKind
 from planner.mcu.memory import row_bytes
 from planner.mcu.scheme import DRAWS, ContributionTable, Limits, Measure, Needs, backward_macs, choice_problem
-from planner.sparse_update import choose_best
+from planner.sparse.choose import choose_best
 
 ROUNDS = 3
 """Each halves the field and doubles the draws."""

@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn import functional
 
 from agent import budgeted_step
-from planner.errors import PortError
-from planner.resident import resident_bytes
+from planner.ir.errors import PortError
+from planner.ir.process_memory import resident_bytes
 
 torch.set_num_threads(1)
 STEPS = 4

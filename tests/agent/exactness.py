@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 
+from agent.train.checkpoint import StateStore
 from agent.train.executor import Executor, Scratch
 from agent.train.pager import CHUNK, Pager
-from agent.train.persistents import Persistents
-from agent.train.state import StateStore
-from planner.capture import Capture, Fill, capture_step
-from planner.costs import CostTable, DeviceCosts, Flash, OpCost
-from planner.expand import expand
-from planner.graph import StepGraph
-from planner.optimizers import StepScalars
-from planner.plan import Action, Decision, Plan
-from planner.program import PlanError, Program, idle_gaps
-from planner.rebuild import rebuildable
-from planner.slices import update_groups
+from agent.train.resident_state import Persistents
+from planner.capture.step import Capture, Fill, capture_step
+from planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
+from planner.ir.graph import StepGraph
+from planner.ir.lowering.lower import expand
+from planner.ir.lowering.optimizer_scalars import StepScalars
+from planner.ir.lowering.rematerialize import rebuildable
+from planner.ir.lowering.update_slices import update_groups
+from planner.ir.plan import Action, Decision, Plan
+from planner.ir.program import PlanError, Program, idle_gaps
 
 torch.set_num_threads(1)
 

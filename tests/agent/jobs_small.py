@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner import build
-from planner.costs import DeviceCosts, Flash, OpCost
-from planner.expand import expand
-from planner.graph import StepGraph
+from planner import make_bundle
+from planner.ir.costs import DeviceCosts, Flash, OpCost
+from planner.ir.graph import StepGraph
+from planner.ir.lowering.lower import expand
+from planner.ir.plan import Action, Decision, Plan
 from planner.job import TrainingJob
-from planner.plan import Action, Decision, Plan
-from planner.profile import Measured
+from planner.profiling.operators import Measured
 from tests.agent.exactness import random_plan
 
 torch.set_num_threads(1)
@@ -86,21 +86,21 @@ def write_job(
     plan: Callable[[StepGraph, int], Plan] = random_plan,
 ) -> None:
     """Write the bundle of a job: one choice of plans per seed (0: keep everything)."""
-    prepared = build.prepare(job, updates=30, verify=5)
+    prepared = make_bundle.prepare(job, updates=30, verify=5)
     device = DeviceCosts("test", 0, 1.0, 1.0, Flash("card", 1e8, 2e6, 1e-4, 1e-9, 1e-9))
     tables = tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in g.ops) for g in prepared.graphs.values())
     measured = Measured(tables, 0, 0)
-    plans, costs = build.plan_all(prepared, measured, device, 1 << 40, _keep_all)
+    plans, costs = make_bundle.plan_all(prepared, measured, device, 1 << 40, _keep_all)
     choices = []
     for seed in seeds:
         made = {n: plan(g, seed) if seed else plans[n] for n, g in prepared.graphs.items()}
         peaks = {n: expand(prepared.graphs[n], costs[n], p, check_budget=False).peak_bytes for n, p in made.items()}
         choices.append({n: Plan(p.decisions, p.order, p.sliced, ram_bytes, peaks[n]) for n, p in made.items()})
-    build.write(path, prepared, choices, costs, [ram_bytes] * len(seeds), threads=1)
+    make_bundle.write(path, prepared, choices, costs, [ram_bytes] * len(seeds), threads=1)
 
 
 def _keep_all(graph: Any, costs: Any, ram_bytes: int) -> Any:
-    from planner.step import plan_step
+    from planner.search.plan_step import plan_step
 
     return plan_step(graph, costs, ram_bytes=ram_bytes, strategy="greedy")
 

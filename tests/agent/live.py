@@ -8,12 +8,12 @@ import json
 import sys
 from pathlib import Path
 
-from agent.jobs import JobKind
-from agent.supervisor.commands import BundleFacts, WorkerKind, no_environment
-from agent.supervisor.core import Seams, Settings
+from agent.jobs.model import JobKind
+from agent.supervisor.context import Seams, Settings
 from agent.supervisor.daemon import Daemon
-from agent.supervisor.plans import PlanFigures
-from planner.errors import PortError
+from agent.supervisor.job.plan_choice import PlanFigures
+from agent.supervisor.job.worker_kinds import BundleFacts, WorkerKind, no_environment
+from planner.ir.errors import PortError
 
 WORKER = Path(__file__).with_name("worker_program.py")
 

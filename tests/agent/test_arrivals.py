@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from agent.train.arrivals import Arrivals, DataError
-from planner.tensorfile import Member
+from agent.train.incoming_samples import Arrivals, DataError
+from planner.ir.bundle.safetensors_io import Member
 
 COLUMNS = [Member(0, 4 * 6, "float32", (2, 3)), Member(0, 16, "int64", (2,))]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from agent.cli import main
-from agent.mcu.boards import UsbId, boards_with_usb
-from agent.mcu.ports import PortInfo
-from agent.supervisor import boards
-from agent.supervisor.boards import Boards, Row, rows
+from agent.mcu.board.catalogue import UsbId, boards_with_usb
+from agent.mcu.protocol.ports import PortInfo
+from agent.supervisor import attached_boards
+from agent.supervisor.attached_boards import Boards, Row, rows
 from tests.agent.test_control import daemon
 
 
@@ -33,7 +33,7 @@ def test_known_boards_and_simulators_are_shown_and_modems_are_not() -> None:
 
 
 def test_a_look_that_hangs_does_not_hold_up_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boards, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(attached_boards, "_PATIENCE_S", 0.05)
     row: Row = {"name": "m4", "port": "/dev/ttyACM0", "usb": None, "serial": None}
     hang, looks = threading.Event(), 0
 

@@ -4,14 +4,14 @@ import argparse
 
 import pytest
 
-from agent import making
-from agent.cli.planning import too_slow, wanted_pace
+from agent.cli.devices_and_plots import too_slow, wanted_pace
+from agent.prepare import bundle
 from planner.deadline import DeadlineError, Pace
-from planner.devices import BoardError, load_board
-from planner.expand import expand
-from planner.plan import Plan
-from planner.profile import Measured
-from planner.step import plan_step
+from planner.ir.boards import BoardError, load_board
+from planner.ir.lowering.lower import expand
+from planner.ir.plan import Plan
+from planner.profiling.operators import Measured
+from planner.search.plan_step import plan_step
 from tests.planner.test_coarsen import budget, captured
 
 
@@ -43,11 +43,11 @@ def test_costs_of_another_board_are_scaled_and_say_estimated() -> None:
     measured = Measured((costs.ops,), costs.device.base_bytes, 0)
     times = {}
     for name in ("pi4b", "jetson-orin"):
-        scaled, device = making.other_board({"step": graph}, measured, costs.device, name)
+        scaled, device = bundle.other_board({"step": graph}, measured, costs.device, name)
         assert device.name.endswith("(estimated)") and device.base_bytes == costs.device.base_bytes
         assert device.static_watts == load_board(name)["static_watts"]
         assert [c.workspace_bytes for c in scaled.ops[0]] == [c.workspace_bytes for c in costs.ops]
         times[name] = sum(c.seconds for c in scaled.ops[0])
     assert 0 < times["jetson-orin"] < times["pi4b"]
     with pytest.raises(BoardError, match="pi4b"):
-        making.other_board({"step": graph}, measured, costs.device, "abacus")
+        bundle.other_board({"step": graph}, measured, costs.device, "abacus")

@@ -17,9 +17,9 @@ import pytest
 
 from agent.cli import main
 from agent.cli.daemon import UsageError, parse_deadline, parse_time
-from agent.control_client import ControlClient, ControlError
-from agent.control_http import HttpError, Peer, Request, Response, json_response, peer_of, serve_connection
-from agent.control_metrics import metrics_text
+from agent.control.client import ControlClient, ControlError
+from agent.control.http import HttpError, Peer, Request, Response, json_response, peer_of, serve_connection
+from agent.control.metrics import metrics_text
 from tests.agent.test_daemon import BUNDLE, CONFIG
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -293,7 +293,7 @@ def test_another_user_may_not_use_the_socket() -> None:
         Path(name).chmod(0o755)  # pytest's own directories are closed to others
         client.path.chmod(0o666)  # even if the file's own mode lets everyone in, the daemon asks the kernel
         program = (
-            "import os, sys; from pathlib import Path; from agent.control_client import *\n"
+            "import os, sys; from pathlib import Path; from agent.control.client import *\n"
             "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
             "try: ControlClient(Path(sys.argv[1])).get('/v1/status')\n"
             "except ControlError as error: print(error.status, error)\n"

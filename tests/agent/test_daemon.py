@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from agent.control_client import ControlClient, ControlError
-from agent.jobs import Job, JobState
-from agent.supervisor.core import Seams, Settings
+from agent.control.client import ControlClient, ControlError
+from agent.jobs.model import Job, JobState
+from agent.supervisor.context import Seams, Settings
 from agent.supervisor.daemon import Daemon
-from agent.supervisor.instance import InstanceError
-from agent.supervisor.plans import data_limit, memory_max
-from agent.supervisor.process import Phase
+from agent.supervisor.job.plan_choice import data_limit, memory_max
+from agent.supervisor.job.worker_process import Phase
+from agent.system.locks import InstanceError
 from tests.agent.live import KINDS, seams
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, supply_tree, write_tree
 

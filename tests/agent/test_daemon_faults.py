@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.control_client import ControlError
-from agent.jobs import JobState
+from agent.control.client import ControlError
+from agent.jobs.model import JobState
 from tests.agent.test_daemon import BUNDLE, LONG, go, running
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from agent.cli import main
-from agent.control_client import ControlClient
-from agent.jobs import JobState
-from agent.supervisor.commands import DEFAULT_KINDS
+from agent.control.client import ControlClient
+from agent.jobs.model import JobState
+from agent.supervisor.job.worker_kinds import DEFAULT_KINDS
 from tests.agent.test_daemon import CONFIG, go, running
 
 ROOT = Path(__file__).resolve().parents[2]

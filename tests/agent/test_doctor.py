@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from agent.facts import Answer, Voice
-from agent.health_doctor import Check, Verdict, check_voices, examine
-from agent.policy_file import Config, Options
+from agent.health.doctor import Check, Verdict, check_voices, examine
+from agent.policy.config import Config, Options
 from tests.agent.trees import LAPTOP_BATTERY, supply_tree, write_tree
 
 GROUPS = {"self/cgroup": "0::/port-agent.service/supervisor\n"}

@@ -10,13 +10,13 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.models import WORKLOADS, workload
-from planner.capture import capture_step
-from planner.expand import expand
-from planner.plan import Action, Decision, Plan
-from planner.profile import profile_operators
-from planner.program import Code, idle_gaps
-from planner.slices import update_groups
-from planner.step import plan_step
+from planner.capture.step import capture_step
+from planner.ir.lowering.lower import expand
+from planner.ir.lowering.update_slices import update_groups
+from planner.ir.plan import Action, Decision, Plan
+from planner.ir.program import Code, idle_gaps
+from planner.profiling.operators import profile_operators
+from planner.search.plan_step import plan_step
 from tests.agent.exactness import (
     OPTIMIZERS,
     MakeOptimizer,

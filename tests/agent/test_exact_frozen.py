@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from planner.capture import capture_step
-from planner.plan import Plan
+from planner.capture.step import capture_step
+from planner.ir.plan import Plan
 from tests.agent.exactness import OPTIMIZERS, differences, plain, planned, random_plan
 from tests.planner.test_sparse_bytes import Residual, classify, sets
 

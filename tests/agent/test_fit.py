@@ -18,8 +18,8 @@ from torch.nn import functional
 from agent import budgeted_step
 from agent.train.executor import Executor, GraphChangedError
 from agent.train.pager import PageError, Pager
-from planner.build import InfeasibleError
-from planner.errors import CaptureError, PortError
+from planner.ir.errors import CaptureError, PortError
+from planner.make_bundle import InfeasibleError
 from tests.agent.exactness import bits
 from tests.agent.jobs_small import BATCH, Odd, make_job, next_token, small_bundle, state_on_flash, write_job
 

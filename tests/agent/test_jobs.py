@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.jobs import (
+from agent.jobs.model import (
     BACKOFF_LONGEST_S,
     Job,
     JobError,
@@ -27,7 +27,7 @@ from agent.jobs import (
     order,
     to_record,
 )
-from agent.jobs_store import JobStore, StoreError
+from agent.jobs.store import JobStore, StoreError
 
 SPEC = JobSpec(name="birds", bundle="bundle.port", epochs=3)
 
@@ -252,8 +252,8 @@ FULL_DISK = """
 import sys
 from pathlib import Path
 from dataclasses import replace
-from agent.jobs import JobSpec, JobState
-from agent.jobs_store import JobStore, StoreError
+from agent.jobs.model import JobSpec, JobState
+from agent.jobs.store import JobStore, StoreError
 root = Path(sys.argv[1])
 store = JobStore(root)
 first = store.add(JobSpec(name="one", bundle="b"), 1.0)
@@ -283,8 +283,8 @@ READ_ONLY = """
 import subprocess, sys
 from pathlib import Path
 from dataclasses import replace
-from agent.jobs import JobSpec
-from agent.jobs_store import JobStore, StoreError
+from agent.jobs.model import JobSpec
+from agent.jobs.store import JobStore, StoreError
 root = Path(sys.argv[1])
 store = JobStore(root)
 first = store.add(JobSpec(name="one", bundle="b"), 1.0)

@@ -5,17 +5,17 @@ import sys
 
 import pytest
 
-from agent.making import loading_peak
+from agent.prepare.bundle import loading_peak
 
 PROGRAM = """
 import sys
 {load}
 import torch
-from planner.resident import peak_resident_bytes
+from planner.ir.process_memory import peak_resident_bytes
 assert torch.nn.functional.relu(torch.tensor([-1.0, 2.0])).tolist() == [0.0, 2.0]
 print(peak_resident_bytes())
 """
-THRIFTY = "from agent.train.loading import load_torch; load_torch(); assert 'torch' in sys.modules"
+THRIFTY = "from agent.train.torch_loading import load_torch; load_torch(); assert 'torch' in sys.modules"
 
 
 def peak(load: str) -> int:

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from agent import making
-from planner import build
-from planner.bundle import Bundle
-from planner.costs import DeviceCosts, Flash, OpCost
+from agent.prepare import bundle
+from planner import make_bundle
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.costs import DeviceCosts, Flash, OpCost
 from planner.job import TrainingJob
-from planner.profile import Measured
+from planner.profiling.operators import Measured
 from tests.planner.steps import costs_of
 
 
@@ -22,10 +22,10 @@ def step_event(*, wall_s: float, stall_s: float, cpu_s: float, planned_compute_s
 
 def test_pace_leaves_out_waiting_and_on_one_thread_what_other_processes_took() -> None:
     disturbed = step_event(wall_s=5.0, stall_s=1.0, cpu_s=3.0, planned_compute_s=2.0)
-    assert making._pace(disturbed, threads=1) == 1.5
-    assert making._pace(disturbed, threads=4) == 2.0
+    assert bundle._pace(disturbed, threads=1) == 1.5
+    assert bundle._pace(disturbed, threads=4) == 2.0
     busy_page_thread = step_event(wall_s=2.2, stall_s=0.2, cpu_s=2.5, planned_compute_s=2.0)
-    assert making._pace(busy_page_thread, threads=1) == 1.0
+    assert bundle._pace(busy_page_thread, threads=1) == 1.0
 
 
 def test_measured_at_a_pace_takes_longer_and_more_energy_but_no_more_memory() -> None:
@@ -34,11 +34,11 @@ def test_measured_at_a_pace_takes_longer_and_more_energy_but_no_more_memory() ->
 
 
 @pytest.fixture
-def prepared() -> build.Prepared:
+def prepared() -> make_bundle.Prepared:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
     data = [torch.randn(16, 64), torch.randint(0, 10, (16,))]
-    return build.prepare(
+    return make_bundle.prepare(
         TrainingJob(
             model, lambda m, x, y: functional.cross_entropy(m(x), y),
             torch.optim.SGD(model.parameters(), lr=0.1), data, 8,
@@ -48,18 +48,18 @@ def prepared() -> build.Prepared:
 
 @pytest.mark.parametrize(("pace", "believed"), [(1.3, 1.3), (0.8, 0.8), (3.0, 1.0)])
 def test_a_bundle_is_priced_at_the_pace_of_its_trial(
-    prepared: build.Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pace: float, believed: float
+    prepared: make_bundle.Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pace: float, believed: float
 ) -> None:
     costs = costs_of(prepared.graphs["step"])
     measured = Measured((costs.ops,), 0, 0)
     peak = 64 << 20
-    monkeypatch.setattr(making, "trial", lambda *_: making._Trial(peak, pace=pace))
+    monkeypatch.setattr(bundle, "trial", lambda *_: bundle._Trial(peak, pace=pace))
     device: DeviceCosts = costs.device
     for estimated in (False, True):
         path = tmp_path / f"{estimated}.port"
-        making.make(
+        bundle.make(
             path, prepared, measured, device, 2 * peak, page_dir=tmp_path, threads=1, progress=lambda *_: None,
-            planner=build.default_planner(strategy="greedy", time_limit_s=1.0), estimated=estimated,
+            planner=make_bundle.default_planner(strategy="greedy", time_limit_s=1.0), estimated=estimated,
         )  # fmt: skip
         factor = 1.0 if estimated else believed
         assert [c.seconds for c in Bundle(path).costs["step"].ops] == pytest.approx(
@@ -70,27 +70,27 @@ def test_a_bundle_is_priced_at_the_pace_of_its_trial(
 def test_a_slower_medium_takes_longer_and_more_joules_per_byte() -> None:
     flash = Flash("flash", 1e9, 1e9, 1e-4, 3e-9, 3e-9)
     device = DeviceCosts("here", 0, 2.0, 4.0, flash)
-    assert making.slower_flash(device, None, 2e9) == device
-    slow = making.slower_flash(device, 45e6, 25e6).flash
+    assert bundle.slower_flash(device, None, 2e9) == device
+    slow = bundle.slower_flash(device, 45e6, 25e6).flash
     assert (slow.read_bytes_per_s, slow.write_bytes_per_s) == (45e6, 25e6)
     assert slow.read_joules_per_byte - flash.read_joules_per_byte == pytest.approx(0.15 / 45e6 - 2e-9)
     assert slow.write_joules_per_byte - flash.write_joules_per_byte == pytest.approx(0.15 / 25e6 - 2e-9)
 
 
 def test_no_budget_is_below_what_loading_takes(
-    prepared: build.Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prepared: make_bundle.Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     costs = costs_of(prepared.graphs["step"])
     path = tmp_path / "job.port"
 
     for ram_bytes, alone, with_bundle in ((1 << 10, 240 << 20, 0), (64 << 20, 0, 240 << 20)):
-        trial = making._Trial(32 << 20, start_bytes=with_bundle)
-        monkeypatch.setattr(making, "loading_peak", lambda alone=alone: alone)
-        monkeypatch.setattr(making, "trial", lambda *_, trial=trial: trial)
-        with pytest.raises(build.InfeasibleError, match=r"loading Python and torch takes 240\.0 MiB") as caught:
-            making.make(
+        trial = bundle._Trial(32 << 20, start_bytes=with_bundle)
+        monkeypatch.setattr(bundle, "loading_peak", lambda alone=alone: alone)
+        monkeypatch.setattr(bundle, "trial", lambda *_, trial=trial: trial)
+        with pytest.raises(make_bundle.InfeasibleError, match=r"loading Python and torch takes 240\.0 MiB") as caught:
+            bundle.make(
                 path, prepared, Measured((costs.ops,), 0, 0), costs.device, ram_bytes, page_dir=tmp_path, threads=1,
-                progress=lambda *_: None, planner=build.default_planner(strategy="greedy", time_limit_s=1.0),
+                progress=lambda *_: None, planner=make_bundle.default_planner(strategy="greedy", time_limit_s=1.0),
             )  # fmt: skip
         assert caught.value.needed_bytes is not None and caught.value.needed_bytes > 240 << 20
         assert not path.exists()

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from agent import making, making_sparse
 from agent.cli import main
-from agent.making_sparse import SparseJob, StepLimits, train_less
-from planner import build
-from planner.build import InfeasibleError, Prepared
-from planner.expand import expand
-from planner.graph import Role
+from agent.prepare import bundle, sparse
+from agent.prepare.sparse import SparseJob, StepLimits, train_less
+from planner import make_bundle
+from planner.ir.graph import Role
+from planner.ir.lowering.lower import expand
+from planner.ir.plan import Plan
 from planner.job import TrainingJob
-from planner.plan import Plan
-from planner.profile import Measured
-from planner.sparse_bytes import TrainedBytes, trained_parameters
+from planner.make_bundle import InfeasibleError, Prepared
+from planner.profiling.operators import Measured
+from planner.sparse.bytes import TrainedBytes, trained_parameters
 from tests.planner.steps import costs_of
 
 SCRIPT = """
@@ -61,7 +61,7 @@ def without_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(graphs: Any, threads: int, progress: Any) -> Measured:
         return Measured(tuple(costs_of(graph).ops for graph in graphs.values()), 0, 0)
 
-    monkeypatch.setattr(making, "measure", measure)
+    monkeypatch.setattr(bundle, "measure", measure)
 
 
 def train(
@@ -71,10 +71,10 @@ def train(
     seen: list[float] | None = None,
     limits: StepLimits = StepLimits(),  # noqa: B008 - frozen
 ) -> SparseJob:
-    measured = making.measure(full.graphs, 1, lambda stage, share: None)
+    measured = bundle.measure(full.graphs, 1, lambda stage, share: None)
     graph = next(iter(full.graphs.values()))
     return train_less(
-        made, full, measured, costs_of(graph).device, ram_bytes, prepare=partial(build.prepare, made), threads=1,
+        made, full, measured, costs_of(graph).device, ram_bytes, prepare=partial(make_bundle.prepare, made), threads=1,
         steps=12, limits=limits, progress=lambda stage, share: seen.append(share) if seen is not None else None,
     )  # fmt: skip
 
@@ -82,7 +82,7 @@ def train(
 @pytest.mark.usefixtures("without_profile")
 def test_the_step_fits_without_paging_and_still_learns() -> None:
     made = job()
-    full = build.prepare(made)
+    full = make_bundle.prepare(made)
     costs = {name: costs_of(graph) for name, graph in full.graphs.items()}
     needed = TrainedBytes(full.graphs, costs)
     names = trained_parameters(full.graphs["step"])
@@ -111,7 +111,7 @@ def test_the_step_fits_without_paging_and_still_learns() -> None:
 @pytest.mark.usefixtures("without_profile")
 def test_what_cannot_fit_is_refused_with_the_number() -> None:
     made = job()
-    full = build.prepare(made)
+    full = make_bundle.prepare(made)
     with pytest.raises(InfeasibleError, match=r"the cheapest layer alone needs .* raise --ram to") as caught:
         train(made, full, 20_000)
     assert caught.value.needed_bytes is not None and caught.value.needed_bytes > 20_000
@@ -129,7 +129,7 @@ def test_a_step_that_a_limit_cuts_trains_less(
     limit: str, need: Callable[[TrainedBytes, frozenset[str]], float], refusal: str
 ) -> None:
     made = job()
-    full = build.prepare(made)
+    full = make_bundle.prepare(made)
     needed = TrainedBytes(full.graphs, {name: costs_of(graph) for name, graph in full.graphs.items()})
     head = need(needed, frozenset({"4.weight", "4.bias"}))
     found = train(made, full, 1 << 30, limits=StepLimits(**{limit: head}))
@@ -147,16 +147,16 @@ def test_joules_per_step_need_a_sparse_update(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.usefixtures("without_profile")
 def test_a_count_that_was_too_low_is_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
     made = job()
-    full = build.prepare(made)
+    full = make_bundle.prepare(made)
     ram = 2 * TrainedBytes(full.graphs, {n: costs_of(g) for n, g in full.graphs.items()})(frozenset())
-    exact = making_sparse.TrainedBytes
+    exact = sparse.TrainedBytes
 
     class Optimist(exact):  # type: ignore[misc, valid-type]
         def __call__(self, trained: frozenset[str]) -> int:
             counted: int = super().__call__(trained)
             return int(0.8 * counted)
 
-    monkeypatch.setattr(making_sparse, "TrainedBytes", Optimist)
+    monkeypatch.setattr(sparse, "TrainedBytes", Optimist)
     found = train(made, full, ram)
     assert found.needed_bytes <= ram
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.train import malloc
-from agent.train.malloc import preload_environment, preload_path
+from agent import malloc
+from agent.malloc import preload_environment, preload_path
 
 SOURCES = Path(__file__).parent / "malloc_c"
 PACKAGE = Path(malloc.__file__).parent

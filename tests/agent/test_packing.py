@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from agent.train import packing
-from agent.train.packing import (
+from agent import packing
+from agent.packing import (
     Codec,
     CorruptPackingError,
     Layout,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent.train.memory import block
+from agent.train.buffers import block
 from agent.train.pager import BLOCK, CHUNK, CorruptPageError, PageError, PageFile, Pager, Slot, padded
 
 ROOT = Path(__file__).resolve().parents[2]

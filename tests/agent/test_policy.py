@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 
 from agent.facts import Answer, Facts, Power, ThrottleReading, Voice
-from agent.policy import Decision, Limits, Memory, Now, Policy, State, Window, decide, next_window, window_closes_in_s
+from agent.policy.decide import (
+    Decision,
+    Limits,
+    Memory,
+    Now,
+    Policy,
+    State,
+    Window,
+    decide,
+    next_window,
+    window_closes_in_s,
+)
 
 MIB = 1 << 20
 NOON = datetime(2026, 6, 3, 12, 0)  # a Wednesday

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.choose import EnergyConfig
+from agent.energy.sources.registry import EnergyConfig
 from agent.facts import Power
-from agent.policy import Limits, Policy, Window
-from agent.policy_file import KEYS, Config, ConfigError, describe, load_config, read_file, restart_needed
+from agent.policy.config import KEYS, Config, ConfigError, describe, load_config, read_file, restart_needed
+from agent.policy.decide import Limits, Policy, Window
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy/config.toml"
 

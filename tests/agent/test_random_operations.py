@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from agent.control_client import ControlClient, ControlError
-from agent.jobs import JobState
+from agent.control.client import ControlClient, ControlError
+from agent.jobs.model import JobState
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, supply_tree
 from tests.agent.worker_program import sample, train_instruction
 

@@ -4,8 +4,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from agent.energy.choose import EnergyConfig
-from agent.policy_file import Config, load_config
+from agent.energy.sources.registry import EnergyConfig
+from agent.policy.config import Config, load_config
 
 SHIPPED = Path(__file__).resolve().parents[2] / "deploy/config.toml"
 _NO_DEFAULT = {

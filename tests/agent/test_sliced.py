@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from agent.train.pager import PageError
-from agent.train.sliced import SlicedUpdate, UpdateThread
+from agent.train.update_stream import SlicedUpdate, UpdateThread
 
 
 class Slices:

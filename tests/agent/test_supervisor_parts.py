@@ -10,27 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.cgroup import CgroupError, MemoryEvents, WorkerGroup, WorkerLimits, delegated_tree, system_oom_kills
-from agent.jobs import Job, JobKind, JobSpec, Measured, Outcome
-from agent.policy import Window
-from agent.schedule import Agenda
-from agent.supervisor.chores import too_old
-from agent.supervisor.commands import (
-    BundleFacts,
-    RunPaths,
-    WorkerKind,
-    checkpoint_steps,
-    no_environment,
-    no_facts,
-    torch_environment,
-    worker_command,
-)
+from agent.jobs.model import Job, JobKind, JobSpec, Measured, Outcome
+from agent.policy.decide import Window
+from agent.supervisor.background_tasks import too_old
 from agent.supervisor.inbox import Inboxes
-from agent.supervisor.instance import InstanceError, LockFile, lock_instance
-from agent.supervisor.joblog import JobLog, read_log, read_more
-from agent.supervisor.notify import Notifier
-from agent.supervisor.outcome import WorkerExit, classify
-from agent.supervisor.plans import (
+from agent.supervisor.job.exit_status import WorkerExit, classify
+from agent.supervisor.job.log import JobLog, read_log, read_more
+from agent.supervisor.job.plan_choice import (
     PlanFigures,
     at_measured_speed,
     checkpoint_interval_s,
@@ -40,7 +26,21 @@ from agent.supervisor.plans import (
     memory_max,
     smaller_plan,
 )
-from agent.supervisor.uevents import UeventListener
+from agent.supervisor.job.worker_kinds import (
+    BundleFacts,
+    RunPaths,
+    WorkerKind,
+    checkpoint_steps,
+    no_environment,
+    no_facts,
+    torch_environment,
+    worker_command,
+)
+from agent.supervisor.timers import Agenda
+from agent.system.cgroup import CgroupError, MemoryEvents, WorkerGroup, WorkerLimits, delegated_tree, system_oom_kills
+from agent.system.locks import InstanceError, LockFile, lock_instance
+from agent.system.sd_notify import Notifier
+from agent.system.uevents import UeventListener
 from tests.agent.trees import write_tree
 
 MIB = 1 << 20

@@ -12,12 +12,12 @@ import pytest
 import torch
 import xxhash
 
+from agent.train.checkpoint import SLOTS, CheckpointError, StateStore
 from agent.train.pager import PageError, Pager
-from agent.train.state import SLOTS, CheckpointError, StateStore
 from agent.train.trainer import MismatchError, StepEvent, Trainer, TrainOptions, step_payload
-from planner import build
-from planner.bundle import Bundle
-from planner.errors import PortError
+from planner import make_bundle
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.errors import PortError
 from planner.job import TrainingJob
 from tests.agent.jobs_small import BATCH, ROWS, Odd, make_job, next_token, small_bundle, state_on_flash, write_job
 
@@ -60,7 +60,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], st
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_losses_and_weights_are_plain_pytorchs(accumulate: int, tmp_path: Path) -> None:
     job = make_job(accumulate=accumulate, clip_grad_norm=1.0 if accumulate > 1 else None)
-    expected = list(build.plain_losses(job, list(job.data), STEPS))
+    expected = list(make_bundle.plain_losses(job, list(job.data), STEPS))
     t = trainer(tmp_path, accumulate=accumulate, verify=5)
     losses: list[float] = []
     t.start()
@@ -405,7 +405,7 @@ def test_the_result_is_the_whole_state_under_its_own_names(tmp_path: Path) -> No
         t.save_weights(tmp_path / "w.safetensors")
     finally:
         t.close()
-    losses = list(build.plain_losses(job, data, 2))
+    losses = list(make_bundle.plain_losses(job, data, 2))
     assert len(losses) == 2
     fresh = Odd()
     assert load_model(fresh, tmp_path / "w.safetensors", strict=True) == (set(), [])

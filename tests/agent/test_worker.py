@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from agent.train import session
-from agent.train.launch import Worker, start_worker, worker_command
+from agent.train import run
+from agent.worker.start import Worker, start_worker, worker_command
 from tests.agent.jobs_small import make_job, small_bundle, write_job
 from tests.planner.bundles import rewrite
 
@@ -202,10 +202,10 @@ def test_freed_blocks_are_kept_up_to_the_plan_or_the_peak_of_live_ones(
     monkeypatch: pytest.MonkeyPatch, new_plan: bool, limit_mib: int
 ) -> None:
     allocator = _Allocator()
-    monkeypatch.setattr(session, "active", lambda: allocator)
+    monkeypatch.setattr(run, "active", lambda: allocator)
     costs = SimpleNamespace(device=SimpleNamespace(base_bytes=100 << 20))
     trainer: Any = SimpleNamespace(planned_peak_bytes=120 << 20, bundle=SimpleNamespace(costs={"step": costs}))
-    session._limit_cache(trainer, new_plan=new_plan)
+    run._limit_cache(trainer, new_plan=new_plan)
     assert allocator.limit == limit_mib << 20
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.mcu import CASES, Case, measure
-from planner.mcu.target import missing_tools
+from benchmarks.mcu_networks.target import missing_tools
 
 pytestmark = [
     pytest.mark.long,

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from agent.mcu.errors import FramingError
-from agent.mcu.framing import decode_frame, encode_frame
-from planner.errors import PortError
+from agent.mcu.protocol.framing import decode_frame, encode_frame
+from planner.ir.errors import PortError
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOCOL = ROOT / "firmware" / "protocol"

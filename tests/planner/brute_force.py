@@ -4,7 +4,7 @@ import itertools
 import random
 from collections.abc import Iterator
 
-from planner.problem import (
+from planner.problem.model import (
     Choice,
     Fate,
     Packing,
@@ -16,7 +16,7 @@ from planner.problem import (
     Stage,
     Tensor,
 )
-from planner.problem_replay import Evaluation, replay
+from planner.problem.replay import Evaluation, replay
 
 
 def random_problem(seed: int, *, semantics: Semantics = Semantics.POET, packing: bool = False) -> Problem:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgpack
 
-from planner.wire import pack_integers, unpack_plan
+from planner.ir.bundle.codec import pack_integers, unpack_plan
 
 
 def members(path: Path) -> dict[str, bytes]:

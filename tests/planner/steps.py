@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.capture import Capture, capture_step
-from planner.costs import CostTable, DeviceCosts, Flash, OpCost
-from planner.graph import StepGraph
+from planner.capture.step import Capture, capture_step
+from planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
+from planner.ir.graph import StepGraph
 
 torch.set_num_threads(1)
 

@@ -12,15 +12,15 @@ from typing import Any
 import msgpack
 import pytest
 
-from planner.bundle import OPTIMIZERS, Bundle, BundleError, read_manifest
-from planner.errors import PortError
-from planner.expand import expand
-from planner.graph import GraphError
-from planner.operators import OperatorError
-from planner.optimizers import SUPPORTED
-from planner.plan import Action
-from planner.program import BudgetError, PlanError
-from planner.wire import WireError, pack_integers, pack_plan, unpack_plan
+from planner.ir.bundle.bundle import OPTIMIZERS, Bundle, BundleError, read_manifest
+from planner.ir.bundle.codec import WireError, pack_integers, pack_plan, unpack_plan
+from planner.ir.errors import PortError
+from planner.ir.graph import GraphError
+from planner.ir.lowering.lower import expand
+from planner.ir.lowering.optimizer_scalars import SUPPORTED
+from planner.ir.operators import OperatorError
+from planner.ir.plan import Action
+from planner.ir.program import BudgetError, PlanError
 from tests.agent.jobs_small import small_bundle
 from tests.planner.bundles import assemble, closed_plan, members, opened_plan, rewrite
 

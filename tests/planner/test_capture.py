@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.models import workload
-from planner.capture import capture_evaluation, capture_step
-from planner.errors import CaptureError
-from planner.graph import GraphError, Phase, Role, verify_graph
-from planner.operators import GUARD, OperatorError, check_operator
-from planner.torch_operators import resolve
+from planner.capture.step import capture_evaluation, capture_step
+from planner.ir.errors import CaptureError
+from planner.ir.graph import GraphError, Phase, Role, verify_graph
+from planner.ir.operators import GUARD, OperatorError, check_operator
+from planner.ir.torch_operators import resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -103,8 +103,8 @@ import sys, torch
 sys.path.insert(0, {root!r})
 from torch import nn
 from torch.nn import functional
-from planner.resident import peak_resident_bytes, reset_peak, resident_bytes
-from planner.capture import capture_step
+from planner.ir.process_memory import peak_resident_bytes, reset_peak, resident_bytes
+from planner.capture.step import capture_step
 torch.set_num_threads(1)
 def net(width, depth):
     return nn.Sequential(*[m for i in range(depth) for m in (nn.Conv2d(3 if i == 0 else width, width, 3, padding=1), nn.ReLU())], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 4))

@@ -6,20 +6,20 @@ from functools import cache
 import pytest
 
 from benchmarks.models import workload
-from planner.capture import capture_step
-from planner.coarsen import coarsen
-from planner.costs import CostTable
-from planner.devices import estimated_costs, load_board
+from planner.capture.step import capture_step
 from planner.draw import Mark, Shade, drawing, frontier_svg, page, svg
-from planner.expand import expand
-from planner.frontier import budgets, frontier, least_budget, non_dominated
-from planner.graph import StepGraph
-from planner.plan import Plan
-from planner.problem import Schedule, verify_problem
-from planner.problem_replay import replay
-from planner.reorder import peak_bytes, reorder, respects
-from planner.solve import STRATEGIES, Outcome, StrategyError
-from planner.step import plan_step
+from planner.ir.boards import estimated_costs, load_board
+from planner.ir.costs import CostTable
+from planner.ir.graph import StepGraph
+from planner.ir.lowering.lower import expand
+from planner.ir.plan import Plan
+from planner.problem.coarsen import coarsen
+from planner.problem.model import Schedule, verify_problem
+from planner.problem.reorder import peak_bytes, reorder, respects
+from planner.problem.replay import replay
+from planner.search.pareto import budgets, frontier, least_budget, non_dominated
+from planner.search.plan_step import plan_step
+from planner.search.solve import STRATEGIES, Outcome, StrategyError
 
 
 @cache
@@ -104,7 +104,7 @@ def test_reordering_breaks_no_constraint_and_does_not_raise_the_peak() -> None:
 
 
 def _updates_last(graph: StepGraph) -> StepGraph:
-    from planner.graph import Phase
+    from planner.ir.graph import Phase
 
     first = [i for i, op in enumerate(graph.ops) if op.phase is not Phase.UPDATE]
     return graph.reordered((*first, *(i for i, op in enumerate(graph.ops) if op.phase is Phase.UPDATE)))

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from planner.code_pages import code_mappings
+from planner.ir.code_pages import code_mappings
 
 SMAPS = """\
 7f0000000000-7f0000100000 r-xp 00001000 fe:00 1234                       /usr/lib/with space/libtorch_cpu.so
@@ -28,8 +28,8 @@ Private_Dirty:         0 kB
 
 PROGRAM = """
 import torch
-from planner.code_pages import release_code_pages
-from planner.resident import resident_bytes
+from planner.ir.code_pages import release_code_pages
+from planner.ir.process_memory import resident_bytes
 
 weight = torch.linspace(-1, 1, 64 * 64).reshape(64, 64)
 before = torch.linalg.matrix_exp(weight)

@@ -4,13 +4,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.capture import capture_step
-from planner.coarsen import coarsen
-from planner.expand import expand
-from planner.formulate import Breadth, Formulation
-from planner.greedy import greedy, greedy_variants
-from planner.greedy_simple import cheap_segments, simple_schedules
-from planner.plan import Plan
+from planner.capture.step import capture_step
+from planner.ir.lowering.lower import expand
+from planner.ir.plan import Plan
+from planner.milp.model import Breadth, Formulation
+from planner.problem.coarsen import coarsen
+from planner.search.greedy import greedy, greedy_variants
+from planner.search.recipes import cheap_segments, simple_schedules
 from tests.planner.steps import costs_of
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from benchmarks import planning
-from planner.poet import InstanceError, parse_instance, read_instance, solution_matrices
-from planner.problem import ProblemError, Semantics
-from planner.solve import Outcome, solve
+from benchmarks.poet import InstanceError, parse_instance, read_instance, solution_matrices
+from planner.problem.model import ProblemError, Semantics
+from planner.search.solve import Outcome, solve
 from tests.planner.instances import HEAVY, OWN, QUICK, best_known, checker, reference_path
 
 LONG = [pytest.param(name, marks=pytest.mark.long) for name in HEAVY]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import planning
-from planner.poet import parse_instance
-from planner.poet_stacks import KindError, bert_stack, generate, residual_net
-from planner.solve import Outcome, solve
+from benchmarks.poet import parse_instance
+from benchmarks.poet_stacks import KindError, bert_stack, generate, residual_net
+from planner.search.solve import Outcome, solve
 from tests.planner.instances import reference_path
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.profile import FlashError, measure_flash, medium_joules
+from planner.profiling.operators import FlashError, measure_flash, medium_joules
 
 
 def test_a_fast_medium_takes_no_less_than_a_drive_and_a_slow_one_its_watts() -> None:

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from planner.expand import expand
-from planner.graph import Role, StepGraph, operands
-from planner.operators import GUARD
-from planner.plan import Action, Decision, Plan
-from planner.program import BudgetError, Code, PlanError, Program, idle_gaps
-from planner.rebuild import effective_operands, rebuildable
-from planner.slices import slice_bounds, update_groups
-from planner.step import plan_step
+from planner.ir.graph import Role, StepGraph, operands
+from planner.ir.lowering.lower import expand
+from planner.ir.lowering.rematerialize import effective_operands, rebuildable
+from planner.ir.lowering.update_slices import slice_bounds, update_groups
+from planner.ir.operators import GUARD
+from planner.ir.plan import Action, Decision, Plan
+from planner.ir.program import BudgetError, Code, PlanError, Program, idle_gaps
+from planner.search.plan_step import plan_step
 from tests.agent.exactness import random_plan
 from tests.planner.steps import costs_of, tiny_step
 

@@ -10,12 +10,12 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.models import workload
-from planner.capture import capture_step
-from planner.expand import expand
-from planner.graph import Phase, StepGraph
-from planner.plan import Plan
-from planner.reorder import dependencies, peak_bytes, reorder, respects
-from planner.step import best_order, plan_step
+from planner.capture.step import capture_step
+from planner.ir.graph import Phase, StepGraph
+from planner.ir.lowering.lower import expand
+from planner.ir.plan import Plan
+from planner.problem.reorder import dependencies, peak_bytes, reorder, respects
+from planner.search.plan_step import best_order, plan_step
 from tests.agent.exactness import OPTIMIZERS, differences, flat_costs, plain, planned
 
 

@@ -6,28 +6,28 @@ import numpy as np
 import psutil
 import pytest
 
-from planner import resident
+from planner.ir.lowering import process_memory
 
 
 @pytest.mark.parametrize("platform", [sys.platform, "darwin"])
 def test_a_block_that_is_touched_shows_and_its_peak_stays(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if sys.platform == "linux" and platform == "darwin":
         monkeypatch.setattr(
-            resident.resource,
+            process_memory.resource,
             "getrusage",
             lambda _: type("Usage", (), {"ru_maxrss": psutil.Process().memory_info().rss}),
         )  # Linux counts it in KiB, macOS in bytes
     monkeypatch.setattr(sys, "platform", platform)
-    before = resident.resident_bytes()
+    before = process_memory.resident_bytes()
     touched = np.ones(32 << 20, dtype=np.uint8)
-    assert resident.resident_bytes() - before > 24 << 20
-    assert resident.peak_resident_bytes() >= resident.resident_bytes() - (4 << 20)
+    assert process_memory.resident_bytes() - before > 24 << 20
+    assert process_memory.peak_resident_bytes() >= process_memory.resident_bytes() - (4 << 20)
     del touched
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak can be measured anew on Linux only")
 def test_the_peak_can_be_measured_anew() -> None:
     np.ones(64 << 20, dtype=np.uint8)
-    assert resident.peak_resident_bytes() - resident.resident_bytes() > 32 << 20
-    resident.reset_peak()
-    assert resident.peak_resident_bytes() - resident.resident_bytes() < 16 << 20
+    assert process_memory.peak_resident_bytes() - process_memory.resident_bytes() > 32 << 20
+    process_memory.reset_peak()
+    assert process_memory.peak_resident_bytes() - process_memory.resident_bytes() < 16 << 20

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.greedy import greedy
-from planner.problem import Paging, Problem, Schedule, Semantics, Stage, Tensor, verify_problem
-from planner.problem_replay import replay
-from planner.solve import Outcome, Solution, solve
+from planner.problem.model import Paging, Problem, Schedule, Semantics, Stage, Tensor, verify_problem
+from planner.problem.replay import replay
+from planner.search.greedy import greedy
+from planner.search.solve import Outcome, Solution, solve
 from tests.planner.brute_force import cheapest, random_problem
 
 

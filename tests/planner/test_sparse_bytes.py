@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.capture import Capture, capture_step
-from planner.expand import expand
-from planner.plan import Plan
-from planner.sparse_bytes import GraphBytes, TrainedBytes, trained_parameters
+from planner.capture.step import Capture, capture_step
+from planner.ir.lowering.lower import expand
+from planner.ir.plan import Plan
+from planner.sparse.bytes import GraphBytes, TrainedBytes, trained_parameters
 from tests.planner.steps import costs_of
 
 BASE = 1000

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from planner.job import TrainingJob
-from planner.sparse_probe import TrainingProbe, job_probe
-from planner.sparse_update import analyse, choose_trainable, layers_of
+from planner.sparse.choose import analyse, choose_trainable, layers_of
+from planner.sparse.probe import TrainingProbe, job_probe
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from planner.sparse_update import Contributions, Layer, analyse, choose_trainable, layers_of
+from planner.sparse.choose import Contributions, Layer, analyse, choose_trainable, layers_of
 
 NAMES = ["stem.weight", "stem.bias", "norm.weight", "norm.bias", "body.conv.weight", "head.weight", "head.bias"]
 

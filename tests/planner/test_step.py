@@ -5,17 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from planner.coarsen import coarsen
 from planner.deadline import Pace, shortfall
-from planner.expand import expand
-from planner.frontier import budget_for
-from planner.greedy import greedy_variants
-from planner.greedy_simple import cheap_segments
-from planner.plan import Plan
-from planner.solve import Outcome
-from planner.solve_climb import objective
-from planner.solve_ladder import relaxation_bound
-from planner.step import better_of, fine_bound, plan_step, program_judge
+from planner.ir.lowering.lower import expand
+from planner.ir.plan import Plan
+from planner.problem.coarsen import coarsen
+from planner.search.anytime import relaxation_bound
+from planner.search.greedy import greedy_variants
+from planner.search.incumbent import objective
+from planner.search.pareto import budget_for
+from planner.search.plan_step import better_of, fine_bound, plan_step, program_judge
+from planner.search.recipes import cheap_segments
+from planner.search.solve import Outcome
 from tests.planner.test_coarsen import budget, captured
 
 

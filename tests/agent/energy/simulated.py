@@ -3,10 +3,10 @@
 import math
 from pathlib import Path
 
-from agent.energy.choose import Choice, EnergyConfig
-from agent.energy.estimated import PowerModel
 from agent.energy.ledger import Ledger
 from agent.energy.meter import EnergyMeter, Seams
+from agent.energy.sources.estimated import PowerModel
+from agent.energy.sources.registry import Choice, EnergyConfig
 
 from .conftest import ScriptedSource
 

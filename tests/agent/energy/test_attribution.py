@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.energy.attribution import Attributor, Charge, Phase, PhaseCosts, StepEnergy, StepEvent, parse_step
-from agent.energy.source import Kind
+from agent.energy.sources.base import Kind
 from agent.energy.timeline import Interval
 
 BASELINE = 3.0

@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from agent.energy.background import BackgroundSource
-from agent.energy.clock import now_s
-from agent.energy.source import Reading, SourceError
+from agent.energy.sources.background import BackgroundSource
+from agent.energy.sources.base import Reading, SourceError
+from agent.system.energy_clock import now_s
 
 from .conftest import ScriptedSource
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.battery import BatterySource, Style, parse_gauge
-from agent.energy.source import SourceAbsent, SourceError
+from agent.energy.sources.base import SourceAbsent, SourceError
+from agent.energy.sources.battery import BatterySource, Style, parse_gauge
 
 from .conftest import local
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.board import board_model, detect_board, detect_model
-from agent.energy.estimated import CpuTime, EstimatedSource, LoadProbe, PowerModel, generic_model, read_cpu_time
-from agent.energy.source import Kind
-from agent.energy.tegrastats import parse_line
-from planner.devices import BoardError
+from agent.energy.sources.base import Kind
+from agent.energy.sources.estimated import CpuTime, EstimatedSource, LoadProbe, PowerModel, generic_model, read_cpu_time
+from agent.energy.sources.power_models import board_model, detect_board, detect_model
+from agent.energy.sources.tegrastats import parse_line
+from planner.ir.boards import BoardError
 
 
 @pytest.mark.parametrize(

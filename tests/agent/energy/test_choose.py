@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy import choose
-from agent.energy.choose import EnergyConfig, EnergyConfigError, configured_model, diagnose, open_sources
-from agent.energy.estimated import PowerModel
-from agent.energy.ina2xx import Wire
-from agent.energy.source import Coverage, Kind, PowerSource, SourceInfo
+from agent.energy.sources import registry
+from agent.energy.sources.base import Coverage, Kind, PowerSource, SourceInfo
+from agent.energy.sources.estimated import PowerModel
+from agent.energy.sources.ina2xx import Wire
+from agent.energy.sources.registry import EnergyConfig, EnergyConfigError, configured_model, diagnose, open_sources
 
 from .conftest import ScriptedSource, local
 from .test_battery import supply
@@ -24,7 +24,7 @@ BOARD = PowerModel("test board", 2.0, 6.0)
 @pytest.fixture(autouse=True)
 def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide this machine's own tools."""
-    monkeypatch.setattr(choose.shutil, "which", lambda tool: None)
+    monkeypatch.setattr(registry.shutil, "which", lambda tool: None)
 
 
 def names(root: Path, **settings: object) -> list[str]:
@@ -146,7 +146,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str) -> None
     info = tmp_path / "site/wall_meter-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wall-meter\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{choose.ENTRY_POINTS}]\n{lines}\n")
+    (info / "entry_points.txt").write_text(f"[{registry.ENTRY_POINTS}]\n{lines}\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
     importlib.invalidate_caches()
 

@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.ina2xx import BusReading, Ina2xxSource, Wire, decode_registers, find_hwmon, read_hwmon, read_i2c
-from agent.energy.source import SourceError
+from agent.energy.sources.base import SourceError
+from agent.energy.sources.ina2xx import (
+    BusReading,
+    Ina2xxSource,
+    Wire,
+    decode_registers,
+    find_hwmon,
+    read_hwmon,
+    read_i2c,
+)
 
 
 def hwmon(root: Path, millivolts: str = "4228", milliamperes: str = "-40", name: str = "ina219") -> Path:

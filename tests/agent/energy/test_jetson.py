@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.child import ChildOutput
-from agent.energy.ina3221 import Ina3221Source, find_channels
-from agent.energy.source import Coverage, SourceAbsent, SourceError
-from agent.energy.tegrastats import NAME, parse_line, tegrastats_source
+from agent.energy.sources.base import Coverage, SourceAbsent, SourceError
+from agent.energy.sources.ina3221 import Ina3221Source, find_channels
+from agent.energy.sources.subprocess_source import ChildOutput
+from agent.energy.sources.tegrastats import NAME, parse_line, tegrastats_source
 
 from .conftest import local
 

@@ -7,7 +7,7 @@ import pytest
 
 from agent.energy.attribution import Charge, Phase, StepEnergy, StepEvent
 from agent.energy.ledger import DAY_S, KEEP_ROWS, MINUTE_S, Gap, Ledger, LedgerError, open_for_reading
-from agent.energy.source import Kind
+from agent.energy.sources.base import Kind
 
 NOON = 1_760_011_200.0
 """A whole day plus twelve hours (UTC)."""

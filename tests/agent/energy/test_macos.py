@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.energy.macos import (
+from agent.energy.sources.base import SourceError
+from agent.energy.sources.macos import (
     RECORD_END,
     mac_battery_source,
     parse_power_gadget,
@@ -14,7 +15,6 @@ from agent.energy.macos import (
     parse_smart_battery,
     read_register,
 )
-from agent.energy.source import SourceError
 
 from .conftest import local
 

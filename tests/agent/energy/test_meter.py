@@ -13,16 +13,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.energy.choose import Choice, EnergyConfig
-from agent.energy.estimated import CpuTime, EstimatedSource, LoadProbe, PowerModel
-from agent.energy.ina3221 import Ina3221Source
 from agent.energy.ledger import Ledger, LedgerError
 from agent.energy.meter import EnergyMeter, Seams, open_meter
 from agent.energy.metrics import metrics_text
-from agent.energy.rapl import RaplSource
 from agent.energy.report import ReportOptions, read_report
-from agent.energy.source import Kind, PowerSource
-from agent.energy.tegrastats import parse_line
+from agent.energy.sources.base import Kind, PowerSource
+from agent.energy.sources.estimated import CpuTime, EstimatedSource, LoadProbe, PowerModel
+from agent.energy.sources.ina3221 import Ina3221Source
+from agent.energy.sources.rapl import RaplSource
+from agent.energy.sources.registry import Choice, EnergyConfig
+from agent.energy.sources.tegrastats import parse_line
 from agent.energy.wear import DiskCounter
 
 from .conftest import ScriptedSource, local

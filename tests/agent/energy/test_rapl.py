@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.rapl import RaplSource, find_zones
-from agent.energy.source import SourceAbsent, SourceError
+from agent.energy.sources.base import SourceAbsent, SourceError
+from agent.energy.sources.rapl import RaplSource, find_zones
 
 RANGE_UJ = 262143999938
 """max_energy_range_uj of the recorded i7-4770S."""

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import agent.energy
-from agent.energy.choose import EnergyConfig
-from agent.energy.source import Coverage, PowerSource, SourceError
+from agent.energy.sources.base import Coverage, PowerSource, SourceError
+from agent.energy.sources.registry import EnergyConfig
 
 README = (Path(agent.energy.__file__).parent / "README.md").read_text()
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.energy.rpi import parse_pmic, pi5_source
-from agent.energy.source import Coverage, SourceError
+from agent.energy.sources.base import Coverage, SourceError
+from agent.energy.sources.pi5_pmic import parse_pmic, pi5_source
 
 from .conftest import local
 

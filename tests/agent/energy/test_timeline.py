@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.energy.source import Coverage, Kind, Reading, SourceInfo
+from agent.energy.sources.base import Coverage, Kind, Reading, SourceInfo
 from agent.energy.timeline import Integrator, Interval
 
 METER = SourceInfo("meter", Kind.MEASURED, Coverage.BOARD, "all", 0.001, 1.0)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.source import SourceError
+from agent.energy.sources.base import SourceError
 from agent.energy.wear import DiskCounter, block_device_of, outlook, parse_life_time, parse_written_bytes
 
 STAT = "    4219      312   283650     2260     8841     9907   432176    12345        0     9080    15630        0        0        0        0      210     1021\n"

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from agent.facts import Answer, OwnUse, Power, SensorOptions
-from agent.facts.files import Tree
 from agent.facts.idle import CpuLoad, cpu_voice, logind_voice, parse_busctl, parse_pressure, terminal_voice
 from agent.facts.jetson import parse_tegrastats, read_tegrastats
 from agent.facts.linux import LinuxPlatform
 from agent.facts.macos import MacPlatform, parse_hid_idle, parse_pmset_batt, parse_pmset_therm
 from agent.facts.platform import run_command
+from agent.facts.sysfs import Tree
 from agent.facts.thermal import parse_measure_temp, parse_throttled, read_temperature
 from tests.agent.trees import MAINS, recorded, supply_tree, write_tree
 

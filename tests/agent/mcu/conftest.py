@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.mcu.device import Device
-from agent.mcu.firmware import Firmware, build
-from agent.mcu.session import Patience, Session
-from agent.mcu.simulate import Simulator
-from agent.mcu.transport import SerialTransport
+from agent.mcu.board.firmware import Firmware, build
+from agent.mcu.board.simulate import Simulator
+from agent.mcu.protocol.device import Device
+from agent.mcu.protocol.session import Patience, Session
+from agent.mcu.protocol.transport import SerialTransport
 from tests.agent.mcu.proxy import FaultyLine
 from tests.agent.mcu.small_model import write_model
 

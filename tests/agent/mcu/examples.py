@@ -2,7 +2,7 @@
 
 import struct
 
-from agent.mcu.messages import (
+from agent.mcu.protocol.messages import (
     HEADER,
     REPLY_BIT,
     Abort,

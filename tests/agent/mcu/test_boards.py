@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from agent.mcu.device import Device
+from agent.mcu.board.firmware import Firmware, build
+from agent.mcu.board.simulate import Simulator
 from agent.mcu.errors import DeviceResetError
-from agent.mcu.firmware import Firmware, build
-from agent.mcu.job import Trainer, TrainSettings
-from agent.mcu.link import Link
-from agent.mcu.messages import DeviceStatus, Infer, ResetReason, TrainingOptions, TrainingState
+from agent.mcu.job import load_data, read_job
 from agent.mcu.model import read_model
-from agent.mcu.ports import PortSelector
 from agent.mcu.project import load_project, write_project
-from agent.mcu.session import Patience, Session
-from agent.mcu.simulate import Simulator
+from agent.mcu.protocol.device import Device
+from agent.mcu.protocol.link import Link
+from agent.mcu.protocol.messages import DeviceStatus, Infer, ResetReason, TrainingOptions, TrainingState
+from agent.mcu.protocol.ports import PortSelector
+from agent.mcu.protocol.session import Patience, Session
+from agent.mcu.protocol.transport import SerialTransport
 from agent.mcu.snapshot import SNAPSHOT_NAME, read_snapshot
-from agent.mcu.spec import load_data, read_job
-from agent.mcu.transport import SerialTransport
+from agent.mcu.trainer import Trainer, TrainSettings
 from tests.agent.mcu.conftest import require_board_tools
 from tests.agent.mcu.small_model import make_samples, write_model
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agent.cli import main
-from agent.mcu.simulate import Simulator
+from agent.mcu.board.simulate import Simulator
 from tests.agent.mcu.small_model import make_samples, write_model
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "imu_gestures"

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from agent.cli import main
-from agent.jobs import JobState
-from agent.mcu.simulate import Simulator
-from agent.mcu.spec import JobSpec, open_job, with_settings
-from agent.supervisor.commands import DEFAULT_KINDS
+from agent.jobs.model import JobState
+from agent.mcu.board.simulate import Simulator
+from agent.mcu.job import JobSpec, open_job, with_settings
+from agent.supervisor.job.worker_kinds import DEFAULT_KINDS
 from tests.agent.mcu.proxy import FaultyLine
 from tests.agent.mcu.small_model import make_samples
 from tests.agent.mcu.test_robust import read_result

@@ -12,9 +12,8 @@ from safetensors.numpy import save_file
 
 from agent.mcu.data import load_samples, split_held_out
 from agent.mcu.errors import DisconnectedError, JobError, SnapshotError
-from agent.mcu.job import epoch_order
-from agent.mcu.messages import Rule, TrainingOptions, TrainingState
 from agent.mcu.model import InputFormat, ModelDirectory, read_model, write_manifest
+from agent.mcu.protocol.messages import Rule, TrainingOptions, TrainingState
 from agent.mcu.snapshot import (
     MARK_NAME,
     PlaceMark,
@@ -27,6 +26,7 @@ from agent.mcu.snapshot import (
     write_snapshot,
 )
 from agent.mcu.stream import Recorded, open_stream, record
+from agent.mcu.trainer import epoch_order
 from tests.agent.mcu.small_model import CLASSES, INPUTS, write_model
 
 SNAPSHOT = Snapshot(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.mcu.device import Device
+from agent.mcu.board.simulate import Simulator
 from agent.mcu.errors import (
     DeviceResetError,
     DisconnectedError,
@@ -17,9 +17,11 @@ from agent.mcu.errors import (
     RefusedError,
     SequenceError,
 )
-from agent.mcu.framing import ATTENTION, FrameDecoder, encode_frame
-from agent.mcu.link import check_model
-from agent.mcu.messages import (
+from agent.mcu.model import read_model
+from agent.mcu.protocol.device import Device
+from agent.mcu.protocol.framing import ATTENTION, FrameDecoder, encode_frame
+from agent.mcu.protocol.link import check_model
+from agent.mcu.protocol.messages import (
     PROTOCOL_VERSION,
     Crc,
     Echo,
@@ -40,10 +42,8 @@ from agent.mcu.messages import (
     decode_reply,
     encode_request,
 )
-from agent.mcu.model import read_model
-from agent.mcu.session import Session
-from agent.mcu.simulate import Simulator
-from agent.mcu.transport import SerialTransport
+from agent.mcu.protocol.session import Session
+from agent.mcu.protocol.transport import SerialTransport
 from tests.agent.mcu.conftest import QUICK
 from tests.agent.mcu.proxy import FaultyLine
 from tests.agent.mcu.small_model import CLASSES, INPUTS, PARAMETER_BYTES, make_samples, write_model
@@ -313,8 +313,8 @@ def test_a_port_has_one_reader(simulator: Simulator, device: Device, tmp_path: P
 
 
 def test_building_too_large_a_model_names_the_remedy(built: Callable[[str], object], tmp_path: Path) -> None:
+    from agent.mcu.board.firmware import build
     from agent.mcu.errors import TooLargeError
-    from agent.mcu.firmware import build
 
     built("qemu-m0")  # skips where the tools are absent
     model = write_model(tmp_path / "large", extra_arena_bytes=20_000)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.mcu.boards import BOARDS, FlashMethod, find_board
+from agent.mcu.board.catalogue import BOARDS, FlashMethod, find_board
+from agent.mcu.board.firmware import Firmware, build
+from agent.mcu.board.flash import advice, flash
+from agent.mcu.board.images import write_hex, write_uf2
 from agent.mcu.errors import FlashError
-from agent.mcu.firmware import Firmware, build
-from agent.mcu.flash import advice, flash
-from agent.mcu.images import write_hex, write_uf2
 from tests.agent.mcu.conftest import require_board_tools
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.mcu.errors import FramingError
-from agent.mcu.framing import (
+from agent.mcu.protocol.framing import (
     CONTENT_MAX,
     ENCODED_MAX,
     FrameDecoder,

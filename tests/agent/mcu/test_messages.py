@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from agent.mcu.errors import MessageError
-from agent.mcu.framing import FrameDecoder
-from agent.mcu.messages import (
+from agent.mcu.protocol.framing import FrameDecoder
+from agent.mcu.protocol.messages import (
     HEADER,
     Hello,
     Infer,

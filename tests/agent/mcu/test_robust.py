@@ -11,19 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.mcu.board.firmware import Firmware, build
+from agent.mcu.board.simulate import Simulator
 from agent.mcu.data import Samples
-from agent.mcu.device import Device
 from agent.mcu.errors import DisconnectedError
-from agent.mcu.firmware import Firmware, build
-from agent.mcu.framing import FrameDecoder, cobs_encode, encode_frame
-from agent.mcu.job import Event, Interrupted, Progress, Trainer, TrainSettings
-from agent.mcu.link import Link
-from agent.mcu.messages import HEADER, PROTOCOL_VERSION, DeviceInfo, MessageType, Status
 from agent.mcu.model import read_model
-from agent.mcu.ports import PortSelector
-from agent.mcu.session import Patience, Session
-from agent.mcu.simulate import Simulator
-from agent.mcu.transport import SerialTransport, Transport
+from agent.mcu.protocol.device import Device
+from agent.mcu.protocol.framing import FrameDecoder, cobs_encode, encode_frame
+from agent.mcu.protocol.link import Link
+from agent.mcu.protocol.messages import HEADER, PROTOCOL_VERSION, DeviceInfo, MessageType, Status
+from agent.mcu.protocol.ports import PortSelector
+from agent.mcu.protocol.session import Patience, Session
+from agent.mcu.protocol.transport import SerialTransport, Transport
+from agent.mcu.trainer import Event, Interrupted, Progress, Trainer, TrainSettings
 from tests.agent.mcu.conftest import QUICK
 from tests.agent.mcu.proxy import FaultyLine
 from tests.agent.mcu.small_model import make_samples

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from agent.mcu.errors import DeviceResetError, DisconnectedError, IncompatibleError, NoAnswerError, SequenceError
-from agent.mcu.framing import FrameDecoder, encode_frame
-from agent.mcu.messages import HEADER, REPLY_BIT, Crc, Echo, Load, MessageType, ReplyStatus, Train
-from agent.mcu.session import Patience, Session
+from agent.mcu.protocol.framing import FrameDecoder, encode_frame
+from agent.mcu.protocol.messages import HEADER, REPLY_BIT, Crc, Echo, Load, MessageType, ReplyStatus, Train
+from agent.mcu.protocol.session import Patience, Session
 from tests.agent.mcu.examples import HELLO, LEARNT, NONCE
 
 PATIENCE = Patience(first_s=1.0, longest_s=4.0, give_up_s=20.0, wire_bytes_per_s=1e9)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.mcu.device import Device
-from agent.mcu.session import Session
-from agent.mcu.simulate import Simulator
+from agent.mcu.board.simulate import Simulator
+from agent.mcu.protocol.device import Device
+from agent.mcu.protocol.session import Session
+from agent.mcu.protocol.transport import SerialTransport
 from agent.mcu.snapshot import read_snapshot
-from agent.mcu.transport import SerialTransport
 from tests.agent.mcu.conftest import QUICK
 from tests.agent.mcu.small_model import make_samples
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.control_client import ControlClient
+from agent.control.client import ControlClient
 from tests.agent.test_daemon import CONFIG
 
 ROOT = Path(__file__).resolve().parents[3]

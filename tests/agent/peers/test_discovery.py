@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 
 from agent.cli import main
-from agent.control_client import ControlClient, ControlError
-from agent.health import HealthBoard
+from agent.control.client import ControlClient, ControlError
+from agent.health.conditions import HealthBoard
 from agent.peers import discovery
 from agent.peers.announcement import Announcement
 from agent.peers.discovery import Discovery
 from agent.peers.interfaces import Interface
 from agent.peers.state import PublicState
-from agent.policy_file import Options
-from agent.supervisor.clock import SystemClock
-from agent.supervisor.presence import Presence
+from agent.policy.config import Options
+from agent.supervisor.peer_discovery import Presence
+from agent.system.clock import SystemClock
 from tests.agent.peers.networks import ROOT, agent_in, cable
 from tests.agent.test_control import daemon
 from tests.agent.test_daemon import LONG

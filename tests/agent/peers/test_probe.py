@@ -5,10 +5,10 @@ import socket
 import psutil
 import pytest
 
-from agent.health_doctor import Verdict, check_discovery
+from agent.health.doctor import Verdict, check_discovery
 from agent.peers import interfaces, probe
 from agent.peers.interfaces import Interface, multicast_interfaces
-from agent.policy_file import Options
+from agent.policy.config import Options
 
 LOOPBACK = Interface("lo", 1, "127.0.0.1", False)
 ON = Options(discover_peers=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.policy_file import ConfigError, Options, read_file
+from agent.policy.config import ConfigError, Options, read_file
 
 UNIT = Path(__file__).resolve().parents[3] / "systemd/port-agent.service"
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.mcu_networks.target import Core, TargetError, build_counter, build_image, missing_tools, run_image
 from planner.mcu import (
     CompiledModel,
     HostEngine,
@@ -21,7 +22,6 @@ from planner.mcu import (
 from planner.mcu.frontend import import_module
 from planner.mcu.ir import Graph, OpKind
 from planner.mcu.scheme import backward_macs
-from planner.mcu.target import Core, TargetError, build_counter, build_image, missing_tools, run_image
 from planner.mcu.zoo import CameraNet, DigitsNet
 from tests.planner.mcu.networks import every_layer, settled
 

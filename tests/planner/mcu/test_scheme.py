@@ -31,7 +31,7 @@ from planner.mcu.scheme import (
 from planner.mcu.scheme_fit import EngineMeasure, fit_scheme
 from planner.mcu.scheme_race import Finalist, find_finalists, race, race_draws
 from planner.mcu.zoo import DigitsNet
-from planner.sparse_update import Choice, ChoiceProblem, Option, choose, choose_best
+from planner.sparse.choose import Choice, ChoiceProblem, Option, choose, choose_best
 from tests.planner.mcu.networks import settled
 
 

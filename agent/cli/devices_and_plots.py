@@ -1,0 +1,303 @@
+"""`boards`, `profile`, `draw`, `frontier`: devices, their costs, and what plans look like."""
+
+import argparse
+import json
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.ir.units import format_bytes, format_joules, format_seconds, parse_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from planner.deadline import Pace
+    from planner.ir.boards import Board, Number
+    from planner.ir.costs import CostTable
+    from planner.ir.graph import StepGraph
+    from planner.search.pareto import Point
+
+
+def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the commands of this area to `commands`."""
+    _add_boards(commands)
+    _add_profile(commands)
+    _add_draw(commands)
+    _add_frontier(commands)
+
+
+def _add_boards(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("boards", help="list the shipped boards, or show one with the source of every number")
+    parser.add_argument("board", nargs="?", help="name of a shipped board or a board file")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+    parser.set_defaults(run=_boards)
+
+
+def _add_profile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "profile",
+        help="measure this machine and write a board file",
+        description="Measure arithmetic rate, memory bandwidth, flash and the memory of a bare worker on this machine. "
+        "Watts cannot be measured without a sensor: give them, or the file says they are assumed.",
+        epilog="Example: port-agent profile -o my-pi.toml --static-watts 2.9 --compute-watts 3.4",
+    )
+    parser.add_argument("-o", "--out", type=Path, default=Path("board.toml"), help="file to write (default board.toml)")
+    parser.add_argument("--page-dir", type=Path, default=Path(), help="where flash is measured (default: here)")
+    parser.add_argument("--threads", type=int, default=1, help="threads per operator (default 1)")
+    parser.add_argument("--static-watts", type=float, help="what the machine draws at rest, from a meter")
+    parser.add_argument("--compute-watts", type=float, help="what full load adds, from a meter")
+    parser.set_defaults(run=_profile)
+
+
+def _add_draw(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "draw",
+        help="draw a plan: tensors over time, memory curve and budget",
+        description="Draw what a bundle's plan keeps, recomputes and pages, as .svg, .html or .png.",
+    )
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("out", type=Path, help="file that ends in .svg, .html or .png")
+    parser.add_argument("--plan", type=int, default=0, help="which plan of the bundle (default 0)")
+    parser.set_defaults(run=_draw)
+
+
+def _add_frontier(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "frontier",
+        help="show the plans over RAM, time and energy that a bundle's step allows",
+        description="Plan a bundle's step for several budgets and show the plans that no other beats in memory, time "
+        "and energy; with --deadline, say which of them meet it.",
+        epilog="Example: port-agent frontier job.port --deadline 2026-12-01T07:00 --epochs 3 --charging 22:00-07:00",
+    )
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--ram", type=parse_bytes, help="largest budget (default: what keeping everything takes)")
+    parser.add_argument("--count", type=int, default=4, help="number of budgets (default 4)")
+    parser.add_argument("--time-limit", type=float, default=40.0, metavar="S", help="seconds of planning in all")
+    parser.add_argument("--strategy", default="milp", help="planner (default milp; greedy is the fastest)")
+    add_deadline(parser)
+    parser.add_argument("--epochs", type=int, default=1, help="epochs to finish by the deadline (default 1)")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+    parser.set_defaults(run=_frontier)
+
+
+def add_deadline(parser: argparse.ArgumentParser) -> None:
+    """Add --deadline and --charging, which `wanted_pace` reads."""
+    parser.add_argument("--deadline", metavar="WHEN", help="such as 2026-12-01T07:00, local time")
+    parser.add_argument("--charging", metavar="HOURS", help="such as 22:00-07:00: when training may run")
+
+
+def _boards(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    from planner.ir.boards import board_names, load_board
+
+    console = Console()
+    if arguments.board is not None:
+        board = load_board(arguments.board)
+        if arguments.json:
+            print(json.dumps(_board_data(board)))
+            return 0
+        table = Table("figure", "value", "unit", "kind", "source", title=board.title)
+        for key, n in board.numbers.items():
+            table.add_row(key, f"{n.value:g}", n.unit, n.kind, n.source)
+        console.print(table)
+        return 0
+    boards = [load_board(name) for name in board_names()]
+    if arguments.json:
+        print(json.dumps([_board_data(board) for board in boards]))
+        return 0
+    table = Table(
+        Column("board", no_wrap=True), "what it is", "RAM", "arithmetic", "flash in/out", "watts at rest + busy"
+    )
+    for board in boards:
+        table.add_row(
+            board.name, board.title, format_bytes(board["ram_bytes"]), f"{board['flops_per_s'] / 1e9:.3g} GFLOP/s",
+            f"{board['read_bytes_per_s'] / 1e6:.3g} / {board['write_bytes_per_s'] / 1e6:.3g} MB/s",
+            f"{board['static_watts']:g} + {board['compute_watts']:g}",
+        )  # fmt: skip
+    console.print(table)
+    console.print(
+        "Figures that nobody measured on the board itself are estimates: `port-agent boards NAME` says which."
+    )
+    return 0
+
+
+def _board_data(board: "Board") -> dict[str, object]:
+    numbers = {
+        key: {"value": n.value, "unit": n.unit, "kind": n.kind, "source": n.source} for key, n in board.numbers.items()
+    }
+    return {"name": board.name, "title": board.title, "kind": board.kind, "numbers": numbers}
+
+
+def _profile(arguments: argparse.Namespace) -> int:
+    from agent.system.atomic_file import write_atomically
+    from planner.ir.boards import format_board, load_board
+
+    board = measure_board(arguments)
+    write_atomically(arguments.out, format_board(board).encode())
+    print(f"{arguments.out}: {board.title}")
+    for key, n in load_board(str(arguments.out)).numbers.items():
+        print(f"  {key:24} {n.value:14.6g} {n.unit:4} {n.kind}")
+    return 0
+
+
+def measure_board(arguments: argparse.Namespace) -> "Board":
+    """Return this machine as a board: rates, flash and base memory measured, watts as given or assumed."""
+    import platform
+
+    import psutil
+    import torch
+
+    from planner.ir.boards import Board, Number
+    from planner.profiling.operators import LEAST_MEDIUM_JOULES, MEDIUM_WATTS, measure_flash
+
+    torch.set_num_threads(arguments.threads)
+    now = f"port-agent profile on {platform.node()}, {datetime.now():%Y-%m-%d}, {arguments.threads} thread(s)"
+    base = psutil.Process().memory_info().rss
+    static, busy = _watts(arguments.static_watts, 2.0, "idle"), _watts(arguments.compute_watts, 4.0, "busy")
+    flash = measure_flash(arguments.page_dir, compute_watts=busy.value)
+
+    def measured(value: float, unit: str) -> "Number":
+        return Number(value, unit, "measured", now)
+
+    transfers = (
+        "CPU time of a transfer, measured, at compute_watts; and the medium's "
+        f"{MEDIUM_WATTS:g} W at this bandwidth, at least {LEAST_MEDIUM_JOULES:g} J/B"
+    )
+    numbers = {
+        "ram_bytes": measured(float(psutil.virtual_memory().total), "B"),
+        "base_bytes": measured(float(base), "B"),
+        "flops_per_s": measured(_matrix_rate(), "1/s"),
+        "memory_bytes_per_s": measured(_copy_rate(), "B/s"),
+        "static_watts": static,
+        "compute_watts": busy,
+        "read_bytes_per_s": measured(flash.read_bytes_per_s, "B/s"),
+        "write_bytes_per_s": measured(flash.write_bytes_per_s, "B/s"),
+        "latency_s": measured(flash.latency_s, "s"),
+        "read_joules_per_byte": Number(flash.read_joules_per_byte, "J/B", "derived", transfers),
+        "write_joules_per_byte": Number(flash.write_joules_per_byte, "J/B", "derived", transfers),
+    }
+    return Board(platform.node() or "this machine", f"{platform.machine()} {platform.system()}", "linux", numbers)
+
+
+def _watts(given: float | None, fallback: float, state: str) -> "Number":
+    from planner.ir.boards import Number
+
+    if given is not None:
+        return Number(given, "W", "measured", f"given on the command line, {state}")
+    return Number(fallback, "W", "assumed", f"a small board, {state}; measure it and give it on the command line")
+
+
+def _matrix_rate() -> float:
+    """Return fp32 operations per second of a 512 x 512 matrix product, the best of ten."""
+    import torch
+
+    a, b = torch.randn(512, 512), torch.randn(512, 512)
+    return 2.0 * 512**3 / _best(lambda: torch.mm(a, b))
+
+
+def _copy_rate() -> float:
+    """Return bytes per second read and written by adding two 32 MiB tensors, the best of ten."""
+    import torch
+
+    a, b, out = (torch.zeros(8 << 20) for _ in range(3))
+    return 3.0 * out.numel() * 4 / _best(lambda: torch.add(a, b, out=out))
+
+
+def _best(action: "Callable[[], object]", repeats: int = 10) -> float:
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+def _draw(arguments: argparse.Namespace) -> int:
+    from planner.draw import bundle_drawing, write_drawing
+    from planner.ir.bundle.bundle import Bundle
+    from planner.ir.errors import PortError
+
+    bundle = Bundle(arguments.bundle)
+    if not 0 <= arguments.plan < len(bundle.plans):
+        raise PortError(f"{arguments.bundle} has {len(bundle.plans)} plans, there is no plan {arguments.plan}")
+    picture = bundle_drawing(bundle, arguments.plan)
+    write_drawing(picture, arguments.out)
+    print(f"{arguments.out}: {picture.title}")
+    return 0
+
+
+def _frontier(arguments: argparse.Namespace) -> int:
+    from planner.ir.bundle.bundle import Bundle
+    from planner.search.pareto import budgets, frontier
+
+    bundle = Bundle(arguments.bundle)
+    main = bundle.manifest.graphs[0]
+    graph, costs = bundle.graphs[main], bundle.costs[main]
+    limits = budgets(graph, costs, arguments.ram or 1 << 62, arguments.count)
+    points = frontier(graph, costs, limits, time_limit_s=arguments.time_limit, strategy=arguments.strategy)
+    asked = wanted_pace(arguments, bundle.manifest.samples, bundle.manifest.batch_size)
+    wanted = None if asked is None else asked.seconds_per_step
+    if arguments.json:
+        rows = [_point_data(p) | {"in_time": wanted is None or p.seconds <= wanted} for p in points]
+        print(json.dumps({"seconds_per_step": wanted, "plans": rows}))
+        return 0
+    print_frontier(points, wanted)
+    if asked is not None and points and all(p.seconds > asked.seconds_per_step for p in points):
+        print(too_slow(graph, costs, asked, limits[0], min(p.seconds for p in points)))
+    return 0
+
+
+def wanted_pace(arguments: argparse.Namespace, samples: int, batch_size: int) -> "Pace | None":
+    """Return what --deadline, --charging and --epochs leave for one step; None without a deadline."""
+    from planner.deadline import pace, parse_deadline, parse_window
+
+    if arguments.deadline is None:
+        return None
+    window = parse_window(arguments.charging) if arguments.charging else None
+    steps = -(-samples // batch_size)
+    return pace(
+        datetime.now(), parse_deadline(arguments.deadline), window, epochs=arguments.epochs, steps_per_epoch=steps
+    )
+
+
+def too_slow(graph: "StepGraph", costs: "CostTable", wanted: "Pace", ram_bytes: int, fastest_s: float) -> str:
+    """Return by how much a step of `fastest_s` misses the deadline within `ram_bytes`, and which budget would do."""
+    from planner.deadline import shortfall
+    from planner.ir.lowering.lower import expand
+    from planner.ir.plan import Plan
+    from planner.search.pareto import budget_for
+
+    most = max(expand(graph, costs, Plan(), check_budget=False).peak_bytes, ram_bytes)
+    limits = [round(ram_bytes + (most - ram_bytes) * k / 6) for k in range(1, 7)]
+    enough = budget_for(graph, costs, wanted.seconds_per_step, limits)
+    text = shortfall(wanted, fastest_s, None if enough is None else format_bytes(enough))
+    return text or f"a step of {format_seconds(fastest_s)} is in time"
+
+
+def _point_data(point: "Point") -> dict[str, object]:
+    return {
+        "peak_bytes": point.peak_bytes, "seconds": point.seconds, "joules": point.joules,
+        "budget_bytes": point.plan.ram_bytes, "overhead_joules": point.plan.overhead_joules,
+        "bound_joules": point.plan.bound_joules, "strategy": point.plan.strategy,
+    }  # fmt: skip
+
+
+def print_frontier(points: "list[Point]", wanted_seconds: float | None) -> None:
+    """Print the frontier as a table and, in a terminal, as a plot of energy over memory."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("plan", "budget", "peak", "step", "energy", "overhead", "in time")
+    for k, point in enumerate(points):
+        in_time = "" if wanted_seconds is None else "yes" if point.seconds <= wanted_seconds else "no"
+        table.add_row(
+            str(k), format_bytes(point.plan.ram_bytes), format_bytes(point.peak_bytes), format_seconds(point.seconds),
+            format_joules(point.joules), format_joules(point.plan.overhead_joules), in_time,
+        )  # fmt: skip
+    console = Console()
+    console.print(table)
+    if wanted_seconds is not None:
+        console.print(f"the deadline leaves {format_seconds(wanted_seconds)} per step")

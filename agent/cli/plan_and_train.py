@@ -1,0 +1,454 @@
+"""`plan`, `show`, `train`: from a training script to trained weights, in the foreground."""
+
+import argparse
+import json
+import time
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent.cli.daemon import UsageError
+from agent.cli.devices_and_plots import add_deadline, too_slow, wanted_pace
+from planner.ir.errors import PortError
+from planner.ir.units import format_bytes, format_joules, format_seconds, parse_bytes
+
+if TYPE_CHECKING:
+    from agent.prepare.bundle import Made
+    from agent.prepare.sparse import SparseJob
+    from planner.ir.bundle.bundle import Bundle, Manifest
+    from planner.sparse.probe import ProbeResult
+
+
+def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `plan`, `show` and `train` to `commands`."""
+    _add_plan(commands)
+    _add_show(commands)
+    _add_train(commands)
+
+
+def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="capture a training script and plan it for a RAM budget",
+        description="Capture the training step of a script, measure it on this machine, and write a bundle that trains "
+        "within the RAM budget. The script defines port_job() returning a planner.job.TrainingJob.",
+        epilog="Examples: port-agent plan train.py --ram 300M -o job.port; train fewer parameters instead of paging: "
+        "port-agent plan train.py --ram 300M --sparse-update",
+    )
+    parser.add_argument("script", type=Path, help="Python file with a function port_job()")
+    parser.add_argument(
+        "--ram", required=True, type=parse_bytes, help="resident memory of the whole process, e.g. 300M"
+    )
+    parser.add_argument("-o", "--out", type=Path, help="bundle to write (default: the script's name with .port)")
+    parser.add_argument("--page-dir", type=Path, default=Path(), help="where flash is measured (default: here)")
+    parser.add_argument("--threads", type=int, default=1, help="threads per operator, fixed in the plan (default 1)")
+    parser.add_argument("--epochs", type=int, default=1, help="how far a learning-rate schedule is tabulated")
+    parser.add_argument(
+        "--verify", type=int, default=0, metavar="N", help="run N steps of plain PyTorch for comparison"
+    )
+    parser.add_argument(
+        "--sparse-update", action="store_true",
+        help="train only the biases and weights that gain most, chosen so that the step fits --ram (--deadline, --step-joules) without "
+        "paging or computing anything twice: measures what each layer gains in a short training, solves for the best set over the "
+        "planner's bytes, freezes the rest and captures again. The analysis needs plain PyTorch's memory",
+    )  # fmt: skip
+    parser.add_argument(
+        "--probe-steps", type=int, default=20, metavar="N",
+        help="batches that each short training of --sparse-update takes (default 20)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--step-joules", type=float, metavar="J",
+        help="energy that a step of --sparse-update may take, in joules: operators and the device at rest meanwhile, "
+        "estimated from the watts of the --board, or of a small board where none is given",
+    )  # fmt: skip
+    parser.add_argument("--strategy", default="milp", help="planner (default milp; greedy is the fastest)")
+    parser.add_argument("--time-limit", type=float, default=20.0, metavar="S", help="seconds of planning per graph")
+    parser.add_argument(
+        "--frontier", action="store_true",
+        help="put more plans for smaller budgets into the bundle, and print them; the agent switches between them",
+    )  # fmt: skip
+    add_deadline(parser)
+    parser.add_argument(
+        "--board", metavar="NAME",
+        help="plan for a board that is not at hand: costs measured here are scaled to it, and the bundle says estimated",
+    )  # fmt: skip
+    parser.add_argument("--flash-read", type=parse_bytes, help="plan for flash no faster than this, bytes per second")
+    parser.add_argument("--flash-write", type=parse_bytes, help="plan for flash no faster than this, bytes per second")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.set_defaults(run=_plan)
+
+
+def _add_show(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "show",
+        help="show what a bundle keeps, recomputes and pages",
+        description="Show a bundle: budget, planned peak, what is kept, recomputed and paged, and memory over the step.",
+    )
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--plan", type=int, default=0, help="which plan of the bundle (default 0)")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the plot as a page of its own")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+    parser.set_defaults(run=_show)
+
+
+def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "train",
+        help="train a bundle in the foreground; run again to resume",
+        description="Train a bundle. Ctrl-C finishes the step and stops; the same command goes on from there.",
+        epilog="Example: port-agent train job.port --epochs 3 --out weights.safetensors",
+    )
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--epochs", type=int, help="passes over the data, counted from the beginning (default 1)")
+    parser.add_argument("--steps", type=int, help="batches instead of epochs")
+    parser.add_argument("--out", type=Path, help="where to write the trained weights (safetensors)")
+    parser.add_argument("--state-dir", type=Path, help="checkpoints (default: beside the bundle, NAME.state)")
+    parser.add_argument("--page-dir", type=Path, help="where temporaries are paged (default: the state directory)")
+    parser.add_argument("--plan", type=int, default=0, help="which plan of the bundle (default 0)")
+    parser.add_argument(
+        "--verify", type=int, default=0, metavar="N", help="compare the first N losses with plain PyTorch's"
+    )
+    parser.add_argument(
+        "--checkpoint-every", type=int, default=1, metavar="N",
+        help="steps between checkpoints (default 1: a killed run loses only the unfinished step; more spares the flash)",
+    )  # fmt: skip
+    parser.add_argument("--read-limit", help="throttle page-in, bytes per second, to try a slower medium")
+    parser.add_argument("--write-limit", help="throttle page-out, bytes per second")
+    parser.add_argument("--digest", action="store_true", help="print a checksum over weights and optimizer state")
+    parser.add_argument("--json", action="store_true", help="print events as JSON lines")
+    parser.set_defaults(run=_train)
+
+
+# -- plan
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from planner.ir.bundle.bundle import Bundle
+
+    if arguments.step_joules is not None and not arguments.sparse_update:
+        raise UsageError("--step-joules limits what --sparse-update trains; give both, or neither")
+    out = arguments.out or arguments.script.with_suffix(".port")
+    begin = time.perf_counter()
+    made, sparse = _make_bundle(arguments, out)
+    bundle = Bundle(out)
+    facts = _facts(out, bundle, 0)
+    facts |= {
+        "measured_peak_bytes": made.measured_peak_bytes, "planning_s": time.perf_counter() - begin,
+        "fine_bound_joules": _fine_bound(bundle),
+    }  # fmt: skip
+    if sparse is not None:
+        facts["sparse_update"] = _sparse_facts(sparse)
+    if arguments.json:
+        print(json.dumps(facts))
+        return 0
+    _print_facts(out, facts, made.manifest)
+    _print_choices(arguments, made.manifest)
+    if sparse is not None:
+        _print_sparse(sparse)
+    return 0
+
+
+def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, SparseJob | None]":
+    """Capture, measure, choose what is trained where that was asked for, and plan; show how far it is."""
+    import torch
+
+    from agent.cli.progress import StageBar
+    from agent.prepare import bundle
+    from agent.prepare.sparse import StepLimits, train_less
+    from planner import make_bundle
+    from planner.deadline import DeadlineError
+    from planner.ir.costs import CostTable
+    from planner.job import load_job
+
+    torch.set_num_threads(arguments.threads)
+    sparse: SparseJob | None = None
+    with StageBar(("capture", "profile", "flash", "analyse", "plan", "try"), quiet=arguments.json) as bar:
+        bar.update("capture", 0.0)
+        job = load_job(arguments.script)
+        rows = len(job.data[0])
+        updates = arguments.epochs * -(-rows // job.batch_size) // job.accumulate
+        prepare = partial(make_bundle.prepare, job, updates=updates, verify=arguments.verify)
+        prepared = prepare(verify=0) if arguments.sparse_update else prepare()
+        bar.update("capture", 1.0)
+        measured = bundle.measure(prepared.graphs, arguments.threads, bar.update)
+        here = device = bundle.this_device(measured, arguments.page_dir, arguments.threads, bar.update)
+        if arguments.board is not None:
+            measured, device = bundle.other_board(prepared.graphs, measured, here, arguments.board)
+        device = bundle.slower_flash(device, arguments.flash_read, arguments.flash_write)
+        pace = wanted_pace(arguments, rows, job.batch_size)
+        if arguments.sparse_update:
+            limits = StepLimits(None if pace is None else pace.seconds_per_step, arguments.step_joules)
+            sparse = train_less(
+                job, prepared, measured, device, arguments.ram, prepare=prepare, threads=arguments.threads,
+                steps=arguments.probe_steps, limits=limits, progress=bar.update,
+            )  # fmt: skip
+            prepared, measured = sparse.prepared, sparse.measured
+            if arguments.board is not None:
+                measured, _ = bundle.other_board(prepared.graphs, measured, here, arguments.board)
+        planner = make_bundle.default_planner(
+            strategy=arguments.strategy, time_limit_s=arguments.time_limit,
+            deadline_s=None if pace is None else pace.seconds_per_step,
+        )  # fmt: skip
+        try:
+            made = bundle.make(
+                out, prepared, measured, device, arguments.ram, planner=planner, page_dir=arguments.page_dir,
+                threads=arguments.threads, progress=bar.update, wide=arguments.frontier,
+                estimated=arguments.board is not None,
+            )  # fmt: skip
+        except make_bundle.InfeasibleError as error:
+            if pace is None or error.fastest_seconds is None:
+                raise
+            out.unlink(missing_ok=True)
+            graph, costs = next(iter(prepared.graphs.values())), CostTable(device, measured.ops[0])
+            raise DeadlineError(too_slow(graph, costs, pace, arguments.ram, error.fastest_seconds)) from error
+    return made, sparse
+
+
+def _print_choices(arguments: argparse.Namespace, manifest: "Manifest") -> None:
+    """Print the bundle's plans where asked, and whether a deadline can be met."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if arguments.frontier:
+        table = Table(title="plans in the bundle")
+        for column in ("plan", "peak", "step", "energy (estimated)", "written per step"):
+            table.add_column(column, justify="right")
+        for i, c in enumerate(manifest.plans):
+            table.add_row(
+                str(i), format_bytes(c.peak_bytes), format_seconds(c.seconds), format_joules(c.joules),
+                format_bytes(c.written_bytes),
+            )  # fmt: skip
+        Console().print(table)
+    wanted = wanted_pace(arguments, manifest.samples, manifest.batch_size)
+    if wanted is not None:
+        print(
+            f"deadline: {format_seconds(wanted.seconds_per_step)} per step are left, the plan takes "
+            f"{format_seconds(manifest.plans[0].seconds)}: in time"
+        )
+
+
+def _sparse_facts(sparse: "SparseJob") -> dict[str, Any]:
+    return {
+        "trained": sorted(sparse.trained), "needed_bytes": sparse.needed_bytes, "full_bytes": sparse.full_bytes,
+        "predicted_loss": sparse.predicted_loss, "proven": sparse.proven,
+        "before": asdict(sparse.before), "measured": asdict(sparse.reached), "everything": asdict(sparse.everything),
+    }  # fmt: skip
+
+
+def _print_sparse(sparse: "SparseJob") -> None:
+    """Print what is trained of each layer and what that gains, then the sums."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("layer", "trained", "gain of its weights", title="what is trained, loss lowered in the probes")
+    contributions = sparse.contributions
+    for i, layer in enumerate(sparse.layers):
+        parts = [
+            what for what, names in (("weights", layer.weights), ("bias", layer.biases)) if {*names} & sparse.trained
+        ]
+        gain = f"{contributions.weight_gain(i):+.4f}" if i in contributions.weight_score else ""
+        table.add_row(layer.name, " and ".join(parts) or "frozen", gain)
+    console = Console()
+    console.print(table)
+    console.print(
+        f"loss after the probe: predicted {sparse.predicted_loss:.4f}, measured {_probed(sparse.reached)}; "
+        f"everything trained {_probed(sparse.everything)}; untrained {_probed(sparse.before)}"
+    )
+    console.print(
+        f"keeping everything resident takes {format_bytes(sparse.needed_bytes)} instead of "
+        f"{format_bytes(sparse.full_bytes)}; the set is "
+        f"{'the best that fits' if sparse.proven else 'the best found; the search was cut short'}"
+    )
+
+
+def _probed(result: "ProbeResult") -> str:
+    return f"{result.loss:.4f}" + ("" if result.metric is None else f" (metric {result.metric:.4f})")
+
+
+def _facts(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
+    import msgpack
+
+    from planner.ir.bundle.codec import pack_plan
+    from planner.ir.lowering.lower import expand
+    from planner.ir.plan import Action
+    from planner.search.solve import relative_gap
+
+    main = bundle.manifest.graphs[0]
+    graph, plan = bundle.graphs[main], bundle.plans[index][main]
+    program = expand(graph, bundle.costs[main], plan)
+    keep_all = expand(graph, bundle.costs[main], type(plan)(), check_budget=False)
+    count = {a: len({d.storage for d in plan.decisions if d.action is a}) for a in Action}
+    return {
+        "bundle": str(path), "operators": len(graph.ops), "storages": len(graph.storages),
+        "budget_bytes": bundle.manifest.plans[index].ram_bytes, "planned_peak_bytes": program.peak_bytes,
+        "peak_without_planning_bytes": keep_all.peak_bytes, "base_bytes": bundle.costs[main].device.base_bytes,
+        "paged": count[Action.PAGE], "recomputed": count[Action.RECOMPUTE], "transient": count[Action.TRANSIENT],
+        "sliced_updates": len(plan.sliced), "read_bytes": program.read_bytes, "written_bytes": program.written_bytes,
+        "seconds": program.seconds, "stall_seconds": program.stall_seconds, "joules": program.joules,
+        "recompute_seconds": program.recompute_seconds, "plan_bytes": len(msgpack.packb(pack_plan(plan))),
+        "overhead_joules": plan.overhead_joules, "bound_joules": plan.bound_joules,
+        "gap": relative_gap(plan.overhead_joules, plan.bound_joules), "strategy": plan.strategy,
+    }  # fmt: skip
+
+
+def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    board = f", {manifest.device}" if manifest.estimated else ""
+    table = Table(title=f"{path}  ({manifest.name}, {facts['operators']} operators{board})", show_header=False)
+    table.add_row("budget", format_bytes(facts["budget_bytes"]))
+    table.add_row(
+        "planned peak",
+        f"{format_bytes(facts['planned_peak_bytes'])} resident, {format_bytes(facts['base_bytes'])} of it the process itself",
+    )
+    if "measured_peak_bytes" in facts:
+        table.add_row("measured peak", f"{format_bytes(facts['measured_peak_bytes'])} (trial of 2 steps)")
+    table.add_row("without planning", format_bytes(facts["peak_without_planning_bytes"]))
+    table.add_row(
+        "decisions",
+        f"{facts['paged']} tensors paged, {facts['recomputed']} recomputed, {facts['transient']} rebuilt in passing, "
+        f"{facts['sliced_updates']} updates in slices; plan of {facts['plan_bytes']} bytes ({facts['strategy']})",
+    )
+    table.add_row(
+        "per step", f"{format_seconds(facts['seconds'])} ({format_seconds(facts['stall_seconds'])} waiting for flash, "
+        f"{format_seconds(facts['recompute_seconds'])} recomputing), {format_joules(facts['joules'])} (estimated)"
+    )  # fmt: skip
+    table.add_row("energy overhead", _overhead(facts))
+    table.add_row(
+        "flash per step", f"{format_bytes(facts['written_bytes'])} written, {format_bytes(facts['read_bytes'])} read"
+    )
+    if "planning_s" in facts:
+        table.add_row("made in", format_seconds(facts["planning_s"]))
+    Console().print(table)
+
+
+def _fine_bound(bundle: "Bundle") -> float | None:
+    """Return a bound in joules on the main plan's overhead that holds without coarsening; None if it took too long."""
+    from planner.search.plan_step import fine_bound
+
+    main = bundle.manifest.graphs[0]
+    budget = bundle.plans[0][main].ram_bytes
+    return fine_bound(bundle.graphs[main], bundle.costs[main], ram_bytes=budget, time_limit_s=2.5)
+
+
+def _overhead(facts: dict[str, Any]) -> str:
+    """Say what the plan costs beyond keeping everything, and how much of that no plan could avoid."""
+    text = f"{format_joules(facts['overhead_joules'])} per step beyond keeping everything"
+    if facts["bound_joules"] is None:
+        return f"{text}; no bound proven"
+    text += f"; no plan of these stages needs less than {format_joules(facts['bound_joules'])} (gap {facts['gap']:.0%})"
+    if facts.get("fine_bound_joules") is not None:
+        text += f", none of single operators less than {format_joules(facts['fine_bound_joules'])}"
+    return text
+
+
+# -- show
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from planner.ir.bundle.bundle import Bundle
+
+    bundle = Bundle(arguments.bundle)
+    manifest = bundle.manifest
+    if not 0 <= arguments.plan < len(manifest.plans):
+        raise PortError(f"{arguments.bundle} has {len(manifest.plans)} plans, there is no plan {arguments.plan}")
+    facts = _facts(arguments.bundle, bundle, arguments.plan)
+    if arguments.json:
+        print(json.dumps(facts))
+        return 0
+    _print_facts(arguments.bundle, facts, manifest)
+    _plot(bundle, arguments.plan)
+    _plot_frontier(manifest)
+    if arguments.html:
+        _draw(bundle, arguments.plan, arguments.html)
+    return 0
+
+
+def _draw(bundle: "Bundle", index: int, target: Path) -> None:
+    """Write the page that shows tensors over time and memory under them."""
+    from planner.draw import Mark, bundle_drawing, write_drawing
+
+    marks = [Mark(i, c.peak_bytes, c.seconds, c.joules) for i, c in enumerate(bundle.manifest.plans)]
+    target = target if target.suffix else target.with_suffix(".html")
+    write_drawing(bundle_drawing(bundle, index), target, marks, index)
+    print(f"{target}: tensors over time, memory and budget" + (", and the frontier" if len(marks) > 1 else ""))
+
+
+def _plot_frontier(manifest: "Manifest") -> None:
+    """Draw the bundle's plans in the terminal: joules per step over peak memory."""
+    import plotext
+    from rich.console import Console
+
+    if len(manifest.plans) < 2:
+        return
+    plans = sorted(manifest.plans, key=lambda c: c.peak_bytes)
+    figure = plotext.figure
+    figure.clear()
+    figure.plot_size(min(Console().width, 110), 14)
+    figure.theme("clear")
+    signal = figure.signal([c.peak_bytes / 2**20 for c in plans], [c.joules for c in plans])
+    for number in range(1, len(plans)):
+        signal.line(number)
+    figure.draw(signal)
+    figure.title(f"{len(plans)} plans (show --plan N): joules per step over peak MiB")
+    text = figure.build().string()
+    print(text if Console().is_terminal else plotext.uncolorize(text))
+
+
+def _plot(bundle: "Bundle", index: int) -> None:
+    """Draw resident memory over the step's time in the terminal."""
+    import plotext
+    from rich.console import Console
+
+    from planner.ir.lowering.lower import expand
+
+    main = bundle.manifest.graphs[0]
+    program = expand(bundle.graphs[main], bundle.costs[main], bundle.plans[index][main])
+    moments, clock = [], 0.0
+    for op in bundle.costs[main].ops:
+        moments.append(clock)
+        clock += op.seconds
+    budget = bundle.manifest.plans[index].ram_bytes / 2**20
+    figure = plotext.figure
+    figure.clear()
+    figure.plot_size(min(Console().width, 110), 18)
+    figure.theme("clear")
+    curve = figure.signal(moments, [b / 2**20 for b in program.timeline])
+    line = figure.signal([moments[0], moments[-1]], [budget, budget])
+    for signal, points in ((curve, len(moments)), (line, 2)):
+        for number in range(1, points):
+            signal.line(number)
+        figure.draw(signal)
+    figure.title("resident memory over the step's seconds, MiB; the straight line is the budget")
+    figure.ruler("y").lim(0, max(budget, program.peak_bytes / 2**20) * 1.05)
+    text = figure.build().string()
+    print(text if Console().is_terminal else plotext.uncolorize(text))
+
+
+# -- train
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from agent.cli.follow_job import follow
+    from agent.worker.start import start_worker, worker_command
+    from planner.ir.bundle.bundle import read_manifest
+
+    manifest = read_manifest(arguments.bundle)
+    if not 0 <= arguments.plan < len(manifest.plans):
+        raise PortError(f"{arguments.bundle} has {len(manifest.plans)} plans, there is no plan {arguments.plan}")
+    state_dir = arguments.state_dir or arguments.bundle.with_suffix(".state")
+    options = ["--plan", str(arguments.plan), "--verify", str(arguments.verify)]
+    options += ["--checkpoint-every", str(arguments.checkpoint_every)]
+    for flag, value in (
+        ("--steps", arguments.steps), ("--epochs", arguments.epochs), ("--out", arguments.out),
+        ("--page-dir", arguments.page_dir), ("--read-limit", arguments.read_limit), ("--write-limit", arguments.write_limit),
+    ):  # fmt: skip
+        if value is not None:
+            options += [flag, str(value)]
+    if arguments.digest:
+        options.append("--digest")
+    command = worker_command(arguments.bundle, state_dir, *options)
+    worker = start_worker(command, limit_bytes=manifest.plans[arguments.plan].peak_bytes, threads=manifest.threads)
+    return follow(worker, manifest, arguments.plan, as_json=arguments.json)

@@ -1,0 +1,1 @@
+"""The control socket's wire: HTTP, its client, and the metrics text."""

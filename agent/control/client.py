@@ -1,0 +1,121 @@
+"""The client of the control socket, used by the command line."""
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from agent.control.http import SOCKET_NAME
+from planner.ir.errors import PortError
+
+DEFAULT_RUNTIME_DIR = Path("/run/port-agent")
+_TIMEOUT_S = 30.0
+
+
+class ControlError(PortError):
+    """The daemon cannot be reached, or it refused; `status` is its HTTP status, None without an answer."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        self.status = status
+        self.exit_code = 3 if status is None else 1
+        super().__init__(message)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout_s: float | None) -> None:
+        super().__init__("localhost")
+        self._path, self._timeout_s = path, timeout_s
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self._timeout_s)
+        self.sock.connect(str(self._path))
+
+
+class ControlClient:
+    """Speaks to the daemon whose socket lies in `runtime_dir`."""
+
+    def __init__(self, runtime_dir: Path = DEFAULT_RUNTIME_DIR, timeout_s: float = _TIMEOUT_S) -> None:
+        self.path = runtime_dir / SOCKET_NAME
+        self._timeout_s = timeout_s
+
+    def get(self, path: str) -> Any:
+        """Return the JSON at `path`."""
+        return self._json("GET", path, None)
+
+    def post(self, path: str, **fields: object) -> Any:
+        """Send a JSON request and return the JSON answer."""
+        return self._json("POST", path, json.dumps(fields).encode())
+
+    def text(self, path: str) -> str:
+        """Return a text answer such as the metrics."""
+        return self._answer("GET", path, None).read().decode()
+
+    def upload(self, path: str, file: Path) -> Any:
+        """Send a file and return the JSON answer."""
+        size = file.stat().st_size
+        with file.open("rb") as body:
+            answer = self._answer("PUT", path, body, {"Content-Length": str(size)})
+        return json.loads(answer.read())
+
+    def download(self, path: str, file: Path) -> int:
+        """Write the answer to `file` and return its bytes."""
+        answer = self._answer("GET", path, None)
+        with file.open("wb") as out:
+            while piece := answer.read(1 << 16):
+                out.write(piece)
+            return out.tell()
+
+    def follow(self, path: str) -> Iterator[str]:
+        """Yield pieces of text as they come, until the daemon ends the stream."""
+        answer = self._answer("GET", path, None, forever=True)
+        while piece := answer.read1(1 << 16):
+            yield piece.decode("utf-8", "replace")
+
+    def _json(self, method: str, path: str, body: bytes | None) -> Any:
+        return json.loads(self._answer(method, path, body).read())
+
+    def _answer(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        headers: dict[str, str] | None = None,
+        *,
+        forever: bool = False,
+    ) -> http.client.HTTPResponse:
+        connection = _UnixConnection(self.path, None if forever else self._timeout_s)
+        try:
+            connection.request(method, quote(path, safe="/?=&%"), body, headers or {})
+            answer = connection.getresponse()
+        except FileNotFoundError:
+            raise ControlError(f"no agent is running: {self.path} does not exist; {_start_hint()}") from None
+        except ConnectionRefusedError:
+            raise ControlError(f"no agent listens at {self.path}; {_start_hint()}") from None
+        except PermissionError:
+            raise ControlError(
+                f"you may not use {self.path}; join its group (sudo usermod -aG port-agent $USER) or use sudo"
+            ) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise ControlError(f"the agent at {self.path} does not answer: {error}") from error
+        if answer.status >= 400:
+            raise ControlError(_message(answer), answer.status)
+        return answer
+
+
+def _message(answer: http.client.HTTPResponse) -> str:
+    content = answer.read()
+    try:
+        return str(json.loads(content)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"the agent answered {answer.status} {answer.reason}"
+
+
+def _start_hint() -> str:
+    return (
+        "start it with `systemctl start port-agent` or `port-agent run --foreground`; "
+        "if it runs elsewhere, name its --runtime-dir"
+    )

@@ -1,0 +1,65 @@
+"""Which shipped board file describes this machine, for its estimated power."""
+
+import os
+import platform
+from pathlib import Path
+
+from agent.energy.sources.estimated import PowerModel, generic_model
+
+_MODELS = (
+    ("Raspberry Pi 4", "pi4b"),
+    ("Raspberry Pi Compute Module 4", "pi4b"),
+    ("Raspberry Pi 400", "pi4b"),
+    ("Raspberry Pi 5", "pi5"),
+    ("Raspberry Pi Compute Module 5", "pi5"),
+    ("NVIDIA Jetson Orin Nano", "jetson-orin"),
+    ("NVIDIA Orin Nano", "jetson-orin"),
+    ("NVIDIA Jetson AGX Orin", "jetson-agx-orin"),
+    ("Jetson AGX Orin", "jetson-agx-orin"),  # L4T R35
+    ("NVIDIA Jetson TX2", "jetson-tx2"),
+    ("quill", "jetson-tx2"),
+)
+"""How the device tree's `model` begins on each board."""
+_NAMES = ("proc/device-tree/model", "sys/class/dmi/id/product_name")
+
+
+def detect_board(root: Path) -> str | None:
+    """Return the name of the board file for this machine, None if none describes it."""
+    machine = machine_name(root)
+    if not machine and (platform.system(), platform.machine()) == ("Darwin", "arm64"):
+        return "apple-m1"
+    return next((board for start, board in _MODELS if machine.startswith(start)), None)
+
+
+def machine_name(root: Path) -> str:
+    """Return what the firmware calls this machine; empty if it does not say."""
+    for place in _NAMES:
+        try:
+            name = (root / place).read_text(encoding="ascii", errors="replace").strip("\0\n ")
+        except OSError:
+            continue
+        if name:
+            return name
+    return ""
+
+
+def board_model(name: str) -> PowerModel:
+    """Return the power model in a board file, by its name or path; raise `BoardError` if there is none."""
+    from planner.ir.boards import load_board  # graphs and costs come with it: only where a board file is used
+
+    board = load_board(name)
+    static = board["static_watts"]
+    return PowerModel(
+        board.title,
+        static,
+        static + board["compute_watts"],
+        board["read_joules_per_byte"],
+        board["write_joules_per_byte"],
+        f"board file {board.name}, static watts {board.numbers['static_watts'].kind}",
+    )
+
+
+def detect_model(root: Path) -> PowerModel:
+    """Return the power model of this machine: that of its board file, or a guess that says so."""
+    name = detect_board(root)
+    return board_model(name) if name else generic_model(os.cpu_count() or 1, machine_name(root))

@@ -1,0 +1,1 @@
+"""What is wrong with this device, since when, and what helps."""

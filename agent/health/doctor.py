@@ -1,0 +1,269 @@
+"""Examine the device: sensors, permissions, flash speed, control groups, clock; each finding with its cure."""
+
+import asyncio
+import contextlib
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from agent.facts import Answer, OwnUse, Power, SensorOptions, Voice, this_platform
+from agent.health.conditions import CONDITIONS
+from agent.policy.config import Config, Options
+from agent.system.cgroup import CgroupError, cgroup2_mount, own_path
+from planner.ir.errors import PortError
+from planner.ir.units import format_bytes
+
+FLASH_TEST_BYTES = 16 << 20
+"""Enough to leave an SD card's buffer, little enough for its life: one 4 GB card survives this a million times."""
+SLOW_WRITE_BYTES_PER_S = 5 << 20
+"""Below this a checkpoint of 50 MB takes ten seconds."""
+CLOCK_SANE_AFTER_S = 1735689600.0
+"""2025-01-01."""
+
+
+class Verdict(Enum):
+    """How a check ended."""
+
+    GOOD = "good"
+    NOTE = "note"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding; `cure` is empty when there is nothing to do."""
+
+    name: str
+    verdict: Verdict
+    finding: str
+    cure: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        """Return plain values."""
+        return {"name": self.name, "verdict": self.verdict.value, "finding": self.finding, "cure": self.cure}
+
+
+def examine(state_dir: Path, config: Config, *, flash_test: bool = True) -> list[Check]:
+    """Return all findings; takes a few seconds with the flash test and blocks meanwhile."""
+    options = config.options
+    checks = [*_sensors(state_dir, options), *_energy(config), *_state_directory(state_dir)]
+    if flash_test:
+        checks.append(_flash(state_dir))
+    checks += [_control_groups(options), _clock(), _serial_ports(), check_discovery(config.options), *_worker()]
+    return checks
+
+
+def _sensors(state_dir: Path, options: Options) -> Iterator[Check]:
+    platform = this_platform(options.sysfs_root, options.proc_root, options.dev_root)
+    sensor_options = SensorOptions(state_dir)
+    asyncio.run(platform.refresh())  # this runs in a thread of the agent, or in a process without a loop
+    platform.read(sensor_options, OwnUse(), time.monotonic())
+    time.sleep(0.6)  # the share of the CPU is a difference of two readings
+    facts = platform.read(sensor_options, OwnUse(), time.monotonic())
+    battery = "" if facts.battery_percent is None else f", battery {facts.battery_percent:.0f} %"
+    if facts.power is Power.UNKNOWN:
+        cure = 'set assume_power = "external" (or "battery") under [when] in config.toml'
+        yield Check("power", Verdict.BAD, f"unknown: {facts.power_detail}", cure)
+    else:
+        yield Check("power", Verdict.GOOD, f"{facts.power.value} ({facts.power_detail}){battery}")
+    yield from check_voices(facts.voices)
+    if facts.temperature_c is None:
+        yield Check(
+            "temperature",
+            Verdict.NOTE,
+            "no sensor: training cannot stop for heat",
+            "none in a virtual machine; elsewhere load the driver (a Pi: bcm2835_thermal, a PC: coretemp or k10temp)",
+        )
+    else:
+        yield Check("temperature", Verdict.GOOD, f"{facts.temperature_c:.1f} °C")
+    yield Check("throttling", Verdict.GOOD, f"{facts.throttle.now.value} {facts.throttle.detail}".strip())
+    for fault in facts.faults:
+        cure = "give the agent's user read access to it, or ignore it if the device has no such sensor"
+        yield Check(f"sensor {fault.sensor}", Verdict.BAD, fault.reason, cure)
+
+
+def check_voices(voices: tuple[Voice, ...]) -> Iterator[Check]:
+    """Say what each voice thinks of the device being left alone; one that answers is enough."""
+    heard = any(voice.idle is not Answer.UNKNOWN for voice in voices)
+    for voice in voices:
+        finding = f"{voice.idle.value} ({voice.detail})"
+        if voice.idle is not Answer.UNKNOWN:
+            yield Check(f"idle: {voice.name}", Verdict.GOOD, finding)
+        elif heard:
+            yield Check(f"idle: {voice.name}", Verdict.NOTE, finding, "none needed: another of them answers")
+    if not heard:
+        said = "; ".join(f"{voice.name}: {voice.detail}" for voice in voices) or "no sensor for it"
+        cure = "set idle_for = 0 under [when] in config.toml to train without asking; a kernel with psi=1 can tell"
+        yield Check("idle", Verdict.BAD, f"nothing tells whether the device is in use ({said})", cure)
+
+
+def _energy(config: Config) -> Iterator[Check]:
+    """Test every power source; those that this machine does not have are left out."""
+    from agent.energy.sources.power_models import board_model, detect_model
+    from agent.energy.sources.registry import EnergyConfig, diagnose
+
+    try:
+        energy = EnergyConfig.from_table(config.energy)
+        model = board_model(energy.board) if energy.board else detect_model(Path("/"))
+        reports = diagnose(energy, model, Path("/"))
+    except PortError as error:
+        yield Check("energy", Verdict.BAD, str(error), "correct the table [energy] of config.toml")
+        return
+    for report in reports:
+        if report.present:
+            finding = f"{report.text}; {report.info.describe()}" if report.info else report.text
+            yield Check(f"energy: {report.name}", Verdict.GOOD if report.ok else Verdict.BAD, finding, report.remedy)
+
+
+def _state_directory(state_dir: Path) -> Iterator[Check]:
+    probe = state_dir / ".doctor"
+    try:
+        probe.write_bytes(b"x")
+        probe.unlink()
+    except OSError as error:
+        cure = f"make {state_dir} writable for the agent's user, or free space"
+        yield Check("state directory", Verdict.BAD, f"{state_dir}: {error.strerror}", cure)
+        return
+    usage = shutil.disk_usage(state_dir)
+    yield Check("state directory", Verdict.GOOD, f"{state_dir} writable, {format_bytes(usage.free)} free")
+
+
+def _flash(state_dir: Path) -> Check:
+    path = state_dir / ".doctor-flash"
+    try:
+        written_s, read_s = _flash_seconds(path)
+    except OSError as error:
+        return Check("flash speed", Verdict.BAD, f"{path}: {error.strerror}", "free space or check the card")
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    write, read = FLASH_TEST_BYTES / written_s, FLASH_TEST_BYTES / read_s
+    finding = f"writes {format_bytes(write)}/s with fsync, reads {format_bytes(read)}/s"
+    if write < SLOW_WRITE_BYTES_PER_S:
+        cure = "use an A2 card, USB or NVMe storage for the state directory; until then plan without paging"
+        return Check("flash speed", Verdict.BAD, finding, cure)
+    return Check("flash speed", Verdict.GOOD, finding)
+
+
+def _flash_seconds(path: Path) -> tuple[float, float]:
+    """Return the seconds of writing (with fsync) and of reading `FLASH_TEST_BYTES`, around the page cache."""
+    block = mmap.mmap(-1, 1 << 20)  # page-aligned, as O_DIRECT wants it
+    block.write(os.urandom(1 << 20))
+    direct = getattr(os, "O_DIRECT", 0)
+    for flags in (direct, 0):
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | flags, 0o600)
+        except OSError:
+            if not flags:
+                raise
+            continue  # tmpfs and some network file systems know no O_DIRECT
+        break
+    try:
+        began = time.perf_counter()
+        for _ in range(FLASH_TEST_BYTES >> 20):
+            os.write(descriptor, block)
+        os.fsync(descriptor)
+        written = time.perf_counter()
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        for _ in range(FLASH_TEST_BYTES >> 20):
+            os.readv(descriptor, [block])
+        return written - began, time.perf_counter() - written
+    finally:
+        os.close(descriptor)
+
+
+def _control_groups(options: Options) -> Check:
+    if sys.platform != "linux":
+        return Check("memory limits", Verdict.NOTE, "no control groups on this system; RLIMIT_DATA is used")
+    cure = (
+        "run under systemd with Delegate=yes on cgroup v2; on a Pi add cgroup_enable=memory to /boot/firmware/"
+        "cmdline.txt, on old systems systemd.unified_cgroup_hierarchy=1"
+    )
+    try:
+        own = cgroup2_mount(options.proc_root) / own_path(options.proc_root).lstrip("/")
+    except CgroupError as error:
+        return Check("memory limits", Verdict.BAD, error.reason, cure)
+    base = own.parent if own.name == "supervisor" else own
+    try:
+        controllers = (base / "cgroup.controllers").read_text().split()
+    except OSError as error:
+        return Check("memory limits", Verdict.BAD, f"{base}: {error.strerror}", cure)
+    if "memory" not in controllers:
+        return Check("memory limits", Verdict.BAD, f"no memory controller in {base}", cure)
+    if not os.access(base / "cgroup.subtree_control", os.W_OK):
+        return Check("memory limits", Verdict.BAD, f"{base} is not delegated to this user", cure)
+    return Check("memory limits", Verdict.GOOD, f"delegated: {base} ({' '.join(controllers)})")
+
+
+def _clock() -> Check:
+    if time.time() < CLOCK_SANE_AFTER_S:
+        return Check("clock", Verdict.BAD, f"shows {time.ctime()}", "connect the network, or timedatectl set-time")
+    program = shutil.which("timedatectl")
+    if program is None:
+        return Check("clock", Verdict.NOTE, f"{time.ctime()}; no timedatectl to ask whether it is synchronised")
+    try:
+        done = subprocess.run(
+            [program, "show", "-p", "NTPSynchronized", "--value"], capture_output=True, text=True, timeout=5.0
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check("clock", Verdict.NOTE, f"{time.ctime()}; timedatectl: {error}")
+    if done.stdout.strip() == "yes":
+        return Check("clock", Verdict.GOOD, f"{time.ctime()}, synchronised")
+    cure = "timedatectl set-ntp true; without it windows and deadlines are only as right as the clock"
+    return Check("clock", Verdict.NOTE, f"{time.ctime()}, not synchronised", cure)
+
+
+def _serial_ports() -> Check:
+    ports = sorted(path for pattern in ("ttyACM*", "ttyUSB*") for path in Path("/dev").glob(pattern))
+    closed = [str(path) for path in ports if not os.access(path, os.R_OK | os.W_OK)]
+    if closed:
+        cure = "add the agent's user to the group dialout, or install the udev rule"
+        return Check("microcontrollers", Verdict.BAD, f"no access to {', '.join(closed)}", cure)
+    return Check("microcontrollers", Verdict.GOOD, ", ".join(map(str, ports)) or "no serial port plugged in")
+
+
+def check_discovery(options: Options) -> Check:
+    """Try whether a multicast DNS packet comes back to this machine, on each network interface."""
+    name = "discovery of peers"
+    if not options.discover_peers:
+        return Check(name, Verdict.GOOD, "off (discover = true under [peers] turns it on)")
+    from agent.peers.probe import probe
+
+    results = probe()
+    if not results:
+        return Check(name, Verdict.NOTE, "on, but no network interface with multicast is up", "connect a network")
+    finding = "on; " + "; ".join(f"{result.interface.name}: {result.trouble or 'works'}" for result in results)
+    if not any(result.trouble for result in results):
+        return Check(name, Verdict.GOOD, finding)
+    cure = (
+        "let UDP port 5353 in (ufw allow 5353/udp; firewall-cmd --add-service=mdns --permanent); a port that another "
+        "program holds alone: disallow-other-stacks=no in avahi-daemon.conf; a guest network may isolate its devices"
+    )
+    return Check(name, Verdict.BAD, finding, cure)
+
+
+def _worker() -> Iterator[Check]:
+    """Look for torch without importing it (the supervisor never does), and try the worker's allocator."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    from agent.malloc import preload_mode, preload_trouble
+
+    try:
+        found = version("torch")
+    except PackageNotFoundError:
+        cure = "install a CPU build of torch for the agent's Python"
+        yield Check("torch", Verdict.BAD, f"not installed for {sys.executable}", cure)
+    else:
+        yield Check("torch", Verdict.GOOD, found)
+    trouble = preload_trouble()
+    if trouble:
+        yield Check("allocator", Verdict.NOTE, trouble, CONDITIONS["no-allocator"].remedy)
+    else:
+        yield Check("allocator", Verdict.GOOD, preload_mode().value)

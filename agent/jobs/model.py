@@ -1,0 +1,231 @@
+"""What a job is, what its states mean, and the pure rules: who is next, how long to wait after a failure."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum, IntEnum
+from typing import Any
+
+from planner.ir.errors import PortError
+
+RECORD_VERSION = 1
+BACKOFF_FIRST_S = 30.0
+BACKOFF_LONGEST_S = 5 * 3600.0
+"""Android's JobScheduler uses the same two numbers for its exponential backoff."""
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+"""Job names become directory names of the inbox."""
+
+
+class JobError(PortError):
+    """A job that does not exist, or a request that does not fit its state."""
+
+    def __init__(self, message: str, job_id: int | None = None) -> None:
+        self.job_id = job_id
+        super().__init__(message)
+
+
+class JobState(IntEnum):
+    """State of a job on disk and in the control protocol: never renumber."""
+
+    QUEUED = 1
+    """Ready to run as soon as the conditions allow."""
+    WAITING_DATA = 2
+    """Waits for new files in its inbox."""
+    RUNNING = 3
+    """Has a worker process, training or paused in memory."""
+    PAUSED = 4
+    """Held by the user."""
+    BACKOFF = 5
+    """Waits after a failure."""
+    FINISHED = 6
+    FAILED = 7
+    """Given up; `reason` says why."""
+    CANCELLED = 8
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job will never run again."""
+        return self in (JobState.FINISHED, JobState.FAILED, JobState.CANCELLED)
+
+
+class JobKind(Enum):
+    """Which worker runs the job."""
+
+    TRAIN = "train"
+    MCU = "mcu"
+
+
+class Outcome(Enum):
+    """Why a worker process ended."""
+
+    FINISHED = "finished"
+    LEFT = "left on request"
+    OUT_OF_MEMORY = "out of memory"
+    CRASHED = "crashed"
+    FAILED = "failed"
+    IMPOSSIBLE = "impossible"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What the user asked for."""
+
+    name: str
+    bundle: str | None
+    """Path of the bundle; below the job's own directory when it was uploaded."""
+    kind: JobKind = JobKind.TRAIN
+    data: str | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    checkpoint_every: int | None = None
+    priority: int = 0
+    deadline_at: float | None = None
+    """Unix time; only clocks on the wall can mean "by seven tomorrow"."""
+    waits_for_data: bool = False
+    arguments: tuple[str, ...] = ()
+    """Passed on to the worker as they are (microcontroller jobs)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the supervisor learnt about a job's worker; None until it ran."""
+
+    step_s: float | None = None
+    checkpoint_s: float | None = None
+    checkpoint_bytes: int | None = None
+    peak_rss_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job and all that is known of it; replaced, never changed."""
+
+    id: int
+    spec: JobSpec
+    submitted_at: float
+    state: JobState = JobState.QUEUED
+    reason: str = ""
+    started_at: float | None = None
+    finished_at: float | None = None
+    step: int = 0
+    total_steps: int | None = None
+    loss: float | None = None
+    plan: int | None = None
+    memory_ceiling_bytes: int | None = None
+    """Plans must stay below this: a plan of that size was killed for lack of memory."""
+    attempts: int = 0
+    failures: int = 0
+    """Failures in a row without a step of progress."""
+    failed_at_step: int = 0
+    retry_after_s: float | None = None
+    trained_s: float = 0.0
+    planned_joules: float | None = None
+    rounds: int = 0
+    """Finished rounds of a job that waits for data."""
+    measured: Measured = field(default_factory=Measured)
+    result: str | None = None
+
+    @property
+    def label(self) -> str:
+        """Return how people see the job: `3 (birds)`."""
+        return f"{self.id} ({self.spec.name})"
+
+
+def to_record(job: Job) -> dict[str, Any]:
+    """Return plain values for disk and wire; states as numbers."""
+    record = asdict(job)
+    record["state"] = int(job.state)
+    record["spec"]["kind"] = job.spec.kind.value
+    record["spec"]["arguments"] = list(job.spec.arguments)
+    return {"v": RECORD_VERSION, **record}
+
+
+def from_record(record: Mapping[str, Any]) -> Job:
+    """Return the job that `to_record` wrote.
+
+    Raises JobError when the record is of another version or incomplete.
+    """
+    if record.get("v") != RECORD_VERSION:
+        raise JobError(f"job record of version {record.get('v')!r}; this agent reads version {RECORD_VERSION}")
+    try:
+        values = {key: value for key, value in record.items() if key != "v"}
+        spec = dict(values["spec"])
+        spec |= {"kind": JobKind(spec["kind"]), "arguments": tuple(spec["arguments"])}
+        values["state"] = JobState(values["state"])
+        return Job(**{**values, "spec": JobSpec(**spec), "measured": Measured(**values["measured"])})
+    except (KeyError, TypeError, ValueError) as error:
+        raise JobError(f"job record cannot be read: {error!r}") from error
+
+
+def check_spec(spec: JobSpec) -> JobSpec:
+    """Return `spec` if it can be run; raises JobError that says what is wrong."""
+    if not NAME.fullmatch(spec.name):
+        raise JobError(f"job name {spec.name!r}: use up to 63 of a-z 0-9 . _ - beginning with a letter or digit")
+    if spec.kind is JobKind.TRAIN and not spec.bundle:
+        raise JobError("a training job needs a bundle; make one with `port-agent plan`")
+    if spec.epochs is not None and spec.steps is not None:
+        raise JobError(f"give epochs ({spec.epochs}) or steps ({spec.steps}), not both")
+    for name in ("epochs", "steps", "checkpoint_every"):
+        value = getattr(spec, name)
+        if value is not None and value < 1:
+            raise JobError(f"{name} is {value}; it must be at least 1")
+    if not -100 <= spec.priority <= 100:
+        raise JobError(f"priority {spec.priority} is not between -100 and 100")
+    if spec.waits_for_data and spec.data:
+        raise JobError("a job takes its data from --data or from its inbox, not from both")
+    return spec
+
+
+def backoff_s(failures: int) -> float:
+    """Return how long to wait after the n-th failure in a row: 30 s, 60 s, ... 5 h."""
+    return min(BACKOFF_LONGEST_S, BACKOFF_FIRST_S * 2.0 ** min(max(failures, 1) - 1, 30))
+
+
+def may_run(job: Job, *, has_data: bool, waited: bool) -> bool:
+    """Return whether the job could start now, apart from the device's conditions.
+
+    `waited` says that its backoff is over: only the supervisor has a clock that does not jump.
+    """
+    if job.state in (JobState.QUEUED, JobState.RUNNING):
+        return True
+    if job.state is JobState.BACKOFF:
+        return waited
+    return job.state is JobState.WAITING_DATA and has_data
+
+
+def order(jobs: Iterable[Job]) -> list[Job]:
+    """Return jobs as they run: priority, then the earlier deadline, then the older."""
+    return sorted(
+        jobs, key=lambda job: (-job.spec.priority, job.spec.deadline_at or float("inf"), job.submitted_at, job.id)
+    )
+
+
+def after_exit(job: Job, outcome: Outcome, detail: str, give_up_after: int, smaller_plan: int | None) -> Job:
+    """Return the job after its worker ended; `smaller_plan` is the next to try after running out of memory."""
+    if outcome is Outcome.LEFT:
+        return replace(job, state=JobState.QUEUED, reason=detail)
+    if outcome is Outcome.FINISHED:
+        return _finished(job, detail)
+    if outcome is Outcome.CANCELLED:
+        return replace(job, state=JobState.CANCELLED, reason=detail)
+    if outcome is Outcome.IMPOSSIBLE:
+        return replace(job, state=JobState.FAILED, reason=detail)
+    failures = 1 if job.step > job.failed_at_step else job.failures + 1
+    job = replace(job, failures=failures, failed_at_step=job.step)
+    if failures >= give_up_after:
+        reason = f"given up after {failures} failures without a step of progress; last: {detail}"
+        return replace(job, state=JobState.FAILED, reason=reason)
+    if outcome is Outcome.OUT_OF_MEMORY and smaller_plan is not None:
+        return replace(job, state=JobState.QUEUED, plan=smaller_plan, reason=f"{detail}; next with a smaller plan")
+    wait_s = backoff_s(failures)
+    return replace(job, state=JobState.BACKOFF, retry_after_s=wait_s, reason=detail)
+
+
+def _finished(job: Job, detail: str) -> Job:
+    done = replace(job, failures=0, failed_at_step=job.step, rounds=job.rounds + 1)
+    if job.spec.waits_for_data:
+        done = replace(done, failed_at_step=0)  # the next round counts its steps anew
+        return replace(done, state=JobState.WAITING_DATA, reason=f"round {done.rounds} finished; waits for new data")
+    return replace(done, state=JobState.FINISHED, reason=detail)

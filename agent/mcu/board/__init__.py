@@ -1,0 +1,1 @@
+"""Boards: which there are, their firmware images, how they are flashed or simulated."""

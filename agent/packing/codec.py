@@ -1,0 +1,215 @@
+"""Pack and unpack memory by address: booleans to bits, integers to their range, sparse items to a bitmap."""
+
+import ctypes
+import enum
+from dataclasses import dataclass
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import assert_never
+
+from planner.ir.errors import PortError
+from planner.ir.units import format_bytes
+
+# packing.h
+_OVERFLOW, _UNSUITABLE, _CORRUPT = -1, -2, -3
+_NARROW_HEADER_BYTES = 16
+_BITMAP_ITEM_BYTES = (1, 2, 4, 8)
+_MOST_ITEMS = 2**48
+"""More than any address space holds; keeps every size below 2**63."""
+
+
+class Codec(enum.Enum):
+    """How items are packed; the values are names in bundles."""
+
+    BITS = "bits"
+    """Booleans of one byte: one bit each."""
+    NARROW = "narrow"
+    """64-bit integers: 1, 2, 4 or 8 bytes each above the smallest, after a header of 16 bytes."""
+    BITMAP = "bitmap"
+    """Items of 1, 2, 4 or 8 bytes: one bit each (in words of 64) and those that are not all zero bits."""
+
+
+class PackingError(PortError):
+    """Root of what can go wrong here."""
+
+
+class PackingUnavailableError(PackingError):
+    """The library is not there."""
+
+
+class PackingOverflowError(PackingError):
+    """The packed form does not fit into what was reserved for it; the source is unchanged."""
+
+    def __init__(self, layout: "Layout", capacity_bytes: int) -> None:
+        self.layout = layout
+        self.capacity_bytes = capacity_bytes
+        super().__init__(
+            f"{layout.count} items need more than the {format_bytes(capacity_bytes)} reserved for them packed as "
+            f"{layout.codec.value}; keep or page this tensor, or calibrate the plan with more batches"
+        )
+
+
+class UnsuitableDataError(PackingError):
+    """The data is not of the kind that the codec restores to the bit."""
+
+    def __init__(self, layout: "Layout") -> None:
+        self.layout = layout
+        super().__init__(
+            f"{layout.count} items cannot be packed as {layout.codec.value}: a byte is neither 0 nor 1; "
+            "leave this tensor unpacked"
+        )
+
+
+class CorruptPackingError(PackingError):
+    """Packed memory that contradicts itself or its layout."""
+
+    def __init__(self, layout: "Layout", given_bytes: int) -> None:
+        self.layout = layout
+        self.given_bytes = given_bytes
+        super().__init__(
+            f"{given_bytes} bytes are not {layout.count} items packed as {layout.codec.value}; "
+            "the memory was overwritten: restore the last checkpoint"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the memory to be packed holds."""
+
+    codec: Codec
+    count: int
+    """Number of items."""
+    item_bytes: int = 4
+    """Size of an item for BITMAP; the other codecs have theirs fixed."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.count < _MOST_ITEMS:
+            raise PackingError(f"cannot pack {self.count} items; the number must lie between 0 and 2**48")
+        if self.codec is Codec.BITMAP and self.item_bytes not in _BITMAP_ITEM_BYTES:
+            raise PackingError(f"cannot pack items of {self.item_bytes} bytes; 1, 2, 4 and 8 are possible")
+
+    @property
+    def source_bytes(self) -> int:
+        """Return the size of the unpacked memory."""
+        return self.count * {Codec.BITS: 1, Codec.NARROW: 8, Codec.BITMAP: self.item_bytes}[self.codec]
+
+
+def available() -> bool:
+    """Return whether packing works in this installation."""
+    return _library_path() is not None
+
+
+def largest_bytes(layout: Layout) -> int:
+    """Return the packed size that no data of this layout exceeds."""
+    match layout.codec:
+        case Codec.BITS:
+            return -(-layout.count // 8)
+        case Codec.NARROW:
+            return _NARROW_HEADER_BYTES + 8 * layout.count
+        case Codec.BITMAP:
+            return 8 * -(-layout.count // 64) + layout.item_bytes * layout.count
+        case _:
+            assert_never(layout.codec)
+
+
+def packed_bytes(layout: Layout, source: int, *, level: int | None = None) -> int:
+    """Return the exact packed size of the memory at address `source`; reads it once (BITS: not at all).
+
+    `level` (here and below) forces an implementation, for tests and benchmarks; see packing.h.
+    """
+    library, level = _library_and_level(level)
+    match layout.codec:
+        case Codec.BITS:
+            return largest_bytes(layout)
+        case Codec.NARROW:
+            return int(library.port_narrow_size(level, source, layout.count))
+        case Codec.BITMAP:
+            return int(library.port_bitmap_size(level, source, layout.count, layout.item_bytes))
+        case _:
+            assert_never(layout.codec)
+
+
+def pack(layout: Layout, source: int, target: int, capacity_bytes: int, *, level: int | None = None) -> int:
+    """Pack the memory at `source` into that at `target` and return the bytes used, at most `capacity_bytes`.
+
+    The two must not overlap. Raises PackingOverflowError or UnsuitableDataError with the source unchanged and the
+    target's content undefined; memory behind the capacity is never touched.
+    """
+    library, level = _library_and_level(level)
+    match layout.codec:
+        case Codec.BITS:
+            result = library.port_bits_pack(level, source, layout.count, target, capacity_bytes)
+        case Codec.NARROW:
+            result = library.port_narrow_pack(level, source, layout.count, target, capacity_bytes)
+        case Codec.BITMAP:
+            result = library.port_bitmap_pack(level, source, layout.count, layout.item_bytes, target, capacity_bytes)
+        case _:
+            assert_never(layout.codec)
+    if result == _OVERFLOW:
+        raise PackingOverflowError(layout, capacity_bytes)
+    if result == _UNSUITABLE:
+        raise UnsuitableDataError(layout)
+    return int(result)
+
+
+def unpack(layout: Layout, packed: int, size_bytes: int, target: int, *, level: int | None = None) -> None:
+    """Restore `layout.source_bytes` at `target` from the `size_bytes` at `packed` that `pack` returned.
+
+    Raises CorruptPackingError, before anything is written, if sizes and flags contradict each other. Changed items are
+    not noticed: checksums belong to whoever stores the bytes.
+    """
+    library, level = _library_and_level(level)
+    match layout.codec:
+        case Codec.BITS:
+            result = library.port_bits_unpack(level, packed, size_bytes, target, layout.count)
+        case Codec.NARROW:
+            result = library.port_narrow_unpack(level, packed, size_bytes, target, layout.count)
+        case Codec.BITMAP:
+            result = library.port_bitmap_unpack(level, packed, size_bytes, target, layout.count, layout.item_bytes)
+        case _:
+            assert_never(layout.codec)
+    if result == _CORRUPT:
+        raise CorruptPackingError(layout, size_bytes)
+
+
+def best_level() -> int:
+    """Return the fastest implementation that this CPU can run (enum pack_level of packing.h)."""
+    return int(_library().port_pack_best_level())
+
+
+def _library_path() -> Path | None:
+    here = Path(__file__).resolve().parent
+    candidates = (here / f"native{suffix}" for suffix in EXTENSION_SUFFIXES)
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _library_and_level(level: int | None) -> tuple[ctypes.CDLL, int]:
+    best = best_level()
+    if level is not None and not 0 <= level <= best:
+        raise PackingError(f"this CPU has packing levels 0 to {best}, not {level}")
+    return _library(), best if level is None else level
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    path = _library_path()
+    if path is None:
+        raise PackingUnavailableError(
+            "packing was not built; install a C compiler and reinstall the package, or plan without packing"
+        )
+    library = ctypes.CDLL(str(path))
+    level, pointer, size = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
+    for name, arguments in (
+        ("port_bits_pack", [level, pointer, size, pointer, size]),
+        ("port_bits_unpack", [level, pointer, size, pointer, size]),
+        ("port_narrow_size", [level, pointer, size]),
+        ("port_narrow_pack", [level, pointer, size, pointer, size]),
+        ("port_narrow_unpack", [level, pointer, size, pointer, size]),
+        ("port_bitmap_size", [level, pointer, size, size]),
+        ("port_bitmap_pack", [level, pointer, size, size, pointer, size]),
+        ("port_bitmap_unpack", [level, pointer, size, pointer, size, size]),
+    ):
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, ctypes.c_int64
+    return library

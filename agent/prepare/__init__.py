@@ -1,0 +1,1 @@
+"""From a training script to a bundle that was tried on this device."""

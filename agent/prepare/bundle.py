@@ -1,0 +1,313 @@
+"""Make a bundle on this machine: capture, profile in a bare process, plan, try it out, write. Behind `port-agent plan`."""
+
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from agent.malloc import preload_environment
+from agent.worker.start import start_worker, worker_command
+from planner import make_bundle
+from planner.ir.boards import estimated_costs, load_board
+from planner.ir.bundle.bundle import Bundle, Manifest
+from planner.ir.bundle.codec import pack_graph
+from planner.ir.costs import CostTable, DeviceCosts
+from planner.ir.errors import PortError
+from planner.ir.graph import StepGraph
+from planner.ir.lowering.lower import expand
+from planner.ir.plan import Plan
+from planner.ir.units import format_bytes
+from planner.make_bundle import InfeasibleError, Planner, Prepared
+from planner.profiling import operators
+from planner.profiling.operators import Measured
+from planner.search import pareto
+from planner.search.pareto import Point
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done and how far it is, 0 to 1."""
+
+_STATIC_WATTS, _COMPUTE_WATTS = 2.0, 4.0
+"""A small board at rest and what a busy core adds: what joules are estimated with where no board file is given."""
+
+_TRIES = 4
+_SPARE = 0.01
+"""Share of the budget that is left free, for what differs from run to run."""
+
+
+_NARROW, _WIDE = 2, 6
+"""Smaller plans in a bundle."""
+
+_LIKELY_PACE = (0.5, 2.0)
+"""Outside of this the trial's step says more about what else the machine was doing."""
+
+_TOLERANCE = 0.03
+"""How far the measured peak may be from the planned one."""
+
+
+class TrialError(PortError):
+    """The plan could not be tried out."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A finished bundle: its manifest, and what the trial run measured."""
+
+    manifest: Manifest
+    measured_peak_bytes: int
+
+
+def measure(graphs: Mapping[str, StepGraph], threads: int, progress: Progress) -> Measured:
+    """Profile the operators in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "graphs", Path(folder) / "costs"
+        source.write_bytes(msgpack.packb([pack_graph(g) for g in graphs.values()]))
+        command = [
+            sys.executable, "-m", "planner.profiling.operators", str(source), str(target), str(threads), str(_COMPUTE_WATTS)
+        ]  # fmt: skip
+        environment = {**os.environ, **preload_environment(None), "OMP_NUM_THREADS": str(threads)}
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout or ():
+                done, _, total = line.partition(" ")
+                progress("profile", int(done) / max(1, int(total)))
+        if process.returncode:
+            raise TrialError(f"profiling ended with exit code {process.returncode}; see the message above")
+        return operators.read_measured(target)
+
+
+def this_device(measured: Measured, page_dir: Path, threads: int, progress: Progress) -> DeviceCosts:
+    """Return the costs of this machine; bandwidth is measured in `page_dir`, watts are estimates."""
+    rounds: Callable[[int, int], None] = lambda done, total: progress("flash", done / total)  # noqa: E731
+    flash = operators.measure_flash(page_dir, compute_watts=_COMPUTE_WATTS, progress=rounds)
+    return DeviceCosts(
+        platform.node() or "this machine", measured.worker_bytes, _STATIC_WATTS, _COMPUTE_WATTS, flash, threads
+    )  # fmt: skip
+
+
+def other_board(
+    graphs: Mapping[str, StepGraph], measured: Measured, device: DeviceCosts, name: str
+) -> tuple[Measured, DeviceCosts]:
+    """Return what was measured here, scaled to the board of this name or file, and that board's device (estimated)."""
+    board = load_board(name)
+    tables = [
+        estimated_costs(graph, board, CostTable(device, ops))
+        for graph, ops in zip(graphs.values(), measured.ops, strict=True)
+    ]
+    return replace(measured, ops=tuple(table.ops for table in tables)), tables[0].device
+
+
+def slower_flash(device: DeviceCosts, read_bytes_per_s: float | None, write_bytes_per_s: float | None) -> DeviceCosts:
+    """Return the device with a medium no faster than the given limits, which then takes more joules per byte."""
+    flash = device.flash
+    read = min(flash.read_bytes_per_s, read_bytes_per_s or flash.read_bytes_per_s)
+    write = min(flash.write_bytes_per_s, write_bytes_per_s or flash.write_bytes_per_s)
+    more_read = operators.medium_joules(read) - operators.medium_joules(flash.read_bytes_per_s)
+    more_write = operators.medium_joules(write) - operators.medium_joules(flash.write_bytes_per_s)
+    slower = replace(
+        flash, read_bytes_per_s=read, read_joules_per_byte=flash.read_joules_per_byte + more_read,
+        write_bytes_per_s=write, write_joules_per_byte=flash.write_joules_per_byte + more_write,
+    )  # fmt: skip
+    return replace(device, flash=slower)
+
+
+def make(
+    path: Path,
+    prepared: Prepared,
+    measured: Measured,
+    device: DeviceCosts,
+    ram_bytes: int,
+    *,
+    planner: Planner,
+    page_dir: Path,
+    threads: int,
+    progress: Progress,
+    wide: bool = False,
+    trial_options: tuple[str, ...] = (),
+    estimated: bool = False,
+) -> Made:
+    """Plan, try the plan for two steps, reserve what turned out unplanned, and write the bundle.
+
+    The bundle's first plan is for `ram_bytes`; smaller ones follow, to which the agent switches when memory gets short
+    (`wide`: more of them, by the chosen planner instead of the quick one, none dominated by another). `estimated`: the
+    costs are those of another board; the trial then only tells how much memory is unplanned.
+    Raises InfeasibleError where nothing fits; nothing is left behind then.
+    """
+    quick = make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)
+    making = _Making(path, prepared, measured, device, ram_bytes, page_dir, threads, trial_options, estimated)
+    found = _Trial(0)
+    for attempt in range(_TRIES):
+        # The first tries only find out what is unplanned; the last word is the chosen planner's.
+        progress("try", attempt / _TRIES)
+        found, _ = making.tried(quick)
+        if found.peak_bytes <= ram_bytes:
+            break
+    making.keep_pace(found)
+    for attempt in range(_TRIES):
+        progress("plan", attempt / _TRIES)
+        found, settled = making.tried(planner)
+        if found.peak_bytes <= ram_bytes and settled:
+            manifest = making.with_smaller_plans(planner if wide else quick, _WIDE if wide else _NARROW)
+            return Made(manifest, found.peak_bytes)
+    path.unlink(missing_ok=True)
+    raise InfeasibleError(
+        f"the step's memory could not be kept within {format_bytes(ram_bytes)}: the last trial took "
+        f"{format_bytes(found.peak_bytes)}; raise --ram to {format_bytes(found.peak_bytes * 1.05)}",
+        int(found.peak_bytes * 1.05),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """What a trial run measured: peaks of resident memory, and its last step's compute seconds over those planned.
+
+    `start_bytes`: the peak before the first step, while the worker loads Python, torch and the bundle.
+    """
+
+    peak_bytes: int
+    start_bytes: int = 0
+    pace: float = 1.0
+
+
+@dataclass(slots=True)
+class _Making:
+    """A bundle in the making: what is known of the costs gets better with every trial."""
+
+    path: Path
+    prepared: Prepared
+    measured: Measured
+    device: DeviceCosts
+    ram_bytes: int
+    page_dir: Path
+    threads: int
+    trial_options: tuple[str, ...]
+    estimated: bool
+    start_bytes: int = 0
+    """The peak before the first step; 0 until a trial, or a budget that is too small for one, asks for it."""
+
+    @property
+    def target_bytes(self) -> int:
+        """Return what is planned for: the budget without what is spared."""
+        return int(self.ram_bytes * (1 - _SPARE))
+
+    def tried(self, planner: Planner) -> tuple[_Trial, bool]:
+        """Plan, write and run; note what turned out unplanned. Say whether that was next to nothing."""
+        plans, costs = self._planned(planner)
+        manifest = make_bundle.write(
+            self.path, self.prepared, [plans], costs, [self.ram_bytes], threads=self.threads,
+            estimated=self.estimated,
+        )  # fmt: skip
+        try:
+            found = trial(self.path, self.page_dir, self.threads, self.trial_options)
+        except TrialError:
+            self.path.unlink(missing_ok=True)
+            raise
+        self.start_bytes = max(self.start_bytes, found.start_bytes)
+        if self.start_bytes > self.ram_bytes:
+            self.path.unlink(missing_ok=True)
+            raise self._too_little_to_start(f"the budget is {format_bytes(self.ram_bytes)}")
+        planned = manifest.plans[0].peak_bytes
+        unplanned = found.peak_bytes - planned
+        if found.peak_bytes <= self.ram_bytes and abs(unplanned) <= _TOLERANCE * planned:
+            return found, True
+        self.device = replace(self.device, base_bytes=max(0, self.device.base_bytes + unplanned))
+        return found, False
+
+    def _planned(self, planner: Planner) -> tuple[dict[str, Plan], dict[str, CostTable]]:
+        try:
+            return make_bundle.plan_all(self.prepared, self.measured, self.device, self.target_bytes, planner)
+        except InfeasibleError as error:
+            self.start_bytes = self.start_bytes or loading_peak()
+            if error.needed_bytes is None or error.needed_bytes >= self.start_bytes:
+                raise
+            raise self._too_little_to_start(str(error)) from error
+
+    def _too_little_to_start(self, reason: str) -> InfeasibleError:
+        least = int(self.start_bytes * (1 + _SPARE))
+        return InfeasibleError(
+            f"{reason}; before the first step, loading Python and torch takes {format_bytes(self.start_bytes)}: raise "
+            f"--ram to at least {format_bytes(least)}",
+            least,
+        )
+
+    def keep_pace(self, found: _Trial) -> None:
+        """Scale the operators' costs, measured one by one, to what a whole step of the trial took.
+
+        Together they also pay for page faults on memory that was given back, and find caches warmer or colder.
+        """
+        if not self.estimated and _LIKELY_PACE[0] <= found.pace <= _LIKELY_PACE[1]:
+            self.measured = self.measured.at_pace(found.pace)
+
+    def with_smaller_plans(self, planner: Planner, count: int) -> Manifest:
+        """Write the bundle again with plans for smaller budgets behind the one it has; return its manifest."""
+        bundle = Bundle(self.path)
+        main = bundle.manifest.graphs[0]
+        choices, limits = [bundle.plans[0]], [self.ram_bytes]
+        smaller = pareto.budgets(bundle.graphs[main], bundle.costs[main], self.target_bytes, count + 1)[1:]
+        for limit in smaller:
+            if limit < self.start_bytes:
+                continue
+            try:
+                plans, _ = make_bundle.plan_all(self.prepared, self.measured, self.device, limit, planner)
+            except InfeasibleError:
+                continue
+            choices.append(plans)
+            limits.append(limit)
+        points = [Point(c[main], *_figures(bundle, main, c[main])) for c in choices]
+        kept = [0] + [i for i in range(1, len(points)) if not any(p.dominates(points[i]) for p in points)]
+        return make_bundle.write(
+            self.path, self.prepared, [choices[i] for i in kept], bundle.costs, [limits[i] for i in kept],
+            threads=self.threads, estimated=self.estimated,
+        )  # fmt: skip
+
+
+def _figures(bundle: Bundle, name: str, plan: Plan) -> tuple[int, float, float]:
+    program = expand(bundle.graphs[name], bundle.costs[name], plan)
+    return program.peak_bytes, program.seconds, program.joules
+
+
+def loading_peak() -> int:
+    """Return what a worker takes at its peak while it loads Python and torch, bytes."""
+    command = [sys.executable, "-m", "agent.train.torch_loading"]
+    environment = {**os.environ, **preload_environment(None)}
+    try:
+        return int(subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout)
+    except subprocess.CalledProcessError as error:
+        raise TrialError(f"torch could not be loaded in a process of its own: {error.stderr}") from error
+
+
+def trial(path: Path, page_dir: Path, threads: int, options: tuple[str, ...] = (), steps: int = 2) -> _Trial:
+    """Run a few steps of a bundle and return what they took."""
+    with tempfile.TemporaryDirectory(dir=page_dir, prefix=".port-trial-") as folder:
+        command = worker_command(path, Path(folder), "--steps", str(steps), "--checkpoint-every", str(steps), *options)
+        worker = start_worker(command, limit_bytes=1 << 30, threads=threads)
+        peak, start, pace = 0, 0, 1.0
+        failure = ""
+        for event in worker.events():
+            peak = max(peak, int(event.get("peak_rss_bytes", 0)))
+            if event.get("event") == "ready":
+                start = int(event["start_peak_bytes"])
+            elif event.get("event") == "step":
+                pace = _pace(event, threads)
+            elif event.get("event") == "failed":
+                failure = str(event["message"])
+        if worker.process.returncode:
+            raise TrialError(failure or f"the trial run ended with exit code {worker.process.returncode}")
+        return _Trial(peak, start, pace)
+
+
+def _pace(step: Mapping[str, Any], threads: int) -> float:
+    """Return how many seconds a step's compute took for each that was planned.
+
+    One thread computes no longer than the CPU time of the process, which other processes disturb less than the clock.
+    """
+    planned = float(step["planned_compute_s"])
+    taken = float(step["wall_s"]) - float(step["phases_s"]["stall"])
+    if threads == 1:
+        taken = min(taken, float(step["cpu_s"]))
+    return taken / planned if planned > 0 else 1.0

@@ -1,0 +1,139 @@
+"""Work beside the loop: writing to disk, slow sensors, inboxes, tidying up. None of it may hold up the loop."""
+
+import asyncio
+import contextlib
+import shutil
+import time
+from pathlib import Path
+
+from agent.jobs.model import Job, JobState
+from agent.supervisor.context import Core
+
+_HOUSEKEEPING_S = 600.0
+_STALE_UPLOAD_S = 3600.0
+_IDLE_REFRESH_FACTOR = 10
+"""Without jobs nobody waits for the slow sensors."""
+
+
+class Chores:
+    """The background work of one supervisor."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.pending = asyncio.Event()
+        """Set when the store has something to write."""
+        self.sensors_changed = asyncio.Event()
+        """Set when other sensors than before are to be read."""
+
+    def plan(self) -> None:
+        """Put the periodic work on the agenda."""
+        self._core.agenda.every(_HOUSEKEEPING_S, "housekeeping", self.keep_house)
+
+    def plan_inbox_scans(self, alive: list[Job]) -> None:
+        """Look into inboxes only while some job waits for data: each look is a wake-up."""
+        agenda = self._core.agenda
+        wanted = any(job.spec.waits_for_data for job in alive)
+        if wanted and not agenda.has("inbox"):
+            agenda.every(self._core.seams.inbox_scan_s, "inbox", self.scan_inboxes)
+        elif not wanted and agenda.has("inbox"):
+            agenda.cancel("inbox")
+
+    async def scan_inboxes(self) -> None:
+        """Look for new files of every job that waits for data."""
+        core = self._core
+        for job in core.store.all():
+            if job.state.is_over or not job.spec.waits_for_data:
+                continue
+            state = core.inboxes.scan(job.spec.name, core.store.job_dir(job.id))
+            if state.error:
+                now_s, wall_s = core.clock.monotonic_s(), core.clock.wall_s()
+                core.health.report("inbox", now_s, wall_s, key=job.spec.name, reason=state.error)
+            else:
+                core.health.clear("inbox", job.spec.name)
+            if state.new and job.state is JobState.WAITING_DATA:
+                core.wake.set()
+
+    async def flush_when_pending(self) -> None:
+        """Write jobs and history in a thread for ever: an fsync can take half a second on an SD card."""
+        store, loop = self._core.store, asyncio.get_running_loop()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(self.pending.set)
+
+        store.on_pending = wake
+        while True:
+            await self.pending.wait()
+            self.pending.clear()
+            had_trouble = store.trouble is not None
+            await asyncio.to_thread(store.flush)
+            if (store.trouble is not None) is not had_trouble:
+                self._core.wake.set()
+
+    async def refresh_slow_sensors(self) -> None:
+        """Ask the sensors that are external commands, for ever."""
+        core = self._core
+        while True:
+            await core.gate.platform.refresh()
+            busy = core.runner.job is not None or any(not job.state.is_over for job in core.store.all())
+            rest_s = core.gate.platform.refresh_every_s * (1 if busy else _IDLE_REFRESH_FACTOR)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(rest_s):
+                    await self.sensors_changed.wait()
+            self.sensors_changed.clear()
+
+    async def keep_house(self) -> None:
+        """Delete the scratch of jobs that are over, jobs beyond the history's limits, and forgotten uploads."""
+        core = self._core
+        running = core.runner.job
+        done = (JobState.FINISHED, JobState.CANCELLED)
+        idle = [job for job in core.store.all() if job.state in done and (running is None or job.id != running.id)]
+        await asyncio.to_thread(_shed_scratch, [core.store.job_dir(job.id) for job in idle])
+        over = sorted((job for job in core.store.all() if job.state.is_over), key=lambda job: job.finished_at or 0.0)
+        sizes = await asyncio.to_thread(_sizes, {job.id: core.store.job_dir(job.id) for job in over})
+        for job_id in too_old(over, sizes, core.config.options.keep_jobs, core.config.options.keep_results_bytes):
+            core.store.forget(job_id)
+        await asyncio.to_thread(_clean_uploads, core.settings.state_dir / "uploads")
+
+
+def too_old(over: list[Job], sizes: dict[int, int], keep_jobs: int, keep_bytes: int) -> list[int]:
+    """Return the ids of the oldest jobs that exceed the allowed count or size; `over` begins with the oldest."""
+    removed = []
+    kept_bytes = sum(sizes[job.id] for job in over)
+    for kept, job in zip(range(len(over), 0, -1), over, strict=True):
+        if kept <= keep_jobs and kept_bytes <= keep_bytes:
+            break
+        kept_bytes -= sizes[job.id]
+        removed.append(job.id)
+    return removed
+
+
+def _shed_scratch(directories: list[Path]) -> None:
+    """Delete checkpoints and rounds; result, log and manifest stay."""
+    for directory in directories:
+        shutil.rmtree(directory / "state", ignore_errors=True)
+        shutil.rmtree(directory / "rounds", ignore_errors=True)
+
+
+def _sizes(directories: dict[int, Path]) -> dict[int, int]:
+    return {job_id: _tree_bytes(directory) for job_id, directory in directories.items()}
+
+
+def _tree_bytes(directory: Path) -> int:
+    total = 0
+    for path in directory.rglob("*"):
+        try:
+            total += path.lstat().st_blocks * 512
+        except OSError:
+            continue
+    return total
+
+
+def _clean_uploads(directory: Path) -> None:
+    """Delete uploads that never became a job."""
+    end = time.time() - _STALE_UPLOAD_S
+    for path in directory.glob("*"):
+        try:
+            if path.stat().st_mtime < end:
+                path.unlink()
+        except OSError:
+            continue

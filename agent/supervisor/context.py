@@ -1,0 +1,104 @@
+"""The parts of a running supervisor, put together once and shared by its loop and its control interface."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from agent.energy.meter import MeterEvent
+from agent.facts import Platform
+from agent.health.conditions import HealthBoard
+from agent.jobs.model import JobKind
+from agent.jobs.store import JobStore
+from agent.policy.config import Config
+from agent.supervisor.admission import Gate
+from agent.supervisor.inbox import Inboxes
+from agent.supervisor.job.run_state import Meter
+from agent.supervisor.job.runner import Runner
+from agent.supervisor.job.worker_kinds import DEFAULT_KINDS, WorkerKind
+from agent.supervisor.peer_discovery import Presence
+from agent.supervisor.timers import Agenda
+from agent.system.clock import Clock, SystemClock
+
+PAUSE_SETTING = "paused"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where the daemon lives. `sysfs_root` overrides the configuration's."""
+
+    state_dir: Path
+    runtime_dir: Path
+    config: Path | None = None
+    sysfs_root: Path | None = None
+
+
+class EnergyMeter(Meter, Protocol):
+    """The meter as the supervisor drives it: ticked by the loop, fed with worker events, asked for figures."""
+
+    def tick(self, now_s: float, machine_idle: bool | None = None) -> float:
+        """Take a sample if one is due; returns in how many seconds to come again."""
+
+    def close(self, now_s: float) -> None:
+        """Settle and write the ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeterView:
+    """The meter with what `status`, `/metrics` and the health items show of it."""
+
+    meter: EnergyMeter
+    snapshot: Callable[[], Mapping[str, object]]
+    metrics: Callable[[], str]
+    issues: Callable[[], list[dict[str, object]]]
+    events: Callable[[], tuple[MeterEvent, ...]]
+    flush: Callable[[float], Future[int]]
+    """Begin to write the ledger, at this monotonic time, for someone who wants to read it once that is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seams:
+    """What tests replace: clocks, workers, sensors, and how long the loop may rest."""
+
+    clock: Clock = field(default_factory=SystemClock)
+    kinds: Mapping[JobKind, WorkerKind] = field(default_factory=lambda: DEFAULT_KINDS)
+    platform: Callable[[Config, Settings], Platform] | None = None
+    inbox_scan_s: float = 10.0
+    waiting_look_s: float = 2.0
+    training_look_s: float = 1.0
+
+
+@dataclass(slots=True)
+class Core:
+    """A supervisor's parts."""
+
+    settings: Settings
+    seams: Seams
+    config: Config
+    """What is in force; `started_with` is what the control socket and the meter were made from."""
+    started_with: Config
+    clock: Clock
+    health: HealthBoard
+    store: JobStore
+    inboxes: Inboxes
+    gate: Gate
+    runner: Runner
+    agenda: Agenda
+    wake: asyncio.Event
+    started_s: float
+    reload: Callable[[], None]
+    presence: Presence
+    meter: MeterView | None = None
+    retry_at_s: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """When a job's backoff ends, by job id: the count of its failures it belongs to, and the monotonic time."""
+    written_today: tuple[str, int] = ("", 0)
+
+    def paused_until(self) -> float | None:
+        """Return until when the user paused everything (Unix time, infinity for good), or None."""
+        setting = self.store.setting(PAUSE_SETTING)
+        if setting is None:
+            return None
+        until = float(setting)
+        return until if until > self.clock.wall_s() else None

@@ -1,0 +1,68 @@
+"""Why did a worker end? One pure function over everything the supervisor saw."""
+
+import signal
+from dataclasses import dataclass
+
+from agent.jobs.model import Outcome
+
+EXIT_LEFT = 75
+"""EX_TEMPFAIL: left on request, can be resumed."""
+EXIT_IMPOSSIBLE = 2
+"""The job can never run as it is: a broken bundle, a budget below the possible."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExit:
+    """The end of a worker process as seen from outside. `returncode` is negative for a signal."""
+
+    returncode: int
+    finished: bool = False
+    cancelled: bool = False
+    told_to_leave: bool = False
+    killed_after_s: float | None = None
+    """Set when the supervisor lost patience and killed it."""
+    failure_code: str = ""
+    failure_message: str = ""
+    may_retry: bool = True
+    oom_kills: int = 0
+    """Kills by the kernel in the worker's own group."""
+    system_oom_kills: int = 0
+    """Kills for memory anywhere on the machine while the worker ran."""
+
+
+def classify(end: WorkerExit) -> tuple[Outcome, str]:
+    """Return the outcome and a sentence for the user."""
+    if end.cancelled:
+        return Outcome.CANCELLED, "cancelled by you"
+    if end.returncode == 0:
+        if end.finished:
+            return Outcome.FINISHED, "finished"
+        return Outcome.FAILED, "the worker ended without saying that it finished"
+    if end.returncode == EXIT_LEFT:
+        return Outcome.LEFT, "left on request"
+    if end.oom_kills:
+        return Outcome.OUT_OF_MEMORY, "the kernel killed the worker at its memory limit"
+    if end.failure_code == "out-of-memory":
+        return Outcome.OUT_OF_MEMORY, end.failure_message or "the worker ran out of memory"
+    if end.returncode == EXIT_IMPOSSIBLE or not end.may_retry:
+        return Outcome.IMPOSSIBLE, end.failure_message or "the worker says that this job can never run as it is"
+    if end.returncode < 0:
+        return _signalled(end)
+    return Outcome.FAILED, end.failure_message or f"the worker failed with exit status {end.returncode}"
+
+
+def _signalled(end: WorkerExit) -> tuple[Outcome, str]:
+    if end.told_to_leave and end.killed_after_s is not None:
+        return (
+            Outcome.LEFT,
+            f"did not leave within {end.killed_after_s:.1f} s and was killed; resumes at its checkpoint",
+        )
+    if end.told_to_leave and -end.returncode == signal.SIGTERM:
+        return Outcome.LEFT, "left on request"
+    if -end.returncode == signal.SIGKILL and end.system_oom_kills:
+        return Outcome.OUT_OF_MEMORY, "the kernel killed the worker because the machine ran out of memory"
+    try:
+        name = signal.Signals(-end.returncode).name
+    except ValueError:
+        name = f"signal {-end.returncode}"
+    return Outcome.CRASHED, f"the worker was killed by {name}"

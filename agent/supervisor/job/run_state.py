@@ -1,0 +1,107 @@
+"""One run of a job: its worker process, its plan, its limits, and what it was started into."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from agent.jobs.model import Job
+from agent.policy.decide import Limits
+from agent.supervisor.job.log import JobLog
+from agent.supervisor.job.plan_choice import PlanFigures, eta_s, memory_max
+from agent.supervisor.job.worker_process import WorkerProcess
+from agent.system.cgroup import WorkerLimits
+
+
+class Meter(Protocol):
+    """What the energy meter wants to hear of a running job."""
+
+    def on_worker_start(self, job: str, now_s: float, label: str = "") -> None:
+        """A worker was started."""
+
+    def on_worker_stop(self, job: str, now_s: float) -> None:
+        """The worker has ended."""
+
+    def on_event(self, job: str, event: Mapping[str, object], now_s: float) -> None:
+        """The worker reported something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a run depends on: limits, memory, heat, and the settings about jobs."""
+
+    limits: Limits
+    total_memory_bytes: int | None
+    warm: bool = False
+    flash_budget_bytes_per_day: int = 1 << 32
+    give_up_after: int = 6
+    job_log_bytes: int = 1 << 20
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """What all workers together may take, or None without a limit."""
+        return self.limits.memory_limit(self.total_memory_bytes)
+
+    def worker_limits(self, plan: PlanFigures | None) -> WorkerLimits:
+        """Return the limits of a worker that runs `plan`; one without a plan may take all that is allowed."""
+        return WorkerLimits(memory_max(plan.peak_bytes) if plan else self.memory_bytes, self.limits.cpu_percent)
+
+
+@dataclass(slots=True)
+class Run:
+    """The state of one worker process."""
+
+    job_id: int
+    worker: WorkerProcess
+    log: JobLog
+    plans: tuple[PlanFigures, ...]
+    plan: int | None
+    granted: PlanFigures | None
+    """The plan whose memory its group allows: the larger one while it changes from one to another."""
+    limits: WorkerLimits
+    """What its group has, where it has one."""
+    round: int | None
+    last_checkpoint_s: float
+    last_flush_s: float
+    switched_at_s: float
+    last_step_s: float | None = None
+    """When the newest step was reported; None after a pause, which is no part of a step."""
+    pressed_until_s: float = 0.0
+    """Until then no larger plan is taken: the system was short of memory."""
+    corrected_s: float | None = None
+    """When a correction of its plans' figures was last written down."""
+    farewell_at_s: float | None = None
+    """When it was asked for a last checkpoint, after which it leaves."""
+    out: str | None = None
+
+    @property
+    def figures(self) -> PlanFigures | None:
+        """The plan that it runs, or None."""
+        return next((plan for plan in self.plans if plan.index == self.plan), None)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak of its plan; 0 without one."""
+        return self.figures.peak_bytes if self.figures else 0
+
+    def describe(self, job: Job) -> dict[str, Any]:
+        """Return the run as plain values for `status`."""
+        return {
+            "id": job.id,
+            "name": job.spec.name,
+            "kind": job.spec.kind.value,
+            "phase": self.worker.phase.value,
+            "wish": self.worker.wish.value,
+            "pid": self.worker.pid,
+            "step": job.step,
+            "total_steps": job.total_steps,
+            "loss": job.loss,
+            "step_s": job.measured.step_s,
+            "eta_s": eta_s(job.step, job.total_steps, job.measured.step_s),
+            "plan": self.plan,
+            "plans": len(self.plans),
+            "planned_peak_bytes": self.peak_bytes or None,
+            "memory_limit_bytes": self.limits.memory_bytes if self.worker.group else None,
+            "peak_rss_bytes": job.measured.peak_rss_bytes,
+            "planned_joules": job.planned_joules,
+            "deadline_at": job.spec.deadline_at,
+        }

@@ -1,0 +1,371 @@
+"""The one running job: its worker is started, steered, and what becomes of the job when it ends."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agent.energy.drift import Correction
+from agent.health.conditions import HealthBoard
+from agent.jobs.model import Job, JobError, JobKind, JobState, Outcome
+from agent.jobs.store import JobStore
+from agent.policy.decide import Limits
+from agent.supervisor.inbox import Inboxes
+from agent.supervisor.job.bookkeeping import Bookkeeper, Ended
+from agent.supervisor.job.exit_status import WorkerExit, classify
+from agent.supervisor.job.log import JobLog
+from agent.supervisor.job.plan_choice import PlanFigures, data_limit
+from agent.supervisor.job.plan_switching import PLAN_SWITCH_PAUSE_S, Fitter, no_plan_fits
+from agent.supervisor.job.progress import Hearing
+from agent.supervisor.job.run_state import Meter, Run, Surroundings
+from agent.supervisor.job.worker_kinds import (
+    BundleFacts,
+    RunPaths,
+    WorkerKind,
+    bundle_path,
+    checkpoint_steps,
+    worker_command,
+)
+from agent.supervisor.job.worker_process import Launch, Phase, Wish, WorkerProcess
+from agent.system.cgroup import CgroupError, DelegatedTree, WorkerGroup, WorkerLimits
+from agent.system.clock import Clock
+from agent.system.locks import LockFile
+from planner.ir.errors import PortError
+from planner.ir.units import format_bytes, format_seconds
+
+FAREWELL_S = 10.0
+"""How long a worker that may stay a little gets for its last checkpoint."""
+
+
+class Runner:
+    """Starts, steers and ends the worker of one job at a time."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        inboxes: Inboxes,
+        health: HealthBoard,
+        clock: Clock,
+        kinds: Mapping[JobKind, WorkerKind],
+        worker_lock: Callable[[], LockFile],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.tree: DelegatedTree | None = None
+        self.meter: Meter | None = None
+        self._store, self._inboxes, self._health, self._clock = store, inboxes, health, clock
+        self._kinds, self._worker_lock, self._on_change = kinds, worker_lock, on_change
+        self._books = Bookkeeper(store, health, clock)
+        self._fitter = Fitter(self._books, health, clock)
+        self._hearing = Hearing(store, self._books, clock)
+        self._run: Run | None = None
+        self._surroundings = Surroundings(Limits(), None)
+
+    # --- what others ask
+
+    @property
+    def job(self) -> Job | None:
+        """The job that has a worker, or None."""
+        return None if self._run is None else self._store.get(self._run.job_id)
+
+    @property
+    def phase(self) -> Phase | None:
+        """What the worker does, or None without one."""
+        return None if self._run is None else self._run.worker.phase
+
+    @property
+    def wish(self) -> Wish | None:
+        """What was last asked of the worker, or None without one."""
+        return None if self._run is None else self._run.worker.wish
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id."""
+        return None if self._run is None else self._run.worker.pid
+
+    def own_cpu_s(self) -> float:
+        """Return CPU seconds of this process and its workers, living and ended."""
+        times = os.times()
+        living = 0.0 if self._run is None else self._worker_cpu_s(self._run.worker)
+        return times.user + times.system + times.children_user + times.children_system + living
+
+    def _worker_cpu_s(self, worker: WorkerProcess) -> float:
+        used = worker.group.cpu_s() if worker.group is not None else None
+        if used is not None:
+            return used
+        if sys.platform == "darwin":
+            return _mac_cpu_s(worker.pid)
+        try:
+            fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError, IndexError):
+            return 0.0
+
+    def describe(self) -> dict[str, Any] | None:
+        """Return the run as plain values for `status`."""
+        return None if self._run is None else self._run.describe(self._store.get(self._run.job_id))
+
+    def take_written_bytes(self) -> int:
+        """Return the flash writes that workers reported since the last call."""
+        return self._hearing.take_written_bytes()
+
+    # --- starting
+
+    def start(self, job: Job, around: Surroundings) -> bool:
+        """Start the worker of `job`; returns False when it cannot run now (a health item or its state says why)."""
+        if self._run is not None:
+            raise JobError(f"job {self._run.job_id} is still running; one worker at a time", job.id)
+        self._surroundings, self._books.log_bytes = around, around.job_log_bytes
+        kind = self._kinds[job.spec.kind]
+        job_dir = self._store.job_dir(job.id)
+        bundle = bundle_path(job, job_dir)
+        try:
+            facts = kind.read_bundle(bundle) if bundle is not None else BundleFacts()
+        except (PortError, OSError) as error:
+            self._settle(job, Outcome.IMPOSSIBLE, f"the bundle cannot be used: {error}")
+            return False
+        plan = self._fitter.choose(job, facts.plans, around)
+        if facts.plans and plan is None:
+            self._books.no_fit(job, facts.plans, around.memory_bytes)
+            return False
+        self._health.clear("job-does-not-fit", str(job.id))
+        if job.spec.waits_for_data and not self._inboxes.has_round(job.spec.name, job_dir, job.rounds + 1):
+            self._store.save(replace(job, state=JobState.WAITING_DATA))  # its round was over when the agent was killed
+            return False
+        try:
+            paths = self._paths(job, job_dir, bundle)
+            return self._spawn(job, kind, paths, facts, plan, around)
+        except OSError as error:
+            self._settle(job, Outcome.FAILED, f"the worker cannot be started: {error}")
+            return False
+
+    def _paths(self, job: Job, job_dir: Path, bundle: Path | None) -> RunPaths:
+        if not job.spec.waits_for_data:
+            return RunPaths(job_dir, bundle, Path(job.spec.data) if job.spec.data else None)
+        number = job.rounds + 1
+        return RunPaths(job_dir, bundle, self._inboxes.round_directory(job.spec.name, job_dir, number), number)
+
+    def _spawn(
+        self,
+        job: Job,
+        kind: WorkerKind,
+        paths: RunPaths,
+        facts: BundleFacts,
+        plan: PlanFigures | None,
+        around: Surroundings,
+    ) -> bool:
+        now_s, limits = self._clock.monotonic_s(), around.worker_limits(plan)
+        lock = self._worker_lock()
+        group: WorkerGroup | None = None
+        try:
+            if not lock.try_lock():
+                raise OSError("the worker of an earlier supervisor is still there")
+            paths.state.mkdir(exist_ok=True)
+            group = self._group(job, limits)
+            every = checkpoint_steps(job, around.flash_budget_bytes_per_day)
+            command = worker_command(kind, job, paths, plan.index if plan else None, every)
+            belt = data_limit(plan.peak_bytes) if plan else None
+            self._say_what_lacks(kind, job)
+            launch = Launch(command, paths.job_dir, group, belt, kind.environment(facts, plan))
+            log = JobLog(paths.job_dir, around.job_log_bytes)
+            worker = self._worker(launch, log)
+            worker.start(lock)
+            lock.write(str(worker.pid))
+        except OSError:
+            if group is not None:
+                group.remove()
+            raise
+        finally:
+            lock.close()
+        index = plan.index if plan else None
+        self._run = Run(
+            job.id,
+            worker,
+            log,
+            facts.plans,
+            index,
+            plan,
+            limits,
+            paths.round,
+            last_checkpoint_s=now_s,
+            last_flush_s=now_s,
+            switched_at_s=now_s - PLAN_SWITCH_PAUSE_S,
+        )
+        started = job.started_at if job.started_at is not None else self._clock.wall_s()
+        self._store.save(
+            replace(job, state=JobState.RUNNING, reason="", started_at=started, plan=index, attempts=job.attempts + 1)
+        )
+        shown = (
+            "" if plan is None else f", plan {plan.index + 1} of {len(facts.plans)} ({format_bytes(plan.peak_bytes)})"
+        )
+        self._books.note(job.id, "started", f"worker {worker.pid} started at step {job.step}{shown}")
+        if self.meter is not None:
+            self.meter.on_worker_start(str(job.id), now_s, job.label)
+        return True
+
+    def _say_what_lacks(self, kind: WorkerKind, job: Job) -> None:
+        reason = kind.lacks()
+        if not reason:
+            self._health.clear("no-allocator")
+        elif not self._health.holds("no-allocator"):
+            self._books.report("no-allocator", reason=reason)
+            self._books.note(job.id, "allocator", f"glibc's own is used: {reason}")
+
+    def _worker(self, launch: Launch, log: JobLog) -> WorkerProcess:
+        return WorkerProcess(
+            launch,
+            on_event=self._on_event,
+            on_output=lambda data: log.output(data, self._clock.wall_s()),
+            on_exit=self._on_exit,
+            on_disobedience=self._on_disobedience,
+        )
+
+    def _group(self, job: Job, limits: WorkerLimits) -> WorkerGroup | None:
+        if self.tree is None:
+            return None
+        try:
+            group, missing = self.tree.worker(job.id, limits)
+        except CgroupError as error:
+            self._books.report("no-memory-limit", reason=error.reason)
+            return None
+        self._health.clear("no-memory-limit")
+        if missing:
+            self._books.note(job.id, "limits", f"this kernel lacks {', '.join(missing)}")
+        return group
+
+    # --- steering
+
+    def pause(self) -> None:
+        """Stop between two instructions; the memory stays."""
+        if self._run is not None:
+            self._run.worker.pause()
+            self._run.last_step_s = None
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        if self._run is not None:
+            self._run.worker.resume()
+            self._run.farewell_at_s = None
+
+    def leave(self, reason: str) -> None:
+        """Give the memory back within a second."""
+        if self._run is not None and self._run.worker.wish is not Wish.LEAVE:
+            self._run.log.note(f"leaving: {reason}", self._clock.wall_s())
+            self._run.worker.leave()
+
+    def leave_after_checkpoint(self, reason: str) -> None:
+        """Leave when the next checkpoint is written, or after `FAREWELL_S`: for reasons that can wait so long."""
+        run, now_s = self._run, self._clock.monotonic_s()
+        if run is None or run.worker.wish is Wish.LEAVE:
+            return
+        if run.worker.phase is not Phase.TRAINING or run.worker.wish is not Wish.TRAIN:
+            self.leave(reason)
+        elif run.farewell_at_s is None:
+            run.farewell_at_s, run.last_checkpoint_s = now_s, now_s
+            run.worker.checkpoint()
+        elif now_s - run.farewell_at_s >= FAREWELL_S:
+            self.leave(reason)
+
+    def checkpoint_within(self, span_s: float) -> None:
+        """Ask for a checkpoint unless one was made or asked for in the last `span_s`."""
+        run, now_s = self._run, self._clock.monotonic_s()
+        if run is not None and run.worker.phase is Phase.TRAINING and now_s - run.last_checkpoint_s > span_s:
+            run.last_checkpoint_s = now_s
+            run.worker.checkpoint()
+
+    def cancel(self) -> None:
+        """End the job for good."""
+        if self._run is not None:
+            self._run.worker.cancel()
+
+    def kill(self) -> None:
+        """Kill the worker at once: the supervisor ends and nobody is left to watch."""
+        if self._run is not None:
+            self._run.worker.kill()
+
+    def adapt(self, around: Surroundings, pressure: bool) -> None:
+        """Fit a training worker to new limits, memory pressure or its deadline; called about once a second."""
+        run = self._run
+        if run is None or run.worker.wish is not Wish.TRAIN or run.worker.phase is not Phase.TRAINING:
+            return
+        self._surroundings, self._books.log_bytes = around, around.job_log_bytes
+        if not self._fitter.adapt(run, self._store.get(run.job_id), around, pressure):
+            self.leave(no_plan_fits(around))
+
+    def correct(self, correction: Correction) -> None:
+        """Take over what the steps really take, so that the next look chooses anew among the plans."""
+        if self._run is not None and str(self._run.job_id) == correction.job:
+            self._fitter.correct(self._run, correction)
+
+    # --- hearing
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        run = self._run
+        if run is None:
+            return
+        if self.meter is not None:
+            self.meter.on_event(str(run.job_id), event, self._clock.monotonic_s())
+        self._hearing.take(run, event)
+        if event["event"] == "plan":
+            self._fitter.switched(run, self._surroundings)
+        elif event["event"] == "checkpoint" and run.farewell_at_s is not None:
+            self.leave("its checkpoint is written")
+        if event["event"] != "step":
+            self._on_change()
+
+    def _on_disobedience(self, command: str, limit_s: float) -> None:
+        run = self._run
+        if run is None:
+            return
+        job = self._store.get(run.job_id)
+        action = "stopped by a signal" if command == "pause" else "killed"
+        self._books.report(
+            "worker-unresponsive",
+            key=str(job.id),
+            lasts_s=3600.0,
+            job=job.label,
+            command=command,
+            limit=format_seconds(limit_s),
+            action=action,
+        )
+        self._books.note(job.id, "unresponsive", f"{command}: no answer within {format_seconds(limit_s)}; {action}")
+
+    # --- ending
+
+    def _on_exit(self, end: WorkerExit) -> None:
+        run, self._run = self._run, None
+        if run is None:
+            return
+        job = self._store.get(run.job_id)
+        if run.worker.group is not None:
+            run.worker.group.remove()
+        if self.meter is not None:
+            self.meter.on_worker_stop(str(job.id), self._clock.monotonic_s())
+        outcome, detail = classify(end)
+        if outcome is Outcome.FINISHED:
+            job = self._finish(run, job)
+        run.log.close(self._clock.wall_s())
+        self._settle(job, outcome, detail, Ended(run.plans, run.peak_bytes, run.limits.memory_bytes))
+        self._on_change()
+
+    def _finish(self, run: Run, job: Job) -> Job:
+        if run.round is not None:
+            try:
+                self._inboxes.finish_round(job.spec.name, self._store.job_dir(job.id), run.round)
+            except OSError as error:
+                self._books.report("inbox", key=job.spec.name, reason=str(error))
+        return replace(job, result=run.out)
+
+    def _settle(self, job: Job, outcome: Outcome, detail: str, ended: Ended | None = None) -> None:
+        self._books.settle(job, outcome, detail, self._surroundings.give_up_after, ended or Ended())
+
+
+def _mac_cpu_s(pid: int) -> float:
+    import psutil  # only here: on Linux the supervisor does without it
+
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)

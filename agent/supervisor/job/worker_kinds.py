@@ -1,0 +1,131 @@
+"""How the worker of each kind of job is started, and what its bundle offers: the two seams of the supervisor."""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent.jobs.model import Job, JobKind
+from agent.supervisor.job.plan_choice import PlanFigures, checkpoint_interval_s
+
+CHECKPOINT_EVERY_STEPS = 50
+"""Until the cost of a step and of a checkpoint is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class BundleFacts:
+    """What the supervisor needs to know of a bundle."""
+
+    plans: tuple[PlanFigures, ...] = ()
+    threads: int = 1
+    """Fixed when the bundle was made: another number of threads sums in another order."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerKind:
+    """One kind of worker: the start of its command, how to read its bundle, and what its environment needs."""
+
+    program: tuple[str, ...]
+    read_bundle: Callable[[Path], BundleFacts]
+    environment: Callable[[BundleFacts, PlanFigures | None], Mapping[str, str]]
+    lacks: Callable[[], str] = str
+    """What its environment cannot have on this machine, and why; empty when nothing is missing."""
+
+
+def no_facts(bundle: Path) -> BundleFacts:
+    """Return nothing: the worker needs no plans, or knows better."""
+    return BundleFacts()
+
+
+def no_environment(facts: BundleFacts, plan: PlanFigures | None) -> Mapping[str, str]:
+    """Return nothing beyond the agent's own environment."""
+    return {}
+
+
+def torch_environment(facts: BundleFacts, plan: PlanFigures | None) -> Mapping[str, str]:
+    """Return the environment of a torch worker: its allocator, which must be there from the start, and its threads."""
+    from agent.malloc import preload_environment
+
+    threads = str(facts.threads)
+    allocator = preload_environment(plan.peak_bytes if plan else None)
+    return {**allocator, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+
+
+def torch_lacks() -> str:
+    """Return why the torch worker runs without its allocator here, or nothing."""
+    from agent.malloc import preload_trouble
+
+    return preload_trouble()
+
+
+def read_training_bundle(bundle: Path) -> BundleFacts:
+    """Return the frontier of a training bundle; raises PortError when it is broken, OSError when unreadable."""
+    from planner.ir.bundle.bundle import read_manifest
+
+    manifest = read_manifest(bundle)
+    plans = tuple(
+        PlanFigures(index, max(plan.peak_bytes, plan.ram_bytes), plan.seconds, plan.joules)
+        for index, plan in enumerate(manifest.plans)
+    )
+    return BundleFacts(plans, manifest.threads)
+
+
+DEFAULT_KINDS: Mapping[JobKind, WorkerKind] = {
+    JobKind.TRAIN: WorkerKind(
+        (sys.executable, "-m", "agent.train.worker"), read_training_bundle, torch_environment, torch_lacks
+    ),
+    JobKind.MCU: WorkerKind((sys.executable, "-m", "agent.mcu.worker"), no_facts, no_environment),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """Where one run of a job finds its things."""
+
+    job_dir: Path
+    bundle: Path | None
+    data: Path | None = None
+    round: int | None = None
+    state: Path = field(init=False)
+    out: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "state", self.job_dir / "state")
+        object.__setattr__(self, "out", self.job_dir / "out.safetensors")
+
+
+def worker_command(
+    kind: WorkerKind, job: Job, paths: RunPaths, plan: int | None, checkpoint_every: int | None
+) -> tuple[str, ...]:
+    """Return the worker's command line; `{control_fd}` is filled in when the process starts."""
+    spec = job.spec
+    options: list[tuple[str, object | None]] = [
+        ("--bundle", paths.bundle),
+        ("--state-dir", paths.state),
+        ("--control-fd", "{control_fd}"),
+        ("--plan", plan),
+        ("--data", paths.data),
+        ("--epochs", spec.epochs),
+        ("--steps", spec.steps),
+        ("--out", paths.out),
+        ("--checkpoint-every", checkpoint_every),
+        ("--round", paths.round),
+    ]
+    words = [word for name, value in options if value is not None for word in (name, str(value))]
+    return (*kind.program, *words, *spec.arguments)
+
+
+def checkpoint_steps(job: Job, flash_budget_bytes_per_day: int) -> int | None:
+    """Return after how many steps the worker makes a checkpoint on its own; None leaves it to the worker."""
+    if job.spec.checkpoint_every is not None or job.spec.kind is not JobKind.TRAIN:
+        return job.spec.checkpoint_every
+    measured = job.measured
+    if not measured.step_s or measured.checkpoint_s is None:
+        return CHECKPOINT_EVERY_STEPS
+    every_s = checkpoint_interval_s(measured.checkpoint_s, measured.checkpoint_bytes, flash_budget_bytes_per_day)
+    return max(1, round(every_s / measured.step_s))
+
+
+def bundle_path(job: Job, job_dir: Path) -> Path | None:
+    """Return where the job's bundle lies: its own copy, or a path on this device."""
+    return None if job.spec.bundle is None else job_dir / job.spec.bundle

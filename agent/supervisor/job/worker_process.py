@@ -1,0 +1,350 @@
+"""One worker process: started with its limits, spoken to over a socket pair, obeyed within its deadlines.
+
+Pause asks first; a worker that does not answer within `PAUSE_PATIENCE_S` is stopped by a signal, so that no training
+instruction starts 100 ms after the request. Leave asks first too, and kills after `LEAVE_PATIENCE_S`.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from agent.supervisor.job.exit_status import WorkerExit
+from agent.system.cgroup import MemoryEvents, WorkerGroup, system_oom_kills
+from agent.system.locks import LockFile
+
+PROTOCOL_VERSION = 1
+PAUSE_PATIENCE_S = 0.07
+LEAVE_PATIENCE_S = 0.93
+"""Killing and tearing down takes up to 50 ms more, so that the memory is back within the second."""
+LINE_LIMIT_BYTES = 1 << 20
+"""No event is near this; a worker that sends more without a newline is broken."""
+_EXIT_POLL_S = 0.1
+"""How often to look for the end of the worker where the kernel has no pidfd (macOS)."""
+
+
+class Phase(Enum):
+    """What the worker does, as far as it has said."""
+
+    STARTING = "starting"
+    TRAINING = "training"
+    PAUSED = "paused"
+    ENDED = "ended"
+
+
+class Wish(Enum):
+    """What the supervisor last asked for."""
+
+    TRAIN = "train"
+    PAUSE = "pause"
+    LEAVE = "leave"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """All that a worker process is started with."""
+
+    command: tuple[str, ...]
+    """Without the control descriptor; `{control_fd}` in an argument stands for it."""
+    directory: Path
+    group: WorkerGroup | None = None
+    data_limit_bytes: int | None = None
+    environment: Mapping[str, str] | None = None
+
+
+class WorkerProcess:
+    """A running worker. `on_event`, `on_output` and `on_exit` are called from the event loop."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        on_event: Callable[[dict[str, Any]], None],
+        on_output: Callable[[bytes], None],
+        on_exit: Callable[[WorkerExit], None],
+        on_disobedience: Callable[[str, float], None],
+    ) -> None:
+        self.phase = Phase.STARTING
+        self.wish = Wish.TRAIN
+        self.group = launch.group
+        self.pid = 0
+        self._launch = launch
+        self._on_event, self._on_output, self._on_exit = on_event, on_output, on_exit
+        self._on_disobedience = on_disobedience
+        self._loop = asyncio.get_running_loop()
+        self._buffer = b""
+        self._stopped_by_signal = False
+        self._cancelled = False
+        self._killed_after_s: float | None = None
+        self._finished = False
+        self._failure: dict[str, Any] = {}
+        self._belt: asyncio.TimerHandle | None = None
+        self._pidfd: int | None = None
+        self._events_before = launch.group.memory_events() if launch.group else MemoryEvents()
+        self._system_kills_before = system_oom_kills()
+
+    def start(self, lock: LockFile) -> None:
+        """Start the process, which from then on holds `lock`; raises OSError when that fails."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    self._command(theirs.fileno()),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    cwd=self._launch.directory,
+                    env=self._environment(),
+                    pass_fds=(theirs.fileno(), lock.descriptor),
+                    start_new_session=True,
+                )
+            except OSError:
+                ours.close()
+                raise
+        self.pid = self._process.pid
+        self._socket = ours
+        ours.setblocking(False)
+        self._loop.add_reader(ours, self._read_events)
+        if self._process.stdout is not None:
+            os.set_blocking(self._process.stdout.fileno(), False)
+            self._loop.add_reader(self._process.stdout, self._read_output)
+        self._watch_exit()
+
+    # --- orders
+
+    def pause(self) -> None:
+        """Ask to stop between two instructions and to keep the memory."""
+        if self.wish is not Wish.TRAIN or self.phase is Phase.ENDED:
+            return
+        self.wish = Wish.PAUSE
+        self.send("pause")
+        self._arm(PAUSE_PATIENCE_S, self._stop_by_signal)
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        if self.wish is not Wish.PAUSE or self.phase is Phase.ENDED:
+            return
+        self.wish = Wish.TRAIN
+        self._disarm()
+        self._continue_by_signal()
+        self.send("resume")
+
+    def leave(self) -> None:
+        """Ask to end and give the memory back; at worst the unfinished step is lost."""
+        if self.wish is Wish.LEAVE or self.phase is Phase.ENDED:
+            return
+        self.wish = Wish.LEAVE
+        self._disarm()
+        self._continue_by_signal()
+        self.send("leave")
+        self._arm(LEAVE_PATIENCE_S, self._kill)
+
+    def cancel(self) -> None:
+        """Leave, and never come back."""
+        self._cancelled = True
+        self.leave()
+
+    def switch_plan(self, index: int, reason: str) -> None:
+        """Ask to go on with another plan of the bundle after the step at hand."""
+        self.send("plan", plan=index, reason=reason)
+
+    def widen_belt(self, data_limit_bytes: int) -> None:
+        """Raise RLIMIT_DATA for a larger plan. It is never lowered: what a worker has mapped stays counted."""
+        before = self._launch.data_limit_bytes
+        if before is None or data_limit_bytes <= before or sys.platform != "linux":
+            return
+        try:
+            _, hard = resource.prlimit(self.pid, resource.RLIMIT_DATA)
+            limit = data_limit_bytes if hard == resource.RLIM_INFINITY else min(data_limit_bytes, hard)
+            resource.prlimit(self.pid, resource.RLIMIT_DATA, (limit, hard))
+        except OSError:
+            return  # it has just ended; the next one starts with its own belt
+        self._launch = replace(self._launch, data_limit_bytes=data_limit_bytes)
+
+    def checkpoint(self) -> None:
+        """Ask for a checkpoint after the step at hand."""
+        self.send("checkpoint")
+
+    def send(self, command: str, **fields: object) -> None:
+        """Send one command; a worker that no longer listens is about to be noticed as ended."""
+        line = json.dumps({"v": PROTOCOL_VERSION, "cmd": command, **fields}) + "\n"
+        with contextlib.suppress(OSError):
+            self._socket.send(line.encode())  # a few dozen bytes: they fit or the worker is stuck
+
+    def kill(self) -> None:
+        """Kill at once (the supervisor itself must end)."""
+        if self.phase is not Phase.ENDED:
+            self._process.kill()
+
+    # --- inside
+
+    def _command(self, control_fd: int) -> list[str]:
+        launcher = [sys.executable, "-m", "agent.system.exec_with_limits"]
+        if self._launch.group is not None:
+            launcher += ["--cgroup", str(self._launch.group.path)]
+        if self._launch.data_limit_bytes is not None:
+            launcher += ["--data-limit", str(self._launch.data_limit_bytes)]
+        arguments = (part.replace("{control_fd}", str(control_fd)) for part in self._launch.command)
+        return [*launcher, "--", *arguments]
+
+    def _environment(self) -> dict[str, str]:
+        """Return the worker's environment: ours with our import path."""
+        root = str(Path(__file__).resolve().parents[3])
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+        return {**os.environ, "PYTHONPATH": path, **(self._launch.environment or {})}
+
+    def _watch_exit(self) -> None:
+        if sys.platform == "linux":
+            self._pidfd = os.pidfd_open(self.pid)
+            self._loop.add_reader(self._pidfd, self._reap)
+        else:
+            self._loop.call_later(_EXIT_POLL_S, self._poll_exit)
+
+    def _poll_exit(self) -> None:
+        if self._process.poll() is None:
+            self._loop.call_later(_EXIT_POLL_S, self._poll_exit)
+        else:
+            self._reap()
+
+    def _read_events(self) -> None:
+        try:
+            data = self._socket.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.remove_reader(self._socket)
+            return
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        if len(self._buffer) > LINE_LIMIT_BYTES:
+            self._on_disobedience("a line of events that does not end", 0.0)
+            self._process.kill()
+            return
+        for line in lines:
+            self._take_event(line)
+
+    def _take_event(self, line: bytes) -> None:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict) or event.get("v") != PROTOCOL_VERSION or "event" not in event:
+            self._on_output(b"port-agent: ignored from the worker: " + line[:200] + b"\n")
+            return
+        kind = event["event"]
+        if kind == "paused" and self.wish is Wish.PAUSE:
+            self.phase = Phase.PAUSED
+            self._disarm()
+        elif kind in ("ready", "resumed", "step") and self.wish is not Wish.PAUSE:
+            self.phase = Phase.TRAINING
+        elif kind == "finished":
+            self._finished = True
+        elif kind == "failed":
+            self._failure = event
+        self._on_event(event)
+
+    def _read_output(self) -> None:
+        stream = self._process.stdout
+        if stream is None:
+            return
+        try:
+            data = os.read(stream.fileno(), 65536)
+        except BlockingIOError:
+            return
+        if data:
+            self._on_output(data)
+        else:
+            self._loop.remove_reader(stream)
+
+    def _reap(self) -> None:
+        returncode = self._process.poll()
+        if returncode is None or self.phase is Phase.ENDED:
+            return
+        self._drain()
+        self.phase = Phase.ENDED
+        self._close()
+        events = self.group.memory_events() if self.group else MemoryEvents()
+        system_kills = system_oom_kills()
+        before = self._system_kills_before
+        end = WorkerExit(
+            returncode=returncode,
+            finished=self._finished,
+            cancelled=self._cancelled and not (self._finished and returncode == 0),
+            told_to_leave=self.wish is Wish.LEAVE,
+            killed_after_s=self._killed_after_s,
+            failure_code=str(self._failure.get("code", "")),
+            failure_message=str(self._failure.get("message", "")),
+            may_retry=self._failure.get("retry") is not False,
+            oom_kills=events.oom_kill - self._events_before.oom_kill,
+            system_oom_kills=0 if system_kills is None or before is None else system_kills - before,
+        )
+        self._on_exit(end)
+
+    def _drain(self) -> None:
+        """Take in what the worker said before it ended."""
+        while True:
+            try:
+                data = self._socket.recv(65536)
+            except OSError:
+                break
+            if not data:
+                break
+            *lines, self._buffer = (self._buffer + data).split(b"\n")
+            for line in lines:
+                self._take_event(line)
+        self._read_output()
+
+    def _close(self) -> None:
+        self._disarm()
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        if self._pidfd is not None:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+        if self._process.stdout is not None:
+            self._loop.remove_reader(self._process.stdout)
+            self._process.stdout.close()
+
+    def _arm(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._disarm()
+        self._belt = self._loop.call_later(delay_s, action)
+
+    def _disarm(self) -> None:
+        if self._belt is not None:
+            self._belt.cancel()
+            self._belt = None
+
+    def _stop_by_signal(self) -> None:
+        if self.wish is Wish.PAUSE and self.phase is not Phase.ENDED and self._process.poll() is None:
+            self._process.send_signal(signal.SIGSTOP)
+            self._stopped_by_signal = True
+            was_training = self.phase is Phase.TRAINING
+            self.phase = Phase.PAUSED
+            if was_training:
+                self._on_disobedience("pause", PAUSE_PATIENCE_S)
+
+    def _continue_by_signal(self) -> None:
+        if self._stopped_by_signal:
+            self._process.send_signal(signal.SIGCONT)
+            self._stopped_by_signal = False
+
+    def _kill(self) -> None:
+        if self.phase is Phase.ENDED:
+            return
+        self._killed_after_s = LEAVE_PATIENCE_S
+        was_starting = self.phase is Phase.STARTING
+        self._process.kill()
+        if self.group is not None:
+            self.group.kill()
+        if not was_starting:
+            self._on_disobedience("leave", LEAVE_PATIENCE_S)

@@ -1,0 +1,145 @@
+"""Discovery of other agents, as the supervisor runs it: switched by the configuration, shown by `status`."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.health.conditions import HealthBoard
+from agent.peers.state import PublicState
+from agent.policy.config import Options
+from agent.supervisor.job.runner import Runner
+from agent.supervisor.job.worker_process import Wish
+from agent.system.clock import Clock
+
+if TYPE_CHECKING:
+    from agent.peers.discovery import Discovery
+    from agent.peers.sightings import Peer
+
+_RETRY_S = 60.0
+_STOP_PATIENCE_S = 2.0
+"""Saying goodbye takes 0.3 s."""
+
+
+class Presence:
+    """This agent in the list of others and theirs in ours, while the configuration wants it."""
+
+    def __init__(self, state_dir: Path, health: HealthBoard, clock: Clock) -> None:
+        self._state_dir, self._health, self._clock = state_dir, health, clock
+        self._state = PublicState.IDLE
+        self._wanted: tuple[bool, str] = (False, "")
+        self._task: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        """One that was told to end and may still say goodbye."""
+        self._discovery: Discovery | None = None
+
+    def apply(self, options: Options) -> None:
+        """Start, stop or start anew, as the configuration says; needs a running loop."""
+        wanted = (options.discover_peers, options.peer_name)
+        if wanted == self._wanted:
+            return
+        self._wanted = wanted
+        self._discovery = None
+        self._health.clear("no-discovery")
+        if self._task is not None:
+            self._task.cancel()
+            self._ending, self._task = self._task, None
+        if options.discover_peers:
+            self._task = asyncio.create_task(self._discover(options.peer_name, self._ending))
+            self._task.add_done_callback(self._on_end)
+
+    def show(self, state: PublicState) -> None:
+        """Let others know what this agent does."""
+        self._state = state
+        if self._discovery is not None:
+            self._discovery.show(state)
+
+    def rows(self) -> list[dict[str, object]] | None:
+        """Return the other agents as plain values, or None while discovery is off."""
+        if self._task is None:
+            return None
+        now_s = self._clock.monotonic_s()
+        return [row(peer, now_s) for peer in self._discovery.peers(now_s)] if self._discovery else []
+
+    def describe(self) -> dict[str, object]:
+        """Return the other agents, and what they see of this one, as plain values."""
+        own = self._discovery.own if self._discovery else None
+        return {
+            "discover": self._task is not None,
+            "id": own.id if own else None,
+            "name": own.name if own else None,
+            "interfaces": [interface.name for interface in self._discovery.interfaces] if self._discovery else [],
+            "peers": self.rows(),
+        }
+
+    async def stop(self) -> None:
+        """Say goodbye and close everything, in a few seconds at most."""
+        tasks = {task for task in (self._task, self._ending) if task is not None}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_STOP_PATIENCE_S)
+
+    async def _discover(self, name: str, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait({before})  # its goodbye must not follow our greeting
+        while True:
+            try:
+                self._discovery = await asyncio.to_thread(_prepare, self._state_dir, name, self._report)
+                break
+            except OSError as error:
+                self._report(f"the device id cannot be kept: {error}")
+                await asyncio.sleep(_RETRY_S)
+        self._discovery.show(self._state)
+        await self._discovery.run()
+
+    def _report(self, trouble: str) -> None:
+        if trouble:
+            self._health.report("no-discovery", self._clock.monotonic_s(), self._clock.wall_s(), reason=trouble)
+        else:
+            self._health.clear("no-discovery")
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        """Make a fault of ours visible: it ends discovery, never the agent."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._report(f"{type(error).__name__}: {error}")
+            context = {"message": "discovery of other agents failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+
+
+def _prepare(state_dir: Path, name: str, report: Callable[[str], None]) -> "Discovery":
+    """Return what announces this agent; it reads files and imports zeroconf, so not for the loop."""
+    import platform
+    from importlib.metadata import version
+
+    from agent.energy.sources.power_models import machine_name
+    from agent.peers.announcement import Announcement
+    from agent.peers.discovery import Discovery
+    from agent.peers.identity import device_id, short_id
+
+    own_id = short_id(device_id(state_dir))
+    board = machine_name(Path("/")) or f"{platform.system()} {platform.machine()}"
+    own = Announcement(own_id, name or f"agent-{own_id[:4]}", board, version("port-agent"), PublicState.IDLE)
+    return Discovery(own, report)
+
+
+def row(peer: "Peer", now_s: float) -> dict[str, object]:
+    """Return another agent as plain values."""
+    own = peer.announcement
+    return {
+        "name": own.name,
+        "board": own.board,
+        "state": own.state.value if own.state else "unknown",
+        "version": own.version,
+        "address": peer.addresses[0] if peer.addresses else None,
+        "last_seen_s": round(max(0.0, now_s - peer.heard_s)),
+        "id": own.id,
+    }
+
+
+def public_state(runner: Runner, *, has_work: bool) -> PublicState:
+    """Return what others may know of what the agent does."""
+    if runner.phase is not None and runner.wish is Wish.TRAIN:
+        return PublicState.TRAINING
+    return PublicState.PAUSED if has_work else PublicState.IDLE

@@ -1,0 +1,1 @@
+"""The operating system's side: control groups, locks, clocks, atomic files, kernel events."""

@@ -1,0 +1,34 @@
+"""Blocks of memory for storages that come back from flash, and the views of a storage that operators take."""
+
+import mmap
+
+import torch
+
+from agent.malloc import active
+from agent.train.pager import BLOCK, padded
+from planner.ir.graph import Value
+from planner.ir.torch_operators import dtype
+
+_PREPARED = active()
+
+
+def block(nbytes: int) -> torch.Tensor:
+    """Return a byte tensor of at least `nbytes`, whole blocks long and aligned where the allocator gives that.
+
+    Under the preloaded allocator torch's own blocks are page-aligned; elsewhere a private anonymous map is, which, unlike
+    a shared one, the kernel counts as data of this process and gives back the moment it is freed.
+    """
+    size = max(padded(nbytes), BLOCK)
+    if _PREPARED is not None or size < 16 * BLOCK:
+        return torch.empty(size, dtype=torch.uint8)
+    return torch.frombuffer(
+        mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8, count=size
+    )
+
+
+def view(base: torch.Tensor, value: Value) -> torch.Tensor:
+    """Return the value's view of the storage that `base` lies in."""
+    kind = dtype(value.dtype)
+    if base.dtype == kind:
+        return base.as_strided(value.shape, value.stride, value.offset)
+    return torch.empty(0, dtype=kind).set_(base.untyped_storage(), value.offset, value.shape, value.stride)

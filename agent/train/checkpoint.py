@@ -1,0 +1,179 @@
+"""The persistent storages of a job (weights, buffers, optimizer state): where they lie on flash, and commits of them.
+
+Each storage has three slots in one page file. A commit record names, for every storage, the slot that holds its contents
+and their checksums; it becomes valid by an atomic rename after everything it names is on the medium. Until the next
+commit, changed storages go to the slot that neither the last commit nor the one before refers to. So a power cut at any
+instant leaves the last commit intact, and a block that rots leaves the one before.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import torch
+import xxhash
+
+from agent.system.atomic_file import sync_directory, write_atomically
+from agent.train.buffers import block
+from agent.train.pager import PageFile, Pager, Slot, Transfer, padded
+from planner.ir.errors import PortError
+
+SLOTS = 3
+_VERSION = 1
+
+
+class CheckpointError(PortError):
+    """No usable commit, or one that belongs to another job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a commit record says besides the slots: how far training was, and whatever the trainer needs to go on."""
+
+    sequence: int
+    step: int
+    progress: Mapping[str, Any]
+
+
+class StateStore:
+    """Persistent storages on flash, by key. See the module's text."""
+
+    def __init__(self, directory: Path, sizes: Mapping[str, int], pager: Pager, *, job: str) -> None:
+        self.directory, self.pager, self.job = directory, pager, job
+        directory.mkdir(parents=True, exist_ok=True)
+        self.file = PageFile(directory / "state.pages")
+        self.sizes: dict[str, int] = {}
+        self._slots: dict[str, list[Slot]] = {}
+        self._file_bytes = 0
+        self._committed: dict[str, int] = {}
+        self._before: dict[str, int] = {}
+        self.add(sizes)
+        self._working: dict[str, int] = {}
+        self.under_way: dict[str, Transfer] = {}
+        """Writes of storages' new contents that nobody has waited for yet."""
+        self.sequence = 0
+
+    def add(self, sizes: Mapping[str, int]) -> None:
+        """Make room for storages that are not known yet."""
+        for key in sorted(sizes.keys() - self.sizes.keys()):
+            step = padded(sizes[key])
+            self.sizes[key] = sizes[key]
+            self._slots[key] = [Slot(self.file, self._file_bytes + i * step, sizes[key]) for i in range(SLOTS)]
+            self._file_bytes += SLOTS * step
+            self._committed[key] = self._before[key] = 0
+
+    # -- beginning
+
+    def create(self, contents: Callable[[str], Iterable[torch.Tensor]], progress: Mapping[str, Any]) -> Commit:
+        """Start a new state: `contents(key)` gives a storage's bytes in chunks of at most CHUNK, in order."""
+        self.file.reserve(self._file_bytes)
+        for key, slots in self._slots.items():
+            start = 0
+            for chunk in contents(key):
+                nbytes = chunk.numel()
+                self.pager.wait(self.pager.write(slots[0], chunk.data_ptr(), chunk, start, nbytes))
+                start += nbytes
+        return self.commit(0, progress)
+
+    def open(self) -> Commit | None:
+        """Take up the latest valid commit, whatever was written since; None where there is none yet."""
+        for transfer in self.under_way.values():
+            transfer.finished.wait()
+        self.under_way.clear()
+        for record in sorted(self._records(), key=lambda r: -int(r["sequence"])):
+            if record["job"] != self.job:
+                raise CheckpointError(
+                    f"{self.directory} holds the state of another job ({record['job'][:12]}, this one is {self.job[:12]}); "
+                    "choose another --state-dir or empty that one"
+                )
+            if set(record["slots"]) != set(self.sizes):
+                raise CheckpointError(f"{self.directory} holds other tensors than this job; choose another --state-dir")
+            for key, (index, before, sums) in record["slots"].items():
+                self._committed[key], self._before[key] = index, before
+                self._slots[key][index].sums = list(sums)
+            self._working.clear()
+            self.sequence = record["sequence"]
+            self.file.reserve(self._file_bytes)
+            return Commit(self.sequence, record["step"], record["progress"])
+        return None
+
+    def discard_latest(self) -> None:
+        """Forget the latest commit because one of its blocks is damaged; `open` then finds the one before."""
+        self._record_path(self.sequence).unlink(missing_ok=True)
+        sync_directory(self.directory)
+
+    def _record_path(self, sequence: int) -> Path:
+        return self.directory / f"commit.{sequence % SLOTS}"
+
+    def _records(self) -> Iterable[dict[str, Any]]:
+        for i in range(SLOTS):
+            with contextlib.suppress(FileNotFoundError):
+                data = (self.directory / f"commit.{i}").read_bytes()
+                body, digest = data[:-8], data[-8:]
+                if len(data) > 8 and xxhash.xxh3_64_digest(body) == digest:
+                    record = msgpack.unpackb(body)
+                    if record["version"] == _VERSION:
+                        yield record
+
+    # -- transfers
+
+    def slot(self, key: str) -> Slot:
+        """Return the slot that holds the present contents of a storage."""
+        return self._slots[key][self._working.get(key, self._committed[key])]
+
+    def working_slot(self, key: str) -> Slot:
+        """Return the slot that new contents of a storage go to until the next commit."""
+        if key not in self._working:
+            taken = {self._committed[key], self._before[key]}
+            self._working[key] = next(i for i in range(SLOTS) if i not in taken)
+        return self._slots[key][self._working[key]]
+
+    def write(self, key: str, tensor: torch.Tensor) -> Transfer:
+        """Queue a write of a storage's new contents."""
+        storage = tensor.untyped_storage()
+        transfer = self.pager.write(self.working_slot(key), storage.data_ptr(), storage)
+        self.under_way[key] = transfer
+        return transfer
+
+    def settle(self, but: Set[str] = frozenset()) -> None:
+        """Wait for the writes under way, except those of the storages `but`; raise the PageError of one that failed."""
+        for key in self.under_way.keys() - but:
+            self.pager.wait(self.under_way.pop(key))
+
+    def load(self, key: str, into: torch.Tensor | None = None) -> torch.Tensor:
+        """Return a storage's present contents as bytes, read at once (into the memory of `into` where given)."""
+        slot = self.slot(key)
+        target = block(slot.nbytes)
+        if slot.nbytes:
+            self.pager.wait(self.pager.read(slot, target.data_ptr(), target))
+        if into is None:
+            return target
+        torch.empty(0, dtype=torch.uint8).set_(into.untyped_storage(), 0, (slot.nbytes,), (1,)).copy_(
+            target[: slot.nbytes]
+        )
+        return into
+
+    # -- commits
+
+    def commit(self, step: int, progress: Mapping[str, Any]) -> Commit:
+        """Make the present contents durable as the state after `step` steps."""
+        self.settle()
+        self.file.sync()
+        now = {key: self._working.get(key, index) for key, index in self._committed.items()}
+        sequence = self.sequence + 1
+        record = {
+            "version": _VERSION, "job": self.job, "sequence": sequence, "step": step, "progress": dict(progress),
+            "slots": {k: (i, self._committed[k], self._slots[k][i].sums) for k, i in now.items()},
+        }  # fmt: skip
+        body = msgpack.packb(record)
+        write_atomically(self._record_path(sequence), body + xxhash.xxh3_64_digest(body))
+        self._before, self._committed = self._committed, now
+        self._working = {}
+        self.sequence = sequence
+        return Commit(sequence, step, progress)
+
+    def close(self) -> None:
+        self.file.close()

@@ -1,0 +1,205 @@
+"""An elementwise update run slice by slice: weight, gradient and optimizer state stream through RAM.
+
+While slice i is computed, slice i + 1 is being read and slice i - 1 written; two buffers per streamed storage. All this
+happens on a thread of its own, so that the transfers of an update hide behind the backward pass that goes on.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from agent.train.buffers import block
+from agent.train.pager import Transfer
+from planner.ir.graph import Argument, Op, Ref, Scalar, Value
+from planner.ir.lowering.update_slices import slice_bounds
+from planner.ir.torch_operators import resolve
+
+if TYPE_CHECKING:
+    from agent.train.executor import Executor
+
+
+class _Abandoned(Exception):
+    """The step is over before its time; nobody asks for the result."""
+
+
+class UpdateThread:
+    """Runs the sliced updates of one step, one after the other. The thread starts with the first of them."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="update-thread")
+        self._futures: dict[int, Future[float]] = {}
+        self._may_run = threading.Event()
+        self._may_run.set()
+        self._closed = False
+
+    def start(self, update: "SlicedUpdate") -> None:
+        self._futures[update.index] = self._pool.submit(update.run, self._gate)
+
+    def result(self, group: int, timeout_s: float) -> float | None:
+        """Return the seconds that the update of a group computed, None if it is not done yet; raise what it raised."""
+        future = self._futures[group]
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            return None
+
+    def hold(self) -> None:
+        """Let no further slice start until `go_on`."""
+        self._may_run.clear()
+
+    def go_on(self) -> None:
+        self._may_run.set()
+
+    def close(self) -> None:
+        """End the thread; updates that nobody waited for stop before their next slice."""
+        self._closed = True
+        self._may_run.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _gate(self) -> None:
+        self._may_run.wait()
+        if self._closed:
+            raise _Abandoned
+
+
+class SlicedUpdate:
+    """One update group of a program."""
+
+    def __init__(self, executor: "Executor", group_index: int) -> None:
+        self.x, self.index = executor, group_index
+        graph = executor.graph
+        self.group = executor.program.groups[group_index]
+        self.bounds = slice_bounds(self.group.nbytes, dict(executor.program.slice_counts)[group_index])
+        inside = range(self.group.first, self.group.last + 1)
+        self.whole = [executor._run_op(i) for i in self.group.whole]
+        self.ops = [graph.ops[i] for i in inside if i not in self.group.whole]
+        self.calls = [self._caller(op) for op in self.ops]
+        self.written = {s for op in self.ops for s in op.writes if graph.storages[s].persistent}
+        self.temporaries = set(self.group.temporaries)
+        self.streamed = [s for s in self.group.storages if s not in self.temporaries]
+        self.leaving = dict(executor.program.slice_written).get(group_index, ())
+        """Resident storages that are on flash when the update ends."""
+        self.last_use = {
+            s: k for k, op in enumerate(self.ops) for s in _storages(graph.values, op) if s in self.temporaries
+        }
+        self.slices: dict[int, torch.Tensor] = {}
+        """Storage -> the present slice, as bytes."""
+        self.views: dict[int, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def run(self, gate: Callable[[], None]) -> float:
+        """Run the group, storages that are resident in place; return the seconds it computed.
+
+        `gate` is called before each slice: it waits while the step is paused.
+        """
+        x = self.x
+        gate()
+        begin = time.perf_counter()
+        for run in self.whole:
+            run()
+        computed_s = time.perf_counter() - begin
+        away = [s for s in self.streamed if x.base[s] is None]
+        here = {s: _bytes(x.base[s]) for s in self.streamed if s not in away}
+        sources = {s: x.slot(s) for s in away}
+        targets = {s: x.target(s) for s in (*(s for s in away if s in self.written), *self.leaving)}
+        size = max(stop - start for start, stop in self.bounds)
+        buffers = {s: (block(size), block(size)) for s in away}
+        owners = {s: buffers[s] if s in buffers else here[s] for s in targets}
+        reads: list[dict[int, Transfer]] = [{}, {}]
+        writes: list[list[Transfer]] = [[], []]
+
+        def read(k: int) -> None:
+            start, stop = self.bounds[k]
+            for transfer in writes[k % 2]:
+                transfer.join()
+            for s in away:
+                buffer = buffers[s][k % 2]
+                reads[k % 2][s] = x.pager.read(sources[s], buffer.data_ptr(), buffer, start, stop - start)
+
+        read(0)
+        for k, (start, stop) in enumerate(self.bounds):
+            if k + 1 < len(self.bounds):
+                read(k + 1)
+            for s in away:
+                reads[k % 2][s].join()
+                self.slices[s] = buffers[s][k % 2][: stop - start]
+            for s, whole in here.items():
+                self.slices[s] = whole[start:stop]
+            gate()
+            begin = time.perf_counter()
+            self._compute()
+            computed_s += time.perf_counter() - begin
+            writes[k % 2] = [
+                x.pager.write(targets[s], self.slices[s].data_ptr(), owners[s], start, stop - start) for s in targets
+            ]
+            self.slices.clear()
+            self.views.clear()
+        for transfer in (*writes[0], *writes[1]):
+            transfer.join()
+        return computed_s
+
+    def _compute(self) -> None:
+        for k, (op, call) in enumerate(zip(self.ops, self.calls, strict=True)):
+            result = call()
+            v = op.outputs[0] if op.outputs else None
+            if v is not None and self.x.values[v].storage in self.temporaries:
+                s = self.x.values[v].storage
+                if s not in self.slices:
+                    self.slices[s] = result
+                    self.views[v] = result
+            for s, last in self.last_use.items():
+                if last == k:
+                    self.slices.pop(s, None)
+                    for used in [u for u in self.views if self.x.values[u].storage == s]:
+                        del self.views[used]
+
+    def _caller(self, op: Op) -> Callable[[], Any]:
+        function = resolve(op.name)
+        positional = [self._fetcher(a) for a in op.args]
+        keywords = [(k, self._fetcher(a)) for k, a in op.kwargs]
+        return lambda: function(*[f() for f in positional], **{k: f() for k, f in keywords})
+
+    def _fetcher(self, argument: Argument) -> Callable[[], Any]:
+        if isinstance(argument, Ref):
+            v = argument.value
+            value = self.x.values[v]
+            if value.storage in self.group.storages:
+                return lambda: self._slice(v, value)
+            return lambda: self.x._value(v)
+        if isinstance(argument, Scalar):
+            index = argument.index
+            return lambda: self.x.scalars[index]
+        return lambda: argument
+
+    def _slice(self, v: int, value: Value) -> torch.Tensor:
+        tensor = self.views.get(v)
+        if tensor is None:
+            data = self.slices[value.storage]
+            if data.dtype is torch.uint8:
+                item = torch.empty(0, dtype=getattr(torch, value.dtype))
+                start = data.storage_offset() // item.element_size()
+                count = data.numel() // item.element_size()
+                tensor = item.set_(data.untyped_storage(), start, (count,), (1,))
+            else:
+                tensor = data
+            self.views[v] = tensor
+        return tensor
+
+
+def _bytes(tensor: torch.Tensor | None) -> torch.Tensor:
+    if tensor is None:
+        raise ValueError("a resident storage has no tensor")
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def _storages(values: tuple[Value, ...], op: Op) -> set[int]:
+    found = {values[v].storage for v in op.outputs if v is not None}
+    for argument in (*op.args, *(a for _, a in op.kwargs)):
+        if isinstance(argument, Ref):
+            found.add(values[argument.value].storage)
+    return found

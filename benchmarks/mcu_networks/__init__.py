@@ -1,0 +1,1 @@
+"""Networks and float training that the microcontroller benchmarks compare with."""

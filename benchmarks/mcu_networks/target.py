@@ -1,0 +1,249 @@
+"""Compiled models on emulated Cortex-M boards: cross-build the bench program, run it in QEMU, read what it computed.
+
+Used by the tests (bit equality with the host) and the benchmarks (RAM and exact instruction counts). The instruction
+counter is firmware/bench/count.c, a TCG plugin. QEMU gives instructions, never cycles, wait states or energy.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import struct
+import subprocess
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.ir.errors import PortError
+from planner.mcu.compile import CompiledModel
+from planner.mcu.host import HostBuildError, TrainOptions, engine_sources, firmware_root
+from planner.mcu.quantize import Int8Array
+
+_REQUEST = struct.Struct("<IIfIII")
+_REPLY = struct.Struct("<IIIIIf")
+RUN_TIMEOUT_S = 570.0
+
+
+class Core(Enum):
+    """A Cortex-M core: compiler flags, QEMU machine, flash and RAM the linker enforces."""
+
+    M0 = ("-mcpu=cortex-m0 -mfloat-abi=soft", "microbit", 256 * 1024, 16 * 1024)
+    M3 = ("-mcpu=cortex-m3 -mfloat-abi=soft", "mps2-an385", 1024 * 1024, 256 * 1024)
+    M4F = ("-mcpu=cortex-m4 -mfpu=fpv4-sp-d16 -mfloat-abi=hard", "mps2-an386", 1024 * 1024, 256 * 1024)
+    M7F = ("-mcpu=cortex-m7 -mfpu=fpv5-sp-d16 -mfloat-abi=hard", "mps2-an500", 1024 * 1024, 256 * 1024)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return ("-mthumb", *self.value[0].split())
+
+    @property
+    def machine(self) -> str:
+        return self.value[1]
+
+    @property
+    def flash_bytes(self) -> int:
+        return self.value[2]
+
+    @property
+    def ram_bytes(self) -> int:
+        return self.value[3]
+
+
+class TargetError(PortError):
+    """A build or a run for an emulated core that failed, with the tool's last words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A linked bench program: its ELF and its static sizes in bytes."""
+
+    core: Core
+    elf: Path
+    text_bytes: int
+    data_bytes: int
+    bss_bytes: int
+
+    @property
+    def static_ram_bytes(self) -> int:
+        return self.data_bytes + self.bss_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRun:
+    """What the emulated core reported. `instructions` has one entry per sample, empty without counting."""
+
+    parameters: bytes
+    generator: int
+    steps: int
+    correct: int
+    loss_sum: float
+    stack_bytes: int
+    instructions: tuple[int, ...]
+    by_symbol: dict[str, int]
+
+
+def missing_tools(counting: bool = False) -> str | None:
+    """Return which tool is not installed and how to get it, or None when all are there."""
+    tools = {"arm-none-eabi-gcc": "gcc-arm-none-eabi", "qemu-system-arm": "qemu-system-arm"}
+    for tool, package in tools.items():
+        if shutil.which(tool) is None:
+            return f"{tool} is not installed (apt install {package})"
+    if counting and shutil.which("cc") is None:
+        return "no C compiler for the counting plugin (apt install gcc)"
+    return None
+
+
+def _run(command: list[str], cwd: Path, timeout_s: float = RUN_TIMEOUT_S) -> str:
+    try:
+        finished = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=timeout_s)
+    except subprocess.TimeoutExpired as error:
+        raise TargetError(f"{command[0]} took over {timeout_s:.0f} s; run fewer samples") from error
+    if finished.returncode:
+        raise TargetError(
+            f"{command[0]} failed: {(finished.stderr or finished.stdout)[-1500:]}; see the command's output"
+        )
+    return finished.stdout
+
+
+def build_image(
+    model: CompiledModel,
+    core: Core,
+    directory: Path,
+    *,
+    optimise: str = "-O2",
+    ram_bytes: int | None = None,
+    defines: tuple[str, ...] = (),
+) -> Image:
+    """Cross-compile engine, model and bench program; the linker refuses what does not fit the core."""
+    directory.mkdir(parents=True, exist_ok=True)
+    model.write(directory)
+    bench = firmware_root() / "bench"
+    elf = directory / f"bench_{core.name.lower()}.elf"
+    sources = [*engine_sources(), directory / "model.c", bench / "main.c", bench / "startup.c"]
+    flags = [
+        "-std=gnu99",
+        optimise,
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-ffp-contract=off",
+        "-ffunction-sections",
+        "-fdata-sections",
+    ]
+    link = [
+        "-nostartfiles",
+        "-Wl,--gc-sections",
+        "-Wl,--no-warn-rwx-segments",
+        "-specs=nano.specs",
+        "-specs=nosys.specs",
+    ]
+    limits = [f"-Wl,--defsym=bench_flash={core.flash_bytes}", f"-Wl,--defsym=bench_ram={ram_bytes or core.ram_bytes}"]
+    include = ["-I", str(firmware_root() / "include"), "-I", str(directory)]
+    _run(
+        [
+            "arm-none-eabi-gcc",
+            *core.flags,
+            *flags,
+            *defines,
+            *include,
+            *map(str, sources),
+            *link,
+            *limits,
+            "-T",
+            str(bench / "bench.ld"),
+            "-o",
+            str(elf),
+        ],
+        directory,
+    )
+    sizes = _run(["arm-none-eabi-size", str(elf)], directory).splitlines()[1].split()
+    return Image(core, elf, int(sizes[0]), int(sizes[1]), int(sizes[2]))
+
+
+def build_counter(directory: Path) -> Path:
+    """Build the counting plugin for this machine's QEMU; return its path."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        raise HostBuildError("no C compiler found; install gcc or clang")
+    directory.mkdir(parents=True, exist_ok=True)
+    plugin = directory / "count.so"
+    _run(
+        [
+            compiler,
+            "-O2",
+            "-Wall",
+            "-Wextra",
+            "-shared",
+            "-fPIC",
+            str(firmware_root() / "bench" / "count.c"),
+            "-o",
+            str(plugin),
+        ],
+        directory,
+    )
+    return plugin
+
+
+def run_image(
+    image: Image,
+    samples: Int8Array,
+    labels: NDArray[np.int64],
+    *,
+    options: TrainOptions | None = None,
+    generator: int = 1,
+    counter: Path | None = None,
+    profile: bool = False,
+) -> TargetRun:
+    """Run samples [N, bytes] through the emulated core, training with `options` or, without, inferring."""
+    directory = image.elf.parent
+    _write_samples(directory / "samples.bin", samples, labels, options, generator)
+    counts = directory / "counts.txt"
+    command = [
+        "qemu-system-arm",
+        "-M",
+        image.core.machine,
+        "-display",
+        "none",
+        "-monitor",
+        "none",
+        "-serial",
+        "none",
+        "-semihosting-config",
+        "enable=on,target=native",
+        "-kernel",
+        str(image.elf),
+    ]
+    if counter is not None:
+        command += ["-plugin", f"{counter},out={counts},profile={int(profile)}"]
+    _run(command, directory)
+    reply = (directory / "result.bin").read_bytes()
+    status, generator, steps, correct, stack, loss = _REPLY.unpack_from(reply)
+    if status:
+        raise TargetError(f"the engine answered status {status} (enum port_status); check options and model")
+    spans, symbols = _read_counts(counts) if counter is not None else ((), {})
+    return TargetRun(reply[_REPLY.size :], generator, steps, correct, loss, stack, spans, symbols)
+
+
+def _write_samples(
+    path: Path, samples: Int8Array, labels: NDArray[np.int64], options: TrainOptions | None, generator: int
+) -> None:
+    chosen = options or TrainOptions()
+    head = _REQUEST.pack(
+        len(samples), int(options is not None), chosen.learning_rate, int(chosen.rule), int(chosen.scaling), generator
+    )
+    body = b"".join(
+        struct.pack("<H", int(label)) + sample.tobytes() for sample, label in zip(samples, labels, strict=True)
+    )
+    path.write_bytes(head + body)
+
+
+def _read_counts(path: Path) -> tuple[tuple[int, ...], dict[str, int]]:
+    text = path.read_text()
+    spans = tuple(int(count) for count in re.findall(r"^span \d+ (\d+)$", text, re.MULTILINE))
+    symbols: dict[str, int] = {}
+    for count, name in re.findall(r"^symbol \d+ (\d+) (.+)$", text, re.MULTILINE):
+        symbols[name] = symbols.get(name, 0) + int(count)
+    return spans, symbols

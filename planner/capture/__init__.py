@@ -1,0 +1,1 @@
+"""From one real training step to a step graph."""

@@ -1,0 +1,293 @@
+"""Record the operators of a real training step without holding what it computes.
+
+The forward pass runs for real, on real tensors, so that the model takes exactly the branch it takes in eager mode (a
+model that looks for tracing or fake tensors sees none). What autograd would save for the backward pass is replaced by a
+note of its place; the backward pass then runs on fake tensors that carry shapes and strides but no memory. So recording
+needs the weights and the working set of the forward pass, and the gradients cost nothing.
+"""
+
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from planner.ir.errors import CaptureError
+from planner.ir.graph import Argument, Named, Phase, Ref, Role, Value
+from planner.ir.lowering.rematerialize import BATCH_NORM
+from planner.ir.operators import GUARD
+
+_HIDDEN_WRITES = {BATCH_NORM: (3, 4)}
+"""Operators that change arguments although their schema does not say so: running statistics."""
+
+
+@dataclass(slots=True)
+class RecordedStorage:
+    """A storage seen while recording; `data` holds the contents of constants."""
+
+    nbytes: int
+    role: Role
+    name: str
+    data: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class RecordedOp:
+    """One call. `where` is the innermost line of user code that led to it."""
+
+    name: str
+    args: tuple[Argument, ...]
+    kwargs: tuple[tuple[str, Argument], ...]
+    outputs: tuple[int | None, ...]
+    writes: tuple[int, ...]
+    phase: Phase
+    random: bool
+    where: str = ""
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a storage object of torch lies: recorded storage and offset in bytes into it."""
+
+    storage: int
+    keep_alive: Any
+
+
+@dataclass(slots=True)
+class Tape:
+    """Everything recorded so far."""
+
+    storages: list[RecordedStorage] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    ops: list[RecordedOp] = field(default_factory=list)
+
+
+class Recorder(TorchDispatchMode):
+    """A dispatch mode that writes each aten call to a tape. Invisible to the model."""
+
+    def __init__(self) -> None:
+        TorchDispatchMode.__init__(self)
+        self.tape = Tape()
+        self.phase = Phase.FORWARD
+        self.recording = True
+        self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.fake_item = 7.0
+        """What `.item()` of a fake tensor gives back (the optimizer's step count)."""
+        self._places: dict[int, _Place] = {}
+        self._value_ids: dict[Value, int] = {}
+        self._fake_bases: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        self._tainted: set[int] = set()
+
+    # -- tensors and their places
+
+    def add(self, tensor: torch.Tensor, role: Role, name: str) -> int:
+        """Register a tensor that exists before the step; return its value index."""
+        key = tensor.untyped_storage()._cdata
+        if key not in self._places:
+            index = self._new_storage(tensor, role, name)
+            if role is not Role.CONSTANT:
+                self._tainted.add(index)
+        return self.value_of(tensor)
+
+    def value_of(self, tensor: torch.Tensor) -> int:
+        """Return the value index of a tensor; a tensor from outside becomes a constant."""
+        _require_strided(tensor)
+        if tensor.device.type != "cpu":
+            raise CaptureError(f"the step uses a tensor on {tensor.device}; move the model and the batch to the CPU")
+        key = tensor.untyped_storage()._cdata
+        place = self._places.get(key)
+        if place is None:
+            if isinstance(tensor, FakeTensor):
+                raise CaptureError("the backward pass reads a tensor that the forward pass never showed; not supported")
+            index = self._new_storage(tensor, Role.CONSTANT, f"constant{len(self.tape.storages)}")
+            with _disable_current_modes():
+                flat = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+                self.tape.storages[index].data = flat.clone()
+            place = self._places[key]
+        value = Value(
+            place.storage, str(tensor.dtype).removeprefix("torch."), tuple(map(int, tensor.shape)),
+            tuple(map(int, tensor.stride())), int(tensor.storage_offset()),
+        )  # fmt: skip
+        index = self._value_ids.setdefault(value, len(self.tape.values))
+        if index == len(self.tape.values):
+            self.tape.values.append(value)
+        return index
+
+    def _new_storage(self, tensor: torch.Tensor, role: Role, name: str) -> int:
+        storage = tensor.untyped_storage()
+        index = len(self.tape.storages)
+        self.tape.storages.append(RecordedStorage(int(storage.nbytes()), role, name))
+        # A weak reference keeps torch from giving the same address to another storage, and holds no data.
+        keep = tensor if isinstance(tensor, FakeTensor) else StorageWeakRef(storage)
+        self._places[storage._cdata] = _Place(index, keep)
+        return index
+
+    def fake(self, value: int) -> torch.Tensor:
+        """Return a fake tensor that stands for a recorded value."""
+        v = self.tape.values[value]
+        dtype: torch.dtype = getattr(torch, v.dtype)
+        with _disable_current_modes(), self.fake_mode:
+            base = self._fake_bases.get((v.storage, dtype))
+            if base is None:
+                nbytes = self.tape.storages[v.storage].nbytes
+                base = torch.empty(nbytes // dtype.itemsize, dtype=dtype)
+                self._fake_bases[v.storage, dtype] = base
+                self._places[base.untyped_storage()._cdata] = _Place(v.storage, base)
+            return base.as_strided(v.shape, v.stride, v.offset)
+
+    def known(self, tensor: torch.Tensor) -> bool:
+        """Say whether the tensor's storage is on the tape already."""
+        _require_strided(tensor)
+        return tensor.untyped_storage()._cdata in self._places
+
+    # -- autograd's saved tensors become notes
+
+    def pack(self, tensor: torch.Tensor) -> int:
+        with _disable_current_modes():
+            return self.value_of(tensor)
+
+    def unpack(self, value: int) -> torch.Tensor:
+        return self.fake(value)
+
+    # -- calls
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return self._item(func, args)
+        if not self.recording or func.namespace == "profiler":
+            return func(*args, **kwargs)
+        encoded = tuple(self._encode(a) for a in args)
+        encoded_kwargs = tuple((k, self._encode(v)) for k, v in kwargs.items())
+        writes = self._writes(func, args, kwargs)
+        result = func(*args, **kwargs)
+        outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+        if not outputs and not writes:
+            return result
+        if not writes and all(self.known(t) for t in outputs) and "out" not in kwargs:
+            for t in outputs:
+                self.value_of(t)
+            return result
+        for t in outputs:
+            if not self.known(t):
+                self._new_storage(t, Role.TEMPORARY, "")
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        op = RecordedOp(
+            _name(func), encoded, encoded_kwargs, tuple(self.value_of(t) for t in _flat_outputs(result)), writes,
+            self.phase, random, _user_line() if self.phase is Phase.FORWARD else "",
+        )  # fmt: skip
+        self._spread_taint(op)
+        self.tape.ops.append(op)
+        return result
+
+    def _spread_taint(self, op: RecordedOp) -> None:
+        sources = {self.tape.values[v].storage for v in _refs((op.args, op.kwargs))}
+        if op.random or sources & self._tainted:
+            self._tainted.update(self.tape.values[v].storage for v in op.outputs if v is not None)
+            self._tainted.update(op.writes)
+
+    def _item(self, func: Any, args: tuple[Any, ...]) -> Any:
+        tensor = args[0]
+        if isinstance(tensor, FakeTensor):
+            if self.phase is not Phase.UPDATE:
+                raise CaptureError("the backward pass reads the value of a tensor in Python (.item()); not supported")
+            return self.fake_item
+        result = func(*args)
+        if self.recording:
+            value = self.value_of(tensor)
+            if self.tape.values[value].storage in self._tainted:
+                self._guard(value, result)
+        return result
+
+    def _guard(self, value: int, result: Any) -> None:
+        where = _user_line()
+        if isinstance(result, float):
+            raise CaptureError(
+                f"{where} reads the value {result} of a tensor in Python (.item(), float(), printing); it would be frozen "
+                "into the plan. Return it as an extra output instead: loss_fn may return (loss, aux)"
+            )
+        self.tape.ops.append(RecordedOp(GUARD, (Ref(value), result), (), (), (), self.phase, False, where))
+
+    def _writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+        """Return the storages that a call changes in place: by its schema, or known to without it saying so."""
+        schema = func._schema.arguments
+        changed = []
+        for i, argument in enumerate(schema):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                changed.append(args[i] if i < len(args) else kwargs.get(argument.name))
+        hidden = _HIDDEN_WRITES.get(_name(func), ())
+        if hidden and args[5] is True:
+            changed.extend(args[i] for i in hidden)
+        tensors = [t for t in pytree.tree_leaves(changed) if isinstance(t, torch.Tensor)]
+        return tuple(sorted({self.tape.values[self.value_of(t)].storage for t in tensors}))
+
+    def _encode(self, argument: Any) -> Argument:
+        if isinstance(argument, torch.Tensor):
+            return Ref(self.value_of(argument))
+        if argument is None or isinstance(argument, bool | int | float | str):
+            return argument
+        if isinstance(argument, list | tuple):
+            return tuple(self._encode(a) for a in argument)
+        for kind, cls in NAMED_KINDS.items():
+            if isinstance(argument, cls):
+                return Named(kind, str(argument).removeprefix("torch."))
+        if isinstance(argument, torch.SymInt | torch.SymFloat | torch.SymBool):
+            raise CaptureError("the step has a symbolic size; call it with plain tensors of fixed shape")
+        raise CaptureError(f"an operator takes an argument of type {type(argument).__name__}, which is not supported")
+
+
+NAMED_KINDS: dict[str, type] = {
+    "dtype": torch.dtype,
+    "device": torch.device,
+    "layout": torch.layout,
+    "memory_format": torch.memory_format,
+}
+"""torch's own named objects that may be arguments."""
+
+
+def _require_strided(tensor: torch.Tensor) -> None:
+    if tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj():
+        raise CaptureError(
+            f"the step uses a {tensor.layout} tensor (or a lazy conjugate or negation); only strided dense tensors are "
+            "supported: make embeddings with sparse=False, call .to_dense() or .resolve_conj() in the model"
+        )
+
+
+def _refs(item: Any) -> Iterable[int]:
+    if isinstance(item, Ref):
+        yield item.value
+    elif isinstance(item, tuple):
+        for part in item:
+            yield from _refs(part)
+
+
+def _name(func: Any) -> str:
+    overload = func._overloadname
+    name: str = func._schema.name
+    return name if overload == "default" else f"{name}.{overload}"
+
+
+def _flat_outputs(result: Any) -> list[torch.Tensor]:
+    return [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+
+
+def _user_line() -> str:
+    for frame in reversed(traceback.extract_stack(limit=40)):
+        if "/torch/" not in frame.filename and not frame.filename.endswith(
+            ("planner/capture/recorder.py", "planner/capture/step.py")
+        ):
+            return f"{frame.filename}:{frame.lineno}"
+    return "<unknown>"
+
+
+def saved_as_notes(recorder: Recorder) -> Any:
+    """Return a context in which autograd saves notes on `recorder`'s tape instead of tensors."""
+    pack: Callable[[torch.Tensor], Any] = recorder.pack
+    return torch.autograd.graph.saved_tensors_hooks(pack, recorder.unpack)

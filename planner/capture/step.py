@@ -1,0 +1,353 @@
+"""Capture a training step: model + loss + optimizer + example batch -> step graphs and the tensors they start from."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from planner.capture.assemble import UpdateRecipe, assemble
+from planner.capture.recorder import RecordedOp, Recorder, saved_as_notes
+from planner.ir.bundle.bundle import Layout
+from planner.ir.errors import CaptureError
+from planner.ir.graph import PERSISTENT, Argument, Phase, Role, Scalar, StepGraph, storage_key, verify_graph
+from planner.ir.lowering import optimizer_scalars
+from planner.ir.lowering.optimizer_scalars import OptimizerSpec
+from planner.ir.operators import GUARD, check_operator
+
+LossFunction = Callable[..., Any]
+"""`loss_fn(model, *batch)` returns a scalar tensor, or a pair of it and anything made of tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSpec:
+    """Shapes and dtypes of a batch's tensors, in the order of its leaves."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, batch: tuple[Any, ...]) -> "BatchSpec":
+        tensors = [t for t in pytree.tree_leaves(batch) if isinstance(t, torch.Tensor)]
+        return cls(tuple(tuple(t.shape) for t in tensors), tuple(_dtype_name(t) for t in tensors))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{d}{list(s)}" for d, s in zip(self.dtypes, self.shapes, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Contents of a tensor that need not be stored: one value everywhere."""
+
+    value: float
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A captured step.
+
+    `graphs`: "step", or "first"/"next"/"last" where gradients are accumulated over micro-batches, or "eval".
+    Persistent storages have the same (role, name) in all of them. `tensors`: what each persistent storage and constant
+    starts from, by key "role/name"; `layouts`: how it lies in its storage. `aux`: structure of the extra outputs.
+    """
+
+    graphs: Mapping[str, StepGraph]
+    tensors: Mapping[str, torch.Tensor | Fill]
+    batch: BatchSpec
+    optimizer: OptimizerSpec | None
+    layouts: Mapping[str, Layout]
+    aux: Any = None
+    guards: tuple[str, ...] = field(default=())
+
+
+def _dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def capture_step(
+    model: torch.nn.Module,
+    loss_fn: LossFunction,
+    optimizer: torch.optim.Optimizer,
+    batch: tuple[Any, ...],
+    *,
+    clip_grad_norm: float | None = None,
+    accumulate: int = 1,
+) -> Capture:
+    """Record one training step of `model` on `batch`; neither model, optimizer nor generator are changed.
+
+    `clip_grad_norm`: clip the global norm as torch.nn.utils.clip_grad_norm_ does. `accumulate`: micro-batches whose
+    gradients are summed before an update. Raises CaptureError where the step cannot be recorded faithfully.
+    """
+    if accumulate < 1:
+        raise CaptureError(f"accumulate={accumulate}; it must be 1 or more")
+    spec = optimizer_scalars.describe(optimizer)
+    session = _Session(model, batch)
+    with _undisturbed(model):
+        loss, aux = session.forward(loss_fn)
+        grads = session.backward(loss, _trained(optimizer))
+    recipe = session.update(optimizer, spec, grads, clip_grad_norm, accumulating=accumulate > 1)
+    kinds = ("step",) if accumulate == 1 else ("first", "next", "last")
+    graphs = {}
+    tensors: dict[str, torch.Tensor | Fill] = {}
+    for kind in kinds:
+        graph, data = assemble(session.recorder.tape, session.batch_values, session.loss, session.aux, recipe, kind)
+        graphs[kind] = _verified(graph)
+        tensors |= data
+    tensors |= {k: t for k, t in session.persistent.items() if k not in tensors}
+    return Capture(graphs, tensors, BatchSpec.of(batch), spec, session.layouts(), aux, tuple(session.guards()))
+
+
+def capture_evaluation(model: torch.nn.Module, loss_fn: LossFunction, batch: tuple[Any, ...]) -> Capture:
+    """Record a forward pass without gradients, the model in evaluation mode."""
+    session = _Session(model, batch)
+    training = {m: m.training for m in model.modules()}
+    model.eval()
+    try:
+        with _undisturbed(model), torch.no_grad():
+            _, aux = session.forward(loss_fn)
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+    graph, constants = assemble(session.recorder.tape, session.batch_values, session.loss, session.aux, None, "eval")
+    tensors: dict[str, torch.Tensor | Fill] = dict(constants)
+    tensors |= {k: t for k, t in session.persistent.items() if k not in tensors}
+    return Capture(
+        {"eval": _verified(graph)}, tensors, BatchSpec.of(batch), None, session.layouts(), aux, tuple(session.guards())
+    )
+
+
+def _verified(graph: StepGraph) -> StepGraph:
+    verify_graph(graph)
+    for op in graph.ops:
+        check_operator(op.name)
+    return graph
+
+
+def _trained(optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
+    return [[p for p in g["params"] if p.requires_grad] for g in optimizer.param_groups]
+
+
+@contextlib.contextmanager
+def _undisturbed(model: torch.nn.Module) -> Iterator[None]:
+    """Put back what a forward pass changes: buffers (running statistics) and the default generator."""
+    before = [(b, b.detach().clone()) for b in model.buffers()]
+    generator = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(generator)
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
+
+
+def _alone(item: Any) -> Any:
+    """Return a batch tensor that fills its storage; rows cut from a data set share that of the whole set."""
+    if isinstance(item, torch.Tensor) and item.numel() * item.element_size() < item.untyped_storage().nbytes():
+        return item.detach().clone(memory_format=torch.contiguous_format)
+    return item
+
+
+class _Session:
+    """One recording: the model's tensors registered, then forward, backward, update."""
+
+    def __init__(self, model: torch.nn.Module, batch: tuple[Any, ...]) -> None:
+        self.model = model
+        self.batch = batch = pytree.tree_map(_alone, batch)
+        self.recorder = Recorder()
+        self.persistent: dict[str, torch.Tensor | Fill] = {}
+        self.names: dict[torch.Tensor, str] = {}
+        for name, parameter in model.named_parameters():
+            self._add(parameter, Role.PARAMETER, name)
+        for name, buffer in model.named_buffers():
+            self._add(buffer, Role.BUFFER, name)
+        leaves = [t for t in pytree.tree_leaves(batch) if isinstance(t, torch.Tensor)]
+        for i, t in enumerate(leaves):
+            if t.requires_grad:
+                raise CaptureError(f"tensor {i} of the batch requires a gradient; detach it")
+            if self.recorder.known(t):
+                raise CaptureError(f"tensor {i} of the batch shares memory with another input; pass a copy (.clone())")
+            self.recorder.add(t, Role.BATCH, f"batch{i}")
+        self.batch_values = tuple(self.recorder.value_of(t) for t in leaves)
+        self.loss = 0
+        self.aux: tuple[int, ...] = ()
+
+    def _add(self, tensor: torch.Tensor, role: Role, name: str) -> None:
+        if not self.recorder.known(tensor):
+            self.persistent[storage_key(role, name)] = tensor
+        self.names[tensor] = name
+        self.recorder.add(tensor, role, name)
+
+    def forward(self, loss_fn: LossFunction) -> tuple[torch.Tensor, Any]:
+        with saved_as_notes(self.recorder), self.recorder:
+            result = loss_fn(self.model, *self.batch)
+        loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise CaptureError(f"loss_fn(model, *batch) must return a scalar tensor or (loss, aux), not {what}")
+        self.loss = self.recorder.value_of(loss)
+        leaves = [t for t in pytree.tree_leaves(aux) if isinstance(t, torch.Tensor)]
+        self.aux = tuple(self.recorder.value_of(t) for t in leaves)
+        places = iter(range(len(leaves)))
+        structure = pytree.tree_map(lambda x: {"aux": next(places)} if isinstance(x, torch.Tensor) else x, aux)
+        return loss, structure
+
+    def backward(self, loss: torch.Tensor, groups: list[list[torch.Tensor]]) -> dict[torch.Tensor, torch.Tensor]:
+        parameters = [p for g in groups for p in g]
+        if not loss.requires_grad:
+            raise CaptureError("the loss does not depend on any parameter that requires a gradient; nothing to train")
+        recorder = self.recorder
+        recorder.phase = Phase.BACKWARD
+        stand_in = recorder.fake(self.loss)
+        with recorder.fake_mode, recorder:
+            root = torch.ones_like(stand_in, memory_format=torch.preserve_format)
+            found = torch.autograd.grad(loss, parameters, root, allow_unused=True)
+        return {p: g for p, g in zip(parameters, found, strict=True) if g is not None}
+
+    def update(
+        self,
+        optimizer: torch.optim.Optimizer,
+        spec: OptimizerSpec,
+        grads: dict[torch.Tensor, torch.Tensor],
+        clip: float | None,
+        accumulating: bool,
+    ) -> UpdateRecipe:
+        """Record what follows the gradients: clipping and the optimizer's operators for each parameter."""
+        recorder = self.recorder
+        recorder.phase = Phase.UPDATE
+        gradient = {p: recorder.value_of(g) for p, g in grads.items()}
+        accumulators = self._accumulators(gradient) if accumulating else {}
+        stand_ins: dict[torch.Tensor, torch.Tensor] = {}
+        with _disable_current_modes():
+            for p in grads:
+                stand_ins[p] = recorder.fake(recorder.value_of(p))
+                source = accumulators.get(p, gradient[p])
+                stand_ins[p].grad = recorder.fake(source)
+        start = len(recorder.tape.ops)
+        if clip is not None:
+            with recorder.fake_mode, recorder, torch.no_grad():
+                torch.nn.utils.clip_grad_norm_(list(stand_ins.values()), clip, foreach=False)
+        clipping = recorder.tape.ops[start:]
+        groups = [[p for p in g if p in grads] for g in _trained(optimizer)]
+        updates, scalars = self._optimizer_ops(optimizer, spec, groups, stand_ins)
+        return UpdateRecipe(
+            {recorder.value_of(p): gradient[p] for p in grads},
+            {recorder.value_of(p): a for p, a in accumulators.items()},
+            updates, tuple(clipping), scalars,
+        )  # fmt: skip
+
+    def _accumulators(self, gradient: dict[torch.Tensor, int]) -> dict[torch.Tensor, int]:
+        recorder = self.recorder
+        result = {}
+        for p in gradient:
+            with _disable_current_modes(), recorder.fake_mode:
+                buffer = torch.empty(p.shape, dtype=p.dtype)
+            result[p] = recorder.add(buffer, Role.GRADIENT, self.names[p])
+            key = storage_key(Role.GRADIENT, self.names[p])
+            self.persistent[key] = Fill(0.0, _dtype_name(p), tuple(p.shape))
+        return result
+
+    def _optimizer_ops(
+        self,
+        optimizer: torch.optim.Optimizer,
+        spec: OptimizerSpec,
+        groups: list[list[torch.Tensor]],
+        stand_ins: dict[torch.Tensor, torch.Tensor],
+    ) -> tuple[dict[int, tuple[RecordedOp, ...]], int]:
+        recorder = self.recorder
+        with recorder.fake_mode, recorder:
+            recorder.recording = False
+            shadow = optimizer_scalars.build(spec, [[stand_ins[p] for p in g] for g in groups])
+            shadow.step()
+            recorder.recording = True
+        for g, parameters in enumerate(groups):
+            for p in parameters:
+                self._register_state(optimizer, spec.groups[g], p, shadow.state[stand_ins[p]])
+        updates: dict[int, tuple[RecordedOp, ...]] = {}
+        scalars = 0
+        for parameters in groups:
+            shapes = set()
+            for p in parameters:
+                ops = self._one_update(shadow, stand_ins, p)
+                ops, used = _with_slots(ops, scalars)
+                shapes.add((tuple(op.name for op in ops), used))
+                updates[recorder.value_of(p)] = ops
+            if len(shapes) > 1:
+                raise CaptureError(
+                    "parameters of one optimizer group are updated by different operators; not supported"
+                )
+            used = next(iter(shapes))[1] if shapes else 0
+            scalars += used
+        return updates, scalars
+
+    def _one_update(
+        self, shadow: torch.optim.Optimizer, stand_ins: dict[torch.Tensor, torch.Tensor], p: torch.Tensor
+    ) -> tuple[RecordedOp, ...]:
+        """Record the shadow's step with a gradient on `p` alone."""
+        recorder = self.recorder
+        kept = {q: s.grad for q, s in stand_ins.items() if q is not p}
+        for q in kept:
+            stand_ins[q].grad = None
+        start = len(recorder.tape.ops)
+        with recorder.fake_mode, recorder, torch.no_grad():
+            shadow.step()
+        for q, grad in kept.items():
+            stand_ins[q].grad = grad
+        ops = tuple(recorder.tape.ops[start:])
+        del recorder.tape.ops[start:]
+        return ops
+
+    def _register_state(
+        self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], p: torch.Tensor, shadow: Mapping[str, Any]
+    ) -> None:
+        present = optimizer.state.get(p, {})
+        for name, stand_in in shadow.items():
+            if not isinstance(stand_in, torch.Tensor):
+                continue
+            full_name = f"{self.names[p]}/{name}"
+            self.recorder.add(stand_in, Role.STATE, full_name)
+            real = present.get(name)
+            fill = Fill(optimizer_scalars.initial_fill(name, group), _dtype_name(stand_in), tuple(stand_in.shape))
+            self.persistent[storage_key(Role.STATE, full_name)] = fill if real is None else real
+
+    def layouts(self) -> dict[str, Layout]:
+        """Return how each persistent storage's tensor lies in it; where two share one, the first."""
+        tape = self.recorder.tape
+        found: dict[str, Layout] = {}
+        for value in tape.values:
+            storage = tape.storages[value.storage]
+            key = storage_key(storage.role, storage.name)
+            if storage.role in PERSISTENT and key not in found:
+                found[key] = Layout(value.dtype, value.shape, value.stride, value.offset)
+        return found
+
+    def guards(self) -> list[str]:
+        return [op.where for op in self.recorder.tape.ops if op.name == GUARD]
+
+
+def _with_slots(ops: tuple[RecordedOp, ...], first: int) -> tuple[tuple[RecordedOp, ...], int]:
+    """Replace the numbers among the arguments by per-step scalars `first`, `first + 1`, ..."""
+    count = 0
+
+    def convert(argument: Argument) -> Argument:
+        nonlocal count
+        if isinstance(argument, int | float) and not isinstance(argument, bool):
+            count += 1
+            return Scalar(first + count - 1)
+        if isinstance(argument, tuple):
+            return tuple(convert(a) for a in argument)
+        return argument
+
+    result = tuple(
+        RecordedOp(
+            op.name, tuple(convert(a) for a in op.args), tuple((k, convert(v)) for k, v in op.kwargs),
+            op.outputs, op.writes, op.phase, op.random, op.where,
+        )
+        for op in ops
+    )  # fmt: skip
+    return result, count

@@ -1,0 +1,1 @@
+"""The language planner and agent both speak: graphs, plans, programs, costs, bundles."""

@@ -1,0 +1,90 @@
+"""Safetensors, written piece by piece and read in place: no tensor needs to be in memory whole, and no torch.
+
+Format: u64 little-endian header length, JSON header (name -> dtype, shape, byte range), data.
+"""
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+from planner.ir.graph import ITEM_BYTES
+
+MAX_HEADER_BYTES = 64 << 20
+
+_SAFE_NAMES = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64", "float16": "F16",
+    "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+}  # fmt: skip
+_DTYPE_NAMES = {v: k for k, v in _SAFE_NAMES.items()}
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """A tensor to be written: its bytes in row-major order, as pieces."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: Callable[[], Iterable[bytes | memoryview]]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A tensor inside a file: absolute byte offset and layout."""
+
+    offset: int
+    nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:
+    """Return the bytes of a dense tensor."""
+    size = ITEM_BYTES[dtype]
+    for n in shape:
+        size *= n
+    return size
+
+
+def encode(tensors: Mapping[str, Chunks], metadata: Mapping[str, str] | None = None) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a safetensors file."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    for key in sorted(tensors):
+        chunks = tensors[key]
+        size = tensor_bytes(chunks.dtype, chunks.shape)
+        header[key] = {
+            "dtype": _SAFE_NAMES[chunks.dtype], "shape": list(chunks.shape), "data_offsets": [offset, offset + size],
+        }  # fmt: skip
+        offset += size
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    yield struct.pack("<Q", len(encoded))
+    yield encoded
+    for key in sorted(tensors):
+        yield from tensors[key].pieces()
+
+
+def index(stream: IO[bytes], available: int, start: int) -> dict[str, Member]:
+    """Return where each tensor lies; `stream` is at the header, `start` the absolute offset of the file's first byte.
+
+    Raises ValueError, KeyError, TypeError or struct.error for a header whose numbers do not fit `available` bytes.
+    """
+    length = struct.unpack("<Q", stream.read(8))[0]
+    if length > min(MAX_HEADER_BYTES, available):
+        raise ValueError(f"the header claims {length} bytes")
+    header = json.loads(stream.read(length))
+    payload = start + 8 + length
+    return {
+        str(k): _member(str(k), v, payload, available - 8 - length) for k, v in header.items() if k != "__metadata__"
+    }
+
+
+def _member(key: str, entry: Mapping[str, Any], start: int, available: int) -> Member:
+    begin, end = (int(n) for n in entry["data_offsets"])
+    dtype = _DTYPE_NAMES[entry["dtype"]]
+    shape = tuple(int(n) for n in entry["shape"])
+    if min(shape, default=0) < 0 or not 0 <= begin <= end <= available or tensor_bytes(dtype, shape) != end - begin:
+        raise ValueError(f"tensor {key} of shape {shape} does not fit its place {begin}..{end}")
+    return Member(start + begin, end - begin, dtype, shape)

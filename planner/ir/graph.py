@@ -1,0 +1,286 @@
+"""One training step as a straight list of aten operators over storages.
+
+Memory lives in *storages*; a *value* is a view of one (offset, shape, stride, dtype). View operators do not appear:
+a value says by itself where it lies. What is left are operators that compute: they read storages, create storages,
+or write into storages that exist already. This module is pure data and does not import torch.
+"""
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+from planner.ir.errors import PortError
+
+
+class GraphError(PortError):
+    """A graph that breaks its own rules; nothing may be planned or run from it."""
+
+    exit_code = 2
+
+
+class Role(enum.IntEnum):
+    """What a storage is for. The numbers stand in bundles."""
+
+    TEMPORARY = 0
+    PARAMETER = 1
+    BUFFER = 2
+    STATE = 3
+    """Optimizer state: momentum, Adam's moments, step counters."""
+    BATCH = 4
+    CONSTANT = 5
+    GRADIENT = 6
+    """An accumulated gradient that lives across micro-batches."""
+
+
+PERSISTENT = frozenset({Role.PARAMETER, Role.BUFFER, Role.STATE, Role.GRADIENT})
+"""Roles whose contents outlive a step."""
+
+
+class Phase(enum.IntEnum):
+    """Which part of the step an operator belongs to. The numbers stand in bundles."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    UPDATE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """An argument that is the value with this index."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """An argument that changes from step to step: slot `index` of the per-step scalars."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """An argument that is one of torch's own named objects, such as `dtype float32` or `device cpu`."""
+
+    kind: str
+    name: str
+
+
+Argument: TypeAlias = "bool | int | float | str | Ref | Scalar | Named | tuple[Argument, ...] | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A block of memory of `nbytes` bytes."""
+
+    nbytes: int
+    role: Role
+    name: str
+
+    @property
+    def persistent(self) -> bool:
+        return self.role in PERSISTENT
+
+    @property
+    def key(self) -> str:
+        """The name under which the contents are kept on disk."""
+        return storage_key(self.role, self.name)
+
+
+def storage_key(role: Role, name: str) -> str:
+    """Return the name under which the contents of a storage with this role and name are kept on disk."""
+    return f"{role.name.lower()}/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A strided view of a storage; `offset` counts elements, as torch does."""
+
+    storage: int
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operator call. `name` is the aten overload, such as `aten::addmm`, `aten::add.Tensor`.
+
+    `outputs` holds one value index per tensor returned (None where nothing reads it). `writes` are the storages it
+    changes in place, `random` says that it draws from the default generator.
+    """
+
+    name: str
+    args: tuple[Argument, ...]
+    kwargs: tuple[tuple[str, Argument], ...]
+    outputs: tuple[int | None, ...]
+    writes: tuple[int, ...]
+    phase: Phase
+    random: bool = False
+
+
+def references(argument: Argument) -> Iterator[int]:
+    """Yield the value indices inside an argument."""
+    if isinstance(argument, Ref):
+        yield argument.value
+    elif isinstance(argument, tuple):
+        for item in argument:
+            yield from references(item)
+
+
+def operands(op: Op) -> Iterator[int]:
+    """Yield the value indices that `op` takes, in order of appearance, with repetition."""
+    for argument in op.args:
+        yield from references(argument)
+    for _, argument in op.kwargs:
+        yield from references(argument)
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """A recorded step: forward, loss, backward, update (or a forward pass alone, for evaluation).
+
+    `batch` are the values that a caller fills before the step, `loss` the scalar it reads afterwards, `aux` what the
+    loss function returned besides. `scalars` counts the per-step scalars that `Scalar` arguments name.
+    """
+
+    storages: tuple[Storage, ...]
+    values: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    batch: tuple[int, ...]
+    loss: int
+    aux: tuple[int, ...] = ()
+    scalars: int = 0
+
+    @cached_property
+    def reads(self) -> tuple[tuple[int, ...], ...]:
+        """Per op: the distinct storages that it takes as operands (written ones included), ascending."""
+        return tuple(tuple(sorted({self.values[v].storage for v in operands(op)})) for op in self.ops)
+
+    @cached_property
+    def creates(self) -> tuple[tuple[int, ...], ...]:
+        """Per op: the storages that begin their life as its outputs."""
+        seen = {s for s, storage in enumerate(self.storages) if storage.role is not Role.TEMPORARY}
+        result = []
+        for op in self.ops:
+            fresh = []
+            for v in op.outputs:
+                if v is not None and (s := self.values[v].storage) not in seen:
+                    seen.add(s)
+                    fresh.append(s)
+            result.append(tuple(fresh))
+        return tuple(result)
+
+    @cached_property
+    def uses(self) -> tuple[tuple[int, ...], ...]:
+        """Per storage: the ops that create, read or write it, ascending."""
+        lists: list[list[int]] = [[] for _ in self.storages]
+        for i in range(len(self.ops)):
+            for s in sorted({*self.reads[i], *self.creates[i], *self.ops[i].writes}):
+                lists[s].append(i)
+        return tuple(map(tuple, lists))
+
+    @cached_property
+    def writers(self) -> tuple[tuple[int, ...], ...]:
+        """Per storage: the ops that create or change its contents, ascending."""
+        lists: list[list[int]] = [[] for _ in self.storages]
+        for i, op in enumerate(self.ops):
+            for s in sorted({*self.creates[i], *op.writes}):
+                lists[s].append(i)
+        return tuple(map(tuple, lists))
+
+    @cached_property
+    def kept(self) -> frozenset[int]:
+        """Storages that a caller reads after the step: loss and aux."""
+        return frozenset(self.values[v].storage for v in (self.loss, *self.aux))
+
+    def label(self, s: int) -> str:
+        """Return what a reader knows a storage by: its name, or the op that creates it and the shape, `mul output [8, 64]`."""
+        if self.storages[s].name:
+            return self.storages[s].name
+        for op in (self.ops[i] for i in self.uses[s]):
+            for v in op.outputs:
+                if v is not None and self.values[v].storage == s:
+                    name = op.name.removeprefix("aten::").partition(".")[0]
+                    return f"{name} output {list(self.values[v].shape)}"
+        return f"storage {s}"
+
+    def reordered(self, order: tuple[int, ...]) -> "StepGraph":
+        """Return the same graph with its ops in `order` (a permutation of op indices)."""
+        ops = tuple(self.ops[i] for i in order)
+        return StepGraph(self.storages, self.values, ops, self.batch, self.loss, self.aux, self.scalars)
+
+
+def verify_graph(graph: StepGraph) -> None:
+    """Raise GraphError unless every index exists, every storage is created before its use, and views fit."""
+    for v, value in enumerate(graph.values):
+        _verify_view(graph, v, value)
+    for v in (*graph.batch, graph.loss, *graph.aux):
+        _in_range(v, len(graph.values), "value")
+    alive = {s for s, storage in enumerate(graph.storages) if storage.role is not Role.TEMPORARY}
+    for i, op in enumerate(graph.ops):
+        for v in operands(op):
+            _in_range(v, len(graph.values), f"operand of op {i} ({op.name})")
+            if graph.values[v].storage not in alive:
+                raise GraphError(
+                    f"op {i} ({op.name}) reads storage {graph.values[v].storage} before any op creates it; "
+                    "the graph is cyclic or damaged, capture the step again"
+                )
+        for argument in (*op.args, *(a for _, a in op.kwargs)):
+            _verify_scalars(argument, graph.scalars, i)
+        taken = {graph.values[v].storage for v in operands(op)}
+        for s in op.writes:
+            if s not in taken:
+                raise GraphError(f"op {i} ({op.name}) writes storage {s}, which is not among its operands")
+        for output in op.outputs:
+            if output is not None:
+                _in_range(output, len(graph.values), f"output of op {i} ({op.name})")
+                alive.add(graph.values[output].storage)
+    for s in graph.kept:
+        if s not in alive:
+            raise GraphError(f"the loss or an extra output lies in storage {s}, which no op creates")
+
+
+def _in_range(index: int, count: int, what: str) -> None:
+    if not 0 <= index < count:
+        raise GraphError(f"{what} {index} does not exist (there are {count}); the graph is damaged")
+
+
+def _verify_scalars(argument: Argument, count: int, op: int) -> None:
+    if isinstance(argument, Scalar):
+        _in_range(argument.index, count, f"per-step scalar of op {op}")
+    elif isinstance(argument, tuple):
+        for item in argument:
+            _verify_scalars(item, count, op)
+
+
+ITEM_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+"""Bytes per element of the dtypes that a graph may hold."""
+
+MAX_STORAGE_BYTES = 1 << 40
+"""No device this project is for holds a terabyte tensor; a larger size is a damaged or hostile file."""
+
+
+def _verify_view(graph: StepGraph, index: int, value: Value) -> None:
+    _in_range(value.storage, len(graph.storages), f"storage of value {index}")
+    nbytes = graph.storages[value.storage].nbytes
+    if not 0 <= nbytes <= MAX_STORAGE_BYTES:
+        raise GraphError(f"storage {value.storage} claims {nbytes} bytes; the limit is {MAX_STORAGE_BYTES}")
+    item = ITEM_BYTES.get(value.dtype)
+    if item is None:
+        raise GraphError(f"value {index} has dtype {value.dtype!r}, which is not supported")
+    if len(value.shape) != len(value.stride) or min((*value.shape, *value.stride, value.offset), default=0) < 0:
+        raise GraphError(f"value {index} has shape {value.shape}, stride {value.stride}, offset {value.offset}")
+    if 0 in value.shape:
+        return
+    last = value.offset + sum((n - 1) * k for n, k in zip(value.shape, value.stride, strict=True))
+    if (last + 1) * item > nbytes:
+        raise GraphError(
+            f"value {index} reaches byte {(last + 1) * item} of storage {value.storage}, which has {nbytes}"
+        )

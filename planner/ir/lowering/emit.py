@@ -1,0 +1,263 @@
+"""The last pass of an expansion: instructions in order, with a clock for compute and one for the page thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.ir.lowering.rematerialize import effective_operands
+from planner.ir.program import Code, Instruction, Program
+
+if TYPE_CHECKING:
+    from planner.ir.lowering.lower import Due, Expansion
+
+READ_MARGIN = 0.1
+"""A read is asked for earlier by this share of its own time than the measured bandwidth needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A write or a sliced update under way. `nbytes` stay resident until `wait` ends, at `moment` at the earliest."""
+
+    wait: Code
+    index: int
+    nbytes: int
+    moment: float
+    frees: tuple[int, ...] = ()
+
+
+class Emitter:
+    """Writes the instruction list and simulates its time: one compute thread, one page thread with a FIFO queue.
+
+    Sliced updates go on behind the compute thread; their compute is booked on it all the same. `carried`: writes of the
+    step before that are still under way when this one starts, moments counted from there.
+    """
+
+    def __init__(self, expansion: Expansion, carried: tuple[_Pending, ...]) -> None:
+        self.x = expansion
+        self.graph, self.costs, self.size = expansion.graph, expansion.costs, expansion.size
+        self.flash = expansion.costs.device.flash
+        self.instructions: list[Instruction] = []
+        self.clock = self.stall = self.recompute = 0.0
+        self.backlog = self.io_free = carried[-1].moment if carried else 0.0
+        self.held = expansion.held.copy()
+        self.carried = carried
+        self.pending = list(carried)
+        self.pending_bytes = sum(p.nbytes for p in carried)
+        self.done: dict[int, float] = {}
+        self.next_read = 0
+        self.read_bytes = self.written_bytes = 0
+        self.on_flash = set(expansion.start_flash)
+        """Storages whose present contents are on flash already."""
+        self.level = 0
+
+    def emit(self) -> None:
+        """Write the instructions of the step. At its end only writes that the next step can wait for are under way."""
+        x = self.x
+        self.timeline: list[int] = []
+        for i, position in enumerate(x.at):
+            fullest = self._read_ahead(i)
+            for s in position.returns:
+                self._wait_read(s)
+            self._make_room()
+            fullest = max(fullest, self.level + self.pending_bytes)
+            self.timeline.append(fullest + self.costs.device.base_bytes)
+            if i in x.reruns:
+                self._rerun(i)
+            self._run(i)
+            self.level = int(x.after_need[i])
+            g = x.group_at.get(i)
+            later = self._stream(g, position.frees) if g is not None and i == x.groups[g].last else ()
+            for s in position.frees:
+                if s not in later:
+                    self._free(s)
+            for s in position.writes:
+                self._write(s)
+        known = {p.index for p in self.carried}
+        while not all(self._may_outlast(p) and (not known or p.index in known) for p in self.pending):
+            self._wait_oldest()
+        self._stall_until(self.io_free - self.backlog if self.carried else self.clock)
+
+    def _may_outlast(self, pending: _Pending) -> bool:
+        return pending.wait is Code.WAIT_WRITE and pending.index in self.x.start_flash
+
+    def left_under_way(self) -> tuple[_Pending, ...]:
+        """Return the writes that are under way at the end, moments counted from there."""
+        return tuple(replace(p, moment=p.moment - self.clock) for p in self.pending)
+
+    def program(self) -> Program:
+        """Return the instructions with what they take."""
+        x, graph, timeline = self.x, self.graph, self.timeline
+        groups = x.groups
+        device = self.costs.device
+        op_seconds = sum(c.seconds for c in self.costs.ops)
+        recomputed = [r for ops in x.reruns.values() for r, _ in ops]
+        joules = sum(c.joules for c in self.costs.ops) + sum(self.costs.ops[r].joules for r in recomputed)
+        joules += self.read_bytes * self.flash.read_joules_per_byte
+        joules += self.written_bytes * self.flash.write_joules_per_byte
+        joules += device.static_watts * self.clock
+        peak_op = int(np.argmax(timeline)) if timeline else 0
+        return Program(
+            graph=graph, instructions=tuple(self.instructions), groups=groups,
+            slice_counts=tuple(sorted(x.sliced.items())),
+            slice_written=tuple((g, tuple(sorted(s))) for g, s in sorted(x.slice_written.items())),
+            starts_on_flash=frozenset(x.start_flash),
+            carried=frozenset(p.index for p in self.carried),
+            replayed=frozenset(r for r in recomputed if graph.ops[r].random),
+            peak_bytes=max(timeline, default=device.base_bytes), peak_op=peak_op,
+            seconds=self.clock, compute_seconds=op_seconds + self.recompute, stall_seconds=self.stall,
+            joules=joules, recompute_seconds=self.recompute,
+            read_bytes=self.read_bytes, written_bytes=self.written_bytes, timeline=tuple(timeline),
+        )  # fmt: skip
+
+    def _put(self, code: Code, index: int) -> None:
+        self.instructions.append(Instruction(code, index, self.level + self.pending_bytes))
+
+    def _make_room(self) -> None:
+        limit = self.x.limit
+        while self.pending and (
+            (limit is not None and self.level + self.pending_bytes > limit) or self.pending[0].moment <= self.clock
+        ):
+            self._wait_oldest()
+
+    def _wait_oldest(self) -> None:
+        oldest = self.pending.pop(0)
+        self._put(oldest.wait, oldest.index)
+        self._stall_until(oldest.moment)
+        self.pending_bytes -= oldest.nbytes
+        for s in oldest.frees:
+            self._put(Code.FREE, s)
+
+    def _settle(self, touched: Set[int], changed: Set[int]) -> None:
+        """Wait for the updates under way that change what is about to be touched, or touch what is about to change."""
+        while any(
+            p.wait is Code.WAIT_SLICED
+            and not (touched.isdisjoint(self.x.changed[p.index]) and changed.isdisjoint(self.x.touched[p.index]))
+            for p in self.pending
+        ):
+            self._wait_oldest()
+
+    def _free(self, s: int) -> None:
+        self._settle(set(), {s})
+        self._put(Code.FREE, s)
+
+    def _stall_until(self, moment: float) -> None:
+        if moment > self.clock:
+            self.stall += moment - self.clock
+            self.clock = moment
+
+    def _transfer(self, seconds: float) -> float:
+        self.io_free = max(self.io_free, self.clock) + seconds
+        return self.io_free
+
+    def _read_ahead(self, i: int) -> int:
+        """Ask for the reads that cannot wait for the next op, if they fit, and for those that op `i` needs.
+
+        One thread moves pages in the order in which they are asked for, so a read goes before the writes that would
+        delay it. Returns the resident bytes at the fullest moment.
+        """
+        x = self.x
+        self.level = int(self.held[i])
+        fullest = 0
+        while self.next_read < len(x.reads):
+            due = x.reads[self.next_read]
+            if due.use > i and not (due.earliest <= i and self._late(i, due) and self._fits(i, due)):
+                break
+            self.next_read += 1
+            self.held[i : due.use] += self.size[due.storage]
+            self.level = int(self.held[i])
+            self._read(due.storage)
+            fullest = max(fullest, self.level + self.pending_bytes)
+        return fullest
+
+    def _late(self, i: int, due: Due) -> bool:
+        """Say whether a read that is asked for only after op `i` and its writes would not be done in time."""
+        x = self.x
+        after = self.clock + float(x.starts[i + 1] - x.starts[i])
+        free = max(self.io_free, after)
+        free += sum(self.flash.write_seconds(self.size[s]) for s in x.at[i].writes if s not in self.on_flash)
+        wanted = self.clock + due.moment - float(x.starts[i])
+        return free + (1 + READ_MARGIN) * self.flash.read_seconds(self.size[due.storage]) > wanted
+
+    def _fits(self, i: int, due: Due) -> bool:
+        """Say whether a read fits from op `i` to its use, beside the writes that are still under way."""
+        x = self.x
+        if x.limit is None:
+            return True
+        load = self.held[i : due.use] + self.size[due.storage]
+        if self.pending:
+            moments = self.clock + x.starts[i : due.use] - x.starts[i]
+            done = np.array([p.moment for p in self.pending])
+            left = np.cumsum([p.nbytes for p in reversed(self.pending)])[::-1]
+            left = np.append(left, 0)
+            load = load + left[np.searchsorted(done, moments, side="right")]
+        return bool((load <= x.limit).all())
+
+    def _read(self, s: int) -> None:
+        limit = self.x.limit
+        while self.pending and limit is not None and self.level + self.pending_bytes > limit:
+            self._wait_oldest()
+        self._settle(set(), {s})
+        self._put(Code.READ, s)
+        self.done[s] = self._transfer(self.flash.read_seconds(self.size[s]))
+        self.read_bytes += self.size[s]
+
+    def _wait_read(self, s: int) -> None:
+        self._put(Code.WAIT_READ, s)
+        self._stall_until(self.done.pop(s))
+
+    def _write(self, s: int) -> None:
+        if s in self.on_flash:
+            self._free(s)
+            return
+        self._settle(set(), {s})
+        self.on_flash.add(s)
+        done = self._transfer(self.flash.write_seconds(self.size[s]))
+        self.pending.append(_Pending(Code.WAIT_WRITE, s, self.size[s], done))
+        self.pending_bytes += self.size[s]
+        self.written_bytes += self.size[s]
+        self._put(Code.WRITE, s)
+
+    def _rerun(self, i: int) -> None:
+        for r, done in self.x.reruns[i]:
+            self._settle(set(effective_operands(self.graph, r)), set())
+            self._put(Code.RERUN, r)
+            seconds = self.costs.ops[r].seconds
+            self.clock += seconds
+            self.recompute += seconds
+            for s in done:
+                self._free(s)
+
+    def _run(self, i: int) -> None:
+        self.clock += self.costs.ops[i].seconds
+        op = self.graph.ops[i]
+        self.on_flash.difference_update(op.writes)
+        g = self.x.group_at.get(i)
+        if g is None:
+            self._settle({*self.graph.reads[i], *self.graph.creates[i]}, set(op.writes))
+            self._put(Code.RUN, i)
+        elif i == self.x.groups[g].last:
+            self._put(Code.SLICED, g)
+
+    def _stream(self, g: int, frees: Sequence[int]) -> tuple[int, ...]:
+        """Book the transfers of a sliced group that has started; return those of `frees` that must wait for its end."""
+        x, group = self.x, self.x.groups[g]
+        streamed = x.streamed[g] - set(group.temporaries)
+        begin = self.clock - sum(self.costs.ops[i].seconds for i in range(group.first, group.last + 1))
+        written = {s for s in x.changed[g] & streamed if self.graph.storages[s].persistent} | x.slice_written[g]
+        self.io_free = max(self.io_free, begin)
+        for s in streamed:
+            self.io_free += self.flash.read_seconds(self.size[s])
+            self.read_bytes += self.size[s]
+        for s in written:
+            self.io_free += self.flash.write_seconds(self.size[s])
+            self.written_bytes += self.size[s]
+            self.on_flash.add(s)
+        later = tuple(s for s in frees if s in x.touched[g])
+        nbytes = x.slice_bytes(g) + sum(self.size[s] for s in later)
+        self.pending.append(_Pending(Code.WAIT_SLICED, g, nbytes, max(self.io_free, self.clock), later))
+        self.pending_bytes += nbytes
+        return later

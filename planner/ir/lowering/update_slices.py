@@ -1,0 +1,134 @@
+"""Update groups: runs of elementwise operators that update one parameter and may run slice by slice.
+
+An elementwise operator over whole contiguous tensors gives the same bits when it runs on consecutive slices, as long
+as the slices start at multiples of the vector width (the tail elements are then the same as before).
+"""
+
+import math
+from dataclasses import dataclass
+
+from planner.ir.graph import ITEM_BYTES, Op, Phase, Role, StepGraph, Value, operands
+
+ELEMENTWISE = frozenset(
+    f"aten::{name}"
+    for name in (
+        "add.Tensor", "add_.Tensor", "sub.Tensor", "sub_.Tensor", "mul.Tensor", "mul_.Tensor", "mul.Scalar",
+        "mul_.Scalar", "div.Tensor", "div_.Tensor", "div.Scalar", "div_.Scalar", "neg", "sqrt", "sqrt_", "addcmul",
+        "addcmul_", "addcdiv", "addcdiv_", "lerp.Scalar", "lerp_.Scalar", "lerp_.Tensor", "copy_", "clone", "maximum",
+        "maximum.out", "abs", "abs_", "add.Scalar", "add_.Scalar", "zeros_like", "empty_like", "reciprocal",
+    )
+)  # fmt: skip
+"""Operators that compute each element from the elements at the same place only."""
+
+SLICE_BYTES = 1 << 20
+"""Slices start at multiples of this many bytes: a multiple of every vector width, and what flash likes to move."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateGroup:
+    """The ops `first`..`last` (all consecutive) that update storage `parameter`.
+
+    `storages`: the storages of `parameter`'s size that they touch (parameter, gradients, optimizer state,
+    temporaries); `temporaries`: those created and dead inside. `whole`: ops on single elements, run once, before.
+    """
+
+    parameter: int
+    first: int
+    last: int
+    storages: tuple[int, ...]
+    temporaries: tuple[int, ...]
+    whole: tuple[int, ...]
+    nbytes: int
+
+
+def update_groups(graph: StepGraph) -> tuple[UpdateGroup, ...]:
+    """Return the update groups of `graph` that may run sliced, in order."""
+    groups = []
+    i = 0
+    while i < len(graph.ops):
+        if graph.ops[i].phase is not Phase.UPDATE:
+            i += 1
+            continue
+        first = i
+        last_write: dict[int, int] = {}
+        while i < len(graph.ops) and graph.ops[i].phase is Phase.UPDATE:
+            for s in graph.ops[i].writes:
+                if graph.storages[s].role is Role.PARAMETER:
+                    last_write[s] = i
+            i += 1
+        for parameter, last in sorted(last_write.items(), key=lambda item: item[1]):
+            if group := _group(graph, parameter, first, last):
+                groups.append(group)
+            first = last + 1
+    return tuple(groups)
+
+
+def slice_bounds(nbytes: int, count: int) -> list[tuple[int, int]]:
+    """Return the (start, stop) byte ranges of at most `count` slices of a storage of `nbytes`."""
+    step = math.ceil(nbytes / count / SLICE_BYTES) * SLICE_BYTES
+    return [(a, min(a + step, nbytes)) for a in range(0, nbytes, step)]
+
+
+def _group(graph: StepGraph, parameter: int, first: int, last: int) -> UpdateGroup | None:
+    whole: list[int] = []
+    storages: set[int] = set()
+    for i in range(first, last + 1):
+        kinds = [_kind(graph, graph.values[v], parameter) for v in _touched(graph.ops[i])]
+        if None in kinds or not kinds:
+            return None
+        if not any(kinds):
+            if storages & {graph.values[v].storage for v in operands(graph.ops[i])}:
+                return None
+            whole.append(i)
+            continue
+        if graph.ops[i].name not in ELEMENTWISE or graph.ops[i].random:
+            return None
+        for v, full in zip(_touched(graph.ops[i]), kinds, strict=True):
+            if full:
+                storages.add(graph.values[v].storage)
+    if not storages:
+        return None
+    inside = set(range(first, last + 1))
+    temporaries = {
+        s for s in storages
+        if graph.storages[s].role is Role.TEMPORARY and inside.issuperset(graph.uses[s]) and s not in graph.kept
+    }  # fmt: skip
+    return UpdateGroup(
+        parameter,
+        first,
+        last,
+        tuple(sorted(storages)),
+        tuple(sorted(temporaries)),
+        tuple(whole),
+        graph.storages[parameter].nbytes,
+    )
+
+
+def _touched(op: Op) -> list[int]:
+    return [*operands(op), *(v for v in op.outputs if v is not None)]
+
+
+def _count(value: Value) -> int:
+    count = 1
+    for n in value.shape:
+        count *= n
+    return count
+
+
+def _kind(graph: StepGraph, value: Value, parameter: int) -> bool | None:
+    """True: a whole contiguous tensor of the parameter's size; False: a single element; None: anything else."""
+    if _count(value) == 1:
+        return False
+    nbytes = graph.storages[parameter].nbytes
+    if (
+        graph.storages[value.storage].nbytes != nbytes
+        or value.offset
+        or _count(value) * ITEM_BYTES[value.dtype] != nbytes
+    ):
+        return None
+    stride = 1
+    for n, k in zip(reversed(value.shape), reversed(value.stride), strict=True):
+        if n != 1 and k != stride:
+            return None
+        stride *= n
+    return True

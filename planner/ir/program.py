@@ -1,0 +1,107 @@
+"""The straight line of instructions that an executor follows, and what is known about it: memory, time, energy."""
+
+import enum
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from planner.ir.errors import PortError
+from planner.ir.graph import StepGraph
+from planner.ir.lowering.update_slices import UpdateGroup
+
+
+class PlanError(PortError):
+    """A plan that does not fit its graph: a read of a freed tensor, an op that cannot be run again, ..."""
+
+    exit_code = 2
+
+
+class BudgetError(PlanError):
+    """The step needs more memory than its budget at one op.
+
+    Attributes: `op` (index), `needed_bytes`, `limit_bytes`, `holders`: (storage, bytes) that are resident there.
+    """
+
+    def __init__(self, op: int, name: str, needed: int, limit: int, holders: tuple[tuple[int, int], ...]) -> None:
+        self.op, self.needed_bytes, self.limit_bytes, self.holders = op, needed, limit, holders
+        super().__init__(
+            f"the step needs {needed / 2**20:.1f} MiB at op {op} ({name}), the budget is {limit / 2**20:.1f} MiB; "
+            f"raise the budget to at least {needed / 2**20:.1f} MiB or use a smaller batch"
+        )
+
+
+class Code(enum.IntEnum):
+    """What an instruction does."""
+
+    RUN = 0
+    RERUN = 1
+    FREE = 2
+    WRITE = 3
+    WAIT_WRITE = 4
+    READ = 5
+    WAIT_READ = 6
+    SLICED = 7
+    WAIT_SLICED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction. `index` is an op for RUN and RERUN, an update group for SLICED and WAIT_SLICED, else a storage.
+
+    SLICED starts a group's update, which goes on beside the instructions that follow until WAIT_SLICED.
+
+    `resident_bytes`: what is resident while it runs, landing buffers and unfinished writes included, the worker's own
+    base not. `phase`: what its time is booked on.
+    """
+
+    code: Code
+    index: int
+    resident_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The instructions of one step and what the expansion knows about them.
+
+    `starts_on_flash`: persistent storages that are on flash, not in RAM, when the step starts and ends.
+    `replayed`: random ops whose generator state must be kept because they run again. `slice_written`: update group ->
+    storages that are resident whole when it starts and are on flash when it ends, written slice by slice.
+    `carried`: persistent storages whose write may still be under way when the step ends; the next one waits for it.
+    `seconds`, `stall_seconds`: of a step among others like it, with the writes of the one before it still under way.
+    """
+
+    graph: StepGraph
+    instructions: tuple[Instruction, ...]
+    groups: tuple[UpdateGroup, ...]
+    slice_counts: tuple[tuple[int, int], ...]
+    slice_written: tuple[tuple[int, tuple[int, ...]], ...]
+    starts_on_flash: frozenset[int]
+    carried: frozenset[int]
+    replayed: frozenset[int]
+    peak_bytes: int
+    peak_op: int
+    seconds: float
+    compute_seconds: float
+    stall_seconds: float
+    joules: float
+    recompute_seconds: float
+    read_bytes: int
+    written_bytes: int
+
+    @property
+    def paged_storages(self) -> frozenset[int]:
+        """Storages that are on flash at some moment of the step."""
+        moved = {i.index for i in self.instructions if i.code in (Code.READ, Code.WRITE)}
+        written = {s for _, storages in self.slice_written for s in storages}
+        return frozenset(moved | written | self.starts_on_flash)
+
+    timeline: tuple[int, ...] = field(repr=False, default=())
+    """Resident bytes (base included) while each op runs."""
+
+
+def idle_gaps(graph: StepGraph, storage: int) -> Iterable[tuple[int, int]]:
+    """Yield the (after, before) gaps of a storage between uses that are not neighbours, in graph order."""
+    uses = graph.uses[storage]
+    for a, b in itertools.pairwise(uses):
+        if b > a + 1:
+            yield a, b

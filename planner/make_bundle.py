@@ -1,0 +1,313 @@
+"""Build a bundle: capture every graph a job needs, profile, plan, write."""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from planner.capture.step import Capture, Fill, capture_evaluation, capture_step
+from planner.ir.bundle.bundle import Contents, Layout, Manifest, PlanChoice, write_bundle
+from planner.ir.bundle.data_order import batch_rows
+from planner.ir.bundle.safetensors_io import Chunks
+from planner.ir.costs import CostTable, DeviceCosts
+from planner.ir.errors import CaptureError, PortError
+from planner.ir.graph import Phase, Role, StepGraph, storage_key
+from planner.ir.lowering import optimizer_scalars
+from planner.ir.lowering.lower import expand
+from planner.ir.operators import check_operator
+from planner.ir.plan import Plan
+from planner.job import JobError, TrainingJob
+from planner.profiling.operators import Measured
+from planner.search.plan_step import PlanResult, plan_step
+
+_CHUNK = 1 << 20
+
+
+class InfeasibleError(PortError):
+    """No plan fits the budgets.
+
+    `needed_bytes`: the smallest RAM budget that would do; `fastest_seconds`: where only the deadline is too short, what
+    the fastest plan takes per step.
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, needed_bytes: int | None, fastest_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.needed_bytes, self.fastest_seconds = needed_bytes, fastest_seconds
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A captured job: graphs by name, initial tensors, data columns."""
+
+    job: TrainingJob
+    graphs: Mapping[str, StepGraph]
+    tensors: Mapping[str, torch.Tensor | Fill]
+    layouts: Mapping[str, Layout]
+    optimizer: optimizer_scalars.OptimizerSpec
+    data: Sequence[torch.Tensor]
+    eval_data: Sequence[torch.Tensor]
+    result: tuple[str, ...]
+    unused: Mapping[str, torch.Tensor]
+    """Tensors of the result that no graph uses."""
+    schedule: tuple[tuple[Mapping[str, Any], ...], ...] = ()
+    reference: Mapping[str, Any] = field(default_factory=dict)
+
+
+# -- capture
+
+
+def prepare(job: TrainingJob, *, updates: int = 0, verify: int = 0) -> Prepared:
+    """Capture every graph that the job's data will need: full batches, the last short one, evaluation.
+
+    `updates`: for how many updates the scheduler's hyperparameters are tabulated. `verify`: plain PyTorch runs this many
+    steps, whose losses go into the bundle for comparison; that needs plain PyTorch's memory.
+    """
+    data, eval_data = _columns(job.data, "data"), _columns(job.eval_data, "eval_data")
+    if not data:
+        raise JobError("the job has no data; give one tensor per argument of the batch")
+    count = data[0].shape[0]
+    if not 1 <= job.batch_size <= count:
+        raise JobError(f"batch_size is {job.batch_size}, the data has {count} rows; choose between 1 and {count}")
+    reference = _reference(job, data, verify) if verify else {}
+    graphs: dict[str, StepGraph] = {}
+    captures: list[Capture] = []
+    for rows in _batch_sizes(count, job.batch_size, job.drop_last):
+        capture = capture_step(
+            job.model, job.loss_fn, job.optimizer, tuple(c[:rows] for c in data),
+            clip_grad_norm=job.clip_grad_norm, accumulate=job.accumulate,
+        )  # fmt: skip
+        graphs |= {_graph_name(k, rows, job.batch_size): g for k, g in capture.graphs.items()}
+        captures.append(capture)
+    if eval_data:
+        for rows in _batch_sizes(eval_data[0].shape[0], job.batch_size, drop_last=False):
+            capture = capture_evaluation(job.model, job.loss_fn, tuple(c[:rows] for c in eval_data))
+            graphs[_graph_name("eval", rows, job.batch_size)] = capture.graphs["eval"]
+            captures.append(capture)
+    for graph in graphs.values():
+        for op in graph.ops:
+            check_operator(op.name)
+    graphs, tensors = _merge(captures, graphs)
+    spec = captures[0].optimizer
+    if spec is None:
+        raise CaptureError("the step has no optimizer")
+    layouts: dict[str, Layout] = {}
+    for capture in captures:
+        layouts |= {k: v for k, v in capture.layouts.items() if k not in layouts}
+    used = {s.key for g in graphs.values() for s in g.storages if s.persistent}
+    result, unused = _result(job.model, used)
+    return Prepared(
+        job, graphs, {k: t for k, t in tensors.items() if k in used or k.startswith("constant/")},
+        {k: v for k, v in layouts.items() if k in used}, spec, data, eval_data, result, unused,
+        _schedule(job, updates), reference,
+    )  # fmt: skip
+
+
+def _result(model: torch.nn.Module, used: Set[str]) -> tuple[tuple[str, ...], dict[str, torch.Tensor]]:
+    """Return the names of the model's state, tied tensors once as safetensors' `save_model` does, and those not `used`."""
+    state = {k: t for k, t in model.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
+    distinct = {id(t): name for name, t in reversed(state.items())}
+    distinct |= {id(t): n for n, t in (*model.named_parameters(), *model.named_buffers()) if n in state}
+    names = tuple(sorted(distinct.values()))
+    keys = {n: {storage_key(Role.PARAMETER, n), storage_key(Role.BUFFER, n)} for n in names}
+    return names, {n: state[n].detach() for n in names if not keys[n] & used}
+
+
+def _columns(data: Sequence[Any], what: str) -> list[torch.Tensor]:
+    columns = [torch.as_tensor(c) for c in data]
+    lengths = {c.shape[0] if c.dim() else 0 for c in columns}
+    if len(lengths) > 1:
+        raise JobError(
+            f"the columns of {what} have different lengths {sorted(lengths)}; they must have one row per sample"
+        )
+    return [c.detach().contiguous() for c in columns]
+
+
+def _batch_sizes(count: int, size: int, drop_last: bool) -> list[int]:
+    rest = count % size
+    sizes = [size] if count >= size else []
+    return sizes + ([rest] if rest and not drop_last else [])
+
+
+def _graph_name(kind: str, rows: int, batch_size: int) -> str:
+    return kind if rows == batch_size else f"{kind}@{rows}"
+
+
+def _merge(
+    captures: Sequence[Capture], graphs: dict[str, StepGraph]
+) -> tuple[dict[str, StepGraph], dict[str, torch.Tensor | Fill]]:
+    """Give the constants of each capture names of their own, so that all graphs can share one table of tensors."""
+    tensors: dict[str, torch.Tensor | Fill] = {}
+    renamed: dict[int, StepGraph] = {}
+    for i, capture in enumerate(captures):
+        for key, tensor in capture.tensors.items():
+            if key.startswith("constant/"):
+                tensors[f"{key}.{i}"] = tensor
+            else:
+                tensors.setdefault(key, tensor)
+        for graph in capture.graphs.values():
+            storages = tuple(
+                replace(s, name=f"{s.name}.{i}") if s.key in capture.tensors and s.key.startswith("constant/") else s
+                for s in graph.storages
+            )
+            renamed[id(graph)] = replace(graph, storages=storages)
+    return {name: renamed[id(g)] for name, g in graphs.items()}, tensors
+
+
+def _schedule(job: TrainingJob, updates: int) -> tuple[tuple[Mapping[str, Any], ...], ...]:
+    """Tabulate the hyperparameters that the scheduler changes; optimizer and scheduler are put back afterwards."""
+    if job.scheduler is None:
+        return ()
+    optimizer, scheduler = job.optimizer, job.scheduler
+    before = [dict(g) for g in optimizer.param_groups]
+    state = copy.deepcopy(scheduler.state_dict())
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # or the scheduler warns that no step was made
+    rows = []
+    for _ in range(max(1, updates)):
+        rows.append([optimizer_scalars.hyperparameters(g) for g in optimizer.param_groups])
+        scheduler.step()
+    for group, old in zip(optimizer.param_groups, before, strict=True):
+        group.update(old)
+    scheduler.load_state_dict(state)
+    changing = [{k for row in rows for k in row[g] if row[g][k] != rows[0][g][k]} for g in range(len(before))]
+    return tuple(tuple({k: row[g][k] for k in sorted(changing[g])} for g in range(len(before))) for row in rows)
+
+
+def _reference(job: TrainingJob, data: Sequence[torch.Tensor], steps: int) -> dict[str, Any]:
+    """Train a copy with plain PyTorch for a few steps and return its losses."""
+    model, optimizer, scheduler = copy.deepcopy((job.model, job.optimizer, job.scheduler))
+    generator = torch.get_rng_state()
+    with warnings.catch_warnings():
+        # A copied scheduler does not know the copied optimizer's step and believes that it was overridden.
+        warnings.filterwarnings("ignore", "Seems like `optimizer.step", UserWarning)
+        losses = list(plain_losses(replace(job, model=model, optimizer=optimizer, scheduler=scheduler), data, steps))
+    torch.set_rng_state(generator)
+    return {"losses": [loss.hex() for loss in losses], "threads": torch.get_num_threads()}
+
+
+def plain_losses(job: TrainingJob, data: Sequence[torch.Tensor], steps: int) -> Iterator[float]:
+    """Train with plain PyTorch exactly as a bundle of this job would, yielding the loss of each batch."""
+    torch.manual_seed(job.seed)
+    parameters = [p for g in job.optimizer.param_groups for p in g["params"]]
+    batches = batch_rows(job.seed, data[0].shape[0], job.batch_size, drop_last=job.drop_last)
+    for step, (_, rows) in zip(range(steps), batches, strict=False):
+        result = job.loss_fn(job.model, *(c[rows] for c in data))
+        loss = result[0] if isinstance(result, tuple) else result
+        loss.backward()
+        if (step + 1) % job.accumulate == 0:
+            if job.clip_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(parameters, job.clip_grad_norm, foreach=False)
+            job.optimizer.step()
+            if job.scheduler is not None:
+                job.scheduler.step()
+            job.optimizer.zero_grad()
+        yield float(loss.detach())
+
+
+# -- plan
+
+
+Planner = Callable[[StepGraph, CostTable, int], PlanResult]
+
+
+def plan_all(
+    prepared: Prepared, measured: Measured, device: DeviceCosts, ram_bytes: int, planner: Planner
+) -> tuple[dict[str, Plan], dict[str, CostTable]]:
+    """Return a plan and a cost table for every graph; raise InfeasibleError for the first that does not fit."""
+    plans, costs = {}, {}
+    for (name, graph), ops in zip(prepared.graphs.items(), measured.ops, strict=True):
+        costs[name] = CostTable(device, ops)
+        result = planner(graph, costs[name], ram_bytes)
+        if result.plan is None:
+            raise InfeasibleError(f"graph {name!r}: {result.message}", result.needed_bytes, result.fastest_seconds)
+        plans[name] = result.plan
+    return plans, costs
+
+
+def default_planner(
+    *, strategy: str, time_limit_s: float, progress: Any = None, deadline_s: float | None = None
+) -> Planner:
+    """Return the planner that the command line uses. `deadline_s`: for one training step; evaluation has none."""
+
+    def plan(graph: StepGraph, costs: CostTable, ram_bytes: int) -> PlanResult:
+        training = any(op.phase is not Phase.FORWARD for op in graph.ops)
+        return plan_step(
+            graph, costs, ram_bytes=ram_bytes, strategy=strategy, time_limit_s=time_limit_s, progress=progress,
+            deadline_s=deadline_s if training else None,
+        )  # fmt: skip
+
+    return plan
+
+
+def choice(ram_bytes: int, plans: Mapping[str, Plan], costs: Mapping[str, CostTable], prepared: Prepared) -> PlanChoice:
+    """Return what the manifest says about one plan per graph; figures are those of the main graph."""
+    main = next(iter(prepared.graphs))
+    program = expand(prepared.graphs[main], costs[main], plans[main])
+    plan = plans[main]
+    peak = max(p.peak_bytes for p in plans.values())
+    return PlanChoice(
+        ram_bytes, peak, program.seconds, program.joules, plan.overhead_joules, plan.bound_joules,
+        program.written_bytes, plan.strategy,
+    )  # fmt: skip
+
+
+# -- write
+
+
+def write(
+    path: Path,
+    prepared: Prepared,
+    plans: Sequence[Mapping[str, Plan]],
+    costs: Mapping[str, CostTable],
+    budgets: Sequence[int],
+    *,
+    threads: int,
+    estimated: bool = False,
+) -> Manifest:
+    """Write the bundle and return its manifest."""
+    job = prepared.job
+    first = prepared.graphs[next(iter(prepared.graphs))]
+    batch = tuple(Layout(v.dtype, v.shape, v.stride, v.offset) for v in (first.values[b] for b in first.batch))
+    device = next(iter(costs.values())).device
+    manifest = Manifest(
+        name=job.name, torch=torch.__version__, threads=threads, seed=job.seed, batch_size=job.batch_size,
+        accumulate=job.accumulate, samples=prepared.data[0].shape[0], drop_last=job.drop_last,
+        graphs=tuple(prepared.graphs), batch=batch,
+        plans=tuple(choice(b, p, costs, prepared) for b, p in zip(budgets, plans, strict=True)),
+        optimizer={"name": prepared.optimizer.name, "groups": [dict(g) for g in prepared.optimizer.groups]},
+        layouts=prepared.layouts,
+        fills={k: t.value for k, t in prepared.tensors.items() if isinstance(t, Fill)},
+        result=prepared.result,
+        device=device.name, estimated=estimated,
+        eval_samples=prepared.eval_data[0].shape[0] if prepared.eval_data else 0,
+        schedule=prepared.schedule, reference=prepared.reference,
+    )  # fmt: skip
+    tensors = {k: _storage_chunks(t) for k, t in prepared.tensors.items() if isinstance(t, torch.Tensor)}
+    tensors |= {f"unused/{k}": tensor_chunks(t.contiguous()) for k, t in prepared.unused.items()}
+    data = {f"train/{i}": tensor_chunks(c) for i, c in enumerate(prepared.data)}
+    data |= {f"eval/{i}": tensor_chunks(c) for i, c in enumerate(prepared.eval_data)}
+    write_bundle(path, Contents(manifest, prepared.graphs, costs, plans, tensors, data))
+    return manifest
+
+
+def _storage_chunks(tensor: torch.Tensor) -> Chunks:
+    """A storage's raw bytes."""
+    storage = tensor.untyped_storage()
+    flat = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
+    return Chunks("uint8", (storage.nbytes(),), lambda: _pieces(flat))
+
+
+def tensor_chunks(tensor: torch.Tensor) -> Chunks:
+    """Return a contiguous tensor for writing."""
+    flat = tensor.reshape(-1).view(torch.uint8)
+    return Chunks(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), lambda: _pieces(flat))
+
+
+def _pieces(flat: torch.Tensor) -> Iterator[memoryview]:
+    for start in range(0, flat.numel(), _CHUNK):
+        yield flat[start : start + _CHUNK].numpy().data

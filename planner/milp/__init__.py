@@ -1,0 +1,1 @@
+"""The planning problem as a mixed-integer linear program (FORMULATION.md), and HiGHS."""

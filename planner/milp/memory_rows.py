@@ -1,0 +1,221 @@
+"""The rows of the model that are about memory: bytes before and after each stage, in-stage order, sliced updates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.milp.time_rows import add_overlap_loads
+from planner.problem.model import Gap, Problem, Rebuild, Semantics
+from planner.problem.replay import page_out_ready, read_window, write_window
+
+if TYPE_CHECKING:
+    from planner.milp.highs import Vector
+    from planner.milp.model import Formulation, GapColumns, Term
+
+
+def eq5_eq6_memory(f: Formulation) -> None:
+    """Bytes before a stage's output exists (with transients) and after it exists, both within the budget.
+
+    Rows whose columns repeat those of another row with a higher fixed load say nothing new and are left out.
+    """
+    problem = f.problem
+    fixed, born, work = _fixed_loads(f)
+    terms = _gap_loads(f)
+    transients: list[list[Term]] = [[] for _ in range(problem.size)]
+    for (i, s), v in f.transients.items():
+        transients[s].append((v, problem.tensors[i].nbytes / f.byte_scale))
+    work_before = _rebuild_workspaces(f)
+    limit = (problem.ram_bytes or 0) / f.byte_scale
+    tightest: dict[tuple[Term, ...], tuple[float, str]] = {}
+    for s in range(problem.size):
+        after = fixed[s] + work[s]
+        sliced_after, sliced_before = _slice_terms(f, s)
+        if f.breadth.optimistic:
+            least = after - problem.stages[s].overcount_bytes / f.byte_scale
+            _offer_row(tightest, f"eq6_memory_after[{s}]", terms[s] + sliced_after, least)
+            continue
+        _offer_row(tightest, f"eq6_memory_after[{s}]", terms[s] + sliced_after, after)
+        before = fixed[s] - born[s]
+        if transients[s] and f.breadth.exact_stages:
+            eq5_in_stage(f, s, terms[s] + sliced_before, fixed[s] - born[s], limit)
+            transients[s] = []
+        extra = transients[s] + ([(work_before[s], 1.0)] if s in work_before else [])
+        if extra or before > after:
+            _offer_row(tightest, f"eq5_memory_before[{s}]", terms[s] + extra + sliced_before, before)
+    for row, (load, name) in tightest.items():
+        most = sum(a * f.model.upper[v] for v, a in row if a > 0)
+        if load + most > limit * (1 + 1e-12):
+            f.model.row(name, row, -np.inf, limit - load)
+
+
+def _rebuild_workspaces(f: Formulation) -> dict[int, int]:
+    """Create a column per stage that is at least the workspace of each rebuild chosen there."""
+    found: dict[int, int] = {}
+    if f.breadth.exact_stages:
+        return found
+    for i, s, rebuild, v in f.rebuild_columns():
+        if rebuild.workspace_bytes > 0:
+            if s not in found:
+                found[s] = f.model.column(upper=np.inf)
+            terms = [(found[s], 1.0), (v, -rebuild.workspace_bytes / f.byte_scale)]
+            f.model.row(f"eq5_workspace[{s},{i}]", terms, 0.0, np.inf)
+    return found
+
+
+def eq5_in_stage(f: Formulation, stage: int, base: list[Term], fixed: float, limit: float) -> None:
+    """Bytes after each rebuild of a stage: what comes later is not there yet, used-up transients are gone again.
+
+    l[q,j] >= c[q] + v[k] - 1: transient q lives on at position j while any later rebuild k reads it.
+    """
+    todo = _stage_rebuilds(f, stage)
+    place = {i: j for j, (i, _, _) in enumerate(todo)}
+    readers: list[list[int]] = [[] for _ in todo]
+    for j, (_, rebuild, _) in enumerate(todo):
+        for u, _ in rebuild.inputs:
+            if u in place:
+                readers[place[u]].append(j)
+    for j, (_, rebuild, column) in enumerate(todo):
+        row = [*base, (column, rebuild.workspace_bytes / f.byte_scale)]
+        for q, (u, _, other) in enumerate(todo):
+            nbytes = f.problem.tensors[u].nbytes / f.byte_scale
+            if f.transients.get((u, stage)) != other:
+                if q > j:
+                    row.append((other, -nbytes))
+            elif q == j:
+                row.append((other, nbytes))
+            elif q < j and (later := [k for k in readers[q] if k >= j]):
+                alive = f.model.column()
+                row.append((alive, nbytes))
+                for k in later:
+                    terms = [(alive, 1.0), (other, -1.0), (todo[k][2], -1.0)]
+                    f.model.row(f"eq5_alive[{stage},{u},{todo[k][0]}]", terms, -1.0, np.inf)
+        f.model.row(f"eq5_in_stage[{stage},{todo[j][0]}]", row, -np.inf, limit - fixed)
+
+
+def _stage_rebuilds(f: Formulation, stage: int) -> list[tuple[int, Rebuild, int]]:
+    """Return (tensor, rebuild, column) of all that may be rebuilt at `stage`, in the order of their computation.
+
+    A tensor that may be both a transient and come back appears twice: only one of the two is ever chosen.
+    """
+    order: list[tuple[int, int, Rebuild, int]] = []
+    for i, s, rebuild, v in f.rebuild_columns():
+        if s == stage:
+            writes = f.problem.tensors[i].writes
+            version = next(k for k, r in enumerate(f.problem.tensors[i].rebuilds) if r is rebuild)
+            order.append((writes[version], i, rebuild, v))
+    return [(i, rebuild, v) for _, i, rebuild, v in sorted(order, key=lambda entry: (entry[0], entry[1], entry[3]))]
+
+
+def _offer_row(tightest: dict[tuple[Term, ...], tuple[float, str]], name: str, row: list[Term], load: float) -> None:
+    key = tuple(row)
+    if key not in tightest or tightest[key][0] < load:
+        tightest[key] = (load, name)
+
+
+def _fixed_loads(f: Formulation) -> tuple[Vector, Vector, Vector]:
+    """Return scaled bytes per stage: held whatever is decided, thereof born there, workspace."""
+    problem, size = f.problem, f.problem.size
+    fixed, born = np.zeros(size), np.zeros(size)
+    for tensor in problem.tensors:
+        fixed[list(tensor.accesses)] += tensor.nbytes
+        if tensor.birth >= 0:
+            born[tensor.birth] += tensor.nbytes
+    for g in f.fixed_gaps:
+        gap = problem.gaps[g]
+        fixed[[s % size for s in range(gap.after + 1, gap.before)]] += problem.tensors[gap.tensor].nbytes
+    fixed += [stage.fixed_bytes for stage in problem.stages]
+    work = np.array([stage.workspace_bytes for stage in problem.stages], dtype=float)
+    return fixed / f.byte_scale, born / f.byte_scale, work / f.byte_scale
+
+
+def _gap_loads(f: Formulation) -> list[list[Term]]:
+    """Return, per stage, the bytes that decisions hold there: kept, back early, packed, landing, being written."""
+    problem, size = f.problem, f.problem.size
+    loads: list[list[Term]] = [[] for _ in range(size)]
+    for g, columns in f.gaps.items():
+        gap, tensor = problem.gaps[g], problem.tensors[problem.gaps[g].tensor]
+        nbytes = tensor.nbytes / f.byte_scale
+        for s in range(gap.after + 1, gap.before):
+            loads[s % size].append((columns.presence.get(s, columns.keep), nbytes))
+            if columns.packed is not None and tensor.packing is not None:
+                loads[s % size].append((columns.packed, tensor.packing.packed_bytes / f.byte_scale))
+        _add_transfer_loads(f, gap, columns, loads)
+        add_overlap_loads(f, gap, columns, loads)
+        _add_stored_loads(f, gap, columns, loads)
+    return loads
+
+
+def _add_stored_loads(f: Formulation, gap: Gap, columns: GapColumns, loads: list[list[Term]]) -> None:
+    """A page in zram stays in RAM, smaller, until it is read."""
+    for paging in f.problem.tensors[gap.tensor].paging:
+        if not paging.stored_bytes:
+            continue
+        for (s, target), v in columns.page.items():
+            if target == paging.target:
+                for t in range(gap.after + 1, s):
+                    loads[t % f.problem.size].append((v, paging.stored_bytes / f.byte_scale))
+
+
+def _add_transfer_loads(f: Formulation, gap: Gap, columns: GapColumns, loads: list[list[Term]]) -> None:
+    problem, tensor = f.problem, f.problem.tensors[gap.tensor]
+    nbytes = tensor.nbytes / f.byte_scale
+    if page_out_ready(problem, gap, None) > gap.after + 2:
+        for v in columns.page.values():
+            loads[(gap.after + 1) % problem.size].append((v, nbytes))
+    if problem.semantics is not Semantics.REAL:
+        return
+    for paging in tensor.paging:
+        for (s, target), v in columns.page.items():
+            if target == paging.target:
+                for t, _ in read_window(problem, gap, s, paging.seconds_in):
+                    loads[t].append((v, nbytes))
+                for t, _ in write_window(problem, gap, paging.seconds_out):
+                    loads[t].append((v, nbytes))
+
+
+def define_slices(f: Formulation) -> None:
+    """Create z[k]: update k runs slice by slice."""
+    for k, slicing in enumerate(f.problem.slicings):
+        sides = [_sides(f.problem, i, slicing.stage) for i in slicing.members]
+        if all(g in f.gaps and f.gaps[g].page for pair in sides for g in pair) and all(sides):
+            f.slices[k] = f.model.column(integral=True)
+
+
+def _sides(problem: Problem, tensor: int, stage: int) -> list[int]:
+    """Return the gaps that end or start at `stage`."""
+    return [
+        g for g in problem.gaps_of[tensor]
+        if stage in (problem.gaps[g].after, problem.gaps[g].before % problem.size)
+    ]  # fmt: skip
+
+
+def _slice_terms(f: Formulation, stage: int) -> tuple[list[Term], list[Term]]:
+    after: list[Term] = []
+    before: list[Term] = []
+    for k, v in f.slices.items():
+        slicing = f.problem.slicings[k]
+        if slicing.stage == stage:
+            members = sum(f.problem.tensors[i].nbytes for i in slicing.members)
+            spared = members + slicing.saved_bytes - slicing.buffer_bytes
+            if f.breadth.optimistic:
+                spared += slicing.other_bytes
+            after.append((v, -spared / f.byte_scale))
+            before.append((v, -members / f.byte_scale))
+    return after, before
+
+
+def eq10_slices(f: Formulation) -> None:
+    """z[k] <= y at the end of the gap before the update, and of the gap after it, for all it streams."""
+    for k, v in f.slices.items():
+        slicing = f.problem.slicings[k]
+        for i in slicing.members:
+            for g in _sides(f.problem, i, slicing.stage):
+                columns = f.gaps[g]
+                end = f.problem.gaps[g].before
+                terms = [(v, 1.0)] + [(y, -1.0) for (s, _), y in columns.page.items() if s == end]
+                f.model.row(f"eq10_slices[{k},{g}]", terms, -np.inf, 0.0)
+                hidden = columns.read_ahead if end % f.problem.size == slicing.stage else columns.write_behind
+                for target, h in hidden.items():
+                    f.model.row(f"eq10_exposed[{k},{g},{target}]", [(v, 1.0), (h, 1.0)], -np.inf, 1.0)

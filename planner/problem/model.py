@@ -1,0 +1,287 @@
+"""The abstract planning problem: stages in a fixed order, tensors with idle gaps, budgets.
+
+A *stage* runs one operator (or a short run of them). A *tensor* is touched at its accesses; between two accesses it is
+idle, and each idle *gap* may be bridged by keeping it, paging it, rebuilding it or packing it. The gaps of persistent
+tensors (weights, optimizer state) wrap around the end of the step. Nothing here knows torch, graphs or solvers.
+"""
+
+import enum
+from dataclasses import dataclass
+from functools import cached_property
+
+from planner.ir.errors import PortError
+
+
+class ProblemError(PortError):
+    """A planning problem that contradicts itself."""
+
+    exit_code = 2
+
+
+class Semantics(enum.Enum):
+    """Which physics a plan is judged by."""
+
+    POET = "poet"
+    """Transfers take no time and need no buffer; no static power (POET, ICML 2022)."""
+    REAL = "real"
+    """Transfers overlap with compute or stall it, need landing buffers, and the device burns static watts."""
+    ELASTIC = "elastic"
+    """As REAL, but a read or write that finds no room for its buffer waits instead of breaking the budget: what
+    `planner.ir.lowering.lower` does with captured steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of the fixed order. `fixed_bytes` are held at this stage whatever the plan decides.
+
+    `overcount_bytes`: by how much fixed bytes, workspace and accesses together may overstate what the stage needs, where
+    it stands for several operators. A schedule does without that room; a bound may not.
+    """
+
+    name: str
+    seconds: float
+    joules: float
+    workspace_bytes: int = 0
+    fixed_bytes: int = 0
+    overcount_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """Cost of one tensor's round trip to one paging target (flash, zram)."""
+
+    target: int
+    seconds_out: float
+    seconds_in: float
+    joules_out: float
+    joules_in: float
+    stored_bytes: int = 0
+    """Bytes that stay in RAM while it is paged out (zram); 0 for flash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Lossless packing through a gap: bytes while packed, seconds and joules of both directions together."""
+
+    packed_bytes: int
+    seconds: float
+    joules: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """How to compute one version of a tensor again: cost, and the (tensor, version) pairs it reads.
+
+    `own_share`: where its operators rebuild other tensors in passing, the part of the cost that is left if each of them
+    pays the same. A bound may count no more; a schedule that rebuilds only this tensor pays all of it.
+    """
+
+    seconds: float
+    joules: float
+    inputs: tuple[tuple[int, int], ...]
+    workspace_bytes: int = 0
+    own_share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A block of memory with its accesses.
+
+    `accesses` are the stages that create, read or write it, ascending; `writes` the subset that changes its contents
+    (its birth included). `rebuilds[v]` rebuilds the contents after the v-th write; None where that is not possible.
+    """
+
+    name: str
+    nbytes: int
+    accesses: tuple[int, ...]
+    writes: tuple[int, ...]
+    persistent: bool = False
+    rebuilds: tuple[Rebuild | None, ...] = ()
+    paging: tuple[Paging, ...] = ()
+    packing: Packing | None = None
+    pinned: bool = False
+    """Always kept between its accesses; after the last one it may come back as a transient."""
+
+    def version_after(self, stage: int) -> int:
+        """Return how many writes have happened once `stage` has run, minus one (-1: contents from before the step)."""
+        return sum(w <= stage for w in self.writes) - 1
+
+    def version_before(self, stage: int) -> int:
+        """Return the version that `stage` finds when it starts."""
+        return sum(w < stage for w in self.writes) - 1
+
+    def contents(self, version: int) -> int:
+        """Return which contents a version holds: a persistent tensor starts a step with those of the last write."""
+        return version % len(self.writes) if self.persistent and self.writes else version
+
+    @property
+    def birth(self) -> int:
+        """The first stage at which the tensor exists; -1 if it exists before the step."""
+        return -1 if self.persistent else self.accesses[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Stages `after` < s < `before` in which `tensor` is idle.
+
+    A gap of a persistent tensor that wraps around the step's end has `before` >= number of stages. `dead` gaps follow
+    the last access of a temporary tensor: nothing needs it any more, but rebuilds of others may.
+    """
+
+    tensor: int
+    after: int
+    before: int
+    version: int
+    dead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Slicing:
+    """An update that may run slice by slice, once the persistent `members` are paged in before and out after it.
+
+    Then neither the members nor `saved_bytes` of the stage's workspace are resident, only `buffer_bytes`. `other_bytes`
+    (the gradient) may pass in slices too if it is paged there; only a bound counts on that.
+    """
+
+    stage: int
+    members: tuple[int, ...]
+    saved_bytes: int
+    buffer_bytes: int
+    other_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What to plan. Budgets that are None do not bind.
+
+    The joules of stages, rebuilds and packing include the static power of their seconds; `static_watts` burn while the
+    step waits for transfers.
+    """
+
+    stages: tuple[Stage, ...]
+    tensors: tuple[Tensor, ...]
+    ram_bytes: int | None
+    deadline_s: float | None = None
+    semantics: Semantics = Semantics.POET
+    static_watts: float = 0.0
+    targets: tuple[str, ...] = ("flash",)
+    write_limit_bytes: float | None = None
+    slicings: tuple[Slicing, ...] = ()
+    name: str = ""
+
+    @property
+    def size(self) -> int:
+        return len(self.stages)
+
+    @cached_property
+    def base_seconds(self) -> float:
+        """Seconds of every stage once."""
+        return sum(stage.seconds for stage in self.stages)
+
+    @cached_property
+    def base_joules(self) -> float:
+        """Joules of every stage once."""
+        return sum(stage.joules for stage in self.stages)
+
+    @cached_property
+    def gaps(self) -> tuple[Gap, ...]:
+        """Every idle gap, by tensor, then time."""
+        return tuple(gap for i in range(len(self.tensors)) for gap in self._gaps_of(i))
+
+    @cached_property
+    def gaps_of(self) -> tuple[tuple[int, ...], ...]:
+        """Per tensor: the indices of its gaps."""
+        lists: list[list[int]] = [[] for _ in self.tensors]
+        for g, gap in enumerate(self.gaps):
+            lists[gap.tensor].append(g)
+        return tuple(map(tuple, lists))
+
+    def _gaps_of(self, i: int) -> list[Gap]:
+        tensor, size = self.tensors[i], self.size
+        found = [
+            Gap(i, a, b, tensor.version_after(a))
+            for a, b in zip(tensor.accesses, tensor.accesses[1:], strict=False)
+            if b > a + 1
+        ]
+        last = tensor.accesses[-1]
+        if tensor.persistent:
+            before = size + tensor.accesses[0]
+            if before > last:
+                found.append(Gap(i, last, before, tensor.version_after(last)))
+        elif last + 1 < size and any(tensor.rebuilds):
+            found.append(Gap(i, last, size, tensor.version_after(last), dead=True))
+        return found
+
+    @cached_property
+    def consumers(self) -> tuple[tuple[int, ...], ...]:
+        """Per tensor: the tensors whose rebuilds read it."""
+        lists: list[set[int]] = [set() for _ in self.tensors]
+        for j, tensor in enumerate(self.tensors):
+            for rebuild in tensor.rebuilds:
+                for u, _ in rebuild.inputs if rebuild else ():
+                    lists[u].add(j)
+        return tuple(tuple(sorted(s)) for s in lists)
+
+
+def verify_problem(problem: Problem) -> None:
+    """Raise ProblemError unless accesses, versions and rebuild inputs are consistent."""
+    size = problem.size
+    for i, tensor in enumerate(problem.tensors):
+        touched = tensor.accesses
+        if not touched or list(touched) != sorted(set(touched)) or not 0 <= touched[0] <= touched[-1] < size:
+            raise ProblemError(
+                f"tensor {i} ({tensor.name}) has accesses {touched}; they must ascend within {size} stages"
+            )
+        if not set(tensor.writes) <= set(touched):
+            raise ProblemError(f"tensor {i} ({tensor.name}) is written at {tensor.writes}, outside its accesses")
+        if not tensor.persistent and (not tensor.writes or tensor.writes[0] != touched[0]):
+            raise ProblemError(f"tensor {i} ({tensor.name}) is read before it is written")
+        if tensor.nbytes < 0:
+            raise ProblemError(f"tensor {i} ({tensor.name}) claims {tensor.nbytes} bytes")
+        _verify_rebuilds(problem, i)
+
+
+def _verify_rebuilds(problem: Problem, i: int) -> None:
+    tensor = problem.tensors[i]
+    for v, rebuild in enumerate(tensor.rebuilds):
+        for u, version in rebuild.inputs if rebuild else ():
+            if not 0 <= u < len(problem.tensors) or u == i:
+                raise ProblemError(
+                    f"rebuild {v} of tensor {i} ({tensor.name}) reads tensor {u}: cyclic or out of range"
+                )
+            if not -1 <= version < len(problem.tensors[u].writes):
+                raise ProblemError(f"rebuild {v} of tensor {i} reads version {version} of tensor {u}: no such version")
+            if problem.tensors[u].birth > tensor.writes[v]:
+                raise ProblemError(f"tensor {i} ({tensor.name}) is rebuilt from tensor {u}, which is born later")
+
+
+class Fate(enum.Enum):
+    """What happens to a tensor in one idle gap."""
+
+    KEEP = "keep"
+    PAGE = "page"
+    RECOMPUTE = "recompute"
+    PACK = "pack"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Choice:
+    """A gap that is not simply kept: its fate, the stage at whose start the tensor is back, the paging target."""
+
+    gap: int
+    stage: int
+    fate: Fate
+    target: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Decisions for a problem; gaps that do not appear are kept. `transients` are (tensor, stage) pairs.
+
+    Return stages of wrapping gaps may exceed the number of stages; those of transients do not. `sliced`: indices of
+    the slicings in use.
+    """
+
+    choices: tuple[Choice, ...] = ()
+    transients: tuple[tuple[int, int], ...] = ()
+    sliced: tuple[int, ...] = ()

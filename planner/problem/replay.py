@@ -1,0 +1,353 @@
+"""Replays a schedule of an abstract problem and measures it. Written without the solver, so it can judge one."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.problem.model import Choice, Fate, Gap, Paging, Problem, Schedule, Semantics
+
+Bytes = npt.NDArray[np.float64]
+
+MAX_PREFETCH_STAGES = 12
+"""A read starts at most this many stages before its tensor is needed: longer reads are better counted as stalls."""
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """What a schedule costs. `errors` is empty exactly if it is valid, budgets included."""
+
+    joules: float = 0.0
+    overhead_joules: float = 0.0
+    static_joules: float = 0.0
+    seconds: float = 0.0
+    stall_seconds: float = 0.0
+    recompute_seconds: float = 0.0
+    peak_bytes: int = 0
+    peak_stage: int = 0
+    written_bytes: int = 0
+    read_bytes: int = 0
+    load_bytes: Bytes = field(default_factory=lambda: np.zeros(0))
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def valid(self) -> bool:
+        return not self.errors
+
+
+def transfer_window(problem: Problem, stage: int, seconds: float, step: int) -> list[tuple[int, float]]:
+    """Return (stage, seconds) shares of a transfer that ends before `stage` (step -1) or starts at it (step +1).
+
+    A read fills the compute time of the stages before its use, nearest first; a write fills the stages after. What
+    does not fit within MAX_PREFETCH_STAGES stalls the stage nearest to the use.
+    """
+    size, left = problem.size, seconds
+    s = (stage - 1 if step < 0 else stage) % size
+    shares: list[tuple[int, float]] = []
+    for _ in range(min(MAX_PREFETCH_STAGES, size - 1)):
+        part = min(left, problem.stages[s].seconds)
+        shares.append((s, part))
+        left -= part
+        if left <= 1e-12 * seconds:
+            break
+        s = (s + step) % size
+    if left > 0:
+        first, part = shares[0]
+        shares[0] = (first, part + left)
+    return shares
+
+
+def read_window(problem: Problem, gap: Gap, stage: int, seconds: float) -> list[tuple[int, float]]:
+    """Return the shares of a page-in that must be complete when `stage` starts, inside its gap."""
+    return _inside(problem, gap, transfer_window(problem, stage, seconds, -1))
+
+
+def write_window(problem: Problem, gap: Gap, seconds: float) -> list[tuple[int, float]]:
+    """Return the shares of a page-out that starts right after the gap's first end."""
+    return _inside(problem, gap, transfer_window(problem, gap.after + 1, seconds, 1))
+
+
+def transfers_fit(problem: Problem, gap: Gap, paging: Paging, stage: int) -> bool:
+    """Say whether a tensor can be written and read back by `stage` with its buffer free in between."""
+    if problem.semantics is not Semantics.REAL:
+        return True
+    reads = {s for s, _ in read_window(problem, gap, stage, paging.seconds_in)}
+    return not reads & {s for s, _ in write_window(problem, gap, paging.seconds_out)}
+
+
+def _inside(problem: Problem, gap: Gap, shares: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    idle = {s % problem.size for s in range(gap.after + 1, gap.before)}
+    kept = [(s, part) for s, part in shares if s in idle]
+    rest = sum(part for s, part in shares if s not in idle)
+    if not kept:
+        return [(shares[0][0], rest)]
+    return [(kept[0][0], kept[0][1] + rest), *kept[1:]]
+
+
+def replay(problem: Problem, schedule: Schedule) -> Evaluation:
+    """Return what `schedule` costs and every rule it breaks (rebuild inputs, memory, deadline, wear)."""
+    return _Replay(problem, schedule).run()
+
+
+class _Replay:
+    """One replay: residency per tensor and stage first, then rebuilds stage by stage, then time and energy."""
+
+    def __init__(self, problem: Problem, schedule: Schedule) -> None:
+        self.problem, self.schedule = problem, schedule
+        self.result = Evaluation()
+        count, size = len(problem.tensors), problem.size
+        self.resident = np.zeros((count, size), dtype=bool)
+        """Resident when a stage starts, rebuilds of that stage done."""
+        self.extra = np.zeros(size)
+        """Bytes of landing buffers, unfinished writes, packed tensors and compressed pages."""
+        self.rebuilds: dict[int, list[tuple[int, int, bool]]] = defaultdict(list)
+        """Stage -> (tensor, version, is transient)."""
+        self.transfers = np.zeros(size)
+        self.transfer_total = 0.0
+        self.extra_seconds = 0.0
+        self.extra_joules = 0.0
+
+    def run(self) -> Evaluation:
+        self._place_accesses()
+        self._place_choices()
+        self._place_transients()
+        self._place_slices()
+        self._measure_memory()
+        self._measure_time()
+        self._verify_budgets()
+        return self.result
+
+    def _fail(self, message: str) -> None:
+        self.result.errors.append(message)
+
+    def _place_accesses(self) -> None:
+        for i, tensor in enumerate(self.problem.tensors):
+            self.resident[i, list(tensor.accesses)] = True
+
+    def _place_choices(self) -> None:
+        problem = self.problem
+        chosen = {}
+        for choice in self.schedule.choices:
+            if choice.gap in chosen:
+                self._fail(f"gap {choice.gap} is decided twice")
+            chosen[choice.gap] = choice
+        paged: dict[tuple[int, int, int], bool] = {}
+        for g, gap in enumerate(problem.gaps):
+            found = chosen.get(g)
+            if found is not None and not (gap.after < found.stage <= gap.before) and found.fate is not Fate.KEEP:
+                self._fail(f"gap {g} of tensor {gap.tensor} returns at stage {found.stage}, outside it")
+            elif found is None or found.fate is Fate.KEEP:
+                if not gap.dead:
+                    self._reside(gap.tensor, gap.after + 1, gap.before)
+            elif gap.dead:
+                self._fail(f"gap {g} of tensor {gap.tensor} is dead; only transients may touch it")
+            elif found.fate is Fate.PAGE:
+                self._page(gap, found, paged, chosen)
+            elif found.fate is Fate.PACK:
+                self._pack(gap)
+            else:
+                self._reside(gap.tensor, found.stage, gap.before)
+                self.rebuilds[found.stage % problem.size].append((gap.tensor, gap.version, False))
+
+    def _reside(self, tensor: int, start: int, stop: int) -> None:
+        size = self.problem.size
+        self.resident[tensor, [s % size for s in range(start, stop)]] = True
+
+    def _pack(self, gap: Gap) -> None:
+        packing = self.problem.tensors[gap.tensor].packing
+        if packing is None:
+            self._fail(f"tensor {gap.tensor} cannot be packed")
+            return
+        for s in range(gap.after + 1, gap.before):
+            self.extra[s % self.problem.size] += packing.packed_bytes
+        self.extra_seconds += packing.seconds
+        self.extra_joules += packing.joules
+
+    def _page(
+        self, gap: Gap, choice: Choice, paged: dict[tuple[int, int, int], bool], chosen: dict[int, Choice]
+    ) -> None:
+        problem, tensor = self.problem, self.problem.tensors[gap.tensor]
+        cost = next((p for p in tensor.paging if p.target == choice.target), None)
+        if cost is None:
+            self._fail(f"tensor {gap.tensor} cannot be paged to target {choice.target}")
+            return
+        self._reside(gap.tensor, choice.stage, gap.before)
+        self.result.read_bytes += tensor.nbytes
+        self.extra_joules += cost.joules_in
+        for s in range(gap.after + 1, choice.stage):
+            self.extra[s % problem.size] += cost.stored_bytes
+        key = (gap.tensor, tensor.contents(gap.version), choice.target)
+        first = key not in paged and not (tensor.persistent and not tensor.writes)
+        paged[key] = True
+        if first:
+            self.result.written_bytes += tensor.nbytes
+            self.extra_joules += cost.joules_out
+        earliest = page_out_ready(problem, gap, _rebuilt_at(problem, gap, chosen)) if first else gap.after + 2
+        if choice.stage < earliest:
+            self._fail(f"tensor {gap.tensor} is read back at stage {choice.stage}, before its write is done")
+        if first and earliest > gap.after + 2:
+            self.extra[(gap.after + 1) % problem.size] += tensor.nbytes
+        if problem.semantics is not Semantics.POET:
+            self._charge_transfers(gap, choice, cost.seconds_in, cost.seconds_out if first else None)
+
+    def _charge_transfers(self, gap: Gap, choice: Choice, seconds_in: float, seconds_out: float | None) -> None:
+        problem, nbytes = self.problem, self.problem.tensors[gap.tensor].nbytes
+        if problem.semantics is Semantics.ELASTIC:
+            self.transfer_total += seconds_in + (seconds_out or 0.0)
+            return
+        for s, part in read_window(problem, gap, choice.stage, seconds_in):
+            self.transfers[s] += part
+            self.extra[s] += nbytes
+        for s, part in write_window(problem, gap, seconds_out) if seconds_out is not None else ():
+            self.transfers[s] += part
+            self.extra[s] += nbytes
+
+    def _place_transients(self) -> None:
+        for i, s in self.schedule.transients:
+            if self.resident[i, s]:
+                self._fail(f"tensor {i} is rebuilt as a transient at stage {s}, where it is resident")
+            version = self.problem.tensors[i].version_before(s)
+            self.rebuilds[s].append((i, version, True))
+
+    def _place_slices(self) -> None:
+        """A sliced update holds neither its streamed members nor its temporaries, only slice buffers."""
+        self.spared = np.zeros(self.problem.size)
+        self.spared_before = np.zeros(self.problem.size)
+        paged = {
+            (self.problem.gaps[c.gap].tensor, stage % self.problem.size)
+            for c in self.schedule.choices
+            if c.fate is Fate.PAGE and c.stage == self.problem.gaps[c.gap].before
+            for stage in (self.problem.gaps[c.gap].after, self.problem.gaps[c.gap].before)
+        }
+        for k in self.schedule.sliced:
+            slicing = self.problem.slicings[k]
+            members = sum(self.problem.tensors[i].nbytes for i in slicing.members)
+            if any((i, slicing.stage) not in paged for i in slicing.members):
+                self._fail(f"the update at stage {slicing.stage} is sliced, but not all it streams is paged around it")
+            self.spared[slicing.stage] += members + slicing.saved_bytes - slicing.buffer_bytes
+            self.spared_before[slicing.stage] += members
+
+    def _measure_memory(self) -> None:
+        problem = self.problem
+        sizes = np.array([t.nbytes for t in problem.tensors], dtype=float)
+        fixed = np.array([stage.fixed_bytes for stage in problem.stages], dtype=float)
+        work = np.array([stage.workspace_bytes for stage in problem.stages], dtype=float)
+        load = sizes @ self.resident + fixed + self.extra
+        born = np.zeros(problem.size)
+        for t in problem.tensors:
+            if t.birth >= 0:
+                born[t.birth] += t.nbytes
+        self.result.load_bytes = load + work - self.spared
+        for s in sorted(self.rebuilds):
+            peak = self._rebuild_stage(s, float(load[s] - born[s] - self.spared_before[s]))
+            self.result.load_bytes[s] = max(self.result.load_bytes[s], peak)
+        self.result.peak_stage = int(np.argmax(self.result.load_bytes))
+        self.result.peak_bytes = round(float(self.result.load_bytes[self.result.peak_stage]))
+
+    def _rebuild_stage(self, stage: int, load: float) -> float:
+        """Run the rebuilds of one stage in the order of their first computation; return their peak bytes."""
+        tensors = self.problem.tensors
+        todo = self._in_order(self.rebuilds[stage])
+        if len(todo) < len(self.rebuilds[stage]):
+            self._fail(f"a tensor is rebuilt twice at stage {stage}")
+        last_use = {}
+        for i, v, _ in todo:
+            rebuild = tensors[i].rebuilds[v] if 0 <= v < len(tensors[i].rebuilds) else None
+            if rebuild is None:
+                self._fail(f"tensor {i} cannot be rebuilt at stage {stage}")
+                return load
+            last_use.update({u: i for u, _ in rebuild.inputs})
+        load -= sum(tensors[i].nbytes for i, _, transient in todo if not transient)
+        peak, pending = load, {i for i, _, _ in todo}
+        made: dict[int, int] = {}
+        for i, v, transient in todo:
+            rebuild = tensors[i].rebuilds[v]
+            if rebuild is None:
+                continue
+            for u, version in rebuild.inputs:
+                self._verify_input(stage, i, u, version, pending, made)
+            made[i] = v
+            load += tensors[i].nbytes
+            peak = max(peak, load + rebuild.workspace_bytes)
+            self.result.recompute_seconds += rebuild.seconds
+            self.extra_joules += rebuild.joules
+            load -= sum(tensors[u].nbytes for u, _, gone in todo if gone and u in made and last_use.get(u, u) == i)
+            if transient and i not in last_use:
+                self._fail(f"tensor {i} is rebuilt at stage {stage}, but nothing there needs it")
+        return peak
+
+    def _in_order(self, todo: list[tuple[int, int, bool]]) -> list[tuple[int, int, bool]]:
+        """Return rebuilds in the order of their first computation, inputs first within one stage."""
+        tensors = self.problem.tensors
+        entries = {i: (i, v, transient) for i, v, transient in todo}
+        ordered: dict[int, tuple[int, int, bool]] = {}
+        seen: set[int] = set()  # an in-place write can make two rebuilds need each other: caught as a missing input
+
+        def visit(i: int) -> None:
+            seen.add(i)
+            version = entries[i][1]
+            known = 0 <= version < len(tensors[i].rebuilds)
+            rebuild = tensors[i].rebuilds[version] if known else None
+            for u, _ in rebuild.inputs if rebuild else ():
+                if u in entries and u not in seen:
+                    visit(u)
+            ordered[i] = entries[i]
+
+        for i in sorted(entries, key=lambda i: (tensors[i].writes[entries[i][1]] if entries[i][1] >= 0 else -1, i)):
+            if i not in seen:
+                visit(i)
+        return list(ordered.values())
+
+    def _verify_input(self, stage: int, i: int, u: int, version: int, pending: set[int], made: dict[int, int]) -> None:
+        tensor = self.problem.tensors[u]
+        if u in pending:
+            if made.get(u) != version:
+                self._fail(f"tensor {i} is rebuilt at stage {stage} before its input {u}")
+        elif not self.resident[u, stage] or tensor.birth == stage:
+            self._fail(f"tensor {i} is rebuilt at stage {stage}, but its input {u} is not resident")
+        elif tensor.version_before(stage) != version:
+            self._fail(f"tensor {i} is rebuilt at stage {stage}, but its input {u} has changed since")
+
+    def _measure_time(self) -> None:
+        problem, result = self.problem, self.result
+        if problem.semantics is Semantics.REAL:
+            compute = np.array([stage.seconds for stage in problem.stages])
+            result.stall_seconds = float(np.maximum(self.transfers - compute, 0.0).sum())
+        elif problem.semantics is Semantics.ELASTIC:  # at best: a program decides what really overlaps
+            compute_seconds = problem.base_seconds + result.recompute_seconds
+            result.stall_seconds = max(self.transfer_total - compute_seconds, 0.0)
+        result.seconds = problem.base_seconds + result.recompute_seconds + self.extra_seconds + result.stall_seconds
+        result.static_joules = problem.static_watts * result.stall_seconds
+        result.overhead_joules = self.extra_joules
+        result.joules = problem.base_joules + self.extra_joules + result.static_joules
+
+    def _verify_budgets(self) -> None:
+        problem, result = self.problem, self.result
+        if problem.ram_bytes is not None and result.peak_bytes > problem.ram_bytes * (1 + 1e-9):
+            self._fail(f"stage {result.peak_stage} needs {result.peak_bytes} B, the budget is {problem.ram_bytes} B")
+        if problem.deadline_s is not None and result.seconds > problem.deadline_s * (1 + 1e-9):
+            self._fail(f"the step takes {result.seconds:g} s, the deadline is {problem.deadline_s:g} s")
+        if problem.write_limit_bytes is not None and result.written_bytes > problem.write_limit_bytes:
+            self._fail(f"{result.written_bytes} B are written, the limit is {problem.write_limit_bytes:.0f} B")
+
+
+def _rebuilt_at(problem: Problem, gap: Gap, chosen: dict[int, Choice]) -> int | None:
+    """Return the stage at which the tensor was rebuilt in the gap before this one, if it was."""
+    for g in problem.gaps_of[gap.tensor]:
+        if problem.gaps[g].before == gap.after and g in chosen and chosen[g].fate is Fate.RECOMPUTE:
+            return chosen[g].stage
+    return None
+
+
+def page_out_ready(problem: Problem, gap: Gap, rebuilt_at: int | None) -> int:
+    """Return the earliest stage at which a tensor written out after `gap.after` can be back.
+
+    POET writes a tensor only in a stage at whose start it is in RAM. One that appears in stage `gap.after` itself
+    (born or rebuilt there) must therefore stay one stage longer.
+    """
+    tensor = problem.tensors[gap.tensor]
+    if problem.semantics is Semantics.POET and gap.after in (tensor.birth, rebuilt_at):
+        return gap.after + 3
+    # A weight used last in one step and first in the next has no idle stage, yet may change hands in between.
+    return min(gap.after + 2, gap.before)

@@ -1,0 +1,336 @@
+"""Measure what a step costs on this machine: seconds and workspace per operator, flash bandwidth, base memory.
+
+Operators with the same name, shapes and arguments, on operands as cold, are measured once. Run as a process of its own
+(`python -m planner.profiling.operators GRAPHS OUT`), so that the memory it reports is that of a bare worker; with the budget-aware
+allocator preloaded, workspace counts whatever a kernel takes, oneDNN's scratch included.
+"""
+
+import contextlib
+import ctypes
+import itertools
+import mmap
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import torch
+
+from planner.ir.bundle.codec import unpack_graph
+from planner.ir.code_pages import release_code_pages
+from planner.ir.costs import Flash, OpCost
+from planner.ir.errors import PortError
+from planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, references
+from planner.ir.operators import GUARD
+from planner.ir.process_memory import resident_bytes
+from planner.ir.torch_operators import dtype, literal, resolve
+from planner.profiling.cpu_cache import Sweep, cold_operands, last_level_bytes
+
+Progress = Callable[[int, int], None]
+
+_REPEATS = 3
+_FLASH_SAMPLE_BYTES = 64 << 20
+_CHUNK = 1 << 20
+MEDIUM_WATTS = 0.15
+"""What a medium draws while it transfers: 30 mA at 5 V, MEMORY_POWER of POET's reference implementation (SD card)."""
+LEAST_MEDIUM_JOULES = 2e-9
+"""Per byte, however fast: NVMe drives draw 5 to 6 W at 3 GB/s (data sheets)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Costs per op of each graph, and what the process itself holds.
+
+    `base_bytes`: resident before any tensor; `retained_bytes`: what stays resident after every op has run once and all
+    tensors are gone (kernels' caches, code pages). `released_bytes`: code among all that which only loading needed, and
+    which a worker gives back.
+    """
+
+    ops: tuple[tuple[OpCost, ...], ...]
+    base_bytes: int
+    retained_bytes: int
+    released_bytes: int = 0
+
+    @property
+    def worker_bytes(self) -> int:
+        """Return what a worker holds besides the step's tensors."""
+        return self.base_bytes + self.retained_bytes - self.released_bytes
+
+    def at_pace(self, pace: float) -> "Measured":
+        """Return the same with every operator taking `pace` times as long, and as many joules."""
+        tables = tuple(
+            tuple(replace(c, seconds=c.seconds * pace, joules=c.joules * pace) for c in table) for table in self.ops
+        )
+        return replace(self, ops=tables)
+
+
+def profile_operators(
+    graphs: Iterable[StepGraph], *, compute_watts: float, progress: Progress | None = None
+) -> Measured:
+    """Run every distinct operator of `graphs` a few times on made-up data and return its cost."""
+    graphs = tuple(graphs)
+    base = resident_bytes()
+    known: dict[Any, OpCost] = {}
+    cache_bytes = last_level_bytes()
+    calls = [[_Call(g, *pair) for pair in zip(g.ops, cold_operands(g, cache_bytes), strict=True)] for g in graphs]
+    distinct = {_signature(c): c for table in calls for c in table if c.op.name != GUARD}
+    sweep = Sweep(cache_bytes)
+    generator = torch.get_rng_state()
+    with torch.no_grad():
+        for done, (signature, call) in enumerate(distinct.items()):
+            seconds, workspace = _measure(call, sweep)
+            known[signature] = OpCost(seconds, workspace, seconds * compute_watts)
+            if progress:
+                progress(done + 1, len(distinct))
+    del sweep
+    free = OpCost(0.0, 0, 0.0)
+    tables = tuple(tuple(known.get(_signature(c), free) for c in table) for table in calls)
+    loaded, running = _resident_after(distinct.values())
+    torch.set_rng_state(generator)
+    return Measured(tables, base, max(0, loaded - base), max(0, loaded - running))
+
+
+def _resident_after(calls: Iterable["_Call"]) -> tuple[int, int]:
+    """Return what is resident now, and what once code is given back and only these calls have fetched theirs again."""
+    _give_back()
+    loaded = resident_bytes()
+    release_code_pages()
+    with torch.no_grad():
+        for call in calls:
+            call.ready()[0]()
+    _give_back()
+    return loaded, resident_bytes()
+
+
+def _give_back() -> None:
+    """Let the allocator return freed memory, so that what is resident is what is really held."""
+    library = ctypes.CDLL(None)
+    for function in ("port_malloc_trim", "malloc_trim"):
+        if hasattr(library, function):
+            getattr(library, function)(ctypes.c_size_t(0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One operator of a graph, and the storages among its operands that it finds cold."""
+
+    graph: StepGraph
+    op: Op
+    cold: frozenset[int]
+
+    def ready(self) -> tuple[Callable[[], Any], list[torch.Tensor]]:
+        """Return what runs it on made-up data, and those of its operands that are warm."""
+        op = self.op
+        function = resolve(op.name)
+        tensors: dict[int, torch.Tensor] = {}
+        for argument in (*op.args, *(a for _, a in op.kwargs)):
+            for v in references(argument):
+                tensors.setdefault(v, _made_up(self.graph, v))
+        args = [_filled(a, tensors) for a in op.args]
+        kwargs = {k: _filled(a, tensors) for k, a in op.kwargs}
+        warm = [t for v, t in tensors.items() if self.graph.values[v].storage not in self.cold]
+        return lambda: function(*args, **kwargs), warm
+
+
+def _signature(call: _Call) -> Any:
+    def shape(argument: Argument) -> Any:
+        if isinstance(argument, Ref):
+            v = call.graph.values[argument.value]
+            return ("value", v.dtype, v.shape, v.stride, v.storage in call.cold)
+        if isinstance(argument, Scalar):
+            return "scalar"
+        if isinstance(argument, tuple):
+            return tuple(shape(a) for a in argument)
+        return (type(argument).__name__, argument)
+
+    op = call.op
+    return op.name, tuple(shape(a) for a in op.args), tuple((k, shape(a)) for k, a in op.kwargs)
+
+
+def _measure(call: _Call, sweep: Sweep) -> tuple[float, int]:
+    run, warm = call.ready()
+    meter = _WorkspaceMeter()
+    # With one thread, CPU time is what the op takes on a quiet machine, however busy this one is.
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    seconds = []
+    workspace = 0
+    budget = time.perf_counter() + 2.0
+    for _ in range(_REPEATS + 1):
+        sweep(warm)
+        meter.start()
+        begin = clock()
+        result = run()
+        seconds.append(clock() - begin)
+        workspace = max(workspace, meter.stop())
+        del result
+        if time.perf_counter() > budget:
+            break
+    return min(seconds[1:] or seconds), workspace
+
+
+def _made_up(graph: StepGraph, v: int) -> torch.Tensor:
+    value = graph.values[v]
+    kind = dtype(value.dtype)
+    extent = sum((n - 1) * k for n, k in zip(value.shape, value.stride, strict=True)) + 1 if 0 not in value.shape else 0
+    flat = torch.empty(extent, dtype=kind)
+    if kind.is_floating_point:
+        flat.uniform_(0.1, 0.9)
+    else:
+        flat.zero_()
+    return flat.as_strided(value.shape, value.stride)
+
+
+def _filled(argument: Argument, tensors: dict[int, torch.Tensor]) -> Any:
+    if isinstance(argument, Ref):
+        return tensors[argument.value]
+    if isinstance(argument, Scalar):
+        return 0.5
+    if isinstance(argument, tuple):
+        return [_filled(a, tensors) for a in argument]
+    return literal(argument)
+
+
+class _WorkspaceMeter:
+    """Bytes that a call takes at its peak beyond what it returns.
+
+    Reads the preloaded allocator's exact peak where it is there; otherwise nothing is known and 0 is returned, and what
+    is unplanned shows in the measured reserve instead.
+    """
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(None)
+        self._calls: tuple[Callable[[], int], Callable[[], int], Callable[[], None]] | None = None
+        if hasattr(library, "port_malloc_peak_live_bytes"):
+            live, peak = library.port_malloc_live_bytes, library.port_malloc_peak_live_bytes
+            live.restype = peak.restype = ctypes.c_size_t
+            self._calls = live, peak, library.port_malloc_reset_peak
+        self._before = 0
+
+    def start(self) -> None:
+        if self._calls:
+            live, _, reset = self._calls
+            reset()
+            self._before = live()
+
+    def stop(self) -> int:
+        """Return the bytes; what the call returned must still be alive."""
+        if not self._calls:
+            return 0
+        live, peak, _ = self._calls
+        returned = max(0, live() - self._before)
+        return max(0, peak() - self._before - returned)
+
+
+# -- flash
+
+
+class FlashError(PortError):
+    """The medium could not be measured."""
+
+
+def medium_joules(bytes_per_s: float) -> float:
+    """Return an estimate of what a medium of this bandwidth takes per byte, as POET derives it: watts over bandwidth."""
+    return max(MEDIUM_WATTS / bytes_per_s, LEAST_MEDIUM_JOULES)
+
+
+def measure_flash(
+    directory: Path, *, compute_watts: float, name: str = "flash", progress: Progress | None = None
+) -> Flash:
+    """Return bandwidth and latency of the medium under `directory`, past the page cache where the system allows it.
+
+    Writes and reads a 64 MiB file; FlashError where that fails. Energy per byte is the CPU time that the transfers take,
+    measured, at `compute_watts`, and an estimate for the medium.
+    """
+    try:
+        return _timed_flash(directory, compute_watts, name, progress)
+    except OSError as error:
+        raise FlashError(
+            f"the medium under {directory} could not be measured: {error.strerror}; "
+            f"it takes {_FLASH_SAMPLE_BYTES >> 20} MiB of free space there: free some or choose another --page-dir"
+        ) from error
+
+
+def _timed_flash(directory: Path, compute_watts: float, name: str, progress: Progress | None) -> Flash:
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / ".port-flash-test"
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
+    try:
+        fd = os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o600)
+    except OSError:
+        fd = os.open(path, flags, 0o600)
+    buffer = mmap.mmap(-1, _CHUNK)
+    buffer.write(os.urandom(_CHUNK))
+    rounds = _FLASH_SAMPLE_BYTES // _CHUNK
+    try:
+        write_s = []
+        cpu = [time.thread_time()]
+        for i in range(rounds):
+            begin = time.perf_counter()
+            os.pwrite(fd, memoryview(buffer), i * _CHUNK)
+            write_s.append(time.perf_counter() - begin)
+            if progress:
+                progress(i + 1, 2 * rounds)
+        begin = time.perf_counter()
+        os.fsync(fd)
+        sync = time.perf_counter() - begin
+        cpu.append(time.thread_time())
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        read_s = []
+        for i in range(rounds):
+            begin = time.perf_counter()
+            os.preadv(fd, [memoryview(buffer)], i * _CHUNK)
+            read_s.append(time.perf_counter() - begin)
+            if progress:
+                progress(rounds + i + 1, 2 * rounds)
+        cpu.append(time.thread_time())
+        small = []
+        for i in range(16):
+            begin = time.perf_counter()
+            os.preadv(fd, [memoryview(buffer)[:4096]], i * _CHUNK)
+            small.append(time.perf_counter() - begin)
+    finally:
+        os.close(fd)
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+    read, write = _FLASH_SAMPLE_BYTES / sum(read_s), _FLASH_SAMPLE_BYTES / (sum(write_s) + sync)
+    write_cpu, read_cpu = (compute_watts * (b - a) / _FLASH_SAMPLE_BYTES for a, b in itertools.pairwise(cpu))
+    return Flash(
+        name=name, read_bytes_per_s=read, write_bytes_per_s=write, latency_s=statistics.median(small),
+        read_joules_per_byte=medium_joules(read) + read_cpu, write_joules_per_byte=medium_joules(write) + write_cpu,
+    )  # fmt: skip
+
+
+# -- as a process of its own
+
+
+def main(arguments: list[str]) -> int:
+    """Profile the graphs in file `arguments[0]`, write the result to `arguments[1]`; progress as "done total" lines."""
+    source, target, threads, watts = arguments
+    torch.set_num_threads(int(threads))
+    graphs = [unpack_graph(g) for g in msgpack.unpackb(Path(source).read_bytes())]
+
+    def progress(done: int, total: int) -> None:
+        sys.stdout.write(f"{done} {total}\n")
+        sys.stdout.flush()
+
+    measured = profile_operators(graphs, compute_watts=float(watts), progress=progress)
+    ops = [[[c.seconds, c.workspace_bytes, c.joules] for c in table] for table in measured.ops]
+    process = (measured.base_bytes, measured.retained_bytes, measured.released_bytes)
+    Path(target).write_bytes(msgpack.packb([ops, *process]))
+    return 0
+
+
+def read_measured(path: Path) -> Measured:
+    """Return what `main` wrote."""
+    ops, *process = msgpack.unpackb(path.read_bytes())
+    return Measured(tuple(tuple(OpCost(s, w, j) for s, w, j in table) for table in ops), *process)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,281 @@
+"""The anytime ladder: greedy, narrow models, the LP bound of the full model, the full model with dear columns fixed.
+
+Every rung is judged by the replay, never by the solver's own word; the best valid schedule so far is kept.
+"""
+
+import math
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from planner.milp.highs import HighsSession, Progress, Run, Status, Vector
+from planner.milp.model import Breadth, Formulation
+from planner.problem.model import Problem, Semantics
+from planner.problem.replay import replay
+from planner.search.greedy import greedy, greedy_variants
+from planner.search.incumbent import OPTIMAL_GAP, Climb, Judge
+from planner.search.neighbourhood import neighbourhood_search
+from planner.search.recipes import cheap_segments, simple_schedules
+
+FULL_MODEL_COLUMNS = 400_000
+"""Above this many columns not even the LP of the full model is worth its time."""
+
+RUNGS = ((Breadth(8, 2, early_pages=False), 0.004, 0.3), (Breadth(12, 2, early_pages=False), 0.03, 0.3))
+"""Breadth, share of the LP's value, share of the time: where almost all of POET's networks show their optimum."""
+
+BUILD_SHARE = 0.5
+"""The full model is left out if building it alone is expected to take more than this share of the time left."""
+
+EXACT_STAGES = 30
+"""Problems up to this size are modelled rebuild by rebuild within a stage; larger ones hold a stage's transients
+together, which costs at most 1.75 % where it was measured."""
+
+LARGE_STAGES = 1500
+LARGE_RUNGS = ((Breadth(6, 2, early_pages=False), 0.004, 0.8),)
+"""What is searched instead of RUNGS when there are more stages: the LP of a wider window alone takes too long."""
+
+LARGE_GAP = 2e-3
+"""How near to its own optimum such a search must come: the LP's decisions that it takes over cost more than that."""
+
+LARGE_ENOUGH = 0.005
+"""A large problem's gap below which its pieces are not searched: loading the model for it takes seconds."""
+
+LARGE_GAPS = 1000
+"""With more gaps than this a captured step is searched with a narrow window: building the model counts too."""
+
+SEARCH_COLUMNS = 20_000
+"""A model with more free integral columns than this is searched window by window instead."""
+
+
+def climb(
+    problem: Problem,
+    time_limit_s: float,
+    progress: Progress | None = None,
+    judge: Judge = replay,
+    *,
+    paging: bool = True,
+    recompute: bool = True,
+) -> Climb:
+    """Return the best schedule and bound found for `problem` within `time_limit_s` of CPU time."""
+    deadline = time.process_time() + time_limit_s
+    state = Climb(problem, deadline, progress, judge=judge, paging=paging, recompute=recompute)
+    state.greedy = greedy(problem, paging=paging, recompute=recompute)
+    if state.greedy.schedule is not None:
+        state.offer(state.greedy.schedule, "greedy")
+    if state.proven:
+        return state
+    small_bound(state)
+    if problem.semantics is Semantics.ELASTIC:
+        _climb_captured(state, time_limit_s)
+    else:
+        _climb_abstract(state, time_limit_s)
+    return state
+
+
+def _climb_abstract(state: Climb, total: float) -> None:
+    large = state.problem.size > LARGE_STAGES
+    for breadth, share, part in LARGE_RUNGS if large else RUNGS:
+        if not state.proven and not state.infeasible and state.left > 0.1 * total:
+            guided(state, breadth, share, part * total, fix_ones=large)
+    if not state.proven and not state.infeasible and state.left > 0.25 * total and not large:
+        full_model(state, total)
+    near = large and state.cost - state.bound < LARGE_ENOUGH * state.cost
+    if not state.proven and not state.infeasible and not near and state.left > 0.1 * total:
+        search_pieces(state, RUNGS[0][0], state.left)
+
+
+def _climb_captured(state: Climb, total: float) -> None:
+    """Captured steps: transfers that stall make the LP weak, so most of the time goes to pieces."""
+    large = len(state.problem.gaps) > LARGE_GAPS
+    narrow = Breadth(3, 1, early_pages=False) if large else Breadth(8, 2, early_pages=False)
+    if state.paging and state.recompute:
+        offer_recipes(state, 0.3 * total)
+    guided(state, replace(narrow, timeless=True), 0.02, (0.4 if large else 0.2) * total)
+    if not state.proven and state.schedule is not None:
+        search_pieces(state, narrow, state.left)
+
+
+def offer_recipes(state: Climb, seconds: float) -> None:
+    """Offer what recipes and variants of the greedy search give, baselines' among them, for `seconds` of CPU time."""
+    stop_at = state.left - seconds
+    for schedule in simple_schedules(state.problem):
+        state.offer(schedule, "simple")
+    for partial in ({"recompute": False}, {"paging": False}):
+        found = greedy(state.problem, **partial).schedule
+        if found is not None:
+            state.offer(found, "greedy without " + next(iter(partial)))
+    for schedule in greedy_variants(state.problem, cheap_segments(state.problem)):
+        state.offer(schedule, "variant")
+        if state.left < stop_at:
+            return
+
+
+def _formulation(state: Climb, breadth: Breadth) -> Formulation:
+    allowed = replace(breadth, paging=state.paging, recompute=state.recompute)
+    begin = time.process_time()
+    made = Formulation(state.problem, allowed, state.schedule)
+    state.seconds_per_return = (time.process_time() - begin) / max(_returns(state.problem, breadth), 1)
+    return made
+
+
+def _returns(problem: Problem, breadth: Breadth) -> int:
+    """Return how many return stages a model of this breadth offers: what building it takes grows with them."""
+    lengths = (gap.before - gap.after for gap in problem.gaps if not gap.dead)
+    return sum(length if breadth.window is None else min(length, breadth.window + 1) for length in lengths)
+
+
+def search_pieces(state: Climb, breadth: Breadth, seconds: float) -> None:
+    """Improve the best schedule piece by piece."""
+    neighbourhood_search(state, _formulation(state, breadth), seconds)
+
+
+SMALLEST = Breadth(0, 0, early_pages=False, inputs=False, timeless=True, optimistic=True)
+"""The smallest relaxation: every gap on its own, rebuilds without inputs, transfers as a whole."""
+
+
+def small_bound(state: Climb) -> None:
+    """Bound by the smallest relaxation."""
+    _bound_by(state, SMALLEST, max(0.2 * state.left, 2.0))
+
+
+def relaxation_bound(problem: Problem, time_limit_s: float) -> float | None:
+    """Return the smallest relaxation's bound on the overhead joules of `problem`; None if time was too short."""
+    formulation = Formulation(problem, SMALLEST)
+    run = HighsSession(formulation.model, relaxed=True).run(time_limit_s)
+    return run.bound * formulation.joule_scale if run.status is Status.OPTIMAL else None
+
+
+def _bound_by(state: Climb, breadth: Breadth, seconds: float) -> None:
+    formulation = _formulation(state, breadth)
+    if formulation.model.impossible:
+        state.infeasible = state.schedule is None
+        return
+    relaxed = HighsSession(formulation.model, relaxed=True).run(state.wall(min(seconds, state.left)))
+    if relaxed.status is Status.INFEASIBLE:
+        state.infeasible = state.schedule is None
+    elif relaxed.status is Status.OPTIMAL:
+        state.raise_bound(relaxed.bound * formulation.joule_scale)
+
+
+def guided(state: Climb, breadth: Breadth, share: float, seconds: float, *, fix_ones: bool = False) -> None:
+    """Search the model of one breadth among the columns that its LP finds promising.
+
+    Promising: reduced cost within `share` of the LP's value. With `fix_ones`, what the LP decides without doubt is
+    decided. Nothing is proven here; what matters is a good schedule soon.
+    """
+    begin = time.process_time()
+    formulation = _formulation(state, breadth)
+    if formulation.model.impossible:
+        return
+    relaxed = HighsSession(formulation.model, relaxed=True).run(state.wall(min(seconds, state.left)))
+    if relaxed.status is not Status.OPTIMAL:
+        return
+    lowest = relaxed.bound * formulation.joule_scale
+    room = min(max(share * lowest, 0.1 * share * (state.cost - lowest)), state.cost - lowest)
+    fixed, value = (
+        (certain_columns(formulation, relaxed), 1.0) if fix_ones else (dear_columns(formulation, relaxed, room), 0.0)
+    )
+    session = HighsSession(formulation.model)
+    session.bound_columns(fixed, np.full(len(fixed), value), np.full(len(fixed), value))
+    free = sum(formulation.model.integral) - len(fixed)
+    left = seconds - (time.process_time() - begin)
+    gap = LARGE_GAP if fix_ones else OPTIMAL_GAP
+    rung = f"window {breadth.window}, {free} columns"
+    search(state, formulation, session, min(left, state.left), gap, rung, start=not fix_ones)
+
+
+def search(
+    state: Climb,
+    formulation: Formulation,
+    session: HighsSession,
+    seconds: float,
+    gap: float,
+    rung: str,
+    *,
+    start: bool = True,
+) -> Run | None:
+    """Run the solver on a loaded model, from the best schedule if `start`, and offer what it finds."""
+    if seconds <= 0.05:
+        return None
+    known = formulation.start_values(state.schedule) if start and state.schedule is not None else None
+    if known is not None:
+        session.start_from(known)
+    run = session.run(state.wall(seconds), gap=gap, progress=scaled_progress(state, formulation))
+    if run.values is not None:
+        state.offer(formulation.schedule(run.values), rung)
+    return run
+
+
+def scaled_progress(state: Climb, formulation: Formulation) -> Progress | None:
+    """Return a callback that reports in joules what the solver reports in its own units; never worse than known."""
+    if state.progress is None:
+        return None
+    watch, scale = state.progress, formulation.joule_scale
+
+    def forward(incumbent: float, _: float) -> None:
+        watch(min(incumbent * scale, state.cost), state.bound)
+
+    return forward
+
+
+def full_model(state: Climb, total: float) -> None:
+    """Bound the full model by its LP, then search it among the columns that the LP does not rule out.
+
+    A column whose reduced cost exceeds `room` is in no schedule cheaper than bound + room. So the search starts with
+    little room and few columns, and widens until the best schedule lies within the room: then it is the optimum.
+    """
+    breadth = Breadth(exact_stages=state.problem.size <= EXACT_STAGES)
+    if state.seconds_per_return * _returns(state.problem, breadth) > BUILD_SHARE * state.left:
+        return
+    formulation = _formulation(state, breadth)
+    if formulation.model.columns > FULL_MODEL_COLUMNS:
+        return
+    if formulation.model.impossible:
+        state.infeasible = True
+        return
+    relaxed = HighsSession(formulation.model, relaxed=True).run(state.wall(min(0.6 * total, state.left)))
+    if relaxed.status is Status.INFEASIBLE:
+        state.infeasible = state.schedule is None
+        return
+    lowest = relaxed.bound * formulation.joule_scale
+    state.raise_bound(lowest)
+    if relaxed.reduced_costs is None:
+        return
+    if not state.proven and state.left > 0.02 * total:
+        search_room(state, formulation, relaxed, state.cost - lowest)
+
+
+def search_room(state: Climb, formulation: Formulation, relaxed: Run, room: float) -> None:
+    """Search the full model among the columns within `room` joules of the LP bound."""
+    model, lowest = formulation.model, relaxed.bound * formulation.joule_scale
+    fixed = dear_columns(formulation, relaxed, room)
+    free = sum(model.integral) - len(fixed)
+    if free > SEARCH_COLUMNS:
+        return
+    session = HighsSession(model)
+    session.bound_columns(fixed, np.zeros(len(fixed)), np.zeros(len(fixed)))
+    run = search(state, formulation, session, state.left, OPTIMAL_GAP, f"full, {free} columns")
+    if run is not None and run.status is Status.INFEASIBLE:
+        state.infeasible = not math.isfinite(room)
+        state.raise_bound(min(lowest + room, state.cost))
+    elif run is not None:
+        state.raise_bound(min(run.bound * formulation.joule_scale, lowest + room, state.cost))
+
+
+def certain_columns(formulation: Formulation, relaxed: Run) -> list[int]:
+    """Return the integral columns that the LP sets to one."""
+    if relaxed.values is None:
+        return []
+    return [int(c) for c in np.flatnonzero(np.array(formulation.model.integral) & (relaxed.values > 1 - 1e-6))]
+
+
+def dear_columns(formulation: Formulation, relaxed: Run, room: float) -> list[int]:
+    """Return the columns that no schedule cheaper than the LP bound plus `room` joules uses."""
+    if relaxed.reduced_costs is None or not math.isfinite(room):
+        return []
+    limit = room / formulation.joule_scale * (1 + 1e-6) + 1e-9
+    integral = np.array(formulation.model.integral)
+    values: Vector = relaxed.values if relaxed.values is not None else np.zeros(len(integral))
+    dear = integral & (relaxed.reduced_costs > limit) & (values < 1e-6)
+    return [int(c) for c in np.flatnonzero(dear)]

@@ -1,0 +1,109 @@
+"""Several plans over RAM x time x energy, none beaten by another in all three: what an agent switches between."""
+
+import bisect
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from planner.ir.costs import CostTable
+from planner.ir.graph import StepGraph
+from planner.ir.lowering.lower import expand
+from planner.ir.plan import Plan
+from planner.problem.coarsen import coarsen
+from planner.search.greedy import smallest_budget
+from planner.search.plan_step import HURRIED_WATTS, plan_step
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One plan of the frontier and what it needs, as the program replay measures it."""
+
+    plan: Plan
+    peak_bytes: int
+    seconds: float
+    joules: float
+
+    def dominates(self, other: "Point") -> bool:
+        """Say whether this plan is at least as good in memory, time and energy, and better in one."""
+        mine = (self.peak_bytes, self.seconds, self.joules)
+        theirs = (other.peak_bytes, other.seconds, other.joules)
+        return all(a <= b * (1 + 1e-9) for a, b in zip(mine, theirs, strict=True)) and any(
+            a < b * (1 - 1e-9) for a, b in zip(mine, theirs, strict=True)
+        )
+
+
+def non_dominated(points: Iterable[Point]) -> list[Point]:
+    """Return the points that no other dominates, by falling memory; of equals the first."""
+    found = list(points)
+    kept: list[Point] = []
+    for i, point in enumerate(found):
+        beaten = any(q.dominates(point) for q in found)
+        twin = any((q.peak_bytes, q.seconds, q.joules) == (point.peak_bytes, point.seconds, point.joules)
+                   for q in found[:i])  # fmt: skip
+        if not beaten and not twin:
+            kept.append(point)
+    return sorted(kept, key=lambda p: (-p.peak_bytes, p.seconds))
+
+
+def least_budget(graph: StepGraph, costs: CostTable) -> int:
+    """Return about the smallest budget, the worker's base included, for which there is a plan."""
+    problem = coarsen(graph, costs, ram_bytes=None).problem
+    return smallest_budget(problem) + costs.device.base_bytes
+
+
+def budgets(graph: StepGraph, costs: CostTable, ram_bytes: int, count: int = 4) -> list[int]:
+    """Return `count` budgets from `ram_bytes` (or what keeping everything takes) down to the least, evenly spaced."""
+    most = min(ram_bytes, expand(graph, costs, Plan()).peak_bytes)
+    least = min(least_budget(graph, costs), most)
+    if count < 2 or least >= most:
+        return [most]
+    return [round(most - (most - least) * k / (count - 1)) for k in range(count)]
+
+
+def frontier(
+    graph: StepGraph,
+    costs: CostTable,
+    limits: Sequence[int],
+    *,
+    time_limit_s: float = 20.0,
+    strategy: str = "milp",
+) -> list[Point]:
+    """Return the non-dominated plans at these budgets: least energy, and hurried; `time_limit_s` is for all together."""
+    share = time_limit_s / max(2 * len(limits), 1)
+    hurried = replace(costs, device=replace(costs.device, static_watts=HURRIED_WATTS[1] + costs.device.static_watts))
+    points = []
+    for limit in limits:
+        for table in (costs, hurried):
+            result = plan_step(graph, table, ram_bytes=limit, time_limit_s=share, strategy=strategy)
+            if result.plan is not None:
+                points.append(measure(graph, costs, result.plan))
+    return non_dominated(points)
+
+
+def measure(graph: StepGraph, costs: CostTable, plan: Plan) -> Point:
+    """Return the point of `plan` under these costs, whatever costs it was made for."""
+    program = expand(graph, costs, plan)
+    base = sum(c.joules + costs.device.static_watts * c.seconds for c in costs.ops)
+    plan = replace(
+        plan, peak_bytes=program.peak_bytes, seconds=program.seconds, joules=program.joules,
+        overhead_joules=max(0.0, program.joules - base),
+    )  # fmt: skip
+    return Point(plan, program.peak_bytes, program.seconds, program.joules)
+
+
+def budget_for(
+    graph: StepGraph, costs: CostTable, seconds: float, limits: Sequence[int], *, strategy: str = "greedy"
+) -> int | None:
+    """Return the smallest of these budgets whose plan takes at most `seconds` a step; None if none does.
+
+    Found by bisection: more memory never makes a step slower, apart from what a heuristic misses.
+    """
+    if seconds < sum(c.seconds for c in costs.ops):
+        return None
+    ascending = sorted(limits)
+
+    def in_time(limit: int) -> bool:
+        plan = plan_step(graph, costs, ram_bytes=limit, deadline_s=seconds, strategy=strategy).plan
+        return plan is not None and plan.seconds <= seconds * (1 + 1e-9)
+
+    k = bisect.bisect_left(ascending, True, key=in_time)
+    return ascending[k] if k < len(ascending) else None

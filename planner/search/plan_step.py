@@ -1,0 +1,286 @@
+"""Plans of captured steps: coarsen, reorder where that lowers the peak, solve, expand, meet the deadline.
+
+Every plan that leaves here has been expanded to the program an executor follows, and its figures are that program's.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from planner.ir.costs import CostTable
+from planner.ir.graph import StepGraph
+from planner.ir.lowering.lower import expand
+from planner.ir.plan import Plan
+from planner.ir.program import PlanError, Program
+from planner.ir.units import format_bytes, format_seconds
+from planner.milp.highs import Progress
+from planner.problem.coarsen import Coarse, coarsen
+from planner.problem.model import Problem, Schedule
+from planner.problem.reorder import peak_bytes, reorder
+from planner.problem.replay import Evaluation
+from planner.search.anytime import relaxation_bound
+from planner.search.greedy import greedy
+from planner.search.incumbent import Judge, objective
+from planner.search.solve import Outcome, Solution, relative_gap, solve
+
+TIGHTER = (0.98, 0.95)
+"""Shares of the budget that are planned for where a program needs more than the coarse problem counted."""
+
+WORTH_REORDERING = 0.01
+"""Share of the peak that another order must save before it is tried: trying costs two greedy searches."""
+
+FINISHING = 0.1
+"""Share of the time limit that the search leaves: the piece under way when its time is up is finished all the same."""
+
+HURRIED_WATTS = (8.0, 25.0, 100.0)
+"""Static watts, besides the device's own, that make the planner buy time with energy, from a little to all it can."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """What planning a captured step gave.
+
+    `plan` is None unless `outcome` is OPTIMAL or FEASIBLE. `bound_joules`: no plan of this class has less overhead.
+    When infeasible: `needed_bytes` is the smallest budget that does, `needed_op` the op that needs it, `holders` the
+    (name, bytes) that are resident there; `fastest_seconds`, where only the deadline is too short: the least seconds
+    that any plan found within the budget takes.
+    """
+
+    outcome: Outcome
+    plan: Plan | None
+    bound_joules: float | None
+    gap: float | None
+    seconds: float
+    message: str
+    needed_bytes: int | None = None
+    needed_op: int | None = None
+    holders: tuple[tuple[str, int], ...] = ()
+    fastest_seconds: float | None = None
+
+
+def plan_step(
+    graph: StepGraph,
+    costs: CostTable,
+    *,
+    ram_bytes: int,
+    deadline_s: float | None = None,
+    time_limit_s: float = 20.0,
+    strategy: str = "milp",
+    progress: Progress | None = None,
+    rivals: Iterable[Plan] = (),
+) -> PlanResult:
+    """Return a plan for one captured step within `ram_bytes` of resident memory, the worker's own base included.
+
+    `deadline_s`: seconds that one step may take. `rivals`: plans of the same step, from other strategies say; where
+    one of them is valid and needs less energy, it is the answer.
+    """
+    if deadline_s is None:
+        return _plan(graph, costs, ram_bytes, None, time_limit_s, strategy, progress, tuple(rivals))
+    begin = time.process_time()
+    free = _plan(graph, costs, ram_bytes, None, time_limit_s / 3, strategy, progress, tuple(rivals))
+    if free.plan is None or free.plan.seconds <= deadline_s:
+        return free
+    hurried = [
+        found.plan
+        for watts in HURRIED_WATTS
+        if (
+            found := _plan(graph, _paying(costs, watts), ram_bytes, None, time_limit_s / 9, strategy, progress, ())
+        ).plan
+    ]
+    known = [*hurried, free.plan, *rivals]
+    left = max(time_limit_s - (time.process_time() - begin), 0.2 * time_limit_s)
+    result = _plan(graph, costs, ram_bytes, deadline_s, left, strategy, progress, tuple(known))
+    spent = time.process_time() - begin
+    if result.plan is not None:
+        return replace(result, seconds=spent)
+    return _too_slow(graph, costs, ram_bytes, deadline_s, known, spent)
+
+
+def _paying(costs: CostTable, watts: float) -> CostTable:
+    """Return the costs of a device that draws `watts` more all the time: its best plans are fast ones."""
+    return replace(costs, device=replace(costs.device, static_watts=costs.device.static_watts + watts))
+
+
+def _too_slow(
+    graph: StepGraph, costs: CostTable, ram_bytes: int, deadline_s: float, plans: Sequence[Plan], spent: float
+) -> PlanResult:
+    """Say how long the fastest of these plans takes, and by how much that is too long."""
+    seconds = [p.seconds for plan in plans if (p := _measured(graph, costs, plan, ram_bytes)) is not None]
+    fastest = min(seconds)
+    message = (
+        f"no plan within {format_bytes(ram_bytes)} is fast enough: the fastest takes {format_seconds(fastest)} a step, "
+        f"the deadline leaves {format_seconds(deadline_s)}, {format_seconds(fastest - deadline_s)} less; raise --ram, move "
+        "the deadline or train fewer epochs"
+    )
+    return PlanResult(Outcome.INFEASIBLE, None, None, None, spent, message, fastest_seconds=fastest)
+
+
+def _measured(graph: StepGraph, costs: CostTable, plan: Plan, ram_bytes: int) -> Program | None:
+    """Return the program of `plan` under these costs; None if it does not fit the budget."""
+    try:
+        return expand(graph, costs, replace(plan, ram_bytes=ram_bytes))
+    except PlanError:
+        return None
+
+
+def _plan(
+    graph: StepGraph,
+    costs: CostTable,
+    ram_bytes: int,
+    deadline_s: float | None,
+    time_limit_s: float,
+    strategy: str,
+    progress: Progress | None,
+    rivals: Sequence[Plan],
+) -> PlanResult:
+    begin = time.process_time()
+    order = best_order(graph, costs, ram_bytes)
+    for target in (ram_bytes, *(round(ram_bytes * share) for share in TIGHTER)):
+        coarse = coarsen(graph, costs, ram_bytes=target, deadline_s=deadline_s, order=order)
+        judge = program_judge(graph, costs, coarse, ram_bytes)
+        left = (1 - FINISHING) * time_limit_s - (time.process_time() - begin)
+        solution = solve(coarse.problem, time_limit_s=left, strategy=strategy, progress=progress, judge=judge)
+        if solution.schedule is not None or not _nearly(coarse, solution):
+            break
+    schedule = solution.schedule
+    if schedule is None:
+        found = _failure(coarse, solution, begin)
+    else:
+        if target < ram_bytes:
+            solution = replace(solution, bound_joules=None, outcome=Outcome.FEASIBLE)  # a bound for less memory
+        plan = coarse.plan(schedule, ram_bytes, strategy)
+        found = _success(costs, plan, expand(graph, costs, plan), solution, begin)
+    keep_all = Plan()  # fits at times where the coarse problem, which counts from above, has no room for it
+    return better_of(graph, costs, ram_bytes=ram_bytes, deadline_s=deadline_s, found=found, rivals=(keep_all, *rivals))
+
+
+def better_of(
+    graph: StepGraph,
+    costs: CostTable,
+    *,
+    ram_bytes: int,
+    deadline_s: float | None = None,
+    found: PlanResult,
+    rivals: Iterable[Plan],
+) -> PlanResult:
+    """Return `found`, or the cheapest of `rivals` in its place if that is valid within these budgets and cheaper."""
+    for rival in rivals:
+        found = _cheaper(graph, costs, ram_bytes, deadline_s, found, rival)
+    return found
+
+
+def _nearly(coarse: Coarse, solution: Solution) -> bool:
+    """Say whether the coarse problem had room for a schedule whose program then did not fit."""
+    room = coarse.problem.ram_bytes
+    return solution.needed_bytes is not None and room is not None and solution.needed_bytes <= room
+
+
+def fine_bound(graph: StepGraph, costs: CostTable, *, ram_bytes: int, time_limit_s: float = 10.0) -> float | None:
+    """Return a bound in joules on the overhead of every plan, coarsened or not; None if time was too short.
+
+    It is the smallest relaxation with a stage for each operator and every storage decided about. What coarsening a step
+    for this budget cost is at most a plan's overhead minus this.
+    """
+    return relaxation_bound(coarsen(graph, costs, ram_bytes=ram_bytes, min_bytes=0).problem, time_limit_s)
+
+
+def best_order(graph: StepGraph, costs: CostTable, ram_bytes: int) -> tuple[int, ...]:
+    """Return an order of the ops with a lower peak, if a quick plan in it needs less energy too; empty: as recorded."""
+    order = reorder(graph)
+    if not order or peak_bytes(graph.reordered(order)) > (1 - WORTH_REORDERING) * peak_bytes(graph):
+        return ()
+    joules = [_greedy_joules(graph, costs, ram_bytes, candidate) for candidate in ((), order)]
+    return order if joules[1] < joules[0] else ()
+
+
+def _greedy_joules(graph: StepGraph, costs: CostTable, ram_bytes: int, order: tuple[int, ...]) -> float:
+    coarse = coarsen(graph, costs, ram_bytes=ram_bytes, order=order)
+    schedule = greedy(coarse.problem).schedule
+    if schedule is None:
+        return float("inf")
+    found = program_judge(graph, costs, coarse, ram_bytes)(coarse.problem, schedule)
+    return objective(coarse.problem, found) if found.valid else float("inf")
+
+
+def _cheaper(
+    graph: StepGraph, costs: CostTable, ram_bytes: int, deadline_s: float | None, found: PlanResult, rival: Plan
+) -> PlanResult:
+    """Return `found`, or `rival` in its place if that is valid and needs less energy."""
+    program = _measured(graph, costs, rival, ram_bytes)
+    if program is None or (deadline_s is not None and program.seconds > deadline_s * (1 + 1e-9)):
+        return found
+    if found.plan is not None and program.joules >= found.plan.joules:
+        return found
+    bound = found.bound_joules
+    plan = _with_figures(replace(rival, ram_bytes=ram_bytes), costs, program, bound)
+    return replace(
+        found, plan=plan, outcome=Outcome.FEASIBLE, gap=relative_gap(plan.overhead_joules, bound),
+        message=_message(Outcome.FEASIBLE, program), fastest_seconds=None,
+    )  # fmt: skip
+
+
+def program_judge(graph: StepGraph, costs: CostTable, coarse: Coarse, ram_bytes: int) -> Judge:
+    """Return a judge that expands a schedule to the program an executor would follow, and measures that."""
+    base_joules = _base_joules(costs)
+
+    def judge(problem: Problem, schedule: Schedule) -> Evaluation:
+        result = Evaluation()
+        try:
+            program = expand(graph, costs, coarse.plan(schedule, ram_bytes, "candidate"))
+        except PlanError as error:
+            result.errors.append(str(error))
+            return result
+        waiting = costs.device.static_watts * program.stall_seconds
+        result.joules, result.seconds = program.joules, program.seconds
+        result.stall_seconds, result.recompute_seconds = program.stall_seconds, program.recompute_seconds
+        result.static_joules = waiting
+        result.overhead_joules = program.joules - base_joules - waiting
+        result.peak_bytes, result.written_bytes = program.peak_bytes, program.written_bytes
+        result.read_bytes = program.read_bytes
+        if problem.deadline_s is not None and program.seconds > problem.deadline_s * (1 + 1e-9):
+            result.errors.append(f"the step takes {program.seconds:g} s, the deadline is {problem.deadline_s:g} s")
+        return result
+
+    return judge
+
+
+def _base_joules(costs: CostTable) -> float:
+    return sum(c.joules + costs.device.static_watts * c.seconds for c in costs.ops)
+
+
+def _with_figures(plan: Plan, costs: CostTable, program: Program, bound: float | None) -> Plan:
+    return replace(
+        plan, peak_bytes=program.peak_bytes, seconds=program.seconds, joules=program.joules,
+        overhead_joules=max(0.0, program.joules - _base_joules(costs)), bound_joules=bound,
+    )  # fmt: skip
+
+
+def _message(outcome: Outcome, program: Program) -> str:
+    return f"{outcome.value}: peak {format_bytes(program.peak_bytes)}, {format_seconds(program.seconds)}"
+
+
+def _success(costs: CostTable, plan: Plan, program: Program, solution: Solution, begin: float) -> PlanResult:
+    plan = _with_figures(plan, costs, program, solution.bound_joules)
+    gap = relative_gap(plan.overhead_joules, solution.bound_joules)
+    seconds = time.process_time() - begin
+    return PlanResult(solution.outcome, plan, solution.bound_joules, gap, seconds, _message(solution.outcome, program))
+
+
+def _failure(coarse: Coarse, solution: Solution, begin: float) -> PlanResult:
+    """Say which op needs how much, and which tensors hold it."""
+    base = coarse.costs.device.base_bytes
+    seconds = time.process_time() - begin
+    if solution.needed_stage is None or solution.needed_bytes is None:
+        return PlanResult(solution.outcome, None, None, None, seconds, solution.outcome.value)
+    first, last = coarse.ranges[solution.needed_stage]
+    op = max(range(first, last + 1), key=lambda i: coarse.costs.ops[i].workspace_bytes)
+    stage = solution.needed_stage
+    touched = [t for t in coarse.problem.tensors if stage in t.accesses]
+    holders = tuple(sorted(((t.name, t.nbytes) for t in touched), key=lambda h: -h[1])[:8])
+    needed = solution.needed_bytes + base
+    names = ", ".join(f"{name} {format_bytes(size)}" for name, size in holders[:3])
+    message = (
+        f"no plan fits: op {op} ({coarse.graph.ops[op].name}) needs {format_bytes(needed)} with {names} resident; "
+        f"raise --ram to at least {format_bytes(needed)} or use a smaller batch"
+    )
+    return PlanResult(solution.outcome, None, None, None, seconds, message, needed, op, holders)

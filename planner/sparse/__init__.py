@@ -1,0 +1,1 @@
+"""Which tensors to train at all: contribution probed, bytes counted, a choice made."""

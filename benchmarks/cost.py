@@ -21,7 +21,7 @@ from rich.table import Table
 from benchmarks.fit import CASES, TARGETS_MIB, run_child
 from benchmarks.ours import BESIDE_RESIDENT, Ours, Run
 from planner.ir.costs import CostTable
-from planner.ir.lowering.lower import expand
+from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 
 STEPS = 5
@@ -82,7 +82,7 @@ def measure(model: str, folder: Path) -> list[Row]:
     """Return a row per budget."""
     ours = Ours(model, folder, *CASES[model], steps=STEPS)
     graph = next(iter(ours.prepared.graphs.values()))
-    whole = expand(graph, CostTable(ours.device, ours.measured.ops[0]), Plan()).peak_bytes
+    whole = lower(graph, CostTable(ours.device, ours.measured.ops[0]), Plan()).peak_bytes
     rows = []
     limit = TARGETS_MIB[model] << 20
     for name, budget in (("ample", int(whole * 1.15)), ("target", limit - BESIDE_RESIDENT)):

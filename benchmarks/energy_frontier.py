@@ -32,7 +32,7 @@ from planner.ir.boards import estimated_costs, load_board
 from planner.ir.bundle.bundle import Bundle
 from planner.ir.costs import CostTable
 from planner.ir.graph import StepGraph
-from planner.ir.lowering.lower import expand
+from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.search.plan_step import PlanResult, better_of, fine_bound, plan_step
 from planner.search.solve import STRATEGIES
@@ -85,7 +85,7 @@ def rows_of(
     name: str, graph: StepGraph, costs: CostTable, board: str, percent: int, strategies: Sequence[str], limits: Limits
 ) -> Iterator[Row]:
     """Yield a row per strategy, ours last."""
-    whole = expand(graph, costs, Plan())
+    whole = lower(graph, costs, Plan())
     base = costs.device.base_bytes
     ram = base + round((whole.peak_bytes - base) * percent / 100)
     rivals: list[Plan] = []
@@ -175,7 +175,7 @@ def measure(name: str, percents: Sequence[int], folder: Path, limit_s: float) ->
     ours = Ours(name, folder, "sgd", None, steps=5)
     graph = next(iter(ours.prepared.graphs.values()))
     costs = CostTable(ours.device, ours.measured.ops[0])
-    whole, base = expand(graph, costs, Plan()).peak_bytes, costs.device.base_bytes
+    whole, base = lower(graph, costs, Plan()).peak_bytes, costs.device.base_bytes
     for percent in percents:
         path = ours.plan(
             base + (whole - base) * percent // 100 + (8 << 20), strategy=OURS, time_limit_s=limit_s, limits=SD
@@ -185,7 +185,7 @@ def measure(name: str, percents: Sequence[int], folder: Path, limit_s: float) ->
             continue
         bundle = Bundle(path)
         main_graph = bundle.manifest.graphs[0]
-        program = expand(bundle.graphs[main_graph], bundle.costs[main_graph], bundle.plans[0][main_graph])
+        program = lower(bundle.graphs[main_graph], bundle.costs[main_graph], bundle.plans[0][main_graph])
         steps = run.steps[1:]
         wall, cpu = (statistics.fmean(float(s[key]) for s in steps) for key in ("wall_s", "cpu_s"))
         yield Measurement(name, percent, program.seconds, wall, program.compute_seconds, cpu)

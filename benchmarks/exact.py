@@ -70,7 +70,7 @@ def main() -> int:
 def measure(model: str, folder: Path, steps: int, share: float, small: bool) -> Row:
     """Plan one model for a share of its memory, train it, and train it plainly."""
     from planner.ir.costs import CostTable
-    from planner.ir.lowering.lower import expand
+    from planner.ir.lowering.lower import lower
     from planner.ir.plan import Plan
 
     optimizer = OPTIMIZERS.get(model, "sgd")
@@ -78,7 +78,7 @@ def measure(model: str, folder: Path, steps: int, share: float, small: bool) -> 
     ours = Ours(model, folder, optimizer, None, steps=steps, small=small)
     prepared_s = time.perf_counter() - begin
     graph = next(iter(ours.prepared.graphs.values()))
-    whole = expand(graph, CostTable(ours.device, ours.measured.ops[0]), Plan()).peak_bytes
+    whole = lower(graph, CostTable(ours.device, ours.measured.ops[0]), Plan()).peak_bytes
     base = ours.device.base_bytes
     while True:
         budget = base + int((whole - base) * share) + (8 << 20)

@@ -82,12 +82,12 @@ def main() -> int:
 def measure(model: str, folder: Path, limits: tuple[float, float], time_limit_s: float) -> list[Row]:
     """Return a row per budget."""
     from planner.ir.costs import CostTable
-    from planner.ir.lowering.lower import expand
+    from planner.ir.lowering.lower import lower
     from planner.ir.plan import Plan
 
     ours = Ours(model, folder, *CASES[model], steps=4)
     graph = next(iter(ours.prepared.graphs.values()))
-    whole = expand(graph, CostTable(ours.device, ours.measured.ops[0]), Plan()).peak_bytes
+    whole = lower(graph, CostTable(ours.device, ours.measured.ops[0]), Plan()).peak_bytes
     base = ours.device.base_bytes
     budgets = {"target": TARGETS_MIB[model] << 20} if model in TARGETS_MIB else {}
     if model in SHARED_CASES:

@@ -6,7 +6,7 @@
 
 FILE is a problem of POET's kind (see benchmarks.poet); generated ones are described in benchmarks.poet_stacks. A captured one is
 the training step of a model of benchmarks.models on a board (estimated costs), within a share of the memory that it takes
-when everything is kept; recording it is not counted, coarsening and expanding are.
+when everything is kept; recording it is not counted, coarsening and lowering are.
 DIR receives ID.solution.json in the checker's format for every problem that has a plan, and ID.json for generated ones.
 """
 
@@ -26,7 +26,7 @@ from benchmarks.poet import Instance, parse_instance, read_instance, write_solut
 from benchmarks.poet_stacks import generate
 from planner.ir.boards import estimated_costs, load_board
 from planner.ir.errors import PortError
-from planner.ir.lowering.lower import expand
+from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.problem.model import Semantics
 from planner.search.plan_step import plan_step
@@ -110,13 +110,13 @@ def plan_captured(name: str, board: str, percent: int, time_limit_s: float, stra
     graph = capture(name)
     costs = estimated_costs(graph, load_board(board))
     base = costs.device.base_bytes
-    ram_bytes = base + round((expand(graph, costs, Plan()).peak_bytes - base) * percent / 100)
+    ram_bytes = base + round((lower(graph, costs, Plan()).peak_bytes - base) * percent / 100)
     quick = plan_step(graph, costs, ram_bytes=ram_bytes, strategy="greedy")
     begin = time.process_time()
     found = plan_step(graph, costs, ram_bytes=ram_bytes, strategy=strategy, time_limit_s=time_limit_s)
     cpu_seconds = time.process_time() - begin
     plan = found.plan
-    program = expand(graph, costs, plan) if plan else None
+    program = lower(graph, costs, plan) if plan else None
     return Row(
         id=f"{name}-{board}-{percent}",
         nodes=len(graph.ops),

@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from planner.ir.errors import PortError
-from planner.problem.model import Fate, Paging, Problem, Rebuild, Schedule, Semantics, Stage, Tensor, verify_problem
+from planner.problem.model import (
+    Fate,
+    Paging,
+    Problem,
+    Rematerialization,
+    Schedule,
+    Semantics,
+    Stage,
+    Tensor,
+    verify_problem,
+)
 from planner.problem.replay import page_out_ready
 
 MAX_NODES = 100_000
@@ -134,8 +144,8 @@ def _read_node(
         joules_out=joules_out,
         joules_in=joules_in,
     )
-    rebuild = Rebuild(seconds, joules, tuple((u, 0) for u in predecessors[i]))
-    return Stage(label, seconds, joules), Tensor(label, nbytes, (i,), (i,), False, (rebuild,), (paging,))
+    rematerialization = Rematerialization(seconds, joules, tuple((u, 0) for u in predecessors[i]))
+    return Stage(label, seconds, joules), Tensor(label, nbytes, (i,), (i,), False, (rematerialization,), (paging,))
 
 
 def solution_matrices(problem: Problem, schedule: Schedule) -> dict[str, dict[str, list[list[int]]]]:
@@ -164,14 +174,14 @@ def solution_matrices(problem: Problem, schedule: Schedule) -> dict[str, dict[st
         else:
             page_in.append((choice.stage - 1, gap.tensor))
             reads.setdefault(gap.tensor, []).append(g)
-    recomputed |= {(s, i) for i, s in schedule.transients}
+    recomputed |= {(s, i) for i, s in schedule.intermediates}
     for i, gaps in reads.items():
         first = problem.gaps[gaps[0]]
-        rebuilt = next(
+        rematerialized = next(
             (chosen[g].stage for g in problem.gaps_of[i] if g in chosen and problem.gaps[g].before == first.after),
             None,
         )
-        out = first.after + (page_out_ready(problem, first, rebuilt) - first.after - 2)
+        out = first.after + (page_out_ready(problem, first, rematerialized) - first.after - 2)
         if (out, i) not in in_ram:
             out = first.after + 1
             in_ram.add((out, i))

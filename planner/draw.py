@@ -14,7 +14,7 @@ from planner.ir.bundle.bundle import Bundle
 from planner.ir.costs import CostTable
 from planner.ir.errors import PortError
 from planner.ir.graph import Role, StepGraph
-from planner.ir.lowering.lower import expand
+from planner.ir.lowering.lower import lower
 from planner.ir.plan import Action, Decision, Plan
 from planner.ir.program import Program
 from planner.ir.units import format_bytes, format_joules, format_seconds
@@ -66,7 +66,7 @@ def bundle_drawing(bundle: Bundle, index: int) -> Drawing:
 
 def drawing(graph: StepGraph, costs: CostTable, plan: Plan, *, most: int = 120) -> Drawing:
     """Return the drawing of `plan`, with the `most` largest tensors that live through more than one op."""
-    program = expand(graph, costs, plan)
+    program = lower(graph, costs, plan)
     ordered = program.graph
     order = plan.order or tuple(range(len(graph.ops)))
     moments, clock = [], 0.0
@@ -102,7 +102,7 @@ def _bars(graph: StepGraph, lane: int, s: int, decisions: list[Decision]) -> lis
     temporary = graph.storages[s].role is Role.TEMPORARY
     start, stop = (uses[0], uses[-1] + 1) if temporary else (0, n)
     found: list[Bar] = []
-    gaps = sorted((d for d in decisions if d.action is not Action.TRANSIENT), key=lambda d: d.after)
+    gaps = sorted((d for d in decisions if d.action is not Action.INTERMEDIATE), key=lambda d: d.after)
     shade = Shade.KEEP
     wrapping = next((d for d in gaps if d.before <= d.after), None)
     if wrapping is not None:
@@ -118,7 +118,7 @@ def _bars(graph: StepGraph, lane: int, s: int, decisions: list[Decision]) -> lis
         start, shade = d.before, Shade.PAGE_IN if d.action is Action.PAGE else Shade.RECOMPUTE
     if start < stop:
         found.append(Bar(lane, start, stop, shade))
-    found += [Bar(lane, d.before, d.before + 1, Shade.RECOMPUTE) for d in decisions if d.action is Action.TRANSIENT]
+    found += [Bar(lane, d.before, d.before + 1, Shade.RECOMPUTE) for d in decisions if d.action is Action.INTERMEDIATE]
     return found
 
 

@@ -17,7 +17,7 @@ from planner.ir.costs import CostTable, DeviceCosts
 from planner.ir.errors import CaptureError, PortError
 from planner.ir.graph import Phase, Role, StepGraph, storage_key
 from planner.ir.lowering import optimizer_scalars
-from planner.ir.lowering.lower import expand
+from planner.ir.lowering.lower import lower
 from planner.ir.operators import check_operator
 from planner.ir.plan import Plan
 from planner.job import JobError, TrainingJob
@@ -247,7 +247,7 @@ def default_planner(
 def choice(ram_bytes: int, plans: Mapping[str, Plan], costs: Mapping[str, CostTable], prepared: Prepared) -> PlanChoice:
     """Return what the manifest says about one plan per graph; figures are those of the main graph."""
     main = next(iter(prepared.graphs))
-    program = expand(prepared.graphs[main], costs[main], plans[main])
+    program = lower(prepared.graphs[main], costs[main], plans[main])
     plan = plans[main]
     peak = max(p.peak_bytes for p in plans.values())
     return PlanChoice(

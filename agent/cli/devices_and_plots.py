@@ -266,11 +266,11 @@ def wanted_pace(arguments: argparse.Namespace, samples: int, batch_size: int) ->
 def too_slow(graph: "StepGraph", costs: "CostTable", wanted: "Pace", ram_bytes: int, fastest_s: float) -> str:
     """Return by how much a step of `fastest_s` misses the deadline within `ram_bytes`, and which budget would do."""
     from planner.deadline import shortfall
-    from planner.ir.lowering.lower import expand
+    from planner.ir.lowering.lower import lower
     from planner.ir.plan import Plan
     from planner.search.pareto import budget_for
 
-    most = max(expand(graph, costs, Plan(), check_budget=False).peak_bytes, ram_bytes)
+    most = max(lower(graph, costs, Plan(), check_budget=False).peak_bytes, ram_bytes)
     limits = [round(ram_bytes + (most - ram_bytes) * k / 6) for k in range(1, 7)]
     enough = budget_for(graph, costs, wanted.seconds_per_step, limits)
     text = shortfall(wanted, fastest_s, None if enough is None else format_bytes(enough))

@@ -270,20 +270,20 @@ def _facts(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
     import msgpack
 
     from planner.ir.bundle.codec import pack_plan
-    from planner.ir.lowering.lower import expand
+    from planner.ir.lowering.lower import lower
     from planner.ir.plan import Action
     from planner.search.solve import relative_gap
 
     main = bundle.manifest.graphs[0]
     graph, plan = bundle.graphs[main], bundle.plans[index][main]
-    program = expand(graph, bundle.costs[main], plan)
-    keep_all = expand(graph, bundle.costs[main], type(plan)(), check_budget=False)
+    program = lower(graph, bundle.costs[main], plan)
+    keep_all = lower(graph, bundle.costs[main], type(plan)(), check_budget=False)
     count = {a: len({d.storage for d in plan.decisions if d.action is a}) for a in Action}
     return {
         "bundle": str(path), "operators": len(graph.ops), "storages": len(graph.storages),
         "budget_bytes": bundle.manifest.plans[index].ram_bytes, "planned_peak_bytes": program.peak_bytes,
         "peak_without_planning_bytes": keep_all.peak_bytes, "base_bytes": bundle.costs[main].device.base_bytes,
-        "paged": count[Action.PAGE], "recomputed": count[Action.RECOMPUTE], "transient": count[Action.TRANSIENT],
+        "paged": count[Action.PAGE], "recomputed": count[Action.RECOMPUTE], "intermediate": count[Action.INTERMEDIATE],
         "sliced_updates": len(plan.sliced), "read_bytes": program.read_bytes, "written_bytes": program.written_bytes,
         "seconds": program.seconds, "stall_seconds": program.stall_seconds, "joules": program.joules,
         "recompute_seconds": program.recompute_seconds, "plan_bytes": len(msgpack.packb(pack_plan(plan))),
@@ -308,7 +308,7 @@ def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> Non
     table.add_row("without planning", format_bytes(facts["peak_without_planning_bytes"]))
     table.add_row(
         "decisions",
-        f"{facts['paged']} tensors paged, {facts['recomputed']} recomputed, {facts['transient']} rebuilt in passing, "
+        f"{facts['paged']} tensors paged, {facts['recomputed']} recomputed, {facts['intermediate']} rematerialized as intermediates, "
         f"{facts['sliced_updates']} updates in slices; plan of {facts['plan_bytes']} bytes ({facts['strategy']})",
     )
     table.add_row(
@@ -402,10 +402,10 @@ def _plot(bundle: "Bundle", index: int) -> None:
     import plotext
     from rich.console import Console
 
-    from planner.ir.lowering.lower import expand
+    from planner.ir.lowering.lower import lower
 
     main = bundle.manifest.graphs[0]
-    program = expand(bundle.graphs[main], bundle.costs[main], bundle.plans[index][main])
+    program = lower(bundle.graphs[main], bundle.costs[main], bundle.plans[index][main])
     moments, clock = [], 0.0
     for op in bundle.costs[main].ops:
         moments.append(clock)

@@ -41,7 +41,7 @@ from planner.ir.bundle.safetensors_io import encode
 from planner.ir.costs import CostTable, DeviceCosts
 from planner.ir.errors import CaptureError, PortError
 from planner.ir.graph import Role, StepGraph, Value, storage_key
-from planner.ir.lowering.lower import expand
+from planner.ir.lowering.lower import lower
 from planner.ir.lowering.optimizer_scalars import StepScalars, describe
 from planner.ir.plan import Plan
 from planner.ir.process_memory import peak_resident_bytes, reset_peak, resident_bytes
@@ -304,7 +304,7 @@ class BudgetedStep:
     def _executor(
         self, name: str, graph: StepGraph, costs: CostTable, plan: Plan, constants: Mapping[str, bytes]
     ) -> Executor:
-        program = expand(graph, costs, plan)
+        program = lower(graph, costs, plan)
         self.planned_peak_bytes = max(self.planned_peak_bytes, program.peak_bytes)
         persistents = self._kept()
         self._hand_over(program)
@@ -553,7 +553,7 @@ def _dynamic_bytes(bundle: Bundle, index: int) -> int:
     peaks = []
     for name, graph in bundle.graphs.items():
         costs = bundle.costs[name]
-        program = expand(graph, costs, bundle.plans[index][name], check_budget=False)
+        program = lower(graph, costs, bundle.plans[index][name], check_budget=False)
         peaks.append(program.peak_bytes - costs.device.base_bytes)
     return max(peaks)
 

@@ -21,7 +21,7 @@ from planner.ir.bundle.codec import pack_graph
 from planner.ir.costs import CostTable, DeviceCosts
 from planner.ir.errors import PortError
 from planner.ir.graph import StepGraph
-from planner.ir.lowering.lower import expand
+from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.ir.units import format_bytes
 from planner.make_bundle import InfeasibleError, Planner, Prepared
@@ -267,7 +267,7 @@ class _Making:
 
 
 def _figures(bundle: Bundle, name: str, plan: Plan) -> tuple[int, float, float]:
-    program = expand(bundle.graphs[name], bundle.costs[name], plan)
+    program = lower(bundle.graphs[name], bundle.costs[name], plan)
     return program.peak_bytes, program.seconds, program.joules
 
 

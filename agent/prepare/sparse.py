@@ -6,7 +6,7 @@ from functools import partial
 
 from agent.prepare import bundle
 from planner.ir.costs import CostTable, DeviceCosts
-from planner.ir.lowering.lower import expand
+from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.ir.units import format_bytes, format_joules, format_seconds
 from planner.job import TrainingJob
@@ -177,5 +177,5 @@ def _tables(prepared: Prepared, measured: Measured, device: DeviceCosts) -> dict
 def _kept_bytes(prepared: Prepared, costs: Mapping[str, CostTable]) -> int:
     """Return the planner's own peak of every graph when nothing is paged or computed twice."""
     return max(
-        expand(graph, costs[name], Plan(), check_budget=False).peak_bytes for name, graph in prepared.graphs.items()
+        lower(graph, costs[name], Plan(), check_budget=False).peak_bytes for name, graph in prepared.graphs.items()
     )

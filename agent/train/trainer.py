@@ -21,7 +21,7 @@ from planner.ir.bundle.bundle import Bundle
 from planner.ir.bundle.data_order import batch_rows
 from planner.ir.bundle.safetensors_io import encode
 from planner.ir.errors import PortError
-from planner.ir.lowering.lower import expand
+from planner.ir.lowering.lower import lower
 from planner.ir.lowering.optimizer_scalars import OptimizerSpec, StepScalars
 from planner.ir.process_memory import peak_resident_bytes
 from planner.ir.program import Program
@@ -163,7 +163,7 @@ class Trainer:
         key = (self.plan_index, name)
         if key not in self._programs:
             plan = self.bundle.plans[self.plan_index][name]
-            self._programs[key] = expand(self.bundle.graphs[name], self.bundle.costs[name], plan)
+            self._programs[key] = lower(self.bundle.graphs[name], self.bundle.costs[name], plan)
         return self._programs[key]
 
     def _executor(self, name: str) -> Executor:

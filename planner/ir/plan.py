@@ -6,12 +6,12 @@ changes that for one idle gap:
 - PAGE: written to flash after op `after` (unless flash already holds the same contents), freed, and read back so that
   it is resident again before op `before` runs. For persistent storages the gap may wrap around the end of the step
   (`before <= after`): the storage then starts the step on flash.
-- RECOMPUTE: freed after op `after`, rebuilt by running its writers again just before op `before`, and resident from
+- RECOMPUTE: freed after op `after`, rematerialized by running its writers again just before op `before`, and resident from
   then on.
-- TRANSIENT: rebuilt just before op `before` only to rebuild others there, then freed at once (`after` is the last use
+- INTERMEDIATE: rematerialized just before op `before` only to rematerialize others there, then freed at once (`after` is the last use
   before; the storage may have no later use at all).
 
-`before` may be earlier than the next use (a storage may return early to serve several rebuilds), never later.
+`before` may be earlier than the next use (a storage may return early to serve several rematerializations), never later.
 Op indices count in `order` if there is one, else in the graph's own order.
 """
 
@@ -24,7 +24,7 @@ class Action(enum.IntEnum):
 
     PAGE = 1
     RECOMPUTE = 2
-    TRANSIENT = 3
+    INTERMEDIATE = 3
 
 
 @dataclass(frozen=True, slots=True, order=True)

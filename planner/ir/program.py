@@ -61,7 +61,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The instructions of one step and what the expansion knows about them.
+    """The instructions of one step and what the lowering knows about them.
 
     `starts_on_flash`: persistent storages that are on flash, not in RAM, when the step starts and ends.
     `replayed`: random ops whose generator state must be kept because they run again. `slice_written`: update group ->

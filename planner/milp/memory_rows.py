@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.milp.time_rows import add_overlap_loads
-from planner.problem.model import Gap, Problem, Rebuild, Semantics
+from planner.problem.model import Gap, Problem, Rematerialization, Semantics
 from planner.problem.replay import page_out_ready, read_window, write_window
 
 if TYPE_CHECKING:
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 def eq5_eq6_memory(f: Formulation) -> None:
-    """Bytes before a stage's output exists (with transients) and after it exists, both within the budget.
+    """Bytes before a stage's output exists (with intermediates) and after it exists, both within the budget.
 
     Rows whose columns repeat those of another row with a higher fixed load say nothing new and are left out.
     """
     problem = f.problem
     fixed, born, work = _fixed_loads(f)
     terms = _gap_loads(f)
-    transients: list[list[Term]] = [[] for _ in range(problem.size)]
-    for (i, s), v in f.transients.items():
-        transients[s].append((v, problem.tensors[i].nbytes / f.byte_scale))
-    work_before = _rebuild_workspaces(f)
+    intermediates: list[list[Term]] = [[] for _ in range(problem.size)]
+    for (i, s), v in f.intermediates.items():
+        intermediates[s].append((v, problem.tensors[i].nbytes / f.byte_scale))
+    work_before = _rematerialization_workspaces(f)
     limit = (problem.ram_bytes or 0) / f.byte_scale
     tightest: dict[tuple[Term, ...], tuple[float, str]] = {}
     for s in range(problem.size):
@@ -38,10 +38,10 @@ def eq5_eq6_memory(f: Formulation) -> None:
             continue
         _offer_row(tightest, f"eq6_memory_after[{s}]", terms[s] + sliced_after, after)
         before = fixed[s] - born[s]
-        if transients[s] and f.breadth.exact_stages:
+        if intermediates[s] and f.breadth.exact_stages:
             eq5_in_stage(f, s, terms[s] + sliced_before, fixed[s] - born[s], limit)
-            transients[s] = []
-        extra = transients[s] + ([(work_before[s], 1.0)] if s in work_before else [])
+            intermediates[s] = []
+        extra = intermediates[s] + ([(work_before[s], 1.0)] if s in work_before else [])
         if extra or before > after:
             _offer_row(tightest, f"eq5_memory_before[{s}]", terms[s] + extra + sliced_before, before)
     for row, (load, name) in tightest.items():
@@ -50,37 +50,37 @@ def eq5_eq6_memory(f: Formulation) -> None:
             f.model.row(name, row, -np.inf, limit - load)
 
 
-def _rebuild_workspaces(f: Formulation) -> dict[int, int]:
-    """Create a column per stage that is at least the workspace of each rebuild chosen there."""
+def _rematerialization_workspaces(f: Formulation) -> dict[int, int]:
+    """Create a column per stage that is at least the workspace of each rematerialization chosen there."""
     found: dict[int, int] = {}
     if f.breadth.exact_stages:
         return found
-    for i, s, rebuild, v in f.rebuild_columns():
-        if rebuild.workspace_bytes > 0:
+    for i, s, rematerialization, v in f.rematerialization_columns():
+        if rematerialization.workspace_bytes > 0:
             if s not in found:
                 found[s] = f.model.column(upper=np.inf)
-            terms = [(found[s], 1.0), (v, -rebuild.workspace_bytes / f.byte_scale)]
+            terms = [(found[s], 1.0), (v, -rematerialization.workspace_bytes / f.byte_scale)]
             f.model.row(f"eq5_workspace[{s},{i}]", terms, 0.0, np.inf)
     return found
 
 
 def eq5_in_stage(f: Formulation, stage: int, base: list[Term], fixed: float, limit: float) -> None:
-    """Bytes after each rebuild of a stage: what comes later is not there yet, used-up transients are gone again.
+    """Bytes after each rematerialization of a stage: what comes later is not there yet, used-up intermediates are gone again.
 
-    l[q,j] >= c[q] + v[k] - 1: transient q lives on at position j while any later rebuild k reads it.
+    l[q,j] >= c[q] + v[k] - 1: intermediate q lives on at position j while any later rematerialization k reads it.
     """
-    todo = _stage_rebuilds(f, stage)
+    todo = _stage_rematerializations(f, stage)
     place = {i: j for j, (i, _, _) in enumerate(todo)}
     readers: list[list[int]] = [[] for _ in todo]
-    for j, (_, rebuild, _) in enumerate(todo):
-        for u, _ in rebuild.inputs:
+    for j, (_, rematerialization, _) in enumerate(todo):
+        for u, _ in rematerialization.inputs:
             if u in place:
                 readers[place[u]].append(j)
-    for j, (_, rebuild, column) in enumerate(todo):
-        row = [*base, (column, rebuild.workspace_bytes / f.byte_scale)]
+    for j, (_, rematerialization, column) in enumerate(todo):
+        row = [*base, (column, rematerialization.workspace_bytes / f.byte_scale)]
         for q, (u, _, other) in enumerate(todo):
             nbytes = f.problem.tensors[u].nbytes / f.byte_scale
-            if f.transients.get((u, stage)) != other:
+            if f.intermediates.get((u, stage)) != other:
                 if q > j:
                     row.append((other, -nbytes))
             elif q == j:
@@ -94,18 +94,21 @@ def eq5_in_stage(f: Formulation, stage: int, base: list[Term], fixed: float, lim
         f.model.row(f"eq5_in_stage[{stage},{todo[j][0]}]", row, -np.inf, limit - fixed)
 
 
-def _stage_rebuilds(f: Formulation, stage: int) -> list[tuple[int, Rebuild, int]]:
-    """Return (tensor, rebuild, column) of all that may be rebuilt at `stage`, in the order of their computation.
+def _stage_rematerializations(f: Formulation, stage: int) -> list[tuple[int, Rematerialization, int]]:
+    """Return (tensor, rematerialization, column) of all that may be rematerialized at `stage`, in the order of their computation.
 
-    A tensor that may be both a transient and come back appears twice: only one of the two is ever chosen.
+    A tensor that may be both an intermediate and come back appears twice: only one of the two is ever chosen.
     """
-    order: list[tuple[int, int, Rebuild, int]] = []
-    for i, s, rebuild, v in f.rebuild_columns():
+    order: list[tuple[int, int, Rematerialization, int]] = []
+    for i, s, rematerialization, v in f.rematerialization_columns():
         if s == stage:
             writes = f.problem.tensors[i].writes
-            version = next(k for k, r in enumerate(f.problem.tensors[i].rebuilds) if r is rebuild)
-            order.append((writes[version], i, rebuild, v))
-    return [(i, rebuild, v) for _, i, rebuild, v in sorted(order, key=lambda entry: (entry[0], entry[1], entry[3]))]
+            version = next(k for k, r in enumerate(f.problem.tensors[i].rematerializations) if r is rematerialization)
+            order.append((writes[version], i, rematerialization, v))
+    return [
+        (i, rematerialization, v)
+        for _, i, rematerialization, v in sorted(order, key=lambda entry: (entry[0], entry[1], entry[3]))
+    ]
 
 
 def _offer_row(tightest: dict[tuple[Term, ...], tuple[float, str]], name: str, row: list[Term], load: float) -> None:

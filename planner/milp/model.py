@@ -2,7 +2,7 @@
 
 Every constraint has its own function, its number in FORMULATION.md and its name in the model. Letters: k keep, x
 recompute at a stage, y page in at a stage, q packed, o page out, a presence while a tensor is on its way back, c
-transient rebuild inside one stage, stall seconds a stage waits for transfers.
+intermediate rematerialization inside one stage, stall seconds a stage waits for transfers.
 """
 
 from collections import defaultdict
@@ -20,7 +20,7 @@ from planner.milp.time_rows import (
     eq7_stall,
     eq7_total_stall,
 )
-from planner.problem.model import Choice, Fate, Gap, Problem, Rebuild, Schedule, Semantics
+from planner.problem.model import Choice, Fate, Gap, Problem, Rematerialization, Schedule, Semantics
 from planner.problem.replay import page_out_ready, transfers_fit
 
 Term = tuple[int, float]
@@ -29,15 +29,15 @@ LARGE_TRANSFER_PERCENT = 1.0
 """Percent of the budget above which a tensor's transfer hides whole or not at all."""
 
 DEAD_HOP = 0.2
-"""A chain of rebuilds may pass this share of a level per tensor without later use (batch-norm outputs, views' copies)."""
+"""A chain of rematerializations may pass this share of a level per tensor without later use (batch-norm outputs, views' copies)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Breadth:
     """How many return stages the model offers per gap; None is all of them.
 
-    `window`: stages before the next use at which a tensor may come back. `depth`: how many rebuilds deep a chain of
-    transients may go through tensors that have a gap of their own. `early_pages`: page-ins before the next use too.
+    `window`: stages before the next use at which a tensor may come back. `depth`: how many rematerializations deep a chain of
+    intermediates may go through tensors that have a gap of their own. `early_pages`: page-ins before the next use too.
     """
 
     window: int | None = None
@@ -46,13 +46,13 @@ class Breadth:
     paging: bool = True
     recompute: bool = True
     inputs: bool = True
-    """Rebuilds need their inputs; without this row and with window 0 the model is a small relaxation of all others."""
+    """Rematerializations need their inputs; without this row and with window 0 the model is a small relaxation of all others."""
     exact_stages: bool = False
-    """Free transients within a stage after their last use, instead of holding all of a stage together."""
+    """Free intermediates within a stage after their last use, instead of holding all of a stage together."""
     timeless: bool = False
     """Transfers only as a whole: their sum against the step's length. What is left is a valid bound."""
     optimistic: bool = False
-    """For bounds: a rebuild costs its own share only, and a stage needs no more than its fullest operator."""
+    """For bounds: a rematerialization costs its own share only, and a stage needs no more than its fullest operator."""
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class Formulation:
         self.include = include if include is not None else Schedule()
         self.model = LinearModel()
         self.gaps: dict[int, GapColumns] = {}
-        self.transients: dict[tuple[int, int], int] = {}
+        self.intermediates: dict[tuple[int, int], int] = {}
         self.page_out: dict[tuple[int, int, int], int] = {}
         self.slices: dict[int, int] = {}
         self.stalls: dict[int, int] = {}
@@ -100,7 +100,7 @@ class Formulation:
         breadth = self.breadth
         define_returns(self)
         if breadth.inputs:
-            define_transients(self)
+            define_intermediates(self)
         define_slices(self)
         eq1_one_fate(self)
         eq2_presence(self)
@@ -137,20 +137,20 @@ class Formulation:
         """Return the cost coefficient of `value` joules."""
         return value / self.joule_scale
 
-    def rebuild_joules(self, rebuild: Rebuild) -> float:
-        """Return the cost coefficient of a rebuild."""
-        return self.joules(rebuild.joules * (rebuild.own_share if self.breadth.optimistic else 1.0))
+    def rematerialization_joules(self, rematerialization: Rematerialization) -> float:
+        """Return the cost coefficient of a rematerialization."""
+        return self.joules(rematerialization.joules * (rematerialization.own_share if self.breadth.optimistic else 1.0))
 
-    def rebuild_of(self, gap: Gap) -> Rebuild | None:
-        """Return how the contents in `gap` are rebuilt, if they can be within the deadline."""
-        rebuilds = self.problem.tensors[gap.tensor].rebuilds
-        if not self.breadth.recompute or not 0 <= gap.version < len(rebuilds):
+    def rematerialization_of(self, gap: Gap) -> Rematerialization | None:
+        """Return how the contents in `gap` are rematerialized, if they can be within the deadline."""
+        rematerializations = self.problem.tensors[gap.tensor].rematerializations
+        if not self.breadth.recompute or not 0 <= gap.version < len(rematerializations):
             return None
-        rebuild = rebuilds[gap.version]
-        if rebuild is None:
+        rematerialization = rematerializations[gap.version]
+        if rematerialization is None:
             return None
-        seconds = rebuild.seconds * (rebuild.own_share if self.breadth.optimistic else 1.0)
-        return rebuild if seconds <= self.slack * (1 + 1e-12) else None
+        seconds = rematerialization.seconds * (rematerialization.own_share if self.breadth.optimistic else 1.0)
+        return rematerialization if seconds <= self.slack * (1 + 1e-12) else None
 
     def presence(self, tensor: int, version: int, stage: int) -> list[Term] | None:
         """Return the columns whose sum says that `version` of `tensor` is there when `stage` starts; None: always."""
@@ -164,7 +164,7 @@ class Formulation:
             return []
         if not problem.gaps[g].dead and g not in self.gaps:
             return None
-        return self._gap_presence(g, stage) + self._transient_terms(tensor, stage)
+        return self._gap_presence(g, stage) + self._intermediate_terms(tensor, stage)
 
     def _gap_presence(self, g: int, stage: int) -> list[Term]:
         if g not in self.gaps:
@@ -173,12 +173,12 @@ class Formulation:
         unrolled = stage if stage > gap.after else stage + self.problem.size
         return [(columns.presence.get(unrolled, columns.keep), 1.0)]
 
-    def _transient_terms(self, tensor: int, stage: int) -> list[Term]:
-        column = self.transients.get((tensor, stage))
+    def _intermediate_terms(self, tensor: int, stage: int) -> list[Term]:
+        column = self.intermediates.get((tensor, stage))
         return [] if column is None else [(column, 1.0)]
 
     def schedule(self, values: Vector) -> Schedule:
-        """Return the decisions behind a solution; transients that nothing uses are left out."""
+        """Return the decisions behind a solution; intermediates that nothing uses are left out."""
         choices = []
         for g, columns in self.gaps.items():
             fate = next((s for s, v in columns.recompute.items() if values[v] > 0.5), None)
@@ -189,23 +189,25 @@ class Formulation:
                     choices.append(Choice(g, s, Fate.PAGE, target))
             if columns.packed is not None and values[columns.packed] > 0.5:
                 choices.append(Choice(g, self.problem.gaps[g].before, Fate.PACK))
-        transients = {key for key, v in self.transients.items() if values[v] > 0.5}
-        schedule = prune_transients(self.problem, tuple(sorted(choices, key=lambda c: c.gap)), transients)
+        intermediates = {key for key, v in self.intermediates.items() if values[v] > 0.5}
+        schedule = prune_intermediates(self.problem, tuple(sorted(choices, key=lambda c: c.gap)), intermediates)
         return replace(schedule, sliced=tuple(k for k, v in sorted(self.slices.items()) if values[v] > 0.5))
 
-    def rebuild_columns(self) -> Iterator[tuple[int, int, Rebuild, int]]:
-        """Yield (tensor, stage, rebuild, column) of every x and c."""
+    def rematerialization_columns(self) -> Iterator[tuple[int, int, Rematerialization, int]]:
+        """Yield (tensor, stage, rematerialization, column) of every x and c."""
         problem = self.problem
         for g, columns in self.gaps.items():
             gap = problem.gaps[g]
-            rebuild = problem.tensors[gap.tensor].rebuilds[gap.version] if columns.recompute else None
-            if rebuild is not None:
+            rematerialization = (
+                problem.tensors[gap.tensor].rematerializations[gap.version] if columns.recompute else None
+            )
+            if rematerialization is not None:
                 for s, v in columns.recompute.items():
-                    yield gap.tensor, s % problem.size, rebuild, v
-        for (i, s), v in self.transients.items():
-            rebuild = problem.tensors[i].rebuilds[problem.gaps[self.gap_at[i][s]].version]
-            if rebuild is not None:
-                yield i, s, rebuild, v
+                    yield gap.tensor, s % problem.size, rematerialization, v
+        for (i, s), v in self.intermediates.items():
+            rematerialization = problem.tensors[i].rematerializations[problem.gaps[self.gap_at[i][s]].version]
+            if rematerialization is not None:
+                yield i, s, rematerialization, v
 
     def decisions(self) -> list[int]:
         """Return the integral columns that are decided; those of `hiding` follow."""
@@ -229,11 +231,11 @@ class Formulation:
             if found is None:
                 return None
             values[found] = 1.0
-        if chosen or any(key not in self.transients for key in schedule.transients):
+        if chosen or any(key not in self.intermediates for key in schedule.intermediates):
             return None
         if any(k not in self.slices for k in schedule.sliced):
             return None
-        values.update({self.transients[key]: 1.0 for key in schedule.transients})
+        values.update({self.intermediates[key]: 1.0 for key in schedule.intermediates})
         values.update({self.slices[k]: 1.0 for k in schedule.sliced})
         return values
 
@@ -241,7 +243,7 @@ class Formulation:
 def _joule_scale(problem: Problem) -> float:
     """Return the joules of a typical decision: with raw joules, solvers stop at gaps above the whole overhead."""
     sizes = [p.joules_in + p.joules_out for t in problem.tensors for p in t.paging[:1]]
-    sizes = sizes or [r.joules for t in problem.tensors for r in t.rebuilds if r is not None]
+    sizes = sizes or [r.joules for t in problem.tensors for r in t.rematerializations if r is not None]
     positive = [s for s in sizes if s > 0]
     return float(np.median(positive)) if positive else 1.0
 
@@ -264,7 +266,7 @@ def _fixed_gaps(problem: Problem) -> set[int]:
     load = np.zeros(size)
     for stage, s in zip(problem.stages, range(size), strict=True):
         load[s] = stage.fixed_bytes + stage.workspace_bytes
-    transient = 0.0
+    intermediate = 0.0
     for t in problem.tensors:
         load[list(t.accesses)] += t.nbytes
     for gap in problem.gaps:
@@ -272,7 +274,7 @@ def _fixed_gaps(problem: Problem) -> set[int]:
             load[[s % size for s in range(gap.after + 1, gap.before)]] += problem.tensors[gap.tensor].nbytes
     if problem.ram_bytes is None:
         return {g for g, gap in enumerate(problem.gaps) if not gap.dead}
-    tight = load + transient > problem.ram_bytes
+    tight = load + intermediate > problem.ram_bytes
     streamed = {(i, slicing.stage) for slicing in problem.slicings if tight[slicing.stage] for i in slicing.members}
     fixed = set()
     for g, gap in enumerate(problem.gaps):
@@ -285,7 +287,7 @@ def _fixed_gaps(problem: Problem) -> set[int]:
             and (
                 tensor.paging
                 or tensor.packing
-                or (0 <= gap.version < len(tensor.rebuilds) and tensor.rebuilds[gap.version])
+                or (0 <= gap.version < len(tensor.rematerializations) and tensor.rematerializations[gap.version])
             )
         )
         ends = {(gap.tensor, gap.after), (gap.tensor, gap.before % size)}
@@ -307,9 +309,11 @@ def define_returns(f: Formulation) -> None:
         if known is not None and known.stage < low:
             stages.insert(0, known.stage)
         columns = GapColumns(f.model.column(integral=True), stages[0])
-        rebuild = f.rebuild_of(gap)
-        if rebuild is not None and not gap.before > f.problem.size:
-            columns.recompute = {s: f.model.column(f.rebuild_joules(rebuild), integral=True) for s in stages}
+        rematerialization = f.rematerialization_of(gap)
+        if rematerialization is not None and not gap.before > f.problem.size:
+            columns.recompute = {
+                s: f.model.column(f.rematerialization_joules(rematerialization), integral=True) for s in stages
+            }
         if f.breadth.paging:
             extra = known.stage if known is not None and known.fate is Fate.PAGE else gap.before
             pages = [s for s in stages if f.breadth.early_pages or s in (gap.before, extra)]
@@ -329,8 +333,8 @@ def _define_pages(f: Formulation, gap: Gap, columns: GapColumns, stages: list[in
                 columns.page[s, paging.target] = column
 
 
-def define_transients(f: Formulation) -> None:
-    """Create c[i, s] where a rebuild at stage s may need tensor i while it is gone, also after its last access."""
+def define_intermediates(f: Formulation) -> None:
+    """Create c[i, s] where a rematerialization at stage s may need tensor i while it is gone, also after its last access."""
     problem = f.problem
     reach: list[dict[int, float]] = [{} for _ in problem.tensors]
     for g, columns in f.gaps.items():
@@ -340,25 +344,32 @@ def define_transients(f: Formulation) -> None:
     todo = [(i, s) for i in range(len(problem.tensors)) for s in reach[i]]
     while todo:
         j, s = todo.pop()
-        for u in {u for rebuild in problem.tensors[j].rebuilds if rebuild for u, _ in rebuild.inputs}:
-            if _offer_transient(f, u, s, reach[j][s], f.breadth.depth, reach[u]):
+        for u in {
+            u
+            for rematerialization in problem.tensors[j].rematerializations
+            if rematerialization
+            for u, _ in rematerialization.inputs
+        }:
+            if _offer_intermediate(f, u, s, reach[j][s], f.breadth.depth, reach[u]):
                 todo.append((u, s))
-    for i, s in f.include.transients:
-        _offer_transient(f, i, s, 0, None, reach[i])
+    for i, s in f.include.intermediates:
+        _offer_intermediate(f, i, s, 0, None, reach[i])
 
 
-def _offer_transient(f: Formulation, i: int, s: int, depth: float, limit: int | None, reach: dict[int, float]) -> bool:
+def _offer_intermediate(
+    f: Formulation, i: int, s: int, depth: float, limit: int | None, reach: dict[int, float]
+) -> bool:
     """Create c[i, s] if it makes sense there; say whether its own inputs must be looked at (again)."""
     g = f.gap_at[i].get(s)
     if g is None or (g not in f.gaps and not f.problem.gaps[g].dead):
         return False
     gap = f.problem.gaps[g]
-    rebuild = f.rebuild_of(gap)
+    rematerialization = f.rematerialization_of(gap)
     deeper = depth + (DEAD_HOP if gap.dead else 1.0)
-    if rebuild is None or (limit is not None and deeper > limit):
+    if rematerialization is None or (limit is not None and deeper > limit):
         return False
-    if (i, s) not in f.transients:
-        f.transients[i, s] = f.model.column(f.rebuild_joules(rebuild), integral=True)
+    if (i, s) not in f.intermediates:
+        f.intermediates[i, s] = f.model.column(f.rematerialization_joules(rematerialization), integral=True)
     if s in reach and reach[s] <= deeper:
         return False
     reach[s] = deeper
@@ -395,9 +406,9 @@ def eq2_presence(f: Formulation) -> None:
 
 
 def eq3_inputs(f: Formulation) -> None:
-    """A rebuild at stage s needs each input there: x or c <= a[u,s] + c[u,s]."""
-    for i, s, rebuild, v in f.rebuild_columns():
-        for u, version in rebuild.inputs:
+    """A rematerialization at stage s needs each input there: x or c <= a[u,s] + c[u,s]."""
+    for i, s, rematerialization, v in f.rematerialization_columns():
+        for u, version in rematerialization.inputs:
             terms = f.presence(u, version, s)
             if terms is not None:
                 f.model.row(f"eq3_inputs[{i},{s},{u}]", [(v, 1.0), *((c, -a) for c, a in terms)], -np.inf, 0.0)
@@ -428,8 +439,8 @@ def eq8_deadline(f: Formulation) -> None:
         return
     share = f.breadth.optimistic
     terms = [
-        (v, rebuild.seconds * (rebuild.own_share if share else 1.0) / f.second_scale)
-        for _, _, rebuild, v in f.rebuild_columns()
+        (v, rematerialization.seconds * (rematerialization.own_share if share else 1.0) / f.second_scale)
+        for _, _, rematerialization, v in f.rematerialization_columns()
     ]
     for g, columns in f.gaps.items():
         packing = problem.tensors[problem.gaps[g].tensor].packing
@@ -451,8 +462,8 @@ def eq9_wear(f: Formulation) -> None:
     f.model.row("eq9_wear", terms, -np.inf, limit / f.byte_scale)
 
 
-def prune_transients(problem: Problem, choices: tuple[Choice, ...], wanted: set[tuple[int, int]]) -> Schedule:
-    """Return the schedule without transients that are resident anyway or that no rebuild of their stage reads."""
+def prune_intermediates(problem: Problem, choices: tuple[Choice, ...], wanted: set[tuple[int, int]]) -> Schedule:
+    """Return the schedule without intermediates that are resident anyway or that no rematerialization of their stage reads."""
     chosen = {choice.gap: choice for choice in choices}
     todo = [
         (problem.gaps[c.gap].tensor, problem.gaps[c.gap].version, c.stage % problem.size)
@@ -463,8 +474,8 @@ def prune_transients(problem: Problem, choices: tuple[Choice, ...], wanted: set[
     kept: set[tuple[int, int]] = set()
     while todo:
         i, version, s = todo.pop()
-        rebuild = problem.tensors[i].rebuilds[version]
-        for u, v in rebuild.inputs if rebuild is not None else ():
+        rematerialization = problem.tensors[i].rematerializations[version]
+        for u, v in rematerialization.inputs if rematerialization is not None else ():
             if (u, s) in wanted and (u, s) not in kept | back and not _present(problem, chosen, u, s):
                 kept.add((u, s))
                 todo.append((u, v, s))

@@ -106,8 +106,8 @@ def eq7_bucket_stall(f: Formulation) -> None:
                 shares[int(bucket_of[t])] += part
             for b, part in shares.items():
                 work[b].append((column, -part / f.second_scale))
-    for _, s, rebuild, v in f.rebuild_columns():
-        work[int(bucket_of[s])].append((v, rebuild.seconds / f.second_scale))
+    for _, s, rematerialization, v in f.rematerialization_columns():
+        work[int(bucket_of[s])].append((v, rematerialization.seconds / f.second_scale))
     compute = np.zeros(BUCKETS)
     np.add.at(compute, bucket_of, [s.seconds for s in problem.stages])
     for b, terms in enumerate(work):
@@ -137,7 +137,9 @@ def eq7_total_stall(f: Formulation) -> None:
         seconds = next(p.seconds_out for p in problem.tensors[i].paging if p.target == target) / f.second_scale
         total.append((v, -seconds))
         exposed.append((v, -seconds))
-    total += [(v, rebuild.seconds / f.second_scale) for _, _, rebuild, v in f.rebuild_columns()]
+    total += [
+        (v, rematerialization.seconds / f.second_scale) for _, _, rematerialization, v in f.rematerialization_columns()
+    ]
     f.model.row("eq7_total_stall", total, -problem.base_seconds / f.second_scale, np.inf)
     if not f.breadth.timeless:
         eq7_write_behind(f)

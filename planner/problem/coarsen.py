@@ -15,14 +15,14 @@ import numpy.typing as npt
 
 from planner.ir.costs import CostTable
 from planner.ir.graph import Role, StepGraph
-from planner.ir.lowering.rematerialize import effective_operands, rebuildable
+from planner.ir.lowering.rematerialize import effective_operands, rematerializable
 from planner.ir.lowering.update_slices import SLICE_BYTES, UpdateGroup, slice_bounds, update_groups
 from planner.ir.plan import Action, Decision, Plan
 from planner.problem.model import (
     Fate,
     Paging,
     Problem,
-    Rebuild,
+    Rematerialization,
     Schedule,
     Semantics,
     Slicing,
@@ -33,8 +33,8 @@ from planner.problem.model import (
 MIN_DECIDED_BYTES = 64 * 1024
 """Smaller storages are always kept: transfers below 1 MiB lose most of the bandwidth, and nothing is gained."""
 
-MAX_REBUILD_OPS = 8
-"""A storage with more writers than this is not worth rebuilding (an accumulated gradient, say)."""
+MAX_REMATERIALIZATION_OPS = 8
+"""A storage with more writers than this is not worth rematerializing (an accumulated gradient, say)."""
 
 Counts = npt.NDArray[np.int64]
 
@@ -56,7 +56,7 @@ class Coarse:
 
     def plan(self, schedule: Schedule, ram_bytes: int, strategy: str) -> Plan:
         """Return the op-level plan of `schedule`, its figures still empty."""
-        decisions = [*self._choice_decisions(schedule), *self._transient_decisions(schedule)]
+        decisions = [*self._choice_decisions(schedule), *self._intermediate_decisions(schedule)]
         sliced = tuple(self.slice_groups[k] for k in schedule.sliced)
         return Plan(tuple(sorted(decisions)), self.order, sliced, ram_bytes=ram_bytes, strategy=strategy)
 
@@ -72,12 +72,12 @@ class Coarse:
             found.append(Decision(storage, self._last_use(storage, gap.after), before, action))
         return found
 
-    def _transient_decisions(self, schedule: Schedule) -> list[Decision]:
+    def _intermediate_decisions(self, schedule: Schedule) -> list[Decision]:
         found = []
-        for tensor, stage in schedule.transients:
+        for tensor, stage in schedule.intermediates:
             storage, before = self.storages[tensor], self.ranges[stage][0]
             after = max(u for u in self.graph.uses[storage] if u < before)
-            found.append(Decision(storage, after, before, Action.TRANSIENT))
+            found.append(Decision(storage, after, before, Action.INTERMEDIATE))
         return found
 
     def _last_use(self, storage: int, stage: int) -> int:
@@ -103,7 +103,7 @@ def coarsen(
 
 
 class _Coarsening:
-    """Builds one Coarse: stages, then which storages are tensors, then their rebuilds and the fixed load."""
+    """Builds one Coarse: stages, then which storages are tensors, then their rematerializations and the fixed load."""
 
     def __init__(self, graph: StepGraph, costs: CostTable, order: tuple[int, ...], min_bytes: int) -> None:
         self.graph, self.costs, self.order = graph, costs, order
@@ -139,7 +139,7 @@ class _Coarsening:
             self.storages.append(s)
 
     def _choose_tensors(self) -> None:
-        """Large storages that live through more than one stage, and what their rebuilds need."""
+        """Large storages that live through more than one stage, and what their rematerializations need."""
         graph = self.graph
         for s, uses in enumerate(graph.uses):
             if uses and self.large[s] and not self._inside_one_stage(s):
@@ -164,12 +164,12 @@ class _Coarsening:
         return sorted({int(self.stage_of[w]) for w in self.graph.writers[s]})
 
     def _recipe(self, s: int, stage: int) -> list[int] | None:
-        """Return the ops that rebuild `s` as it is after `stage`, or None."""
+        """Return the ops that rematerialize `s` as it is after `stage`, or None."""
         after = self.ranges[stage][1]
-        if not rebuildable(self.graph, s, after):
+        if not rematerializable(self.graph, s, after):
             return None
         ops = [w for w in self.graph.writers[s] if w <= after]
-        return ops if len(ops) <= MAX_REBUILD_OPS else None
+        return ops if len(ops) <= MAX_REMATERIALIZATION_OPS else None
 
     def run(self, ram_bytes: int | None, deadline_s: float | None, write_limit_bytes: float | None) -> Coarse:
         tensors = [self._tensor(s) for s in self.storages]
@@ -191,10 +191,12 @@ class _Coarsening:
         writes = tuple(self._write_stages(s))
         if not storage.persistent and (not writes or writes[0] != accesses[0]):
             writes = (accesses[0], *writes)  # batch and constants: their contents count as written at first sight
-        rebuilds: list[Rebuild | None] = [self._rebuild(s, recipe) for recipe in self.recipes[s]]
-        unknown: list[Rebuild | None] = [None] * (len(writes) - len(rebuilds))
+        rematerializations: list[Rematerialization | None] = [
+            self._rematerialize(s, recipe) for recipe in self.recipes[s]
+        ]
+        unknown: list[Rematerialization | None] = [None] * (len(writes) - len(rematerializations))
         return Tensor(
-            graph.label(s), storage.nbytes, accesses, writes, storage.persistent, tuple(unknown + rebuilds),
+            graph.label(s), storage.nbytes, accesses, writes, storage.persistent, tuple(unknown + rematerializations),
             (self._paging(storage.nbytes),) if self.large[s] else (), pinned=not self.large[s],
         )  # fmt: skip
 
@@ -205,7 +207,7 @@ class _Coarsening:
             nbytes * flash.write_joules_per_byte, nbytes * flash.read_joules_per_byte,
         )  # fmt: skip
 
-    def _rebuild(self, s: int, recipe: list[int] | None) -> Rebuild | None:
+    def _rematerialize(self, s: int, recipe: list[int] | None) -> Rematerialization | None:
         if recipe is None:
             return None
         graph, work = self.graph, 0
@@ -225,8 +227,8 @@ class _Coarsening:
         if len({u for u, _ in inputs}) < len(inputs):
             return None
         joules = self._joules(recipe)
-        own = sum(self._joules((r,)) / self._rebuilt_by(r) for r in recipe)
-        return Rebuild(
+        own = sum(self._joules((r,)) / self._rematerialized_by(r) for r in recipe)
+        return Rematerialization(
             sum(self.costs.ops[r].seconds for r in recipe),
             joules,
             tuple(sorted(inputs)),
@@ -234,8 +236,8 @@ class _Coarsening:
             own / joules if joules > 0 else 1.0,
         )
 
-    def _rebuilt_by(self, op: int) -> int:
-        """Return how many tensors that lie idle somewhere running `op` again may help to rebuild."""
+    def _rematerialized_by(self, op: int) -> int:
+        """Return how many tensors that lie idle somewhere running `op` again may help to rematerialize."""
         touched = {*self.graph.creates[op], *self.graph.ops[op].writes}
         return max(sum(s in self.tensor_of and self._lies_idle(s) for s in touched), 1)
 

@@ -1,7 +1,7 @@
 """The abstract planning problem: stages in a fixed order, tensors with idle gaps, budgets.
 
 A *stage* runs one operator (or a short run of them). A *tensor* is touched at its accesses; between two accesses it is
-idle, and each idle *gap* may be bridged by keeping it, paging it, rebuilding it or packing it. The gaps of persistent
+idle, and each idle *gap* may be bridged by keeping it, paging it, rematerializing it or packing it. The gaps of persistent
 tensors (weights, optimizer state) wrap around the end of the step. Nothing here knows torch, graphs or solvers.
 """
 
@@ -69,11 +69,11 @@ class Packing:
 
 
 @dataclass(frozen=True, slots=True)
-class Rebuild:
+class Rematerialization:
     """How to compute one version of a tensor again: cost, and the (tensor, version) pairs it reads.
 
-    `own_share`: where its operators rebuild other tensors in passing, the part of the cost that is left if each of them
-    pays the same. A bound may count no more; a schedule that rebuilds only this tensor pays all of it.
+    `own_share`: where its operators rematerialize other tensors in passing, the part of the cost that is left if each of them
+    pays the same. A bound may count no more; a schedule that rematerializes only this tensor pays all of it.
     """
 
     seconds: float
@@ -88,7 +88,7 @@ class Tensor:
     """A block of memory with its accesses.
 
     `accesses` are the stages that create, read or write it, ascending; `writes` the subset that changes its contents
-    (its birth included). `rebuilds[v]` rebuilds the contents after the v-th write; None where that is not possible.
+    (its birth included). `rematerializations[v]` rematerializes the contents after the v-th write; None where that is not possible.
     """
 
     name: str
@@ -96,11 +96,11 @@ class Tensor:
     accesses: tuple[int, ...]
     writes: tuple[int, ...]
     persistent: bool = False
-    rebuilds: tuple[Rebuild | None, ...] = ()
+    rematerializations: tuple[Rematerialization | None, ...] = ()
     paging: tuple[Paging, ...] = ()
     packing: Packing | None = None
     pinned: bool = False
-    """Always kept between its accesses; after the last one it may come back as a transient."""
+    """Always kept between its accesses; after the last one it may come back as an intermediate."""
 
     def version_after(self, stage: int) -> int:
         """Return how many writes have happened once `stage` has run, minus one (-1: contents from before the step)."""
@@ -125,7 +125,7 @@ class Gap:
     """Stages `after` < s < `before` in which `tensor` is idle.
 
     A gap of a persistent tensor that wraps around the step's end has `before` >= number of stages. `dead` gaps follow
-    the last access of a temporary tensor: nothing needs it any more, but rebuilds of others may.
+    the last access of a temporary tensor: nothing needs it any more, but rematerializations of others may.
     """
 
     tensor: int
@@ -154,7 +154,7 @@ class Slicing:
 class Problem:
     """What to plan. Budgets that are None do not bind.
 
-    The joules of stages, rebuilds and packing include the static power of their seconds; `static_watts` burn while the
+    The joules of stages, rematerializations and packing include the static power of their seconds; `static_watts` burn while the
     step waits for transfers.
     """
 
@@ -208,23 +208,23 @@ class Problem:
             before = size + tensor.accesses[0]
             if before > last:
                 found.append(Gap(i, last, before, tensor.version_after(last)))
-        elif last + 1 < size and any(tensor.rebuilds):
+        elif last + 1 < size and any(tensor.rematerializations):
             found.append(Gap(i, last, size, tensor.version_after(last), dead=True))
         return found
 
     @cached_property
     def consumers(self) -> tuple[tuple[int, ...], ...]:
-        """Per tensor: the tensors whose rebuilds read it."""
+        """Per tensor: the tensors whose rematerializations read it."""
         lists: list[set[int]] = [set() for _ in self.tensors]
         for j, tensor in enumerate(self.tensors):
-            for rebuild in tensor.rebuilds:
-                for u, _ in rebuild.inputs if rebuild else ():
+            for rematerialization in tensor.rematerializations:
+                for u, _ in rematerialization.inputs if rematerialization else ():
                     lists[u].add(j)
         return tuple(tuple(sorted(s)) for s in lists)
 
 
 def verify_problem(problem: Problem) -> None:
-    """Raise ProblemError unless accesses, versions and rebuild inputs are consistent."""
+    """Raise ProblemError unless accesses, versions and rematerialization inputs are consistent."""
     size = problem.size
     for i, tensor in enumerate(problem.tensors):
         touched = tensor.accesses
@@ -238,21 +238,23 @@ def verify_problem(problem: Problem) -> None:
             raise ProblemError(f"tensor {i} ({tensor.name}) is read before it is written")
         if tensor.nbytes < 0:
             raise ProblemError(f"tensor {i} ({tensor.name}) claims {tensor.nbytes} bytes")
-        _verify_rebuilds(problem, i)
+        _verify_rematerializations(problem, i)
 
 
-def _verify_rebuilds(problem: Problem, i: int) -> None:
+def _verify_rematerializations(problem: Problem, i: int) -> None:
     tensor = problem.tensors[i]
-    for v, rebuild in enumerate(tensor.rebuilds):
-        for u, version in rebuild.inputs if rebuild else ():
+    for v, rematerialization in enumerate(tensor.rematerializations):
+        for u, version in rematerialization.inputs if rematerialization else ():
             if not 0 <= u < len(problem.tensors) or u == i:
                 raise ProblemError(
-                    f"rebuild {v} of tensor {i} ({tensor.name}) reads tensor {u}: cyclic or out of range"
+                    f"rematerialization {v} of tensor {i} ({tensor.name}) reads tensor {u}: cyclic or out of range"
                 )
             if not -1 <= version < len(problem.tensors[u].writes):
-                raise ProblemError(f"rebuild {v} of tensor {i} reads version {version} of tensor {u}: no such version")
+                raise ProblemError(
+                    f"rematerialization {v} of tensor {i} reads version {version} of tensor {u}: no such version"
+                )
             if problem.tensors[u].birth > tensor.writes[v]:
-                raise ProblemError(f"tensor {i} ({tensor.name}) is rebuilt from tensor {u}, which is born later")
+                raise ProblemError(f"tensor {i} ({tensor.name}) is rematerialized from tensor {u}, which is born later")
 
 
 class Fate(enum.Enum):
@@ -276,12 +278,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Decisions for a problem; gaps that do not appear are kept. `transients` are (tensor, stage) pairs.
+    """Decisions for a problem; gaps that do not appear are kept. `intermediates` are (tensor, stage) pairs.
 
-    Return stages of wrapping gaps may exceed the number of stages; those of transients do not. `sliced`: indices of
+    Return stages of wrapping gaps may exceed the number of stages; those of intermediates do not. `sliced`: indices of
     the slicings in use.
     """
 
     choices: tuple[Choice, ...] = ()
-    transients: tuple[tuple[int, int], ...] = ()
+    intermediates: tuple[tuple[int, int], ...] = ()
     sliced: tuple[int, ...] = ()

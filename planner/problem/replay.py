@@ -86,23 +86,23 @@ def _inside(problem: Problem, gap: Gap, shares: list[tuple[int, float]]) -> list
 
 
 def replay(problem: Problem, schedule: Schedule) -> Evaluation:
-    """Return what `schedule` costs and every rule it breaks (rebuild inputs, memory, deadline, wear)."""
+    """Return what `schedule` costs and every rule it breaks (rematerialization inputs, memory, deadline, wear)."""
     return _Replay(problem, schedule).run()
 
 
 class _Replay:
-    """One replay: residency per tensor and stage first, then rebuilds stage by stage, then time and energy."""
+    """One replay: residency per tensor and stage first, then rematerializations stage by stage, then time and energy."""
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
         self.problem, self.schedule = problem, schedule
         self.result = Evaluation()
         count, size = len(problem.tensors), problem.size
         self.resident = np.zeros((count, size), dtype=bool)
-        """Resident when a stage starts, rebuilds of that stage done."""
+        """Resident when a stage starts, rematerializations of that stage done."""
         self.extra = np.zeros(size)
         """Bytes of landing buffers, unfinished writes, packed tensors and compressed pages."""
-        self.rebuilds: dict[int, list[tuple[int, int, bool]]] = defaultdict(list)
-        """Stage -> (tensor, version, is transient)."""
+        self.rematerializations: dict[int, list[tuple[int, int, bool]]] = defaultdict(list)
+        """Stage -> (tensor, version, is intermediate)."""
         self.transfers = np.zeros(size)
         self.transfer_total = 0.0
         self.extra_seconds = 0.0
@@ -111,7 +111,7 @@ class _Replay:
     def run(self) -> Evaluation:
         self._place_accesses()
         self._place_choices()
-        self._place_transients()
+        self._place_intermediates()
         self._place_slices()
         self._measure_memory()
         self._measure_time()
@@ -141,14 +141,14 @@ class _Replay:
                 if not gap.dead:
                     self._reside(gap.tensor, gap.after + 1, gap.before)
             elif gap.dead:
-                self._fail(f"gap {g} of tensor {gap.tensor} is dead; only transients may touch it")
+                self._fail(f"gap {g} of tensor {gap.tensor} is dead; only intermediates may touch it")
             elif found.fate is Fate.PAGE:
                 self._page(gap, found, paged, chosen)
             elif found.fate is Fate.PACK:
                 self._pack(gap)
             else:
                 self._reside(gap.tensor, found.stage, gap.before)
-                self.rebuilds[found.stage % problem.size].append((gap.tensor, gap.version, False))
+                self.rematerializations[found.stage % problem.size].append((gap.tensor, gap.version, False))
 
     def _reside(self, tensor: int, start: int, stop: int) -> None:
         size = self.problem.size
@@ -183,7 +183,7 @@ class _Replay:
         if first:
             self.result.written_bytes += tensor.nbytes
             self.extra_joules += cost.joules_out
-        earliest = page_out_ready(problem, gap, _rebuilt_at(problem, gap, chosen)) if first else gap.after + 2
+        earliest = page_out_ready(problem, gap, _rematerialized_at(problem, gap, chosen)) if first else gap.after + 2
         if choice.stage < earliest:
             self._fail(f"tensor {gap.tensor} is read back at stage {choice.stage}, before its write is done")
         if first and earliest > gap.after + 2:
@@ -203,12 +203,12 @@ class _Replay:
             self.transfers[s] += part
             self.extra[s] += nbytes
 
-    def _place_transients(self) -> None:
-        for i, s in self.schedule.transients:
+    def _place_intermediates(self) -> None:
+        for i, s in self.schedule.intermediates:
             if self.resident[i, s]:
-                self._fail(f"tensor {i} is rebuilt as a transient at stage {s}, where it is resident")
+                self._fail(f"tensor {i} is rematerialized as an intermediate at stage {s}, where it is resident")
             version = self.problem.tensors[i].version_before(s)
-            self.rebuilds[s].append((i, version, True))
+            self.rematerializations[s].append((i, version, True))
 
     def _place_slices(self) -> None:
         """A sliced update holds neither its streamed members nor its temporaries, only slice buffers."""
@@ -239,57 +239,61 @@ class _Replay:
             if t.birth >= 0:
                 born[t.birth] += t.nbytes
         self.result.load_bytes = load + work - self.spared
-        for s in sorted(self.rebuilds):
-            peak = self._rebuild_stage(s, float(load[s] - born[s] - self.spared_before[s]))
+        for s in sorted(self.rematerializations):
+            peak = self._rematerialize_stage(s, float(load[s] - born[s] - self.spared_before[s]))
             self.result.load_bytes[s] = max(self.result.load_bytes[s], peak)
         self.result.peak_stage = int(np.argmax(self.result.load_bytes))
         self.result.peak_bytes = round(float(self.result.load_bytes[self.result.peak_stage]))
 
-    def _rebuild_stage(self, stage: int, load: float) -> float:
-        """Run the rebuilds of one stage in the order of their first computation; return their peak bytes."""
+    def _rematerialize_stage(self, stage: int, load: float) -> float:
+        """Run the rematerializations of one stage in the order of their first computation; return their peak bytes."""
         tensors = self.problem.tensors
-        todo = self._in_order(self.rebuilds[stage])
-        if len(todo) < len(self.rebuilds[stage]):
-            self._fail(f"a tensor is rebuilt twice at stage {stage}")
+        todo = self._in_order(self.rematerializations[stage])
+        if len(todo) < len(self.rematerializations[stage]):
+            self._fail(f"a tensor is rematerialized twice at stage {stage}")
         last_use = {}
         for i, v, _ in todo:
-            rebuild = tensors[i].rebuilds[v] if 0 <= v < len(tensors[i].rebuilds) else None
-            if rebuild is None:
-                self._fail(f"tensor {i} cannot be rebuilt at stage {stage}")
+            rematerialization = (
+                tensors[i].rematerializations[v] if 0 <= v < len(tensors[i].rematerializations) else None
+            )
+            if rematerialization is None:
+                self._fail(f"tensor {i} cannot be rematerialized at stage {stage}")
                 return load
-            last_use.update({u: i for u, _ in rebuild.inputs})
-        load -= sum(tensors[i].nbytes for i, _, transient in todo if not transient)
+            last_use.update({u: i for u, _ in rematerialization.inputs})
+        load -= sum(tensors[i].nbytes for i, _, intermediate in todo if not intermediate)
         peak, pending = load, {i for i, _, _ in todo}
         made: dict[int, int] = {}
-        for i, v, transient in todo:
-            rebuild = tensors[i].rebuilds[v]
-            if rebuild is None:
+        for i, v, intermediate in todo:
+            rematerialization = tensors[i].rematerializations[v]
+            if rematerialization is None:
                 continue
-            for u, version in rebuild.inputs:
+            for u, version in rematerialization.inputs:
                 self._verify_input(stage, i, u, version, pending, made)
             made[i] = v
             load += tensors[i].nbytes
-            peak = max(peak, load + rebuild.workspace_bytes)
-            self.result.recompute_seconds += rebuild.seconds
-            self.extra_joules += rebuild.joules
+            peak = max(peak, load + rematerialization.workspace_bytes)
+            self.result.recompute_seconds += rematerialization.seconds
+            self.extra_joules += rematerialization.joules
             load -= sum(tensors[u].nbytes for u, _, gone in todo if gone and u in made and last_use.get(u, u) == i)
-            if transient and i not in last_use:
-                self._fail(f"tensor {i} is rebuilt at stage {stage}, but nothing there needs it")
+            if intermediate and i not in last_use:
+                self._fail(f"tensor {i} is rematerialized at stage {stage}, but nothing there needs it")
         return peak
 
     def _in_order(self, todo: list[tuple[int, int, bool]]) -> list[tuple[int, int, bool]]:
-        """Return rebuilds in the order of their first computation, inputs first within one stage."""
+        """Return rematerializations in the order of their first computation, inputs first within one stage."""
         tensors = self.problem.tensors
-        entries = {i: (i, v, transient) for i, v, transient in todo}
+        entries = {i: (i, v, intermediate) for i, v, intermediate in todo}
         ordered: dict[int, tuple[int, int, bool]] = {}
-        seen: set[int] = set()  # an in-place write can make two rebuilds need each other: caught as a missing input
+        seen: set[int] = (
+            set()
+        )  # an in-place write can make two rematerializations need each other: caught as a missing input
 
         def visit(i: int) -> None:
             seen.add(i)
             version = entries[i][1]
-            known = 0 <= version < len(tensors[i].rebuilds)
-            rebuild = tensors[i].rebuilds[version] if known else None
-            for u, _ in rebuild.inputs if rebuild else ():
+            known = 0 <= version < len(tensors[i].rematerializations)
+            rematerialization = tensors[i].rematerializations[version] if known else None
+            for u, _ in rematerialization.inputs if rematerialization else ():
                 if u in entries and u not in seen:
                     visit(u)
             ordered[i] = entries[i]
@@ -303,11 +307,11 @@ class _Replay:
         tensor = self.problem.tensors[u]
         if u in pending:
             if made.get(u) != version:
-                self._fail(f"tensor {i} is rebuilt at stage {stage} before its input {u}")
+                self._fail(f"tensor {i} is rematerialized at stage {stage} before its input {u}")
         elif not self.resident[u, stage] or tensor.birth == stage:
-            self._fail(f"tensor {i} is rebuilt at stage {stage}, but its input {u} is not resident")
+            self._fail(f"tensor {i} is rematerialized at stage {stage}, but its input {u} is not resident")
         elif tensor.version_before(stage) != version:
-            self._fail(f"tensor {i} is rebuilt at stage {stage}, but its input {u} has changed since")
+            self._fail(f"tensor {i} is rematerialized at stage {stage}, but its input {u} has changed since")
 
     def _measure_time(self) -> None:
         problem, result = self.problem, self.result
@@ -332,22 +336,22 @@ class _Replay:
             self._fail(f"{result.written_bytes} B are written, the limit is {problem.write_limit_bytes:.0f} B")
 
 
-def _rebuilt_at(problem: Problem, gap: Gap, chosen: dict[int, Choice]) -> int | None:
-    """Return the stage at which the tensor was rebuilt in the gap before this one, if it was."""
+def _rematerialized_at(problem: Problem, gap: Gap, chosen: dict[int, Choice]) -> int | None:
+    """Return the stage at which the tensor was rematerialized in the gap before this one, if it was."""
     for g in problem.gaps_of[gap.tensor]:
         if problem.gaps[g].before == gap.after and g in chosen and chosen[g].fate is Fate.RECOMPUTE:
             return chosen[g].stage
     return None
 
 
-def page_out_ready(problem: Problem, gap: Gap, rebuilt_at: int | None) -> int:
+def page_out_ready(problem: Problem, gap: Gap, rematerialized_at: int | None) -> int:
     """Return the earliest stage at which a tensor written out after `gap.after` can be back.
 
     POET writes a tensor only in a stage at whose start it is in RAM. One that appears in stage `gap.after` itself
-    (born or rebuilt there) must therefore stay one stage longer.
+    (born or rematerialized there) must therefore stay one stage longer.
     """
     tensor = problem.tensors[gap.tensor]
-    if problem.semantics is Semantics.POET and gap.after in (tensor.birth, rebuilt_at):
+    if problem.semantics is Semantics.POET and gap.after in (tensor.birth, rematerialized_at):
         return gap.after + 3
     # A weight used last in one step and first in the next has no idle stage, yet may change hands in between.
     return min(gap.after + 2, gap.before)

@@ -28,7 +28,7 @@ BUILD_SHARE = 0.5
 """The full model is left out if building it alone is expected to take more than this share of the time left."""
 
 EXACT_STAGES = 30
-"""Problems up to this size are modelled rebuild by rebuild within a stage; larger ones hold a stage's transients
+"""Problems up to this size are modelled rematerialization by rematerialization within a stage; larger ones hold a stage's intermediates
 together, which costs at most 1.75 % where it was measured."""
 
 LARGE_STAGES = 1500
@@ -131,7 +131,7 @@ def search_pieces(state: Climb, breadth: Breadth, seconds: float) -> None:
 
 
 SMALLEST = Breadth(0, 0, early_pages=False, inputs=False, timeless=True, optimistic=True)
-"""The smallest relaxation: every gap on its own, rebuilds without inputs, transfers as a whole."""
+"""The smallest relaxation: every gap on its own, rematerializations without inputs, transfers as a whole."""
 
 
 def small_bound(state: Climb) -> None:

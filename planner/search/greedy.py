@@ -1,8 +1,8 @@
 """A valid schedule in a fraction of a second, without a solver: relieve the fullest stages at the least energy.
 
 While memory is short anywhere, the gap that costs the least joules per byte-stage of missing memory is bridged by
-paging or rebuilding; afterwards decisions that turned out to be unnecessary or dear are taken back. Rebuilds carry
-their transients with them, so that every intermediate state is a consistent schedule.
+paging or rematerializing; afterwards decisions that turned out to be unnecessary or dear are taken back. Rematerializations carry
+their intermediates with them, so that every intermediate state is a consistent schedule.
 """
 
 import heapq
@@ -18,7 +18,7 @@ from planner.problem.replay import page_out_ready, read_window, transfers_fit, w
 
 Bytes = npt.NDArray[np.float64]
 MAX_CHAIN = 24
-"""A rebuild that needs more transients than this is left to the solver."""
+"""A rematerialization that needs more intermediates than this is left to the solver."""
 
 EMPHASES = (0.5, 1.0, 4.0)
 
@@ -48,11 +48,11 @@ class Move:
     seconds: float
     io_seconds: float
     closures: dict[int, dict[int, int]] = field(default_factory=dict)
-    """Stage -> transients (tensor -> version) that its rebuilds need once this move is made."""
+    """Stage -> intermediates (tensor -> version) that its rematerializations need once this move is made."""
 
 
 class GreedySearch:
-    """The state of one search: load per stage, decisions so far, rebuilds and transients per stage."""
+    """The state of one search: load per stage, decisions so far, rematerializations and intermediates per stage."""
 
     def __init__(
         self,
@@ -75,10 +75,10 @@ class GreedySearch:
         self.choices: dict[int, Choice] = {}
         self.moves: dict[int, Move] = {}
         self.roots: dict[int, dict[int, int]] = defaultdict(dict)
-        """Stage -> tensors that come back there by a rebuild, with their versions."""
-        self.transients: dict[int, dict[int, int]] = defaultdict(dict)
+        """Stage -> tensors that come back there by a rematerialization, with their versions."""
+        self.intermediates: dict[int, dict[int, int]] = defaultdict(dict)
         self.reads: dict[int, set[int]] = defaultdict(set)
-        """Stage -> tensors that its rebuilds read while they are resident."""
+        """Stage -> tensors that its rematerializations read while they are resident."""
         self.read_at: dict[int, set[int]] = defaultdict(set)
         self.sliced: set[int] = set()
         self.io_seconds = self.extra_seconds = self.written = 0.0
@@ -94,7 +94,7 @@ class GreedySearch:
 
     def _adopt(self, start: Schedule) -> None:
         """Begin with the decisions of `start` instead of keeping everything; what they need is looked up again."""
-        problem, self.chain_limit = self.problem, max(MAX_CHAIN, len(start.transients))
+        problem, self.chain_limit = self.problem, max(MAX_CHAIN, len(start.intermediates))
         for choice in start.choices:
             gap = problem.gaps[choice.gap]
             tensor = problem.tensors[gap.tensor]
@@ -104,11 +104,14 @@ class GreedySearch:
                 io = paging.seconds_in + (paging.seconds_out if first else 0.0)
                 joules = paging.joules_in + (paging.joules_out if first else 0.0)
                 self._commit(Move(choice.gap, choice, joules, 0.0, io))
-            elif choice.fate is Fate.RECOMPUTE and (rebuild := tensor.rebuilds[gap.version]) is not None:
-                self._commit(Move(choice.gap, choice, rebuild.joules, rebuild.seconds, 0.0))
+            elif (
+                choice.fate is Fate.RECOMPUTE
+                and (rematerialization := tensor.rematerializations[gap.version]) is not None
+            ):
+                self._commit(Move(choice.gap, choice, rematerialization.joules, rematerialization.seconds, 0.0))
         for stage in list(self.roots):
             self._refresh(stage)
-            self.extra_seconds += self._closure_cost(self.transients[stage])[1]
+            self.extra_seconds += self._closure_cost(self.intermediates[stage])[1]
 
     def _load_accesses(self, size: int) -> None:
         problem = self.problem
@@ -131,7 +134,7 @@ class GreedySearch:
         self.after[part] += nbytes
         self.before[part] += nbytes
 
-    # -- what a rebuild needs
+    # -- what a rematerialization needs
 
     def _resident(self, tensor: int, version: int, stage: int) -> bool:
         """Say whether `version` of `tensor` is there when `stage` starts, under the present decisions."""
@@ -149,18 +152,18 @@ class GreedySearch:
         return stage if stage > self.problem.gaps[g].after else stage + self.problem.size
 
     def _closure(self, stage: int, roots: dict[int, int]) -> tuple[dict[int, int], set[int]] | None:
-        """Return the transients that rebuilding `roots` before `stage` needs and the residents it reads."""
+        """Return the intermediates that rematerializing `roots` before `stage` needs and the residents it reads."""
         tensors = self.problem.tensors
         found: dict[int, int] = {}
         reads: set[int] = set()
         stack = list(roots.items())
         while stack:
             i, version = stack.pop()
-            rebuilds = tensors[i].rebuilds
-            rebuild = rebuilds[version] if 0 <= version < len(rebuilds) else None
-            if rebuild is None:
+            rematerializations = tensors[i].rematerializations
+            rematerialization = rematerializations[version] if 0 <= version < len(rematerializations) else None
+            if rematerialization is None:
                 return None
-            for u, v in rebuild.inputs:
+            for u, v in rematerialization.inputs:
                 if u in roots or u in found:
                     if roots.get(u, found.get(u)) != v:
                         return None
@@ -175,13 +178,13 @@ class GreedySearch:
         return found, reads
 
     def _closure_cost(self, closure: dict[int, int]) -> tuple[float, float, float]:
-        """Return joules, seconds and bytes of a set of transients."""
+        """Return joules, seconds and bytes of a set of intermediates."""
         joules = seconds = nbytes = 0.0
         for i, v in closure.items():
-            rebuild = self.problem.tensors[i].rebuilds[v]
-            if rebuild is not None:
-                joules += rebuild.joules
-                seconds += rebuild.seconds
+            rematerialization = self.problem.tensors[i].rematerializations[v]
+            if rematerialization is not None:
+                joules += rematerialization.joules
+                seconds += rematerialization.seconds
                 nbytes += self.problem.tensors[i].nbytes
         return joules, seconds, nbytes
 
@@ -192,10 +195,12 @@ class GreedySearch:
         tensor = self.problem.tensors[gap.tensor]
         affected = sorted(self._unrolled(g, s) for s in self.read_at[gap.tensor] if self.gap_of[gap.tensor].get(s) == g)
         moves = []
-        rebuild = tensor.rebuilds[gap.version] if 0 <= gap.version < len(tensor.rebuilds) else None
-        if self.recompute and rebuild is not None and gap.before <= self.problem.size:
+        rematerialization = (
+            tensor.rematerializations[gap.version] if 0 <= gap.version < len(tensor.rematerializations) else None
+        )
+        if self.recompute and rematerialization is not None and gap.before <= self.problem.size:
             stages = [gap.before] if not affected or affected[0] == gap.before else [gap.before, affected[0]]
-            moves += [m for s in stages if (m := self._rebuild_move(g, s, affected))]
+            moves += [m for s in stages if (m := self._rematerialization_move(g, s, affected))]
         if self.paging:
             for target in range(len(tensor.paging)):
                 stages = [gap.before] if not affected or affected[0] == gap.before else [gap.before, affected[0]]
@@ -203,7 +208,7 @@ class GreedySearch:
         return moves
 
     def _with_absence(self, g: int, stage: int, affected: list[int]) -> dict[int, dict[int, int]] | None:
-        """Return new closures of the stages whose rebuilds read the gap's tensor while it will be gone."""
+        """Return new closures of the stages whose rematerializations read the gap's tensor while it will be gone."""
         gap = self.problem.gaps[g]
         closures = {}
         self.choices[g] = Choice(g, stage, Fate.RECOMPUTE)
@@ -217,7 +222,7 @@ class GreedySearch:
         del self.choices[g]
         return closures
 
-    def _rebuild_move(self, g: int, stage: int, affected: list[int]) -> Move | None:
+    def _rematerialization_move(self, g: int, stage: int, affected: list[int]) -> Move | None:
         gap = self.problem.gaps[g]
         if stage == gap.before and self._clashes(g, Fate.PAGE, before=False):
             return None
@@ -231,15 +236,15 @@ class GreedySearch:
         if found is None:
             return None
         closures[at] = found[0]
-        rebuild = self.problem.tensors[gap.tensor].rebuilds[gap.version]
-        if rebuild is None:
+        rematerialization = self.problem.tensors[gap.tensor].rematerializations[gap.version]
+        if rematerialization is None:
             return None
-        joules, seconds = rebuild.joules, rebuild.seconds
+        joules, seconds = rematerialization.joules, rematerialization.seconds
         for s, closure in closures.items():
-            new, old = self._closure_cost(closure), self._closure_cost(self.transients[s])
+            new, old = self._closure_cost(closure), self._closure_cost(self.intermediates[s])
             joules += new[0] - old[0]
             seconds += new[1] - old[1]
-            peak = self.before[s] + new[2] - old[2] + rebuild.workspace_bytes
+            peak = self.before[s] + new[2] - old[2] + rematerialization.workspace_bytes
             if peak > max(self.limit, self.before[s], self.after[s]):
                 return None
         if self.extra_seconds + seconds > self.slack:
@@ -264,7 +269,7 @@ class GreedySearch:
             return None
         seconds = 0.0
         for s, closure in closures.items():
-            new, old = self._closure_cost(closure), self._closure_cost(self.transients[s])
+            new, old = self._closure_cost(closure), self._closure_cost(self.intermediates[s])
             joules += new[0] - old[0]
             seconds += new[1] - old[1]
             if self.before[s] + new[2] - old[2] > max(self.limit, self.before[s], self.after[s]):
@@ -281,7 +286,7 @@ class GreedySearch:
         return Move(g, Choice(g, stage, Fate.PAGE, paging.target), joules, seconds, io, closures)
 
     def _clashes(self, g: int, fate: Fate, *, before: bool) -> bool:
-        """Say whether the neighbouring gap has `fate`: POET cannot page out in the stage that rebuilds a tensor."""
+        """Say whether the neighbouring gap has `fate`: POET cannot page out in the stage that rematerializes a tensor."""
         if self.problem.semantics is not Semantics.POET:
             return False
         gap = self.problem.gaps[g]
@@ -358,17 +363,17 @@ class GreedySearch:
             self._hold(slice(s, s + 1), nbytes)
 
     def _refresh(self, stage: int) -> None:
-        """Recompute the transients of a stage after its roots or the residents changed."""
+        """Recompute the intermediates of a stage after its roots or the residents changed."""
         found = self._closure(stage, self.roots[stage]) if self.roots[stage] else ({}, set())
         if found is None:
-            found = (self.transients[stage], self.reads[stage])
+            found = (self.intermediates[stage], self.reads[stage])
         for u in self.reads[stage] - found[1]:
             self.read_at[u].discard(stage)
         for u in found[1]:
             self.read_at[u].add(stage)
-        old, new = self._closure_cost(self.transients[stage])[2], self._closure_cost(found[0])[2]
+        old, new = self._closure_cost(self.intermediates[stage])[2], self._closure_cost(found[0])[2]
         self.before[stage] += new - old
-        self.transients[stage], self.reads[stage] = found
+        self.intermediates[stage], self.reads[stage] = found
 
     # -- the search
 
@@ -441,7 +446,7 @@ class GreedySearch:
             self.before[slicing.stage] -= sum(self.problem.tensors[i].nbytes for i in slicing.members)
 
     def _paged_around(self, tensor: int, stage: int) -> bool:
-        """Page the gaps on both sides of `stage`; False if a neighbouring use or a rebuild forbids it."""
+        """Page the gaps on both sides of `stage`; False if a neighbouring use or a rematerialization forbids it."""
         sides = []
         for g in self.problem.gaps_of[tensor]:
             gap = self.problem.gaps[g]
@@ -486,7 +491,7 @@ class GreedySearch:
             self.written -= nbytes
         self._free(g, choice, -float(nbytes))
         touched = {
-            s for s in self.transients if gap.tensor in self.transients[s] and self.gap_of[gap.tensor].get(s) == g
+            s for s in self.intermediates if gap.tensor in self.intermediates[s] and self.gap_of[gap.tensor].get(s) == g
         }
         if choice.fate is Fate.RECOMPUTE:
             at = choice.stage % self.problem.size
@@ -499,8 +504,8 @@ class GreedySearch:
 
     def schedule(self) -> Schedule:
         """Return the present decisions."""
-        transients = tuple(sorted((i, s) for s, found in self.transients.items() for i in found))
-        return Schedule(tuple(self.choices[g] for g in sorted(self.choices)), transients, tuple(sorted(self.sliced)))
+        intermediates = tuple(sorted((i, s) for s, found in self.intermediates.items() for i in found))
+        return Schedule(tuple(self.choices[g] for g in sorted(self.choices)), intermediates, tuple(sorted(self.sliced)))
 
 
 def _span(start: int, stop: int, size: int) -> list[slice]:
@@ -513,7 +518,7 @@ def _span(start: int, stop: int, size: int) -> list[slice]:
 def greedy(problem: Problem, *, paging: bool = True, recompute: bool = True) -> Greedy:
     """Return a schedule of `problem` within its budgets, found without a solver.
 
-    Rebuilds can lead into a dead end, where their inputs hold what they were to free; paging alone cannot, so it is
+    Rematerializations can lead into a dead end, where their inputs hold what they were to free; paging alone cannot, so it is
     tried next if both are allowed.
     """
     found = GreedySearch(problem, paging=paging, recompute=recompute).run()

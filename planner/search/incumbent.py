@@ -14,7 +14,7 @@ OPTIMAL_GAP = 1e-4
 """Relative distance at which a schedule counts as optimal; HiGHS works to about this precision."""
 
 Judge = Callable[[Problem, Schedule], Evaluation]
-"""Measures a schedule: the replay, or for a captured step the program it expands to."""
+"""Measures a schedule: the replay, or for a captured step the program it lowers to."""
 
 
 @dataclass(slots=True)

@@ -98,13 +98,13 @@ class _Search:
         return run.status, state.cost < before * (1 - 1e-9), run.seconds
 
     def _free_columns(self, gaps: set[int], schedule: Schedule) -> set[int]:
-        """Return the columns of `gaps` and of the transients that their decisions may call for or spare."""
+        """Return the columns of `gaps` and of the intermediates that their decisions may call for or spare."""
         problem, formulation = self.formulation.problem, self.formulation
         tensors = {problem.gaps[g].tensor for g in gaps}
         stages = {s % problem.size for g in gaps for s in formulation.gaps[g].recompute}
-        used = set(schedule.transients)
+        used = set(schedule.intermediates)
         free = {c for c, g in self.owner.items() if g in gaps}
-        free |= {v for (i, s), v in formulation.transients.items() if s in stages or i in tensors or (i, s) in used}
+        free |= {v for (i, s), v in formulation.intermediates.items() if s in stages or i in tensors or (i, s) in used}
         return free | set(formulation.slices.values())
 
 

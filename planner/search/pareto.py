@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from planner.ir.costs import CostTable
 from planner.ir.graph import StepGraph
-from planner.ir.lowering.lower import expand
+from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.problem.coarsen import coarsen
 from planner.search.greedy import smallest_budget
@@ -52,7 +52,7 @@ def least_budget(graph: StepGraph, costs: CostTable) -> int:
 
 def budgets(graph: StepGraph, costs: CostTable, ram_bytes: int, count: int = 4) -> list[int]:
     """Return `count` budgets from `ram_bytes` (or what keeping everything takes) down to the least, evenly spaced."""
-    most = min(ram_bytes, expand(graph, costs, Plan()).peak_bytes)
+    most = min(ram_bytes, lower(graph, costs, Plan()).peak_bytes)
     least = min(least_budget(graph, costs), most)
     if count < 2 or least >= most:
         return [most]
@@ -81,7 +81,7 @@ def frontier(
 
 def measure(graph: StepGraph, costs: CostTable, plan: Plan) -> Point:
     """Return the point of `plan` under these costs, whatever costs it was made for."""
-    program = expand(graph, costs, plan)
+    program = lower(graph, costs, plan)
     base = sum(c.joules + costs.device.static_watts * c.seconds for c in costs.ops)
     plan = replace(
         plan, peak_bytes=program.peak_bytes, seconds=program.seconds, joules=program.joules,

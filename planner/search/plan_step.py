@@ -1,6 +1,6 @@
-"""Plans of captured steps: coarsen, reorder where that lowers the peak, solve, expand, meet the deadline.
+"""Plans of captured steps: coarsen, reorder where that lowers the peak, solve, lower, meet the deadline.
 
-Every plan that leaves here has been expanded to the program an executor follows, and its figures are that program's.
+Every plan that leaves here has been lowered to the program an executor follows, and its figures are that program's.
 """
 
 import time
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from planner.ir.costs import CostTable
 from planner.ir.graph import StepGraph
-from planner.ir.lowering.lower import expand
+from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.ir.program import PlanError, Program
 from planner.ir.units import format_bytes, format_seconds
@@ -118,7 +118,7 @@ def _too_slow(
 def _measured(graph: StepGraph, costs: CostTable, plan: Plan, ram_bytes: int) -> Program | None:
     """Return the program of `plan` under these costs; None if it does not fit the budget."""
     try:
-        return expand(graph, costs, replace(plan, ram_bytes=ram_bytes))
+        return lower(graph, costs, replace(plan, ram_bytes=ram_bytes))
     except PlanError:
         return None
 
@@ -149,7 +149,7 @@ def _plan(
         if target < ram_bytes:
             solution = replace(solution, bound_joules=None, outcome=Outcome.FEASIBLE)  # a bound for less memory
         plan = coarse.plan(schedule, ram_bytes, strategy)
-        found = _success(costs, plan, expand(graph, costs, plan), solution, begin)
+        found = _success(costs, plan, lower(graph, costs, plan), solution, begin)
     keep_all = Plan()  # fits at times where the coarse problem, which counts from above, has no room for it
     return better_of(graph, costs, ram_bytes=ram_bytes, deadline_s=deadline_s, found=found, rivals=(keep_all, *rivals))
 
@@ -220,13 +220,13 @@ def _cheaper(
 
 
 def program_judge(graph: StepGraph, costs: CostTable, coarse: Coarse, ram_bytes: int) -> Judge:
-    """Return a judge that expands a schedule to the program an executor would follow, and measures that."""
+    """Return a judge that lowers a schedule to the program an executor would follow, and measures that."""
     base_joules = _base_joules(costs)
 
     def judge(problem: Problem, schedule: Schedule) -> Evaluation:
         result = Evaluation()
         try:
-            program = expand(graph, costs, coarse.plan(schedule, ram_bytes, "candidate"))
+            program = lower(graph, costs, coarse.plan(schedule, ram_bytes, "candidate"))
         except PlanError as error:
             result.errors.append(str(error))
             return result

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from planner.milp.model import prune_transients
+from planner.milp.model import prune_intermediates
 from planner.problem.model import Choice, Fate, Problem, Schedule
 from planner.problem.replay import page_out_ready, transfers_fit
 from planner.search.greedy import Greedy, GreedySearch, Move
@@ -62,11 +62,11 @@ class _ByTime(GreedySearch):
 
 
 def _turning_stage(problem: Problem) -> int:
-    """Return the stage where the forward pass ends: where most bytes of rebuildable tensors lie idle."""
+    """Return the stage where the forward pass ends: where most bytes of rematerializable tensors lie idle."""
     level = [0] * (problem.size + 1)
     for gap in problem.gaps:
         tensor = problem.tensors[gap.tensor]
-        if not gap.dead and tensor.birth >= 0 and any(tensor.rebuilds):
+        if not gap.dead and tensor.birth >= 0 and any(tensor.rematerializations):
             level[gap.after + 1] += tensor.nbytes
             level[gap.before] -= tensor.nbytes
     sums = list(itertools.accumulate(level))
@@ -84,7 +84,7 @@ def segment_schedule(
 
     Tensors that a later segment reads are boundaries: kept, or paged if their segment is in `paged`. Segments in
     `kept` are not recomputed at all; of the others only the tensors in `cheap`, if it is given. The replay says if a
-    rebuild lacks an input.
+    rematerialization lacks an input.
     """
     turn = segments[-1][1]
     choices: list[Choice] = []
@@ -103,7 +103,7 @@ def segment_schedule(
         ]
         if not inner:
             continue
-        boundary = {g for g in inner if problem.gaps[g].after >= stop or not _rebuildable(problem, g)}
+        boundary = {g for g in inner if problem.gaps[g].after >= stop or not _rematerializable(problem, g)}
         back = min(problem.gaps[g].before for g in inner)
         for g in inner:
             gap = problem.gaps[g]
@@ -113,9 +113,11 @@ def segment_schedule(
             else:
                 choices.append(Choice(g, min(back, gap.before), Fate.RECOMPUTE))
         wanted |= {
-            (i, back) for i, tensor in enumerate(problem.tensors) if tensor.birth < stop and any(tensor.rebuilds)
+            (i, back)
+            for i, tensor in enumerate(problem.tensors)
+            if tensor.birth < stop and any(tensor.rematerializations)
         }
-    return prune_transients(problem, tuple(sorted(choices, key=lambda c: c.gap)), wanted)
+    return prune_intermediates(problem, tuple(sorted(choices, key=lambda c: c.gap)), wanted)
 
 
 SEGMENT_COUNTS = (2, 4, 6, 8, 12, 16, 24, 32, 48)
@@ -123,13 +125,13 @@ CHEAP_QUANTILES = (0.2, 0.35, 0.5, 0.65, 0.8)
 
 
 def cheap_segments(problem: Problem) -> Iterator[Schedule]:
-    """Yield segmentations in which only tensors that are cheap to rebuild for their size are dropped.
+    """Yield segmentations in which only tensors that are cheap to rematerialize for their size are dropped.
 
-    A residual net keeps its convolutions' outputs and rebuilds norms, activations and sums from them; how cheap is
+    A residual net keeps its convolutions' outputs and rematerializes norms, activations and sums from them; how cheap is
     cheap and how many segments is tried out.
     """
     turn = _turning_stage(problem)
-    prices = _rebuild_prices(problem)
+    prices = _rematerialization_prices(problem)
     last = -1
     for quantile in CHEAP_QUANTILES:
         limit = _weighted_quantile(problem, prices, quantile)
@@ -148,14 +150,16 @@ def cheap_segments(problem: Problem) -> Iterator[Schedule]:
             yield segment_schedule(problem, list(itertools.pairwise([*bounds, turn])), frozenset(), cheap=cheap)
 
 
-def _rebuild_prices(problem: Problem) -> dict[int, float]:
-    """Return, per tensor that a rebuild can bring back, joules per byte, what it needs of tensors without later use too."""
+def _rematerialization_prices(problem: Problem) -> dict[int, float]:
+    """Return, per tensor that a rematerialization can bring back, joules per byte, what it needs of tensors without later use too."""
     lasting = {gap.tensor for gap in problem.gaps if not gap.dead and not problem.tensors[gap.tensor].pinned}
     joules: dict[int, float] = {}
     for i in sorted(range(len(problem.tensors)), key=lambda i: problem.tensors[i].birth):
-        rebuild = next((r for r in problem.tensors[i].rebuilds if r is not None), None)
-        if rebuild is not None:
-            joules[i] = rebuild.joules + sum(joules.get(u, 0.0) for u, _ in rebuild.inputs if u not in lasting)
+        rematerialization = next((r for r in problem.tensors[i].rematerializations if r is not None), None)
+        if rematerialization is not None:
+            joules[i] = rematerialization.joules + sum(
+                joules.get(u, 0.0) for u, _ in rematerialization.inputs if u not in lasting
+            )
     return {i: joules[i] / problem.tensors[i].nbytes for i in joules if i in lasting and problem.tensors[i].nbytes}
 
 
@@ -169,10 +173,10 @@ def _weighted_quantile(problem: Problem, prices: dict[int, float], share: float)
     return math.inf
 
 
-def _rebuildable(problem: Problem, g: int) -> bool:
+def _rematerializable(problem: Problem, g: int) -> bool:
     gap = problem.gaps[g]
-    rebuilds = problem.tensors[gap.tensor].rebuilds
-    return 0 <= gap.version < len(rebuilds) and rebuilds[gap.version] is not None
+    rematerializations = problem.tensors[gap.tensor].rematerializations
+    return 0 <= gap.version < len(rematerializations) and rematerializations[gap.version] is not None
 
 
 def chain_schedules(problem: Problem) -> Iterator[Schedule]:
@@ -227,7 +231,7 @@ class _Chain:
                 edge = self.crossing[min(stop, self.turn - 1)]
                 options = (
                     ("keep", price * nbytes),
-                    ("rebuild", joules + price * edge),
+                    ("rematerialization", joules + price * edge),
                     ("page", joules + self.page[stop - 1] + 0.1 * price * edge),
                 )
                 kind, extra = min(options, key=lambda option: option[1])

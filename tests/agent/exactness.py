@@ -16,9 +16,9 @@ from agent.train.resident_state import Persistents
 from planner.capture.step import Capture, Fill, capture_step
 from planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
 from planner.ir.graph import StepGraph
-from planner.ir.lowering.lower import expand
+from planner.ir.lowering.lower import lower
 from planner.ir.lowering.optimizer_scalars import StepScalars
-from planner.ir.lowering.rematerialize import rebuildable
+from planner.ir.lowering.rematerialize import rematerializable
 from planner.ir.lowering.update_slices import update_groups
 from planner.ir.plan import Action, Decision, Plan
 from planner.ir.program import PlanError, Program, idle_gaps
@@ -57,7 +57,7 @@ def random_plan(graph: StepGraph, seed: int, *, page: float = 0.3, recompute: fl
                 continue
             if rng.random() < page:
                 chosen.append(Decision(s, a, b, Action.PAGE))
-            elif rng.random() < recompute and rebuildable(graph, s, a):
+            elif rng.random() < recompute and rematerializable(graph, s, a):
                 recomputed.append(Decision(s, a, b, Action.RECOMPUTE))
         if storage.persistent and rng.random() < 2 * page:
             chosen.append(Decision(s, graph.uses[s][-1], graph.uses[s][0], Action.PAGE))
@@ -77,7 +77,7 @@ def _with_those_that_fit(
         if not candidates:
             return
         try:
-            expand(graph, costs, Plan(tuple(chosen + candidates), sliced=sliced))
+            lower(graph, costs, Plan(tuple(chosen + candidates), sliced=sliced))
             chosen.extend(candidates)
         except PlanError:
             if len(candidates) > 1:
@@ -161,7 +161,7 @@ def planned(
 ) -> Outcome:
     """Train from the capture's contents under `plans` (by graph), committing after every other step."""
     programs = {
-        name: expand(graph, costs[name] if costs else flat_costs(graph), plans[name], check_budget=check_budget)
+        name: lower(graph, costs[name] if costs else flat_costs(graph), plans[name], check_budget=check_budget)
         for name, graph in capture.graphs.items()
     }
     pager = Pager()

@@ -13,7 +13,7 @@ from torch.nn import functional
 from planner import make_bundle
 from planner.ir.costs import DeviceCosts, Flash, OpCost
 from planner.ir.graph import StepGraph
-from planner.ir.lowering.lower import expand
+from planner.ir.lowering.lower import lower
 from planner.ir.plan import Action, Decision, Plan
 from planner.job import TrainingJob
 from planner.profiling.operators import Measured
@@ -94,7 +94,7 @@ def write_job(
     choices = []
     for seed in seeds:
         made = {n: plan(g, seed) if seed else plans[n] for n, g in prepared.graphs.items()}
-        peaks = {n: expand(prepared.graphs[n], costs[n], p, check_budget=False).peak_bytes for n, p in made.items()}
+        peaks = {n: lower(prepared.graphs[n], costs[n], p, check_budget=False).peak_bytes for n, p in made.items()}
         choices.append({n: Plan(p.decisions, p.order, p.sliced, ram_bytes, peaks[n]) for n, p in made.items()})
     make_bundle.write(path, prepared, choices, costs, [ram_bytes] * len(seeds), threads=1)
 
@@ -112,7 +112,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 @functools.cache
 def small_bundle(accumulate: int = 1) -> Path:
-    """Return the path of the small job's bundle; plan 0 keeps everything, plan 1 moves and rebuilds at random."""
+    """Return the path of the small job's bundle; plan 0 keeps everything, plan 1 moves and rematerializes at random."""
     path = Path(_folder().name) / f"small{accumulate}.port"
     clip = 1.0 if accumulate > 1 else None
     write_job(path, make_job(accumulate=accumulate, clip_grad_norm=clip))

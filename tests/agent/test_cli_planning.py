@@ -8,7 +8,7 @@ from agent.cli.devices_and_plots import too_slow, wanted_pace
 from agent.prepare import bundle
 from planner.deadline import DeadlineError, Pace
 from planner.ir.boards import BoardError, load_board
-from planner.ir.lowering.lower import expand
+from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.profiling.operators import Measured
 from planner.search.plan_step import plan_step
@@ -17,7 +17,7 @@ from tests.planner.test_coarsen import budget, captured
 
 def test_a_missed_deadline_names_the_shortfall_and_the_budget_that_would_do() -> None:
     graph, costs = captured()
-    least = expand(graph, costs, Plan()).seconds
+    least = lower(graph, costs, Plan()).seconds
     small = budget(0.05)
     slow = plan_step(graph, costs, ram_bytes=small, strategy="greedy").plan
     assert slow is not None and slow.seconds > 1.05 * least

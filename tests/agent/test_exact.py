@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from benchmarks.models import WORKLOADS, workload
 from planner.capture.step import capture_step
-from planner.ir.lowering.lower import expand
+from planner.ir.lowering.lower import lower
 from planner.ir.lowering.update_slices import update_groups
 from planner.ir.plan import Action, Decision, Plan
 from planner.ir.program import Code, idle_gaps
@@ -137,7 +137,7 @@ def test_recomputed_dropout_draws_the_same_numbers(tmp_path: Path) -> None:
     drawn = {graph.values[v].storage for op in graph.ops if op.random for v in op.outputs if v is not None}
     gaps = [(s, max(idle_gaps(graph, s), key=lambda g: g[1] - g[0])) for s in drawn if list(idle_gaps(graph, s))]
     plan = Plan(tuple(Decision(s, a, b, Action.RECOMPUTE) for s, (a, b) in gaps))
-    program = expand(graph, flat_costs(graph), plan)
+    program = lower(graph, flat_costs(graph), plan)
     assert program.replayed
     assert not differences(expected, planned(capture, {"step": plan}, data, tmp_path))
 
@@ -154,7 +154,7 @@ def test_recomputed_batch_norm_updates_running_statistics_once(tmp_path: Path) -
     plans = []
     for s, (a, b) in gaps:
         plan = Plan((Decision(s, a, b, Action.RECOMPUTE),))
-        program = expand(graph, flat_costs(graph), plan)
+        program = lower(graph, flat_costs(graph), plan)
         if any(i.code is Code.RERUN and i.index == norm for i in program.instructions):
             plans.append(plan)
     assert plans
@@ -303,7 +303,7 @@ def _tight(name: str, optimizer: str, tmp_path: Path, *, small: bool, share: flo
     if not small:
         measured = profile_operators([graph], compute_watts=3.0)
         costs = type(costs)(costs.device, measured.ops[0])
-    whole = expand(graph, costs, Plan()).peak_bytes
+    whole = lower(graph, costs, Plan()).peak_bytes
     needed = plan_step(graph, costs, ram_bytes=1 << 16, strategy="greedy").needed_bytes
     assert needed is not None
     least = min(needed, whole)
@@ -311,7 +311,7 @@ def _tight(name: str, optimizer: str, tmp_path: Path, *, small: bool, share: flo
     if result.plan is None and result.needed_bytes:
         result = plan_step(graph, costs, ram_bytes=result.needed_bytes, strategy="greedy")
     assert result.plan is not None, result.message
-    program = expand(graph, costs, result.plan)
+    program = lower(graph, costs, result.plan)
     assert program.peak_bytes <= result.plan.ram_bytes
     assert result.plan.decisions or program.peak_bytes == whole
     expected = plain(w.model, w.loss_fn, make, data)

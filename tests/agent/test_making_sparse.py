@@ -16,7 +16,7 @@ from agent.prepare import bundle, sparse
 from agent.prepare.sparse import SparseJob, StepLimits, train_less
 from planner import make_bundle
 from planner.ir.graph import Role
-from planner.ir.lowering.lower import expand
+from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.job import TrainingJob
 from planner.make_bundle import InfeasibleError, Prepared
@@ -95,7 +95,7 @@ def test_the_step_fits_without_paging_and_still_learns() -> None:
     assert seen == sorted(seen) and 0 < seen[0] <= 0.2 and seen[-1] == 1.0
     # what the planner itself says of the captured step
     graph = found.prepared.graphs["step"]
-    assert expand(graph, costs_of(graph), Plan(), check_budget=False).peak_bytes <= found.needed_bytes <= ram
+    assert lower(graph, costs_of(graph), Plan(), check_budget=False).peak_bytes <= found.needed_bytes <= ram
     updated = {
         graph.storages[s].name for op in graph.ops for s in op.writes if graph.storages[s].role is Role.PARAMETER
     }

@@ -10,7 +10,7 @@ from planner.problem.model import (
     Packing,
     Paging,
     Problem,
-    Rebuild,
+    Rematerialization,
     Schedule,
     Semantics,
     Stage,
@@ -54,18 +54,18 @@ def _tensor(
     def version(u: int, t: int) -> int:
         return sum(1 for w in inplace if inplace[w] == u and w < t)
 
-    rebuilds: list[Rebuild | None] = []
+    rematerializations: list[Rematerialization | None] = []
     for k in range(len(writes)):
         ops = writes[: k + 1]
         needs = {(u, version(u, t)) for t in ops for u in inputs[t] if u != i}
         distinct = len({u for u, _ in needs}) == len(needs)
         seconds, joules = sum(stages[t].seconds for t in ops), sum(stages[t].joules for t in ops)
-        rebuilds.append(Rebuild(seconds, joules, tuple(sorted(needs))) if distinct else None)
+        rematerializations.append(Rematerialization(seconds, joules, tuple(sorted(needs))) if distinct else None)
     nbytes = rng.randint(0, 9)
     paging = Paging(0, rng.uniform(0, 2), rng.uniform(0, 2), float(rng.randint(1, 9)), float(rng.randint(1, 9)))
     packed = Packing(nbytes // 2, 0.3, float(rng.randint(1, 6))) if packing and rng.random() < 0.4 else None
     pages = (paging,) if rng.random() < 0.8 else ()
-    return Tensor(f"t{i}", nbytes, accesses, writes, False, tuple(rebuilds), pages, packed)
+    return Tensor(f"t{i}", nbytes, accesses, writes, False, tuple(rematerializations), pages, packed)
 
 
 def cheapest(problem: Problem, most: int = 60_000) -> tuple[float | None, bool]:
@@ -79,7 +79,7 @@ def cheapest(problem: Problem, most: int = 60_000) -> tuple[float | None, bool]:
     best: float | None = None
     for combination in itertools.product(*options):
         chosen = tuple(c for c in combination if c is not None)
-        schedule = with_transients(problem, chosen)
+        schedule = with_intermediates(problem, chosen)
         if schedule is None:
             continue
         found = replay(problem, schedule)
@@ -98,7 +98,7 @@ def _options(problem: Problem, g: int) -> Iterator[Choice | None]:
     tensor = problem.tensors[gap.tensor]
     yield None
     for s in range(gap.after + 1, gap.before + 1):
-        if tensor.rebuilds[gap.version] is not None:
+        if tensor.rematerializations[gap.version] is not None:
             yield Choice(g, s, Fate.RECOMPUTE)
         if tensor.paging and s >= gap.after + 2:
             yield Choice(g, s, Fate.PAGE)
@@ -106,8 +106,8 @@ def _options(problem: Problem, g: int) -> Iterator[Choice | None]:
         yield Choice(g, gap.before, Fate.PACK)
 
 
-def with_transients(problem: Problem, choices: tuple[Choice, ...]) -> Schedule | None:
-    """Return the schedule with the transients that its rebuilds call for; None if an input cannot be had."""
+def with_intermediates(problem: Problem, choices: tuple[Choice, ...]) -> Schedule | None:
+    """Return the schedule with the intermediates that its rematerializations call for; None if an input cannot be had."""
     present = {(i, t) for i, tensor in enumerate(problem.tensors) for t in tensor.accesses if t != tensor.birth}
     chosen = {c.gap: c for c in choices}
     for g, gap in enumerate(problem.gaps):
@@ -115,19 +115,19 @@ def with_transients(problem: Problem, choices: tuple[Choice, ...]) -> Schedule |
             continue
         start = chosen[g].stage if g in chosen else gap.after + 1
         present |= {(gap.tensor, t) for t in range(start, gap.before)}
-    rebuilt = {
+    rematerialized = {
         (problem.gaps[c.gap].tensor, c.stage): problem.gaps[c.gap].version for c in choices if c.fate is Fate.RECOMPUTE
     }
-    todo = list(rebuilt.items())
-    transients: dict[tuple[int, int], int] = {}
+    todo = list(rematerialized.items())
+    intermediates: dict[tuple[int, int], int] = {}
     while todo:
         (i, s), version = todo.pop()
-        rebuild = problem.tensors[i].rebuilds[version]
-        if rebuild is None:
+        rematerialization = problem.tensors[i].rematerializations[version]
+        if rematerialization is None:
             return None
-        for u, v in rebuild.inputs:
-            known = rebuilt.get((u, s), transients.get((u, s)))
+        for u, v in rematerialization.inputs:
+            known = rematerialized.get((u, s), intermediates.get((u, s)))
             if known is None and (u, s) not in present:
-                transients[u, s] = v
+                intermediates[u, s] = v
                 todo.append(((u, s), v))
-    return Schedule(choices, tuple(sorted(transients)))
+    return Schedule(choices, tuple(sorted(intermediates)))

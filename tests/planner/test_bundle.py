@@ -16,7 +16,7 @@ from planner.ir.bundle.bundle import OPTIMIZERS, Bundle, BundleError, read_manif
 from planner.ir.bundle.codec import WireError, pack_integers, pack_plan, unpack_plan
 from planner.ir.errors import PortError
 from planner.ir.graph import GraphError
-from planner.ir.lowering.lower import expand
+from planner.ir.lowering.lower import lower
 from planner.ir.lowering.optimizer_scalars import SUPPORTED
 from planner.ir.operators import OperatorError
 from planner.ir.plan import Action
@@ -26,11 +26,11 @@ from tests.planner.bundles import assemble, closed_plan, members, opened_plan, r
 
 
 def load(path: Path) -> Bundle:
-    """Load a bundle as a worker does: every graph is expanded under every plan."""
+    """Load a bundle as a worker does: every graph is lowered under every plan."""
     bundle = Bundle(path)
     for choice in bundle.plans:
         for name, plan in choice.items():
-            expand(bundle.graphs[name], bundle.costs[name], plan)
+            lower(bundle.graphs[name], bundle.costs[name], plan)
     return bundle
 
 

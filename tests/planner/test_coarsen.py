@@ -1,4 +1,4 @@
-"""Plans of captured steps: whatever a strategy decides, the expanded program stays within the budget."""
+"""Plans of captured steps: whatever a strategy decides, the lowered program stays within the budget."""
 
 from dataclasses import replace
 from functools import cache
@@ -11,7 +11,7 @@ from planner.draw import Mark, Shade, drawing, frontier_svg, page, svg
 from planner.ir.boards import estimated_costs, load_board
 from planner.ir.costs import CostTable
 from planner.ir.graph import StepGraph
-from planner.ir.lowering.lower import expand
+from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.problem.coarsen import coarsen
 from planner.problem.model import Schedule, verify_problem
@@ -35,7 +35,7 @@ def captured(name: str = "resnet18") -> tuple[StepGraph, CostTable]:
 
 def budget(share: float, name: str = "resnet18") -> int:
     graph, costs = captured(name)
-    least, most = least_budget(graph, costs), expand(graph, costs, Plan()).peak_bytes
+    least, most = least_budget(graph, costs), lower(graph, costs, Plan()).peak_bytes
     return round(least + share * (most - least))
 
 
@@ -43,7 +43,7 @@ def test_coarsening_keeps_the_memory_exact() -> None:
     graph, costs = captured()
     problem = coarsen(graph, costs, ram_bytes=1 << 40).problem
     verify_problem(problem)
-    exact = expand(graph, costs, Plan()).peak_bytes - costs.device.base_bytes
+    exact = lower(graph, costs, Plan()).peak_bytes - costs.device.base_bytes
     found = replay(problem, Schedule()).peak_bytes
     assert exact <= found <= exact * 1.05
     assert problem.size < len(graph.ops)
@@ -51,14 +51,14 @@ def test_coarsening_keeps_the_memory_exact() -> None:
 
 @pytest.mark.parametrize("share", [0.1, 0.4, 0.8])
 @pytest.mark.parametrize("strategy", ["greedy", "milp", *(s for s in STRATEGIES if s not in ("greedy", "milp"))])
-def test_every_plan_expands_within_its_budget(strategy: str, share: float) -> None:
+def test_every_plan_lowers_within_its_budget(strategy: str, share: float) -> None:
     graph, costs = captured()
     limit = budget(share)
     result = plan_step(graph, costs, ram_bytes=limit, strategy=strategy, time_limit_s=2.0)
     if result.plan is None:
         assert result.outcome in (Outcome.INFEASIBLE, Outcome.TIMED_OUT) and strategy not in ("greedy", "milp")
         return
-    program = expand(graph, costs, result.plan)
+    program = lower(graph, costs, result.plan)
     assert program.peak_bytes <= limit and result.plan.peak_bytes == program.peak_bytes
     assert result.bound_joules is not None
     assert result.bound_joules <= result.plan.overhead_joules * (1 + 1e-6) + 1e-9

@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional
 
 from planner.capture.step import capture_step
-from planner.ir.lowering.lower import expand
+from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.milp.model import Breadth, Formulation
 from planner.problem.coarsen import coarsen
@@ -21,7 +21,7 @@ def test_every_greedy_schedule_is_offered_also_where_the_last_update_is_of_the_f
     batch = torch.randn(4, 1024), torch.randint(0, 16, (4,))
     graph = capture_step(model, lambda m, x, y: functional.cross_entropy(m(x), y), optimizer, batch).graphs["step"]
     costs = costs_of(graph)
-    whole = expand(graph, costs, Plan()).peak_bytes
+    whole = lower(graph, costs, Plan()).peak_bytes
     sliced = 0
     for share in (0.7, 0.8, 0.9):
         problem = coarsen(graph, costs, ram_bytes=round(share * whole)).problem

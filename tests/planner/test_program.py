@@ -1,4 +1,4 @@
-"""The expansion's statements about a program, checked by walking its instructions with a naive machine."""
+"""The lowering's statements about a program, checked by walking its instructions with a naive machine."""
 
 from collections.abc import Callable, Set
 from dataclasses import replace
@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from planner.ir.graph import Role, StepGraph, operands
-from planner.ir.lowering.lower import expand
-from planner.ir.lowering.rematerialize import effective_operands, rebuildable
+from planner.ir.lowering.lower import lower
+from planner.ir.lowering.rematerialize import effective_operands, rematerializable
 from planner.ir.lowering.update_slices import slice_bounds, update_groups
 from planner.ir.operators import GUARD
 from planner.ir.plan import Action, Decision, Plan
@@ -56,7 +56,7 @@ def walk(program: Program, workspaces: list[int], carried: Set[int] = frozenset(
                 assert settled(needed, set() if again else set(op.writes))
                 made = {graph.values[v].storage for v in op.outputs if v is not None} & set(graph.creates[i])
                 if again:
-                    assert made <= born, "only what was made before is rebuilt"
+                    assert made <= born, "only what was made before is rematerialized"
                     assert op.name != GUARD
                 there |= made
                 born |= made
@@ -114,7 +114,7 @@ def walk(program: Program, workspaces: list[int], carried: Set[int] = frozenset(
 
 def checked(graph: StepGraph, plan: Plan, *, workspace: int = 0, base: int = 0) -> Program:
     costs = costs_of(graph, base=base, workspace=workspace)
-    program = expand(graph, costs, plan)
+    program = lower(graph, costs, plan)
     ordered = [costs.ops[i] for i in plan.order] if plan.order else costs.ops
     for carried in (frozenset[int](), program.carried):
         levels = walk(program, [c.workspace_bytes for c in ordered], carried)
@@ -138,7 +138,7 @@ def test_random_programs_read_nothing_that_is_gone_and_hold_no_more_than_they_sa
 def test_plans_of_the_planner_keep_their_budget() -> None:
     graph = tiny_step("SGD", 256).graphs["step"]  # storages of a megabyte: the planner does not move small ones
     costs = costs_of(graph, base=5000, workspace=100)
-    whole = expand(graph, costs, Plan()).peak_bytes
+    whole = lower(graph, costs, Plan()).peak_bytes
     found = 0
     least = plan_step(graph, costs, ram_bytes=6000, strategy="greedy").needed_bytes
     assert least is not None and least < whole
@@ -161,10 +161,10 @@ def _graph() -> StepGraph:
 
 
 def _activation(graph: StepGraph) -> tuple[int, int, int]:
-    """A temporary that can be rebuilt, with an idle gap of some length."""
+    """A temporary that can be rematerialized, with an idle gap of some length."""
     for s in range(len(graph.storages)):
         for a, b in idle_gaps(graph, s):
-            if rebuildable(graph, s, a) and b - a > 4 and graph.uses[s][-1] == b:
+            if rematerializable(graph, s, a) and b - a > 4 and graph.uses[s][-1] == b:
                 return s, a, b
     raise AssertionError("no such storage")
 
@@ -200,10 +200,10 @@ def test_wrong_plans_are_refused(message: str) -> None:
     if message == "profile it again":
         costs = replace(costs, ops=costs.ops[1:])
     with pytest.raises(PlanError, match=message):
-        expand(graph, costs, _wrong_plans()[message](graph))
+        lower(graph, costs, _wrong_plans()[message](graph))
 
 
-def test_a_rebuild_whose_inputs_are_gone_is_refused() -> None:
+def test_a_rematerialization_whose_inputs_are_gone_is_refused() -> None:
     graph = _graph()
     s, a, b = _activation(graph)
     sources = {x for w in graph.writers[s] for x in effective_operands(graph, w)} - {s}
@@ -213,12 +213,12 @@ def test_a_rebuild_whose_inputs_are_gone_is_refused() -> None:
             if before <= b <= after and graph.storages[x].role is Role.TEMPORARY:
                 gone = Decision(x, before, after, Action.PAGE)
     if gone is None or gone.before == b:
-        # a weight that is away while its layer would be rebuilt
+        # a weight that is away while its layer would be rematerialized
         w = next(x for x in sources if graph.storages[x].role is Role.PARAMETER)
         before, after = next((p, q) for p, q in idle_gaps(graph, w) if p < b < q)
         gone = Decision(w, before, after, Action.PAGE)
     with pytest.raises(PlanError, match="is gone"):
-        expand(graph, costs_of(graph), Plan((Decision(s, a, b, Action.RECOMPUTE), gone)))
+        lower(graph, costs_of(graph), Plan((Decision(s, a, b, Action.RECOMPUTE), gone)))
 
 
 def test_storages_cannot_leave_twice_in_one_gap() -> None:
@@ -226,34 +226,34 @@ def test_storages_cannot_leave_twice_in_one_gap() -> None:
     s, a, b = _activation(graph)
     twice = Plan((Decision(s, a, b, Action.PAGE), Decision(s, a, b, Action.PAGE)))
     with pytest.raises(PlanError):
-        expand(graph, costs_of(graph), twice)
+        lower(graph, costs_of(graph), twice)
 
 
 def test_an_order_that_breaks_dependencies_is_refused() -> None:
     graph = _graph()
     with pytest.raises(PlanError, match="not resident"):
-        expand(graph, costs_of(graph), Plan(order=tuple(reversed(range(len(graph.ops))))))
+        lower(graph, costs_of(graph), Plan(order=tuple(reversed(range(len(graph.ops))))))
 
 
 def test_an_order_of_another_length_is_refused() -> None:
     graph = _graph()
     with pytest.raises(PlanError):
-        expand(graph, costs_of(graph), Plan(order=tuple(range(len(graph.ops) - 1))))
+        lower(graph, costs_of(graph), Plan(order=tuple(range(len(graph.ops) - 1))))
     with pytest.raises(PlanError):
-        expand(graph, costs_of(graph), Plan(order=tuple(range(len(graph.ops) + 1))))
+        lower(graph, costs_of(graph), Plan(order=tuple(range(len(graph.ops) + 1))))
 
 
 def test_a_budget_below_the_need_names_op_bytes_and_holders() -> None:
     graph = _graph()
     costs = costs_of(graph, base=10_000)
-    peak = expand(graph, costs, Plan()).peak_bytes
+    peak = lower(graph, costs, Plan()).peak_bytes
     with pytest.raises(BudgetError) as caught:
-        expand(graph, costs, Plan(ram_bytes=peak - 1))
+        lower(graph, costs, Plan(ram_bytes=peak - 1))
     error = caught.value
     assert error.needed_bytes == peak
     assert error.limit_bytes == peak - 1
     assert graph.ops[error.op].name in str(error)
     assert [n for _, n in error.holders] == sorted((n for _, n in error.holders), reverse=True)
     assert all(graph.storages[s].nbytes == n for s, n in error.holders)
-    assert expand(graph, costs, Plan(ram_bytes=peak)).peak_bytes == peak
+    assert lower(graph, costs, Plan(ram_bytes=peak)).peak_bytes == peak
     assert error.exit_code == 2

@@ -12,7 +12,7 @@ from torch.nn import functional
 from benchmarks.models import workload
 from planner.capture.step import capture_step
 from planner.ir.graph import Phase, StepGraph
-from planner.ir.lowering.lower import expand
+from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.problem.reorder import dependencies, peak_bytes, reorder, respects
 from planner.search.plan_step import best_order, plan_step
@@ -85,8 +85,8 @@ def test_the_planner_reorders_where_that_saves_energy(tmp_path: Path) -> None:
     costs = flat_costs(late)
     better = reorder(late)
     assert peak_bytes(late.reordered(better)) < peak_bytes(late)
-    budget = expand(late, costs, Plan(order=better)).peak_bytes
-    assert budget < expand(late, costs, Plan()).peak_bytes
+    budget = lower(late, costs, Plan(order=better)).peak_bytes
+    assert budget < lower(late, costs, Plan()).peak_bytes
     order = best_order(late, costs, budget)
     assert order == better and respects(late, order)
     plan = plan_step(late, costs, ram_bytes=budget, time_limit_s=2.0).plan

@@ -104,8 +104,8 @@ def test_of_two_paging_targets_the_better_is_taken() -> None:
     stages = tuple(Stage(f"s{t}", 1.0, 1.0) for t in range(6))
     zram = Paging(1, 0.1, 0.1, 1.0, 1.0, stored_bytes=4)
     flash = Paging(0, 0.1, 0.1, 5.0, 5.0)
-    idle = Tensor("idle", 10, (0, 5), (0,), rebuilds=(None,), paging=(flash, zram))
-    busy = Tensor("busy", 10, (2, 3), (2,), rebuilds=(None,))
+    idle = Tensor("idle", 10, (0, 5), (0,), rematerializations=(None,), paging=(flash, zram))
+    busy = Tensor("busy", 10, (2, 3), (2,), rematerializations=(None,))
     roomy = Problem(stages, (idle, busy), ram_bytes=14, targets=("flash", "zram"))
     for problem, joules, target in ((roomy, 2.0, 1), (replace(roomy, ram_bytes=13), 10.0, 0)):
         solution = solve(problem)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from planner.capture.step import Capture, capture_step
-from planner.ir.lowering.lower import expand
+from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.sparse.bytes import GraphBytes, TrainedBytes, trained_parameters
 from tests.planner.steps import costs_of
@@ -58,7 +58,7 @@ def capture(trained: frozenset[str] | None = None, **options: float) -> Capture:
 
 def kept(made: Capture) -> int:
     return max(
-        expand(graph, costs_of(graph, base=BASE), Plan(), check_budget=False).peak_bytes
+        lower(graph, costs_of(graph, base=BASE), Plan(), check_budget=False).peak_bytes
         for graph in made.graphs.values()
     )
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from planner.deadline import Pace, shortfall
-from planner.ir.lowering.lower import expand
+from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.problem.coarsen import coarsen
 from planner.search.anytime import relaxation_bound
@@ -24,7 +24,7 @@ def test_a_deadline_makes_the_plan_faster_or_says_by_how_much_it_cannot() -> Non
     limit = budget(0.3)
     free = plan_step(graph, costs, ram_bytes=limit, strategy="greedy").plan
     assert free is not None
-    least = expand(graph, costs, Plan()).seconds
+    least = lower(graph, costs, Plan()).seconds
     kept = plan_step(graph, costs, ram_bytes=limit, strategy="greedy", deadline_s=free.seconds * 1.01).plan
     assert kept is not None and kept.seconds <= free.seconds * 1.01
     wanted = 0.5 * (least + free.seconds)
@@ -37,7 +37,7 @@ def test_a_deadline_makes_the_plan_faster_or_says_by_how_much_it_cannot() -> Non
 
 def test_a_deadline_below_the_steps_own_time_is_infeasible_with_figures() -> None:
     graph, costs = captured()
-    wanted = 0.5 * expand(graph, costs, Plan()).seconds
+    wanted = 0.5 * lower(graph, costs, Plan()).seconds
     result = plan_step(graph, costs, ram_bytes=budget(0.5), strategy="greedy", deadline_s=wanted)
     assert result.outcome is Outcome.INFEASIBLE and result.plan is None
     assert result.fastest_seconds is not None and result.fastest_seconds > wanted
@@ -48,7 +48,7 @@ def test_which_budget_would_do() -> None:
     graph, costs = captured()
     small, large = budget(0.05), budget(2.0)
     slow = plan_step(graph, costs, ram_bytes=small, strategy="greedy").plan
-    least = expand(graph, costs, Plan()).seconds
+    least = lower(graph, costs, Plan()).seconds
     assert slow is not None and slow.seconds > least * 1.01
     enough = budget_for(graph, costs, least * 1.005, [small, large])
     assert enough == large

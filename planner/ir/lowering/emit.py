@@ -1,4 +1,4 @@
-"""The last pass of an expansion: instructions in order, with a clock for compute and one for the page thread."""
+"""The last pass of an lowering: instructions in order, with a clock for compute and one for the page thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.ir.lowering.rematerialize import effective_operands
 from planner.ir.program import Code, Instruction, Program
 
 if TYPE_CHECKING:
-    from planner.ir.lowering.lower import Due, Expansion
+    from planner.ir.lowering.lower import Due, Lowering
 
 READ_MARGIN = 0.1
 """A read is asked for earlier by this share of its own time than the measured bandwidth needs."""
@@ -36,21 +36,21 @@ class Emitter:
     step before that are still under way when this one starts, moments counted from there.
     """
 
-    def __init__(self, expansion: Expansion, carried: tuple[_Pending, ...]) -> None:
-        self.x = expansion
-        self.graph, self.costs, self.size = expansion.graph, expansion.costs, expansion.size
-        self.flash = expansion.costs.device.flash
+    def __init__(self, lowering: Lowering, carried: tuple[_Pending, ...]) -> None:
+        self.x = lowering
+        self.graph, self.costs, self.size = lowering.graph, lowering.costs, lowering.size
+        self.flash = lowering.costs.device.flash
         self.instructions: list[Instruction] = []
         self.clock = self.stall = self.recompute = 0.0
         self.backlog = self.io_free = carried[-1].moment if carried else 0.0
-        self.held = expansion.held.copy()
+        self.held = lowering.held.copy()
         self.carried = carried
         self.pending = list(carried)
         self.pending_bytes = sum(p.nbytes for p in carried)
         self.done: dict[int, float] = {}
         self.next_read = 0
         self.read_bytes = self.written_bytes = 0
-        self.on_flash = set(expansion.start_flash)
+        self.on_flash = set(lowering.start_flash)
         """Storages whose present contents are on flash already."""
         self.level = 0
 

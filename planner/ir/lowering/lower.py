@@ -1,6 +1,6 @@
-"""Expand a plan into a Program, the straight line of instructions that the executor follows, with its memory and time.
+"""Lower a plan into a Program, the straight line of instructions that the executor follows, with its memory and time.
 
-The expansion decides what the plan leaves open: when a read is issued (early enough to hide behind compute, late enough
+The lowering decides what the plan leaves open: when a read is issued (early enough to hide behind compute, late enough
 to fit) and when a finished write is waited for. It knows the resident bytes at every instruction, so the peak is a
 statement about the program, not an estimate. Pure; no torch.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from planner.ir.costs import CostTable
 from planner.ir.graph import Role, StepGraph, operands
 from planner.ir.lowering.emit import READ_MARGIN, Emitter
-from planner.ir.lowering.rematerialize import effective_operands, rebuild_ops
+from planner.ir.lowering.rematerialize import effective_operands, rematerialization_ops
 from planner.ir.lowering.update_slices import slice_bounds, update_groups
 from planner.ir.plan import Action, Decision, Plan
 from planner.ir.program import BudgetError, PlanError, Program
@@ -25,7 +25,7 @@ class _Position:
     """What happens around one op: filled from the plan, emitted in order."""
 
     returns: list[int] = field(default_factory=list)
-    rebuilds: list[Decision] = field(default_factory=list)
+    rematerializations: list[Decision] = field(default_factory=list)
     frees: list[int] = field(default_factory=list)
     writes: list[int] = field(default_factory=list)
 
@@ -43,7 +43,7 @@ class Due:
     moment: float
 
 
-def expand(graph: StepGraph, costs: CostTable, plan: Plan, *, check_budget: bool = True) -> Program:
+def lower(graph: StepGraph, costs: CostTable, plan: Plan, *, check_budget: bool = True) -> Program:
     """Return the program of `plan`.
 
     `graph` and `costs` are in recorded order; `plan.order` is applied here. Raises PlanError for a plan that is wrong
@@ -57,11 +57,11 @@ def expand(graph: StepGraph, costs: CostTable, plan: Plan, *, check_budget: bool
         graph = graph.reordered(plan.order)
         costs = CostTable(costs.device, tuple(costs.ops[i] for i in plan.order))
     limit = plan.ram_bytes - costs.device.base_bytes if plan.ram_bytes and check_budget else None
-    return Expansion(graph, costs, plan, limit).run()
+    return Lowering(graph, costs, plan, limit).run()
 
 
-class Expansion:
-    """The state of one expansion. Three passes: place decisions, profile memory, emit instructions."""
+class Lowering:
+    """The state of one lowering. Three passes: place decisions, profile memory, emit instructions."""
 
     def __init__(self, graph: StepGraph, costs: CostTable, plan: Plan, limit: int | None) -> None:
         self.graph, self.costs, self.plan, self.limit = graph, costs, plan, limit
@@ -127,8 +127,8 @@ class Expansion:
         for d in sorted(decisions, key=lambda d: (d.before, d.after)):
             if d.after not in useset:
                 raise PlanError(f"storage {s} is not used at op {d.after}, where the plan's idle gap starts")
-            if d.action is Action.TRANSIENT:
-                self.at[self._edge(d.before, start=True)].rebuilds.append(d)
+            if d.action is Action.INTERMEDIATE:
+                self.at[self._edge(d.before, start=True)].rematerializations.append(d)
                 continue
             after, before = self._edge(d.after, start=False), self._edge(d.before, start=True)
             following = next((u for u in uses if u > d.after), None)
@@ -150,7 +150,7 @@ class Expansion:
                 if storage.persistent or storage.role is not Role.TEMPORARY:
                     raise PlanError(f"{d}: storage {s} ({storage.role.name.lower()}) cannot be recomputed")
                 self.at[after].frees.append(s)
-                self.at[before].rebuilds.append(d)
+                self.at[before].rematerializations.append(d)
         if storage.role is Role.TEMPORARY and s not in self.graph.kept:
             self.at[self._edge(last, start=False)].frees.append(s)
 
@@ -201,9 +201,11 @@ class Expansion:
                 resident.add(s)
                 current += self.size[s]
             peak = max(peak, current)
-            if position.rebuilds:
-                current, rebuild_peak = self._rebuild(i, position.rebuilds, resident, current, version)
-                peak = max(peak, rebuild_peak)
+            if position.rematerializations:
+                current, rematerialization_peak = self._rematerialize(
+                    i, position.rematerializations, resident, current, version
+                )
+                peak = max(peak, rematerialization_peak)
             g = self.group_at.get(i)
             if g is not None and i == self.groups[g].first:
                 streamed_now = self.streamed[g]
@@ -241,16 +243,18 @@ class Expansion:
             base = self.costs.device.base_bytes
             raise BudgetError(op, graph.ops[op].name, int(self.need.max()) + base, self.limit + base, holders)
 
-    def _rebuild(
+    def _rematerialize(
         self, at: int, decisions: Sequence[Decision], resident: set[int], current: int, version: list[int]
     ) -> tuple[int, int]:
-        """Check and charge the rebuilds before op `at`; return resident bytes afterwards and their peak."""
+        """Check and charge the rematerializations before op `at`; return resident bytes afterwards and their peak."""
         graph = self.graph
         wanted = {d.storage for d in decisions}
         back = {d.storage for d in decisions if d.action is Action.RECOMPUTE}
         if wanted & resident:
-            raise PlanError(f"storages {sorted(wanted & resident)} are rebuilt at op {at} although they are resident")
-        ops = rebuild_ops(graph, [(d.storage, d.after) for d in decisions])
+            raise PlanError(
+                f"storages {sorted(wanted & resident)} are rematerialized at op {at} although they are resident"
+            )
+        ops = rematerialization_ops(graph, [(d.storage, d.after) for d in decisions])
         last_use: dict[int, int] = {}
         for r in ops:
             for s in effective_operands(graph, r):
@@ -263,11 +267,13 @@ class Expansion:
                 if s in live:
                     continue
                 if s in wanted or s not in resident or s in graph.ops[r].writes:
-                    raise PlanError(f"rebuilding at op {at} runs op {r} ({graph.ops[r].name}), but storage {s} is gone")
+                    raise PlanError(
+                        f"rematerializing at op {at} runs op {r} ({graph.ops[r].name}), but storage {s} is gone"
+                    )
                 then = sum(1 for w in graph.writers[s] if w < r)
                 if version[s] != then and graph.storages[s].role is not Role.BATCH:
                     raise PlanError(
-                        f"rebuilding at op {at} runs op {r} ({graph.ops[r].name}), but storage {s} has changed since"
+                        f"rematerializing at op {at} runs op {r} ({graph.ops[r].name}), but storage {s} has changed since"
                     )
             made = {graph.values[v].storage for v in graph.ops[r].outputs if v is not None}
             fresh = {s for s in made if s in graph.creates[r]}
@@ -280,7 +286,7 @@ class Expansion:
             current -= sum(self.size[s] for s in done)
             steps.append((r, tuple(sorted(done - resident))))
         if not back <= live:
-            raise PlanError(f"storages {sorted(back - live)} cannot be rebuilt at op {at}: nothing writes them")
+            raise PlanError(f"storages {sorted(back - live)} cannot be rematerialized at op {at}: nothing writes them")
         resident |= back
         self.reruns[at] = steps
         return current, peak

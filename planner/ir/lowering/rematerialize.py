@@ -1,4 +1,4 @@
-"""Which operators must run again to rebuild a storage, and in which form, so that no side effect happens twice."""
+"""Which operators must run again to rematerialize a storage, and in which form, so that no side effect happens twice."""
 
 from collections.abc import Iterable
 
@@ -27,13 +27,13 @@ def effective_operands(graph: StepGraph, index: int) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def rebuild_ops(graph: StepGraph, wanted: Iterable[tuple[int, int]]) -> list[int]:
+def rematerialization_ops(graph: StepGraph, wanted: Iterable[tuple[int, int]]) -> list[int]:
     """Return the ops, ascending, that write each wanted (storage, after) up to and including op `after`."""
     return sorted({w for s, after in wanted for w in graph.writers[s] if w <= after})
 
 
-def rebuildable(graph: StepGraph, storage: int, after: int) -> bool:
-    """Say whether `storage`, as it is after op `after`, can be rebuilt at all (inputs permitting).
+def rematerializable(graph: StepGraph, storage: int, after: int) -> bool:
+    """Say whether `storage`, as it is after op `after`, can be rematerialized at all (inputs permitting).
 
     Only temporaries are; each of their writers may change nothing but temporaries that it writes, its own storage or
     running statistics that `pure_arguments` leaves out.

@@ -1,7 +1,4 @@
-"""Draws a plan: tensors over time, coloured by what happens to them, above the memory curve and the budget line.
-
-SVG and HTML are written here, PNG with matplotlib where it is installed.
-"""
+"""Draw a plan as SVG or HTML: tensors over time, coloured by their fate, above memory and the budget line."""
 
 import enum
 import html
@@ -254,45 +251,19 @@ def page(picture: Drawing, marks: Sequence[Mark] = (), chosen: int = 0) -> str:
     )
 
 
-def write_png(picture: Drawing, path: Path) -> None:
-    """Write the drawing as PNG; needs matplotlib (`pip install port-agent[draw]`)."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise DrawError("PNG needs matplotlib; pip install port-agent[draw], or write .svg or .html") from error
-    figure, (upper, lower) = pyplot.subplots(2, 1, figsize=(12, 10), sharex=True, gridspec_kw={"height_ratios": [3, 1]})
-    last = len(picture.moments) - 1
-    for bar in picture.bars:
-        start, stop = picture.moments[min(bar.start, last)], picture.moments[min(bar.stop, last)]
-        width = max(stop - start, picture.moments[-1] / 1500)
-        upper.barh(bar.lane, width, left=start, height=0.9, color=bar.shade.value)
-    for shade in Shade:
-        upper.barh(0, 0, color=shade.value, label=shade.name.lower().replace("_", " "))
-    upper.invert_yaxis()
-    upper.set_ylabel("tensors, by birth")
-    upper.legend(loc="upper right", fontsize=8)
-    upper.set_title(picture.title, fontsize=10)
-    moments = picture.moments[: len(picture.memory)]
-    lower.step(moments, [b / 2**20 for b in picture.memory], where="post", color=Shade.KEEP.value)
-    if picture.budget_bytes:
-        lower.axhline(picture.budget_bytes / 2**20, color=Shade.PAGE_OUT.value, linestyle="--", label="budget")
-    lower.set_ylabel("MiB")
-    lower.set_xlabel("seconds of compute")
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-
-
 def write_drawing(picture: Drawing, path: Path, marks: Sequence[Mark] = (), chosen: int = 0) -> None:
-    """Write the drawing in the format that the suffix of `path` names; an .html page shows the frontier too."""
+    """Write the drawing as the suffix of `path` says; an .html page shows the frontier too.
+
+    Raises DrawError for another suffix, and where the file cannot be written.
+    """
     suffix = path.suffix.lower()
-    if suffix == ".png":
-        write_png(picture, path)
-    elif suffix == ".svg":
-        path.write_text(svg(picture))
+    if suffix == ".svg":
+        text = svg(picture)
     elif suffix in (".html", ".htm"):
-        path.write_text(page(picture, marks, chosen))
+        text = page(picture, marks, chosen)
     else:
-        raise DrawError(f"cannot draw to {path}; name a file that ends in .svg, .html or .png")
+        raise DrawError(f"cannot draw to {path}; name a file that ends in .svg or .html")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DrawError(f"cannot write {path}: {error.strerror}; name a file that can be written") from error

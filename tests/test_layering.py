@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-HEAVY = ("torch", "numpy", "rich", "transformers", "matplotlib", "zeroconf")
+HEAVY = ("torch", "numpy", "rich", "transformers", "zeroconf")
 """What the idle daemon must not carry: `import torch` alone is 218 MB; zeroconf comes only where discovery is on."""
 
 

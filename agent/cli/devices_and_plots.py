@@ -54,10 +54,10 @@ def _add_draw(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser = commands.add_parser(
         "draw",
         help="draw a plan: tensors over time, memory curve and budget",
-        description="Draw what a bundle's plan keeps, recomputes and pages, as .svg, .html or .png.",
+        description="Draw what a bundle's plan keeps, recomputes and pages, as .svg or .html.",
     )
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("out", type=Path, help="file that ends in .svg, .html or .png")
+    parser.add_argument("out", type=Path, help="file that ends in .svg or .html")
     parser.add_argument("--plan", type=int, default=0, help="which plan of the bundle (default 0)")
     parser.set_defaults(run=_draw)
 

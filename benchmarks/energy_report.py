@@ -24,15 +24,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from agent.energy.attribution import Phase
+from agent.energy.attribution import EnergyPhase
 from agent.energy.ledger import FILE_NAME, Ledger
-from agent.energy.meter import EnergyMeter, Seams
+from agent.energy.meter import EnergyMeter, MeterSeams
 from agent.energy.report import ReportOptions, read_report
 from agent.energy.sources.base import Kind, PowerSource, SourceError
 from agent.energy.sources.estimated import EstimatedSource
 from agent.energy.sources.ina3221 import Ina3221Source
 from agent.energy.sources.rapl import RaplSource
-from agent.energy.sources.registry import Choice, EnergyConfig, configured_model, open_sources
+from agent.energy.sources.registry import EnergyConfig, SourceChoice, configured_model, open_sources
 from agent.system.energy_clock import now_s
 from agent.worker.start import start_worker, worker_command
 from planner.ir.bundle.bundle import read_manifest
@@ -165,7 +165,7 @@ def _measured_source() -> PowerSource | None:
 def _meter(folder: Path, source: PowerSource) -> EnergyMeter:
     config = EnergyConfig()
     ledger = Ledger(folder / FILE_NAME, time.time())
-    return EnergyMeter(Choice((source,), ()), ledger, config, configured_model(config, None), seams=Seams())
+    return EnergyMeter(SourceChoice((source,), ()), ledger, config, configured_model(config, None), seams=MeterSeams())
 
 
 Calls = list[tuple[float, dict[str, Any]]]
@@ -226,8 +226,8 @@ def _phase_rows(sums: list[dict[str, float]]) -> tuple[PhaseRow, ...]:
     """Return every phase, those that took nothing included."""
     return tuple(
         PhaseRow(phase.value, sums[0].get(phase, 0.0), sums[1].get(phase, 0.0) if len(sums) > 1 else None)
-        for phase in Phase
-        if phase is not Phase.UNMEASURED
+        for phase in EnergyPhase
+        if phase is not EnergyPhase.UNMEASURED
     )
 
 
@@ -245,10 +245,10 @@ def overhead() -> dict[str, float]:
         counter = _CounterFile(zone / "energy_uj")
         counter.write(0)
         clock = _Hour()
-        choice = Choice((RaplSource(folder),), ())
+        choice = SourceChoice((RaplSource(folder),), ())
         ledger = Ledger(folder / FILE_NAME, clock.unix())
         config = EnergyConfig()
-        meter = EnergyMeter(choice, ledger, config, configured_model(config, None), seams=Seams(clock.unix))
+        meter = EnergyMeter(choice, ledger, config, configured_model(config, None), seams=MeterSeams(clock.unix))
         meter.on_worker_start("job", clock.now_s)
         start_s = time.thread_time()
         for second in range(3600):
@@ -317,8 +317,8 @@ def dying_sensors(folder: Path) -> dict[str, Any]:
     clock = _Hour()
     config = EnergyConfig()
     meter = EnergyMeter(
-        Choice((RaplSource(tree),), ()), Ledger(tree / FILE_NAME, clock.unix()), config, configured_model(config, None),
-        seams=Seams(clock.unix),
+        SourceChoice((RaplSource(tree),), ()), Ledger(tree / FILE_NAME, clock.unix()), config, configured_model(config, None),
+        seams=MeterSeams(clock.unix),
     )  # fmt: skip
     meter.on_worker_start("job", clock.now_s)
     watts = health = None

@@ -48,7 +48,7 @@ class HttpError(PortError):
 
 
 @dataclass(slots=True)
-class Request:
+class HttpRequest:
     """One request; the body is read on demand."""
 
     method: str
@@ -83,7 +83,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class HttpResponse:
     """One answer: a whole body, or a stream that is sent in chunks."""
 
     status: int = 200
@@ -93,16 +93,16 @@ class Response:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def json_response(value: object, status: int = 200) -> Response:
+def json_response(value: object, status: int = 200) -> HttpResponse:
     """Return an answer with a JSON body."""
-    return Response(status, json.dumps(value).encode() + b"\n")
+    return HttpResponse(status, json.dumps(value).encode() + b"\n")
 
 
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class SocketPeer:
     """Who is at the other end of a Unix socket, as the kernel says."""
 
     uid: int
@@ -110,16 +110,16 @@ class Peer:
     pid: int | None
 
 
-def peer_of(sock: socket.socket) -> Peer:
+def peer_of(sock: socket.socket) -> SocketPeer:
     """Return the credentials of the process that connected."""
     if sys.platform == "darwin":
         # struct xucred: version, uid, count of groups, 16 groups; option LOCAL_PEERCRED (1) of level SOL_LOCAL (0)
         raw = sock.getsockopt(0, 1, 4 + 4 + 4 + 16 * 4)
         _, uid, _, gid = struct.unpack_from("IIhxxI", raw)
-        return Peer(uid, gid, None)
+        return SocketPeer(uid, gid, None)
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, gid = struct.unpack("3i", raw)
-    return Peer(uid, gid, pid)
+    return SocketPeer(uid, gid, pid)
 
 
 async def serve_connection(
@@ -165,7 +165,7 @@ async def _one_request(
     return keep
 
 
-async def _discard_body(request: Request) -> None:
+async def _discard_body(request: HttpRequest) -> None:
     """Read what the handler left: a client that still sends when the socket closes never sees the answer."""
     async with asyncio.timeout(IDLE_TIMEOUT_S):
         try:
@@ -175,12 +175,12 @@ async def _discard_body(request: Request) -> None:
             raise ConnectionResetError(str(error)) from error
 
 
-def error_response(status: int, error: PortError) -> Response:
+def error_response(status: int, error: PortError) -> HttpResponse:
     """Return an error as JSON: its message and the name of its class."""
     return json_response({"error": str(error), "kind": type(error).__name__}, status)
 
 
-async def _read_request(reader: asyncio.StreamReader) -> Request | None:
+async def _read_request(reader: asyncio.StreamReader) -> HttpRequest | None:
     try:
         async with asyncio.timeout(IDLE_TIMEOUT_S):
             head = await reader.readuntil(b"\r\n\r\n")
@@ -204,10 +204,10 @@ async def _read_request(reader: asyncio.StreamReader) -> Request | None:
         raise HttpError(400, f"Content-Length {length[:20]!r} is no number")
     parts = urlsplit(words[1])
     query = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
-    return Request(words[0], unquote(parts.path), query, headers, reader, int(length))
+    return HttpRequest(words[0], unquote(parts.path), query, headers, reader, int(length))
 
 
-async def _send(writer: asyncio.StreamWriter, response: Response, *, keep: bool) -> None:
+async def _send(writer: asyncio.StreamWriter, response: HttpResponse, *, keep: bool) -> None:
     headers = {
         "Content-Type": response.content_type,
         "Port-Agent-Api": "1",

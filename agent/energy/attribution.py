@@ -16,7 +16,7 @@ from agent.energy.sources.base import Kind
 from agent.energy.timeline import Interval
 
 
-class Phase(enum.StrEnum):
+class EnergyPhase(enum.StrEnum):
     """What energy was spent on. The values are stored in the ledger and must not change."""
 
     FORWARD = "forward"
@@ -33,8 +33,8 @@ class Phase(enum.StrEnum):
     UNMEASURED = "unmeasured"  # a gap: seconds without joules
 
 
-_BY_NAME = {phase.value: phase for phase in Phase} | {"pack": Phase.PACKING, "unpack": Phase.PACKING}
-_TRANSFERS = (Phase.PAGE_IN, Phase.PAGE_OUT)
+_BY_NAME = {phase.value: phase for phase in EnergyPhase} | {"pack": EnergyPhase.PACKING, "unpack": EnergyPhase.PACKING}
+_TRANSFERS = (EnergyPhase.PAGE_IN, EnergyPhase.PAGE_OUT)
 _TRANSFER_POWER_SHARE = 0.1
 """Power of a running transfer, as a share of compute power, where the board file gives no joules per byte:
 an SD card takes about 0.1 W to 0.3 W, the four cores of a Pi 4 about 3.5 W."""
@@ -49,7 +49,7 @@ class StepEvent:
     step: int
     epoch: int
     wall_s: float
-    phases_s: Mapping[Phase, float]
+    phases_s: Mapping[EnergyPhase, float]
     paged_in_bytes: int = 0
     paged_out_bytes: int = 0
     loss: float | None = None
@@ -64,10 +64,10 @@ def parse_step(event: Mapping[str, object], plan: int) -> StepEvent:
     A worker may book a wait on the phase it waits in as well as on `stall`: then waits are taken out of the computing
     phases. `page_in` and `page_out` are what its page thread measured; they run beside the others.
     """
-    phases: dict[Phase, float] = {}
+    phases: dict[EnergyPhase, float] = {}
     reported = event.get("phases_s")
     for name, seconds in (reported if isinstance(reported, Mapping) else {}).items():
-        phase = _BY_NAME.get(str(name), Phase.OTHER)
+        phase = _BY_NAME.get(str(name), EnergyPhase.OTHER)
         phases[phase] = phases.get(phase, 0.0) + (_number(seconds) or 0.0)
     wall_s = _number(event.get("wall_s")) or 0.0
     _take_out_waits(phases, wall_s)
@@ -85,10 +85,10 @@ def parse_step(event: Mapping[str, object], plan: int) -> StepEvent:
     )
 
 
-def _take_out_waits(phases: dict[Phase, float], wall_s: float) -> None:
+def _take_out_waits(phases: dict[EnergyPhase, float], wall_s: float) -> None:
     """Shorten the computing phases so that they and the waits fit into the step."""
-    stall_s = phases.get(Phase.STALL, 0.0)
-    computing = [phase for phase in phases if phase is not Phase.STALL and phase not in _TRANSFERS]
+    stall_s = phases.get(EnergyPhase.STALL, 0.0)
+    computing = [phase for phase in phases if phase is not EnergyPhase.STALL and phase not in _TRANSFERS]
     compute_s = sum(phases[phase] for phase in computing)
     if stall_s > 0 and compute_s > 0 and compute_s + stall_s > wall_s:
         share = max(wall_s - stall_s, 0.0) / compute_s
@@ -111,26 +111,28 @@ class PhaseCosts:
     read_joules_per_byte: float = 0.0
     write_joules_per_byte: float = 0.0
 
-    def shares(self, event: StepEvent) -> dict[Phase, float]:
+    def shares(self, event: StepEvent) -> dict[EnergyPhase, float]:
         """Return each phase's share of the energy above idle; they sum to one. Waiting (`stall`) takes none of it."""
         weights = {
             phase: seconds * self.compute_watts
             for phase, seconds in event.phases_s.items()
-            if phase not in _TRANSFERS and phase is not Phase.STALL
+            if phase not in _TRANSFERS and phase is not EnergyPhase.STALL
         }
-        weights[Phase.PAGE_IN] = self._transfer(event, Phase.PAGE_IN, event.paged_in_bytes, self.read_joules_per_byte)
-        weights[Phase.PAGE_OUT] = self._transfer(
-            event, Phase.PAGE_OUT, event.paged_out_bytes, self.write_joules_per_byte
+        weights[EnergyPhase.PAGE_IN] = self._transfer(
+            event, EnergyPhase.PAGE_IN, event.paged_in_bytes, self.read_joules_per_byte
+        )
+        weights[EnergyPhase.PAGE_OUT] = self._transfer(
+            event, EnergyPhase.PAGE_OUT, event.paged_out_bytes, self.write_joules_per_byte
         )
         told_s = sum(seconds for phase, seconds in event.phases_s.items() if phase not in _TRANSFERS)
         rest_s = max(event.wall_s - told_s, 0.0)
-        weights[Phase.OTHER] = weights.get(Phase.OTHER, 0.0) + rest_s * self.compute_watts
+        weights[EnergyPhase.OTHER] = weights.get(EnergyPhase.OTHER, 0.0) + rest_s * self.compute_watts
         total = sum(weights.values())
         if total <= 0:
-            return {Phase.OTHER: 1.0}
+            return {EnergyPhase.OTHER: 1.0}
         return {phase: weight / total for phase, weight in weights.items() if weight > 0}
 
-    def _transfer(self, event: StepEvent, phase: Phase, moved_bytes: int, joules_per_byte: float) -> float:
+    def _transfer(self, event: StepEvent, phase: EnergyPhase, moved_bytes: int, joules_per_byte: float) -> float:
         if joules_per_byte > 0:
             return moved_bytes * joules_per_byte
         return event.phases_s.get(phase, 0.0) * self.compute_watts * _TRANSFER_POWER_SHARE
@@ -144,7 +146,7 @@ class Charge:
     """End of the interval."""
     job: str
     """Empty while idle."""
-    phase: Phase
+    phase: EnergyPhase
     kind: Kind
     seconds: float
     gross_joules: float
@@ -163,8 +165,8 @@ class StepEnergy:
     gross_joules: float = 0.0
     net_joules: float | None = 0.0
     unmeasured_s: float = 0.0
-    phases: dict[Phase, float] = field(default_factory=dict)
-    shares: dict[Phase, float] = field(default_factory=dict)
+    phases: dict[EnergyPhase, float] = field(default_factory=dict)
+    shares: dict[EnergyPhase, float] = field(default_factory=dict)
 
     @property
     def known_joules(self) -> float | None:
@@ -307,18 +309,18 @@ class Attributor:
             if span.step is not None:
                 span.step.kind = interval.kind
                 span.step.unmeasured_s += seconds
-            sums.add(span.job, Phase.UNMEASURED, seconds, 0.0, 0.0)
+            sums.add(span.job, EnergyPhase.UNMEASURED, seconds, 0.0, 0.0)
             return
         joules = interval.joules * seconds / interval.seconds
         if not span.job:
-            sums.add("", Phase.IDLE, seconds, joules, 0.0)
+            sums.add("", EnergyPhase.IDLE, seconds, joules, 0.0)
             return
         baseline = self._baseline_watts(interval.source)
         static = 0.0 if baseline is None else min(baseline * seconds, joules)
-        sums.add(span.job, Phase.STATIC, seconds, static, None if baseline is None else 0.0)
+        sums.add(span.job, EnergyPhase.STATIC, seconds, static, None if baseline is None else 0.0)
         if span.step is None:
             above = joules - static
-            sums.add(span.job, Phase.OTHER, seconds, above, None if baseline is None else above)
+            sums.add(span.job, EnergyPhase.OTHER, seconds, above, None if baseline is None else above)
         else:
             self._charge_step(sums, span.step, interval.kind, seconds, static, joules - static, baseline is not None)
 
@@ -333,7 +335,7 @@ class Attributor:
             if joules or phase_s:
                 sums.add(step.job, phase, phase_s, joules, joules if split else None)
                 step.phases[phase] = step.phases.get(phase, 0.0) + joules
-        step.phases[Phase.STATIC] = step.phases.get(Phase.STATIC, 0.0) + static
+        step.phases[EnergyPhase.STATIC] = step.phases.get(EnergyPhase.STATIC, 0.0) + static
         step.kind = kind
         step.gross_joules += static + above
         step.net_joules = step.net_joules + above if split and step.net_joules is not None else None
@@ -343,10 +345,10 @@ class _Sums:
     """Charges of one interval, summed by job and phase: many short steps make few charges."""
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[str, Phase], list[float]] = {}
+        self._sums: dict[tuple[str, EnergyPhase], list[float]] = {}
         self._split = True
 
-    def add(self, job: str, phase: Phase, seconds: float, gross: float, net: float | None) -> None:
+    def add(self, job: str, phase: EnergyPhase, seconds: float, gross: float, net: float | None) -> None:
         """Add to one phase; the baseline is the same for all of an interval, so net is known for all or for none."""
         if net is None:
             self._split, net = False, 0.0
@@ -368,10 +370,10 @@ class _Sums:
         return charges
 
 
-def _phase_seconds(event: StepEvent, phase: Phase) -> float:
-    if phase is Phase.OTHER:
+def _phase_seconds(event: StepEvent, phase: EnergyPhase) -> float:
+    if phase is EnergyPhase.OTHER:
         told_s = sum(seconds for name, seconds in event.phases_s.items() if name not in _TRANSFERS)
-        return max(event.wall_s - told_s, 0.0) + event.phases_s.get(Phase.OTHER, 0.0)
+        return max(event.wall_s - told_s, 0.0) + event.phases_s.get(EnergyPhase.OTHER, 0.0)
     return event.phases_s.get(phase, 0.0)
 
 

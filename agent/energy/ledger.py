@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.energy.attribution import Charge, Phase, StepEnergy
+from agent.energy.attribution import Charge, EnergyPhase, StepEnergy
 from agent.energy.sources.base import Kind
 from planner.ir.errors import PortError
 
@@ -70,7 +70,7 @@ class _Sum:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class MeterGap:
     """A stretch without figures, in wall-clock time."""
 
     start_unix: float
@@ -79,7 +79,7 @@ class Gap:
     reason: str
 
 
-_Key = tuple[int, str, Phase, Kind]
+_Key = tuple[int, str, EnergyPhase, Kind]
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class Batch:
     """By start of the minute, job, phase and kind; hours and days are summed from them when written."""
     step_rows: list[tuple[object, ...]] = field(default_factory=list)
     epochs: dict[tuple[str, int, str], list[float]] = field(default_factory=dict)
-    gaps: list[Gap] = field(default_factory=list)
+    gaps: list[MeterGap] = field(default_factory=list)
     events: list[tuple[float, str, str]] = field(default_factory=list)
     wear: dict[tuple[int, str], int] = field(default_factory=dict)
     meta: dict[str, str] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class Ledger:
         meta = dict(self._database.execute("SELECT key, value FROM meta"))
         last = float(meta.get("flushed_unix", "nan"))
         if meta.get("closed") == "0" and last < now_unix:
-            self.add_gap(Gap(last, now_unix, "agent", "the agent stopped without closing its ledger"))
+            self.add_gap(MeterGap(last, now_unix, "agent", "the agent stopped without closing its ledger"))
         self._waiting.meta["closed"] = "0"
 
     def add_charges(self, charges: Iterable[Charge], unix_minus_clock_s: float) -> None:
@@ -209,11 +209,11 @@ class Ledger:
             sums[index] += value
         sums[-1] = step.end_s + unix_minus_clock_s
 
-    def add_gap(self, gap: Gap) -> None:
+    def add_gap(self, gap: MeterGap) -> None:
         """Record a gap; one that continues the last lengthens it."""
         last = self._waiting.gaps[-1] if self._waiting.gaps else None
         if last and (last.source, last.reason) == (gap.source, gap.reason) and gap.start_unix - last.end_unix < 1:
-            self._waiting.gaps[-1] = Gap(last.start_unix, gap.end_unix, gap.source, gap.reason)
+            self._waiting.gaps[-1] = MeterGap(last.start_unix, gap.end_unix, gap.source, gap.reason)
         else:
             self._waiting.gaps.append(gap)
 
@@ -354,7 +354,7 @@ class _StepBlock:
         self._net: float | None = 0.0
         self._planned_s: float | None = 0.0
         self._planned_joules: float | None = 0.0
-        self._phases: dict[Phase, float] = {}
+        self._phases: dict[EnergyPhase, float] = {}
         self._end_unix = 0.0
 
     def takes(self, step: StepEnergy) -> bool:

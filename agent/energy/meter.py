@@ -12,14 +12,14 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from agent.energy.attribution import Attributor, Charge, Phase, PhaseCosts, StepEnergy, StepEvent, parse_step
+from agent.energy.attribution import Attributor, Charge, EnergyPhase, PhaseCosts, StepEnergy, StepEvent, parse_step
 from agent.energy.baseline import IDLE_LOAD, IdleBaseline
 from agent.energy.drift import Correction, DriftWatch, Ratio
-from agent.energy.ledger import FILE_NAME, Batch, Gap, Ledger, LedgerError
+from agent.energy.ledger import FILE_NAME, Batch, Ledger, LedgerError, MeterGap
 from agent.energy.sources.base import Kind, PowerSource, SourceError
 from agent.energy.sources.estimated import EstimatedSource, LoadProbe, PowerModel
 from agent.energy.sources.power_models import board_model, detect_model
-from agent.energy.sources.registry import Choice, EnergyConfig, configured_model, open_sources
+from agent.energy.sources.registry import EnergyConfig, SourceChoice, configured_model, open_sources
 from agent.energy.timeline import Integrator, Interval
 from agent.energy.wear import DiskCounter
 from agent.system.energy_clock import slept_s
@@ -96,13 +96,13 @@ class MeterSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Seams:
+class MeterSeams:
     """What the meter touches besides its sensors, replaceable in tests."""
 
     unix_time: Callable[[], float] = time.time
     busy_fraction: Callable[[], float | None] | None = None
     """Busy share of the processors since the last call."""
-    reopen: Callable[[], Choice] | None = None
+    reopen: Callable[[], SourceChoice] | None = None
     """Looks for sources again after a failure."""
     slept_s: Callable[[], float] = lambda: 0.0
     """Seconds the machine has been suspended since it booted."""
@@ -123,7 +123,7 @@ def open_meter(
     model = model or (board_model(config.board) if config.board else detect_model(root))
     choice = open_sources(config, model, root)
     ledger = Ledger(state_dir / FILE_NAME, time.time())
-    seams = Seams(
+    seams = MeterSeams(
         busy_fraction=LoadProbe().busy_fraction,
         reopen=lambda: open_sources(config, model, root),
         slept_s=slept_s,
@@ -137,14 +137,14 @@ class EnergyMeter:
 
     def __init__(
         self,
-        choice: Choice,
+        choice: SourceChoice,
         ledger: Ledger,
         config: EnergyConfig,
         model: PowerModel,
         disk: DiskCounter | None = None,
-        seams: Seams | None = None,
+        seams: MeterSeams | None = None,
     ) -> None:
-        self._seams = seams or Seams()
+        self._seams = seams or MeterSeams()
         self._sources = choice.sources
         self._ledger = ledger
         self._config = config
@@ -159,7 +159,7 @@ class EnergyMeter:
         self._issues: dict[str, EnergyIssue] = {}
         self._events: deque[MeterEvent] = deque(maxlen=_MAX_EVENTS)
         self._jobs: dict[str, JobEnergy] = {}
-        self._phases: dict[Phase, float] = {}
+        self._phases: dict[EnergyPhase, float] = {}
         self._drift: DriftWatch | None = None
         self._plan = 0
         self._last_interval: Interval | None = None
@@ -253,7 +253,7 @@ class EnergyMeter:
             end_unix = self._seams.unix_time() - now_s + interval.end_s
             # A caller's clock that stops while the machine sleeps gives an interval shorter than the sleep.
             length_s = max(interval.seconds, slept_s)
-            self._ledger.add_gap(Gap(end_unix - length_s, end_unix, interval.source, interval.reason))
+            self._ledger.add_gap(MeterGap(end_unix - length_s, end_unix, interval.source, interval.reason))
             return
         self._total_joules += interval.joules
         load = self._seams.busy_fraction() if self._seams.busy_fraction else None
@@ -283,7 +283,7 @@ class EnergyMeter:
             old.gross_joules + charge.gross_joules,
             None if unknown else (old.net_joules or 0.0) + (charge.net_joules or 0.0),
             old.steps,
-            old.unmeasured_s + (charge.seconds if charge.phase is Phase.UNMEASURED else 0.0),
+            old.unmeasured_s + (charge.seconds if charge.phase is EnergyPhase.UNMEASURED else 0.0),
         )
 
     def _watch_drift(self, step: StepEnergy) -> None:
@@ -452,9 +452,9 @@ class EnergyMeter:
         """Return what each job has used since the agent started."""
         return dict(self._jobs)
 
-    def phase_joules(self) -> Mapping[Phase, float]:
+    def phase_joules(self) -> Mapping[EnergyPhase, float]:
         """Return what each phase has used since the agent started, as far as it is settled."""
-        return {phase: joules for phase, joules in self._phases.items() if phase is not Phase.UNMEASURED}
+        return {phase: joules for phase, joules in self._phases.items() if phase is not EnergyPhase.UNMEASURED}
 
     def close(self, now_s: float) -> None:
         """Settle, write the ledger, and let sensors go. Raises `LedgerError` if the ledger cannot be written."""

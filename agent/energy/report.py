@@ -12,14 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.energy.attribution import Phase
+from agent.energy.attribution import EnergyPhase
 from agent.energy.ledger import DAY_S, KEEP_S, open_for_reading
 from agent.energy.wear import WearOutlook, outlook
 from planner.ir.errors import PortError
 
 JOULES_PER_KWH = 3.6e6
-PHASES = tuple(phase.value for phase in Phase if phase is not Phase.UNMEASURED)
-_PHASE_ORDER = {phase.value: place for place, phase in enumerate(Phase)}
+PHASES = tuple(phase.value for phase in EnergyPhase if phase is not EnergyPhase.UNMEASURED)
+_PHASE_ORDER = {phase.value: place for place, phase in enumerate(EnergyPhase)}
 _MAX_POINTS = 3000
 """Points of a curve in a report: more than any screen shows, and a phone still draws them at once."""
 
@@ -366,12 +366,12 @@ class _Reader:
             (period_s, self._since),
         ):
             start = int(row["start_unix"])
-            if row["phase"] == Phase.UNMEASURED.value:
+            if row["phase"] == EnergyPhase.UNMEASURED.value:
                 unseen[start] = unseen.get(start, 0.0) + row["seconds"]
                 continue
             at = joules.setdefault(start, {})
             at[row["phase"]] = at.get(row["phase"], 0.0) + row["joules"]
-            if not row["job"] or row["phase"] == Phase.STATIC.value:
+            if not row["job"] or row["phase"] == EnergyPhase.STATIC.value:
                 seen[start] = seen.get(start, 0.0) + row["seconds"]
         return _curve(period_s, joules, seen, unseen)
 

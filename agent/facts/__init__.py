@@ -3,20 +3,20 @@
 import sys
 from pathlib import Path
 
-from agent.facts.model import Answer, Facts, Fault, Power, PowerReading, ThrottleReading, Voice
+from agent.facts.model import Answer, Facts, Fault, IdleSignal, Power, PowerReading, ThrottleReading
 from agent.facts.platform import OwnUse, Platform, SensorOptions
 
 __all__ = [
     "Answer",
     "Facts",
     "Fault",
+    "IdleSignal",
     "OwnUse",
     "Platform",
     "Power",
     "PowerReading",
     "SensorOptions",
     "ThrottleReading",
-    "Voice",
     "this_platform",
 ]
 

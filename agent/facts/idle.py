@@ -1,15 +1,15 @@
-"""Is the device left alone? Several voices on Linux, each yes, no or unknown.
+"""Is the device left alone? Several signals on Linux, each yes, no or unknown.
 
 No single source can be trusted: logind's hint is stuck under several desktops, there is no X server to ask on a
 headless Pi, and pressure counts our own worker too. So: what others use of the CPU, pressure while we do not train,
-input on terminals, and logind as a weak voice.
+input on terminals, and logind as a weak signal.
 """
 
 import os
 import re
 from dataclasses import dataclass
 
-from agent.facts.model import Answer, Voice
+from agent.facts.model import Answer, IdleSignal
 from agent.facts.platform import OwnUse, SensorOptions
 from agent.facts.sysfs import Tree
 
@@ -74,18 +74,18 @@ class CpuLoad:
         return min(100.0, max(0.0, 100.0 * busy / total))
 
 
-def cpu_voice(percent: float | None, options: SensorOptions) -> Voice:
+def cpu_signal(percent: float | None, options: SensorOptions) -> IdleSignal:
     """Return what the CPU use of others says."""
     if percent is None:
-        return Voice("load", Answer.UNKNOWN, "no CPU figure yet")
+        return IdleSignal("load", Answer.UNKNOWN, "no CPU figure yet")
     idle = Answer.YES if percent <= options.busy_cpu_percent else Answer.NO
-    return Voice("load", idle, f"others use {percent:.0f} % CPU (limit {options.busy_cpu_percent:.0f} %)")
+    return IdleSignal("load", idle, f"others use {percent:.0f} % CPU (limit {options.busy_cpu_percent:.0f} %)")
 
 
-def pressure_voice(tree: Tree, options: SensorOptions, own: OwnUse) -> Voice:
+def pressure_signal(tree: Tree, options: SensorOptions, own: OwnUse) -> IdleSignal:
     """Return what CPU and IO pressure say; silent while our own worker causes some of it."""
     if own.training:
-        return Voice("pressure", Answer.UNKNOWN, "not judged while the worker runs")
+        return IdleSignal("pressure", Answer.UNKNOWN, "not judged while the worker runs")
     levels = {}
     for resource in ("cpu", "io"):
         text = tree.text(tree.proc / "pressure" / resource, f"pressure/{resource}")
@@ -93,13 +93,13 @@ def pressure_voice(tree: Tree, options: SensorOptions, own: OwnUse) -> Voice:
         if level is not None:
             levels[resource] = level
     if not levels:
-        return Voice("pressure", Answer.UNKNOWN, "no PSI in this kernel")
+        return IdleSignal("pressure", Answer.UNKNOWN, "no PSI in this kernel")
     worst = max(levels, key=lambda resource: levels[resource])
     idle = Answer.YES if levels[worst] <= options.busy_pressure_percent else Answer.NO
-    return Voice("pressure", idle, f"{worst} {levels[worst]:.0f} % (limit {options.busy_pressure_percent:.0f} %)")
+    return IdleSignal("pressure", idle, f"{worst} {levels[worst]:.0f} % (limit {options.busy_pressure_percent:.0f} %)")
 
 
-def terminal_voice(tree: Tree, options: SensorOptions, wall_s: float) -> Voice:
+def terminal_signal(tree: Tree, options: SensorOptions, wall_s: float) -> IdleSignal:
     """Return what terminals say: the kernel stamps a tty when input is read from it."""
     newest: float | None = None
     for entry in tree.children(tree.dev / "pts", "terminals"):
@@ -111,12 +111,12 @@ def terminal_voice(tree: Tree, options: SensorOptions, wall_s: float) -> Voice:
             continue  # closed between listing and looking
         newest = stamp if newest is None else max(newest, stamp)
     if newest is None:
-        return Voice("terminals", Answer.UNKNOWN, "no terminal is open")
+        return IdleSignal("terminals", Answer.UNKNOWN, "no terminal is open")
     age = wall_s - newest
     if age < 0:
-        return Voice("terminals", Answer.UNKNOWN, "last input lies in the future: the clock was set back")
+        return IdleSignal("terminals", Answer.UNKNOWN, "last input lies in the future: the clock was set back")
     idle = Answer.YES if age >= options.input_quiet_s else Answer.NO
-    return Voice("terminals", idle, f"last input {age:.0f} s ago")
+    return IdleSignal("terminals", idle, f"last input {age:.0f} s ago")
 
 
 def parse_busctl(text: str) -> bool | int | None:
@@ -127,8 +127,8 @@ def parse_busctl(text: str) -> bool | int | None:
     return match[2] == "true" if match[1] == "b" else int(match[2])
 
 
-def logind_voice(hint: bool | None) -> Voice:
+def logind_signal(hint: bool | None) -> IdleSignal:
     """Return logind's opinion; "no" alone is weak, since many sessions never set the hint."""
     if hint is None:
-        return Voice("logind", Answer.UNKNOWN, "logind gives no hint", weak=True)
-    return Voice("logind", Answer.YES if hint else Answer.NO, f"IdleHint={'yes' if hint else 'no'}", weak=True)
+        return IdleSignal("logind", Answer.UNKNOWN, "logind gives no hint", weak=True)
+    return IdleSignal("logind", Answer.YES if hint else Answer.NO, f"IdleHint={'yes' if hint else 'no'}", weak=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agent.facts import idle, power_supply, thermal
 from agent.facts.jetson import read_tegrastats
-from agent.facts.model import Answer, Facts, Fault, ThrottleReading, Voice
+from agent.facts.model import Answer, Facts, Fault, IdleSignal, ThrottleReading
 from agent.facts.platform import OwnUse, SensorOptions, answer, run_command
 from agent.facts.sysfs import Tree
 
@@ -50,7 +50,7 @@ class LinuxPlatform:
             power=power.power,
             power_detail=power.detail,
             battery_percent=power.battery_percent,
-            voices=self._voices(options, own, now_s),
+            idle_signals=self._idle_signals(options, own, now_s),
             temperature_c=self._temperature(),
             throttle=thermal.read_throttled(tree) or self._throttle or ThrottleReading(Answer.UNKNOWN),
             free_disk_bytes=free_disk(tree, options.state_dir),
@@ -89,13 +89,13 @@ class LinuxPlatform:
         quick = Tree(self.tree.sys, self.tree.proc, self.tree.dev)
         return power_supply.tripwire(quick)
 
-    def _voices(self, options: SensorOptions, own: OwnUse, now_s: float) -> tuple[Voice, ...]:
+    def _idle_signals(self, options: SensorOptions, own: OwnUse, now_s: float) -> tuple[IdleSignal, ...]:
         percent = self._load.sample(self.tree, own.cpu_s, now_s)
         return (
-            idle.cpu_voice(percent, options),
-            idle.pressure_voice(self.tree, options, own),
-            idle.terminal_voice(self.tree, options, time.time()),
-            idle.logind_voice(self._idle_hint),
+            idle.cpu_signal(percent, options),
+            idle.pressure_signal(self.tree, options, own),
+            idle.terminal_signal(self.tree, options, time.time()),
+            idle.logind_signal(self._idle_hint),
         )
 
     def _temperature(self) -> float | None:

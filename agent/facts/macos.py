@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 from agent.facts.linux import free_disk
-from agent.facts.model import Answer, Facts, Fault, Power, PowerReading, ThrottleReading, Voice
+from agent.facts.model import Answer, Facts, Fault, IdleSignal, Power, PowerReading, ThrottleReading
 from agent.facts.platform import OwnUse, SensorOptions, answer, run_command
 from agent.facts.sysfs import Tree
 
@@ -97,7 +97,7 @@ class MacPlatform:
             power=self._power.power,
             power_detail=self._power.detail,
             battery_percent=self._power.battery_percent,
-            voices=(self._cpu_voice(options, own, now_s), self._input_voice(options)),
+            idle_signals=(self._cpu_signal(options, own, now_s), self._input_signal(options)),
             throttle=self._throttle,
             free_disk_bytes=free,
             available_memory_bytes=memory.available,
@@ -110,13 +110,13 @@ class MacPlatform:
         """Return the power source as of the last `refresh`: pmset is too slow to ask 20 times a second."""
         return (self._power.power.value,)
 
-    def _input_voice(self, options: SensorOptions) -> Voice:
+    def _input_signal(self, options: SensorOptions) -> IdleSignal:
         if self._hid_idle_s is None:
-            return Voice("input", Answer.UNKNOWN, "no HIDIdleTime")
+            return IdleSignal("input", Answer.UNKNOWN, "no HIDIdleTime")
         idle_s = self._hid_idle_s
-        return Voice("input", answer(idle_s >= options.input_quiet_s), f"last input {idle_s:.0f} s ago")
+        return IdleSignal("input", answer(idle_s >= options.input_quiet_s), f"last input {idle_s:.0f} s ago")
 
-    def _cpu_voice(self, options: SensorOptions, own: OwnUse, now_s: float) -> Voice:
+    def _cpu_signal(self, options: SensorOptions, own: OwnUse, now_s: float) -> IdleSignal:
         times = psutil.cpu_times()
         busy, cpus = times.user + times.system, psutil.cpu_count() or 1
         if self._previous_cpu is None or now_s - self._previous_cpu[0] >= 0.5:
@@ -127,5 +127,5 @@ class MacPlatform:
             self._previous_cpu = (now_s, busy, own.cpu_s)
         percent = self._others_percent
         if percent is None:
-            return Voice("load", Answer.UNKNOWN, "no CPU figure yet")
-        return Voice("load", answer(percent <= options.busy_cpu_percent), f"others use {percent:.0f} % CPU")
+            return IdleSignal("load", Answer.UNKNOWN, "no CPU figure yet")
+        return IdleSignal("load", answer(percent <= options.busy_cpu_percent), f"others use {percent:.0f} % CPU")

@@ -34,10 +34,10 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
+class IdleSignal:
     """One opinion on whether the device is left alone right now.
 
-    A weak voice never proves activity: logind's IdleHint stays "no" under several desktops for ever.
+    A weak signal never proves activity: logind's IdleHint stays "no" under several desktops for ever.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Facts:
     power: Power = Power.UNKNOWN
     power_detail: str = ""
     battery_percent: float | None = None
-    voices: tuple[Voice, ...] = ()
+    idle_signals: tuple[IdleSignal, ...] = ()
     temperature_c: float | None = None
     throttle: ThrottleReading = field(default=ThrottleReading(Answer.UNKNOWN))
     free_disk_bytes: int | None = None

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from agent.facts import Answer, OwnUse, Power, SensorOptions, Voice, this_platform
+from agent.facts import Answer, IdleSignal, OwnUse, Power, SensorOptions, this_platform
 from agent.health.conditions import CONDITIONS
-from agent.policy.config import Config, Options
+from agent.policy.config import AgentOptions, Config
 from agent.system.cgroup import CgroupError, cgroup2_mount, own_path
 from planner.ir.errors import PortError
 from planner.ir.units import format_bytes
@@ -60,7 +60,7 @@ def examine(state_dir: Path, config: Config, *, flash_test: bool = True) -> list
     return checks
 
 
-def _sensors(state_dir: Path, options: Options) -> Iterator[Check]:
+def _sensors(state_dir: Path, options: AgentOptions) -> Iterator[Check]:
     platform = this_platform(options.sysfs_root, options.proc_root, options.dev_root)
     sensor_options = SensorOptions(state_dir)
     asyncio.run(platform.refresh())  # this runs in a thread of the agent, or in a process without a loop
@@ -73,7 +73,7 @@ def _sensors(state_dir: Path, options: Options) -> Iterator[Check]:
         yield Check("power", Verdict.BAD, f"unknown: {facts.power_detail}", cure)
     else:
         yield Check("power", Verdict.GOOD, f"{facts.power.value} ({facts.power_detail}){battery}")
-    yield from check_voices(facts.voices)
+    yield from check_idle_signals(facts.idle_signals)
     if facts.temperature_c is None:
         yield Check(
             "temperature",
@@ -89,17 +89,17 @@ def _sensors(state_dir: Path, options: Options) -> Iterator[Check]:
         yield Check(f"sensor {fault.sensor}", Verdict.BAD, fault.reason, cure)
 
 
-def check_voices(voices: tuple[Voice, ...]) -> Iterator[Check]:
-    """Say what each voice thinks of the device being left alone; one that answers is enough."""
-    heard = any(voice.idle is not Answer.UNKNOWN for voice in voices)
-    for voice in voices:
-        finding = f"{voice.idle.value} ({voice.detail})"
-        if voice.idle is not Answer.UNKNOWN:
-            yield Check(f"idle: {voice.name}", Verdict.GOOD, finding)
+def check_idle_signals(idle_signals: tuple[IdleSignal, ...]) -> Iterator[Check]:
+    """Say what each signal thinks of the device being left alone; one that answers is enough."""
+    heard = any(signal.idle is not Answer.UNKNOWN for signal in idle_signals)
+    for signal in idle_signals:
+        finding = f"{signal.idle.value} ({signal.detail})"
+        if signal.idle is not Answer.UNKNOWN:
+            yield Check(f"idle: {signal.name}", Verdict.GOOD, finding)
         elif heard:
-            yield Check(f"idle: {voice.name}", Verdict.NOTE, finding, "none needed: another of them answers")
+            yield Check(f"idle: {signal.name}", Verdict.NOTE, finding, "none needed: another of them answers")
     if not heard:
-        said = "; ".join(f"{voice.name}: {voice.detail}" for voice in voices) or "no sensor for it"
+        said = "; ".join(f"{signal.name}: {signal.detail}" for signal in idle_signals) or "no sensor for it"
         cure = "set idle_for = 0 under [when] in config.toml to train without asking; a kernel with psi=1 can tell"
         yield Check("idle", Verdict.BAD, f"nothing tells whether the device is in use ({said})", cure)
 
@@ -179,7 +179,7 @@ def _flash_seconds(path: Path) -> tuple[float, float]:
         os.close(descriptor)
 
 
-def _control_groups(options: Options) -> Check:
+def _control_groups(options: AgentOptions) -> Check:
     if sys.platform != "linux":
         return Check("memory limits", Verdict.NOTE, "no control groups on this system; RLIMIT_DATA is used")
     cure = (
@@ -229,7 +229,7 @@ def _serial_ports() -> Check:
     return Check("microcontrollers", Verdict.GOOD, ", ".join(map(str, ports)) or "no serial port plugged in")
 
 
-def check_discovery(options: Options) -> Check:
+def check_discovery(options: AgentOptions) -> Check:
     """Try whether a multicast DNS packet comes back to this machine, on each network interface."""
     name = "discovery of peers"
     if not options.discover_peers:

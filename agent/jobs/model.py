@@ -17,7 +17,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 """Job names become directory names of the inbox."""
 
 
-class JobError(PortError):
+class JobRequestError(PortError):
     """A job that does not exist, or a request that does not fit its state."""
 
     def __init__(self, message: str, job_id: int | None = None) -> None:
@@ -56,7 +56,7 @@ class JobKind(Enum):
     MCU = "mcu"
 
 
-class Outcome(Enum):
+class WorkerOutcome(Enum):
     """Why a worker process ended."""
 
     FINISHED = "finished"
@@ -89,7 +89,7 @@ class JobSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class JobMeasurements:
     """What the supervisor learnt about a job's worker; None until it ran."""
 
     step_s: float | None = None
@@ -124,7 +124,7 @@ class Job:
     planned_joules: float | None = None
     rounds: int = 0
     """Finished rounds of a job that waits for data."""
-    measured: Measured = field(default_factory=Measured)
+    measured: JobMeasurements = field(default_factory=JobMeasurements)
     result: str | None = None
 
     @property
@@ -145,36 +145,36 @@ def to_record(job: Job) -> dict[str, Any]:
 def from_record(record: Mapping[str, Any]) -> Job:
     """Return the job that `to_record` wrote.
 
-    Raises JobError when the record is of another version or incomplete.
+    Raises JobRequestError when the record is of another version or incomplete.
     """
     if record.get("v") != RECORD_VERSION:
-        raise JobError(f"job record of version {record.get('v')!r}; this agent reads version {RECORD_VERSION}")
+        raise JobRequestError(f"job record of version {record.get('v')!r}; this agent reads version {RECORD_VERSION}")
     try:
         values = {key: value for key, value in record.items() if key != "v"}
         spec = dict(values["spec"])
         spec |= {"kind": JobKind(spec["kind"]), "arguments": tuple(spec["arguments"])}
         values["state"] = JobState(values["state"])
-        return Job(**{**values, "spec": JobSpec(**spec), "measured": Measured(**values["measured"])})
+        return Job(**{**values, "spec": JobSpec(**spec), "measured": JobMeasurements(**values["measured"])})
     except (KeyError, TypeError, ValueError) as error:
-        raise JobError(f"job record cannot be read: {error!r}") from error
+        raise JobRequestError(f"job record cannot be read: {error!r}") from error
 
 
 def check_spec(spec: JobSpec) -> JobSpec:
-    """Return `spec` if it can be run; raises JobError that says what is wrong."""
+    """Return `spec` if it can be run; raises JobRequestError that says what is wrong."""
     if not NAME.fullmatch(spec.name):
-        raise JobError(f"job name {spec.name!r}: use up to 63 of a-z 0-9 . _ - beginning with a letter or digit")
+        raise JobRequestError(f"job name {spec.name!r}: use up to 63 of a-z 0-9 . _ - beginning with a letter or digit")
     if spec.kind is JobKind.TRAIN and not spec.bundle:
-        raise JobError("a training job needs a bundle; make one with `port-agent plan`")
+        raise JobRequestError("a training job needs a bundle; make one with `port-agent plan`")
     if spec.epochs is not None and spec.steps is not None:
-        raise JobError(f"give epochs ({spec.epochs}) or steps ({spec.steps}), not both")
+        raise JobRequestError(f"give epochs ({spec.epochs}) or steps ({spec.steps}), not both")
     for name in ("epochs", "steps", "checkpoint_every"):
         value = getattr(spec, name)
         if value is not None and value < 1:
-            raise JobError(f"{name} is {value}; it must be at least 1")
+            raise JobRequestError(f"{name} is {value}; it must be at least 1")
     if not -100 <= spec.priority <= 100:
-        raise JobError(f"priority {spec.priority} is not between -100 and 100")
+        raise JobRequestError(f"priority {spec.priority} is not between -100 and 100")
     if spec.waits_for_data and spec.data:
-        raise JobError("a job takes its data from --data or from its inbox, not from both")
+        raise JobRequestError("a job takes its data from --data or from its inbox, not from both")
     return spec
 
 
@@ -202,22 +202,22 @@ def order(jobs: Iterable[Job]) -> list[Job]:
     )
 
 
-def after_exit(job: Job, outcome: Outcome, detail: str, give_up_after: int, smaller_plan: int | None) -> Job:
+def after_exit(job: Job, outcome: WorkerOutcome, detail: str, give_up_after: int, smaller_plan: int | None) -> Job:
     """Return the job after its worker ended; `smaller_plan` is the next to try after running out of memory."""
-    if outcome is Outcome.LEFT:
+    if outcome is WorkerOutcome.LEFT:
         return replace(job, state=JobState.QUEUED, reason=detail)
-    if outcome is Outcome.FINISHED:
+    if outcome is WorkerOutcome.FINISHED:
         return _finished(job, detail)
-    if outcome is Outcome.CANCELLED:
+    if outcome is WorkerOutcome.CANCELLED:
         return replace(job, state=JobState.CANCELLED, reason=detail)
-    if outcome is Outcome.IMPOSSIBLE:
+    if outcome is WorkerOutcome.IMPOSSIBLE:
         return replace(job, state=JobState.FAILED, reason=detail)
     failures = 1 if job.step > job.failed_at_step else job.failures + 1
     job = replace(job, failures=failures, failed_at_step=job.step)
     if failures >= give_up_after:
         reason = f"given up after {failures} failures without a step of progress; last: {detail}"
         return replace(job, state=JobState.FAILED, reason=reason)
-    if outcome is Outcome.OUT_OF_MEMORY and smaller_plan is not None:
+    if outcome is WorkerOutcome.OUT_OF_MEMORY and smaller_plan is not None:
         return replace(job, state=JobState.QUEUED, plan=smaller_plan, reason=f"{detail}; next with a smaller plan")
     wait_s = backoff_s(failures)
     return replace(job, state=JobState.BACKOFF, retry_after_s=wait_s, reason=detail)

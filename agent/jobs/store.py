@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.jobs.model import Job, JobError, JobSpec, JobState, check_spec, from_record, to_record
+from agent.jobs.model import Job, JobRequestError, JobSpec, JobState, check_spec, from_record, to_record
 from agent.system.atomic_file import write_atomically
 from planner.ir.errors import PortError
 
@@ -112,11 +112,11 @@ class JobStore:
         return [job for _, job in sorted(self._jobs.items())]
 
     def get(self, job_id: int) -> Job:
-        """Return one job; raises JobError when there is none."""
+        """Return one job; raises JobRequestError when there is none."""
         try:
             return self._jobs[job_id]
         except KeyError:
-            raise JobError(f"there is no job {job_id}; see `port-agent jobs`", job_id) from None
+            raise JobRequestError(f"there is no job {job_id}; see `port-agent jobs`", job_id) from None
 
     def find(self, text: str) -> Job:
         """Return the job with this id or name (the newest of that name)."""
@@ -124,7 +124,7 @@ class JobStore:
             return self.get(int(text))
         named = [job for job in self.all() if job.spec.name == text]
         if not named:
-            raise JobError(f"there is no job {text!r}; see `port-agent jobs`")
+            raise JobRequestError(f"there is no job {text!r}; see `port-agent jobs`")
         active = [job for job in named if not job.state.is_over]
         return (active or named)[-1]
 
@@ -200,7 +200,7 @@ class JobStore:
             twins = [job for job in self.all() if job.spec.name == spec.name and not job.state.is_over]
             if twins:
                 label = twins[0].label
-                raise JobError(f"job {label} has this name and is not over; choose another --name", twins[0].id)
+                raise JobRequestError(f"job {label} has this name and is not over; choose another --name", twins[0].id)
             if self._connection is None:
                 raise self.trouble or StoreError(self.path, "the database is not open")
             state = JobState.WAITING_DATA if spec.waits_for_data else JobState.QUEUED
@@ -307,7 +307,7 @@ class JobStore:
         for path in sorted(self.directory.glob("*/manifest.json")):
             try:
                 job = from_record(json.loads(path.read_bytes()))
-            except (OSError, ValueError, JobError):
+            except (OSError, ValueError, JobRequestError):
                 continue  # torn before its first rename: such a job was never acknowledged
             if str(job.id) == path.parent.name:
                 yield job

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.facts.model import Power
-from agent.policy.decide import DAYS, MIB, Limits, Policy, Window
+from agent.policy.decide import DAYS, MIB, Policy, ResourceLimits, TimeWindow
 from planner.ir.errors import PortError
 from planner.ir.units import SizeError, parse_bytes
 
@@ -32,7 +32,7 @@ class ConfigError(PortError):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class AgentOptions:
     """Settings of the daemon itself rather than of the decision."""
 
     keep_results_bytes: int = 2048 * MIB
@@ -59,7 +59,7 @@ class Config:
     """Everything that the configuration files say."""
 
     policy: Policy = field(default_factory=Policy)
-    options: Options = field(default_factory=Options)
+    options: AgentOptions = field(default_factory=AgentOptions)
     energy: Mapping[str, object] = field(default_factory=dict)
     """The table [energy] as it stands; the meter checks it."""
     files: tuple[Path, ...] = ()
@@ -171,7 +171,7 @@ def _spans(value: object) -> list[tuple[time, time]]:
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """Where a value goes: the field of Policy ("policy"), Options ("options") or of one of the Limits."""
+    """Where a value goes: the field of Policy ("policy"), AgentOptions ("options") or of one of the ResourceLimits."""
 
     target: str
     field: str
@@ -298,7 +298,7 @@ def _apply(config: Config, key: str, value: object) -> Config:
         hint = f"; did you mean {close[0]}?" if close else ""
         raise _ValueError(f"no such setting{hint}")
     if entry.target in ("not_in_use", "in_use"):
-        limits: Limits = getattr(config.policy, entry.target)
+        limits: ResourceLimits = getattr(config.policy, entry.target)
         if entry.field == "memory":
             limits = _memory(limits, value)
         else:
@@ -315,7 +315,7 @@ def _change(name: str, value: object) -> dict[str, Any]:
     return {name: value}
 
 
-def _memory(limits: Limits, value: object) -> Limits:
+def _memory(limits: ResourceLimits, value: object) -> ResourceLimits:
     """Return `limits` with a memory limit written as "70%" or "400M"."""
     percent = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", value) if isinstance(value, str) else None
     if percent is None:
@@ -325,12 +325,12 @@ def _memory(limits: Limits, value: object) -> Limits:
     return replace(limits, memory_percent=float(percent[1]), memory_bytes=None)
 
 
-def _windows(file: Path, text: str, table: object) -> tuple[Window, ...]:
+def _windows(file: Path, text: str, table: object) -> tuple[TimeWindow, ...]:
     if not isinstance(table, Mapping):
         raise ConfigError(
             file, locate(text, "windows"), 'windows: write it as a table, [windows] every = ["22:00-07:00"]'
         )
-    found: list[Window] = []
+    found: list[TimeWindow] = []
     for day, value in table.items():
         key = f"windows.{day}"
         if day not in (*DAYS, "every"):
@@ -340,7 +340,7 @@ def _windows(file: Path, text: str, table: object) -> tuple[Window, ...]:
         except _ValueError as error:
             raise ConfigError(file, locate(text, key), f"{key}: {error}") from error
         days = range(7) if day == "every" else [DAYS.index(day)]
-        found += [Window(weekday, start, end) for weekday in days for start, end in spans]
+        found += [TimeWindow(weekday, start, end) for weekday in days for start, end in spans]
     return tuple(found)
 
 

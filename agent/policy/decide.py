@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, time, timedelta
 from enum import IntEnum
 
-from agent.facts.model import Answer, Facts, Power, Voice
+from agent.facts.model import Answer, Facts, IdleSignal, Power
 from planner.ir.units import format_bytes, format_seconds
 
 MIB = 1 << 20
@@ -36,7 +36,7 @@ class State(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TimeWindow:
     """A daily time span in local time on one weekday (0 = Monday); `end` <= `start` runs past midnight."""
 
     weekday: int
@@ -59,7 +59,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ResourceLimits:
     """How much of the machine a worker may take; percent of all CPUs and of all memory."""
 
     cpu_percent: float = 100.0
@@ -89,10 +89,10 @@ class Policy:
     stop_when_throttled: bool = True
     min_free_disk_bytes: int = 512 * MIB
     min_free_memory_bytes: int = 64 * MIB
-    windows: tuple[Window, ...] = ()
+    windows: tuple[TimeWindow, ...] = ()
     """Empty means any time."""
-    not_in_use: Limits = field(default_factory=Limits)
-    in_use: Limits = field(default_factory=lambda: Limits(cpu_percent=25.0, memory_percent=30.0))
+    not_in_use: ResourceLimits = field(default_factory=ResourceLimits)
+    in_use: ResourceLimits = field(default_factory=lambda: ResourceLimits(cpu_percent=25.0, memory_percent=30.0))
     flash_write_budget_bytes_per_day: int = 16384 * MIB
     """A 32 GB card of 1000 write cycles lasts five years at this rate."""
     keep_in_memory_for_s: float = 0.0
@@ -119,7 +119,7 @@ class Memory:
     stopped_at_s: float | None = None
     idle_since_s: float | None = None
     idle_known_at_s: float | None = None
-    """When a voice last said that the device is left alone."""
+    """When a signal last said that the device is left alone."""
     held: frozenset[str] = frozenset()
 
 
@@ -147,12 +147,12 @@ SPACE_MARGIN = 1.25
 
 
 SILENCE_S = 60.0
-"""How long all voices may be silent before it is unknown whether the device is left alone."""
+"""How long all signals may be silent before it is unknown whether the device is left alone."""
 
 
 def decide(facts: Facts, policy: Policy, now: Now, memory: Memory = Memory()) -> Decision:
     """Return whether to train, with every reason; total for all inputs."""
-    use = device_in_use(facts.voices)
+    use = device_in_use(facts.idle_signals)
     memory = _with_idle(use, memory, now)
     objections = list(_objections(facts, policy, now, memory, use))
     held = frozenset(objection.code for objection in objections)
@@ -167,11 +167,11 @@ def decide(facts: Facts, policy: Policy, now: Now, memory: Memory = Memory()) ->
     return Decision(State.TRAIN_GENTLY, ("the device is in use: training gently",), ("gently",), after)
 
 
-def device_in_use(voices: tuple[Voice, ...]) -> Answer:
-    """Return YES when a strong voice says so, NO when some voice says idle, else UNKNOWN."""
-    if any(voice.idle is Answer.NO and not voice.weak for voice in voices):
+def device_in_use(idle_signals: tuple[IdleSignal, ...]) -> Answer:
+    """Return YES when a strong signal says so, NO when some signal says idle, else UNKNOWN."""
+    if any(signal.idle is Answer.NO and not signal.weak for signal in idle_signals):
         return Answer.YES
-    if any(voice.idle is Answer.YES for voice in voices):
+    if any(signal.idle is Answer.YES for signal in idle_signals):
         return Answer.NO
     return Answer.UNKNOWN
 
@@ -254,8 +254,8 @@ def _presence(facts: Facts, policy: Policy, now: Now, memory: Memory, use: Answe
     if policy.train_while_in_use or policy.idle_for_s <= 0:
         return
     if use is Answer.YES:
-        voices = "; ".join(v.detail for v in facts.voices if v.idle is Answer.NO and not v.weak)
-        yield _Objection("in-use", f"the device is in use: {voices}", at_once=True)
+        seen = "; ".join(signal.detail for signal in facts.idle_signals if signal.idle is Answer.NO and not signal.weak)
+        yield _Objection("in-use", f"the device is in use: {seen}", at_once=True)
     elif memory.idle_since_s is None:
         yield _Objection("presence", "cannot tell whether the device is in use; set when.idle_for = 0 to train anyway")
     elif now.monotonic_s - memory.idle_since_s < policy.idle_for_s:
@@ -313,7 +313,7 @@ def _stop(objections: list[_Objection], policy: Policy, now: Now, memory: Memory
 
 
 def _with_idle(use: Answer, memory: Memory, now: Now) -> Memory:
-    """Return `memory` with the idle count carried on; voices may fall silent for `SILENCE_S` without breaking it."""
+    """Return `memory` with the idle count carried on; signals may fall silent for `SILENCE_S` without breaking it."""
     if use is Answer.YES:
         return replace(memory, idle_since_s=None, idle_known_at_s=None)
     if use is Answer.NO:

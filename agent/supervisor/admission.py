@@ -16,7 +16,7 @@ CLOCK_SET_AFTER_S = 1735689600.0
 _JUMP_SHOWN_S = 3600.0
 
 
-class Gate:
+class Admission:
     """Reads the sensors, remembers the hysteresis, and decides."""
 
     def __init__(self, platform: Platform, clock: Clock, health: HealthBoard, state_dir: Path) -> None:

@@ -11,7 +11,7 @@ Row = dict[str, str | None]
 _PATIENCE_S = 1.0
 
 
-class Boards:
+class AttachedBoards:
     """Looks when asked, in a thread; gives what was seen last while a dying disk holds up all threads."""
 
     def __init__(self, look: Callable[[], list[Row]] | None = None) -> None:

@@ -15,7 +15,7 @@ _IDLE_REFRESH_FACTOR = 10
 """Without jobs nobody waits for the slow sensors."""
 
 
-class Chores:
+class BackgroundTasks:
     """The background work of one supervisor."""
 
     def __init__(self, core: Core) -> None:
@@ -26,17 +26,17 @@ class Chores:
         """Set when other sensors than before are to be read."""
 
     def plan(self) -> None:
-        """Put the periodic work on the agenda."""
-        self._core.agenda.every(_HOUSEKEEPING_S, "housekeeping", self.keep_house)
+        """Have the periodic work done from time to time."""
+        self._core.timers.every(_HOUSEKEEPING_S, "housekeeping", self.keep_house)
 
     def plan_inbox_scans(self, alive: list[Job]) -> None:
         """Look into inboxes only while some job waits for data: each look is a wake-up."""
-        agenda = self._core.agenda
+        timers = self._core.timers
         wanted = any(job.spec.waits_for_data for job in alive)
-        if wanted and not agenda.has("inbox"):
-            agenda.every(self._core.seams.inbox_scan_s, "inbox", self.scan_inboxes)
-        elif not wanted and agenda.has("inbox"):
-            agenda.cancel("inbox")
+        if wanted and not timers.has("inbox"):
+            timers.every(self._core.seams.inbox_scan_s, "inbox", self.scan_inboxes)
+        elif not wanted and timers.has("inbox"):
+            timers.cancel("inbox")
 
     async def scan_inboxes(self) -> None:
         """Look for new files of every job that waits for data."""
@@ -73,9 +73,9 @@ class Chores:
         """Ask the sensors that are external commands, for ever."""
         core = self._core
         while True:
-            await core.gate.platform.refresh()
+            await core.admission.platform.refresh()
             busy = core.runner.job is not None or any(not job.state.is_over for job in core.store.all())
-            rest_s = core.gate.platform.refresh_every_s * (1 if busy else _IDLE_REFRESH_FACTOR)
+            rest_s = core.admission.platform.refresh_every_s * (1 if busy else _IDLE_REFRESH_FACTOR)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(rest_s):
                     await self.sensors_changed.wait()

@@ -13,13 +13,13 @@ from agent.health.conditions import HealthBoard
 from agent.jobs.model import JobKind
 from agent.jobs.store import JobStore
 from agent.policy.config import Config
-from agent.supervisor.admission import Gate
+from agent.supervisor.admission import Admission
 from agent.supervisor.inbox import Inboxes
 from agent.supervisor.job.run_state import Meter
 from agent.supervisor.job.runner import Runner
 from agent.supervisor.job.worker_kinds import DEFAULT_KINDS, WorkerKind
-from agent.supervisor.peer_discovery import Presence
-from agent.supervisor.timers import Agenda
+from agent.supervisor.peer_discovery import PeerDiscovery
+from agent.supervisor.timers import Timers
 from agent.system.clock import Clock, SystemClock
 
 PAUSE_SETTING = "paused"
@@ -59,7 +59,7 @@ class MeterView:
 
 
 @dataclass(frozen=True, slots=True)
-class Seams:
+class DaemonSeams:
     """What tests replace: clocks, workers, sensors, and how long the loop may rest."""
 
     clock: Clock = field(default_factory=SystemClock)
@@ -75,7 +75,7 @@ class Core:
     """A supervisor's parts."""
 
     settings: Settings
-    seams: Seams
+    seams: DaemonSeams
     config: Config
     """What is in force; `started_with` is what the control socket and the meter were made from."""
     started_with: Config
@@ -83,13 +83,13 @@ class Core:
     health: HealthBoard
     store: JobStore
     inboxes: Inboxes
-    gate: Gate
+    admission: Admission
     runner: Runner
-    agenda: Agenda
+    timers: Timers
     wake: asyncio.Event
     started_s: float
     reload: Callable[[], None]
-    presence: Presence
+    peers: PeerDiscovery
     meter: MeterView | None = None
     retry_at_s: dict[int, tuple[int, float]] = field(default_factory=dict)
     """When a job's backoff ends, by job id: the count of its failures it belongs to, and the monotonic time."""

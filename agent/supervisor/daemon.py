@@ -17,17 +17,17 @@ from agent.jobs.model import Job, JobState, may_run, order
 from agent.jobs.store import JobStore
 from agent.policy.config import Config, ConfigError, load_config, restart_needed
 from agent.policy.decide import Decision, State, device_in_use, window_closes_in_s
-from agent.supervisor.admission import Gate
-from agent.supervisor.background_tasks import Chores
-from agent.supervisor.context import PAUSE_SETTING, Core, Seams, Settings
+from agent.supervisor.admission import Admission
+from agent.supervisor.background_tasks import BackgroundTasks
+from agent.supervisor.context import PAUSE_SETTING, Core, DaemonSeams, Settings
 from agent.supervisor.http_api import ControlServer
 from agent.supervisor.inbox import Inboxes
 from agent.supervisor.job.run_state import Surroundings
 from agent.supervisor.job.runner import Runner
-from agent.supervisor.job.worker_process import Phase, Wish
-from agent.supervisor.meter import open_meter
-from agent.supervisor.peer_discovery import Presence, public_state
-from agent.supervisor.timers import Agenda
+from agent.supervisor.job.worker_process import RequestedState, WorkerPhase
+from agent.supervisor.meter_view import open_meter
+from agent.supervisor.peer_discovery import PeerDiscovery, public_state
+from agent.supervisor.timers import Timers
 from agent.system.cgroup import CgroupError, delegated_tree
 from agent.system.clock import day_of, local_time
 from agent.system.locks import LockFile, lock_instance
@@ -63,8 +63,8 @@ class RuntimeDirError(PortError):
 class Daemon:
     """One supervisor process."""
 
-    def __init__(self, settings: Settings, seams: Seams | None = None) -> None:
-        self._settings, self._seams = settings, seams or Seams()
+    def __init__(self, settings: Settings, seams: DaemonSeams | None = None) -> None:
+        self._settings, self._seams = settings, seams or DaemonSeams()
         self.ready = asyncio.Event()
         """Set once the control socket answers."""
         self._notifier = Notifier()
@@ -96,7 +96,7 @@ class Daemon:
 
     async def tidy(self) -> None:
         """Do the housekeeping now instead of in a few minutes."""
-        await self._chores.keep_house()
+        await self._background.keep_house()
 
     @property
     def core(self) -> Core:
@@ -108,7 +108,7 @@ class Daemon:
     async def _serve(self) -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_DISK_THREADS))
         self._core = core = self._build(load_config(self._settings.config))
-        self._chores = Chores(core)
+        self._background = BackgroundTasks(core)
         self._recover()
         self._listen_to_signals()
         server = ControlServer(core)
@@ -120,17 +120,17 @@ class Daemon:
         self._notifier.send(READY=1, STATUS="starting")
         self.ready.set()
         _return_import_memory()
-        core.presence.apply(core.config.options)
-        core.agenda.start()
-        core.agenda.set_windows(core.config.policy.windows)
-        self._chores.plan()
+        core.peers.apply(core.config.options)
+        core.timers.start()
+        core.timers.set_windows(core.config.policy.windows)
+        self._background.plan()
         listener = UeventListener.open(core.wake.set)
         try:
             await self._clear_old_worker()
             async with asyncio.TaskGroup() as group:  # should one of these ever fail, so does the daemon, visibly
                 background = [
-                    group.create_task(self._chores.refresh_slow_sensors()),
-                    group.create_task(self._chores.flush_when_pending()),
+                    group.create_task(self._background.refresh_slow_sensors()),
+                    group.create_task(self._background.flush_when_pending()),
                 ]
                 await self._loop()
                 for task in background:
@@ -139,9 +139,9 @@ class Daemon:
             if listener is not None:
                 listener.close()
             self._notifier.send(STOPPING=1)
-            core.agenda.stop()
+            core.timers.stop()
             await server.stop()
-            await asyncio.gather(self._end_worker(), core.presence.stop())
+            await asyncio.gather(self._end_worker(), core.peers.stop())
             self._close()
 
     def _build(self, config: Config) -> Core:
@@ -159,13 +159,13 @@ class Daemon:
             health=health,
             store=store,
             inboxes=inboxes,
-            gate=Gate(self._platform(config), clock, health, settings.state_dir),
+            admission=Admission(self._platform(config), clock, health, settings.state_dir),
             runner=runner,
-            agenda=Agenda(wake.set),
+            timers=Timers(wake.set),
             wake=wake,
             started_s=clock.monotonic_s(),
             reload=self._reload,
-            presence=Presence(settings.state_dir, health, clock),
+            peers=PeerDiscovery(settings.state_dir, health, clock),
         )
         try:
             core.meter = open_meter(config, settings)
@@ -192,7 +192,7 @@ class Daemon:
             if job.state is JobState.RUNNING:
                 core.store.save(replace(job, state=JobState.QUEUED, reason="the agent was restarted"))
             if job.spec.deadline_at is not None and not job.state.is_over:
-                core.agenda.set_deadline(job.id, job.spec.deadline_at)
+                core.timers.set_deadline(job.id, job.spec.deadline_at)
         day = day_of(core.clock.wall_s())
         core.written_today = (day, core.store.written_on(day))
         if core.store.recovered_from is not None:
@@ -248,8 +248,8 @@ class Daemon:
             core.wake.clear()
             self._look()
             self._expected_s = self._rest_s()
-            if core.runner.phase is Phase.TRAINING and core.runner.wish is Wish.TRAIN:
-                self._arm_tripwire(core.gate.platform.tripwire())
+            if core.runner.phase is WorkerPhase.TRAINING and core.runner.requested is RequestedState.TRAIN:
+                self._arm_tripwire(core.admission.platform.tripwire())
             await _wait(core.wake, self._expected_s)
             if self._tripwire is not None:
                 self._tripwire.cancel()
@@ -258,7 +258,7 @@ class Daemon:
         self._tripwire = asyncio.get_running_loop().call_later(TRIPWIRE_S, self._touch_tripwire, before)
 
     def _touch_tripwire(self, before: tuple[str, ...]) -> None:
-        if self._core.gate.platform.tripwire() != before:
+        if self._core.admission.platform.tripwire() != before:
             self._core.wake.set()
         else:
             self._arm_tripwire(before)
@@ -268,14 +268,14 @@ class Daemon:
         core = self._core
         now_s = core.clock.monotonic_s()
         self._watch_stall(now_s)
-        if core.gate.clock_jumped():
-            core.agenda.clock_changed()
+        if core.admission.clock_jumped():
+            core.timers.clock_changed()
         self._count_wear()
         self._watch_store(now_s)
         if core.paused_until() is None and core.store.setting(PAUSE_SETTING) is not None:
             core.store.remember(PAUSE_SETTING, None)
         own = OwnUse(core.runner.job is not None, core.runner.own_cpu_s())
-        decision = core.gate.look(core.config.policy, own, core.written_today[1], core.paused_until() is not None)
+        decision = core.admission.look(core.config.policy, own, core.written_today[1], core.paused_until() is not None)
         self._tick_meter(now_s)
         self._act(decision)
         self._notify(decision)
@@ -284,7 +284,7 @@ class Daemon:
         core = self._core
         if core.meter is None:
             return
-        left_alone = {Answer.YES: False, Answer.NO: True}.get(device_in_use(core.gate.facts.voices))
+        left_alone = {Answer.YES: False, Answer.NO: True}.get(device_in_use(core.admission.facts.idle_signals))
         core.meter.meter.tick(now_s, machine_idle=left_alone)
         for event in core.meter.events():
             if event.correction is not None:
@@ -318,7 +318,7 @@ class Daemon:
         closes_s = window_closes_in_s(core.config.policy, local_time(core.clock.wall_s()))
         if closes_s is not None and closes_s < BEFORE_CLOSING_S:
             core.runner.checkpoint_within(BEFORE_CLOSING_S)
-        pressure = core.gate.facts.memory_pressure_percent
+        pressure = core.admission.facts.memory_pressure_percent
         under_pressure = pressure is not None and pressure > core.config.policy.memory_pressure_percent
         core.runner.adapt(self._surroundings(decision), under_pressure)
 
@@ -355,7 +355,7 @@ class Daemon:
 
     def _surroundings(self, decision: Decision) -> Surroundings:
         core = self._core
-        policy, options, readings = core.config.policy, core.config.options, core.gate.facts
+        policy, options, readings = core.config.policy, core.config.options, core.admission.facts
         warm = readings.temperature_c is not None and readings.temperature_c > policy.max_temperature_c - WARM_MARGIN_C
         return Surroundings(
             limits=policy.in_use if decision.state is State.TRAIN_GENTLY else policy.not_in_use,
@@ -378,8 +378,8 @@ class Daemon:
         retries = [at - now_s for _, at in core.retry_at_s.values()]
         if self._notifier.watchdog_s is not None:
             rest_s = min(rest_s, self._notifier.watchdog_s / 2)
-        self._chores.plan_inbox_scans(alive)
-        core.presence.show(public_state(core.runner, has_work=bool(alive)))
+        self._background.plan_inbox_scans(alive)
+        core.peers.show(public_state(core.runner, has_work=bool(alive)))
         return max(0.0, min([rest_s, *(left for left in retries if left > 0)]))
 
     # --- around the loop
@@ -397,7 +397,7 @@ class Daemon:
         core = self._core
         if core.store.trouble is not None and now_s >= self._next_flush_s:
             self._next_flush_s = now_s + _STORE_RETRY_S
-            self._chores.pending.set()
+            self._background.pending.set()
         if core.store.trouble is not None:
             trouble = core.store.trouble
             core.health.report(
@@ -441,15 +441,15 @@ class Daemon:
         before, core.config = core.config, config
         core.health.clear("config")
         if before.options.sensor_roots != config.options.sensor_roots:
-            core.gate.platform = self._platform(config)
-            self._chores.sensors_changed.set()
+            core.admission.platform = self._platform(config)
+            self._background.sensors_changed.set()
         waiting = restart_needed(core.started_with, config)
         if waiting:
             core.health.report("restart-needed", now_s, wall_s, settings=", ".join(waiting))
         else:
             core.health.clear("restart-needed")
-        core.agenda.set_windows(core.config.policy.windows)
-        core.presence.apply(config.options)
+        core.timers.set_windows(core.config.policy.windows)
+        core.peers.apply(config.options)
         core.wake.set()
 
     def _on_hangup(self) -> None:

@@ -15,21 +15,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from agent.control.agent_metrics import metrics_text
 from agent.control.http import (
     HEADER_LIMIT_BYTES,
     SOCKET_NAME,
     HttpError,
-    Request,
-    Response,
+    HttpRequest,
+    HttpResponse,
     error_response,
     json_response,
     peer_of,
     serve_connection,
 )
-from agent.control.metrics import metrics_text
-from agent.jobs.model import Job, JobError
+from agent.jobs.model import Job, JobRequestError
 from agent.jobs.store import StoreError
-from agent.supervisor.attached_boards import Boards
+from agent.supervisor.attached_boards import AttachedBoards
 from agent.supervisor.context import Core
 from agent.supervisor.job.log import read_log, read_more
 from agent.supervisor.service import Service
@@ -41,7 +41,7 @@ FLUSH_PATIENCE_S = 5.0
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._ -]{0,200}")
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
-Route = tuple[str, re.Pattern[str], Callable[..., Awaitable[Response]]]
+Route = tuple[str, re.Pattern[str], Callable[..., Awaitable[HttpResponse]]]
 
 
 class ControlServer:
@@ -50,7 +50,7 @@ class ControlServer:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._service = Service(core)
-        self._boards = Boards()
+        self._boards = AttachedBoards()
         self._servers: list[asyncio.Server] = []
         self._path = core.settings.runtime_dir / SOCKET_NAME
         self._uploads = core.settings.state_dir / "uploads"
@@ -109,7 +109,7 @@ class ControlServer:
             return ""
         return f"user {peer.uid} is not in the group {_group_name(allowed)} that may use this agent"
 
-    async def _handle(self, request: Request) -> Response:
+    async def _handle(self, request: HttpRequest) -> HttpResponse:
         for method, pattern, action in self._routes:
             match = pattern.fullmatch(request.path)
             if match and method == request.method:
@@ -119,27 +119,27 @@ class ControlServer:
         raise HttpError(404, f"there is nothing at {request.path}")
 
     async def _call(
-        self, action: Callable[..., Awaitable[Response]], request: Request, match: re.Match[str]
-    ) -> Response:
+        self, action: Callable[..., Awaitable[HttpResponse]], request: HttpRequest, match: re.Match[str]
+    ) -> HttpResponse:
         try:
             return await action(request, *match.groups())
         except HttpError:
             raise
         except StoreError as error:
             return error_response(507, error)
-        except JobError as error:
+        except JobRequestError as error:
             return error_response(404 if "there is no job" in str(error) else 409, error)
         except PortError as error:
             return error_response(400, error)
         except OSError as error:
             return error_response(507, StoreError(self._core.settings.state_dir, error.strerror or str(error)))
 
-    async def _handle_metrics_only(self, request: Request) -> Response:
+    async def _handle_metrics_only(self, request: HttpRequest) -> HttpResponse:
         if (request.method, request.path) != ("GET", "/metrics"):
             raise HttpError(404, "only /metrics is served here")
         return await self._metrics(request)
 
-    def _table(self) -> list[tuple[str, str, Callable[..., Awaitable[Response]]]]:
+    def _table(self) -> list[tuple[str, str, Callable[..., Awaitable[HttpResponse]]]]:
         job = r"/v1/jobs/([a-z0-9._-]+)"
         return [
             ("GET", "/v1/status", self._status),
@@ -166,39 +166,39 @@ class ControlServer:
 
     # --- looking
 
-    async def _status(self, request: Request) -> Response:
-        found = {"mcus": await self._boards.newest(), "peers": self._core.presence.rows()}
+    async def _status(self, request: HttpRequest) -> HttpResponse:
+        found = {"mcus": await self._boards.newest(), "peers": self._core.peers.rows()}
         return json_response(self._service.status() | found)
 
-    async def _health(self, request: Request) -> Response:
+    async def _health(self, request: HttpRequest) -> HttpResponse:
         return json_response({"v": 1, "health": self._service.health()})
 
-    async def _jobs(self, request: Request) -> Response:
+    async def _jobs(self, request: HttpRequest) -> HttpResponse:
         jobs = self._core.store.all()
         if request.query.get("all") != "1":
             over = [job for job in jobs if job.state.is_over][-10:]
             jobs = [job for job in jobs if not job.state.is_over or job in over]
         return json_response({"v": 1, "jobs": [self._service.brief(job) for job in jobs]})
 
-    async def _job(self, request: Request, name: str) -> Response:
+    async def _job(self, request: HttpRequest, name: str) -> HttpResponse:
         return json_response(await self._detail(self._core.store.find(name)))
 
     async def _detail(self, job: Job) -> dict[str, Any]:
         history = await asyncio.to_thread(self._core.store.history, job.id, 50)
         return self._service.detail(job, history)
 
-    async def _done(self, job: Job) -> Response:
+    async def _done(self, job: Job) -> HttpResponse:
         """Answer a change once it is on disk."""
         await self._service.settle()
         return json_response(self._service.brief(job))
 
-    async def _metrics(self, request: Request) -> Response:
+    async def _metrics(self, request: HttpRequest) -> HttpResponse:
         text = metrics_text(self._service.status(), self._core.store.all())
         if self._core.meter is not None:
             text += self._core.meter.metrics()
-        return Response(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
+        return HttpResponse(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
 
-    async def _energy(self, request: Request) -> Response:
+    async def _energy(self, request: HttpRequest) -> HttpResponse:
         from agent.energy.ledger import FILE_NAME  # a report is asked for now and then: not worth resident memory
         from agent.energy.report import report_from_query
 
@@ -211,10 +211,10 @@ class ControlServer:
         path = self._core.settings.state_dir / FILE_NAME
         return json_response({"v": 1} | await asyncio.to_thread(report_from_query, path, request.query))
 
-    async def _peers(self, request: Request) -> Response:
-        return json_response({"v": 1} | self._core.presence.describe())
+    async def _peers(self, request: HttpRequest) -> HttpResponse:
+        return json_response({"v": 1} | self._core.peers.describe())
 
-    async def _logs(self, request: Request, name: str) -> Response:
+    async def _logs(self, request: HttpRequest, name: str) -> HttpResponse:
         job = self._core.store.find(name)
         directory = self._core.store.job_dir(job.id)
         lines = request.query.get("lines", "200")
@@ -222,8 +222,8 @@ class ControlServer:
             raise HttpError(400, f"lines={lines!r} is no number")
         text, position = read_log(directory, int(lines))
         if request.query.get("follow") != "1":
-            return Response(200, text.encode(), "text/plain; charset=utf-8")
-        return Response(200, b"", "text/plain; charset=utf-8", self._follow(job, directory, text, position))
+            return HttpResponse(200, text.encode(), "text/plain; charset=utf-8")
+        return HttpResponse(200, b"", "text/plain; charset=utf-8", self._follow(job, directory, text, position))
 
     async def _follow(self, job: Job, directory: Path, text: str, position: int) -> AsyncIterator[bytes]:
         yield text.encode()
@@ -236,11 +236,11 @@ class ControlServer:
                 return
             await asyncio.sleep(FOLLOW_POLL_S)
 
-    async def _result(self, request: Request, name: str) -> Response:
+    async def _result(self, request: HttpRequest, name: str) -> HttpResponse:
         path = self._service.result(self._core.store.find(name))
-        return Response(200, b"", "application/octet-stream", _pieces(path))
+        return HttpResponse(200, b"", "application/octet-stream", _pieces(path))
 
-    async def _doctor(self, request: Request) -> Response:
+    async def _doctor(self, request: HttpRequest) -> HttpResponse:
         from agent.health.doctor import examine  # needed once in a while: not worth resident memory
 
         core = self._core
@@ -253,7 +253,7 @@ class ControlServer:
 
     # --- acting
 
-    async def _submit(self, request: Request) -> Response:
+    async def _submit(self, request: HttpRequest) -> HttpResponse:
         fields = await request.json()
         token = fields.get("upload")
         upload = None
@@ -264,16 +264,16 @@ class ControlServer:
         job = await self._service.submit(fields, upload)
         return json_response(await self._detail(job), 201)
 
-    async def _upload(self, request: Request) -> Response:
+    async def _upload(self, request: HttpRequest) -> HttpResponse:
         token = os.urandom(16).hex()
         self._uploads.mkdir(exist_ok=True)
         await _receive(request, self._uploads / token)
         return json_response({"v": 1, "upload": token, "bytes": request.consumed}, 201)
 
-    async def _feed(self, request: Request, name: str, file: str) -> Response:
+    async def _feed(self, request: HttpRequest, name: str, file: str) -> HttpResponse:
         job = self._core.store.find(name)
         if not job.spec.waits_for_data:
-            raise JobError(f"job {job.label} takes no data from an inbox; submit it with --inbox", job.id)
+            raise JobRequestError(f"job {job.label} takes no data from an inbox; submit it with --inbox", job.id)
         if not _FILE_NAME.fullmatch(file):
             raise HttpError(400, f"{file!r} is no plain file name")
         target = self._core.inboxes.create(job.spec.name) / file
@@ -281,16 +281,16 @@ class ControlServer:
         target.with_name(f".{file}.part").rename(target)
         return json_response({"v": 1, "file": str(target), "bytes": request.consumed}, 201)
 
-    async def _pause_job(self, request: Request, name: str) -> Response:
+    async def _pause_job(self, request: HttpRequest, name: str) -> HttpResponse:
         return await self._done(self._service.pause_job(self._core.store.find(name)))
 
-    async def _resume_job(self, request: Request, name: str) -> Response:
+    async def _resume_job(self, request: HttpRequest, name: str) -> HttpResponse:
         return await self._done(self._service.resume_job(self._core.store.find(name)))
 
-    async def _cancel_job(self, request: Request, name: str) -> Response:
+    async def _cancel_job(self, request: HttpRequest, name: str) -> HttpResponse:
         return await self._done(self._service.cancel_job(self._core.store.find(name)))
 
-    async def _change_job(self, request: Request, name: str) -> Response:
+    async def _change_job(self, request: HttpRequest, name: str) -> HttpResponse:
         fields = await request.json()
         changes: dict[str, Any] = {}
         priority, deadline = fields.get("priority"), fields.get("deadline_at")
@@ -304,7 +304,7 @@ class ControlServer:
             changes["deadline_at"] = deadline
         return await self._done(self._service.change_spec(self._core.store.find(name), **changes))
 
-    async def _pause(self, request: Request) -> Response:
+    async def _pause(self, request: HttpRequest) -> HttpResponse:
         for_s = (await request.json()).get("for_s")
         if for_s is not None and not (isinstance(for_s, int | float) and 0 < for_s < 366 * 86400):
             raise HttpError(400, f"for_s {for_s!r} is no number of seconds below a year")
@@ -312,17 +312,17 @@ class ControlServer:
         await self._service.settle()
         return json_response({"v": 1, "paused_until": None if math.isinf(until) else until})
 
-    async def _resume(self, request: Request) -> Response:
+    async def _resume(self, request: HttpRequest) -> HttpResponse:
         self._service.resume_all()
         await self._service.settle()
         return json_response({"v": 1})
 
-    async def _reload(self, request: Request) -> Response:
+    async def _reload(self, request: HttpRequest) -> HttpResponse:
         settings, waiting = self._service.reload()
         return json_response({"v": 1, "settings": settings, "after_restart": waiting})
 
 
-async def _receive(request: Request, path: Path) -> None:
+async def _receive(request: HttpRequest, path: Path) -> None:
     """Write a request's body to `path`, durable; a torn transfer leaves nothing behind."""
     try:
         with path.open("wb") as file:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from agent.health.conditions import HealthBoard
 from agent.peers.state import PublicState
-from agent.policy.config import Options
+from agent.policy.config import AgentOptions
 from agent.supervisor.job.runner import Runner
-from agent.supervisor.job.worker_process import Wish
+from agent.supervisor.job.worker_process import RequestedState
 from agent.system.clock import Clock
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _STOP_PATIENCE_S = 2.0
 """Saying goodbye takes 0.3 s."""
 
 
-class Presence:
+class PeerDiscovery:
     """This agent in the list of others and theirs in ours, while the configuration wants it."""
 
     def __init__(self, state_dir: Path, health: HealthBoard, clock: Clock) -> None:
@@ -33,7 +33,7 @@ class Presence:
         """One that was told to end and may still say goodbye."""
         self._discovery: Discovery | None = None
 
-    def apply(self, options: Options) -> None:
+    def apply(self, options: AgentOptions) -> None:
         """Start, stop or start anew, as the configuration says; needs a running loop."""
         wanted = (options.discover_peers, options.peer_name)
         if wanted == self._wanted:
@@ -140,6 +140,6 @@ def row(peer: "Peer", now_s: float) -> dict[str, object]:
 
 def public_state(runner: Runner, *, has_work: bool) -> PublicState:
     """Return what others may know of what the agent does."""
-    if runner.phase is not None and runner.wish is Wish.TRAIN:
+    if runner.phase is not None and runner.requested is RequestedState.TRAIN:
         return PublicState.TRAINING
     return PublicState.PAUSED if has_work else PublicState.IDLE

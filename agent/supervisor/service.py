@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent.jobs.model import Job, JobError, JobKind, JobSpec, JobState, to_record
+from agent.jobs.model import Job, JobKind, JobRequestError, JobSpec, JobState, to_record
 from agent.jobs.store import HistoryEntry
 from agent.policy.config import describe, restart_needed
 from agent.policy.decide import next_window
@@ -42,20 +42,20 @@ class Service:
         job = await asyncio.to_thread(core.store.add, spec, core.clock.wall_s(), prepare)
         self._note(job, "submitted", f"priority {spec.priority}")
         if spec.deadline_at is not None:
-            core.agenda.set_deadline(job.id, spec.deadline_at)
+            core.timers.set_deadline(job.id, spec.deadline_at)
         core.wake.set()
         return job
 
     def pause_job(self, job: Job) -> Job:
         """Hold a job until `resume_job`; its worker gives the memory back."""
         if job.state.is_over:
-            raise JobError(f"job {job.label} is over ({job.state.name.lower()}); nothing to pause", job.id)
+            raise JobRequestError(f"job {job.label} is over ({job.state.name.lower()}); nothing to pause", job.id)
         return self._change(replace(job, state=JobState.PAUSED, reason="paused by you"), "paused")
 
     def resume_job(self, job: Job) -> Job:
         """Let a paused, waiting or given-up job go on."""
         if job.state in (JobState.FINISHED, JobState.CANCELLED):
-            raise JobError(f"job {job.label} is {job.state.name.lower()}; submit it again", job.id)
+            raise JobRequestError(f"job {job.label} is {job.state.name.lower()}; submit it again", job.id)
         if job.state in (JobState.QUEUED, JobState.RUNNING, JobState.WAITING_DATA):
             return job
         if job.state is JobState.FAILED:
@@ -69,8 +69,8 @@ class Service:
     def cancel_job(self, job: Job) -> Job:
         """End a job for good; its files stay until the history is trimmed."""
         if job.state.is_over:
-            raise JobError(f"job {job.label} is already over ({job.state.name.lower()})", job.id)
-        self._core.agenda.set_deadline(job.id, None)
+            raise JobRequestError(f"job {job.label} is already over ({job.state.name.lower()})", job.id)
+        self._core.timers.set_deadline(job.id, None)
         self._core.inboxes.forget(job.spec.name)
         now = self._core.clock.wall_s()
         return self._change(
@@ -81,7 +81,7 @@ class Service:
         """Change priority or deadline of a job."""
         job = replace(job, spec=replace(job.spec, **changes))
         if "deadline_at" in changes:
-            self._core.agenda.set_deadline(job.id, changes["deadline_at"])
+            self._core.timers.set_deadline(job.id, changes["deadline_at"])
             self._core.health.clear("deadline-missed", str(job.id))
         return self._change(job, ", ".join(f"{name} is now {value}" for name, value in changes.items()))
 
@@ -117,7 +117,7 @@ class Service:
     def status(self) -> dict[str, Any]:
         """Return everything that one screen shows."""
         core = self._core
-        decision, facts, now_s = core.gate.decision, core.gate.facts, core.clock.monotonic_s()
+        decision, facts, now_s = core.admission.decision, core.admission.facts, core.clock.monotonic_s()
         wall_s = core.clock.wall_s()
         jobs = core.store.all()
         waiting = [job for job in jobs if not job.state.is_over]
@@ -143,7 +143,8 @@ class Service:
                 "temperature_c": facts.temperature_c,
                 "throttled": facts.throttle.now.value,
                 "voices": [
-                    {"name": voice.name, "idle": voice.idle.value, "detail": voice.detail} for voice in facts.voices
+                    {"name": signal.name, "idle": signal.idle.value, "detail": signal.detail}
+                    for signal in facts.idle_signals
                 ],
                 "free_disk_bytes": facts.free_disk_bytes,
                 "available_memory_bytes": facts.available_memory_bytes,
@@ -196,7 +197,7 @@ class Service:
     def result(self, job: Job) -> Path:
         """Return the file with the trained weights."""
         if job.result is None or not Path(job.result).is_file():
-            raise JobError(f"job {job.label} has no result yet ({job.state.name.lower()})", job.id)
+            raise JobRequestError(f"job {job.label} has no result yet ({job.state.name.lower()})", job.id)
         return Path(job.result)
 
     # --- inside
@@ -204,10 +205,10 @@ class Service:
     def _headline(self, waiting: list[Job]) -> tuple[str, list[str]]:
         core = self._core
         phase = core.runner.phase
-        decision = core.gate.decision
+        decision = core.admission.decision
         conditions = list(decision.reasons) if decision else ["starting"]
-        if phase is not None and core.runner.wish is not None:
-            wish = core.runner.wish.value
+        if phase is not None and core.runner.requested is not None:
+            wish = core.runner.requested.value
             shown = {"train": phase.value, "pause": "paused", "leave": "leaving"}[wish]
             return shown, conditions
         if not waiting:
@@ -231,7 +232,7 @@ def _spec(request: dict[str, Any], upload: Path | None) -> JobSpec:
     known = {name: value for name, value in request.items() if name in _SPEC_FIELDS and value is not None}
     unknown = set(request) - _SPEC_FIELDS - {"kind", "upload", "bundle", "arguments", "v"}
     if unknown:
-        raise JobError(f"unknown settings of a job: {', '.join(sorted(unknown))}")
+        raise JobRequestError(f"unknown settings of a job: {', '.join(sorted(unknown))}")
     types: dict[str, tuple[type, ...]] = {
         "name": (str,),
         "data": (str,),
@@ -244,22 +245,22 @@ def _spec(request: dict[str, Any], upload: Path | None) -> JobSpec:
     }
     for name, value in known.items():
         if not isinstance(value, types[name]) or (isinstance(value, bool) and bool not in types[name]):
-            raise JobError(f"{name} is {value!r}; expected {types[name][0].__name__}")
+            raise JobRequestError(f"{name} is {value!r}; expected {types[name][0].__name__}")
     arguments = request.get("arguments") or []
     if not isinstance(arguments, list) or not all(isinstance(word, str) for word in arguments):
-        raise JobError(f"arguments are {arguments!r}; expected a list of words")
+        raise JobRequestError(f"arguments are {arguments!r}; expected a list of words")
     try:
         kind = JobKind(request.get("kind", "train"))
     except ValueError as error:
-        raise JobError(f"there is no job kind {request.get('kind')!r}; use train or mcu") from error
+        raise JobRequestError(f"there is no job kind {request.get('kind')!r}; use train or mcu") from error
     bundle = BUNDLE_NAME if upload is not None else request.get("bundle")
     if bundle is not None and upload is None and not (isinstance(bundle, str) and Path(bundle).exists()):
-        raise JobError(f"the agent cannot read the bundle {bundle!r}; let the client upload it")
+        raise JobRequestError(f"the agent cannot read the bundle {bundle!r}; let the client upload it")
     data = known.get("data")
     if data is not None and not Path(data).is_dir():
-        raise JobError(
+        raise JobRequestError(
             f"the agent cannot see the directory {data}; submit with --inbox and `port-agent feed` the files"
         )
     if "name" not in known:
-        raise JobError("a job needs a name")
+        raise JobRequestError("a job needs a name")
     return JobSpec(**known, kind=kind, bundle=bundle, arguments=tuple(arguments))

@@ -1,4 +1,4 @@
-"""Calendar times: windows that open and close, deadlines, and periodic chores, by APScheduler.
+"""Calendar times: windows that open and close, deadlines, and periodic tasks, by APScheduler.
 
 Only the calendar lives here. APScheduler uses the wall clock, so `clock_changed` must be called after a jump; all
 gating and the watchdog run on the monotonic clock elsewhere. Late jobs are never dropped
@@ -16,12 +16,12 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
-from agent.policy.decide import DAYS, Window
+from agent.policy.decide import DAYS, TimeWindow
 
 _WINDOW_PREFIX, _DEADLINE_PREFIX = "window-", "deadline-"
 
 
-class Agenda:
+class Timers:
     """What is to happen when. `wake` is called at every window border and deadline."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -37,11 +37,11 @@ class Agenda:
         self._scheduler.start()
 
     def stop(self) -> None:
-        """End without waiting for a chore."""
+        """End without waiting for a task."""
         if self._scheduler.running:
             self._scheduler.shutdown(wait=False)
 
-    def set_windows(self, windows: Iterable[Window]) -> None:
+    def set_windows(self, windows: Iterable[TimeWindow]) -> None:
         """Be woken when a window opens or closes."""
         self._remove(_WINDOW_PREFIX)
         for number, window in enumerate(windows):
@@ -59,12 +59,12 @@ class Agenda:
         else:
             self._add(name, DateTrigger(run_date=datetime.fromtimestamp(at).astimezone()), self._call_wake)
 
-    def every(self, seconds: float, name: str, chore: Callable[[], Awaitable[None]]) -> None:
-        """Do a chore periodically."""
-        self._add(name, IntervalTrigger(seconds=seconds), chore)
+    def every(self, seconds: float, name: str, task: Callable[[], Awaitable[None]]) -> None:
+        """Do a task periodically."""
+        self._add(name, IntervalTrigger(seconds=seconds), task)
 
     def cancel(self, name: str) -> None:
-        """Stop a periodic chore."""
+        """Stop a periodic task."""
         self._remove(name)
 
     def has(self, name: str) -> bool:

@@ -93,17 +93,6 @@ class WorkerGroup:
         usage_us = _pairs(self.path / "cpu.stat").get("usage_usec")
         return None if usage_us is None else usage_us / 1e6
 
-    def memory_peak_bytes(self) -> int | None:
-        """Return the highest memory charge so far (kernel 5.19 and later), or None."""
-        try:
-            return int((self.path / "memory.peak").read_text())
-        except (OSError, ValueError):
-            return None
-
-    def is_empty(self) -> bool:
-        """Return whether no process is left inside."""
-        return _pairs(self.path / "cgroup.events").get("populated", 0) == 0
-
     def kill(self) -> None:
         """Kill everything inside (cgroup.kill, kernel 5.14 and later; older ones are left to the caller's signal)."""
         with contextlib.suppress(OSError):

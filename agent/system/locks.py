@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import time
 from pathlib import Path
 
 from planner.ir.errors import PortError
@@ -72,13 +71,3 @@ def lock_instance(runtime_dir: Path, state_dir: Path) -> list[LockFile]:
         lock.write(str(os.getpid()))
         locks.append(lock)
     return locks
-
-
-def wait_for_worker_lock(lock: LockFile, timeout_s: float, poll_s: float = 0.02) -> bool:
-    """Return whether the worker of an earlier supervisor has gone within `timeout_s`."""
-    end = time.monotonic() + timeout_s
-    while not lock.try_lock():
-        if time.monotonic() >= end:
-            return False
-        time.sleep(poll_s)
-    return True

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from agent.jobs.model import JobKind
-from agent.supervisor.context import Seams, Settings
+from agent.supervisor.context import DaemonSeams, Settings
 from agent.supervisor.daemon import Daemon
 from agent.supervisor.job.plan_choice import PlanFigures
 from agent.supervisor.job.worker_kinds import BundleFacts, WorkerKind, no_environment
@@ -34,10 +34,10 @@ def read_json_plans(bundle: Path) -> BundleFacts:
 KINDS = {kind: WorkerKind((sys.executable, str(WORKER)), read_json_plans, no_environment) for kind in JobKind}
 
 
-def seams(**changes: object) -> Seams:
+def seams(**changes: object) -> DaemonSeams:
     """Return the seams of a test daemon: the test worker, quick looks."""
     values: dict[str, object] = {"kinds": KINDS, "inbox_scan_s": 0.1, "waiting_look_s": 0.1, "training_look_s": 0.1}
-    return Seams(**{**values, **changes})
+    return DaemonSeams(**{**values, **changes})
 
 
 def main(argv: list[str]) -> int:

@@ -10,7 +10,7 @@ from agent.cli import main
 from agent.mcu.board.catalogue import UsbId, boards_with_usb
 from agent.mcu.protocol.ports import PortInfo
 from agent.supervisor import attached_boards
-from agent.supervisor.attached_boards import Boards, Row, rows
+from agent.supervisor.attached_boards import AttachedBoards, Row, rows
 from tests.agent.test_control import daemon
 
 
@@ -45,7 +45,7 @@ def test_a_look_that_hangs_does_not_hold_up_status(monkeypatch: pytest.MonkeyPat
         return [row] * looks
 
     async def ask() -> None:
-        seen = Boards(look)
+        seen = AttachedBoards(look)
         while not await seen.newest():  # a busy machine may take longer than the patience
             pass
         assert await seen.newest() == [row] and await seen.newest() == [row] and looks == 2

@@ -17,19 +17,27 @@ import pytest
 
 from agent.cli import main
 from agent.cli.daemon import UsageError, parse_deadline, parse_time
+from agent.control.agent_metrics import metrics_text
 from agent.control.client import ControlClient, ControlError
-from agent.control.http import HttpError, Peer, Request, Response, json_response, peer_of, serve_connection
-from agent.control.metrics import metrics_text
+from agent.control.http import (
+    HttpError,
+    HttpRequest,
+    HttpResponse,
+    SocketPeer,
+    json_response,
+    peer_of,
+    serve_connection,
+)
 from tests.agent.test_daemon import BUNDLE, CONFIG
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-async def echo(request: Request) -> Response:
+async def echo(request: HttpRequest) -> HttpResponse:
     if request.path == "/fail":
         raise HttpError(409, "it is as it is")
     if request.path == "/stream":
-        return Response(200, b"", "text/plain", pieces())
+        return HttpResponse(200, b"", "text/plain", pieces())
     if request.path == "/ignore":
         return json_response({})
     fields = await request.json()
@@ -119,7 +127,7 @@ def test_strangers_are_refused() -> None:
 def test_the_kernel_says_who_connected() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert peer_of(theirs) == Peer(os.geteuid(), os.getegid(), os.getpid())
+        assert peer_of(theirs) == SocketPeer(os.geteuid(), os.getegid(), os.getpid())
 
 
 # --- a daemon process and the command line

@@ -17,10 +17,10 @@ import pytest
 
 from agent.control.client import ControlClient, ControlError
 from agent.jobs.model import Job, JobState
-from agent.supervisor.context import Seams, Settings
+from agent.supervisor.context import DaemonSeams, Settings
 from agent.supervisor.daemon import Daemon
 from agent.supervisor.job.plan_choice import data_limit, memory_max
-from agent.supervisor.job.worker_process import Phase
+from agent.supervisor.job.worker_process import WorkerPhase
 from agent.system.locks import InstanceError
 from tests.agent.live import KINDS, seams
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, supply_tree, write_tree
@@ -60,7 +60,7 @@ def process_state(pid: int) -> str:
 class Live:
     """A daemon that runs in the test's own event loop."""
 
-    def __init__(self, root: Path, changes: Seams) -> None:
+    def __init__(self, root: Path, changes: DaemonSeams) -> None:
         self.settings = Settings(root / "state", root / "run", root / "config.toml", root / "sys")
         self.daemon = Daemon(self.settings, changes)
         self.client = ControlClient(self.settings.runtime_dir)
@@ -92,7 +92,7 @@ class Live:
         return self.core.store.get(number)
 
     async def until(self, condition: Callable[[], bool], what: str = "") -> None:
-        await until(condition, lambda: f"{what}: {self.core.gate.decision} {self.core.store.all()}")
+        await until(condition, lambda: f"{what}: {self.core.admission.decision} {self.core.store.all()}")
 
     async def until_state(self, number: int, state: JobState) -> Job:
         await self.until(lambda: self.job(number).state is state, f"job {number} {state.name}")
@@ -200,11 +200,11 @@ async def test_a_paused_worker_keeps_its_memory_as_long_as_wished(tmp_path: Path
         await live.until_step(number, 5)
         pid = live.core.runner.pid
         live.heat(90)
-        await live.until(lambda: live.core.runner.phase is Phase.PAUSED)
+        await live.until(lambda: live.core.runner.phase is WorkerPhase.PAUSED)
         status = await live.ask(live.client.get, "/v1/status")
         assert status["state"] == "paused" and "too hot" in status["reasons"][0]
         live.heat(50)
-        await live.until(lambda: live.core.runner.phase is not Phase.PAUSED)
+        await live.until(lambda: live.core.runner.phase is not WorkerPhase.PAUSED)
         assert (await live.until_state(number, JobState.FINISHED)).attempts == 1
         assert live.core.store.history(number)[1].text.startswith(f"worker {pid} ")
 
@@ -413,7 +413,7 @@ async def test_gentle_training_while_somebody_uses_the_device(tmp_path: Path) ->
         number = await live.submit(BUNDLE)
         job = await live.until_state(number, JobState.FINISHED)
         assert job.plan == 1
-        assert "gently" in live.core.gate.decision.codes
+        assert "gently" in live.core.admission.decision.codes
 
 
 @go
@@ -473,7 +473,7 @@ async def test_reload_reaches_a_running_worker_and_the_sensors(tmp_path: Path) -
         (tmp_path / "config.toml").write_text(CONFIG + more)
         answer = await live.ask(live.client.post, "/v1/reload")
         assert answer["after_restart"] == []
-        await live.until(lambda: live.core.gate.facts.total_memory_bytes == 4_096_000_000, "other sensors")
+        await live.until(lambda: live.core.admission.facts.total_memory_bytes == 4_096_000_000, "other sensors")
         await live.until(lambda: live.core.runner._run.limits.cpu_percent == 40, "other limits")
         assert live.job(number).attempts == 1
 
@@ -509,10 +509,10 @@ async def test_sensors_that_vanish_and_return(tmp_path: Path) -> None:
         await live.until_step(number, 2)
         (tmp_path / "sys/class/thermal/thermal_zone0/temp").unlink()
         await live.until(lambda: "sensor" in live.health_codes())
-        assert live.core.gate.facts.temperature_c is None
+        assert live.core.admission.facts.temperature_c is None
         live.heat(51)
         await live.until(lambda: "sensor" not in live.health_codes())
-        assert live.core.gate.facts.temperature_c == 51.0
+        assert live.core.admission.facts.temperature_c == 51.0
 
 
 class JumpingClock:
@@ -555,7 +555,7 @@ async def test_a_worker_that_ignores_everything_is_stopped_and_killed(tmp_path: 
         await live.until_step(number, 2)
         pid = live.core.runner.pid
         live.heat(90)
-        await live.until(lambda: live.core.runner.phase is Phase.PAUSED)
+        await live.until(lambda: live.core.runner.phase is WorkerPhase.PAUSED)
         await live.until(lambda: process_state(pid) == "T", "stopped by the signal")
         await live.ask(live.client.post, "/v1/pause")
         await live.until(lambda: live.core.runner.pid is None)

@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from agent.facts import Answer, Voice
-from agent.health.doctor import Check, Verdict, check_voices, examine
-from agent.policy.config import Config, Options
+from agent.facts import Answer, IdleSignal
+from agent.health.doctor import Check, Verdict, check_idle_signals, examine
+from agent.policy.config import AgentOptions, Config
 from tests.agent.trees import LAPTOP_BATTERY, supply_tree, write_tree
 
 GROUPS = {"self/cgroup": "0::/port-agent.service/supervisor\n"}
 
 
-def findings(state: Path, options: Options, *, flash_test: bool = False) -> dict[str, Check]:
+def findings(state: Path, options: AgentOptions, *, flash_test: bool = False) -> dict[str, Check]:
     return {check.name: check for check in examine(state, Config(options=options), flash_test=flash_test)}
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> Options:
+def options(tmp_path: Path) -> AgentOptions:
     """A healthy device: power, heat, memory, a delegated control group."""
     proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
     mounts = {"self/mounts": f"cgroup2 {cgroup} cgroup2 rw 0 0\n"}
@@ -29,10 +29,10 @@ def options(tmp_path: Path) -> Options:
     write_tree(cgroup / "port-agent.service", {"cgroup.controllers": "memory cpu", "cgroup.subtree_control": ""})
     supply_tree(tmp_path / "sys", BAT0=LAPTOP_BATTERY.format(status="Charging", capacity=50))
     write_tree(tmp_path / "sys/class/thermal/thermal_zone0", {"type": "cpu", "temp": "44000"})
-    return replace(Options(), sysfs_root=tmp_path / "sys", proc_root=proc, dev_root=tmp_path / "dev")
+    return replace(AgentOptions(), sysfs_root=tmp_path / "sys", proc_root=proc, dev_root=tmp_path / "dev")
 
 
-def test_a_healthy_device(tmp_path: Path, options: Options) -> None:
+def test_a_healthy_device(tmp_path: Path, options: AgentOptions) -> None:
     found = findings(tmp_path, options, flash_test=True)
     assert [check.finding for check in found.values() if check.verdict is Verdict.BAD and check.name != "torch"] == []
     assert found["temperature"].finding == "44.0 °C"
@@ -42,7 +42,7 @@ def test_a_healthy_device(tmp_path: Path, options: Options) -> None:
     assert "delegated" in found["memory limits"].finding
 
 
-def test_everything_that_is_bad_has_a_cure(tmp_path: Path, options: Options) -> None:
+def test_everything_that_is_bad_has_a_cure(tmp_path: Path, options: AgentOptions) -> None:
     supply_tree(tmp_path / "sys", BAT0=LAPTOP_BATTERY.format(status="Unknown", capacity=50))
     (tmp_path / "sys/class/thermal/thermal_zone0/temp").write_text("warm")
     (tmp_path / "cgroup/port-agent.service/cgroup.controllers").write_text("hugetlb")
@@ -56,13 +56,13 @@ def test_everything_that_is_bad_has_a_cure(tmp_path: Path, options: Options) -> 
 
 
 def test_one_voice_that_answers_is_enough() -> None:
-    silent = Voice("load", Answer.UNKNOWN, "one reading so far")
-    heard = list(check_voices((silent, Voice("pressure", Answer.YES, "cpu 0 %"))))
+    silent = IdleSignal("load", Answer.UNKNOWN, "one reading so far")
+    heard = list(check_idle_signals((silent, IdleSignal("pressure", Answer.YES, "cpu 0 %"))))
     assert [check.verdict for check in heard] == [Verdict.NOTE, Verdict.GOOD]
-    (nothing,) = check_voices((silent,))
+    (nothing,) = check_idle_signals((silent,))
     assert nothing.verdict is Verdict.BAD and "one reading so far" in nothing.finding and "idle_for = 0" in nothing.cure
 
 
-def test_no_control_groups_at_all(tmp_path: Path, options: Options) -> None:
+def test_no_control_groups_at_all(tmp_path: Path, options: AgentOptions) -> None:
     (tmp_path / "proc/self/mounts").write_text("cgroup /x cgroup rw 0 0\n")
     assert "no cgroup v2" in findings(tmp_path, options)["memory limits"].finding

@@ -13,12 +13,12 @@ import pytest
 from agent.jobs.model import (
     BACKOFF_LONGEST_S,
     Job,
-    JobError,
     JobKind,
+    JobMeasurements,
+    JobRequestError,
     JobSpec,
     JobState,
-    Measured,
-    Outcome,
+    WorkerOutcome,
     after_exit,
     backoff_s,
     check_spec,
@@ -53,7 +53,7 @@ def test_a_record_gives_the_job_back() -> None:
     original = job(
         state=JobState.BACKOFF,
         loss=0.1 + 0.2,
-        measured=Measured(step_s=0.5),
+        measured=JobMeasurements(step_s=0.5),
         spec=replace(SPEC, kind=JobKind.MCU, arguments=("--port", "x"), deadline_at=1e9),
     )
     assert from_record(json.loads(json.dumps(to_record(original)))) == original
@@ -61,7 +61,7 @@ def test_a_record_gives_the_job_back() -> None:
 
 @pytest.mark.parametrize("record", [{}, {"v": 2}, {"v": 1}, {**to_record(job()), "state": 99}])
 def test_a_foreign_record_is_refused(record: dict[str, object]) -> None:
-    with pytest.raises(JobError):
+    with pytest.raises(JobRequestError):
         from_record(record)
 
 
@@ -77,7 +77,7 @@ def test_a_foreign_record_is_refused(record: dict[str, object]) -> None:
     ],
 )
 def test_specs_that_cannot_run_are_refused(spec: JobSpec, words: str) -> None:
-    with pytest.raises(JobError, match=words):
+    with pytest.raises(JobRequestError, match=words):
         check_spec(spec)
 
 
@@ -118,17 +118,17 @@ def test_order_is_priority_then_deadline_then_age() -> None:
 @pytest.mark.parametrize(
     ("outcome", "smaller", "state"),
     [
-        (Outcome.LEFT, None, JobState.QUEUED),
-        (Outcome.FINISHED, None, JobState.FINISHED),
-        (Outcome.CANCELLED, None, JobState.CANCELLED),
-        (Outcome.IMPOSSIBLE, None, JobState.FAILED),
-        (Outcome.CRASHED, None, JobState.BACKOFF),
-        (Outcome.FAILED, None, JobState.BACKOFF),
-        (Outcome.OUT_OF_MEMORY, None, JobState.BACKOFF),
-        (Outcome.OUT_OF_MEMORY, 2, JobState.QUEUED),
+        (WorkerOutcome.LEFT, None, JobState.QUEUED),
+        (WorkerOutcome.FINISHED, None, JobState.FINISHED),
+        (WorkerOutcome.CANCELLED, None, JobState.CANCELLED),
+        (WorkerOutcome.IMPOSSIBLE, None, JobState.FAILED),
+        (WorkerOutcome.CRASHED, None, JobState.BACKOFF),
+        (WorkerOutcome.FAILED, None, JobState.BACKOFF),
+        (WorkerOutcome.OUT_OF_MEMORY, None, JobState.BACKOFF),
+        (WorkerOutcome.OUT_OF_MEMORY, 2, JobState.QUEUED),
     ],
 )
-def test_after_exit(outcome: Outcome, smaller: int | None, state: JobState) -> None:
+def test_after_exit(outcome: WorkerOutcome, smaller: int | None, state: JobState) -> None:
     after = after_exit(job(state=JobState.RUNNING, step=5), outcome, "why", 6, smaller)
     assert after.state is state
     assert "why" in after.reason
@@ -138,19 +138,19 @@ def test_after_exit(outcome: Outcome, smaller: int | None, state: JobState) -> N
 def test_a_crash_loop_is_given_up_but_progress_forgives() -> None:
     current, waits = job(step=0), []
     for _ in range(5):
-        current = after_exit(current, Outcome.CRASHED, "signal 11", 6, None)
+        current = after_exit(current, WorkerOutcome.CRASHED, "signal 11", 6, None)
         waits.append(current.retry_after_s)
     assert waits == [30, 60, 120, 240, 480]
-    forgiven = after_exit(replace(current, step=7), Outcome.CRASHED, "signal 11", 6, None)
+    forgiven = after_exit(replace(current, step=7), WorkerOutcome.CRASHED, "signal 11", 6, None)
     assert (forgiven.state, forgiven.retry_after_s) == (JobState.BACKOFF, 30)
-    given_up = after_exit(current, Outcome.CRASHED, "signal 11", 6, None)
+    given_up = after_exit(current, WorkerOutcome.CRASHED, "signal 11", 6, None)
     assert given_up.state is JobState.FAILED
     assert "given up after 6 failures" in given_up.reason and "signal 11" in given_up.reason
 
 
 def test_a_job_that_waits_for_data_starts_over_after_each_round() -> None:
     waiting = job(spec=replace(SPEC, waits_for_data=True), state=JobState.RUNNING)
-    after = after_exit(waiting, Outcome.FINISHED, "done", 6, None)
+    after = after_exit(waiting, WorkerOutcome.FINISHED, "done", 6, None)
     assert (after.state, after.rounds) == (JobState.WAITING_DATA, 1)
 
 
@@ -191,11 +191,11 @@ def test_an_id_is_never_used_twice(tmp_path: Path) -> None:
 def test_names_of_living_jobs_are_unique(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
     first = store.add(SPEC, 1.0)
-    with pytest.raises(JobError, match="choose another"):
+    with pytest.raises(JobRequestError, match="choose another"):
         store.add(SPEC, 2.0)
     store.save(replace(first, state=JobState.CANCELLED))
     assert store.add(SPEC, 3.0).id == store.find("birds").id
-    with pytest.raises(JobError, match="no job"):
+    with pytest.raises(JobRequestError, match="no job"):
         store.find("nobody")
     store.close()
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from agent.facts import Answer, Facts, Power, ThrottleReading, Voice
+from agent.facts import Answer, Facts, IdleSignal, Power, ThrottleReading
 from agent.policy.decide import (
     Decision,
-    Limits,
     Memory,
     Now,
     Policy,
+    ResourceLimits,
     State,
-    Window,
+    TimeWindow,
     decide,
     next_window,
     window_closes_in_s,
@@ -23,14 +23,14 @@ from agent.policy.decide import (
 
 MIB = 1 << 20
 NOON = datetime(2026, 6, 3, 12, 0)  # a Wednesday
-IDLE = (Voice("load", Answer.YES, "others use 2 % CPU"),)
-BUSY = (Voice("load", Answer.NO, "others use 80 % CPU"),)
-SILENT = (Voice("load", Answer.UNKNOWN, "no CPU figure yet"),)
-ONLY_LOGIND = (Voice("logind", Answer.NO, "IdleHint=no", weak=True),)
+IDLE = (IdleSignal("load", Answer.YES, "others use 2 % CPU"),)
+BUSY = (IdleSignal("load", Answer.NO, "others use 80 % CPU"),)
+SILENT = (IdleSignal("load", Answer.UNKNOWN, "no CPU figure yet"),)
+ONLY_LOGIND = (IdleSignal("logind", Answer.NO, "IdleHint=no", weak=True),)
 GOOD = Facts(
     power=Power.EXTERNAL,
     battery_percent=80.0,
-    voices=IDLE,
+    idle_signals=IDLE,
     temperature_c=50.0,
     throttle=ThrottleReading(Answer.NO),
     free_disk_bytes=10_000 * MIB,
@@ -40,7 +40,7 @@ POLICY = Policy()
 RESTED = Memory(idle_since_s=0.0, idle_known_at_s=0.0)
 TRAINING = replace(RESTED, training=True)
 NOW = Now(1000.0, NOON)
-NIGHTS = tuple(Window(day, time(22), time(7)) for day in range(7))
+NIGHTS = tuple(TimeWindow(day, time(22), time(7)) for day in range(7))
 
 
 def test_good_conditions_train() -> None:
@@ -57,7 +57,7 @@ def test_good_conditions_train() -> None:
         ({"power": Power.BATTERY, "battery_percent": 64.0}, "battery", "on battery 64 %"),
         ({"power": Power.UNKNOWN, "power_detail": "BAT0: unknown"}, "power", "BAT0: unknown"),
         ({"battery_percent": 12.0}, "low-battery", "battery 12 %, training needs 30 %"),
-        ({"voices": BUSY}, "in-use", "others use 80 % CPU"),
+        ({"idle_signals": BUSY}, "in-use", "others use 80 % CPU"),
         ({"temperature_c": 76.0}, "hot", "76 °C is too hot (limit 75); resumes at 65 °C"),
         ({"throttle": ThrottleReading(Answer.YES, "under-voltage")}, "throttled", "under-voltage"),
         ({"free_disk_bytes": 10 * MIB}, "disk", "10.0 MiB of disk space free, training needs 512.0 MiB"),
@@ -84,8 +84,8 @@ def test_each_condition_stops_with_its_reason(change: dict[str, object], code: s
         ({"throttle": ThrottleReading(Answer.UNKNOWN)}, POLICY),
         ({"throttle": ThrottleReading(Answer.YES)}, replace(POLICY, stop_when_throttled=False)),
         ({"free_disk_bytes": None, "available_memory_bytes": None}, POLICY),
-        ({"voices": BUSY}, replace(POLICY, idle_for_s=0.0)),
-        ({"voices": (*IDLE, *ONLY_LOGIND)}, POLICY),
+        ({"idle_signals": BUSY}, replace(POLICY, idle_for_s=0.0)),
+        ({"idle_signals": (*IDLE, *ONLY_LOGIND)}, POLICY),
         ({"temperature_c": 75.0}, POLICY),
     ],
 )
@@ -94,7 +94,7 @@ def test_what_does_not_stop(change: dict[str, object], policy: Policy) -> None:
 
 
 def test_all_reasons_are_given_at_once() -> None:
-    facts = replace(GOOD, power=Power.BATTERY, temperature_c=90.0, voices=BUSY)
+    facts = replace(GOOD, power=Power.BATTERY, temperature_c=90.0, idle_signals=BUSY)
     assert decide(facts, POLICY, NOW, TRAINING).codes == ("battery", "in-use", "hot")
 
 
@@ -107,16 +107,16 @@ def test_idle_time_is_counted() -> None:
 
 
 def test_use_restarts_the_count_and_silence_does_so_after_a_minute() -> None:
-    busy = decide(replace(GOOD, voices=BUSY), POLICY, NOW, RESTED)
+    busy = decide(replace(GOOD, idle_signals=BUSY), POLICY, NOW, RESTED)
     assert decide(GOOD, POLICY, Now(1001.0, NOON), busy.memory).codes == ("idle",)
     known = replace(RESTED, idle_known_at_s=1000.0)
-    silent = replace(GOOD, voices=SILENT)
+    silent = replace(GOOD, idle_signals=SILENT)
     assert decide(silent, POLICY, Now(1059.0, NOON), known).state is State.TRAIN
     assert decide(silent, POLICY, Now(1061.0, NOON), known).codes == ("presence",)
 
 
 def test_logind_alone_does_not_prove_use_but_nor_does_it_prove_idle() -> None:
-    decision = decide(replace(GOOD, voices=ONLY_LOGIND), POLICY, NOW, Memory())
+    decision = decide(replace(GOOD, idle_signals=ONLY_LOGIND), POLICY, NOW, Memory())
     assert decision.codes == ("presence",)
     assert "cannot tell" in decision.reasons[0]
 
@@ -169,7 +169,7 @@ def test_memory_is_kept_while_paused_only_as_long_as_wished() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"power": Power.BATTERY}, {"voices": BUSY}, {"available_memory_bytes": MIB}, {"paused_by_user": True}],
+    [{"power": Power.BATTERY}, {"idle_signals": BUSY}, {"available_memory_bytes": MIB}, {"paused_by_user": True}],
 )
 def test_memory_is_given_back_at_once_when_somebody_needs_it(change: dict[str, object]) -> None:
     policy = replace(POLICY, keep_in_memory_for_s=120.0)
@@ -178,7 +178,7 @@ def test_memory_is_given_back_at_once_when_somebody_needs_it(change: dict[str, o
 
 def test_training_gently_while_in_use() -> None:
     policy = replace(POLICY, train_while_in_use=True)
-    busy = decide(replace(GOOD, voices=BUSY), policy, NOW, TRAINING)
+    busy = decide(replace(GOOD, idle_signals=BUSY), policy, NOW, TRAINING)
     assert busy.state is State.TRAIN_GENTLY
     early = decide(GOOD, policy, Now(1001.0, NOON), busy.memory)
     assert early.state is State.TRAIN_GENTLY
@@ -204,7 +204,7 @@ def test_windows_run_past_midnight(local: datetime, open_: bool) -> None:
 
 
 def test_windows_of_one_weekday() -> None:
-    policy = replace(POLICY, windows=(Window(6, time(0), time(0)),))  # all of Sunday
+    policy = replace(POLICY, windows=(TimeWindow(6, time(0), time(0)),))  # all of Sunday
     assert next_window(policy, NOON) == datetime(2026, 6, 7, 0, 0)
     assert decide(GOOD, policy, Now(0.0, datetime(2026, 6, 7, 23, 59)), RESTED).codes != ("window",)
     assert decide(GOOD, policy, Now(1000.0, datetime(2026, 6, 8, 0, 0)), RESTED).codes == ("window",)
@@ -224,17 +224,17 @@ def test_when_the_window_closes(local: datetime, seconds: float | None) -> None:
 
 
 def test_windows_that_touch_are_one() -> None:
-    touching = (Window(2, time(20), time(0)), Window(3, time(0), time(3)), Window(3, time(2), time(5)))
+    touching = (TimeWindow(2, time(20), time(0)), TimeWindow(3, time(0), time(3)), TimeWindow(3, time(2), time(5)))
     policy = replace(POLICY, windows=touching)
     assert window_closes_in_s(policy, datetime(2026, 6, 3, 23, 0)) == 6 * 3600
-    always = replace(POLICY, windows=tuple(Window(day, time(0), time(0)) for day in range(7)))
+    always = replace(POLICY, windows=tuple(TimeWindow(day, time(0), time(0)) for day in range(7)))
     assert window_closes_in_s(always, NOON) is None
 
 
 def test_memory_limits() -> None:
-    assert Limits(memory_percent=50.0).memory_limit(1000) == 500
-    assert Limits(memory_percent=100.0, memory_bytes=300).memory_limit(1000) == 300
-    assert Limits(memory_percent=50.0).memory_limit(None) is None
+    assert ResourceLimits(memory_percent=50.0).memory_limit(1000) == 500
+    assert ResourceLimits(memory_percent=100.0, memory_bytes=300).memory_limit(1000) == 300
+    assert ResourceLimits(memory_percent=50.0).memory_limit(None) is None
 
 
 def random_facts(rng: random.Random, previous: Facts) -> Facts:
@@ -249,7 +249,7 @@ def random_facts(rng: random.Random, previous: Facts) -> Facts:
         previous,
         power=maybe(previous.power, list(Power)),
         battery_percent=maybe(previous.battery_percent, [None, 20.0, 29.0, 31.0, 34.0, 36.0, 90.0]),
-        voices=maybe(previous.voices, [IDLE, IDLE, BUSY, SILENT, ONLY_LOGIND, ()]),
+        idle_signals=maybe(previous.idle_signals, [IDLE, IDLE, BUSY, SILENT, ONLY_LOGIND, ()]),
         temperature_c=temperature,
         throttle=maybe(previous.throttle, [ThrottleReading(answer) for answer in Answer], 0.05),
         free_disk_bytes=maybe(previous.free_disk_bytes, [None, 500 * MIB, 600 * MIB, 5000 * MIB], 0.05),

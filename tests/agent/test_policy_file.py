@@ -10,7 +10,7 @@ import pytest
 from agent.energy.sources.registry import EnergyConfig
 from agent.facts import Power
 from agent.policy.config import KEYS, Config, ConfigError, describe, load_config, read_file, restart_needed
-from agent.policy.decide import Limits, Policy, Window
+from agent.policy.decide import Policy, ResourceLimits, TimeWindow
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy/config.toml"
 
@@ -63,8 +63,8 @@ listen = "127.0.0.1:9477"
     assert policy.idle_for_s == 90.0
     assert policy.max_temperature_c == 80.0
     assert len(policy.windows) == 8
-    assert policy.windows[-1] == Window(6, time(0), time(0))
-    assert policy.in_use == Limits(10.0, 100.0, 300 << 20)
+    assert policy.windows[-1] == TimeWindow(6, time(0), time(0))
+    assert policy.in_use == ResourceLimits(10.0, 100.0, 300 << 20)
     assert policy.flash_write_budget_bytes_per_day == 1 << 30
     assert config.options.metrics_listen == ("127.0.0.1", 9477)
     assert describe(config)["windows"] is not None

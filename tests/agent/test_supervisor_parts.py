@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.jobs.model import Job, JobKind, JobSpec, Measured, Outcome
-from agent.policy.decide import Window
+from agent.jobs.model import Job, JobKind, JobMeasurements, JobSpec, WorkerOutcome
+from agent.policy.decide import TimeWindow
 from agent.supervisor.background_tasks import too_old
 from agent.supervisor.inbox import Inboxes
 from agent.supervisor.job.exit_status import WorkerExit, classify
@@ -36,7 +36,7 @@ from agent.supervisor.job.worker_kinds import (
     torch_environment,
     worker_command,
 )
-from agent.supervisor.timers import Agenda
+from agent.supervisor.timers import Timers
 from agent.system.cgroup import CgroupError, MemoryEvents, WorkerGroup, WorkerLimits, delegated_tree, system_oom_kills
 from agent.system.locks import InstanceError, LockFile, lock_instance
 from agent.system.sd_notify import Notifier
@@ -49,27 +49,27 @@ MIB = 1 << 20
 @pytest.mark.parametrize(
     ("end", "outcome", "words"),
     [
-        (WorkerExit(0, finished=True), Outcome.FINISHED, "finished"),
-        (WorkerExit(0), Outcome.FAILED, "without saying"),
-        (WorkerExit(75, told_to_leave=True), Outcome.LEFT, "on request"),
-        (WorkerExit(75, cancelled=True), Outcome.CANCELLED, "by you"),
-        (WorkerExit(-9, oom_kills=1), Outcome.OUT_OF_MEMORY, "at its memory limit"),
-        (WorkerExit(1, oom_kills=1), Outcome.OUT_OF_MEMORY, "at its memory limit"),
-        (WorkerExit(1, failure_code="out-of-memory"), Outcome.OUT_OF_MEMORY, "out of memory"),
-        (WorkerExit(-9, system_oom_kills=1), Outcome.OUT_OF_MEMORY, "the machine ran out"),
-        (WorkerExit(-9), Outcome.CRASHED, "SIGKILL"),
-        (WorkerExit(-11), Outcome.CRASHED, "SIGSEGV"),
-        (WorkerExit(-99), Outcome.CRASHED, "signal 99"),
-        (WorkerExit(-9, told_to_leave=True, killed_after_s=0.85), Outcome.LEFT, "within 0.8"),
-        (WorkerExit(-11, told_to_leave=True), Outcome.CRASHED, "SIGSEGV"),
-        (WorkerExit(-15, told_to_leave=True), Outcome.LEFT, "on request"),
-        (WorkerExit(2), Outcome.IMPOSSIBLE, "never run"),
-        (WorkerExit(1, failure_message="bad", may_retry=False), Outcome.IMPOSSIBLE, "bad"),
-        (WorkerExit(1, failure_message="no data"), Outcome.FAILED, "no data"),
-        (WorkerExit(3), Outcome.FAILED, "exit status 3"),
+        (WorkerExit(0, finished=True), WorkerOutcome.FINISHED, "finished"),
+        (WorkerExit(0), WorkerOutcome.FAILED, "without saying"),
+        (WorkerExit(75, told_to_leave=True), WorkerOutcome.LEFT, "on request"),
+        (WorkerExit(75, cancelled=True), WorkerOutcome.CANCELLED, "by you"),
+        (WorkerExit(-9, oom_kills=1), WorkerOutcome.OUT_OF_MEMORY, "at its memory limit"),
+        (WorkerExit(1, oom_kills=1), WorkerOutcome.OUT_OF_MEMORY, "at its memory limit"),
+        (WorkerExit(1, failure_code="out-of-memory"), WorkerOutcome.OUT_OF_MEMORY, "out of memory"),
+        (WorkerExit(-9, system_oom_kills=1), WorkerOutcome.OUT_OF_MEMORY, "the machine ran out"),
+        (WorkerExit(-9), WorkerOutcome.CRASHED, "SIGKILL"),
+        (WorkerExit(-11), WorkerOutcome.CRASHED, "SIGSEGV"),
+        (WorkerExit(-99), WorkerOutcome.CRASHED, "signal 99"),
+        (WorkerExit(-9, told_to_leave=True, killed_after_s=0.85), WorkerOutcome.LEFT, "within 0.8"),
+        (WorkerExit(-11, told_to_leave=True), WorkerOutcome.CRASHED, "SIGSEGV"),
+        (WorkerExit(-15, told_to_leave=True), WorkerOutcome.LEFT, "on request"),
+        (WorkerExit(2), WorkerOutcome.IMPOSSIBLE, "never run"),
+        (WorkerExit(1, failure_message="bad", may_retry=False), WorkerOutcome.IMPOSSIBLE, "bad"),
+        (WorkerExit(1, failure_message="no data"), WorkerOutcome.FAILED, "no data"),
+        (WorkerExit(3), WorkerOutcome.FAILED, "exit status 3"),
     ],
 )
-def test_why_a_worker_ended(end: WorkerExit, outcome: Outcome, words: str) -> None:
+def test_why_a_worker_ended(end: WorkerExit, outcome: WorkerOutcome, words: str) -> None:
     found, detail = classify(end)
     assert found is outcome
     assert words in detail
@@ -144,7 +144,7 @@ def test_worker_command(tmp_path: Path) -> None:
 def test_steps_between_checkpoints() -> None:
     job, budget = Job(1, JobSpec("birds", "bundle.port"), 0.0), 4096 * MIB
     assert checkpoint_steps(job, budget) == 50
-    known = replace(job, measured=Measured(step_s=2.0, checkpoint_s=4.0, checkpoint_bytes=MIB))
+    known = replace(job, measured=JobMeasurements(step_s=2.0, checkpoint_s=4.0, checkpoint_bytes=MIB))
     assert checkpoint_steps(known, budget) == 100
     assert checkpoint_steps(replace(job, spec=replace(job.spec, checkpoint_every=3)), budget) == 3
     assert checkpoint_steps(replace(job, spec=replace(job.spec, kind=JobKind.MCU)), budget) is None
@@ -277,21 +277,21 @@ def test_locks_die_with_their_holder(tmp_path: Path) -> None:
 
 def test_agenda_wakes_at_borders_and_never_drops_late_jobs() -> None:
     async def plan() -> dict[str, datetime]:
-        agenda = Agenda(lambda: None)
-        agenda.start()
-        agenda.set_windows([Window(6, time(22), time(7)), Window(0, time(1, 30), time(2))])
-        agenda.set_deadline(4, datetime(2035, 1, 1).timestamp())
-        agenda.every(60.0, "chore", lambda: asyncio.sleep(0))
-        times = agenda.next_times()
-        assert agenda.has("chore")
-        agenda.clock_changed()
-        for job in agenda._scheduler.get_jobs():
+        timers = Timers(lambda: None)
+        timers.start()
+        timers.set_windows([TimeWindow(6, time(22), time(7)), TimeWindow(0, time(1, 30), time(2))])
+        timers.set_deadline(4, datetime(2035, 1, 1).timestamp())
+        timers.every(60.0, "chore", lambda: asyncio.sleep(0))
+        times = timers.next_times()
+        assert timers.has("chore")
+        timers.clock_changed()
+        for job in timers._scheduler.get_jobs():
             assert (job.misfire_grace_time, job.coalesce, job.max_instances) == (None, True, 1)
-        agenda.cancel("chore")
-        agenda.set_deadline(4, None)
-        agenda.set_windows([])
-        assert agenda.next_times() == {}
-        agenda.stop()
+        timers.cancel("chore")
+        timers.set_deadline(4, None)
+        timers.set_windows([])
+        assert timers.next_times() == {}
+        timers.stop()
         return times
 
     times = asyncio.run(plan())
@@ -307,11 +307,11 @@ def test_agenda_wakes_at_borders_and_never_drops_late_jobs() -> None:
 def test_a_deadline_in_the_past_wakes_at_once() -> None:
     async def wait() -> None:
         woken = asyncio.Event()
-        agenda = Agenda(woken.set)
-        agenda.start()
-        agenda.set_deadline(1, 1_000_000.0)
+        timers = Timers(woken.set)
+        timers.start()
+        timers.set_deadline(1, 1_000_000.0)
         await asyncio.wait_for(woken.wait(), 10.0)
-        agenda.stop()
+        timers.stop()
 
     asyncio.run(wait())
 

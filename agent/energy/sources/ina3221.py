@@ -28,7 +28,7 @@ _UNCONNECTED = "NC"
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class RailChannel:
     """One measured rail and the two files that make its power."""
 
     rail: str
@@ -51,7 +51,7 @@ class Channel:
         return millivolts * max(milliamperes, 0) / 1e6
 
 
-def find_channels(root: Path) -> tuple[Channel, ...]:
+def find_channels(root: Path) -> tuple[RailChannel, ...]:
     """Return every connected rail; raise `SourceError` if there is no INA3221."""
     channels = [
         channel
@@ -66,7 +66,7 @@ def find_channels(root: Path) -> tuple[Channel, ...]:
     return tuple(channels)
 
 
-def _hwmon_channels(device: Path) -> Iterator[Channel]:
+def _hwmon_channels(device: Path) -> Iterator[RailChannel]:
     for folder in sorted(device.glob("hwmon/hwmon*")):
         # Only 1 to 3 are channels. in4 to in6 are shunt voltages, in7 is their sum under a label of its own.
         for number in (1, 2, 3):
@@ -74,17 +74,17 @@ def _hwmon_channels(device: Path) -> Iterator[Channel]:
             if label.exists():
                 rail = read_text(NAME, label)
                 if rail != _UNCONNECTED:
-                    yield Channel(rail, folder / f"in{number}_input", folder / f"curr{number}_input")
+                    yield RailChannel(rail, folder / f"in{number}_input", folder / f"curr{number}_input")
 
 
-def _iio_channels(device: Path) -> Iterator[Channel]:
+def _iio_channels(device: Path) -> Iterator[RailChannel]:
     for folder in sorted(device.glob("iio:device*")):
         for number in (0, 1, 2):
             label = folder / f"rail_name_{number}"
             if label.exists():
                 rail = read_text(NAME, label)
                 if rail != _UNCONNECTED:
-                    yield Channel(rail, folder / f"in_voltage{number}_input", folder / f"in_current{number}_input")
+                    yield RailChannel(rail, folder / f"in_voltage{number}_input", folder / f"in_current{number}_input")
 
 
 class Ina3221Source:

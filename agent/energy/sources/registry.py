@@ -138,7 +138,7 @@ class SourceReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SourceChoice:
     """Open sources, best first, and the report on all that were tried."""
 
     sources: tuple[PowerSource, ...]
@@ -150,7 +150,7 @@ class Choice:
         return tuple(report for report in self.reports if report.present and not report.ok)
 
 
-def open_sources(config: EnergyConfig, model: PowerModel | None, root: Path) -> Choice:
+def open_sources(config: EnergyConfig, model: PowerModel | None, root: Path) -> SourceChoice:
     """Return every source that works here, best first; the estimated one is always the last.
 
     Never raises for a sensor: what fails is in the reports. Raises `EnergyConfigError` if `energy.source` names a
@@ -172,7 +172,7 @@ def open_sources(config: EnergyConfig, model: PowerModel | None, root: Path) -> 
         if source is not None:
             opened.append(source)
     opened.sort(key=lambda source: _order(source.info))
-    return Choice(tuple(opened), tuple(reports))
+    return SourceChoice(tuple(opened), tuple(reports))
 
 
 def _order(info: SourceInfo) -> tuple[bool, int]:

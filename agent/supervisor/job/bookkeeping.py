@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from agent.health.conditions import HealthBoard
-from agent.jobs.model import Job, JobState, Outcome, after_exit
+from agent.jobs.model import Job, JobState, WorkerOutcome, after_exit
 from agent.jobs.store import JobStore
 from agent.supervisor.job.log import JobLog
 from agent.supervisor.job.plan_choice import PlanFigures, memory_max, smaller_plan
@@ -41,10 +41,10 @@ class Bookkeeper:
         now_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
         self._health.report(code, now_s, wall_s, key=key, lasts_s=lasts_s, **values)
 
-    def settle(self, job: Job, outcome: Outcome, detail: str, give_up_after: int, ended: Ended) -> None:
+    def settle(self, job: Job, outcome: WorkerOutcome, detail: str, give_up_after: int, ended: Ended) -> None:
         """Write down what becomes of the job, and say so."""
         smaller = None
-        if outcome is Outcome.OUT_OF_MEMORY:
+        if outcome is WorkerOutcome.OUT_OF_MEMORY:
             smaller = self._after_out_of_memory(job, ended)
             job = replace(job, memory_ceiling_bytes=ended.peak_bytes if smaller is not None else None)
         before = job

@@ -3,7 +3,7 @@
 import signal
 from dataclasses import dataclass
 
-from agent.jobs.model import Outcome
+from agent.jobs.model import WorkerOutcome
 
 EXIT_LEFT = 75
 """EX_TEMPFAIL: left on request, can be resumed."""
@@ -30,39 +30,39 @@ class WorkerExit:
     """Kills for memory anywhere on the machine while the worker ran."""
 
 
-def classify(end: WorkerExit) -> tuple[Outcome, str]:
+def classify(end: WorkerExit) -> tuple[WorkerOutcome, str]:
     """Return the outcome and a sentence for the user."""
     if end.cancelled:
-        return Outcome.CANCELLED, "cancelled by you"
+        return WorkerOutcome.CANCELLED, "cancelled by you"
     if end.returncode == 0:
         if end.finished:
-            return Outcome.FINISHED, "finished"
-        return Outcome.FAILED, "the worker ended without saying that it finished"
+            return WorkerOutcome.FINISHED, "finished"
+        return WorkerOutcome.FAILED, "the worker ended without saying that it finished"
     if end.returncode == EXIT_LEFT:
-        return Outcome.LEFT, "left on request"
+        return WorkerOutcome.LEFT, "left on request"
     if end.oom_kills:
-        return Outcome.OUT_OF_MEMORY, "the kernel killed the worker at its memory limit"
+        return WorkerOutcome.OUT_OF_MEMORY, "the kernel killed the worker at its memory limit"
     if end.failure_code == "out-of-memory":
-        return Outcome.OUT_OF_MEMORY, end.failure_message or "the worker ran out of memory"
+        return WorkerOutcome.OUT_OF_MEMORY, end.failure_message or "the worker ran out of memory"
     if end.returncode == EXIT_IMPOSSIBLE or not end.may_retry:
-        return Outcome.IMPOSSIBLE, end.failure_message or "the worker says that this job can never run as it is"
+        return WorkerOutcome.IMPOSSIBLE, end.failure_message or "the worker says that this job can never run as it is"
     if end.returncode < 0:
         return _signalled(end)
-    return Outcome.FAILED, end.failure_message or f"the worker failed with exit status {end.returncode}"
+    return WorkerOutcome.FAILED, end.failure_message or f"the worker failed with exit status {end.returncode}"
 
 
-def _signalled(end: WorkerExit) -> tuple[Outcome, str]:
+def _signalled(end: WorkerExit) -> tuple[WorkerOutcome, str]:
     if end.told_to_leave and end.killed_after_s is not None:
         return (
-            Outcome.LEFT,
+            WorkerOutcome.LEFT,
             f"did not leave within {end.killed_after_s:.1f} s and was killed; resumes at its checkpoint",
         )
     if end.told_to_leave and -end.returncode == signal.SIGTERM:
-        return Outcome.LEFT, "left on request"
+        return WorkerOutcome.LEFT, "left on request"
     if -end.returncode == signal.SIGKILL and end.system_oom_kills:
-        return Outcome.OUT_OF_MEMORY, "the kernel killed the worker because the machine ran out of memory"
+        return WorkerOutcome.OUT_OF_MEMORY, "the kernel killed the worker because the machine ran out of memory"
     try:
         name = signal.Signals(-end.returncode).name
     except ValueError:
         name = f"signal {-end.returncode}"
-    return Outcome.CRASHED, f"the worker was killed by {name}"
+    return WorkerOutcome.CRASHED, f"the worker was killed by {name}"

@@ -28,7 +28,7 @@ CORRECTION_NOTE_S = 1800.0
 """A noisy machine corrects its figures again and again; the history and the disk need not hear each time."""
 
 
-class Fitter:
+class PlanSwitcher:
     """Chooses plans at the start of a run and again while it lasts."""
 
     def __init__(self, books: Bookkeeper, health: HealthBoard, clock: Clock) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agent.jobs.model import Job
-from agent.policy.decide import Limits
+from agent.policy.decide import ResourceLimits
 from agent.supervisor.job.log import JobLog
 from agent.supervisor.job.plan_choice import PlanFigures, eta_s, memory_max
 from agent.supervisor.job.worker_process import WorkerProcess
@@ -29,7 +29,7 @@ class Meter(Protocol):
 class Surroundings:
     """What a run depends on: limits, memory, heat, and the settings about jobs."""
 
-    limits: Limits
+    limits: ResourceLimits
     total_memory_bytes: int | None
     warm: bool = False
     flash_budget_bytes_per_day: int = 1 << 32
@@ -90,7 +90,7 @@ class Run:
             "name": job.spec.name,
             "kind": job.spec.kind.value,
             "phase": self.worker.phase.value,
-            "wish": self.worker.wish.value,
+            "wish": self.worker.requested.value,
             "pid": self.worker.pid,
             "step": job.step,
             "total_steps": job.total_steps,

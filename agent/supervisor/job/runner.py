@@ -9,15 +9,15 @@ from typing import Any
 
 from agent.energy.drift import Correction
 from agent.health.conditions import HealthBoard
-from agent.jobs.model import Job, JobError, JobKind, JobState, Outcome
+from agent.jobs.model import Job, JobKind, JobRequestError, JobState, WorkerOutcome
 from agent.jobs.store import JobStore
-from agent.policy.decide import Limits
+from agent.policy.decide import ResourceLimits
 from agent.supervisor.inbox import Inboxes
 from agent.supervisor.job.bookkeeping import Bookkeeper, Ended
 from agent.supervisor.job.exit_status import WorkerExit, classify
 from agent.supervisor.job.log import JobLog
 from agent.supervisor.job.plan_choice import PlanFigures, data_limit
-from agent.supervisor.job.plan_switching import PLAN_SWITCH_PAUSE_S, Fitter, no_plan_fits
+from agent.supervisor.job.plan_switching import PLAN_SWITCH_PAUSE_S, PlanSwitcher, no_plan_fits
 from agent.supervisor.job.progress import Hearing
 from agent.supervisor.job.run_state import Meter, Run, Surroundings
 from agent.supervisor.job.worker_kinds import (
@@ -28,7 +28,7 @@ from agent.supervisor.job.worker_kinds import (
     checkpoint_steps,
     worker_command,
 )
-from agent.supervisor.job.worker_process import Launch, Phase, Wish, WorkerProcess
+from agent.supervisor.job.worker_process import Launch, RequestedState, WorkerPhase, WorkerProcess
 from agent.system.cgroup import CgroupError, DelegatedTree, WorkerGroup, WorkerLimits
 from agent.system.clock import Clock
 from agent.system.locks import LockFile
@@ -57,10 +57,10 @@ class Runner:
         self._store, self._inboxes, self._health, self._clock = store, inboxes, health, clock
         self._kinds, self._worker_lock, self._on_change = kinds, worker_lock, on_change
         self._books = Bookkeeper(store, health, clock)
-        self._fitter = Fitter(self._books, health, clock)
+        self._plan_switcher = PlanSwitcher(self._books, health, clock)
         self._hearing = Hearing(store, self._books, clock)
         self._run: Run | None = None
-        self._surroundings = Surroundings(Limits(), None)
+        self._surroundings = Surroundings(ResourceLimits(), None)
 
     # --- what others ask
 
@@ -70,14 +70,14 @@ class Runner:
         return None if self._run is None else self._store.get(self._run.job_id)
 
     @property
-    def phase(self) -> Phase | None:
+    def phase(self) -> WorkerPhase | None:
         """What the worker does, or None without one."""
         return None if self._run is None else self._run.worker.phase
 
     @property
-    def wish(self) -> Wish | None:
+    def requested(self) -> RequestedState | None:
         """What was last asked of the worker, or None without one."""
-        return None if self._run is None else self._run.worker.wish
+        return None if self._run is None else self._run.worker.requested
 
     @property
     def pid(self) -> int | None:
@@ -115,7 +115,7 @@ class Runner:
     def start(self, job: Job, around: Surroundings) -> bool:
         """Start the worker of `job`; returns False when it cannot run now (a health item or its state says why)."""
         if self._run is not None:
-            raise JobError(f"job {self._run.job_id} is still running; one worker at a time", job.id)
+            raise JobRequestError(f"job {self._run.job_id} is still running; one worker at a time", job.id)
         self._surroundings, self._books.log_bytes = around, around.job_log_bytes
         kind = self._kinds[job.spec.kind]
         job_dir = self._store.job_dir(job.id)
@@ -123,9 +123,9 @@ class Runner:
         try:
             facts = kind.read_bundle(bundle) if bundle is not None else BundleFacts()
         except (PortError, OSError) as error:
-            self._settle(job, Outcome.IMPOSSIBLE, f"the bundle cannot be used: {error}")
+            self._settle(job, WorkerOutcome.IMPOSSIBLE, f"the bundle cannot be used: {error}")
             return False
-        plan = self._fitter.choose(job, facts.plans, around)
+        plan = self._plan_switcher.choose(job, facts.plans, around)
         if facts.plans and plan is None:
             self._books.no_fit(job, facts.plans, around.memory_bytes)
             return False
@@ -137,7 +137,7 @@ class Runner:
             paths = self._paths(job, job_dir, bundle)
             return self._spawn(job, kind, paths, facts, plan, around)
         except OSError as error:
-            self._settle(job, Outcome.FAILED, f"the worker cannot be started: {error}")
+            self._settle(job, WorkerOutcome.FAILED, f"the worker cannot be started: {error}")
             return False
 
     def _paths(self, job: Job, job_dir: Path, bundle: Path | None) -> RunPaths:
@@ -250,16 +250,16 @@ class Runner:
 
     def leave(self, reason: str) -> None:
         """Give the memory back within a second."""
-        if self._run is not None and self._run.worker.wish is not Wish.LEAVE:
+        if self._run is not None and self._run.worker.requested is not RequestedState.LEAVE:
             self._run.log.note(f"leaving: {reason}", self._clock.wall_s())
             self._run.worker.leave()
 
     def leave_after_checkpoint(self, reason: str) -> None:
         """Leave when the next checkpoint is written, or after `FAREWELL_S`: for reasons that can wait so long."""
         run, now_s = self._run, self._clock.monotonic_s()
-        if run is None or run.worker.wish is Wish.LEAVE:
+        if run is None or run.worker.requested is RequestedState.LEAVE:
             return
-        if run.worker.phase is not Phase.TRAINING or run.worker.wish is not Wish.TRAIN:
+        if run.worker.phase is not WorkerPhase.TRAINING or run.worker.requested is not RequestedState.TRAIN:
             self.leave(reason)
         elif run.farewell_at_s is None:
             run.farewell_at_s, run.last_checkpoint_s = now_s, now_s
@@ -270,7 +270,7 @@ class Runner:
     def checkpoint_within(self, span_s: float) -> None:
         """Ask for a checkpoint unless one was made or asked for in the last `span_s`."""
         run, now_s = self._run, self._clock.monotonic_s()
-        if run is not None and run.worker.phase is Phase.TRAINING and now_s - run.last_checkpoint_s > span_s:
+        if run is not None and run.worker.phase is WorkerPhase.TRAINING and now_s - run.last_checkpoint_s > span_s:
             run.last_checkpoint_s = now_s
             run.worker.checkpoint()
 
@@ -287,16 +287,20 @@ class Runner:
     def adapt(self, around: Surroundings, pressure: bool) -> None:
         """Fit a training worker to new limits, memory pressure or its deadline; called about once a second."""
         run = self._run
-        if run is None or run.worker.wish is not Wish.TRAIN or run.worker.phase is not Phase.TRAINING:
+        if (
+            run is None
+            or run.worker.requested is not RequestedState.TRAIN
+            or run.worker.phase is not WorkerPhase.TRAINING
+        ):
             return
         self._surroundings, self._books.log_bytes = around, around.job_log_bytes
-        if not self._fitter.adapt(run, self._store.get(run.job_id), around, pressure):
+        if not self._plan_switcher.adapt(run, self._store.get(run.job_id), around, pressure):
             self.leave(no_plan_fits(around))
 
     def correct(self, correction: Correction) -> None:
         """Take over what the steps really take, so that the next look chooses anew among the plans."""
         if self._run is not None and str(self._run.job_id) == correction.job:
-            self._fitter.correct(self._run, correction)
+            self._plan_switcher.correct(self._run, correction)
 
     # --- hearing
 
@@ -308,7 +312,7 @@ class Runner:
             self.meter.on_event(str(run.job_id), event, self._clock.monotonic_s())
         self._hearing.take(run, event)
         if event["event"] == "plan":
-            self._fitter.switched(run, self._surroundings)
+            self._plan_switcher.switched(run, self._surroundings)
         elif event["event"] == "checkpoint" and run.farewell_at_s is not None:
             self.leave("its checkpoint is written")
         if event["event"] != "step":
@@ -343,7 +347,7 @@ class Runner:
         if self.meter is not None:
             self.meter.on_worker_stop(str(job.id), self._clock.monotonic_s())
         outcome, detail = classify(end)
-        if outcome is Outcome.FINISHED:
+        if outcome is WorkerOutcome.FINISHED:
             job = self._finish(run, job)
         run.log.close(self._clock.wall_s())
         self._settle(job, outcome, detail, Ended(run.plans, run.peak_bytes, run.limits.memory_bytes))
@@ -357,7 +361,7 @@ class Runner:
                 self._books.report("inbox", key=job.spec.name, reason=str(error))
         return replace(job, result=run.out)
 
-    def _settle(self, job: Job, outcome: Outcome, detail: str, ended: Ended | None = None) -> None:
+    def _settle(self, job: Job, outcome: WorkerOutcome, detail: str, ended: Ended | None = None) -> None:
         self._books.settle(job, outcome, detail, self._surroundings.give_up_after, ended or Ended())
 
 

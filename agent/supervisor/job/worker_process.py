@@ -33,7 +33,7 @@ _EXIT_POLL_S = 0.1
 """How often to look for the end of the worker where the kernel has no pidfd (macOS)."""
 
 
-class Phase(Enum):
+class WorkerPhase(Enum):
     """What the worker does, as far as it has said."""
 
     STARTING = "starting"
@@ -42,7 +42,7 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-class Wish(Enum):
+class RequestedState(Enum):
     """What the supervisor last asked for."""
 
     TRAIN = "train"
@@ -73,8 +73,8 @@ class WorkerProcess:
         on_exit: Callable[[WorkerExit], None],
         on_disobedience: Callable[[str, float], None],
     ) -> None:
-        self.phase = Phase.STARTING
-        self.wish = Wish.TRAIN
+        self.phase = WorkerPhase.STARTING
+        self.requested = RequestedState.TRAIN
         self.group = launch.group
         self.pid = 0
         self._launch = launch
@@ -123,26 +123,26 @@ class WorkerProcess:
 
     def pause(self) -> None:
         """Ask to stop between two instructions and to keep the memory."""
-        if self.wish is not Wish.TRAIN or self.phase is Phase.ENDED:
+        if self.requested is not RequestedState.TRAIN or self.phase is WorkerPhase.ENDED:
             return
-        self.wish = Wish.PAUSE
+        self.requested = RequestedState.PAUSE
         self.send("pause")
         self._arm(PAUSE_PATIENCE_S, self._stop_by_signal)
 
     def resume(self) -> None:
         """Go on after a pause."""
-        if self.wish is not Wish.PAUSE or self.phase is Phase.ENDED:
+        if self.requested is not RequestedState.PAUSE or self.phase is WorkerPhase.ENDED:
             return
-        self.wish = Wish.TRAIN
+        self.requested = RequestedState.TRAIN
         self._disarm()
         self._continue_by_signal()
         self.send("resume")
 
     def leave(self) -> None:
         """Ask to end and give the memory back; at worst the unfinished step is lost."""
-        if self.wish is Wish.LEAVE or self.phase is Phase.ENDED:
+        if self.requested is RequestedState.LEAVE or self.phase is WorkerPhase.ENDED:
             return
-        self.wish = Wish.LEAVE
+        self.requested = RequestedState.LEAVE
         self._disarm()
         self._continue_by_signal()
         self.send("leave")
@@ -182,7 +182,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Kill at once (the supervisor itself must end)."""
-        if self.phase is not Phase.ENDED:
+        if self.phase is not WorkerPhase.ENDED:
             self._process.kill()
 
     # --- inside
@@ -242,11 +242,11 @@ class WorkerProcess:
             self._on_output(b"port-agent: ignored from the worker: " + line[:200] + b"\n")
             return
         kind = event["event"]
-        if kind == "paused" and self.wish is Wish.PAUSE:
-            self.phase = Phase.PAUSED
+        if kind == "paused" and self.requested is RequestedState.PAUSE:
+            self.phase = WorkerPhase.PAUSED
             self._disarm()
-        elif kind in ("ready", "resumed", "step") and self.wish is not Wish.PAUSE:
-            self.phase = Phase.TRAINING
+        elif kind in ("ready", "resumed", "step") and self.requested is not RequestedState.PAUSE:
+            self.phase = WorkerPhase.TRAINING
         elif kind == "finished":
             self._finished = True
         elif kind == "failed":
@@ -268,10 +268,10 @@ class WorkerProcess:
 
     def _reap(self) -> None:
         returncode = self._process.poll()
-        if returncode is None or self.phase is Phase.ENDED:
+        if returncode is None or self.phase is WorkerPhase.ENDED:
             return
         self._drain()
-        self.phase = Phase.ENDED
+        self.phase = WorkerPhase.ENDED
         self._close()
         events = self.group.memory_events() if self.group else MemoryEvents()
         system_kills = system_oom_kills()
@@ -280,7 +280,7 @@ class WorkerProcess:
             returncode=returncode,
             finished=self._finished,
             cancelled=self._cancelled and not (self._finished and returncode == 0),
-            told_to_leave=self.wish is Wish.LEAVE,
+            told_to_leave=self.requested is RequestedState.LEAVE,
             killed_after_s=self._killed_after_s,
             failure_code=str(self._failure.get("code", "")),
             failure_message=str(self._failure.get("message", "")),
@@ -325,11 +325,15 @@ class WorkerProcess:
             self._belt = None
 
     def _stop_by_signal(self) -> None:
-        if self.wish is Wish.PAUSE and self.phase is not Phase.ENDED and self._process.poll() is None:
+        if (
+            self.requested is RequestedState.PAUSE
+            and self.phase is not WorkerPhase.ENDED
+            and self._process.poll() is None
+        ):
             self._process.send_signal(signal.SIGSTOP)
             self._stopped_by_signal = True
-            was_training = self.phase is Phase.TRAINING
-            self.phase = Phase.PAUSED
+            was_training = self.phase is WorkerPhase.TRAINING
+            self.phase = WorkerPhase.PAUSED
             if was_training:
                 self._on_disobedience("pause", PAUSE_PATIENCE_S)
 
@@ -339,10 +343,10 @@ class WorkerProcess:
             self._stopped_by_signal = False
 
     def _kill(self) -> None:
-        if self.phase is Phase.ENDED:
+        if self.phase is WorkerPhase.ENDED:
             return
         self._killed_after_s = LEAVE_PATIENCE_S
-        was_starting = self.phase is Phase.STARTING
+        was_starting = self.phase is WorkerPhase.STARTING
         self._process.kill()
         if self.group is not None:
             self.group.kill()

@@ -4,9 +4,9 @@ import math
 from pathlib import Path
 
 from agent.energy.ledger import Ledger
-from agent.energy.meter import EnergyMeter, Seams
+from agent.energy.meter import EnergyMeter, MeterSeams
 from agent.energy.sources.estimated import PowerModel
-from agent.energy.sources.registry import Choice, EnergyConfig
+from agent.energy.sources.registry import EnergyConfig, SourceChoice
 
 from .conftest import ScriptedSource
 
@@ -22,9 +22,9 @@ class Afternoon:
         self.now_s = 500.0
         self.source = ScriptedSource("ina3221")
         self.source.value = IDLE_WATTS
-        seams = Seams(self.unix, lambda: 0.02)
+        seams = MeterSeams(self.unix, lambda: 0.02)
         self.meter = EnergyMeter(
-            Choice((self.source,), ()), Ledger(path, self.unix()), EnergyConfig(), MODEL, seams=seams
+            SourceChoice((self.source,), ()), Ledger(path, self.unix()), EnergyConfig(), MODEL, seams=seams
         )
 
     def unix(self) -> float:

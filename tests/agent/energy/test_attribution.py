@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.energy.attribution import Attributor, Charge, Phase, PhaseCosts, StepEnergy, StepEvent, parse_step
+from agent.energy.attribution import Attributor, Charge, EnergyPhase, PhaseCosts, StepEnergy, StepEvent, parse_step
 from agent.energy.sources.base import Kind
 from agent.energy.timeline import Interval
 
@@ -20,7 +20,7 @@ def attributor(baseline: float | None = BASELINE, costs: PhaseCosts | None = Non
 
 def step(number: int = 0, wall_s: float = 1.0, **phases_s: float) -> StepEvent:
     """Return a step event."""
-    return StepEvent(number, 0, wall_s, {Phase(name): seconds for name, seconds in phases_s.items()})
+    return StepEvent(number, 0, wall_s, {EnergyPhase(name): seconds for name, seconds in phases_s.items()})
 
 
 def interval(start_s: float, end_s: float, joules: float | None) -> Interval:
@@ -28,9 +28,9 @@ def interval(start_s: float, end_s: float, joules: float | None) -> Interval:
     return Interval(start_s, end_s, joules, "meter", Kind.MEASURED)
 
 
-def by_phase(charges: list[Charge]) -> dict[Phase, float]:
+def by_phase(charges: list[Charge]) -> dict[EnergyPhase, float]:
     """Return gross joules by phase."""
-    sums: dict[Phase, float] = {}
+    sums: dict[EnergyPhase, float] = {}
     for charge in charges:
         sums[charge.phase] = sums.get(charge.phase, 0.0) + charge.gross_joules
     return sums
@@ -43,7 +43,7 @@ def test_step_gets_static_and_its_phases_by_time() -> None:
     meter.add(interval(0.0, 2.0, 14.0))
     charges, steps = meter.settle(2.0)
     assert by_phase(charges) == pytest.approx(
-        {Phase.STATIC: 6.0, Phase.FORWARD: 2.0, Phase.BACKWARD: 4.0, Phase.UPDATE: 2.0}
+        {EnergyPhase.STATIC: 6.0, EnergyPhase.FORWARD: 2.0, EnergyPhase.BACKWARD: 4.0, EnergyPhase.UPDATE: 2.0}
     )
     assert (steps[0].gross_joules, steps[0].net_joules, steps[0].known_joules) == (14.0, 8.0, 14.0)
 
@@ -51,31 +51,42 @@ def test_step_gets_static_and_its_phases_by_time() -> None:
 def test_hidden_transfer_takes_its_own_joules_and_stall_takes_none() -> None:
     costs = PhaseCosts(4.0, read_joules_per_byte=1e-9, write_joules_per_byte=2e-9)
     event = StepEvent(
-        0, 0, 2.0, {Phase.FORWARD: 1.0, Phase.STALL: 1.0, Phase.PAGE_IN: 1.5, Phase.PAGE_OUT: 1.5}, 10**9, 10**9
+        0,
+        0,
+        2.0,
+        {EnergyPhase.FORWARD: 1.0, EnergyPhase.STALL: 1.0, EnergyPhase.PAGE_IN: 1.5, EnergyPhase.PAGE_OUT: 1.5},
+        10**9,
+        10**9,
     )
     shares = costs.shares(event)
-    assert shares == pytest.approx({Phase.FORWARD: 4 / 7, Phase.PAGE_IN: 1 / 7, Phase.PAGE_OUT: 2 / 7})
+    assert shares == pytest.approx(
+        {EnergyPhase.FORWARD: 4 / 7, EnergyPhase.PAGE_IN: 1 / 7, EnergyPhase.PAGE_OUT: 2 / 7}
+    )
 
 
 def test_seconds_of_waits_and_transfers_are_kept_where_they_take_no_joules() -> None:
     meter = attributor(costs=PhaseCosts(4.0, read_joules_per_byte=1e-9))
     meter.start_job("a", 0.0)
-    event = StepEvent(0, 0, 2.0, {Phase.FORWARD: 1.5, Phase.STALL: 0.5, Phase.PAGE_IN: 1.25}, paged_in_bytes=10**9)
+    event = StepEvent(
+        0, 0, 2.0, {EnergyPhase.FORWARD: 1.5, EnergyPhase.STALL: 0.5, EnergyPhase.PAGE_IN: 1.25}, paged_in_bytes=10**9
+    )
     meter.finish_step(event, 2.0)
     meter.add(interval(0.0, 1.0, 5.0))
     meter.add(interval(1.0, 2.0, 5.0))
     charges, steps = meter.settle(2.0)
-    seconds: dict[Phase, float] = {}
+    seconds: dict[EnergyPhase, float] = {}
     for charge in charges:
         seconds[charge.phase] = seconds.get(charge.phase, 0.0) + charge.seconds
-    assert seconds == pytest.approx({Phase.STATIC: 2.0, Phase.FORWARD: 1.5, Phase.STALL: 0.5, Phase.PAGE_IN: 1.25})
-    assert steps[0].phases[Phase.STALL] == 0.0
+    assert seconds == pytest.approx(
+        {EnergyPhase.STATIC: 2.0, EnergyPhase.FORWARD: 1.5, EnergyPhase.STALL: 0.5, EnergyPhase.PAGE_IN: 1.25}
+    )
+    assert steps[0].phases[EnergyPhase.STALL] == 0.0
     assert sum(steps[0].phases.values()) == pytest.approx(10.0)
 
 
 def test_time_of_a_step_that_no_phase_claims_is_other() -> None:
-    assert PhaseCosts(1.0).shares(step(wall_s=4.0, forward=1.0)) == {Phase.FORWARD: 0.25, Phase.OTHER: 0.75}
-    assert PhaseCosts(1.0).shares(step(wall_s=1.0, stall=1.0)) == {Phase.OTHER: 1.0}
+    assert PhaseCosts(1.0).shares(step(wall_s=4.0, forward=1.0)) == {EnergyPhase.FORWARD: 0.25, EnergyPhase.OTHER: 0.75}
+    assert PhaseCosts(1.0).shares(step(wall_s=1.0, stall=1.0)) == {EnergyPhase.OTHER: 1.0}
 
 
 def test_idle_before_after_and_while_paused() -> None:
@@ -86,7 +97,9 @@ def test_idle_before_after_and_while_paused() -> None:
     meter.resume(7.0)
     meter.stop_job(9.0)
     charges, _ = meter.settle(10.0)
-    assert by_phase(charges) == pytest.approx({Phase.IDLE: 18.0, Phase.STATIC: 12.0, Phase.OTHER: 0.0})
+    assert by_phase(charges) == pytest.approx(
+        {EnergyPhase.IDLE: 18.0, EnergyPhase.STATIC: 12.0, EnergyPhase.OTHER: 0.0}
+    )
 
 
 def test_energy_of_a_running_step_waits_for_its_event() -> None:
@@ -110,8 +123,8 @@ def test_gap_leaves_a_step_unknown_rather_than_cheap() -> None:
     charges, steps = meter.settle(2.0)
     assert steps[0].known_joules is None
     assert steps[0].unmeasured_s == 1.0
-    assert [(c.phase, c.seconds, c.gross_joules) for c in charges if c.phase is Phase.UNMEASURED] == [
-        (Phase.UNMEASURED, 1.0, 0.0)
+    assert [(c.phase, c.seconds, c.gross_joules) for c in charges if c.phase is EnergyPhase.UNMEASURED] == [
+        (EnergyPhase.UNMEASURED, 1.0, 0.0)
     ]
 
 
@@ -154,7 +167,9 @@ def test_event_of_the_wire() -> None:
          "phases_s": {"forward": 0.5, "pack": 0.1, "unpack": 0.2, "novel": 0.25}, "planned_joules": None},
         plan=2,
     )  # fmt: skip
-    assert event.phases_s == pytest.approx({Phase.FORWARD: 0.5, Phase.PACKING: 0.3, Phase.OTHER: 0.25})
+    assert event.phases_s == pytest.approx(
+        {EnergyPhase.FORWARD: 0.5, EnergyPhase.PACKING: 0.3, EnergyPhase.OTHER: 0.25}
+    )
     assert (event.step, event.epoch, event.loss, event.planned_s, event.planned_joules, event.plan) == (
         7, 1, 0.5, 1.5, None, 2,
     )  # fmt: skip
@@ -167,10 +182,16 @@ def test_waits_booked_twice_are_taken_out_and_transfers_stay_as_measured() -> No
         plan=0,
     )  # fmt: skip
     assert event.phases_s == pytest.approx(
-        {Phase.FORWARD: 0.75, Phase.BACKWARD: 0.75, Phase.STALL: 0.5, Phase.PAGE_IN: 0.6, Phase.PAGE_OUT: 0.9}
+        {
+            EnergyPhase.FORWARD: 0.75,
+            EnergyPhase.BACKWARD: 0.75,
+            EnergyPhase.STALL: 0.5,
+            EnergyPhase.PAGE_IN: 0.6,
+            EnergyPhase.PAGE_OUT: 0.9,
+        }
     )
     all_wait = parse_step({"wall_s": 1.0, "phases_s": {"forward": 1.0, "stall": 1.0}}, plan=0)
-    assert PhaseCosts().shares(all_wait) == {Phase.OTHER: 1.0}
+    assert PhaseCosts().shares(all_wait) == {EnergyPhase.OTHER: 1.0}
 
 
 ACTIONS = st.sampled_from(["start", "stop", "pause", "resume", "step", "short step", "settle", "nothing"])
@@ -225,7 +246,7 @@ def test_parts_add_up_on_random_timelines(
     charges, steps = charges + more[0], steps + more[1]
 
     assert sum(charge.gross_joules for charge in charges) == pytest.approx(total, rel=1e-9, abs=1e-9)
-    unmeasured_s = sum(charge.seconds for charge in charges if charge.phase is Phase.UNMEASURED)
+    unmeasured_s = sum(charge.seconds for charge in charges if charge.phase is EnergyPhase.UNMEASURED)
     assert unmeasured_s == pytest.approx(gap_s, abs=1e-6)
     assert all(charge.gross_joules >= 0 for charge in charges)
     for charge in charges:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.attribution import Charge, Phase, StepEnergy, StepEvent
-from agent.energy.ledger import DAY_S, KEEP_ROWS, MINUTE_S, Gap, Ledger, LedgerError, open_for_reading
+from agent.energy.attribution import Charge, EnergyPhase, StepEnergy, StepEvent
+from agent.energy.ledger import DAY_S, KEEP_ROWS, MINUTE_S, Ledger, LedgerError, MeterGap, open_for_reading
 from agent.energy.sources.base import Kind
 
 NOON = 1_760_011_200.0
@@ -15,7 +15,7 @@ NOON = 1_760_011_200.0
 
 def charge(end_unix: float, joules: float = 2.0, net: float | None = 1.0, job: str = "a") -> Charge:
     """Return a second of forward."""
-    return Charge(end_unix, job, Phase.FORWARD, Kind.MEASURED, 1.0, joules, net)
+    return Charge(end_unix, job, EnergyPhase.FORWARD, Kind.MEASURED, 1.0, joules, net)
 
 
 def step(
@@ -23,7 +23,9 @@ def step(
 ) -> StepEnergy:
     """Return a finished step."""
     event = StepEvent(number, epoch, wall_s, {}, planned_s=1.0, planned_joules=2.5, loss=0.5)
-    return StepEnergy("a", event, NOON + number, Kind.MEASURED, joules, 1.0, unmeasured_s, {Phase.FORWARD: joules})
+    return StepEnergy(
+        "a", event, NOON + number, Kind.MEASURED, joules, 1.0, unmeasured_s, {EnergyPhase.FORWARD: joules}
+    )
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ def test_size_is_bounded(path: Path) -> None:
     ledger.add_charges([charge(NOON), charge(NOON + 3 * DAY_S)], 0.0)
     ledger.add_steps([step(number, wall_s=6.0) for number in range(KEEP_ROWS["step"] + 500)], 0.0)
     for number in range(KEEP_ROWS["gap"] + 50):
-        ledger.add_gap(Gap(number * 10.0, number * 10.0 + 5, "meter", "test"))
+        ledger.add_gap(MeterGap(number * 10.0, number * 10.0 + 5, "meter", "test"))
     ledger.close(NOON + 3 * DAY_S)
     with open_for_reading(path) as database:
         minutes = database.execute("SELECT COUNT(*) FROM rollup WHERE period_s = ?", (MINUTE_S,)).fetchone()[0]
@@ -99,7 +101,7 @@ def test_size_is_bounded(path: Path) -> None:
 def test_neighbouring_gaps_are_one(path: Path) -> None:
     ledger = Ledger(path, NOON)
     for second in range(5):
-        ledger.add_gap(Gap(NOON + second, NOON + second + 1, "meter", "dead"))
+        ledger.add_gap(MeterGap(NOON + second, NOON + second + 1, "meter", "dead"))
     ledger.close(NOON + 10)
     with open_for_reading(path) as database:
         assert [tuple(row) for row in database.execute("SELECT start_unix, end_unix FROM gap")] == [(NOON, NOON + 5)]

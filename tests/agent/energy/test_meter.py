@@ -14,14 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.energy.ledger import Ledger, LedgerError
-from agent.energy.meter import EnergyMeter, Seams, open_meter
+from agent.energy.meter import EnergyMeter, MeterSeams, open_meter
 from agent.energy.metrics import metrics_text
 from agent.energy.report import ReportOptions, read_report
 from agent.energy.sources.base import Kind, PowerSource
 from agent.energy.sources.estimated import CpuTime, EstimatedSource, LoadProbe, PowerModel
 from agent.energy.sources.ina3221 import Ina3221Source
 from agent.energy.sources.rapl import RaplSource
-from agent.energy.sources.registry import Choice, EnergyConfig
+from agent.energy.sources.registry import EnergyConfig, SourceChoice
 from agent.energy.sources.tegrastats import parse_line
 from agent.energy.wear import DiskCounter
 
@@ -41,18 +41,18 @@ class Bench:
         self,
         folder: Path,
         *sources: PowerSource,
-        reopen: Callable[[], Choice] | None = None,
+        reopen: Callable[[], SourceChoice] | None = None,
         now_s: float = 1000.0,
         writer: Executor | None = None,
     ) -> None:
         self.now_s = now_s
         self.path = folder / "energy.sqlite"
         self.busy = self.slept_s = 0.0
-        seams = Seams(
+        seams = MeterSeams(
             lambda: T0_UNIX + self.now_s + self.slept_s, lambda: self.busy, reopen, lambda: self.slept_s, writer
         )
         ledger = Ledger(self.path, T0_UNIX + self.now_s)
-        self.meter = EnergyMeter(Choice(sources, ()), ledger, EnergyConfig(), MODEL, seams=seams)
+        self.meter = EnergyMeter(SourceChoice(sources, ()), ledger, EnergyConfig(), MODEL, seams=seams)
 
     def tick(self, seconds: float = 1.0) -> None:
         """Let time pass, then tick."""
@@ -363,8 +363,8 @@ def test_writes_of_the_whole_disk_are_counted_and_its_life_is_assumed(tmp_path: 
     (real / "queue/rotational").write_text("0\n")
     (real / "size").write_text("62500000\n")
     meter = EnergyMeter(
-        Choice((ScriptedSource(),), ()), Ledger(path, T0_UNIX), EnergyConfig(), MODEL, DiskCounter(tmp_path, tmp_path / "root"),
-        Seams(lambda: T0_UNIX),
+        SourceChoice((ScriptedSource(),), ()), Ledger(path, T0_UNIX), EnergyConfig(), MODEL, DiskCounter(tmp_path, tmp_path / "root"),
+        MeterSeams(lambda: T0_UNIX),
     )  # fmt: skip
     meter.tick(0.0)
     meter.flush(1.0)
@@ -434,7 +434,7 @@ def test_a_card_that_refuses_is_a_health_item_and_loses_nothing(tmp_path: Path) 
 def test_looks_for_sensors_again_after_a_minute(tmp_path: Path) -> None:
     dead, revived = ScriptedSource(), ScriptedSource("revived")
     dead.value, revived.value = "gone", 4.0
-    bench = Bench(tmp_path, dead, reopen=lambda: Choice((revived,), ()))
+    bench = Bench(tmp_path, dead, reopen=lambda: SourceChoice((revived,), ()))
     for _ in range(5):
         bench.tick(30)
     assert dead.closed
@@ -445,7 +445,7 @@ def test_estimate_never_replaces_a_measured_source_that_died(tmp_path: Path) -> 
     dead = ScriptedSource()
     dead.value = "gone"
     estimate = ScriptedSource("estimated", Kind.ESTIMATED)
-    bench = Bench(tmp_path, dead, reopen=lambda: Choice((estimate,), ()))
+    bench = Bench(tmp_path, dead, reopen=lambda: SourceChoice((estimate,), ()))
     for _ in range(20):
         bench.tick(10)
     assert bench.meter.snapshot().watts is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.facts import Answer, OwnUse, Power, SensorOptions
-from agent.facts.idle import CpuLoad, cpu_voice, logind_voice, parse_busctl, parse_pressure, terminal_voice
+from agent.facts.idle import CpuLoad, cpu_signal, logind_signal, parse_busctl, parse_pressure, terminal_signal
 from agent.facts.jetson import parse_tegrastats, read_tegrastats
 from agent.facts.linux import LinuxPlatform
 from agent.facts.macos import MacPlatform, parse_hid_idle, parse_pmset_batt, parse_pmset_therm
@@ -51,10 +51,10 @@ def test_unknown_stat_format_is_a_fault(tmp_path: Path, text: str) -> None:
 
 
 def test_voices() -> None:
-    assert cpu_voice(None, OPTIONS).idle is Answer.UNKNOWN
-    assert cpu_voice(24.0, OPTIONS).idle is Answer.YES
-    assert cpu_voice(26.0, OPTIONS).idle is Answer.NO
-    assert logind_voice(False).weak
+    assert cpu_signal(None, OPTIONS).idle is Answer.UNKNOWN
+    assert cpu_signal(24.0, OPTIONS).idle is Answer.YES
+    assert cpu_signal(26.0, OPTIONS).idle is Answer.NO
+    assert logind_signal(False).weak
     assert parse_busctl("b true\n") is True
     assert parse_busctl("t 68130403958") == 68130403958
     assert parse_busctl("Failed to connect") is None
@@ -67,13 +67,13 @@ def test_pressure() -> None:
 
 def test_terminals(tmp_path: Path) -> None:
     tree = Tree(dev=tmp_path)
-    assert terminal_voice(tree, OPTIONS, 1000.0).idle is Answer.UNKNOWN
+    assert terminal_signal(tree, OPTIONS, 1000.0).idle is Answer.UNKNOWN
     write_tree(tmp_path, {"pts/0": "", "pts/1": "", "pts/ptmx": ""})
     for name, stamp in (("0", 500), ("1", 990), ("ptmx", 5000)):
         os.utime(tmp_path / "pts" / name, (stamp, stamp))
-    assert terminal_voice(tree, OPTIONS, 1000.0).idle is Answer.NO
-    assert terminal_voice(tree, OPTIONS, 1060.0).idle is Answer.YES
-    assert terminal_voice(tree, OPTIONS, 900.0).idle is Answer.UNKNOWN  # clock set back
+    assert terminal_signal(tree, OPTIONS, 1000.0).idle is Answer.NO
+    assert terminal_signal(tree, OPTIONS, 1060.0).idle is Answer.YES
+    assert terminal_signal(tree, OPTIONS, 900.0).idle is Answer.UNKNOWN  # clock set back
 
 
 def test_temperature_ignores_dead_and_foreign_zones(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_a_mac_from_command_to_facts(tmp_path: Path, monkeypatch: pytest.MonkeyP
     facts = platform.read(OPTIONS, OwnUse(), 1.0)
     assert (facts.power, facts.battery_percent) == (Power.BATTERY, 94)
     assert facts.throttle.now is Answer.YES
-    assert {voice.name: voice.idle for voice in facts.voices}["input"] is Answer.NO
+    assert {signal.name: signal.idle for signal in facts.idle_signals}["input"] is Answer.NO
     assert platform.tripwire() != before
     assert facts.faults == () and facts.total_memory_bytes
     fake_program(tmp_path, "pmset", "exit 3")
@@ -306,7 +306,7 @@ def test_logind_and_network_manager_are_heard(tmp_path: Path, monkeypatch: pytes
     platform = LinuxPlatform()
     asyncio.run(platform.refresh())
     facts = platform.read(OPTIONS, OwnUse(), 0.0)
-    assert {voice.name: voice.idle for voice in facts.voices}["logind"] is Answer.YES
+    assert {signal.name: signal.idle for signal in facts.idle_signals}["logind"] is Answer.YES
     assert facts.metered is Answer.YES
     fake_program(tmp_path, "busctl", "exit 1")  # no such service: normal on a headless machine
     asyncio.run(platform.refresh())

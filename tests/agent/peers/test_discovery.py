@@ -21,8 +21,8 @@ from agent.peers.announcement import Announcement
 from agent.peers.discovery import Discovery
 from agent.peers.interfaces import Interface
 from agent.peers.state import PublicState
-from agent.policy.config import Options
-from agent.supervisor.peer_discovery import Presence
+from agent.policy.config import AgentOptions
+from agent.supervisor.peer_discovery import PeerDiscovery
 from agent.system.clock import SystemClock
 from tests.agent.peers.networks import ROOT, agent_in, cable
 from tests.agent.test_control import daemon
@@ -225,16 +225,16 @@ def test_a_fault_of_ours_ends_discovery_visibly_and_nothing_else(
     health = HealthBoard()
 
     async def run() -> None:
-        presence = Presence(tmp_path, health, SystemClock())
+        discovery = PeerDiscovery(tmp_path, health, SystemClock())
         fault = asyncio.Event()
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: fault.set())
-        presence.apply(Options(discover_peers=True))
+        discovery.apply(AgentOptions(discover_peers=True))
         await asyncio.wait_for(fault.wait(), 60.0)
         (item,) = health.items(time.monotonic())
         assert (item.code, item.text) == ("no-discovery", "ZeroDivisionError: no such thing")
-        presence.apply(Options(discover_peers=False))
-        assert not health.items(time.monotonic()) and presence.rows() is None
-        await presence.stop()
+        discovery.apply(AgentOptions(discover_peers=False))
+        assert not health.items(time.monotonic()) and discovery.rows() is None
+        await discovery.stop()
 
     asyncio.run(run())
 
@@ -243,11 +243,11 @@ def test_a_state_directory_that_cannot_be_written_is_a_health_item(tmp_path: Pat
     health = HealthBoard()
 
     async def run() -> None:
-        presence = Presence(tmp_path / "nowhere", health, SystemClock())
-        presence.apply(Options(discover_peers=True))
+        discovery = PeerDiscovery(tmp_path / "nowhere", health, SystemClock())
+        discovery.apply(AgentOptions(discover_peers=True))
         await eventually(lambda: health.holds("no-discovery"))
-        assert presence.rows() == []
-        await presence.stop()
+        assert discovery.rows() == []
+        await discovery.stop()
 
     asyncio.run(run())
     (item,) = health.items(time.monotonic())

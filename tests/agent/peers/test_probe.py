@@ -8,10 +8,10 @@ import pytest
 from agent.health.doctor import Verdict, check_discovery
 from agent.peers import interfaces, probe
 from agent.peers.interfaces import Interface, multicast_interfaces
-from agent.policy.config import Options
+from agent.policy.config import AgentOptions
 
 LOOPBACK = Interface("lo", 1, "127.0.0.1", False)
-ON = Options(discover_peers=True)
+ON = AgentOptions(discover_peers=True)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_port_that_another_program_holds_alone(port: int) -> None:
 def test_off_and_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "multicast_interfaces", lambda: ())
     assert check_discovery(ON).verdict is Verdict.NOTE
-    assert check_discovery(Options()).finding.startswith("off")
+    assert check_discovery(AgentOptions()).finding.startswith("off")
 
 
 def test_which_interfaces_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,19 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from agent.policy.config import ConfigError, Options, read_file
+from agent.policy.config import AgentOptions, ConfigError, read_file
 
 UNIT = Path(__file__).resolve().parents[3] / "systemd/port-agent.service"
 
 
-def options(tmp_path: Path, text: str) -> Options:
+def options(tmp_path: Path, text: str) -> AgentOptions:
     path = tmp_path / "config.toml"
     path.write_text(f"[when]\n[peers]\n{text}\n")
     return read_file(path).options
 
 
 def test_off_unless_asked_for(tmp_path: Path) -> None:
-    assert options(tmp_path, "") == Options() and not Options().discover_peers
+    assert options(tmp_path, "") == AgentOptions() and not AgentOptions().discover_peers
     on = options(tmp_path, 'discover = true\nname = "Büro 2"')
     assert (on.discover_peers, on.peer_name) == (True, "Büro 2")
 

@@ -7,9 +7,8 @@ import pytest
 
 from agent.dashboard.page import render_report
 from agent.energy.report import ReportOptions, read_report
+from tests.agent.dashboard.browser import chromium, dump_dom, screenshot
 from tests.agent.energy.simulated import write_afternoon
-
-from .browser import chromium, dump_dom, screenshot
 
 pytestmark = pytest.mark.long  # a browser takes seconds to start
 

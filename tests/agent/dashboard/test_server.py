@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent.dashboard.server import Dashboard, DashboardError
-
-from .browser import chromium, dump_dom, screenshot
-from .conftest import FakeAgent
+from tests.agent.dashboard.browser import chromium, dump_dom, screenshot
+from tests.agent.dashboard.conftest import FakeAgent
 
 
 def ask(page: Dashboard, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:

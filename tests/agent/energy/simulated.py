@@ -7,8 +7,7 @@ from agent.energy.ledger import Ledger
 from agent.energy.meter import EnergyMeter, MeterSeams
 from agent.energy.sources.estimated import PowerModel
 from agent.energy.sources.registry import EnergyConfig, SourceChoice
-
-from .conftest import ScriptedSource
+from tests.agent.energy.recordings import ScriptedSource
 
 START_UNIX = 1_762_160_400.0
 IDLE_WATTS = 2.7

@@ -9,8 +9,7 @@ import pytest
 
 from agent.dashboard.page import embed_json, render_report
 from agent.energy.report import EnergyReport, PowerCurve, ReportOptions, csv_rows, read_report
-
-from .simulated import IDLE_WATTS, write_afternoon
+from tests.agent.energy.simulated import IDLE_WATTS, write_afternoon
 
 
 @pytest.fixture(scope="module")

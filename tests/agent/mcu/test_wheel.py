@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.mcu.conftest import require_board_tools
+from tests.agent.mcu.simulated_board import require_board_tools
 
 ROOT = Path(__file__).resolve().parents[3]
 PARTS = ("agent", "planner", "firmware", "pyproject.toml", "README.md", "LICENSE")

@@ -17,7 +17,7 @@ from agent.mcu.protocol.device import Device
 from agent.mcu.protocol.session import Session
 from agent.mcu.protocol.transport import SerialTransport
 from agent.mcu.snapshot import read_snapshot
-from tests.agent.mcu.conftest import QUICK
+from tests.agent.mcu.simulated_board import QUICK
 from tests.agent.mcu.small_model import make_samples
 
 ROOT = Path(__file__).resolve().parents[3]

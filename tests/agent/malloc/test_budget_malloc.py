@@ -1,0 +1,139 @@
+"""The allocator from C: the whole malloc family under the preload, and the block cache under sanitizers."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent import malloc
+from agent.malloc import preload_environment, preload_path
+
+SOURCES = Path(__file__).parent / "c"
+PACKAGE = Path(malloc.__file__).parent
+CACHE = sorted(PACKAGE.glob("block_*.c"))
+COMPILER = shutil.which("cc") or shutil.which("gcc")
+WARNINGS = ["-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-pthread"]
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
+needs_preload = pytest.mark.skipif(
+    preload_path() is None, reason="the allocator was not built (no glibc or no compiler)"
+)
+
+CASES = ["alignments", "errors", "resizing", "zeroes", "threads", "forking", "double_free", "data_limit", "many"]
+
+
+def compile_program(target: Path, *arguments: str | Path) -> Path:
+    command = [str(COMPILER), *WARNINGS, "-o", str(target), *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return target
+
+
+def run_family(
+    program: Path, case: str, limit_bytes: int | None, hard_limit_bytes: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    variables = preload_environment(limit_bytes, hard_limit_bytes=hard_limit_bytes)
+    return subprocess.run([program, case], env={**os.environ, **variables}, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_program(tmp_path_factory.mktemp("malloc") / "family", SOURCES / "family.c")
+
+
+@needs_compiler
+def test_every_case_is_run_below(family: Path) -> None:
+    listed = subprocess.run([family], capture_output=True, text=True, check=True).stdout.split()
+    assert sorted(listed) == sorted(CASES)
+
+
+@needs_compiler
+@needs_preload
+@pytest.mark.parametrize("limit_bytes", [None, 20_000_000, 1_000_000, 0])
+@pytest.mark.parametrize("case", ["alignments", "errors", "resizing", "zeroes", "threads", "forking", "many"])
+def test_malloc_family(family: Path, case: str, limit_bytes: int | None) -> None:
+    result = run_family(family, case, limit_bytes)
+    assert result.returncode == 0, result.stderr
+
+
+@needs_compiler
+@needs_preload
+def test_kernel_limit_on_data_empties_the_cache(family: Path) -> None:
+    result = run_family(family, "data_limit", None)
+    assert result.returncode == 0, result.stderr
+
+
+@needs_compiler
+@needs_preload
+def test_hard_limit_is_seen_by_malloc(family: Path) -> None:
+    result = run_family(family, "many", None, hard_limit_bytes=100 << 20)
+    assert result.returncode == 1
+    assert "(errno 12)" in result.stderr
+
+
+@needs_compiler
+@needs_preload
+def test_double_free_stops_the_process_with_a_message(family: Path) -> None:
+    result = run_family(family, "double_free", None)
+    assert result.returncode == -signal.SIGABRT
+    assert "freed twice" in result.stderr
+
+
+@needs_compiler
+def test_the_allocator_compiles_without_warnings(tmp_path: Path) -> None:
+    sources = [PACKAGE / "budget_malloc.c", *CACHE]
+    compile_program(tmp_path / "allocator.so", "-shared", "-fPIC", *sources)
+
+
+def run_stress(directory: Path, rounds: int, *flags: str) -> subprocess.CompletedProcess[str]:
+    program = compile_program(directory / "stress", *flags, f"-I{PACKAGE}", SOURCES / "stress.c", *CACHE)
+    # Sanitizers need their shadow at a fixed address, which random layouts of newer kernels can collide with.
+    fixed_layout = ["setarch", "-R"] if flags and shutil.which("setarch") else []
+    return subprocess.run([*fixed_layout, program, str(rounds)], capture_output=True, text=True, timeout=600)
+
+
+@needs_compiler
+def test_threads_on_one_cache(tmp_path: Path) -> None:
+    result = run_stress(tmp_path, 400)
+    assert result.returncode == 0, result.stderr
+
+
+@needs_compiler
+@pytest.mark.skipif(sys.platform != "linux", reason="the linker's --wrap")
+def test_moves_that_the_kernel_refuses(tmp_path: Path) -> None:
+    result = run_stress(tmp_path, 2500, "-DREFUSE", "-Wl,--wrap=mremap,--wrap=mprotect")
+    assert result.returncode == 0, result.stderr
+
+
+@needs_compiler
+@pytest.mark.long
+@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
+def test_threads_on_one_cache_under_a_sanitizer(tmp_path: Path, sanitizer: str) -> None:
+    result = run_stress(tmp_path, 5000, f"-fsanitize={sanitizer}")
+    assert result.returncode == 0, result.stderr
+    assert "WARNING: ThreadSanitizer" not in result.stderr
+
+
+ARM_COMPILER, ARM_EMULATOR, ARM_ROOT = "aarch64-linux-gnu-gcc", "qemu-aarch64-static", Path("/usr/aarch64-linux-gnu")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    not (shutil.which(ARM_COMPILER) and shutil.which(ARM_EMULATOR) and ARM_ROOT.is_dir()),
+    reason="needs gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user-static",
+)
+def test_malloc_family_on_emulated_arm(tmp_path: Path) -> None:
+    library, program = tmp_path / "allocator.so", tmp_path / "family"
+    sources = [PACKAGE / "budget_malloc.c", *CACHE]
+    for target, arguments in ((library, ["-shared", "-fPIC", *sources]), (program, [SOURCES / "family.c"])):
+        subprocess.run([ARM_COMPILER, *WARNINGS, "-o", target, *arguments], check=True)
+    variables = ["-E", f"LD_PRELOAD={library}", "-E", "PORT_MALLOC_LIMIT=20000000"]
+    # The emulator does not enforce RLIMIT_DATA, and reports an abort in its own way.
+    for case in sorted(set(CASES) - {"data_limit", "double_free"}):
+        command = [ARM_EMULATOR, "-L", ARM_ROOT, *variables, program, case]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        assert result.returncode == 0, f"{case}: {result.stderr}"

@@ -1,0 +1,5 @@
+"""The simulated board for the tests of jobs on boards."""
+
+from tests.agent.mcu.simulated_board import built, model, simulator
+
+__all__ = ["built", "model", "simulator"]

@@ -1,0 +1,108 @@
+"""What happens to the supervisor when its storage fails: a broken database, a full disk, a read-only directory."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.control.client import ControlError
+from agent.jobs.model import JobState
+from tests.agent.supervisor.test_daemon import BUNDLE, LONG, go, running
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@go
+async def test_a_corrupt_database_costs_no_job(tmp_path: Path) -> None:
+    async with running(tmp_path) as live:
+        done = await live.submit(BUNDLE, "done")
+        await live.until_state(done, JobState.FINISHED)
+        await live.ask(live.client.post, "/v1/pause")
+        held = await live.submit(BUNDLE, "held")
+    database = tmp_path / "state/jobs.db"
+    database.write_bytes(b"garbage" * 5000)
+    async with running(tmp_path) as live:
+        assert live.job(done).state is JobState.FINISHED
+        assert "database" in live.health_codes()
+        await live.until_state(held, JobState.FINISHED)
+        status = await live.ask(live.client.get, "/v1/status")
+        (item,) = [item for item in status["health"] if item["code"] == "database"]
+        assert "jobs.db.corrupt-" in item["text"] and "SD cards" in item["remedy"]
+
+
+def fill(path: Path) -> None:
+    """Write until nothing fits any more."""
+    with path.open("wb", buffering=0) as filler:
+        try:
+            while True:
+                filler.write(bytes(4096))
+        except OSError:
+            return
+
+
+def remove(path: Path) -> None:
+    """Make room again."""
+    path.unlink()
+
+
+async def fill_the_disk(root: Path) -> None:
+    """Run on a file system of a few MB: nothing is trained while it is full, and everything goes on afterwards."""
+    async with running(root) as live:
+        number = await live.submit(LONG)
+        await live.until_step(number, 3)
+        fill(root / "filler")
+        with pytest.raises(ControlError, match="cannot be written"):
+            await live.ask(live.client.post, "/v1/jobs/job/change", priority=1)
+        await live.until(lambda: live.core.runner.job is None and "state-unwritable" in live.health_codes(), "stopped")
+        with pytest.raises(ControlError) as caught:
+            await live.ask(live.client.upload, "/v1/uploads", Path(__file__))
+        assert caught.value.status == 507
+        remove(root / "filler")
+        live.daemon.retry_storage()
+        await live.until(lambda: "state-unwritable" not in live.health_codes(), "writable again")
+        assert live.job(number).spec.priority == 1
+        await live.ask(live.client.post, f"/v1/jobs/{number}/resume")
+        await live.until(lambda: live.core.runner.job is not None, "training again")
+
+
+def remount(path: Path, how: str) -> None:
+    """Make a file system read-only ("ro") or writable ("rw")."""
+    subprocess.run(["mount", "-o", f"remount,{how}", str(path)], check=True)
+
+
+async def start_read_only(root: Path) -> None:
+    """Start on a read-only state directory: jobs are shown, nothing is accepted or trained, until it is writable."""
+    async with running(root) as live:
+        await live.ask(live.client.post, "/v1/pause")
+        number = await live.submit(BUNDLE)
+    remount(root / "state", "ro")
+    async with running(root) as live:
+        await live.until(lambda: "state-unwritable" in live.health_codes(), "shown")
+        assert live.job(number).state is JobState.QUEUED
+        assert live.core.runner.job is None
+        remount(root / "state", "rw")
+        live.daemon.retry_storage()
+        await live.until(lambda: "state-unwritable" not in live.health_codes(), "writable again")
+        await live.ask(live.client.post, "/v1/resume")
+        await live.until_state(number, JobState.FINISHED)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("scenario", "place"), [("fill_the_disk", ""), ("start_read_only", "state")])
+def test_storage_that_takes_nothing(tmp_path: Path, scenario: str, place: str) -> None:
+    """On a real small file system, in a mount namespace of its own."""
+    if os.geteuid() != 0 or sys.platform != "linux":
+        pytest.skip("needs root on Linux for a mount namespace")
+    (tmp_path / place).mkdir(exist_ok=True)
+    shell = f"mount -t tmpfs -o size=4M none {tmp_path / place} && exec {sys.executable} -m {__name__} {scenario} {tmp_path}"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", shell], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
+if __name__ == "__main__":
+    asyncio.run(globals()[sys.argv[1]](Path(sys.argv[2])))

@@ -1,0 +1,302 @@
+"""What a capture takes up, what it refuses by name, and what it leaves as it was."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.models import workload
+from planner.capture.step import capture_evaluation, capture_step
+from planner.ir.errors import CaptureError
+from planner.ir.graph import GraphError, Phase, Role, verify_graph
+from planner.ir.operators import GUARD, OperatorError, check_operator
+from planner.ir.torch_operators import resolve
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 4))
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(2)
+    return torch.randn(6, 8, generator=g), torch.randint(0, 4, (6,), generator=g)
+
+
+def classify(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(model(x), y)
+
+
+def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, **options)
+
+
+# -- nothing is disturbed
+
+
+def test_model_optimizer_generator_and_buffers_are_untouched() -> None:
+    model = net()
+    optimizer = sgd(model, momentum=0.9)
+    before = copy.deepcopy(model.state_dict())
+    modes = [m.training for m in model.modules()]
+    identities = [id(p) for p in model.parameters()]
+    torch.manual_seed(17)
+    generator = torch.get_rng_state()
+    capture_step(model, classify, optimizer, batch())
+    capture_evaluation(model, classify, batch())
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert [m.training for m in model.modules()] == modes
+    assert [id(p) for p in model.parameters()] == identities
+    assert all(p.grad is None for p in model.parameters())
+    assert not optimizer.state
+
+
+def test_a_loss_function_that_fails_leaves_everything_as_it_was() -> None:
+    model = net()
+    before = copy.deepcopy(model.state_dict())
+    generator = torch.get_rng_state()
+
+    def broken(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        model(x)
+        raise KeyError("no such column")
+
+    with pytest.raises(KeyError):
+        capture_evaluation(model, broken, batch())
+    assert model.training
+    with pytest.raises(KeyError):
+        capture_step(model, broken, sgd(model), batch())
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+def test_the_graph_names_roles_and_phases() -> None:
+    model = net()
+    capture = capture_step(model, classify, sgd(model, momentum=0.9), batch())
+    graph = capture.graphs["step"]
+    verify_graph(graph)
+    names = {(s.role, s.name) for s in graph.storages}
+    assert {(Role.PARAMETER, n) for n, _ in model.named_parameters()} <= names
+    assert {(Role.STATE, f"{n}/momentum_buffer") for n, _ in model.named_parameters()} <= names
+    assert {op.phase for op in graph.ops} == set(Phase)
+    assert all(s.key in capture.tensors for s in graph.storages if s.persistent)
+
+
+def test_evaluation_draws_and_updates_nothing() -> None:
+    graph = capture_evaluation(net(), classify, batch()).graphs["eval"]
+    assert not any(op.random or op.writes for op in graph.ops)
+
+
+# -- memory
+
+
+MEASURE = """
+import sys, torch
+sys.path.insert(0, {root!r})
+from torch import nn
+from torch.nn import functional
+from planner.ir.process_memory import peak_resident_bytes, reset_peak, resident_bytes
+from planner.capture.step import capture_step
+torch.set_num_threads(1)
+def net(width, depth):
+    return nn.Sequential(*[m for i in range(depth) for m in (nn.Conv2d(3 if i == 0 else width, width, 3, padding=1), nn.ReLU())], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 4))
+def loss_fn(model, x, y):
+    return functional.cross_entropy(model(x), y)
+def one(width, size, depth):
+    model = net(width, depth)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.randn(2, 3, size, size), torch.randint(0, 4, (2,))
+    if sys.argv[1] == "capture":
+        capture_step(model, loss_fn, optimizer, data)
+    else:
+        loss_fn(model, *data).backward()
+        optimizer.step()
+one(4, 8, 2)
+before = resident_bytes()
+reset_peak()
+one(16, 160, 16)
+print(peak_resident_bytes() - before)
+"""
+
+
+def test_recording_holds_no_activations() -> None:
+    grown = {}
+    for what in ("capture", "eager"):
+        command = [sys.executable, "-c", MEASURE.format(root=str(ROOT)), what]
+        grown[what] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert grown["eager"] > 40 << 20  # 16 convolutions with ReLUs of 3.1 MiB each
+    assert grown["capture"] < grown["eager"] / 2
+
+
+# -- refusals
+
+
+class MyOptimizer(torch.optim.SGD):
+    """Not the class whose update is known."""
+
+
+def _refused_optimizers() -> dict[str, Any]:
+    o = torch.optim
+    return {
+        "LBFGS": lambda p: o.LBFGS(p),
+        "MyOptimizer": lambda p: MyOptimizer(p, lr=0.1),
+        "fused=True": lambda p: o.AdamW(p, fused=True),
+        "capturable=True": lambda p: o.AdamW(p, capturable=True),
+        "differentiable=True": lambda p: o.SGD(p, lr=0.1, differentiable=True),
+        "dampening=0.5": lambda p: o.SGD(p, lr=0.1, momentum=0.9, dampening=0.5),
+    }
+
+
+@pytest.mark.parametrize("what", _refused_optimizers())
+def test_optimizers_that_cannot_be_planned_are_named(what: str) -> None:
+    model = net()
+    with pytest.raises(CaptureError, match=what):
+        capture_step(model, classify, _refused_optimizers()[what](model.parameters()), batch())
+
+
+def test_reading_a_float_in_the_model_is_refused_with_its_line() -> None:
+    def loss_fn(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = functional.cross_entropy(model(x), y)
+        return loss * 2 if loss.item() > 1e9 else loss
+
+    with pytest.raises(CaptureError, match=r"test_capture\.py:\d+ reads the value"):
+        capture_step(net(), loss_fn, sgd(net()), batch())
+
+
+def test_a_branch_on_data_becomes_a_guard() -> None:
+    def loss_fn(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = model(x)
+        return functional.cross_entropy(out if x.sum() > 0 else -out, y)
+
+    model = net()
+    capture = capture_step(model, loss_fn, sgd(model), batch())
+    guards = [op for op in capture.graphs["step"].ops if op.name == GUARD]
+    assert len(guards) == 1 and isinstance(guards[0].args[1], bool)
+    assert "test_capture.py" in capture.guards[0]
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (lambda loss: loss.expand(3), r"shape \[3\]"),
+        (lambda loss: float(3), "float"),
+        (lambda loss: None, "NoneType"),
+        (lambda loss: torch.zeros(()), "does not depend on any parameter"),
+    ],
+)
+def test_losses_that_are_none(result: Any, message: str) -> None:
+    model = net()
+    with pytest.raises(CaptureError, match=message):
+        capture_step(model, lambda m, x, y: result(classify(m, x, y)), sgd(model), batch())
+
+
+def test_sparse_tensors_are_refused() -> None:
+    model = nn.Embedding(10, 4, sparse=True)
+    with pytest.raises(CaptureError, match="sparse"):
+        capture_step(model, lambda m, x: m(x).sum(), torch.optim.SGD(model.parameters(), lr=0.1), (torch.arange(3),))
+
+
+def test_other_devices_are_refused() -> None:
+    model = nn.Linear(4, 4, device="meta")
+    with pytest.raises(CaptureError, match="meta"):
+        capture_step(model, lambda m, x: m(x).sum(), sgd(model), (torch.zeros(2, 4, device="meta"),))
+
+
+def test_a_batch_that_requires_a_gradient_or_shares_memory_is_refused() -> None:
+    model = net()
+    x, y = batch()
+    with pytest.raises(CaptureError, match="detach"):
+        capture_step(model, classify, sgd(model), (x.requires_grad_(), y))
+    x = x.detach()
+    with pytest.raises(CaptureError, match="clone"):
+        capture_step(model, lambda m, a, b: (m(a) - m(b)).sum(), sgd(model), (x, x))
+
+
+def test_custom_operators_are_refused_by_name() -> None:
+    with torch.library._scoped_library("port_tests", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: torch.from_numpy(2 * x.numpy()), "CPU")
+        model = nn.Linear(8, 4)
+
+        def loss_fn(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                x = torch.ops.port_tests.twice(x.detach())
+            return functional.cross_entropy(model(x), y)
+
+        with pytest.raises(OperatorError, match="port_tests::twice"):
+            capture_step(model, loss_fn, sgd(model), batch())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["aten::to_file", "prim::Print", "os::system", "aten::add.out", "aten::mul.out", "aten::set_.source_Storage", "", "aten::", "aten", "port::guard2", "aten::from_file"],
+)  # fmt: skip
+def test_operators_off_the_list_are_named(name: str) -> None:
+    with pytest.raises(OperatorError, match="not supported"):
+        check_operator(name)
+
+
+@pytest.mark.parametrize("name", ["aten::native_dropout", "aten::addmm", "aten::add.Tensor", "aten::maximum.out"])
+def test_operators_on_the_list(name: str) -> None:
+    assert callable(resolve(name))
+
+
+def test_an_operator_that_this_torch_does_not_have_is_named() -> None:
+    with pytest.raises(OperatorError, match="has no operator"):
+        resolve("aten::add.NoSuchOverload")
+
+
+def test_llama_takes_the_branch_of_plain_pytorch() -> None:
+    """Under tracing, transformers takes another attention branch; a recorded step must be the one that runs for real."""
+    w = workload("llama", small=True)
+    calls: list[str] = []
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if "_scaled_dot_product" in str(func) or "bmm" in str(func):
+                calls.append(str(func).removesuffix(".default").replace(".", "::"))
+            return func(*args, **(kwargs or {}))
+
+    with Names():
+        w.loss_fn(w.model, *w.batch(0))
+    capture = capture_step(w.model, w.loss_fn, sgd(w.model), w.batch(0))
+    forward = [op.name for op in capture.graphs["step"].ops if op.phase is Phase.FORWARD]
+    recorded = [n for n in forward if "_scaled_dot_product" in n or "bmm" in n]
+    assert calls and recorded == calls
+
+
+def test_graphs_that_break_their_rules_are_refused() -> None:
+    from dataclasses import replace
+
+    model = net()
+    graph = capture_step(model, classify, sgd(model), batch()).graphs["step"]
+    ops = graph.ops
+    wrong = {
+        "before any op creates it": replace(graph, ops=ops[1:]),
+        "does not exist": replace(graph, loss=len(graph.values)),
+        "not among its operands": replace(graph, ops=(replace(ops[0], writes=(len(graph.storages) - 1,)), *ops[1:])),
+        "reaches byte": replace(graph, storages=tuple(replace(s, nbytes=1) for s in graph.storages)),
+        "claims": replace(graph, storages=tuple(replace(s, nbytes=1 << 50) for s in graph.storages)),
+        "dtype": replace(graph, values=tuple(replace(v, dtype="quaternion") for v in graph.values)),
+    }
+    for message, broken in wrong.items():
+        with pytest.raises(GraphError, match=message):
+            verify_graph(broken)
+
+
+def test_labels_name_what_a_reader_knows() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    graph = capture_step(model, lambda m, x: m(x).sum(), optimizer, (torch.ones(2, 4),)).graphs["step"]
+    labels = {graph.label(s) for s, uses in enumerate(graph.uses) if uses}
+    assert {"0.weight", "relu output [2, 3]"} <= labels
+    assert not any(label.startswith("storage") for label in labels)

@@ -1,0 +1,33 @@
+"""Resident memory is seen where Linux tells it, and where only psutil and getrusage do (macOS)."""
+
+import sys
+
+import numpy as np
+import psutil
+import pytest
+
+from planner.ir import process_memory
+
+
+@pytest.mark.parametrize("platform", [sys.platform, "darwin"])
+def test_a_block_that_is_touched_shows_and_its_peak_stays(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if sys.platform == "linux" and platform == "darwin":
+        monkeypatch.setattr(
+            process_memory.resource,
+            "getrusage",
+            lambda _: type("Usage", (), {"ru_maxrss": psutil.Process().memory_info().rss}),
+        )  # Linux counts it in KiB, macOS in bytes
+    monkeypatch.setattr(sys, "platform", platform)
+    before = process_memory.resident_bytes()
+    touched = np.ones(32 << 20, dtype=np.uint8)
+    assert process_memory.resident_bytes() - before > 24 << 20
+    assert process_memory.peak_resident_bytes() >= process_memory.resident_bytes() - (4 << 20)
+    del touched
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak can be measured anew on Linux only")
+def test_the_peak_can_be_measured_anew() -> None:
+    np.ones(64 << 20, dtype=np.uint8)
+    assert process_memory.peak_resident_bytes() - process_memory.resident_bytes() > 32 << 20
+    process_memory.reset_peak()
+    assert process_memory.peak_resident_bytes() - process_memory.resident_bytes() < 16 << 20

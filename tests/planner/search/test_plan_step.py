@@ -1,0 +1,107 @@
+"""Planning captured steps: deadlines constrain, rivals are taken where they are better, coarsening's cost is bounded."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from planner.deadline import Pace, shortfall
+from planner.ir.lowering.lower import lower
+from planner.ir.plan import Plan
+from planner.problem.coarsen import coarsen
+from planner.search.anytime import relaxation_bound
+from planner.search.greedy import greedy_variants
+from planner.search.incumbent import objective
+from planner.search.pareto import budget_for
+from planner.search.plan_step import better_of, fine_bound, plan_step, program_judge
+from planner.search.recipes import cheap_segments
+from planner.search.solve import Outcome
+from tests.planner.problem.test_coarsen import budget, captured
+
+
+def test_a_deadline_makes_the_plan_faster_or_says_by_how_much_it_cannot() -> None:
+    graph, costs = captured()
+    limit = budget(0.3)
+    free = plan_step(graph, costs, ram_bytes=limit, strategy="greedy").plan
+    assert free is not None
+    least = lower(graph, costs, Plan()).seconds
+    kept = plan_step(graph, costs, ram_bytes=limit, strategy="greedy", deadline_s=free.seconds * 1.01).plan
+    assert kept is not None and kept.seconds <= free.seconds * 1.01
+    wanted = 0.5 * (least + free.seconds)
+    hurried = plan_step(graph, costs, ram_bytes=limit, time_limit_s=1.5, deadline_s=wanted)
+    if hurried.plan is not None:
+        assert hurried.plan.seconds <= wanted * (1 + 1e-9) and hurried.plan.peak_bytes <= limit
+    else:
+        assert hurried.fastest_seconds is not None and hurried.fastest_seconds > wanted
+
+
+def test_a_deadline_below_the_steps_own_time_is_infeasible_with_figures() -> None:
+    graph, costs = captured()
+    wanted = 0.5 * lower(graph, costs, Plan()).seconds
+    result = plan_step(graph, costs, ram_bytes=budget(0.5), strategy="greedy", deadline_s=wanted)
+    assert result.outcome is Outcome.INFEASIBLE and result.plan is None
+    assert result.fastest_seconds is not None and result.fastest_seconds > wanted
+    assert "deadline leaves" in result.message and "raise --ram" in result.message
+
+
+def test_which_budget_would_do() -> None:
+    graph, costs = captured()
+    small, large = budget(0.05), budget(2.0)
+    slow = plan_step(graph, costs, ram_bytes=small, strategy="greedy").plan
+    least = lower(graph, costs, Plan()).seconds
+    assert slow is not None and slow.seconds > least * 1.01
+    enough = budget_for(graph, costs, least * 1.005, [small, large])
+    assert enough == large
+    text = shortfall(Pace(1000 * least * 1.005, 1000, least * 1.005), slow.seconds, "300 MiB")
+    assert text is not None and "300 MiB would do" in text
+    assert budget_for(graph, costs, least * 0.5, [small, large]) is None
+
+
+def test_the_best_verified_of_all_answers_is_taken() -> None:
+    graph, costs = captured()
+    limit = budget(0.5)
+    found = plan_step(graph, costs, ram_bytes=limit, strategy="page-all")
+    good = plan_step(graph, costs, ram_bytes=limit, time_limit_s=2.0).plan
+    assert found.plan is not None and good is not None
+    better = better_of(graph, costs, ram_bytes=limit, found=found, rivals=[good])
+    assert better.plan is not None and better.plan.joules == pytest.approx(good.joules)
+    broken = replace(good, decisions=good.decisions[: len(good.decisions) // 2])  # fits no longer, or breaks an input
+    same = better_of(graph, costs, ram_bytes=good.peak_bytes - 1, found=better, rivals=[broken])
+    assert same.plan is better.plan
+
+
+def test_a_bound_without_coarsening_holds() -> None:
+    graph, costs = captured()
+    limit = budget(0.5)
+    bound = fine_bound(graph, costs, ram_bytes=limit)
+    plan = plan_step(graph, costs, ram_bytes=limit, time_limit_s=1.0).plan
+    coarse, fine = (coarsen(graph, costs, ram_bytes=limit, **least).problem for least in ({}, {"min_bytes": 0}))
+    assert plan is not None and bound is not None and relaxation_bound(coarse, 10.0) is not None
+    assert fine.size > coarse.size
+    assert 0 < bound <= plan.overhead_joules * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("name", ["mobilenetv2", "bert"])
+def test_no_program_beats_the_bound(name: str) -> None:
+    graph, costs = captured(name)
+    for share in (0.15, 0.6):
+        limit = budget(share, name)
+        coarse = coarsen(graph, costs, ram_bytes=limit)
+        bound = relaxation_bound(coarse.problem, 10.0)
+        judge = program_judge(graph, costs, coarse, limit)
+        assert bound is not None and bound > 0
+        tried = 0
+        for schedule in itertools.islice(greedy_variants(coarse.problem, cheap_segments(coarse.problem)), 12):
+            found = judge(coarse.problem, schedule)
+            tried += found.valid
+            assert not found.valid or objective(coarse.problem, found) >= bound * (1 - 1e-6) - 1e-12
+        assert tried
+
+
+def test_a_plan_that_moves_nothing_has_no_overhead_not_even_one_below_zero() -> None:
+    """Sums of the same joules in another order differ in the last bit; a bundle refuses what is below zero."""
+    graph, costs = captured()
+    for seconds in (0.1, 0.3, 0.7, 1.1):
+        ops = tuple(replace(c, seconds=c.seconds * seconds / 3, joules=c.joules * seconds / 7) for c in costs.ops)
+        plan = plan_step(graph, replace(costs, ops=ops), ram_bytes=1 << 40, strategy="greedy").plan
+        assert plan is not None and plan.overhead_joules >= 0.0

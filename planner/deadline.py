@@ -9,7 +9,7 @@ from planner.ir.units import format_seconds
 
 
 class DeadlineError(PortError):
-    """A deadline that cannot be read, or that cannot be met."""
+    """A deadline that cannot be met."""
 
     exit_code = 2
 
@@ -46,28 +46,8 @@ class Pace:
     seconds_per_step: float
 
 
-def parse_deadline(text: str) -> datetime:
-    """Return the local moment that `text` such as 2026-12-01T07:00 names."""
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError as error:
-        raise DeadlineError(f"cannot read the deadline {text!r}; write it like 2026-12-01T07:00") from error
-
-
-def parse_window(text: str) -> Window:
-    """Return the hours that `text` such as 22:00-07:00 names; several ranges are not supported."""
-    start, dash, stop = text.partition("-")
-    try:
-        found = Window(time.fromisoformat(start.strip()), time.fromisoformat(stop.strip()))
-    except ValueError as error:
-        raise DeadlineError(f"cannot read the hours {text!r}; write them like 22:00-07:00") from error
-    if not dash:
-        raise DeadlineError(f"the hours {text!r} have no end; write them like 22:00-07:00")
-    return found
-
-
 def pace(now: datetime, deadline: datetime, window: Window | None, *, epochs: int, steps_per_epoch: int) -> Pace:
-    """Return the seconds that each step may take; DeadlineError if no time is left at all."""
+    """Return the seconds that each step may take; raises DeadlineError if no time is left at all."""
     if epochs < 1 or steps_per_epoch < 1:
         raise DeadlineError(f"{epochs} epochs of {steps_per_epoch} steps are nothing to plan; both must be at least 1")
     if (now.tzinfo is None) != (deadline.tzinfo is None):

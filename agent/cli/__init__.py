@@ -1,20 +1,20 @@
 """The command line. Each module here adds the commands of one area; heavy imports happen inside the commands."""
 
-import argparse
 import importlib
 import sys
 from collections.abc import Sequence
 
+from agent.cli.arguments import CommandParser
 from planner.ir.errors import PortError
 
 AREAS = ("plan_and_train", "devices_and_plots", "daemon", "energy", "mcu")
-"""Modules of this package, in the order of `--help`. Each has `add_commands(subparsers)`; a command sets
+"""Modules of this package that add commands, in the order of `--help`. Each has `add_commands(subparsers)`; a command sets
 `run=function(arguments) -> exit code` with `set_defaults`."""
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """Return the parser of the whole command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="port-agent",
         description="Train PyTorch models on the device you own, inside the RAM you give it.",
         epilog="Start with: port-agent plan train.py --ram 300M -o job.port; port-agent train job.port",

@@ -5,26 +5,19 @@ import json
 import os
 import re
 import sys
-import time
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from planner.ir.errors import PortError
+from agent.cli.arguments import UsageError, deadline, deadline_or_none, duration, whole_number
 
 SYSTEM_RUNTIME_DIR = Path("/run/port-agent")
 SYSTEM_STATE_DIR = Path("/var/lib/port-agent")
 SYSTEM_CONFIG = Path("/etc/port-agent/config.toml")
 
 Arguments = argparse.Namespace
-
-
-class UsageError(PortError):
-    """An argument that cannot be understood."""
-
-    exit_code = 2
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -39,7 +32,9 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     logs = _client(commands, "logs", "show the log of a job", _logs, has_json=False)
     _add_job(logs)
     logs.add_argument("-f", "--follow", action="store_true", help="go on as it grows, until the job is over")
-    logs.add_argument("-n", "--lines", type=int, default=200, help="how many of the last lines (default 200)")
+    logs.add_argument(
+        "-n", "--lines", type=whole_number(1), default=200, help="how many of the last lines (default 200)"
+    )
     result = _client(commands, "result", "fetch the trained weights of a job", _result)
     _add_job(result)
     result.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
@@ -82,11 +77,13 @@ def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )  # fmt: skip
     submit.add_argument("--data", type=Path, metavar="DIR", help="data that the agent can read")
     submit.add_argument("--inbox", action="store_true", help="train on files as they arrive in the job's inbox")
-    submit.add_argument("--epochs", type=int)
-    submit.add_argument("--steps", type=int)
-    submit.add_argument("--checkpoint-every", type=int, metavar="STEPS", help="default: by cost and flash wear")
-    submit.add_argument("--priority", type=int, default=0, help="-100 to 100, higher goes first")
-    submit.add_argument("--deadline", metavar="WHEN", help='"8h", "07:00" or "2026-12-24 18:00"')
+    submit.add_argument("--epochs", type=whole_number(1), help="passes over the data (default 1)")
+    submit.add_argument("--steps", type=whole_number(1), help="batches instead of epochs")
+    submit.add_argument(
+        "--checkpoint-every", type=whole_number(1), metavar="STEPS", help="default: by cost and flash wear"
+    )
+    submit.add_argument("--priority", type=whole_number(-100, 100), default=0, help="-100 to 100, higher goes first")
+    submit.add_argument("--deadline", type=deadline, metavar="WHEN", help='"8h", "3d", "07:00" or "2026-12-24 18:00"')
     board = submit.add_argument_group(
         "microcontroller jobs",
         "Example: port-agent submit build/ --kind mcu --data recordings/ --epochs 3. The board must hold the model's "
@@ -101,16 +98,18 @@ def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 def _add_control(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     pause = _client(commands, "pause", "hold a job, or everything", _pause)
     pause.add_argument("job", nargs="?", help="number or name; without it everything")
-    pause.add_argument("--for", dest="for_", metavar="TIME", help='only for a time such as "2h" (everything)')
+    pause.add_argument(
+        "--for", dest="for_s", type=duration, metavar="TIME", help='only for a time such as "2h" (everything)'
+    )
     resume = _client(commands, "resume", "let a job, or everything, go on", _resume)
     resume.add_argument("job", nargs="?", help="number or name; without it everything")
     _add_job(_client(commands, "cancel", "end a job for good", _cancel))
     priority = _client(commands, "priority", "change the priority of a job", _priority)
     _add_job(priority)
-    priority.add_argument("value", type=int, help="-100 to 100, higher goes first")
-    deadline = _client(commands, "deadline", "change or drop the deadline of a job", _deadline)
-    _add_job(deadline)
-    deadline.add_argument("when", help='"8h", "07:00", "2026-12-24 18:00" or "none"')
+    priority.add_argument("value", type=whole_number(-100, 100), help="-100 to 100, higher goes first")
+    change = _client(commands, "deadline", "change or drop the deadline of a job", _deadline)
+    _add_job(change)
+    change.add_argument("when", type=deadline_or_none, help='"8h", "07:00", "2026-12-24 18:00" or "none"')
     _client(commands, "reload", "apply the configuration files", _reload)
 
 
@@ -207,7 +206,7 @@ def _submit(arguments: Arguments) -> int:
         "steps": arguments.steps,
         "checkpoint_every": arguments.checkpoint_every,
         "priority": arguments.priority,
-        "deadline_at": parse_deadline(arguments.deadline, time.time()) if arguments.deadline else None,
+        "deadline_at": arguments.deadline,
         "arguments": _board_arguments(arguments),
     }
     if arguments.bundle is not None and not arguments.bundle.exists():
@@ -314,12 +313,11 @@ def _feed(arguments: Arguments) -> int:
 def _pause(arguments: Arguments) -> int:
     client = _connect(arguments)
     if arguments.job is not None:
-        if arguments.for_:
+        if arguments.for_s is not None:
             raise UsageError("--for pauses everything for a time; leave the job away")
         job = client.post(f"{_path(arguments)}/pause")
         return _answer(arguments, job, f"Job {job['id']} ({job['name']}) is paused; port-agent resume {job['id']}")
-    for_s = parse_time(arguments.for_) if arguments.for_ else None
-    answer = client.post("/v1/pause", for_s=for_s)
+    answer = client.post("/v1/pause", for_s=arguments.for_s)
     until = answer["paused_until"]
     end = f"until {datetime.fromtimestamp(until):%a %H:%M}" if until else "until `port-agent resume`"
     return _answer(arguments, answer, f"Nothing is trained {end}.")
@@ -344,7 +342,7 @@ def _priority(arguments: Arguments) -> int:
 
 
 def _deadline(arguments: Arguments) -> int:
-    at = None if arguments.when == "none" else parse_deadline(arguments.when, time.time())
+    at = arguments.when
     job = _connect(arguments).post(f"{_path(arguments)}/change", deadline_at=at)
     shown = "no deadline" if at is None else f"the deadline {datetime.fromtimestamp(at):%a %d %b %H:%M}"
     return _answer(arguments, job, f"Job {job['id']} ({job['name']}) has {shown}.")
@@ -403,26 +401,3 @@ def _answer(arguments: Arguments, value: Any, text: str) -> int:
 
 def _path(arguments: Arguments) -> str:
     return f"/v1/jobs/{quote(arguments.job, safe='')}"
-
-
-def parse_time(text: str) -> float:
-    """Return the seconds that "90s", "5min", "2h" or "1d" mean."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)\s*", text)
-    if match is None:
-        raise UsageError(f'{text!r} is no time; write it like "90s", "30min", "8h" or "2d"')
-    return float(match[1]) * {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}[match[2]]
-
-
-def parse_deadline(text: str, now: float) -> float:
-    """Return the Unix time of "8h" (from now), "07:00" (the next one) or "2026-12-24 18:00" (local time)."""
-    if re.fullmatch(r"\s*\d+(\.\d+)?\s*(s|min|m|h|d)\s*", text):
-        return now + parse_time(text)
-    clock = re.fullmatch(r"\s*(\d{1,2}):(\d{2})\s*", text)
-    try:
-        if clock:
-            today = datetime.fromtimestamp(now)
-            at = today.replace(hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0)
-            return (at if at > today else at + timedelta(days=1)).timestamp()
-        return datetime.fromisoformat(text.strip()).timestamp()
-    except ValueError as error:
-        raise UsageError(f'{text!r} is no deadline; write it like "8h", "07:00" or "2026-12-24 18:00"') from error

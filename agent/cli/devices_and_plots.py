@@ -7,7 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.ir.units import format_bytes, format_joules, format_seconds, parse_bytes
+from agent.cli.arguments import deadline, duration, hours, positive_number, size, whole_number
+from planner.ir.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,9 +45,9 @@ def _add_profile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("-o", "--out", type=Path, default=Path("board.toml"), help="file to write (default board.toml)")
     parser.add_argument("--page-dir", type=Path, default=Path(), help="where flash is measured (default: here)")
-    parser.add_argument("--threads", type=int, default=1, help="threads per operator (default 1)")
-    parser.add_argument("--static-watts", type=float, help="what the machine draws at rest, from a meter")
-    parser.add_argument("--compute-watts", type=float, help="what full load adds, from a meter")
+    parser.add_argument("--threads", type=whole_number(1, 1024), default=1, help="threads per operator (default 1)")
+    parser.add_argument("--static-watts", type=positive_number, help="what the machine draws at rest, from a meter")
+    parser.add_argument("--compute-watts", type=positive_number, help="what full load adds, from a meter")
     parser.set_defaults(run=_profile)
 
 
@@ -58,7 +59,7 @@ def _add_draw(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )
     parser.add_argument("bundle", type=Path)
     parser.add_argument("out", type=Path, help="file that ends in .svg or .html")
-    parser.add_argument("--plan", type=int, default=0, help="which plan of the bundle (default 0)")
+    parser.add_argument("--plan", type=whole_number(0), default=0, help="which plan of the bundle (default 0)")
     parser.set_defaults(run=_draw)
 
 
@@ -71,20 +72,24 @@ def _add_frontier(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         epilog="Example: port-agent frontier job.port --deadline 2026-12-01T07:00 --epochs 3 --charging 22:00-07:00",
     )
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--ram", type=parse_bytes, help="largest budget (default: what keeping everything takes)")
-    parser.add_argument("--count", type=int, default=4, help="number of budgets (default 4)")
-    parser.add_argument("--time-limit", type=float, default=40.0, metavar="S", help="seconds of planning in all")
+    parser.add_argument("--ram", type=size, help="largest budget (default: what keeping everything takes)")
+    parser.add_argument("--count", type=whole_number(1, 1000), default=4, help="number of budgets (default 4)")
+    parser.add_argument(
+        "--time-limit", type=duration, default=40.0, metavar="S", help="seconds of planning in all (default 40)"
+    )
     parser.add_argument("--strategy", default="milp", help="planner (default milp; greedy is the fastest)")
     add_deadline(parser)
-    parser.add_argument("--epochs", type=int, default=1, help="epochs to finish by the deadline (default 1)")
+    parser.add_argument(
+        "--epochs", type=whole_number(1), default=1, help="epochs to finish by the deadline (default 1)"
+    )
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.set_defaults(run=_frontier)
 
 
 def add_deadline(parser: argparse.ArgumentParser) -> None:
     """Add --deadline and --charging, which `wanted_pace` reads."""
-    parser.add_argument("--deadline", metavar="WHEN", help="such as 2026-12-01T07:00, local time")
-    parser.add_argument("--charging", metavar="HOURS", help="such as 22:00-07:00: when training may run")
+    parser.add_argument("--deadline", type=deadline, metavar="WHEN", help='"8h", "3d", "07:00" or "2026-12-24 18:00"')
+    parser.add_argument("--charging", type=hours, metavar="HOURS", help="such as 22:00-07:00: when training may run")
 
 
 def _boards(arguments: argparse.Namespace) -> int:
@@ -252,15 +257,14 @@ def _frontier(arguments: argparse.Namespace) -> int:
 
 def wanted_pace(arguments: argparse.Namespace, samples: int, batch_size: int) -> "Pace | None":
     """Return what --deadline, --charging and --epochs leave for one step; None without a deadline."""
-    from planner.deadline import pace, parse_deadline, parse_window
+    from planner.deadline import Window, pace
 
     if arguments.deadline is None:
         return None
-    window = parse_window(arguments.charging) if arguments.charging else None
+    window = Window(*arguments.charging) if arguments.charging else None
     steps = -(-samples // batch_size)
-    return pace(
-        datetime.now(), parse_deadline(arguments.deadline), window, epochs=arguments.epochs, steps_per_epoch=steps
-    )
+    until = datetime.fromtimestamp(arguments.deadline)
+    return pace(datetime.now(), until, window, epochs=arguments.epochs, steps_per_epoch=steps)
 
 
 def too_slow(graph: "StepGraph", costs: "CostTable", wanted: "Pace", ram_bytes: int, fastest_s: float) -> str:

@@ -3,16 +3,13 @@
 import argparse
 import csv
 import json
-import math
 import os
-import re
 import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.ir.errors import PortError
+from agent.cli.arguments import UsageError, positive_number, since, size, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,49 +25,35 @@ if TYPE_CHECKING:
 SYSTEM_STATE_DIR = Path("/var/lib/port-agent")
 SYSTEM_RUNTIME_DIR = Path("/run/port-agent")
 SYSTEM_CONFIG = Path("/etc/port-agent/config.toml")
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(min|h|d)")
-_SPAN_S = {"min": 60, "h": 3600, "d": 86400}
 _PLOT_COLUMNS = 100
-
-
-class EnergyUsageError(PortError):
-    """An argument that cannot be understood."""
-
-    exit_code = 2
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the commands of this area to `commands`."""
     text = "show what was used: by job, day and phase, against the plan, with flash wear"
     energy = commands.add_parser("energy", help=text, description=text[0].upper() + text[1:] + ".")
-    energy.add_argument("--since", metavar="WHEN", help='"90min", "24h", "7d" or "2026-11-01" (default: all)')
+    energy.add_argument(
+        "--since", type=since, metavar="WHEN", help='"90min", "24h", "7d" or "2026-11-01" (default: all)'
+    )
     energy.add_argument("--job", help="only this job (its number)")
     form = energy.add_mutually_exclusive_group()
     form.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page, readable offline")
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--csv", action="store_true", help="print the tables as CSV")
     energy.add_argument("--sources", action="store_true", help="show the sources of this machine and test them")
-    energy.add_argument("--price", type=_above_zero, metavar="P", help="price of a kWh")
+    energy.add_argument("--price", type=positive_number, metavar="P", help="price of a kWh")
     energy.add_argument("--currency", metavar="NAME", help="its currency, such as EUR")
-    energy.add_argument("--co2", type=_above_zero, metavar="G", help="grams of CO2 per kWh where you live")
-    energy.add_argument("--endurance", metavar="SIZE", help="what the flash can take in its life, such as 10TB")
+    energy.add_argument("--co2", type=positive_number, metavar="G", help="grams of CO2 per kWh where you live")
+    energy.add_argument(
+        "--endurance", type=size, metavar="SIZE", help="what the flash can take in its life, such as 10TB"
+    )
     _add_places(energy)
     energy.set_defaults(run=_energy)
     dashboard = commands.add_parser("dashboard", help="serve a live page of the agent on localhost")
-    dashboard.add_argument("--port", type=int, default=8765, help="default 8765; 0 takes a free one")
+    dashboard.add_argument("--port", type=whole_number(0, 65535), default=8765, help="default 8765; 0 takes a free one")
     dashboard.add_argument("--no-browser", action="store_true", help="do not open a browser")
     _add_places(dashboard)
     dashboard.set_defaults(run=_dashboard)
-
-
-def _above_zero(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above zero")
-    return value
 
 
 def _add_places(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +74,7 @@ def _energy(arguments: argparse.Namespace) -> int:
         try:
             arguments.html.write_text(render_report(report), encoding="utf-8")
         except OSError as error:
-            raise EnergyUsageError(f"cannot write {arguments.html}: {error.strerror}; name another file") from error
+            raise UsageError(f"cannot write {arguments.html}: {error.strerror}; name another file") from error
         print(f"wrote {arguments.html}", file=sys.stderr)
     elif arguments.json:
         json.dump(report.as_dict(), sys.stdout, indent=1)
@@ -103,25 +86,13 @@ def _energy(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def parse_since(text: str, now_unix: float) -> float:
-    """Return the Unix time that "24h", "7d" or a local date means; raise `EnergyUsageError` otherwise."""
-    match = _SPAN.fullmatch(text.strip())
-    if match:
-        return now_unix - float(match[1]) * _SPAN_S[match[2]]
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError as error:
-        raise EnergyUsageError(f'--since {text!r} is no time; write it like "24h", "7d" or "2026-11-01"') from error
-
-
 def _options(arguments: argparse.Namespace) -> "ReportOptions":
     from agent.energy.report import ReportOptions
-    from planner.ir.units import parse_bytes
 
     config, budget = _config(arguments)
-    endurance = parse_bytes(arguments.endurance) if arguments.endurance else config.flash_endurance_bytes
+    endurance = arguments.endurance or config.flash_endurance_bytes
     return ReportOptions(
-        since_unix=parse_since(arguments.since, time.time()) if arguments.since else None,
+        since_unix=arguments.since,
         job=arguments.job,
         price_per_kwh=config.price_per_kwh if arguments.price is None else arguments.price,
         currency=config.currency if arguments.currency is None else arguments.currency,
@@ -138,7 +109,7 @@ def _config(arguments: argparse.Namespace) -> "tuple[EnergyConfig, int]":
 
     path = arguments.config or SYSTEM_CONFIG
     if arguments.config is not None and not path.is_file():
-        raise EnergyUsageError(f"there is no configuration file {path}; leave --config away for the defaults")
+        raise UsageError(f"there is no configuration file {path}; leave --config away for the defaults")
     config = load_config(path) if path.is_file() else Config()
     return EnergyConfig.from_table(config.energy), config.policy.flash_write_budget_bytes_per_day
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.ir.units import parse_bytes
+from agent.cli.arguments import positive_number, size, whole_number
 
 if TYPE_CHECKING:
     from agent.mcu.board.firmware import Firmware
@@ -51,7 +51,7 @@ def _add_compile(add: Adder) -> None:
     parser.add_argument("project", type=Path, help="directory with project.py")
     parser.add_argument("-o", "--out", type=Path, help="directory to write (default: PROJECT/build)")
     parser.add_argument(
-        "--sparse-update", type=parse_bytes, metavar="RAM",
+        "--sparse-update", type=size, metavar="RAM",
         help="choose which biases and weights are trained: measure what each gains on the project's training samples, "
         "solve for the best sets whose arena and trained parameters take at most RAM, such as 12K, and take the one that "
         "measures best when it is trained itself",
@@ -96,12 +96,16 @@ def _add_port(parser: argparse.ArgumentParser) -> None:
 def _add_train(add: Adder) -> None:
     parser = add("train", help="train the model on the board; interrupt and run again to go on")
     _add_job(parser)
-    parser.add_argument("--epochs", type=int)
-    parser.add_argument("--steps", type=int, help="stop after so many samples")
-    parser.add_argument("--lr", type=float, dest="learning_rate", help="learning rate (default 0.03)")
+    parser.add_argument("--epochs", type=whole_number(1), help="passes over the training data")
+    parser.add_argument("--steps", type=whole_number(1), help="stop after so many samples")
+    parser.add_argument("--lr", type=positive_number, dest="learning_rate", help="learning rate (default 0.03)")
     parser.add_argument("--rule", choices=["stochastic", "nearest", "truncate", "q88"], help="rounding of the update")
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--snapshot-every", type=int, help="samples between snapshots on the host (default 200)")
+    parser.add_argument(
+        "--seed", type=whole_number(0, 2**32 - 1), help="of the order of samples and of rounding (default 1)"
+    )
+    parser.add_argument(
+        "--snapshot-every", type=whole_number(1), help="samples between snapshots on the host (default 200)"
+    )
     parser.add_argument("--state-dir", type=Path, help="where snapshots are kept (default: beside the job)")
     parser.add_argument("--out", type=Path, help="write the trained parameters here")
     parser.set_defaults(run=run_train)
@@ -130,7 +134,7 @@ def _add_record(add: Adder) -> None:
     parser.add_argument("model", type=Path, help="directory of the compiled model")
     parser.add_argument("--inbox", type=Path, required=True, help="directory that the job reads")
     parser.add_argument("--source", default="-", help='"-" (standard input), a path, or tcp:HOST:PORT; JSON lines x, y')
-    parser.add_argument("--per-file", type=int, default=64, help="samples per file (default 64)")
+    parser.add_argument("--per-file", type=whole_number(1), default=64, help="samples per file (default 64)")
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     parser.set_defaults(run=run_record)
 

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.cli.daemon import UsageError
+from agent.cli.arguments import UsageError, duration, positive_number, size, whole_number
 from agent.cli.devices_and_plots import add_deadline, too_slow, wanted_pace
 from planner.ir.errors import PortError
-from planner.ir.units import format_bytes, format_joules, format_seconds, parse_bytes
+from planner.ir.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from agent.prepare.bundle import Made
@@ -37,15 +37,17 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "port-agent plan train.py --ram 300M --sparse-update",
     )
     parser.add_argument("script", type=Path, help="Python file with a function port_job()")
-    parser.add_argument(
-        "--ram", required=True, type=parse_bytes, help="resident memory of the whole process, e.g. 300M"
-    )
+    parser.add_argument("--ram", required=True, type=size, help="resident memory of the whole process, e.g. 300M")
     parser.add_argument("-o", "--out", type=Path, help="bundle to write (default: the script's name with .port)")
     parser.add_argument("--page-dir", type=Path, default=Path(), help="where flash is measured (default: here)")
-    parser.add_argument("--threads", type=int, default=1, help="threads per operator, fixed in the plan (default 1)")
-    parser.add_argument("--epochs", type=int, default=1, help="how far a learning-rate schedule is tabulated")
     parser.add_argument(
-        "--verify", type=int, default=0, metavar="N", help="run N steps of plain PyTorch for comparison"
+        "--threads", type=whole_number(1, 1024), default=1, help="threads per operator, fixed in the plan (default 1)"
+    )
+    parser.add_argument(
+        "--epochs", type=whole_number(1), default=1, help="how far a learning-rate schedule is tabulated"
+    )
+    parser.add_argument(
+        "--verify", type=whole_number(0), default=0, metavar="N", help="run N steps of plain PyTorch for comparison"
     )
     parser.add_argument(
         "--sparse-update", action="store_true",
@@ -54,16 +56,18 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "planner's bytes, freezes the rest and captures again. The analysis needs plain PyTorch's memory",
     )  # fmt: skip
     parser.add_argument(
-        "--probe-steps", type=int, default=20, metavar="N",
+        "--probe-steps", type=whole_number(1), default=20, metavar="N",
         help="batches that each short training of --sparse-update takes (default 20)",
     )  # fmt: skip
     parser.add_argument(
-        "--step-joules", type=float, metavar="J",
+        "--step-joules", type=positive_number, metavar="J",
         help="energy that a step of --sparse-update may take, in joules: operators and the device at rest meanwhile, "
         "estimated from the watts of the --board, or of a small board where none is given",
     )  # fmt: skip
     parser.add_argument("--strategy", default="milp", help="planner (default milp; greedy is the fastest)")
-    parser.add_argument("--time-limit", type=float, default=20.0, metavar="S", help="seconds of planning per graph")
+    parser.add_argument(
+        "--time-limit", type=duration, default=20.0, metavar="S", help="seconds of planning per graph (default 20)"
+    )
     parser.add_argument(
         "--frontier", action="store_true",
         help="put more plans for smaller budgets into the bundle, and print them; the agent switches between them",
@@ -73,8 +77,8 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "--board", metavar="NAME",
         help="plan for a board that is not at hand: costs measured here are scaled to it, and the bundle says estimated",
     )  # fmt: skip
-    parser.add_argument("--flash-read", type=parse_bytes, help="plan for flash no faster than this, bytes per second")
-    parser.add_argument("--flash-write", type=parse_bytes, help="plan for flash no faster than this, bytes per second")
+    parser.add_argument("--flash-read", type=size, help="plan for flash no faster than this, bytes per second")
+    parser.add_argument("--flash-write", type=size, help="plan for flash no faster than this, bytes per second")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=_plan)
 
@@ -86,7 +90,7 @@ def _add_show(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         description="Show a bundle: budget, planned peak, what is kept, recomputed and paged, and memory over the step.",
     )
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--plan", type=int, default=0, help="which plan of the bundle (default 0)")
+    parser.add_argument("--plan", type=whole_number(0), default=0, help="which plan of the bundle (default 0)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the plot as a page of its own")
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.set_defaults(run=_show)
@@ -100,21 +104,27 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         epilog="Example: port-agent train job.port --epochs 3 --out weights.safetensors",
     )
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--epochs", type=int, help="passes over the data, counted from the beginning (default 1)")
-    parser.add_argument("--steps", type=int, help="batches instead of epochs")
+    parser.add_argument(
+        "--epochs", type=whole_number(1), help="passes over the data, counted from the beginning (default 1)"
+    )
+    parser.add_argument("--steps", type=whole_number(1), help="batches instead of epochs")
     parser.add_argument("--out", type=Path, help="where to write the trained weights (safetensors)")
     parser.add_argument("--state-dir", type=Path, help="checkpoints (default: beside the bundle, NAME.state)")
     parser.add_argument("--page-dir", type=Path, help="where temporaries are paged (default: the state directory)")
-    parser.add_argument("--plan", type=int, default=0, help="which plan of the bundle (default 0)")
+    parser.add_argument("--plan", type=whole_number(0), default=0, help="which plan of the bundle (default 0)")
     parser.add_argument(
-        "--verify", type=int, default=0, metavar="N", help="compare the first N losses with plain PyTorch's"
+        "--verify", type=whole_number(0), default=0, metavar="N", help="compare the first N losses with plain PyTorch's"
     )
     parser.add_argument(
-        "--checkpoint-every", type=int, default=1, metavar="N",
+        "--checkpoint-every", type=whole_number(1), default=1, metavar="N",
         help="steps between checkpoints (default 1: a killed run loses only the unfinished step; more spares the flash)",
     )  # fmt: skip
-    parser.add_argument("--read-limit", help="throttle page-in, bytes per second, to try a slower medium")
-    parser.add_argument("--write-limit", help="throttle page-out, bytes per second")
+    parser.add_argument(
+        "--read-limit",
+        type=size,
+        help="throttle page-in to so many bytes per second, such as 20M, to try a slower medium",
+    )
+    parser.add_argument("--write-limit", type=size, help="throttle page-out, bytes per second")
     parser.add_argument("--digest", action="store_true", help="print a checksum over weights and optimizer state")
     parser.add_argument("--json", action="store_true", help="print events as JSON lines")
     parser.set_defaults(run=_train)

@@ -15,9 +15,8 @@ from typing import Any
 from agent.facts.model import Power
 from agent.policy.decide import DAYS, MIB, Policy, ResourceLimits, TimeWindow
 from planner.ir.errors import PortError
-from planner.ir.units import SizeError, parse_bytes
-
-_DURATION_UNITS_S = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+from planner.ir.times import parse_hours
+from planner.ir.units import UnitError, parse_bytes, parse_duration
 
 
 class ConfigError(PortError):
@@ -69,18 +68,13 @@ class _ValueError(Exception):
     """A value that does not fit; the caller knows file and line."""
 
 
-def parse_duration(value: object) -> float:
-    """Return seconds from `90`, `"90s"`, `"5min"`, `"2h"` or `"1d"`."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = float(value)
-    else:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|h|d)\s*", value) if isinstance(value, str) else None
-        if match is None:
-            raise _ValueError(f'{value!r} is no duration; write it like "5min", "90s" or "2h"')
-        seconds = float(match[1]) * _DURATION_UNITS_S[match[2]]
-    if not 0 <= seconds <= 366 * 86400:
-        raise _ValueError(f"{value!r} is not between 0 and a year")
-    return seconds
+def _duration(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise _ValueError(f'{value!r} is no duration; write it like "5min", "90s" or "2h"')
+    try:
+        return parse_duration(value)
+    except UnitError as error:
+        raise _ValueError(str(error)) from error
 
 
 def _boolean(value: object) -> bool:
@@ -112,7 +106,7 @@ def _size(value: object) -> int:
         raise _ValueError(f'{value!r} is no size; write it like "512M"')
     try:
         return parse_bytes(value)
-    except SizeError as error:
+    except UnitError as error:
         raise _ValueError(str(error)) from error
 
 
@@ -153,14 +147,10 @@ def _listen(value: object) -> tuple[str, int] | None:
 
 
 def _span(text: object) -> tuple[time, time]:
-    match = re.fullmatch(r"(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})", text) if isinstance(text, str) else None
     try:
-        if match is None:
-            raise ValueError
-        end_hour = int(match[3]) % 24 if match[4] == "00" else int(match[3])  # "24:00" is midnight
-        return time(int(match[1]), int(match[2])), time(end_hour, int(match[4]))
-    except ValueError as error:
-        raise _ValueError(f'{text!r} is no time span; write it like "22:00-07:00"') from error
+        return parse_hours(text if isinstance(text, str) else repr(text))
+    except UnitError as error:
+        raise _ValueError(str(error)) from error
 
 
 def _spans(value: object) -> list[tuple[time, time]]:
@@ -184,15 +174,15 @@ KEYS: dict[str, _Key] = {
     "when.external_power": _Key("policy", "require_external_power", _boolean),
     "when.assume_power": _Key("policy", "assume_power", _power),
     "when.min_battery": _Key("policy", "min_battery_percent", _PERCENT),
-    "when.idle_for": _Key("policy", "idle_for_s", parse_duration),
+    "when.idle_for": _Key("policy", "idle_for_s", _duration),
     "when.train_while_in_use": _Key("policy", "train_while_in_use", _boolean),
     "when.busy_cpu": _Key("policy", "busy_cpu_percent", _PERCENT),
     "when.busy_pressure": _Key("policy", "busy_pressure_percent", _PERCENT),
     "when.max_temperature": _Key("policy", "max_temperature_c", _within(20, 120, "°C")),
     "when.resume_temperature": _Key("policy", "resume_temperature_c", _within(10, 120, "°C")),
     "when.stop_when_throttled": _Key("policy", "stop_when_throttled", _boolean),
-    "when.min_pause": _Key("policy", "min_pause_s", parse_duration),
-    "when.keep_in_memory": _Key("policy", "keep_in_memory_for_s", parse_duration),
+    "when.min_pause": _Key("policy", "min_pause_s", _duration),
+    "when.keep_in_memory": _Key("policy", "keep_in_memory_for_s", _duration),
     "memory.min_available": _Key("policy", "min_free_memory_bytes", _size),
     "memory.pressure": _Key("policy", "memory_pressure_percent", _PERCENT),
     "storage.min_free": _Key("policy", "min_free_disk_bytes", _size),
@@ -240,6 +230,8 @@ def read_file(file: Path, base: Config = Config()) -> Config:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(file, _toml_line(error), str(error).partition(" (at ")[0]) from error
+    except ValueError as error:  # an integer of more digits than Python reads
+        raise ConfigError(file, None, "holds a number of thousands of digits") from error
     flat, windows = _flatten(document), document.get("windows", {})
     energy = document.get("energy", {})
     config = replace(base, energy={**base.energy, **energy}) if isinstance(energy, Mapping) else base

@@ -1,33 +1,102 @@
-"""Read and print quantities with units: bytes, seconds, joules."""
+"""Read and print quantities with units: bytes, seconds, joules. The one grammar of sizes and durations."""
 
 import re
+from decimal import Decimal
 
 from planner.ir.errors import PortError
 
-_UNITS = {"": 1, "B": 1}
+_SIZE_UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
-    _UNITS[_letter] = _UNITS[f"{_letter}IB"] = 1024**_power
-    _UNITS[f"{_letter}B"] = 1000**_power
+    _SIZE_UNITS[_letter] = _SIZE_UNITS[f"{_letter}IB"] = 1024**_power
+    _SIZE_UNITS[f"{_letter}B"] = 1000**_power
+
+LARGEST_BYTES = 2**63 - 1
+"""What a file offset and a database column hold."""
+LONGEST_S = 3660 * 86400
+"""Ten years: what is longer is a slip of the finger, and calendars end."""
+
+_NUMBER = r"[0-9]{1,30}(?:\.[0-9]{1,30})?"
+_DURATION_UNITS_S = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
+_DURATION_PARTS = re.compile(rf"({_NUMBER})\s*(s|min|m|h|d|w)\s*")
+_ISO_DURATION = re.compile(
+    rf"P(?:({_NUMBER})W)?(?:({_NUMBER})D)?(?:T(?=[0-9])(?:({_NUMBER})H)?(?:({_NUMBER})M)?(?:({_NUMBER})S)?)?"
+)
+_ISO_UNITS_S = (604800, 86400, 3600, 60, 1)
+_HOW_SIZES = "write it like 300M (= 300 MiB), 300MB or 1.5G"
+_HOW_DURATIONS = "write it like 90s, 30min, 8h, 3d, 1d12h or PT8H"
 
 
-class SizeError(PortError, ValueError):
+class UnitError(PortError, ValueError):
+    """A quantity with a unit, or a time, that cannot be read."""
+
+    exit_code = 2
+
+
+class SizeError(UnitError):
     """A size that cannot be read."""
+
+
+class DurationError(UnitError):
+    """A duration that cannot be read."""
+
+
+class DurationRangeError(DurationError):
+    """A duration below 0 or above ten years."""
+
+
+def shown(text: object) -> str:
+    """Return `text` quoted for a message: escapes visible, at most some 40 characters."""
+    quoted = repr(text)
+    return quoted if len(quoted) <= 42 else f"{quoted[:36]}...{quoted[-1]}"
 
 
 def parse_bytes(text: str | int) -> int:
     """Return the number of bytes that `text` means.
 
     "300M" and "300MiB" are binary (300 * 2**20), "300MB" is decimal (300 * 10**6), a bare number is bytes.
+    Raises SizeError for anything else, and for sizes below 0 or above 2**63 - 1.
     """
     if isinstance(text, int):
-        if text < 0:
-            raise SizeError(f"size {text} is negative; give a number of bytes such as 300000000")
-        return text
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    unit = match and _UNITS.get(match[2].upper())
-    if not match or unit is None:
-        raise SizeError(f"cannot read the size {text!r}; write it like 300M (= 300 MiB), 300MB or 1.5G")
-    return int(float(match[1]) * unit)
+        count = Decimal(text)
+    else:
+        match = re.fullmatch(rf"\s*(-?{_NUMBER})\s*([A-Za-z]*)\s*", text)
+        unit = match and _SIZE_UNITS.get(match[2].upper())
+        if not match or unit is None:
+            raise SizeError(f"cannot read the size {shown(text)}; {_HOW_SIZES}")
+        count = Decimal(match[1]) * unit
+    if count < 0:
+        raise SizeError(f"the size {shown(text)} is negative; {_HOW_SIZES}")
+    if count > LARGEST_BYTES:
+        raise SizeError(f"the size {shown(text)} is more than 8 EiB, the largest there is; {_HOW_SIZES}")
+    return int(count)
+
+
+def parse_duration(text: str | float) -> float:
+    """Return the seconds that "90s", "5min", "8h", "3d", "2w", "1d12h", "PT8H" or a bare number (seconds) mean.
+
+    Raises DurationError for anything else, DurationRangeError below 0 and above ten years.
+    """
+    seconds = _duration_of_text(text) if isinstance(text, str) else text
+    if not 0 <= seconds <= LONGEST_S:
+        raise DurationRangeError(f"the duration {shown(text)} is not between 0 and ten years; {_HOW_DURATIONS}")
+    return float(seconds)
+
+
+def _duration_of_text(text: str) -> float:
+    stripped = text.strip()
+    sign = -1 if stripped.startswith("-") else 1
+    body = stripped.removeprefix("-")
+    if re.fullmatch(_NUMBER, body):
+        return sign * float(body)
+    iso = _ISO_DURATION.fullmatch(body)
+    if iso and any(iso.groups()):
+        parts = [Decimal(part) * unit for part, unit in zip(iso.groups(), _ISO_UNITS_S, strict=True) if part]
+        return sign * float(sum(parts))
+    found = _DURATION_PARTS.findall(body)
+    units = [_DURATION_UNITS_S[unit] for _, unit in found]
+    if not found or _DURATION_PARTS.sub("", body) or sorted(set(units), reverse=True) != units:
+        raise DurationError(f"{shown(text)} is no duration; {_HOW_DURATIONS}")
+    return sign * float(sum(Decimal(part) * unit for (part, _), unit in zip(found, units, strict=True)))
 
 
 def format_bytes(count: float) -> str:

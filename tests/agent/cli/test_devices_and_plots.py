@@ -1,6 +1,7 @@
 """What `plan` and `frontier` say about deadlines, and costs taken to a board that is not at hand."""
 
 import argparse
+from datetime import datetime
 
 import pytest
 
@@ -30,10 +31,10 @@ def test_a_missed_deadline_names_the_shortfall_and_the_budget_that_would_do() ->
 def test_a_pace_needs_a_deadline() -> None:
     parsed = argparse.Namespace(deadline=None, charging=None, epochs=1)
     assert wanted_pace(parsed, 100, 8) is None
-    parsed.deadline = "2999-01-01T00:00"
+    parsed.deadline = datetime(2999, 1, 1).timestamp()
     found = wanted_pace(parsed, 100, 8)
     assert found is not None and found.steps == 13
-    parsed.deadline = "2001-01-01T00:00"
+    parsed.deadline = datetime(2001, 1, 1).timestamp()
     with pytest.raises(DeadlineError, match="no charging time"):
         wanted_pace(parsed, 100, 8)
 

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from agent.cli import main
-from agent.cli.daemon import UsageError, parse_deadline, parse_time
 from agent.control.agent_metrics import metrics_text
 from agent.control.client import ControlClient, ControlError
 from agent.control.http import (
@@ -357,15 +356,3 @@ def test_boards_are_for_microcontroller_jobs(tmp_path: Path, capsys: pytest.Capt
     bundle.write_text("{}")
     assert main(["submit", str(bundle), "--simulate", "--runtime-dir", str(tmp_path)]) == 2
     assert "--kind mcu" in capsys.readouterr().err
-
-
-def test_times_and_deadlines() -> None:
-    noon = time.mktime((2026, 6, 3, 12, 0, 0, 0, 0, -1))
-    assert parse_time("90s") == 90 and parse_time("2h") == 7200 and parse_time("1.5d") == 129_600
-    assert parse_deadline("8h", noon) == noon + 8 * 3600
-    assert parse_deadline("13:30", noon) == noon + 5400
-    assert parse_deadline("11:00", noon) == noon + 23 * 3600
-    assert parse_deadline("2026-06-03 12:00", 0.0) == noon
-    for text in ("soon", "25:00", "8 lightyears"):
-        with pytest.raises(UsageError):
-            parse_deadline(text, noon)

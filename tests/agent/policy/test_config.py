@@ -101,16 +101,20 @@ def test_drop_ins_come_later_in_order_of_name(tmp_path: Path) -> None:
         ("[storage]\nkeep_jobs = 0\n", 2, "whole number between 1"),
         ("[sensors]\nsysfs_root = 'sys'\n", 2, "no absolute path"),
         ("[energy]\nsolar = true\n", 2, "solar"),
-        ("when.idle_for = -1\n", 1, "not between 0 and a year"),
+        ("when.idle_for = -1\n", 1, "not between 0 and ten years"),
+        ("when.idle_for = '99999999d'\n", 1, "not between 0 and ten years; write it like"),
+        (f"when.idle_for = {10**400}\n", 1, "not between 0 and ten years"),
+        (f"when.idle_for = {'9' * 5000}\n", None, "thousands of digits"),
+        ("storage.min_free = '-5'\n", 1, "is negative; write it like"),
     ],
 )
-def test_refusals_name_file_line_and_reason(tmp_path: Path, text: str, line: int, words: str) -> None:
+def test_refusals_name_file_line_and_reason(tmp_path: Path, text: str, line: int | None, words: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     assert (caught.value.file, caught.value.line) == (path, line)
     assert words in caught.value.reason
-    assert str(caught.value).startswith(f"{path}:{line}: ")
+    assert str(caught.value).startswith(f"{path}:{line}: " if line else f"{path}: ")
 
 
 def test_a_bad_drop_in_is_named(tmp_path: Path) -> None:

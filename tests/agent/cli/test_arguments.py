@@ -1,0 +1,50 @@
+"""Wrong arguments of every command: one line with cause and remedy, exit code 2, before anything is done."""
+
+import re
+
+import pytest
+
+from agent.cli import main
+
+SIZES = ("abc", "-5", "1e400", "", "0", "9" * 5000)
+DURATIONS = ("99999999d", "abc", "1e400", "", "0", "nan")
+MOMENTS = ("99999999d", "abc", "1e400", "", "5", "2001-01-01")
+COUNTS = ("0", "-1", "abc", "1e400", "", "1.5", str(2**63))
+
+CASES = [
+    *[(("plan", "train.py", "--ram", text), "write it like 300M|such as 300M") for text in SIZES],
+    *[(("train", "job.port", "--read-limit", text), "write it like 300M|such as 300M") for text in SIZES],
+    *[(("mcu", "compile", "p", "--sparse-update", text), "write it like 300M|such as 300M") for text in SIZES],
+    *[(("energy", "--endurance", text), "write it like 300M|such as 300M") for text in SIZES],
+    *[
+        (("plan", "train.py", "--ram", "1G", "--time-limit", text), "such as 90s|write it like 90s")
+        for text in DURATIONS
+    ],
+    *[(("pause", "--for", text), "such as 90s|write it like 90s") for text in DURATIONS],
+    *[(("plan", "train.py", "--ram", "1G", "--deadline", text), "write it like") for text in MOMENTS],
+    *[(("frontier", "job.port", "--deadline", text), "write it like") for text in MOMENTS],
+    *[(("submit", "job.port", "--deadline", text), "write it like") for text in MOMENTS],
+    *[(("deadline", "1", text), "write it like") for text in MOMENTS],
+    *[(("energy", "--since", text), "write it like") for text in ("99999999d", "abc", "1e400", "", "5", "2999-01-01")],
+    *[(("plan", "train.py", "--ram", "1G", "--charging", text), "22:00-07:00") for text in ("", "22-7", "abc")],
+    *[(("train", "job.port", "--epochs", text), "give 1 or more|from 1 to") for text in COUNTS],
+    *[(("train", "job.port", "--steps", text), "give 1 or more") for text in (*COUNTS, "-5")],
+    *[(("train", "job.port", "--checkpoint-every", text), "give 1 or more") for text in COUNTS],
+    *[(("submit", "job.port", "--epochs", text), "give 1 or more") for text in COUNTS],
+    *[(("mcu", "train", "job", "--snapshot-every", text), "give 1 or more") for text in COUNTS],
+    (("mcu", "train", "job", "--lr", "inf"), "no number above zero"),
+    (("priority", "1", "101"), "from -100 to 100"),
+    (("dashboard", "--port", "65536"), "from 0 to 65535"),
+    (("train", "job.port", "\x1b[2J"), r"unrecognized arguments: \\x1b\[2J"),
+    (("plan",), "the following arguments are required"),
+]
+
+
+@pytest.mark.parametrize(("words", "remedy"), CASES)
+def test_one_line_with_the_remedy(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], remedy: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    said = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert said.count("\n") == 1 and said.endswith("--help\n") and len(said) < 320, said
+    assert re.search(remedy, said), said

@@ -188,7 +188,7 @@ class Pager:
         return self._submit(Transfer(slot, address, start, slot.nbytes if nbytes is None else nbytes, True, keep))
 
     def read(self, slot: Slot, address: int, keep: Any, start: int = 0, nbytes: int | None = None) -> Transfer:
-        """Queue a read into `address`; the buffer there must reach to the end of the last block."""
+        """Queue a read into `address`; no byte beyond `nbytes` is touched there."""
         return self._submit(Transfer(slot, address, start, slot.nbytes if nbytes is None else nbytes, False, keep))
 
     def _submit(self, transfer: Transfer) -> Transfer:
@@ -275,11 +275,13 @@ class Pager:
     def _read_piece(self, file: PageFile, offset: int, address: int, size: int) -> None:
         if file.direct and address % BLOCK:
             whole = memoryview(self._bounce)[: padded(size)]
-            _read_fully(file, whole, offset)
+            _read_fully(file, [whole], offset)
             _memory(address, size)[:] = whole[:size]
             return
-        length = padded(size) if file.direct else size
-        _read_fully(file, _memory(address, length), offset)
+        tail = size % BLOCK if file.direct else 0  # the rest of its block is another's memory
+        whole = memoryview(self._bounce)[: padded(tail)]
+        _read_fully(file, [_memory(address, size - tail), whole], offset)
+        _memory(address + size - tail, tail)[:] = whole[:tail]
 
 
 def _checksums(memory: memoryview, place: int) -> Iterator[tuple[int, int]]:
@@ -298,13 +300,18 @@ def _verify(slot: Slot, place: int, checksum: int) -> None:
         )
 
 
-def _read_fully(file: PageFile, into: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(into):
-        count = os.preadv(file.fd, [into[done:]], offset + done)
+def _read_fully(file: PageFile, into: list[memoryview], offset: int) -> None:
+    """Fill the pieces one after the other. Raises CorruptPageError where the file ends before."""
+    left = [piece for piece in into if len(piece)]
+    while left:
+        count = os.preadv(file.fd, left, offset)
         if count == 0:
-            raise CorruptPageError(file.path, f"{file.path} ends at offset {offset + done}; it was cut off or replaced")
-        done += count
+            raise CorruptPageError(file.path, f"{file.path} ends at offset {offset}; it was cut off or replaced")
+        offset += count
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if count:
+            left[0] = left[0][count:]
 
 
 def _memory(address: int, nbytes: int) -> memoryview:

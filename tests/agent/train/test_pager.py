@@ -56,6 +56,22 @@ def test_what_is_written_comes_back(pager: Pager, tmp_path: Path, nbytes: int, a
     file.close()
 
 
+@pytest.mark.parametrize("nbytes", SIZES)
+def test_a_read_touches_nothing_beyond_its_bytes(pager: Pager, tmp_path: Path, nbytes: int) -> None:
+    """What follows in the last block may be another allocation."""
+    file = PageFile(tmp_path / "pages")
+    slot = Slot(file, 0, nbytes)
+    file.reserve(padded(nbytes))
+    data = made_up(nbytes)
+    pager.wait(pager.write(slot, data.data_ptr(), data))
+    base = block(padded(nbytes) + BLOCK)
+    base.fill_(7)
+    pager.wait(pager.read(slot, base.data_ptr(), base))
+    assert torch.equal(base[:nbytes], data)
+    assert bool((base[nbytes:] == 7).all())
+    file.close()
+
+
 def test_a_file_system_without_o_direct_falls_back(
     pager: Pager, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

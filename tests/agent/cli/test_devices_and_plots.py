@@ -13,7 +13,7 @@ from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.profiling.operators import Measured
 from planner.search.plan_step import plan_step
-from tests.planner.problem.test_coarsen import budget, captured
+from tests.planner.estimated_steps import budget, captured
 
 
 def test_a_missed_deadline_names_the_shortfall_and_the_budget_that_would_do() -> None:

@@ -8,8 +8,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +25,7 @@ from agent.control.http import (
     peer_of,
     serve_connection,
 )
-from tests.agent.supervisor.test_daemon import BUNDLE, CONFIG
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.agent.live_daemon import BUNDLE, CONFIG, ROOT, daemon
 
 
 async def echo(request: HttpRequest) -> HttpResponse:
@@ -127,28 +123,6 @@ def test_the_kernel_says_who_connected() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert peer_of(theirs) == SocketPeer(os.geteuid(), os.getegid(), os.getpid())
-
-
-# --- a daemon process and the command line
-
-
-@contextmanager
-def daemon(root: Path, config: str = CONFIG) -> Iterator[ControlClient]:
-    """Run a daemon with the test worker in a process of its own."""
-    (root / "config.toml").write_text(config)
-    (root / "sys").mkdir(exist_ok=True)
-    words = [str(root / name) for name in ("state", "run", "config.toml", "sys")]
-    process = subprocess.Popen([sys.executable, "-m", "tests.agent.live", *words], cwd=ROOT)
-    client = ControlClient(root / "run")
-    try:
-        end = time.monotonic() + 30.0
-        while not client.path.exists():
-            assert process.poll() is None and time.monotonic() < end
-            time.sleep(0.01)
-        yield client
-    finally:
-        process.terminate()
-        process.wait(30.0)
 
 
 def first_lines(*words: str, number: int) -> str:

@@ -24,10 +24,8 @@ from agent.energy.sources.rapl import RaplSource
 from agent.energy.sources.registry import EnergyConfig, SourceChoice
 from agent.energy.sources.tegrastats import parse_line
 from agent.energy.wear import DiskCounter
+from tests.agent.energy.device_trees import RANGE_UJ, STAT, disk, hwmon, zone
 from tests.agent.energy.recordings import ScriptedSource, local
-from tests.agent.energy.sources.test_ina3221 import hwmon
-from tests.agent.energy.sources.test_rapl import RANGE_UJ, zone
-from tests.agent.energy.test_wear import STAT, disk
 
 MODEL = PowerModel("test board", 2.0, 6.0)
 T0_UNIX = 1_760_000_000.0

@@ -1,29 +1,12 @@
 """Flash wear: sectors to bytes, disks of partitions, eMMC life, outlook."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from agent.energy.sources.base import SourceError
 from agent.energy.wear import DiskCounter, block_device_of, outlook, parse_life_time, parse_written_bytes
-
-STAT = "    4219      312   283650     2260     8841     9907   432176    12345        0     9080    15630        0        0        0        0      210     1021\n"
-
-
-def disk(root: Path, folder: Path, partition: bool = True) -> Path:
-    """Write the sysfs entry of the disk that holds `folder`, reached over its partition."""
-    device = folder.stat().st_dev
-    real = root / "sys/devices/mmc0/block/mmcblk0"
-    leaf = real / "mmcblk0p2" if partition else real
-    leaf.mkdir(parents=True)
-    if partition:
-        (leaf / "partition").write_text("2\n")
-    (real / "stat").write_text(STAT)
-    links = root / "sys/dev/block"
-    links.mkdir(parents=True)
-    (links / f"{os.major(device)}:{os.minor(device)}").symlink_to(leaf)
-    return real
+from tests.agent.energy.device_trees import STAT, disk
 
 
 def test_sectors_are_512_bytes() -> None:

@@ -24,6 +24,7 @@ from agent.mcu.protocol.ports import PortSelector
 from agent.mcu.protocol.session import Patience, Session
 from agent.mcu.protocol.transport import SerialTransport, Transport
 from agent.mcu.trainer import Event, Interrupted, Progress, Trainer, TrainSettings
+from tests.agent.mcu.device_memory import read_result
 from tests.agent.mcu.proxy import FaultyLine
 from tests.agent.mcu.simulated_board import QUICK
 from tests.agent.mcu.small_model import make_samples
@@ -194,15 +195,6 @@ class Bench:
 def pause_briefly(seconds: float) -> None:
     """Wait between looks for a port; the product waits a second."""
     threading.Event().wait(min(seconds, 0.02))
-
-
-def read_result(simulator: Simulator, patience: Patience = QUICK) -> bytes:
-    """Return the parameters as they are on the device."""
-    session = Session(SerialTransport(str(simulator.port)), patience)
-    try:
-        return Device(session).read_parameters()
-    finally:
-        session.close()
 
 
 def make_bench(simulator: Simulator, folder: Path, count: int, epochs: int, snapshot_every: int = 100) -> Bench:

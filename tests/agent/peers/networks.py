@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.control.client import ControlClient
-from tests.agent.supervisor.test_daemon import CONFIG
+from tests.agent.live_daemon import CONFIG
 
 ROOT = Path(__file__).resolve().parents[3]
 _NUMBERS = itertools.count()

@@ -24,10 +24,9 @@ from agent.peers.state import PublicState
 from agent.policy.config import AgentOptions
 from agent.supervisor.peer_discovery import PeerDiscovery
 from agent.system.clock import SystemClock
-from tests.agent.control.test_http import daemon
+from tests.agent.live_daemon import LONG, daemon
+from tests.agent.live_daemon import until as eventually
 from tests.agent.peers.networks import ROOT, agent_in, cable
-from tests.agent.supervisor.test_daemon import LONG
-from tests.agent.supervisor.test_daemon import until as eventually
 
 ON = '[peers]\ndiscover = true\nname = "{name}"\n'
 HOSTILE = ROOT / "tests/agent/peers/hostile.py"

@@ -11,7 +11,7 @@ from agent.mcu.board.catalogue import UsbId, boards_with_usb
 from agent.mcu.protocol.ports import PortInfo
 from agent.supervisor import attached_boards
 from agent.supervisor.attached_boards import AttachedBoards, Row, rows
-from tests.agent.control.test_http import daemon
+from tests.agent.live_daemon import daemon
 
 
 def test_known_boards_and_simulators_are_shown_and_modems_are_not() -> None:

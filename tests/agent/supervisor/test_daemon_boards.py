@@ -13,10 +13,10 @@ from agent.jobs.model import JobState
 from agent.mcu.board.simulate import Simulator
 from agent.mcu.job import JobSpec, open_job, with_settings
 from agent.supervisor.job.worker_kinds import DEFAULT_KINDS
+from tests.agent.live_daemon import running
+from tests.agent.mcu.device_memory import read_result
 from tests.agent.mcu.proxy import FaultyLine
 from tests.agent.mcu.small_model import make_samples
-from tests.agent.mcu.test_trainer import read_result
-from tests.agent.supervisor.test_daemon import running
 
 EPOCHS = 2
 PULL_AFTER = 8000

@@ -10,7 +10,7 @@ import pytest
 
 from agent.control.client import ControlError
 from agent.jobs.model import JobState
-from tests.agent.supervisor.test_daemon import BUNDLE, LONG, go, running
+from tests.agent.live_daemon import BUNDLE, LONG, go, running
 
 ROOT = Path(__file__).resolve().parents[3]
 

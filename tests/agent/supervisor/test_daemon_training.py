@@ -16,7 +16,7 @@ from agent.cli import main
 from agent.control.client import ControlClient
 from agent.jobs.model import JobState
 from agent.supervisor.job.worker_kinds import DEFAULT_KINDS
-from tests.agent.supervisor.test_daemon import CONFIG, go, running
+from tests.agent.live_daemon import CONFIG, go, running
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = 400

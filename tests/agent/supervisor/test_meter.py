@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.cli import main
-from tests.agent.control.test_http import daemon
-from tests.agent.supervisor.test_daemon import BUNDLE, CONFIG
+from tests.agent.live_daemon import BUNDLE, CONFIG, daemon
 
 
 def test_job_is_metered_reported_and_its_plan_corrected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

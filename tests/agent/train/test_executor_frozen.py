@@ -9,7 +9,7 @@ from torch import nn
 from planner.capture.step import capture_step
 from planner.ir.plan import Plan
 from tests.agent.exactness import OPTIMIZERS, differences, plain, planned, random_plan
-from tests.planner.sparse.test_bytes import Residual, classify, sets
+from tests.planner.residual_network import Residual, classify, sets
 
 
 def batches(count: int) -> list[tuple[torch.Tensor, ...]]:

@@ -1,15 +1,8 @@
 """Plans of captured steps: whatever a strategy decides, the lowered program stays within the budget."""
 
-from dataclasses import replace
-from functools import cache
-
 import pytest
 
-from benchmarks.models import workload
-from planner.capture.step import capture_step
 from planner.draw import Mark, Shade, drawing, frontier_svg, page, svg
-from planner.ir.boards import estimated_costs, load_board
-from planner.ir.costs import CostTable
 from planner.ir.graph import StepGraph
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
@@ -17,26 +10,10 @@ from planner.problem.coarsen import coarsen
 from planner.problem.model import Schedule, verify_problem
 from planner.problem.reorder import peak_bytes, reorder, respects
 from planner.problem.replay import replay
-from planner.search.pareto import budgets, frontier, least_budget, non_dominated
+from planner.search.pareto import budgets, frontier, non_dominated
 from planner.search.plan_step import plan_step
 from planner.search.solve import STRATEGIES, Outcome, StrategyError
-
-
-@cache
-def captured(name: str = "resnet18") -> tuple[StepGraph, CostTable]:
-    import torch
-
-    made = workload(name, small=True)
-    optimizer = torch.optim.SGD(made.model.parameters(), lr=0.1, momentum=0.9)
-    graph = capture_step(made.model, made.loss_fn, optimizer, made.batch(0)).graphs["step"]
-    costs = estimated_costs(graph, load_board("pi4b"))
-    return graph, replace(costs, device=replace(costs.device, base_bytes=1 << 20))
-
-
-def budget(share: float, name: str = "resnet18") -> int:
-    graph, costs = captured(name)
-    least, most = least_budget(graph, costs), lower(graph, costs, Plan()).peak_bytes
-    return round(least + share * (most - least))
+from tests.planner.estimated_steps import budget, captured
 
 
 def test_coarsening_keeps_the_memory_exact() -> None:

@@ -16,7 +16,7 @@ from planner.search.pareto import budget_for
 from planner.search.plan_step import better_of, fine_bound, plan_step, program_judge
 from planner.search.recipes import cheap_segments
 from planner.search.solve import Outcome
-from tests.planner.problem.test_coarsen import budget, captured
+from tests.planner.estimated_steps import budget, captured
 
 
 def test_a_deadline_makes_the_plan_faster_or_says_by_how_much_it_cannot() -> None:

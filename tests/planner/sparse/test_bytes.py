@@ -2,48 +2,17 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional
 
 from planner.capture.step import Capture, capture_step
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.sparse.bytes import GraphBytes, TrainedBytes, trained_parameters
+from tests.planner.residual_network import Residual, classify, sets
 from tests.planner.steps import costs_of
 
 BASE = 1000
-
-
-class Residual(nn.Module):
-    """Convolutions with norms, a residual sum, an embedding of the pooled features and a tied pair of weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, padding=1)
-        self.norm = nn.BatchNorm2d(8)
-        self.body = nn.Conv2d(8, 8, 3, padding=1)
-        self.groups = nn.GroupNorm(2, 8)
-        self.down = nn.Linear(8 * 36, 16)
-        self.layer = nn.LayerNorm(16)
-        self.up = nn.Linear(16, 16, bias=False)
-        self.again = nn.Linear(16, 16)
-        self.again.weight = self.up.weight
-        self.head = nn.Linear(16, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = torch.relu(self.norm(self.stem(x)))
-        h = functional.max_pool2d(h + torch.tanh(self.groups(self.body(h))), 2)
-        h = torch.sigmoid(self.layer(self.down(h.flatten(1))))
-        out: torch.Tensor = self.head(torch.relu(self.again(torch.relu(self.up(h)))))
-        return out
-
-
-def classify(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return functional.cross_entropy(model(x), y)
 
 
 def capture(trained: frozenset[str] | None = None, **options: float) -> Capture:
@@ -61,12 +30,6 @@ def kept(made: Capture) -> int:
         lower(graph, costs_of(graph, base=BASE), Plan(), check_budget=False).peak_bytes
         for graph in made.graphs.values()
     )
-
-
-def sets(count: int) -> list[frozenset[str]]:
-    names = [name for name, _ in Residual().named_parameters()]
-    rng = random.Random(3)
-    return [frozenset(rng.sample(names, rng.randrange(1, len(names)))) for _ in range(count)]
 
 
 def test_parameters_come_in_the_order_of_the_forward_pass() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from agent.energy.sources.base import SourceAbsent, SourceError
 from agent.energy.sources.battery import BatterySource, Style, parse_gauge
+from tests.agent.energy.device_trees import supply
 from tests.agent.energy.recordings import local
 
 LEGION = local("legion_go_s.BAT0.uevent")
@@ -17,14 +18,6 @@ DELL = (
     "POWER_SUPPLY_VOLTAGE_NOW=11712000\nPOWER_SUPPLY_CURRENT_NOW=1621000\nPOWER_SUPPLY_CHARGE_FULL=694000\n"
     "POWER_SUPPLY_CHARGE_NOW=642000\nPOWER_SUPPLY_CAPACITY=92\n"
 )
-
-
-def supply(root: Path, name: str, uevent: str) -> Path:
-    """Write one power supply and return its uevent file."""
-    folder = root / "sys/class/power_supply" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "uevent").write_text(uevent)
-    return folder / "uevent"
 
 
 @pytest.mark.parametrize(

@@ -12,27 +12,12 @@ from agent.energy.sources.base import Coverage, SourceAbsent, SourceError
 from agent.energy.sources.ina3221 import Ina3221Source, find_channels
 from agent.energy.sources.subprocess_source import ChildOutput
 from agent.energy.sources.tegrastats import NAME, parse_line, tegrastats_source
+from tests.agent.energy.device_trees import ORIN_NANO, hwmon
 from tests.agent.energy.recordings import local
 
 LINES = local("tegrastats_lines.txt").splitlines(keepends=True)
 TOTALS = (17.946, 6.755, 5.297, 4.761, 9.110, 4.548, 7.280)
 """Watts of each line by hand: VDD_IN, or VDD_GPU_SOC + VDD_CPU_CV + VIN_SYS_5V0 on an AGX."""
-
-
-def hwmon(root: Path, device: str, rails: dict[int, tuple[str, int, int]], driver: str = "ina3221") -> Path:
-    """Write an INA3221 (L4T 32.x with driver `ina3221x`, later `ina3221`): label, mV, mA by channel."""
-    folder = root / f"sys/bus/i2c/drivers/{driver}/{device}/hwmon/hwmon3"
-    folder.mkdir(parents=True)
-    for number, (label, millivolts, milliamperes) in rails.items():
-        (folder / f"in{number}_label").write_text(f"{label}\n")
-        (folder / f"in{number}_input").write_text(f"{millivolts}\n")
-        (folder / f"curr{number}_input").write_text(f"{milliamperes}\n")
-    (folder / "in7_label").write_text("sum of shunt voltages\n")
-    (folder / "in7_input").write_text("9999\n")
-    return folder
-
-
-ORIN_NANO = {1: ("VDD_IN", 4960, 960), 2: ("VDD_CPU_GPU_CV", 4960, 104), 3: ("VDD_SOC", 4960, 288)}
 AGX_ORIN = {1: ("VDD_GPU_SOC", 19200, 144), 2: ("VDD_CPU_CV", 19200, 40), 3: ("VIN_SYS_5V0", 4984, 664)}
 
 

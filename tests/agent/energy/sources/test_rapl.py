@@ -9,20 +9,7 @@ import pytest
 
 from agent.energy.sources.base import SourceAbsent, SourceError
 from agent.energy.sources.rapl import RaplSource, find_zones
-
-RANGE_UJ = 262143999938
-"""max_energy_range_uj of the recorded i7-4770S."""
-TREE = "sys/class/powercap"
-
-
-def zone(root: Path, path: str, name: str, energy_uj: int, range_uj: int = RANGE_UJ) -> Path:
-    """Write one zone of the powercap tree and return its folder."""
-    folder = root / TREE / path
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "name").write_text(f"{name}\n")
-    (folder / "energy_uj").write_text(f"{energy_uj}\n")
-    (folder / "max_energy_range_uj").write_text(f"{range_uj}\n")
-    return folder
+from tests.agent.energy.device_trees import RANGE_UJ, TREE, zone
 
 
 @pytest.fixture

@@ -12,10 +12,8 @@ from agent.energy.sources.base import Coverage, Kind, PowerSource, SourceInfo
 from agent.energy.sources.estimated import PowerModel
 from agent.energy.sources.ina2xx import Wire
 from agent.energy.sources.registry import EnergyConfig, EnergyConfigError, configured_model, diagnose, open_sources
+from tests.agent.energy.device_trees import ORIN_NANO, hwmon, supply, zone
 from tests.agent.energy.recordings import ScriptedSource, local
-from tests.agent.energy.sources.test_battery import supply
-from tests.agent.energy.sources.test_ina3221 import ORIN_NANO, hwmon
-from tests.agent.energy.sources.test_rapl import zone
 
 BOARD = PowerModel("test board", 2.0, 6.0)
 

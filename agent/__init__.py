@@ -1,15 +1,19 @@
-"""Runs training bundles on the device: watches, pages, meters, talks.
+"""Trains on the device: follows programs, runs bundles, watches, pages, meters, talks.
 
-`from agent import budgeted_step` is the drop-in for an existing training loop. It is loaded on first use, because
-the supervisor imports this package and must never import torch.
+`from agent import budget` gives any training loop a memory budget. It is loaded on first use, because the supervisor
+imports this package and must never import torch.
 """
 
 from typing import Any
 
-__all__ = ["budgeted_step"]
+__all__ = ["budget", "budgeted_step"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "budget":
+        from agent.follow.budget import budget
+
+        return budget
     if name == "budgeted_step":
         from agent.dropin.budgeted_step import budgeted_step
 

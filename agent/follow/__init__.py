@@ -1,0 +1,10 @@
+"""Follow a training program as it runs: the front door of the agent.
+
+The user's Python, autograd and optimizer run as they are. A dispatch mode sees every ATen operator: before it runs, the
+storages that it reads are made resident, after it those needed last leave (`storage.resize_(0)`: tensors stay valid
+objects). Values come from the operator as it is called, never from a record, so nothing can be stale; traces of earlier
+steps only say what is needed when, and all that hangs on them is advice.
+
+Rooms: `budget` is what users import; `mode` sees the operators; `storages` knows what is resident; `residency` moves
+storages; `pages` is their file; `trace` remembers; `recompute` rebuilds; `escapes` guards what reads past the dispatcher.
+"""

@@ -1,0 +1,235 @@
+"""A memory budget around any PyTorch program: two lines around a loop, or `port-agent exec` with none.
+
+    from agent import budget
+
+    with budget(ram="600M", page_dir="/mnt/sd") as b:
+        for batch in loader: ...          # the loop as it is
+    print(b.report)
+
+Model, optimizers and the ends of steps are found, not named. The numbers are those of plain PyTorch, to the bit.
+"""
+
+import math
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from agent.follow.escapes import Escapes
+from agent.follow.memory import ProcessBudget
+from agent.follow.mode import Follower, FollowMode
+from agent.follow.pages import PageSpace
+from agent.follow.program import NotFollowedError, ProgramHooks
+from agent.follow.residency import Residency
+from agent.follow.storages import SMALLEST_BYTES, StorageTable
+from agent.malloc import thrifty_glibc
+from agent.train.pager import Pager
+from planner.ir.process_memory import peak_resident_bytes
+from planner.ir.units import SizeError, parse_bytes
+
+_SMALLEST_FRACTION = 64
+_SMALLEST_OF_ALL_BYTES = 256
+"""Under a tiny budget smaller storages are followed too: a 64th of it, but not less than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a followed program took and what was moved for it; bytes and seconds since the start."""
+
+    ram_bytes: int | None
+    tensor_limit_bytes: int | None
+    peak_tensor_bytes: int
+    peak_resident_bytes: int
+    """Highest resident memory of the whole process, as the kernel counts it."""
+    read_bytes: int
+    written_bytes: int
+    mapped_bytes: int
+    """Brought in from files that hold weights; nothing is ever written there."""
+    recomputed_bytes: int
+    stall_seconds: float
+    """Seconds that the program waited for pages."""
+    operators: int
+    segments: int
+    """Ends of backward() and of optimizers' steps."""
+    deviations: int
+    """Times the program did something that no trace foresaw."""
+    over_bytes: int
+    """The most by which single operators did not fit into the limit."""
+
+
+class Budget:
+    """See `budget`. Also without `with`, in a notebook: `start()` and `stop()`."""
+
+    def __init__(
+        self,
+        ram_bytes: int | None,
+        tensor_bytes: int | None,
+        page_dir: Path,
+        *,
+        read_bytes_per_s: float | None = None,
+        write_bytes_per_s: float | None = None,
+    ) -> None:
+        self._ram_bytes, self._tensor_bytes, self._page_dir = ram_bytes, tensor_bytes, page_dir
+        self._speeds = read_bytes_per_s, write_bytes_per_s
+        self._running: _Running | None = None
+        self._report: Report | None = None
+
+    def start(self) -> Self:
+        """Follow this thread, and those it starts, from here on. Raises PageError, BudgetTooSmallError."""
+        if self._running is not None:
+            raise NotFollowedError("this budget was started already; stop() it first")
+        self._running = _Running(self._ram_bytes, self._tensor_bytes, self._page_dir, self._speeds)
+        return self
+
+    def stop(self) -> Report:
+        """Bring everything back into RAM and follow no longer. Raises PageError where a page cannot be read."""
+        if self._running is None:
+            raise NotFollowedError("this budget was not started")
+        running, self._running = self._running, None
+        try:
+            running.stop()
+        finally:
+            self._report = running.report()
+        return self._report
+
+    @property
+    def report(self) -> Report:
+        """What happened so far."""
+        if self._running is not None:
+            return self._running.report()
+        if self._report is None:
+            raise NotFollowedError("this budget was not started")
+        return self._report
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._running is not None:
+            self.stop()
+
+
+def budget(
+    ram: str | int | None = None,
+    *,
+    tensors: str | int | None = None,
+    page_dir: str | Path | None = None,
+    read_bytes_per_s: float | None = None,
+    write_bytes_per_s: float | None = None,
+) -> Budget:
+    """Give a memory budget to use as `with budget(ram="600M"):` around a training loop.
+
+    `ram`: bytes of resident memory of the whole process ("600M" = 600 MiB), Python and torch included. `tensors` in its
+    place bounds the tensors alone, down to "4K". `page_dir`: where tensors are paged (a temporary directory of the
+    system by default); `read_bytes_per_s`, `write_bytes_per_s` slow the paging down to try a slower medium. Raises
+    SizeError for sizes that cannot be read; see `Budget.start` for what starting raises.
+    """
+    if (ram is None) == (tensors is None):
+        raise SizeError('give either ram="600M", for the whole process, or tensors="100M", for its tensors alone')
+    return Budget(
+        None if ram is None else parse_bytes(ram),
+        None if tensors is None else parse_bytes(tensors),
+        Path(tempfile.gettempdir() if page_dir is None else page_dir),
+        read_bytes_per_s=read_bytes_per_s,
+        write_bytes_per_s=write_bytes_per_s,
+    )
+
+
+class _Running:
+    """A program that is being followed."""
+
+    _of_this_process: "_Running | None" = None
+
+    def __init__(
+        self, ram_bytes: int | None, tensor_bytes: int | None, page_dir: Path, speeds: tuple[float | None, float | None]
+    ) -> None:
+        if _Running._of_this_process is not None:
+            raise NotFollowedError("another budget is active in this process; use one at a time")
+        limit = tensor_bytes if tensor_bytes is not None else math.inf
+        smallest = max(
+            _SMALLEST_OF_ALL_BYTES, min(SMALLEST_BYTES, (tensor_bytes or ram_bytes or 0) // _SMALLEST_FRACTION)
+        )
+        self.table = StorageTable(smallest)
+        self._process = None if ram_bytes is None else ProcessBudget(ram_bytes, self.table)
+        if self._process is not None:
+            thrifty_glibc()
+            self._process.check()
+        self._ram_bytes, self._tensor_bytes = ram_bytes, tensor_bytes
+        self._pages = PageSpace(page_dir)
+        self._pager = Pager(read_bytes_per_s=speeds[0], write_bytes_per_s=speeds[1])
+        self._residency = Residency(self.table, self._pages, self._pager, limit)
+        self.follower = Follower(self.table, self._residency, self._observe)
+        self._escapes, self._hooks = Escapes(self.follower), ProgramHooks(self.follower)
+        self._mode: Any = FollowMode(self.follower)
+        _Running._of_this_process = self
+        os.register_at_fork(before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._in_child)
+        self._escapes.install()
+        self._hooks.install()
+        self._mode.__enter__()
+
+    def _observe(self) -> None:
+        if self._process is not None and self._process.due():
+            self._residency.limit_bytes = self._process.tensor_bytes()
+
+    def stop(self) -> None:
+        self._mode.__exit__(None, None, None)
+        self._hooks.remove()
+        self._escapes.remove()
+        _Running._of_this_process = None
+        with self.follower.lock, torch.no_grad():
+            self._residency.limit_bytes = math.inf
+            self._residency.bury()
+            self._residency.drain()
+            self._residency.bring(list(self.table))
+            self.table.forget()
+        self._pager.close()
+        self._pages.close()
+
+    def report(self) -> Report:
+        book, counters, paged = self.follower.book, self._residency.counters, self._pager.stats
+        limit = self._residency.limit_bytes
+        return Report(
+            ram_bytes=self._ram_bytes,
+            tensor_limit_bytes=self._tensor_bytes if self._tensor_bytes is not None else _finite(limit),
+            peak_tensor_bytes=self.table.peak_bytes,
+            peak_resident_bytes=peak_resident_bytes(),
+            read_bytes=paged.read_bytes,
+            written_bytes=paged.written_bytes,
+            mapped_bytes=counters.mapped_bytes,
+            recomputed_bytes=counters.recomputed_bytes,
+            stall_seconds=paged.stall_seconds,
+            operators=self.follower.operators,
+            segments=book.segment,
+            deviations=book.deviations,
+            over_bytes=counters.over_bytes,
+        )
+
+    # -- fork: the child may read pages and writes none; the parent never overwrites what the child may read
+
+    def _before_fork(self) -> None:
+        if _Running._of_this_process is self:
+            self.follower.lock.acquire()
+            self._residency.drain()
+
+    def _after_fork(self) -> None:
+        if _Running._of_this_process is self:
+            self._pages.forked()
+            self.follower.lock.release()
+
+    def _in_child(self) -> None:
+        if _Running._of_this_process is self:
+            self._residency.become_child()
+            self.follower.lock.release()
+
+
+def _finite(value: float) -> int | None:
+    return None if math.isinf(value) else int(value)
+
+
+__all__ = ["Budget", "NotFollowedError", "Report", "budget"]

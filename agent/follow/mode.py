@@ -1,0 +1,212 @@
+"""The dispatch mode: every ATen operator of the program passes through here."""
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+
+from agent.follow.lists import runs_by_element, split_call
+from agent.follow.operands import storages_in, tensors_in, written_arguments, written_storages
+from agent.follow.recompute import recipe_of
+from agent.follow.residency import Residency
+from agent.follow.storages import Storage, StorageTable
+from agent.follow.trace import LONGEST_SEGMENT, Entry, TraceBook
+
+_AHEAD = 48
+"""Operators for which pages are fetched in advance."""
+
+_SHOWN_AT_ONCE = 2
+"""`torch.save` asks for a storage's size right before it writes its bytes, one storage after the other."""
+
+
+class Follower:
+    """Runs operators with their storages resident. One lock: the program's threads take turns at operators."""
+
+    def __init__(self, table: StorageTable, residency: Residency, observe: "Callable[[], None]") -> None:
+        self.table, self.residency = table, residency
+        self.book = TraceBook()
+        self.lock = threading.RLock()
+        self.process = os.getpid()
+        self.operators = 0
+        self._observe = observe
+        self._fetched_to = 0
+        self._escaped: list[Storage] = []
+        self._escaped_before: list[Storage] = []
+        self._shown: deque[Storage] = deque()
+
+    # -- one operator
+
+    def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run an operator as it was called; its followed operands are resident while it runs. Raises PageError."""
+        with self.lock:
+            self.residency.bury()
+            if runs_by_element(func, args, self.residency.limit_bytes):
+                return split_call(func, args, kwargs, self._run_one)
+            return self._run_one(func, args, kwargs)
+
+    def _run_one(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        residency, book = self.residency, self.book
+        self.operators += 1
+        residency.clock += 1
+        inputs = storages_in(args, self.table)
+        if kwargs:
+            inputs += storages_in(kwargs.values(), self.table)
+        fingerprint = hash((func, tuple([s.nbytes for s in inputs])))
+        entry = book.expect(fingerprint)
+        if residency.may_recompute and entry is None:
+            residency.victims.demote()
+        residency.may_recompute = entry is not None
+        written: list[Storage] = []
+        for storage in inputs:
+            storage.pins += 1
+        try:
+            residency.bring(inputs)
+            if written_arguments(func):
+                written = self._before_write(func, args, kwargs)
+            residency.make_room(entry.made_bytes + entry.workspace_bytes if entry else _expected_bytes(func, inputs))
+            result = func(*args, **kwargs)
+            for storage in written:
+                residency.resized(storage)
+        finally:
+            for storage in inputs:
+                storage.pins -= 1
+        self._after(func, args, kwargs, fingerprint, entry, inputs, result)
+        return result
+
+    def _before_write(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Storage]:
+        """Make what was dropped because it could be made from what changes now; count the change before making room."""
+        written = written_storages(func, args, kwargs, self.table)
+        for storage in written:
+            dependents, storage.dependents = storage.dependents, None
+            self.residency.bring(
+                [d for d in dependents or () if not d.resident and not d.clean and d.ref() is not None]
+            )
+        for storage in written:
+            self.residency.changes(storage)
+        return written
+
+    def _after(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], fingerprint: int, entry: Entry | None,
+        inputs: list[Storage], result: Any,
+    ) -> None:  # fmt: skip
+        residency, book, table = self.residency, self.book, self.table
+        made: list[Storage] = []
+        for tensor in tensors_in(result if isinstance(result, (list, tuple)) else (result,)):
+            count = len(table)
+            storage = table.of(tensor) if tensor.layout is torch.strided else None
+            if storage is not None and len(table) > count:
+                storage.birth = (book.segment, book.position, len(made))
+                made.append(storage)
+        if residency.pressed and len(made) == 1 and not written_arguments(func):
+            made[0].recipe = recipe_of(func, args, kwargs, tuple(dict.fromkeys(inputs)), result)
+        touched = (*inputs, *made)
+        if entry is not None and len(entry.next_uses) == len(touched):
+            for storage, position in zip(touched, entry.next_uses, strict=True):
+                residency.victims.touch(storage, residency.clock, book.next_clock(storage, position))
+        else:
+            for storage in touched:
+                residency.victims.touch(storage, residency.clock, None)
+        book.ran(fingerprint, inputs, made, sum(s.nbytes for s in made), 0)
+        if book.position >= LONGEST_SEGMENT:
+            self.end_segment()
+        self._observe()
+        if table.resident_bytes > residency.limit_bytes:
+            residency.make_room(0)
+        if residency.pressed and entry is not None:
+            residency.write_behind(entry.reserve_bytes)
+            self._fetch_ahead(entry.reserve_bytes)
+
+    def _fetch_ahead(self, reserve_bytes: int) -> None:
+        """Start reading what the next operators of the trace need, as far as there is room."""
+        book = self.book
+        trace = book.matched
+        if trace is None:
+            return
+        place = max(self._fetched_to, book.position)
+        stop = min(book.position + _AHEAD, len(trace.entries))
+        while place < stop:
+            for local in trace.entries[place].operands:
+                number = book.number_of(local)
+                storage = None if number is None else self.table.numbered(number)
+                if storage is None or storage.resident:
+                    continue
+                if not self.residency.prefetch(storage, reserve_bytes, book.start_clock + place):
+                    self._fetched_to = place
+                    return
+            place += 1
+        self._fetched_to = place
+
+    # -- between operators
+
+    def end_segment(self) -> None:
+        """Take note that a backward() or an optimizer's step ended. Pointers that left in the one before are void now."""
+        with self.lock:
+            self.book.end_segment(self.residency.clock + 1)
+            self._fetched_to = 0
+            for storage in self._escaped_before:
+                storage.pins -= 1
+            self._escaped_before, self._escaped = self._escaped, []
+
+    def escape(self, storage: Storage) -> None:
+        """Keep a storage resident until the next segment ends: a pointer to it leaves, and may be written through."""
+        with self.lock:
+            storage.pins += 1
+            self._escaped.append(storage)
+            self.residency.bring([storage])
+            self.residency.changes(storage)
+
+    @contextlib.contextmanager
+    def reading(self, storage: Storage) -> Iterator[None]:
+        """Keep a storage resident for the time of a call that reads it past the dispatcher."""
+        with self.lock:
+            storage.pins += 1
+            try:
+                self.residency.bring([storage])
+                yield
+            finally:
+                storage.pins -= 1
+
+    def meet(self, tensor: torch.Tensor) -> None:
+        """Take note of a tensor that was made past the dispatcher."""
+        with self.lock:
+            if tensor.layout is torch.strided:
+                self.table.of(tensor)
+            self.residency.make_room(0)
+
+    def show(self, storage: Storage) -> None:
+        """Keep a storage resident until a few others were shown: its size is asked for, and then its bytes are read."""
+        with self.lock:
+            storage.pins += 1
+            self._shown.append(storage)
+            self.residency.bring([storage])
+            while len(self._shown) > _SHOWN_AT_ONCE:
+                self._shown.popleft().pins -= 1
+            self.residency.make_room(0)
+
+
+def _expected_bytes(func: Any, inputs: list[Storage]) -> int:
+    """Return a guess of what an operator makes that no trace knows: as much as its largest operand."""
+    makes = any(r.alias_info is None for r in func._schema.returns)
+    return max((s.nbytes for s in inputs), default=0) if makes else 0
+
+
+class FollowMode(TorchDispatchMode):
+    """The follower in one thread of the program; a mode belongs to a thread."""
+
+    def __init__(self, follower: Follower) -> None:
+        initialise: Any = super().__init__
+        initialise()
+        self._follower = follower
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operator; a tensor subclass takes itself apart first, and its parts come here."""
+        if types and any(is_traceable_wrapper_subclass(t) for t in tensors_in((*args, *(kwargs or {}).values()))):
+            return NotImplemented
+        return self._follower.run(func, args, kwargs or {})

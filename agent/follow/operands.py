@@ -1,0 +1,71 @@
+"""What one call of an operator reads, writes and makes, in storages."""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+
+from agent.follow.storages import Storage, StorageTable
+
+_HIDDEN_WRITES: dict[str, tuple[int, ...]] = {
+    "aten::native_batch_norm": (3, 4),
+    "aten::_native_batch_norm_legit": (3, 4),
+    "aten::miopen_batch_norm": (3, 4),
+    "aten::cudnn_batch_norm": (3, 4),
+    "aten::batch_norm_update_stats": (1, 2),
+}
+"""Arguments that are written although the schema says nothing: running statistics."""
+
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def tensors_in(arguments: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors among arguments, in lists and tuples too."""
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            yield argument
+        elif isinstance(argument, (list, tuple)):
+            yield from tensors_in(argument)
+
+
+def strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the strided tensors that hold a tensor's bytes: itself, or the parts of a sparse one."""
+    layout = tensor.layout
+    if layout is torch.strided:
+        return (tensor,)
+    if layout is torch.sparse_coo:
+        return (tensor._indices(), tensor._values())
+    if layout in (torch.sparse_csr, torch.sparse_bsr):
+        return (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    if layout in (torch.sparse_csc, torch.sparse_bsc):
+        return (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    return ()
+
+
+def storages_in(arguments: Any, table: StorageTable) -> list[Storage]:
+    """Return the followed storages of all tensors among arguments, each as often as it is met."""
+    found = []
+    for tensor in tensors_in(arguments):
+        for part in strided_parts(tensor):
+            storage = table.of(part)
+            if storage is not None:
+                found.append(storage)
+    return found
+
+
+@cache
+def written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+    """Return position and name of the arguments that an operator writes."""
+    hidden = _HIDDEN_WRITES.get(func._schema.name, ())
+    return tuple(
+        (k, argument.name)
+        for k, argument in enumerate(func._schema.arguments)
+        if k in hidden or (argument.alias_info is not None and argument.alias_info.is_write)
+    )
+
+
+def written_storages(func: Any, args: Any, kwargs: dict[str, Any], table: StorageTable) -> list[Storage]:
+    """Return the followed storages that a call writes, each once."""
+    values = [args[k] if k < len(args) else kwargs.get(name) for k, name in written_arguments(func)]
+    return list(dict.fromkeys(storages_in(values, table)))

@@ -1,0 +1,85 @@
+"""Where the user's program is watched besides its operators: ends of steps, threads, forks, and what is refused."""
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from agent.follow.mode import Follower, FollowMode
+from planner.ir.errors import PortError
+
+
+class NotFollowedError(PortError):
+    """The program does something that cannot be followed with the same numbers."""
+
+    exit_code = 2
+
+
+class ProgramHooks:
+    """Hooks into torch and threading while a program is followed."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        self._undo: list[Callable[[], None]] = []
+        self._depth = 0
+
+    def install(self) -> None:
+        """Put every hook in place."""
+        self._undo.append(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
+        self._replace(torch.autograd, "_engine_run_backward", self._around_backward)
+        self._replace(threading.Thread, "run", self._followed_thread)
+        self._replace(torch, "compile", _refuse_compile)
+
+    def remove(self) -> None:
+        """Take every hook away again."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _replace(self, owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        original = getattr(owner, name)
+        replaced = functools.wraps(original)(around(original))
+        setattr(owner, name, replaced)
+
+        def undo() -> None:
+            if getattr(owner, name) is replaced:
+                setattr(owner, name, original)
+
+        self._undo.append(undo)
+
+    def _optimizer_stepped(self, *_: Any) -> None:
+        self._follower.end_segment()
+
+    def _around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            self._depth += 1
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    self._follower.end_segment()
+
+        return backward
+
+    def _followed_thread(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(thread: threading.Thread) -> None:
+            with FollowMode(self._follower):
+                original(thread)
+
+        return run
+
+
+def _refuse_compile(original: Callable[..., Any]) -> Callable[..., Any]:
+    def compiled(model: Any = None, **options: Any) -> Any:
+        backend = options.get("backend", "inductor")
+        if backend in ("eager", "aot_eager") or options.get("disable"):
+            return original(model, **options)
+        raise NotFollowedError(
+            f"torch.compile(backend={backend!r}) generates kernels that give other numbers than the operators that can be "
+            "followed; leave torch.compile away, or use backend='eager'"
+        )
+
+    return compiled

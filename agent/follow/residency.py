@@ -1,0 +1,290 @@
+"""Moving storages in and out of RAM so that what is resident stays within the limit.
+
+Correct whatever the advice: an operator's storages are brought in before it runs, and nothing is dropped that could not
+come back with the same bytes. The page thread moves them; this side waits only for what is needed now.
+"""
+
+import ctypes
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from agent.follow.pages import PageSpace
+from agent.follow.storages import Storage, StorageTable, data_ptr, drop_mapping, populate_mapping, resize
+from agent.follow.victims import Victims
+from agent.train.pager import PageError, Pager
+
+
+@dataclass(slots=True)
+class Counters:
+    """What was moved since the start, in bytes of storages; `over_bytes` is the most that did not fit."""
+
+    recomputed_bytes: int = 0
+    mapped_bytes: int = 0
+    over_bytes: int = 0
+
+
+class Residency:
+    """Brings storages in, lets storages go; `limit_bytes` bounds what is resident."""
+
+    def __init__(self, table: StorageTable, pages: PageSpace, pager: Pager, limit_bytes: float) -> None:
+        self.table, self.pages, self.pager = table, pages, pager
+        self.limit_bytes = limit_bytes
+        self.victims = Victims()
+        self.counters = Counters()
+        self.clock = 0
+        self.may_recompute = False
+        """Whether recipes are believed now: the program does what its trace says."""
+        self.read_only = False
+        """In a child process: pages are read, none is written."""
+        self.pressed = False
+        """Whether anything ever had to leave."""
+        self._in_flight: deque[Storage] = deque()
+
+    # -- bringing in
+
+    def bring(self, storages: Iterable[Storage]) -> None:
+        """Return when all of `storages` are resident and filled. Pin them first. Raises PageError."""
+        away = [s for s in storages if not s.resident or s.reading]
+        for storage in away:
+            if not storage.resident:
+                self._start(storage)
+        for storage in away:
+            self.finish_read(storage)
+
+    def prefetch(self, storage: Storage, reserve_bytes: int, needed_at: int) -> bool:
+        """Start reading a storage that is away, leaving `reserve_bytes`; False where there is no room for it yet.
+
+        Only storages that leave for nothing and are needed after clock `needed_at` make room: nothing waits here.
+        """
+        if not storage.clean or storage.region is None or storage.ref() is None:
+            return True
+        self.reap()
+        target = self.limit_bytes - storage.nbytes - reserve_bytes
+        while self.table.resident_bytes > target:
+            victim = self.victims.pick(self.clock, self._stays, self.leaves_free)
+            if victim is None or not victim.clean or victim.transfer is not None:
+                return False
+            if victim.next_use is not None and victim.next_use <= needed_at:
+                return False
+            self._free(victim)
+        self._start_read(storage)
+        storage.next_use = needed_at
+        self.victims.touch(storage, storage.last_use, needed_at)
+        return True
+
+    def finish_read(self, storage: Storage) -> None:
+        """Wait for a read that is under way. Raises PageError, after which the storage is away as before."""
+        transfer = storage.transfer
+        if transfer is None or transfer.write:
+            return
+        storage.transfer = None
+        try:
+            self.pager.wait(transfer)
+        except PageError:
+            self._free(storage)
+            raise
+
+    def _start(self, storage: Storage) -> None:
+        if storage.clean and storage.mapped and storage.region is None:
+            self.make_room(storage.nbytes)
+            populate_mapping(_alive(storage))
+            self._count_in(storage)
+            self.counters.mapped_bytes += storage.nbytes
+        elif storage.clean:
+            self.make_room(storage.nbytes)
+            self._start_read(storage)
+        else:
+            self._recompute(storage)
+
+    def _start_read(self, storage: Storage) -> None:
+        memory, region = _alive(storage), storage.region
+        if region is None:
+            raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes has no page to read")
+        if not storage.mapped:
+            resize(memory, storage.nbytes)
+        self._count_in(storage)
+        storage.transfer = self.pager.read(region, data_ptr(memory), memory)
+
+    def _recompute(self, storage: Storage) -> None:
+        recipe = storage.recipe
+        if recipe is None:
+            raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes has neither page nor recipe")
+        for source in recipe.sources:
+            source.pins += 1
+        try:
+            self.bring(recipe.sources)
+            self.make_room(storage.nbytes)
+            made = recipe.run()
+            memory = _alive(storage)
+            resize(memory, storage.nbytes)
+            ctypes.memmove(data_ptr(memory), data_ptr(made), storage.nbytes)
+        finally:
+            for source in recipe.sources:
+                source.pins -= 1
+        self._count_in(storage)
+        storage.hold = ()
+        self.counters.recomputed_bytes += storage.nbytes
+
+    def _count_in(self, storage: Storage) -> None:
+        storage.resident = True
+        self.table.add_resident(storage.nbytes)
+        self.victims.touch(storage, self.clock, storage.next_use)
+
+    # -- letting go
+
+    def make_room(self, nbytes: int) -> None:
+        """Let storages leave until `nbytes` more fit; what cannot be reached is counted as `over_bytes`."""
+        target = self.limit_bytes - nbytes
+        if self.table.resident_bytes <= target or self.read_only:
+            return
+        self.pressed = True
+        self.reap()
+        while self.table.resident_bytes > target:
+            if not self._let_go(self.table.resident_bytes - target):
+                self.counters.over_bytes = max(self.counters.over_bytes, int(self.table.resident_bytes - target))
+                return
+
+    def write_behind(self, nbytes: int) -> None:
+        """Start writing what will leave first, until `nbytes` could be had without waiting for a write."""
+        if self.read_only:
+            return
+        self.reap()
+        spare = self.limit_bytes - self.table.resident_bytes + sum(s.nbytes for s in self._in_flight)
+        begun: list[Storage] = []
+        while spare < nbytes:
+            storage = self.victims.pick(self.clock, self._stays, self.leaves_free)
+            if storage is None:
+                break
+            self.victims.forget(storage)
+            begun.append(storage)
+            if not self.leaves_free(storage):
+                self._start_write(storage)
+            spare += storage.nbytes
+        for storage in begun:
+            self.victims.touch(storage, storage.last_use, storage.next_use)
+
+    def reap(self) -> None:
+        """Take note of writes that have ended."""
+        while self._in_flight and (self._in_flight[0].transfer is None or self._in_flight[0].transfer.done()):
+            self._finish_write(self._in_flight.popleft())
+
+    def leaves_free(self, storage: Storage) -> bool:
+        """Tell whether a storage can leave without being written."""
+        return storage.clean or (self.may_recompute and storage.recipe is not None and storage.recipe.possible(storage))
+
+    def _let_go(self, wanted: float) -> bool:
+        """Let at least one storage leave; several writes are begun at once where more than one is `wanted`."""
+        writing: list[Storage] = []
+        freed = 0.0
+        while freed < wanted:
+            storage = self.victims.pick(self.clock, self._stays, self.leaves_free)
+            if storage is None:
+                break
+            self.victims.forget(storage)
+            freed += storage.nbytes
+            if storage.transfer is None and self.leaves_free(storage):
+                self._leave(storage)
+                continue
+            if storage.transfer is None:
+                self._start_write(storage)
+            writing.append(storage)
+        for storage in writing:
+            self._finish_write(storage)
+            self._leave(storage)
+        return freed > 0
+
+    def _stays(self, storage: Storage) -> bool:
+        memory = storage.ref()
+        if memory is None or storage.pins > 0 or storage.reading:
+            return True
+        return not storage.mapped and not memory.resizable()
+
+    def _start_write(self, storage: Storage) -> None:
+        memory = _alive(storage)
+        if storage.region is None or not self.pages.writable(storage.region):
+            storage.region = self.pages.take(storage.nbytes)
+        storage.transfer = self.pager.write(storage.region, data_ptr(memory), memory)
+        self._in_flight.append(storage)
+
+    def _finish_write(self, storage: Storage) -> None:
+        """Wait for a write that is under way. Raises PageError; the storage then stays resident and valid."""
+        transfer = storage.transfer
+        if transfer is None or not transfer.write:
+            return
+        storage.transfer = None
+        try:
+            self.pager.wait(transfer)
+        except PageError:
+            storage.region = None
+            self.victims.touch(storage, storage.last_use, storage.next_use)
+            raise
+        storage.clean = True
+
+    def changes(self, storage: Storage) -> None:
+        """Take note that a storage is about to be written by an operator: pages and recipes of it are void."""
+        if storage.writing:
+            self._finish_write(storage)
+        storage.version += 1
+        storage.recipe = None
+        storage.clean = False
+
+    def resized(self, storage: Storage) -> None:
+        """Take note that an operator may have given a storage that it wrote another size: its page does not fit then."""
+        before = storage.nbytes
+        self.table.resized(storage)
+        if storage.nbytes != before and storage.region is not None:
+            self.pages.give_back(storage.region)
+            storage.region = None
+
+    def _leave(self, storage: Storage) -> None:
+        if not storage.clean and storage.recipe is not None:
+            storage.hold = storage.recipe.take_hold(storage)
+        self._free(storage)
+
+    def _free(self, storage: Storage) -> None:
+        memory = storage.ref()
+        storage.resident = False
+        self.victims.forget(storage)
+        self.table.resident_bytes -= storage.nbytes
+        if memory is None:
+            return
+        if storage.mapped:
+            drop_mapping(memory)
+        else:
+            resize(memory, 0)
+
+    # -- the end of storages
+
+    def bury(self) -> None:
+        """Give back what dead storages held."""
+        for gone in self.table.bury():
+            self.victims.forget(gone)
+            if gone.region is not None:
+                self.pages.give_back(gone.region)
+                gone.region = None
+            gone.recipe = None
+            gone.hold = ()
+
+    def become_child(self) -> None:
+        """Go on in a forked child: pages are read without the page thread, which a fork does not copy."""
+        self.read_only = True
+        self.pager = Pager()
+
+    def drain(self) -> None:
+        """Wait for every transfer that is under way."""
+        for storage in self.table:
+            if storage.reading:
+                self.finish_read(storage)
+            elif storage.writing:
+                self._finish_write(storage)
+        self._in_flight.clear()
+
+
+def _alive(storage: Storage) -> torch.UntypedStorage:
+    memory = storage.ref()
+    if memory is None:
+        raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes is used after its end")
+    return memory

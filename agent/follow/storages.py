@@ -1,0 +1,230 @@
+"""Storages that are followed: one record per storage of the program, found by the storage, never by a view of it."""
+
+import ctypes
+import itertools
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from agent.follow.recompute import Recipe
+    from agent.train.pager import Slot, Transfer
+
+SMALLEST_BYTES = 16 << 10
+"""Storages below this stay resident: their transfer costs more than their room is worth."""
+
+SMALL_INTEGERS_BYTES = 32 << 10
+"""int64 storages below this stay: lengths, batch sizes and index shapes are read by C++ past the dispatcher."""
+
+SMALLEST_MAPPING_BYTES = 64 << 10
+"""File mappings below this stay: only whole pages inside them can leave."""
+
+NEVER = 1 << 62
+"""`next_use` of a storage that its trace does not use again."""
+
+_PAGE = 4096
+
+untyped_storage = torch._C.TensorBase.untyped_storage
+_StorageBase: Any = torch._C.StorageBase
+data_ptr: Callable[[torch.UntypedStorage], int] = _StorageBase.data_ptr
+allocated_bytes: Callable[[torch.UntypedStorage], int] = _StorageBase.nbytes
+resize: Callable[[torch.UntypedStorage, int], object] = _StorageBase.resize_
+"""torch's own methods, past those that `agent.follow.escapes` puts in their place."""
+
+_numbers = itertools.count()
+
+
+class Storage:
+    """What is known of one storage of the program. Bytes are of the storage, whatever its views show."""
+
+    __slots__ = (
+        "__weakref__", "birth", "clean", "dependents", "hold", "key", "last_use", "mapped", "nbytes", "next_use", "number",
+        "order", "pins", "recipe", "ref", "region", "resident", "transfer", "version",
+    )  # fmt: skip
+
+    def __init__(self, ref: "weakref.ref[torch.UntypedStorage]", key: int, nbytes: int, *, mapped: bool) -> None:
+        self.ref, self.key, self.nbytes, self.mapped = ref, key, nbytes, mapped
+        self.number = next(_numbers)
+        """Identity for the life of the process; `key` is used again after the storage's death."""
+        self.resident = True
+        """Its memory is allocated, filled or being filled."""
+        self.clean = mapped
+        """What `region` (or the mapped file) holds is what the storage holds."""
+        self.region: Slot | None = None
+        self.transfer: Transfer | None = None
+        """A read into it or a write of it that is under way."""
+        self.version = 0
+        """Counts writes, so that what was computed from it knows whether it could be computed again."""
+        self.pins = 0
+        self.last_use = 0
+        self.next_use: int | None = None
+        self.order = 0
+        """Counts touches; entries of the queue of victims that carry an older count are stale."""
+        self.birth: tuple[int, int, int] | None = None
+        """Segment, position and output that made it."""
+        self.recipe: Recipe | None = None
+        self.hold: tuple[torch.UntypedStorage, ...] = ()
+        """While dropped: the storages that it will be made from, kept alive."""
+        self.dependents: weakref.WeakSet[Storage] | None = None
+        """Dropped storages that will be made from this one, and must be before it changes."""
+
+    @property
+    def reading(self) -> bool:
+        return self.transfer is not None and not self.transfer.write
+
+    @property
+    def writing(self) -> bool:
+        return self.transfer is not None and self.transfer.write
+
+
+class StorageTable:
+    """All followed storages. `resident_bytes` counts those whose memory is allocated.
+
+    Storages may die in any thread at any time: their end is queued and taken into account at the next `bury`.
+    """
+
+    def __init__(self, smallest_bytes: int) -> None:
+        self.smallest_bytes = smallest_bytes
+        self.resident_bytes = 0
+        self.peak_bytes = 0
+        self._by_key: dict[int, Storage] = {}
+        self._by_number: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
+        self._dead: deque[Storage] = deque()
+        self._mappings = FileMappings()
+
+    def __iter__(self) -> Iterator[Storage]:
+        return iter(list(self._by_key.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def known(self, tensor: torch.Tensor) -> Storage | None:
+        """Return the record of a strided tensor's storage if there is one."""
+        return self._by_key.get(untyped_storage(tensor)._cdata)
+
+    def known_storage(self, storage: torch.UntypedStorage) -> Storage | None:
+        """Return the record of a storage if there is one."""
+        return self._by_key.get(storage._cdata)
+
+    def numbered(self, number: int) -> Storage | None:
+        """Return the living storage of that number."""
+        return self._by_number.get(number)
+
+    def of(self, tensor: torch.Tensor) -> Storage | None:
+        """Return the record of a tensor's storage, made now for one that was not seen before; None where it stays."""
+        storage = untyped_storage(tensor)
+        found = self._by_key.get(storage._cdata)
+        if found is None:
+            return self._meet(tensor, storage)
+        return found
+
+    def _meet(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Storage | None:
+        nbytes = allocated_bytes(storage)
+        if nbytes < self.smallest_bytes or storage.device.type != "cpu":
+            return None
+        if tensor.dtype is torch.int64 and nbytes < SMALL_INTEGERS_BYTES:
+            return None
+        mapped = False
+        if not storage.resizable():
+            if nbytes < SMALLEST_MAPPING_BYTES or not self._mappings.private(data_ptr(storage), nbytes):
+                return None
+            mapped = True
+        return self._add(storage, nbytes, mapped=mapped)
+
+    def _add(self, storage: torch.UntypedStorage, nbytes: int, *, mapped: bool) -> Storage:
+        key = storage._cdata
+
+        def died(_: object) -> None:
+            if self._by_key.get(key) is made:
+                del self._by_key[key]
+            self._dead.append(made)
+
+        made = Storage(weakref.ref(storage, died), key, nbytes, mapped=mapped)
+        self._by_key[key] = made
+        self._by_number[made.number] = made
+        self.add_resident(nbytes)
+        return made
+
+    def add_resident(self, nbytes: int) -> None:
+        """Count memory that was allocated for a storage."""
+        self.resident_bytes += nbytes
+        self.peak_bytes = max(self.peak_bytes, self.resident_bytes)
+
+    def bury(self) -> Iterator[Storage]:
+        """Yield storages that died since the last call, already taken out of the count."""
+        while self._dead:
+            gone = self._dead.popleft()
+            if gone.resident:
+                self.resident_bytes -= gone.nbytes
+                gone.resident = False
+            yield gone
+
+    def resized(self, storage: Storage) -> None:
+        """Take note that an operator may have given a resident storage another size."""
+        memory = storage.ref()
+        if memory is None:
+            return
+        nbytes = allocated_bytes(memory)
+        if nbytes != storage.nbytes:
+            self.resident_bytes -= storage.nbytes
+            storage.nbytes = nbytes
+            self.add_resident(nbytes)
+
+    def forget(self) -> None:
+        """Drop every record."""
+        self._by_key.clear()
+        self._dead.clear()
+
+
+class FileMappings:
+    """Private file mappings of this process: weights that safetensors or torch.load(mmap=True) brought."""
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int]] = []
+
+    def private(self, address: int, nbytes: int) -> bool:
+        """Tell whether the bytes at `address` lie in one private mapping of a file."""
+        if sys.platform != "linux":
+            return False
+        if not self._covers(address, nbytes):
+            self._ranges = list(_private_file_ranges(Path("/proc/self/maps").read_text()))
+        return self._covers(address, nbytes)
+
+    def _covers(self, address: int, nbytes: int) -> bool:
+        return any(start <= address and address + nbytes <= stop for start, stop in self._ranges)
+
+
+def _private_file_ranges(maps: str) -> Iterator[tuple[int, int]]:
+    for line in maps.splitlines():
+        words = line.split(maxsplit=5)
+        if len(words) == 6 and words[5].startswith("/") and words[1].endswith("-p"):
+            start, _, stop = words[0].partition("-")
+            yield int(start, 16), int(stop, 16)
+
+
+_MADV_DONTNEED = 4
+_MADV_POPULATE_READ = 22
+"""Linux 5.14; on older kernels the pages come at first touch."""
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def _whole_pages(storage: torch.UntypedStorage) -> tuple[int, int]:
+    address = data_ptr(storage)
+    start = -(-address // _PAGE) * _PAGE
+    return start, (address + allocated_bytes(storage)) // _PAGE * _PAGE - start
+
+
+def drop_mapping(storage: torch.UntypedStorage) -> None:
+    """Give back the whole pages of a mapped storage; unwritten ones come back from the file by themselves."""
+    _madvise(*_whole_pages(storage), _MADV_DONTNEED)
+
+
+def populate_mapping(storage: torch.UntypedStorage) -> None:
+    """Bring the pages of a mapped storage in, in large reads instead of a fault each."""
+    _madvise(*_whole_pages(storage), _MADV_POPULATE_READ)

@@ -166,7 +166,8 @@ class _Running:
         self._residency = Residency(self.table, self._pages, self._pager, limit)
         self.follower = Follower(self.table, self._residency, self._observe)
         self._escapes, self._hooks = Escapes(self.follower), ProgramHooks(self.follower)
-        self._mode: Any = FollowMode(self.follower)
+        mode: Any = FollowMode(self.follower)
+        self._mode = mode
         _Running._of_this_process = self
         os.register_at_fork(before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._in_child)
         self._escapes.install()

@@ -16,7 +16,11 @@ from planner.ir.units import format_bytes, format_joules, format_seconds
 if TYPE_CHECKING:
     from agent.prepare.bundle import Made
     from agent.prepare.sparse import SparseJob
+    from planner.deadline import Pace
     from planner.ir.bundle.bundle import Bundle, Manifest
+    from planner.ir.costs import CostTable
+    from planner.ir.graph import StepGraph
+    from planner.ir.plan import Plan
     from planner.sparse.probe import ProbeResult
 
 
@@ -76,6 +80,10 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser.add_argument(
         "--board", metavar="NAME",
         help="plan for a board that is not at hand: costs measured here are scaled to it, and the bundle says estimated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--write-model", type=Path, metavar="FILE",
+        help="write the training step's planning model in the LP format (FILE.lp), its rows and columns by name",
     )  # fmt: skip
     parser.add_argument("--flash-read", type=size, help="plan for flash no faster than this, bytes per second")
     parser.add_argument("--flash-write", type=size, help="plan for flash no faster than this, bytes per second")
@@ -168,7 +176,9 @@ def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, Spars
     from agent.prepare.sparse import StepLimits, train_less
     from planner import make_bundle
     from planner.deadline import DeadlineError
+    from planner.ir.bundle.bundle import Bundle
     from planner.ir.costs import CostTable
+    from planner.ir.plan import Plan
     from planner.job import load_job
 
     torch.set_num_threads(arguments.threads)
@@ -207,12 +217,27 @@ def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, Spars
                 estimated=arguments.board is not None,
             )  # fmt: skip
         except make_bundle.InfeasibleError as error:
+            graph, costs = next(iter(prepared.graphs.values())), CostTable(device, measured.ops[0])
+            _write_model(arguments, graph, costs, Plan(ram_bytes=arguments.ram), pace)
             if pace is None or error.fastest_seconds is None:
                 raise
             out.unlink(missing_ok=True)
-            graph, costs = next(iter(prepared.graphs.values())), CostTable(device, measured.ops[0])
             raise DeadlineError(too_slow(graph, costs, pace, arguments.ram, error.fastest_seconds)) from error
+    if arguments.write_model is not None:
+        written, main = Bundle(out), made.manifest.graphs[0]
+        _write_model(arguments, written.graphs[main], written.costs[main], written.plans[0][main], pace)
     return made, sparse
+
+
+def _write_model(
+    arguments: argparse.Namespace, graph: "StepGraph", costs: "CostTable", plan: "Plan", pace: "Pace | None"
+) -> None:
+    """Write the planning model where that was asked for."""
+    if arguments.write_model is not None:
+        from planner.search.written_model import write_model
+
+        deadline_s = None if pace is None else pace.seconds_per_step
+        write_model(arguments.write_model, graph, costs, plan, deadline_s=deadline_s)
 
 
 def _print_choices(arguments: argparse.Namespace, manifest: "Manifest") -> None:

@@ -1,20 +1,34 @@
-"""A linear model with named columns and rows, and its solution by HiGHS: one thread, deterministic, with progress."""
+"""A linear model with named columns and rows, and its solution by HiGHS: one thread, deterministic, with progress.
+
+Names keep to the LP format (parentheses, no brackets): HiGHS replaces others by c0, c1, ... when it writes a file.
+"""
 
 import enum
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import highspy
 import numpy as np
 import numpy.typing as npt
 
+from planner.ir.errors import PortError
+
 Vector = npt.NDArray[np.float64]
 Progress = Callable[[float, float], None]
 """Called with (incumbent joules, bound joules) while a solver runs; infinite where there is none."""
 
 INFINITY = float("inf")
+
+
+class ModelFileError(PortError):
+    """The model could not be written."""
+
+    exit_code = 2
 
 
 class Status(enum.Enum):
@@ -28,8 +42,10 @@ class Status(enum.Enum):
 
 @dataclass(slots=True)
 class LinearModel:
-    """Minimise cost @ x subject to rows; columns in [lower, upper], some integral. Rows carry names."""
+    """Minimise cost @ x subject to rows; columns in [lower, upper], some integral. Both carry names."""
 
+    names: list[str] = field(default_factory=list)
+    """Of the columns."""
     cost: list[float] = field(default_factory=list)
     lower: list[float] = field(default_factory=list)
     upper: list[float] = field(default_factory=list)
@@ -40,11 +56,12 @@ class LinearModel:
     row_lower: list[float] = field(default_factory=list)
     row_upper: list[float] = field(default_factory=list)
     row_names: list[str] = field(default_factory=list)
-    impossible: list[str] = field(default_factory=list)
-    """Names of rows without variables that cannot hold."""
+    impossible: dict[str, float] = field(default_factory=dict)
+    """Rows without variables that cannot hold, and by how much they are missed."""
 
-    def column(self, cost: float = 0.0, upper: float = 1.0, *, integral: bool = False) -> int:
+    def column(self, name: str, cost: float = 0.0, upper: float = 1.0, *, integral: bool = False) -> int:
         """Add a column in [0, upper] and return its index."""
+        self.names.append(name)
         self.cost.append(cost)
         self.lower.append(0.0)
         self.upper.append(upper)
@@ -59,7 +76,7 @@ class LinearModel:
         merged = {c: a for c, a in merged.items() if a}
         if not merged:
             if lower > 1e-9 or upper < -1e-9:
-                self.impossible.append(name)
+                self.impossible[name] = max(lower, -upper)
             return
         self.index.extend(merged)
         self.value.extend(merged.values())
@@ -93,7 +110,7 @@ class Run:
 class HighsSession:
     """A model loaded into HiGHS. Column bounds may be changed between runs."""
 
-    def __init__(self, model: LinearModel, *, relaxed: bool = False, names: bool = False) -> None:
+    def __init__(self, model: LinearModel, *, relaxed: bool = False) -> None:
         self.model = model
         solver: Any = highspy.Highs  # its stub leaves the constructor untyped
         self.highs = solver()
@@ -101,9 +118,9 @@ class HighsSession:
         self.highs.setOptionValue("threads", 1)
         self.highs.setOptionValue("random_seed", 0)
         self.relaxed = relaxed
-        self._load(names)
+        self._load()
 
-    def _load(self, names: bool) -> None:
+    def _load(self) -> None:
         model, lp = self.model, highspy.HighsLp()
         lp.num_col_, lp.num_row_ = model.columns, model.rows
         lp.col_cost_ = np.array(model.cost, dtype=float)
@@ -118,9 +135,21 @@ class HighsSession:
         if not self.relaxed:
             kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
             lp.integrality_ = [kinds[flag] for flag in model.integral]
-        if names:
-            lp.row_names_ = model.row_names
+        lp.col_names_, lp.row_names_ = model.names, model.row_names
         self.highs.passModel(lp)
+
+    def write(self, path: Path, legend: Iterable[str] = ()) -> None:
+        """Write the model in the LP format, `legend` above it as comments. Raises ModelFileError."""
+        with tempfile.TemporaryDirectory() as folder:
+            written = Path(folder) / "model.lp"
+            if self.highs.writeModel(str(written)) != highspy.HighsStatus.kOk:
+                raise ModelFileError("HiGHS did not write the model under its names; report this")
+            try:
+                with open(path, "w") as stream, open(written) as model:
+                    stream.writelines(f"\\ {line}\n" for line in legend)
+                    shutil.copyfileobj(model, stream)
+            except OSError as error:
+                raise ModelFileError(f"the model could not be written to {path}: {error}") from error
 
     def bound_columns(self, columns: Sequence[int], lower: Vector, upper: Vector) -> None:
         """Set the bounds of `columns`."""

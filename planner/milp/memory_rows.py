@@ -1,21 +1,15 @@
 """The rows of the model that are about memory: bytes before and after each stage, in-stage order, sliced updates."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from planner.milp.columns import Columns, GapColumns, Term
+from planner.milp.highs import Vector
 from planner.milp.time_rows import add_overlap_loads
 from planner.problem.model import Gap, Problem, Rematerialization, Semantics
 from planner.problem.replay import page_out_ready, read_window, write_window
 
-if TYPE_CHECKING:
-    from planner.milp.highs import Vector
-    from planner.milp.model import Formulation, GapColumns, Term
 
-
-def eq5_eq6_memory(f: Formulation) -> None:
+def eq5_eq6_memory(f: Columns) -> None:
     """Bytes before a stage's output exists (with intermediates) and after it exists, both within the budget.
 
     Rows whose columns repeat those of another row with a higher fixed load say nothing new and are left out.
@@ -34,42 +28,43 @@ def eq5_eq6_memory(f: Formulation) -> None:
         sliced_after, sliced_before = _slice_terms(f, s)
         if f.breadth.optimistic:
             least = after - problem.stages[s].overcount_bytes / f.byte_scale
-            _offer_row(tightest, f"eq6_memory_after[{s}]", terms[s] + sliced_after, least)
+            _offer_row(tightest, f"eq6_memory_after({s})", terms[s] + sliced_after, least)
             continue
-        _offer_row(tightest, f"eq6_memory_after[{s}]", terms[s] + sliced_after, after)
+        _offer_row(tightest, f"eq6_memory_after({s})", terms[s] + sliced_after, after)
         before = fixed[s] - born[s]
         if intermediates[s] and f.breadth.exact_stages:
             eq5_in_stage(f, s, terms[s] + sliced_before, fixed[s] - born[s], limit)
             intermediates[s] = []
         extra = intermediates[s] + ([(work_before[s], 1.0)] if s in work_before else [])
         if extra or before > after:
-            _offer_row(tightest, f"eq5_memory_before[{s}]", terms[s] + extra + sliced_before, before)
+            _offer_row(tightest, f"eq5_memory_before({s})", terms[s] + extra + sliced_before, before)
     for row, (load, name) in tightest.items():
         most = sum(a * f.model.upper[v] for v, a in row if a > 0)
         if load + most > limit * (1 + 1e-12):
             f.model.row(name, row, -np.inf, limit - load)
 
 
-def _rematerialization_workspaces(f: Formulation) -> dict[int, int]:
+def _rematerialization_workspaces(f: Columns) -> dict[int, int]:
     """Create a column per stage that is at least the workspace of each rematerialization chosen there."""
     found: dict[int, int] = {}
     if f.breadth.exact_stages:
         return found
-    for i, s, rematerialization, v in f.rematerialization_columns():
+    for _, s, rematerialization, v in f.rematerialization_columns():
         if rematerialization.workspace_bytes > 0:
             if s not in found:
-                found[s] = f.model.column(upper=np.inf)
+                found[s] = f.model.column(f"work({s})", upper=np.inf)
             terms = [(found[s], 1.0), (v, -rematerialization.workspace_bytes / f.byte_scale)]
-            f.model.row(f"eq5_workspace[{s},{i}]", terms, 0.0, np.inf)
+            f.model.row(f"eq5_workspace({f.model.names[v]})", terms, 0.0, np.inf)
     return found
 
 
-def eq5_in_stage(f: Formulation, stage: int, base: list[Term], fixed: float, limit: float) -> None:
+def eq5_in_stage(f: Columns, stage: int, base: list[Term], fixed: float, limit: float) -> None:
     """Bytes after each rematerialization of a stage: what comes later is not there yet, used-up intermediates are gone again.
 
     l[q,j] >= c[q] + v[k] - 1: intermediate q lives on at position j while any later rematerialization k reads it.
     """
     todo = _stage_rematerializations(f, stage)
+    names = f.model.names
     place = {i: j for j, (i, _, _) in enumerate(todo)}
     readers: list[list[int]] = [[] for _ in todo]
     for j, (_, rematerialization, _) in enumerate(todo):
@@ -86,15 +81,15 @@ def eq5_in_stage(f: Formulation, stage: int, base: list[Term], fixed: float, lim
             elif q == j:
                 row.append((other, nbytes))
             elif q < j and (later := [k for k in readers[q] if k >= j]):
-                alive = f.model.column()
+                alive = f.model.column(f"l({names[other]},{names[column]})")
                 row.append((alive, nbytes))
                 for k in later:
                     terms = [(alive, 1.0), (other, -1.0), (todo[k][2], -1.0)]
-                    f.model.row(f"eq5_alive[{stage},{u},{todo[k][0]}]", terms, -1.0, np.inf)
-        f.model.row(f"eq5_in_stage[{stage},{todo[j][0]}]", row, -np.inf, limit - fixed)
+                    f.model.row(f"eq5_alive({names[other]},{names[column]},{names[todo[k][2]]})", terms, -1.0, np.inf)
+        f.model.row(f"eq5_in_stage({names[column]})", row, -np.inf, limit - fixed)
 
 
-def _stage_rematerializations(f: Formulation, stage: int) -> list[tuple[int, Rematerialization, int]]:
+def _stage_rematerializations(f: Columns, stage: int) -> list[tuple[int, Rematerialization, int]]:
     """Return (tensor, rematerialization, column) of all that may be rematerialized at `stage`, in the order of their computation.
 
     A tensor that may be both an intermediate and come back appears twice: only one of the two is ever chosen.
@@ -117,7 +112,7 @@ def _offer_row(tightest: dict[tuple[Term, ...], tuple[float, str]], name: str, r
         tightest[key] = (load, name)
 
 
-def _fixed_loads(f: Formulation) -> tuple[Vector, Vector, Vector]:
+def _fixed_loads(f: Columns) -> tuple[Vector, Vector, Vector]:
     """Return scaled bytes per stage: held whatever is decided, thereof born there, workspace."""
     problem, size = f.problem, f.problem.size
     fixed, born = np.zeros(size), np.zeros(size)
@@ -133,7 +128,7 @@ def _fixed_loads(f: Formulation) -> tuple[Vector, Vector, Vector]:
     return fixed / f.byte_scale, born / f.byte_scale, work / f.byte_scale
 
 
-def _gap_loads(f: Formulation) -> list[list[Term]]:
+def _gap_loads(f: Columns) -> list[list[Term]]:
     """Return, per stage, the bytes that decisions hold there: kept, back early, packed, landing, being written."""
     problem, size = f.problem, f.problem.size
     loads: list[list[Term]] = [[] for _ in range(size)]
@@ -150,7 +145,7 @@ def _gap_loads(f: Formulation) -> list[list[Term]]:
     return loads
 
 
-def _add_stored_loads(f: Formulation, gap: Gap, columns: GapColumns, loads: list[list[Term]]) -> None:
+def _add_stored_loads(f: Columns, gap: Gap, columns: GapColumns, loads: list[list[Term]]) -> None:
     """A page in zram stays in RAM, smaller, until it is read."""
     for paging in f.problem.tensors[gap.tensor].paging:
         if not paging.stored_bytes:
@@ -161,7 +156,7 @@ def _add_stored_loads(f: Formulation, gap: Gap, columns: GapColumns, loads: list
                     loads[t % f.problem.size].append((v, paging.stored_bytes / f.byte_scale))
 
 
-def _add_transfer_loads(f: Formulation, gap: Gap, columns: GapColumns, loads: list[list[Term]]) -> None:
+def _add_transfer_loads(f: Columns, gap: Gap, columns: GapColumns, loads: list[list[Term]]) -> None:
     problem, tensor = f.problem, f.problem.tensors[gap.tensor]
     nbytes = tensor.nbytes / f.byte_scale
     if page_out_ready(problem, gap, None) > gap.after + 2:
@@ -178,12 +173,12 @@ def _add_transfer_loads(f: Formulation, gap: Gap, columns: GapColumns, loads: li
                     loads[t].append((v, nbytes))
 
 
-def define_slices(f: Formulation) -> None:
+def define_slices(f: Columns) -> None:
     """Create z[k]: update k runs slice by slice."""
     for k, slicing in enumerate(f.problem.slicings):
         sides = [_sides(f.problem, i, slicing.stage) for i in slicing.members]
         if all(g in f.gaps and f.gaps[g].page for pair in sides for g in pair) and all(sides):
-            f.slices[k] = f.model.column(integral=True)
+            f.slices[k] = f.model.column(f"z({k})", integral=True)
 
 
 def _sides(problem: Problem, tensor: int, stage: int) -> list[int]:
@@ -194,7 +189,7 @@ def _sides(problem: Problem, tensor: int, stage: int) -> list[int]:
     ]  # fmt: skip
 
 
-def _slice_terms(f: Formulation, stage: int) -> tuple[list[Term], list[Term]]:
+def _slice_terms(f: Columns, stage: int) -> tuple[list[Term], list[Term]]:
     after: list[Term] = []
     before: list[Term] = []
     for k, v in f.slices.items():
@@ -209,7 +204,7 @@ def _slice_terms(f: Formulation, stage: int) -> tuple[list[Term], list[Term]]:
     return after, before
 
 
-def eq10_slices(f: Formulation) -> None:
+def eq10_slices(f: Columns) -> None:
     """z[k] <= y at the end of the gap before the update, and of the gap after it, for all it streams."""
     for k, v in f.slices.items():
         slicing = f.problem.slicings[k]
@@ -218,7 +213,7 @@ def eq10_slices(f: Formulation) -> None:
                 columns = f.gaps[g]
                 end = f.problem.gaps[g].before
                 terms = [(v, 1.0)] + [(y, -1.0) for (s, _), y in columns.page.items() if s == end]
-                f.model.row(f"eq10_slices[{k},{g}]", terms, -np.inf, 0.0)
+                f.model.row(f"eq10_slices({k},{g})", terms, -np.inf, 0.0)
                 hidden = columns.read_ahead if end % f.problem.size == slicing.stage else columns.write_behind
                 for target, h in hidden.items():
-                    f.model.row(f"eq10_exposed[{k},{g},{target}]", [(v, 1.0), (h, 1.0)], -np.inf, 1.0)
+                    f.model.row(f"eq10_exposed({k},{g},{target})", [(v, 1.0), (h, 1.0)], -np.inf, 1.0)

@@ -5,19 +5,14 @@ stage. ELASTIC: how much of a transfer hides behind compute is a decision; what 
 of the compute time around it, what is not stalls.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.milp.columns import Columns, GapColumns, Term
 from planner.problem.model import Gap, Problem
 from planner.problem.replay import read_window, write_window
-
-if TYPE_CHECKING:
-    from planner.milp.model import Formulation, GapColumns, Term
 
 BUCKETS = 32
 """The step is cut into this many pieces of equal compute time; within one, transfers may take any order."""
@@ -25,7 +20,7 @@ BUCKETS = 32
 MAX_AHEAD_STAGES = 64
 
 
-def eq7_stall(f: Formulation) -> None:
+def eq7_stall(f: Columns) -> None:
     """stall[s] >= transfer seconds booked on stage s - its compute seconds."""
     problem = f.problem
     work: dict[int, list[Term]] = defaultdict(list)
@@ -38,29 +33,30 @@ def eq7_stall(f: Formulation) -> None:
                     for t, part in (*read_window(problem, gap, s, paging.seconds_in), *out):
                         work[t].append((v, part / f.second_scale))
     for s, terms in sorted(work.items()):
-        f.stalls[s] = f.model.column(_stall_cost(f), np.inf)
+        f.stalls[s] = f.model.column(f"stall({s})", _stall_cost(f), np.inf)
         seconds = problem.stages[s].seconds / f.second_scale
-        f.model.row(f"eq7_stall[{s}]", [(f.stalls[s], 1.0), *((v, -a) for v, a in terms)], -seconds, np.inf)
+        f.model.row(f"eq7_stall({s})", [(f.stalls[s], 1.0), *((v, -a) for v, a in terms)], -seconds, np.inf)
 
 
-def _stall_cost(f: Formulation) -> float:
+def _stall_cost(f: Columns) -> float:
     return f.joules(f.problem.static_watts * f.second_scale)
 
 
-def define_overlap(f: Formulation) -> None:
+def define_overlap(f: Columns) -> None:
     """Create h (read ahead) and w (write behind) of each gap that may be paged; both at most its page-ins."""
     for g, columns in f.gaps.items():
         for paging in f.problem.tensors[f.problem.gaps[g].tensor].paging:
             pages = [(v, -1.0) for (_, target), v in columns.page.items() if target == paging.target]
             if not pages:
                 continue
-            for name, store in (("read", columns.read_ahead), ("write", columns.write_behind)):
-                store[paging.target] = f.hiding_column(f.problem.tensors[f.problem.gaps[g].tensor].nbytes)
-                terms = [(store[paging.target], 1.0), *pages]
-                f.model.row(f"eq7_{name}_hidden[{g},{paging.target}]", terms, -np.inf, 0.0)
+            d, nbytes = paging.target, f.problem.tensors[f.problem.gaps[g].tensor].nbytes
+            columns.read_ahead[d] = f.hiding_column(f"h({g},{d})", nbytes)
+            f.model.row(f"eq7_read_hidden({g},{d})", [(columns.read_ahead[d], 1.0), *pages], -np.inf, 0.0)
+            columns.write_behind[d] = f.hiding_column(f"w({g},{d})", nbytes)
+            f.model.row(f"eq7_write_hidden({g},{d})", [(columns.write_behind[d], 1.0), *pages], -np.inf, 0.0)
 
 
-def add_overlap_loads(f: Formulation, gap: Gap, columns: GapColumns, loads: list[list[Term]]) -> None:
+def add_overlap_loads(f: Columns, gap: Gap, columns: GapColumns, loads: list[list[Term]]) -> None:
     """A transfer that hides behind compute holds its buffer meanwhile."""
     nbytes = f.problem.tensors[gap.tensor].nbytes / f.byte_scale
     for column, window in _hidden(f.problem, gap, columns):
@@ -91,7 +87,7 @@ def _window(problem: Problem, gap: Gap, seconds: float, step: int) -> list[tuple
     return shares
 
 
-def eq7_bucket_stall(f: Formulation) -> None:
+def eq7_bucket_stall(f: Columns) -> None:
     """Hidden transfer seconds within one piece of the step <= its compute seconds + stall of the piece."""
     problem = f.problem
     bucket_of = np.minimum(
@@ -112,15 +108,15 @@ def eq7_bucket_stall(f: Formulation) -> None:
     np.add.at(compute, bucket_of, [s.seconds for s in problem.stages])
     for b, terms in enumerate(work):
         if any(a < 0 for _, a in terms):
-            f.bucket_stalls[b] = f.model.column(0.0, np.inf)
+            f.bucket_stalls[b] = f.model.column(f"bucket_stall({b})", upper=np.inf)
             terms.append((f.bucket_stalls[b], 1.0))
-            f.model.row(f"eq7_bucket_stall[{b}]", terms, -compute[b] / f.second_scale, np.inf)
+            f.model.row(f"eq7_bucket_stall({b})", terms, -compute[b] / f.second_scale, np.inf)
 
 
-def eq7_total_stall(f: Formulation) -> None:
+def eq7_total_stall(f: Columns) -> None:
     """The step's stall covers all transfers that compute does not, and what is exposed or does not fit a piece."""
     problem = f.problem
-    stall = f.stalls[-1] = f.model.column(_stall_cost(f), np.inf)
+    stall = f.stalls[-1] = f.model.column("stall", _stall_cost(f), np.inf)
     total: list[Term] = [(stall, 1.0)]
     exposed: list[Term] = [(stall, 1.0)]
     for g, columns in f.gaps.items():
@@ -146,7 +142,7 @@ def eq7_total_stall(f: Formulation) -> None:
         f.exposed = exposed
 
 
-def eq7_write_behind(f: Formulation) -> None:
+def eq7_write_behind(f: Columns) -> None:
     """No more is hidden of a write than is written: sum of w over gaps with the same contents <= o."""
     found: dict[tuple[int, int, int], list[Term]] = defaultdict(list)
     for g, columns in f.gaps.items():
@@ -157,9 +153,9 @@ def eq7_write_behind(f: Formulation) -> None:
     for key, terms in found.items():
         if key in f.page_out:
             terms.append((f.page_out[key], -1.0))
-        f.model.row(f"eq7_write_behind[{key[0]},{key[1]},{key[2]}]", terms, -np.inf, 0.0)
+        f.model.row(f"eq7_write_behind({key[0]},{key[1]},{key[2]})", terms, -np.inf, 0.0)
 
 
-def eq7_exposed_stall(f: Formulation) -> None:
+def eq7_exposed_stall(f: Columns) -> None:
     """stall >= exposed reads and writes + stalls of the pieces."""
     f.model.row("eq7_exposed_stall", f.exposed + [(v, -1.0) for v in f.bucket_stalls.values()], 0.0, np.inf)

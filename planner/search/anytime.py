@@ -9,8 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from planner.milp.columns import Breadth
+from planner.milp.conflict import shortfalls
 from planner.milp.highs import HighsSession, Progress, Run, Status, Vector
-from planner.milp.model import Breadth, Formulation
+from planner.milp.model import Formulation
 from planner.problem.model import Problem, Semantics
 from planner.problem.replay import replay
 from planner.search.greedy import greedy, greedy_variants
@@ -88,12 +90,17 @@ def _climb_abstract(state: Climb, total: float) -> None:
 def _climb_captured(state: Climb, total: float) -> None:
     """Captured steps: transfers that stall make the LP weak, so most of the time goes to pieces."""
     large = len(state.problem.gaps) > LARGE_GAPS
-    narrow = Breadth(3, 1, early_pages=False) if large else Breadth(8, 2, early_pages=False)
+    narrow = captured_breadth(state.problem)
     if state.paging and state.recompute:
         offer_recipes(state, 0.3 * total)
     guided(state, replace(narrow, timeless=True), 0.02, (0.4 if large else 0.2) * total)
     if not state.proven and state.schedule is not None:
         search_pieces(state, narrow, state.left)
+
+
+def captured_breadth(problem: Problem) -> Breadth:
+    """Return the breadth at which the pieces of a captured step are searched."""
+    return Breadth(3, 1, early_pages=False) if len(problem.gaps) > LARGE_GAPS else Breadth(8, 2, early_pages=False)
 
 
 def offer_recipes(state: Climb, seconds: float) -> None:
@@ -148,14 +155,18 @@ def relaxation_bound(problem: Problem, time_limit_s: float) -> float | None:
 
 def _bound_by(state: Climb, breadth: Breadth, seconds: float) -> None:
     formulation = _formulation(state, breadth)
-    if formulation.model.impossible:
-        state.infeasible = state.schedule is None
-        return
     relaxed = HighsSession(formulation.model, relaxed=True).run(state.wall(min(seconds, state.left)))
     if relaxed.status is Status.INFEASIBLE:
-        state.infeasible = state.schedule is None
+        _note_infeasible(state, formulation)
     elif relaxed.status is Status.OPTIMAL:
         state.raise_bound(relaxed.bound * formulation.joule_scale)
+
+
+def _note_infeasible(state: Climb, formulation: Formulation) -> None:
+    """Note that no schedule can be had, and which limits stand in the way."""
+    if state.schedule is None:
+        state.infeasible = True
+        state.missed = shortfalls(formulation, state.wall(max(state.left, 1.0)))
 
 
 def guided(state: Climb, breadth: Breadth, share: float, seconds: float, *, fix_ones: bool = False) -> None:
@@ -231,12 +242,9 @@ def full_model(state: Climb, total: float) -> None:
     formulation = _formulation(state, breadth)
     if formulation.model.columns > FULL_MODEL_COLUMNS:
         return
-    if formulation.model.impossible:
-        state.infeasible = True
-        return
     relaxed = HighsSession(formulation.model, relaxed=True).run(state.wall(min(0.6 * total, state.left)))
     if relaxed.status is Status.INFEASIBLE:
-        state.infeasible = state.schedule is None
+        _note_infeasible(state, formulation)
         return
     lowest = relaxed.bound * formulation.joule_scale
     state.raise_bound(lowest)

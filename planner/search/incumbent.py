@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from planner.milp.conflict import Shortfall
 from planner.milp.highs import Progress
 from planner.problem.model import Problem, Schedule
 from planner.problem.replay import Evaluation, replay
@@ -29,6 +30,8 @@ class Climb:
     cost: float = math.inf
     bound: float = 0.0
     infeasible: bool = False
+    missed: tuple[Shortfall, ...] = ()
+    """Where a relaxation is infeasible: the limits that it misses, named as in the model."""
     greedy: Greedy | None = None
     judge: Judge = replay
     paging: bool = True

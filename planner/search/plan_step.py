@@ -271,7 +271,7 @@ def _failure(coarse: Coarse, solution: Solution, begin: float) -> PlanResult:
     base = coarse.costs.device.base_bytes
     seconds = time.process_time() - begin
     if solution.needed_stage is None or solution.needed_bytes is None:
-        return PlanResult(solution.outcome, None, None, None, seconds, solution.outcome.value)
+        return PlanResult(solution.outcome, None, None, None, seconds, solution.outcome.value + solution.missed_rows)
     first, last = coarse.ranges[solution.needed_stage]
     op = max(range(first, last + 1), key=lambda i: coarse.costs.ops[i].workspace_bytes)
     stage = solution.needed_stage
@@ -281,6 +281,6 @@ def _failure(coarse: Coarse, solution: Solution, begin: float) -> PlanResult:
     names = ", ".join(f"{name} {format_bytes(size)}" for name, size in holders[:3])
     message = (
         f"no plan fits: op {op} ({coarse.graph.ops[op].name}) needs {format_bytes(needed)} with {names} resident; "
-        f"raise --ram to at least {format_bytes(needed)} or use a smaller batch"
+        f"raise --ram to at least {format_bytes(needed)} or use a smaller batch{solution.missed_rows}"
     )
     return PlanResult(solution.outcome, None, None, None, seconds, message, needed, op, holders)

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from planner.milp.model import prune_intermediates
+from planner.problem.intermediates import prune_intermediates
 from planner.problem.model import Choice, Fate, Problem, Schedule
 from planner.problem.replay import page_out_ready, transfers_fit
 from planner.search.greedy import Greedy, GreedySearch, Move

@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass
 
 from planner.ir.errors import PortError
+from planner.milp.conflict import Shortfall
 from planner.milp.highs import Progress
 from planner.problem.model import Problem, Schedule
 from planner.problem.replay import Evaluation, replay
@@ -12,6 +13,9 @@ from planner.search.anytime import climb
 from planner.search.baselines import BASELINES
 from planner.search.greedy import greedy
 from planner.search.incumbent import Climb, Judge
+
+NAMED_ROWS = 3
+"""So many of the rows that an infeasible model misses are told."""
 
 STRATEGIES = ("milp", "greedy", *BASELINES)
 
@@ -50,6 +54,8 @@ class Solution:
     needed_stage: int | None = None
     strategy: str = "greedy"
     log: tuple[str, ...] = ()
+    missed: tuple[Shortfall, ...] = ()
+    """Where the planning model itself is infeasible: the limits that it misses, the worst first."""
 
     @property
     def message(self) -> str:
@@ -57,9 +63,17 @@ class Solution:
         if self.schedule is None and self.needed_bytes is not None and self.outcome is Outcome.INFEASIBLE:
             return (
                 f"{self.outcome.value}; the fullest stage ({self.needed_stage}) needs {self.needed_bytes} B "
-                "when everything else is paged out"
+                f"when everything else is paged out{self.missed_rows}"
             )
         return self.outcome.value
+
+    @property
+    def missed_rows(self) -> str:
+        """The rows that stand in the way, by the names of FORMULATION.md; empty where none can be named."""
+        if not self.missed:
+            return ""
+        rest = f" and {len(self.missed) - NAMED_ROWS} more" if len(self.missed) > NAMED_ROWS else ""
+        return f"; the model misses {', '.join(map(str, self.missed[:NAMED_ROWS]))}{rest}"
 
     @property
     def gap(self) -> float | None:
@@ -109,7 +123,7 @@ def _solution(state: Climb, begin: float, strategy: str) -> Solution:
     stage = state.greedy.stage if state.greedy is not None else None
     if state.schedule is None:
         ended = Outcome.INFEASIBLE if state.infeasible or state.left > 0 else Outcome.TIMED_OUT
-        return Solution(ended, None, None, None, None, seconds, needed, stage, strategy, tuple(state.log))
+        return Solution(ended, None, None, None, None, seconds, needed, stage, strategy, tuple(state.log), state.missed)
     outcome = Outcome.OPTIMAL if state.proven else Outcome.FEASIBLE
     return Solution(
         outcome, state.schedule, state.evaluation, state.cost, state.bound, seconds, needed, stage, strategy,

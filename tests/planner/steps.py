@@ -27,6 +27,19 @@ def tiny_step(optimizer: str = "AdamW", rows: int = 4) -> Capture:
     return capture_step(model, lambda m, x, y: functional.cross_entropy(m(x), y), made, batch)
 
 
+@functools.cache
+def wide_step() -> StepGraph:
+    """Return the step of a network of wide layers with momentum, 32 MB: large enough to be planned in stages."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(1024, 1024), nn.BatchNorm1d(1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 16)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    batch = torch.randn(512, 1024), torch.randint(0, 16, (512,))
+    loss = lambda m, x, y: functional.cross_entropy(m(x), y)  # noqa: E731
+    return capture_step(model, loss, optimizer, batch).graphs["step"]
+
+
 def costs_of(graph: StepGraph, *, base: int = 0, workspace: int = 0) -> CostTable:
     """Return costs under which every op takes 0.1 ms, on a slow card."""
     flash = Flash("card", 1e8, 5e7, 1e-4, 1e-9, 1e-9)

@@ -42,7 +42,7 @@ def run(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
 def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("cli")
     (folder / "train.py").write_text(SCRIPT)
-    done = run(folder, "plan", "train.py", "--ram", "700M", "-o", "job.port", "--verify", "2", "--strategy", "greedy", "--json")  # fmt: skip
+    done = run(folder, "plan", "train.py", "--ram", "700M", "-o", "job.port", "--verify", "2", "--strategy", "greedy", "--json", "--write-model", "model.lp")  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout)
 
@@ -54,6 +54,11 @@ def undisturbed(planned: tuple[Path, dict[str, Any]], tmp_path_factory: pytest.T
     assert done.returncode == 0, done.stderr
     last: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return {**last, "weights": out.read_bytes()}
+
+
+def test_plan_writes_its_model_where_asked(planned: tuple[Path, dict[str, Any]]) -> None:
+    text = (planned[0] / "model.lp").read_text()
+    assert text.startswith("\\ The planning model of a step") and "eq7_total_stall" in text
 
 
 def test_plan_says_what_it_made(planned: tuple[Path, dict[str, Any]]) -> None:

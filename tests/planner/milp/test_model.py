@@ -7,7 +7,8 @@ from torch.nn import functional
 from planner.capture.step import capture_step
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
-from planner.milp.model import Breadth, Formulation
+from planner.milp.columns import Breadth
+from planner.milp.model import Formulation
 from planner.problem.coarsen import coarsen
 from planner.search.greedy import greedy, greedy_variants
 from planner.search.recipes import cheap_segments, simple_schedules

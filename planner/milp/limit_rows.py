@@ -1,0 +1,33 @@
+"""The rows of the model that hold the step to its deadline and flash to its wear: eq8 and eq9."""
+
+import numpy as np
+
+from planner.milp.columns import Columns
+
+
+def eq8_deadline(f: Columns) -> None:
+    """Recompute, packing and stall seconds fit between the step's own time and the deadline."""
+    problem = f.problem
+    if problem.deadline_s is None:
+        return
+    share = f.breadth.optimistic
+    terms = [
+        (v, rematerialization.seconds * (rematerialization.own_share if share else 1.0) / f.second_scale)
+        for _, _, rematerialization, v in f.rematerialization_columns()
+    ]
+    for g, columns in f.gaps.items():
+        packing = problem.tensors[problem.gaps[g].tensor].packing
+        if columns.packed is not None and packing is not None:
+            terms.append((columns.packed, packing.seconds / f.second_scale))
+    terms += [(v, 1.0) for v in f.stalls.values()]
+    slack = (problem.deadline_s - problem.base_seconds) / f.second_scale
+    f.model.row("eq8_deadline", terms, -np.inf, slack if slack < -1e-9 else max(slack, 0.0))
+
+
+def eq9_wear(f: Columns) -> None:
+    """Bytes written to flash per step stay within the limit."""
+    limit = f.problem.write_limit_bytes
+    if limit is None:
+        return
+    terms = [(v, f.problem.tensors[i].nbytes / f.byte_scale) for (i, _, _), v in f.page_out.items()]
+    f.model.row("eq9_wear", terms, -np.inf, limit / f.byte_scale)

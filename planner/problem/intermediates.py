@@ -1,0 +1,36 @@
+"""Which intermediates the rematerializations of a schedule really read."""
+
+from planner.problem.model import Choice, Fate, Problem, Schedule
+
+
+def prune_intermediates(problem: Problem, choices: tuple[Choice, ...], wanted: set[tuple[int, int]]) -> Schedule:
+    """Return the schedule without intermediates that are resident anyway or that no rematerialization of their stage reads."""
+    chosen = {choice.gap: choice for choice in choices}
+    todo = [
+        (problem.gaps[c.gap].tensor, problem.gaps[c.gap].version, c.stage % problem.size)
+        for c in choices
+        if c.fate is Fate.RECOMPUTE
+    ]
+    back = {(i, s) for i, _, s in todo}
+    kept: set[tuple[int, int]] = set()
+    while todo:
+        i, version, s = todo.pop()
+        rematerialization = problem.tensors[i].rematerializations[version]
+        for u, v in rematerialization.inputs if rematerialization is not None else ():
+            if (u, s) in wanted and (u, s) not in kept | back and not _present(problem, chosen, u, s):
+                kept.add((u, s))
+                todo.append((u, v, s))
+    return Schedule(choices, tuple(sorted(kept)))
+
+
+def _present(problem: Problem, chosen: dict[int, Choice], tensor: int, stage: int) -> bool:
+    """Say whether a tensor is resident at `stage`: in use there, kept through an idle gap, or back already."""
+    if stage in problem.tensors[tensor].accesses:
+        return stage != problem.tensors[tensor].birth
+    for g in problem.gaps_of[tensor]:
+        gap = problem.gaps[g]
+        at = stage if stage > gap.after else stage + problem.size
+        if gap.after < at < gap.before and not gap.dead:
+            choice = chosen.get(g)
+            return choice is None or (choice.fate is not Fate.PACK and at >= choice.stage)
+    return False

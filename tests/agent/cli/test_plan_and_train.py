@@ -66,7 +66,11 @@ def test_plan_says_what_it_made(planned: tuple[Path, dict[str, Any]]) -> None:
     assert facts["budget_bytes"] == 700 << 20
     assert 0 < facts["measured_peak_bytes"] <= facts["budget_bytes"]
     assert facts["planned_peak_bytes"] <= facts["budget_bytes"]
-    assert sorted(p.name for p in folder.iterdir() if not p.name.startswith("__")) == ["job.port", "train.py"]
+    assert sorted(p.name for p in folder.iterdir() if not p.name.startswith("__")) == [
+        "job.port",
+        "model.lp",
+        "train.py",
+    ]
 
 
 def test_show(planned: tuple[Path, dict[str, Any]]) -> None:

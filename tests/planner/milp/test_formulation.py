@@ -128,3 +128,11 @@ def test_a_written_model_reads_back_under_its_names(tmp_path: Path) -> None:
     assert reader.readModel(str(path)) == highspy.HighsStatus.kOk
     assert set(reader.getLp().col_names_) == set(model.names)
     assert set(reader.getLp().row_names_) == set(model.row_names)
+
+
+def test_the_tests_that_the_document_names_exist() -> None:
+    cited = re.findall(r"`(test_\w+\.py)::(test_\w+)`", TEXT)
+    assert cited
+    for file, name in cited:
+        homes = (Path(__file__).parents[2]).rglob(file)
+        assert any(f"def {name}(" in home.read_text() for home in homes), f"{file}::{name}"

@@ -26,7 +26,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.mcu_networks.target import Core, build_counter, build_image, missing_tools, run_image
-from planner.mcu import CompiledModel, LayerUpdate, SparseScheme, TrainOptions, compile_model
+from planner.mcu import CompiledModel, LayerUpdate, SparseScheme, UpdateOptions, compile_model
 from planner.mcu.frontend import import_module
 from planner.mcu.ir import Graph, OpKind
 from planner.mcu.scheme import backward_macs
@@ -150,7 +150,7 @@ def measure(case: Case, folder: Path) -> Measured:
     image, counter = build_image(model, case.core, folder), build_counter(folder)
     sample, label = model.quantize_input(data[:1]), np.zeros(1, np.int64)
     forward = run_image(image, sample, label, counter=counter).instructions[0]
-    training = run_image(image, sample, label, options=TrainOptions(0.01), counter=counter)
+    training = run_image(image, sample, label, options=UpdateOptions(0.01), counter=counter)
     graph, arena = model.quantized.graph, model.memory.arena
     backward = backward_macs(graph, model.scheme)
     inference = compile_model(case.module, data, scheme=SparseScheme({}), simd=case.core is not Core.M0)

@@ -33,7 +33,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.mcu_networks.float_training import FloatSparseModel
 from benchmarks.mcu_tasks import TASKS, Split, Task, pretrain
-from planner.mcu import CompiledModel, HostEngine, Rule, SparseScheme, TrainOptions, compile_quantized, last_layers
+from planner.mcu import (
+    CompiledModel,
+    HostEngine,
+    SparseScheme,
+    UpdateOptions,
+    UpdateRounding,
+    compile_quantized,
+    last_layers,
+)
 from planner.mcu.autodiff import LayerUpdate
 from planner.mcu.frontend import import_module
 from planner.mcu.ir import Graph, OpKind
@@ -54,7 +62,7 @@ class Method:
     """A row of the table: fp32, or one int8 rule with or without quantisation-aware scaling."""
 
     name: str
-    rule: Rule | None = None
+    rule: UpdateRounding | None = None
     scaling: bool = True
     rate_of_float: bool = False
     """Trained at the learning rate that was best for fp32."""
@@ -66,14 +74,14 @@ class Method:
 
 METHODS = (
     Method("fp32, same sparse set"),
-    Method("int8 stochastic, QAS", Rule.STOCHASTIC),
-    Method("int8 stochastic, QAS, fp32's rate", Rule.STOCHASTIC, rate_of_float=True),
-    Method("int8 nearest, QAS", Rule.NEAREST),
-    Method("int8 truncate, QAS", Rule.TRUNCATE),
-    Method("Q8.8 nearest, QAS", Rule.Q88),
-    Method("int8 stochastic, no QAS", Rule.STOCHASTIC, False),
-    Method("int8 nearest, no QAS", Rule.NEAREST, False),
-    Method("Q8.8 nearest, no QAS", Rule.Q88, False),
+    Method("int8 stochastic, QAS", UpdateRounding.STOCHASTIC),
+    Method("int8 stochastic, QAS, fp32's rate", UpdateRounding.STOCHASTIC, rate_of_float=True),
+    Method("int8 nearest, QAS", UpdateRounding.NEAREST),
+    Method("int8 truncate, QAS", UpdateRounding.TRUNCATE),
+    Method("Q8.8 nearest, QAS", UpdateRounding.Q88),
+    Method("int8 stochastic, no QAS", UpdateRounding.STOCHASTIC, False),
+    Method("int8 nearest, no QAS", UpdateRounding.NEAREST, False),
+    Method("Q8.8 nearest, no QAS", UpdateRounding.Q88, False),
 )
 
 
@@ -135,7 +143,7 @@ def adapt_int8(compiled: CompiledModel, split: Split, method: Method, rate: floa
     train, test = compiled.quantize_input(split.train.inputs), compiled.quantize_input(split.test.inputs)
     shuffle = np.random.default_rng(seed)
     for now in _rates(rate, epochs):
-        engine.set_options(TrainOptions(now, method.rule or Rule.STOCHASTIC, method.scaling))
+        engine.set_options(UpdateOptions(now, method.rule or UpdateRounding.STOCHASTIC, method.scaling))
         engine.train_many(train, split.train.labels, shuffle.permutation(len(train)))
     return engine.evaluate(test, split.test.labels)[1]
 
@@ -154,7 +162,7 @@ def run_method(task: Task, prepared: Prepared, method: Method, rate: float, seed
     scheme = hand_scheme(prepared.model.graph)
     if method.rule is None:
         return adapt_float(prepared.model.graph, scheme, prepared.split, rate, task.epochs, seed)
-    compiled = compile_quantized(prepared.model, scheme=scheme, q88=method.rule is Rule.Q88)
+    compiled = compile_quantized(prepared.model, scheme=scheme, q88=method.rule is UpdateRounding.Q88)
     return adapt_int8(compiled, prepared.split, method, rate, task.epochs, seed)
 
 
@@ -280,7 +288,7 @@ def _try_schemes(task: Task, seed: int, rate: float) -> dict[str, _Tried]:
     rival = schemes[len(schemes) // 2 - 1]
     budget = plan_memory(graph, rival).ram_bytes
     model = compile_quantized(prepared.model, scheme=rival)
-    inputs, options = model.quantize_input(train.inputs), TrainOptions(rate)
+    inputs, options = model.quantize_input(train.inputs), UpdateOptions(rate)
     fitted = fit_scheme(model, inputs, train.labels, Limits(budget), epochs=task.epochs, options=options)
     best, optimum = fitted.best, fitted.optimum
 

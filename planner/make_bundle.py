@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from planner.capture.step import Capture, Fill, capture_evaluation, capture_step
-from planner.ir.bundle.bundle import Contents, Layout, Manifest, PlanChoice, write_bundle
+from planner.ir.bundle.bundle import Contents, Manifest, PlanChoice, TensorLayout, write_bundle
 from planner.ir.bundle.data_order import batch_rows
 from planner.ir.bundle.safetensors_io import Chunks
 from planner.ir.costs import CostTable, DeviceCosts
@@ -48,7 +48,7 @@ class Prepared:
     job: TrainingJob
     graphs: Mapping[str, StepGraph]
     tensors: Mapping[str, torch.Tensor | Fill]
-    layouts: Mapping[str, Layout]
+    layouts: Mapping[str, TensorLayout]
     optimizer: optimizer_scalars.OptimizerSpec
     data: Sequence[torch.Tensor]
     eval_data: Sequence[torch.Tensor]
@@ -96,7 +96,7 @@ def prepare(job: TrainingJob, *, updates: int = 0, verify: int = 0) -> Prepared:
     spec = captures[0].optimizer
     if spec is None:
         raise CaptureError("the step has no optimizer")
-    layouts: dict[str, Layout] = {}
+    layouts: dict[str, TensorLayout] = {}
     for capture in captures:
         layouts |= {k: v for k, v in capture.layouts.items() if k not in layouts}
     used = {s.key for g in graphs.values() for s in g.storages if s.persistent}
@@ -272,7 +272,7 @@ def write(
     """Write the bundle and return its manifest."""
     job = prepared.job
     first = prepared.graphs[next(iter(prepared.graphs))]
-    batch = tuple(Layout(v.dtype, v.shape, v.stride, v.offset) for v in (first.values[b] for b in first.batch))
+    batch = tuple(TensorLayout(v.dtype, v.shape, v.stride, v.offset) for v in (first.values[b] for b in first.batch))
     device = next(iter(costs.values())).device
     manifest = Manifest(
         name=job.name, torch=torch.__version__, threads=threads, seed=job.seed, batch_size=job.batch_size,

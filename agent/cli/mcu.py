@@ -16,8 +16,8 @@ from agent.cli.arguments import positive_number, size, whole_number
 if TYPE_CHECKING:
     from agent.mcu.board.firmware import Firmware
     from agent.mcu.board.simulate import Simulator
-    from agent.mcu.job import JobSpec
-    from agent.mcu.trainer import Trainer
+    from agent.mcu.job import BoardJobSpec
+    from agent.mcu.trainer import BoardTrainer
 
 Adder = Callable[..., argparse.ArgumentParser]
 
@@ -269,10 +269,10 @@ def run_build(arguments: argparse.Namespace) -> int:
 
 
 def _build(arguments: argparse.Namespace) -> "Firmware":
-    from agent.mcu.board.firmware import build
+    from agent.mcu.board.firmware import build_firmware
 
     out = getattr(arguments, "out", None) or arguments.model / "firmware"
-    return build(arguments.board, arguments.model, out)
+    return build_firmware(arguments.board, arguments.model, out)
 
 
 def run_flash(arguments: argparse.Namespace) -> int:
@@ -292,7 +292,7 @@ def run_flash(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _spec(arguments: argparse.Namespace) -> "JobSpec":
+def _spec(arguments: argparse.Namespace) -> "BoardJobSpec":
     from dataclasses import replace
 
     from agent.mcu.job import read_job, with_settings
@@ -314,17 +314,17 @@ def run_train(arguments: argparse.Namespace) -> int:
     return _train(spec, arguments.state_dir or folder / "state", arguments.json)
 
 
-def _train(spec: "JobSpec", state_dir: Path, as_json: bool, port: Path | None = None) -> int:
+def _train(spec: "BoardJobSpec", state_dir: Path, as_json: bool, port: Path | None = None) -> int:
     from agent.cli.mcu_views import TrainView, show_json, show_summary, summary_of
     from agent.mcu.job import load_data, make_link
     from agent.mcu.model import read_model
-    from agent.mcu.trainer import Trainer
+    from agent.mcu.trainer import BoardTrainer
 
     model = read_model(spec.model)
     training, held_out = load_data(spec, model)
     link = make_link(spec, model, port)
     view = TrainView(_total(spec, len(training)), as_json)
-    trainer = Trainer(link, model, training, spec.settings, state_dir, view, held_out=held_out)
+    trainer = BoardTrainer(link, model, training, spec.settings, state_dir, view, held_out=held_out)
     start = time.monotonic()
     trainer.start()
     with view:
@@ -339,12 +339,12 @@ def _train(spec: "JobSpec", state_dir: Path, as_json: bool, port: Path | None = 
     return 0
 
 
-def _total(spec: "JobSpec", samples: int) -> int:
+def _total(spec: "BoardJobSpec", samples: int) -> int:
     whole = spec.settings.epochs * samples
     return whole if spec.settings.steps is None else min(whole, spec.settings.steps)
 
 
-def _run_until_interrupted(trainer: "Trainer") -> None:
+def _run_until_interrupted(trainer: "BoardTrainer") -> None:
     """Train; on Ctrl-C leave a place mark, so that the next run goes on from here."""
     from agent.mcu.errors import McuError
 
@@ -363,7 +363,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
     from agent.cli.mcu_views import show_json
     from agent.mcu.job import load_data, make_link
     from agent.mcu.model import read_model
-    from agent.mcu.trainer import Trainer
+    from agent.mcu.trainer import BoardTrainer
 
     spec = _spec(arguments)
     model = read_model(spec.model)
@@ -372,7 +372,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
     link = make_link(spec, model, None)
     link.connect()
     with tempfile.TemporaryDirectory() as folder:
-        result = Trainer(link, model, training, spec.settings, Path(folder), lambda event: None).evaluate(samples)
+        result = BoardTrainer(link, model, training, spec.settings, Path(folder), lambda event: None).evaluate(samples)
     link.close()
     if arguments.json:
         show_json({"accuracy": result.accuracy, "loss": result.loss, "samples": result.samples})
@@ -439,13 +439,13 @@ def run_simulate(arguments: argparse.Namespace) -> int:
 
 def _simulator(model: Path, board: str | None, work: Path) -> "Simulator":
     from agent.mcu.board.catalogue import find_board
-    from agent.mcu.board.firmware import build
+    from agent.mcu.board.firmware import build_firmware
     from agent.mcu.board.simulate import Simulator
     from agent.mcu.job import DEFAULT_SIMULATED, read_job
     from agent.mcu.protocol.ports import simulator_folder
 
     chosen = find_board(board or read_job(model).board or DEFAULT_SIMULATED)
-    return Simulator(build(chosen, model, work), simulator_folder() / f"{chosen.name}-{model.resolve().name}")
+    return Simulator(build_firmware(chosen, model, work), simulator_folder() / f"{chosen.name}-{model.resolve().name}")
 
 
 def _wait_for_interrupt(simulator: "Simulator") -> None:

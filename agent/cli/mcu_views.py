@@ -14,7 +14,7 @@ from agent.mcu.board.firmware import Firmware
 from agent.mcu.protocol.device import Device
 from agent.mcu.protocol.messages import DeviceInfo, DeviceStatus
 from agent.mcu.protocol.ports import PortInfo
-from agent.mcu.trainer import Evaluation, Event, Interrupted, SnapshotTaken
+from agent.mcu.trainer import BoardEvaluation, BoardInterrupted, Event, SnapshotTaken
 from agent.mcu.trainer import Progress as Trained
 from planner.ir.units import format_bytes, format_seconds
 
@@ -136,7 +136,7 @@ class TrainView:
     """Shows a training run as a bar, or prints JSON lines."""
 
     def __init__(self, total: int, as_json: bool) -> None:
-        self.evaluations: list[Evaluation] = []
+        self.evaluations: list[BoardEvaluation] = []
         self.interruptions = 0
         self._json = as_json
         console = Console(stderr=True)
@@ -163,13 +163,13 @@ class TrainView:
                 mean = position.loss_sum / max(1, position.index)
                 self._bar.update(self._task, completed=position.step, note=f"loss {mean:.3f}")
                 self._line("step", step=position.step, loss=mean, samples=event.samples, wall_s=event.wall_s)
-            case Evaluation():
+            case BoardEvaluation():
                 self.evaluations.append(event)
                 self._say(f"{event.step:>7} samples trained: accuracy {event.accuracy:6.1%}, loss {event.loss:.3f}")
                 self._line("eval", step=event.step, accuracy=event.accuracy, loss=event.loss, samples=event.samples)
             case SnapshotTaken():
                 self._line("snapshot", step=event.step, bytes=event.size_bytes, wall_s=event.wall_s)
-            case Interrupted():
+            case BoardInterrupted():
                 self.interruptions += event.resumed_at is None
                 self._say(f"interrupted: {event.reason}")
                 self._line("interrupted", reason=event.reason, resumed_at=event.resumed_at)

@@ -36,13 +36,13 @@ from agent.train.executor import Executor, GraphChangedError, Scratch, StepRepor
 from agent.train.pager import PageError, Pager
 from agent.train.resident_state import Persistents
 from planner.capture.step import BatchSpec, Capture, Fill, capture_evaluation, capture_step
-from planner.ir.bundle.bundle import Bundle, Layout
+from planner.ir.bundle.bundle import Bundle, TensorLayout
 from planner.ir.bundle.safetensors_io import encode
 from planner.ir.costs import CostTable, DeviceCosts
 from planner.ir.errors import CaptureError, PortError
 from planner.ir.graph import Role, StepGraph, Value, storage_key
 from planner.ir.lowering.lower import lower
-from planner.ir.lowering.optimizer_scalars import StepScalars, describe
+from planner.ir.lowering.optimizer_scalars import StepScalars, describe_optimizer
 from planner.ir.plan import Plan
 from planner.ir.process_memory import peak_resident_bytes, reset_peak, resident_bytes
 from planner.ir.program import Program
@@ -68,7 +68,7 @@ class _Recorded:
     graphs: Mapping[str, StepGraph]
     constants: Mapping[str, bytes]
     fills: Mapping[str, Fill]
-    layouts: Mapping[str, Layout]
+    layouts: Mapping[str, TensorLayout]
     aux: Any
 
 
@@ -129,7 +129,7 @@ class BudgetedStep:
         self.clip_grad_norm, self.accumulate = clip_grad_norm, accumulate
         self.report: StepReport | None = None
         """What the last step did."""
-        spec = describe(optimizer)
+        spec = describe_optimizer(optimizer)
         if not page_dir.is_dir():
             raise PortError(f"page_dir {page_dir} is not a directory; create it or choose another")
         thrifty_glibc()
@@ -141,7 +141,7 @@ class BudgetedStep:
             **{storage_key(Role.BUFFER, n): b for n, b in model.named_buffers()},
         }
         self._names = {p: n for n, p in model.named_parameters()}
-        self._layouts: dict[str, Layout] = {}
+        self._layouts: dict[str, TensorLayout] = {}
         self._released: set[str] = set()
         self._programs: dict[str, tuple[dict[str, Executor], Any]] = {}
         self._scratch: list[Scratch] = []
@@ -287,7 +287,7 @@ class BudgetedStep:
         return self._device
 
     def _open_store(
-        self, graphs: Mapping[str, StepGraph], layouts: Mapping[str, Layout], fills: Mapping[str, Fill]
+        self, graphs: Mapping[str, StepGraph], layouts: Mapping[str, TensorLayout], fills: Mapping[str, Fill]
     ) -> None:
         self._layouts |= layouts
         self._fills |= fills

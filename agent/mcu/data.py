@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from agent.mcu.errors import JobError
+from agent.mcu.errors import BoardJobError
 from agent.mcu.model import ModelDirectory
 
 SAMPLE_NAMES = ("x", "samples", "data", "inputs", "x_train", "features")
@@ -21,7 +21,7 @@ SUFFIXES = (".npz", ".safetensors")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Samples:
+class BoardSamples:
     """Quantised samples [N, input_bytes] and their labels [N]."""
 
     rows: NDArray[np.int8]
@@ -34,9 +34,9 @@ class Samples:
         """Return the bytes of one sample."""
         return bytes(self.rows[index].tobytes())
 
-    def part(self, indices: NDArray[np.int64]) -> "Samples":
+    def part(self, indices: NDArray[np.int64]) -> "BoardSamples":
         """Return the samples at `indices`."""
-        return Samples(self.rows[indices], self.labels[indices])
+        return BoardSamples(self.rows[indices], self.labels[indices])
 
 
 def data_files(path: Path) -> tuple[Path, ...]:
@@ -45,24 +45,24 @@ def data_files(path: Path) -> tuple[Path, ...]:
         return (path,)
     found = tuple(sorted(file for file in path.glob("*") if file.suffix in SUFFIXES and not file.name.startswith(".")))
     if not found:
-        raise JobError(f"no data in {path}; put .npz or .safetensors files with arrays x and y there")
+        raise BoardJobError(f"no data in {path}; put .npz or .safetensors files with arrays x and y there")
     return found
 
 
-def load_samples(path: Path, model: ModelDirectory) -> Samples:
+def load_samples(path: Path, model: ModelDirectory) -> BoardSamples:
     """Return all samples at `path`, quantised for `model`."""
     parts = [_load_file(file, model) for file in data_files(path)]
-    return Samples(np.concatenate([part.rows for part in parts]), np.concatenate([part.labels for part in parts]))
+    return BoardSamples(np.concatenate([part.rows for part in parts]), np.concatenate([part.labels for part in parts]))
 
 
-def split_held_out(samples: Samples, every: int) -> tuple[Samples, Samples]:
+def split_held_out(samples: BoardSamples, every: int) -> tuple[BoardSamples, BoardSamples]:
     """Return (training, held out); every `every`-th sample is held out, none if `every` is 0."""
     indices = np.arange(len(samples))
     held = indices % every == every - 1 if every else np.zeros(len(samples), bool)
     return samples.part(indices[~held]), samples.part(indices[held])
 
 
-def _load_file(path: Path, model: ModelDirectory) -> Samples:
+def _load_file(path: Path, model: ModelDirectory) -> BoardSamples:
     try:
         arrays: dict[str, NDArray[Any]]
         if path.suffix == ".safetensors":
@@ -71,21 +71,21 @@ def _load_file(path: Path, model: ModelDirectory) -> Samples:
             with np.load(path, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError) as error:
-        raise JobError(f"cannot read {path}: {error}; write it again with numpy.savez") from error
+        raise BoardJobError(f"cannot read {path}: {error}; write it again with numpy.savez") from error
     rows = _choose(arrays, SAMPLE_NAMES, path)
     labels = _choose(arrays, LABEL_NAMES, path).astype(np.int64).reshape(-1)
     if len(rows) != len(labels) or not len(labels):
-        raise JobError(f"{path} has {len(rows)} samples and {len(labels)} labels; write as many of each")
+        raise BoardJobError(f"{path} has {len(rows)} samples and {len(labels)} labels; write as many of each")
     if labels.min() < 0 or labels.max() >= model.class_count:
-        raise JobError(
+        raise BoardJobError(
             f"{path} has labels {labels.min()}..{labels.max()}, {model.name} has classes 0..{model.class_count - 1}; "
             "check that data and model belong together"
         )
-    return Samples(model.quantize(rows), labels)
+    return BoardSamples(model.quantize(rows), labels)
 
 
 def _choose(arrays: dict[str, NDArray[Any]], names: tuple[str, ...], path: Path) -> NDArray[Any]:
     for name in names:
         if name in arrays:
             return arrays[name]
-    raise JobError(f"{path} has arrays {', '.join(arrays) or 'none'}, but none of {', '.join(names)}; rename one")
+    raise BoardJobError(f"{path} has arrays {', '.join(arrays) or 'none'}, but none of {', '.join(names)}; rename one")

@@ -87,7 +87,7 @@ class TooLargeError(BuildError):
         self.board, self.memory, self.overflow_bytes = board, memory, overflow_bytes
 
 
-class FlashError(McuError):
+class FirmwareWriteError(McuError):
     """The firmware could not be written to the board."""
 
 
@@ -103,7 +103,7 @@ class SnapshotError(McuError):
     """A snapshot file that cannot be used."""
 
 
-class JobError(McuError):
+class BoardJobError(McuError):
     """A job description or its data that cannot be used."""
 
     exit_code = 2

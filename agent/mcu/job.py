@@ -12,22 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from agent.mcu.board.catalogue import find_board
-from agent.mcu.board.firmware import build
+from agent.mcu.board.firmware import build_firmware
 from agent.mcu.board.simulate import Simulator
-from agent.mcu.data import Samples, load_samples, split_held_out
-from agent.mcu.errors import JobError
+from agent.mcu.data import BoardSamples, load_samples, split_held_out
+from agent.mcu.errors import BoardJobError
 from agent.mcu.model import ModelDirectory, read_model
 from agent.mcu.protocol.link import Link
 from agent.mcu.protocol.messages import Rule
 from agent.mcu.protocol.ports import PortSelector
-from agent.mcu.trainer import Event, Trainer, TrainSettings
+from agent.mcu.trainer import BoardTrainer, Event, TrainSettings
 
 VERSION = 1
 DEFAULT_SIMULATED = "qemu-m4f"
 
 
 @dataclass(frozen=True, slots=True)
-class JobSpec:
+class BoardJobSpec:
     """What a job is, before anything is opened."""
 
     model: Path
@@ -49,20 +49,20 @@ class JobSpec:
         return PortSelector(path=self.port, serial=self.serial)
 
 
-def read_job(path: Path) -> JobSpec:
+def read_job(path: Path) -> BoardJobSpec:
     """Return the job in file `path`, or of the model directory `path`; raise JobError with what is wrong."""
     if path.is_dir():
-        return read_job(path / "job.json") if (path / "job.json").is_file() else JobSpec(model=path)
+        return read_job(path / "job.json") if (path / "job.json").is_file() else BoardJobSpec(model=path)
     try:
         content = json.loads(path.read_text())
         if content.get("v") != VERSION:
-            raise JobError(f"{path} has version {content.get('v')}, expected {VERSION}; write it again")
+            raise BoardJobError(f"{path} has version {content.get('v')}, expected {VERSION}; write it again")
         return _spec(content, path.parent)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise JobError(f"cannot use the job {path}: {error!r}; see agent/mcu/job.py for its fields") from error
+        raise BoardJobError(f"cannot use the job {path}: {error!r}; see agent/mcu/job.py for its fields") from error
 
 
-def _spec(content: dict[str, Any], folder: Path) -> JobSpec:
+def _spec(content: dict[str, Any], folder: Path) -> BoardJobSpec:
     settings = dict(content.get("settings", {}))
     if "rule" in settings:
         settings["rule"] = Rule[str(settings["rule"]).upper()]
@@ -70,24 +70,24 @@ def _spec(content: dict[str, Any], folder: Path) -> JobSpec:
         name: content[name] for name in ("board", "port", "serial", "simulate", "held_out_every") if name in content
     }
     paths = {name: folder / content[name] for name in ("data", "test", "out") if content.get(name) is not None}
-    return JobSpec(model=folder / content["model"], settings=TrainSettings(**settings), **texts, **paths)
+    return BoardJobSpec(model=folder / content["model"], settings=TrainSettings(**settings), **texts, **paths)
 
 
-def make_link(spec: JobSpec, model: ModelDirectory, port: Path | None) -> Link:
+def make_link(spec: BoardJobSpec, model: ModelDirectory, port: Path | None) -> Link:
     """Return the link to the job's board; `port` is that of a simulated one."""
     return Link(PortSelector(path=str(port)) if port is not None else spec.selector, model)
 
 
-def open_simulator(spec: JobSpec, state_dir: Path) -> Simulator:
+def open_simulator(spec: BoardJobSpec, state_dir: Path) -> Simulator:
     """Build the firmware of the job's model and return its simulated board, not yet started."""
     board = find_board(spec.board or DEFAULT_SIMULATED)
-    return Simulator(build(board, spec.model, state_dir / "firmware"), state_dir / "simulator")
+    return Simulator(build_firmware(board, spec.model, state_dir / "firmware"), state_dir / "simulator")
 
 
-def load_data(spec: JobSpec, model: ModelDirectory) -> tuple[Samples, Samples]:
+def load_data(spec: BoardJobSpec, model: ModelDirectory) -> tuple[BoardSamples, BoardSamples]:
     """Return the samples to train on and those to evaluate on (possibly none)."""
     if spec.data is None:
-        raise JobError("the job has no data; give --data with a .npz file or an inbox directory")
+        raise BoardJobError("the job has no data; give --data with a .npz file or an inbox directory")
     samples = load_samples(spec.data, model)
     if spec.test is not None:
         return samples, load_samples(spec.test, model)
@@ -95,18 +95,18 @@ def load_data(spec: JobSpec, model: ModelDirectory) -> tuple[Samples, Samples]:
 
 
 def open_job(
-    spec: JobSpec, state_dir: Path, emit: Callable[[Event], None], wait: Callable[[float], None]
-) -> tuple[Trainer, Simulator | None]:
+    spec: BoardJobSpec, state_dir: Path, emit: Callable[[Event], None], wait: Callable[[float], None]
+) -> tuple[BoardTrainer, Simulator | None]:
     """Return the trainer of a job, not yet connected, and its simulated board, if it asks for one."""
     model = read_model(spec.model)
     training, held_out = load_data(spec, model)
     state_dir.mkdir(parents=True, exist_ok=True)
     simulator = open_simulator(spec, state_dir) if spec.simulate else None
     link = make_link(spec, model, simulator.port if simulator else None)
-    trainer = Trainer(link, model, training, spec.settings, state_dir, emit, held_out=held_out, wait=wait)
+    trainer = BoardTrainer(link, model, training, spec.settings, state_dir, emit, held_out=held_out, wait=wait)
     return trainer, simulator
 
 
-def with_settings(spec: JobSpec, **changes: Any) -> JobSpec:
+def with_settings(spec: BoardJobSpec, **changes: Any) -> BoardJobSpec:
     """Return the job with some of its settings replaced; None keeps what is there."""
     return replace(spec, settings=replace(spec.settings, **{k: v for k, v in changes.items() if v is not None}))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.mcu.errors import JobError
+from agent.mcu.errors import BoardJobError
 from agent.system.atomic_file import write_atomically
 
 MANIFEST_VERSION = 1
@@ -55,7 +55,7 @@ class ModelDirectory:
         else:
             rows = self._quantize_reals(samples.astype(np.float32))
         if rows.shape[1] != self.input_bytes:
-            raise JobError(
+            raise BoardJobError(
                 f"samples of {rows.shape[1]} values for a model with {self.input_bytes} inputs; "
                 f"{self.name} takes {self.describe_input()}"
             )
@@ -70,9 +70,11 @@ class ModelDirectory:
     def _quantize_reals(self, samples: NDArray[np.float32]) -> NDArray[np.int8]:
         form = self.input
         if form is None:
-            raise JobError(f"{self.path} has no {MANIFEST}, so float samples have no scale; compile the model again")
+            raise BoardJobError(
+                f"{self.path} has no {MANIFEST}, so float samples have no scale; compile the model again"
+            )
         if samples[0].size != form.channels * form.height * form.width:
-            raise JobError(f"float samples of {samples[0].size} values; {self.name} takes {self.describe_input()}")
+            raise BoardJobError(f"float samples of {samples[0].size} values; {self.name} takes {self.describe_input()}")
         pixels = samples.reshape(len(samples), form.channels, form.height, form.width).transpose(0, 2, 3, 1)
         # the rule of planner.mcu.quantize: half up, in float32
         quantized = np.floor(pixels / np.float32(form.scale) + np.float32(0.5)) + form.zero
@@ -84,7 +86,7 @@ def read_model(path: Path) -> ModelDirectory:
     """Return the model in directory `path`; raise JobError with what is missing."""
     header, source = path / "model.h", path / "model.c"
     if not header.is_file() or not source.is_file():
-        raise JobError(f"{path} holds no compiled model (model.c, model.h); make one with: port-agent mcu compile")
+        raise BoardJobError(f"{path} holds no compiled model (model.c, model.h); make one with: port-agent mcu compile")
     numbers = dict(re.findall(r"^#define\s+PORT_MODEL_(\w+)\s+(\S+)", header.read_text(), re.MULTILINE))
     digest = re.search(r"\.hash\s*=\s*\{([^}]*)\}", source.read_text())
     manifest = _read_manifest(path / MANIFEST)
@@ -103,7 +105,7 @@ def read_model(path: Path) -> ModelDirectory:
             classes=tuple(manifest.get("classes", ())),
         )
     except (KeyError, ValueError, TypeError) as error:
-        raise JobError(f"{path} is not a compiled model of this version ({error!r}); compile it again") from error
+        raise BoardJobError(f"{path} is not a compiled model of this version ({error!r}); compile it again") from error
 
 
 def write_manifest(path: Path, form: InputFormat, classes: tuple[str, ...]) -> None:
@@ -122,7 +124,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(path.read_text())
     except ValueError as error:
-        raise JobError(f"{path} is not JSON ({error}); compile the model again") from error
+        raise BoardJobError(f"{path} is not JSON ({error}); compile the model again") from error
     if manifest.get("v") != MANIFEST_VERSION:
-        raise JobError(f"{path} has version {manifest.get('v')}, expected {MANIFEST_VERSION}; compile the model again")
+        raise BoardJobError(
+            f"{path} has version {manifest.get('v')}, expected {MANIFEST_VERSION}; compile the model again"
+        )
     return manifest

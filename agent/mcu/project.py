@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.mcu.errors import JobError
+from agent.mcu.errors import BoardJobError
 from agent.mcu.model import InputFormat, write_manifest
 from agent.mcu.trainer import TrainSettings
 from agent.system.atomic_file import write_atomically
@@ -51,15 +51,17 @@ def load_project(folder: Path) -> Project:
     """Run project.py of `folder` and return its project; raise JobError if it has none."""
     script = folder / SCRIPT
     if not script.is_file():
-        raise JobError(f"{folder} has no {SCRIPT}; see agent/mcu/project.py for what to put there")
+        raise BoardJobError(f"{folder} has no {SCRIPT}; see agent/mcu/project.py for what to put there")
     spec = importlib.util.spec_from_file_location("port_agent_project", script)
     if spec is None or spec.loader is None:
-        raise JobError(f"{script} cannot be imported")
+        raise BoardJobError(f"{script} cannot be imported")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     project = module.make_project()
     if not isinstance(project, Project):
-        raise JobError(f"make_project() of {script} returned {type(project).__name__}, not agent.mcu.project.Project")
+        raise BoardJobError(
+            f"make_project() of {script} returned {type(project).__name__}, not agent.mcu.project.Project"
+        )
     return project
 
 
@@ -70,14 +72,14 @@ def fit_project(
 
     The analysis trains on the project's own `train_x` with the job's epochs and learning rate.
     """
-    from planner.mcu.host import TrainOptions
+    from planner.mcu.host import UpdateOptions
     from planner.mcu.scheme import Limits
     from planner.mcu.scheme_fit import fit_scheme
 
     known = TrainSettings(**{k: v for k, v in project.settings.items() if k in ("epochs", "learning_rate")})
     fitted = fit_scheme(
         project.model, project.model.quantize_input(project.train_x), project.train_y, Limits(ram_bytes),
-        epochs=known.epochs, options=TrainOptions(known.learning_rate), progress=progress,
+        epochs=known.epochs, options=UpdateOptions(known.learning_rate), progress=progress,
     )  # fmt: skip
     return replace(project, model=fitted.model), fitted
 

@@ -19,7 +19,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.mcu.errors import DisconnectedError, JobError
+from agent.mcu.errors import BoardJobError, DisconnectedError
 from agent.mcu.model import ModelDirectory
 from agent.system.atomic_file import write_atomically
 
@@ -89,7 +89,7 @@ def read_line(line: bytes, model: ModelDirectory) -> Sample | None:
         content = json.loads(line)
         label = int(content["y"])
         row = model.quantize(np.asarray(content["x"], np.float32).reshape(1, -1))[0]
-    except (ValueError, KeyError, TypeError, OverflowError, JobError):
+    except (ValueError, KeyError, TypeError, OverflowError, BoardJobError):
         return None
     if not 0 <= label < model.class_count:
         return None

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agent.mcu.data import Samples
+from agent.mcu.data import BoardSamples
 from agent.mcu.errors import (
+    BoardJobError,
     DeviceResetError,
     DisconnectedError,
     IncompatibleError,
-    JobError,
     NoAnswerError,
     PortNotFoundError,
     SequenceError,
@@ -62,11 +62,11 @@ class TrainSettings:
     def __post_init__(self) -> None:
         for name in ("epochs", "snapshot_every", "evaluate_every"):
             if getattr(self, name) < 1:
-                raise JobError(f"{name} is {getattr(self, name)}; give at least 1")
+                raise BoardJobError(f"{name} is {getattr(self, name)}; give at least 1")
         if not 0 <= self.learning_rate < float("inf"):
-            raise JobError(f"learning_rate is {self.learning_rate}; give a number from 0, such as 0.03")
+            raise BoardJobError(f"learning_rate is {self.learning_rate}; give a number from 0, such as 0.03")
         if not 0 <= self.seed < 1 << 32:
-            raise JobError(f"seed is {self.seed}; give a number from 0 to {2**32 - 1}")
+            raise BoardJobError(f"seed is {self.seed}; give a number from 0 to {2**32 - 1}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class BoardEvaluation:
     """Accuracy and mean loss (nats) over a set of samples."""
 
     step: int
@@ -100,35 +100,35 @@ class SnapshotTaken:
 
 
 @dataclass(frozen=True, slots=True)
-class Interrupted:
+class BoardInterrupted:
     """The board went away, or came back without its state; `resumed_at` is None while waiting."""
 
     reason: str
     resumed_at: int | None
 
 
-Event = Progress | Evaluation | SnapshotTaken | Interrupted
+Event = Progress | BoardEvaluation | SnapshotTaken | BoardInterrupted
 
 
-def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
+def sample_order(count: int, seed: int, epoch: int) -> list[int]:
     """Return the order of `count` samples in an epoch: the same on every machine and Python."""
     order = list(range(count))
     random.Random(f"port-mcu:{seed}:{epoch}").shuffle(order)
     return order
 
 
-class Trainer:
+class BoardTrainer:
     """One training job on one board."""
 
     def __init__(
         self,
         link: Link,
         model: ModelDirectory,
-        samples: Samples,
+        samples: BoardSamples,
         settings: TrainSettings,
         state_dir: Path,
         emit: Callable[[Event], None],
-        held_out: Samples | None = None,
+        held_out: BoardSamples | None = None,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -173,7 +173,7 @@ class Trainer:
                 if not self._advance():
                     return True
             except (DisconnectedError, NoAnswerError) as error:
-                self._emit(Interrupted(str(error), None))
+                self._emit(BoardInterrupted(str(error), None))
                 self._return(stop)
             except (DeviceResetError, SequenceError) as error:
                 self._start_over(str(error), stop)
@@ -210,7 +210,7 @@ class Trainer:
         write_atomically(path, content)
         return path
 
-    def evaluate(self, samples: Samples) -> Evaluation:
+    def evaluate(self, samples: BoardSamples) -> BoardEvaluation:
         """Return accuracy and loss of `samples` with the weights as they are on the device."""
         device, done, correct, loss = self._link.device, 0, 0, 0.0
         while done < len(samples):
@@ -218,7 +218,7 @@ class Trainer:
             labels = tuple(int(label) for label in samples.labels[done : done + count])
             result = device.evaluate(labels, samples.rows[done : done + count].tobytes())
             done, correct, loss = done + result.done, correct + result.correct, loss + result.loss_sum
-        return Evaluation(self.position.step, correct / max(1, done), loss / max(1, done), done)
+        return BoardEvaluation(self.position.step, correct / max(1, done), loss / max(1, done), done)
 
     def _options(self) -> TrainingOptions:
         return TrainingOptions(self._settings.learning_rate, self._settings.rule, self._settings.scaling)
@@ -259,7 +259,7 @@ class Trainer:
 
     def _next_samples(self, device: Device) -> list[int]:
         if self._order[0] != self.position.epoch:
-            order = epoch_order(len(self._samples), self._settings.seed, self.position.epoch)
+            order = sample_order(len(self._samples), self._settings.seed, self.position.epoch)
             self._order = (self.position.epoch, order)
         count = min(self._batch(device), self.total_steps - self.position.step)
         return self._order[1][self.position.index : self.position.index + count]
@@ -302,15 +302,15 @@ class Trainer:
         """Come back after the port went away."""
         try:
             if self._link.reattach(self._wait, stop):
-                self._emit(Interrupted("connected again", self.position.step))
+                self._emit(BoardInterrupted("connected again", self.position.step))
         except (DeviceResetError, SequenceError) as error:
             self._start_over(str(error), stop)
         except NoAnswerError as error:
-            self._emit(Interrupted(str(error), None))
+            self._emit(BoardInterrupted(str(error), None))
 
     def _start_over(self, reason: str, stop: Callable[[], bool]) -> None:
         """Restore the snapshot on a device that lost its state; tries again while the port comes and goes."""
-        self._emit(Interrupted(reason, None))
+        self._emit(BoardInterrupted(reason, None))
         while not stop():
             try:
                 self._link.close()
@@ -318,5 +318,5 @@ class Trainer:
             except (DisconnectedError, NoAnswerError, DeviceResetError, PortNotFoundError):
                 self._wait(1.0)
                 continue
-            self._emit(Interrupted("restored the snapshot", self.position.step))
+            self._emit(BoardInterrupted("restored the snapshot", self.position.step))
             return

@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent.mcu.errors import McuError
-from agent.mcu.job import JobSpec, open_job, read_job, with_settings
+from agent.mcu.job import BoardJobSpec, open_job, read_job, with_settings
 from agent.mcu.snapshot import begin_round
-from agent.mcu.trainer import Evaluation, Event, Interrupted, Progress, SnapshotTaken, Trainer
+from agent.mcu.trainer import BoardEvaluation, BoardInterrupted, BoardTrainer, Event, Progress, SnapshotTaken
 from planner.ir.errors import PortError
 
 VERSION = 1
@@ -105,7 +105,7 @@ class Control:
         self.wake.set()
 
 
-def report(control: Control, trainer: Callable[[], Trainer]) -> Callable[[Event], None]:
+def report(control: Control, trainer: Callable[[], BoardTrainer]) -> Callable[[Event], None]:
     """Return the listener that turns a trainer's events into messages."""
     cpu = time.process_time()
     best = -1.0
@@ -123,20 +123,20 @@ def report(control: Control, trainer: Callable[[], Trainer]) -> Callable[[Event]
                     samples=event.samples, total_steps=trainer().total_steps,
                 )  # fmt: skip
                 cpu = now
-            case Evaluation():
+            case BoardEvaluation():
                 is_best, best = event.accuracy > best, max(best, event.accuracy)
                 control.send("eval", step=event.step, loss=event.loss, metric=event.accuracy, best=is_best)
             case SnapshotTaken():
                 control.send("checkpoint", step=event.step, bytes=event.size_bytes, wall_s=event.wall_s)
-            case Interrupted():
+            case BoardInterrupted():
                 control.send("interrupted", reason=event.reason, step=event.resumed_at)
 
     return listen
 
 
-def train(control: Control, spec: JobSpec, state_dir: Path) -> int:
+def train(control: Control, spec: BoardJobSpec, state_dir: Path) -> int:
     """Run the job to its end or until asked to leave; return the exit code."""
-    holder: list[Trainer] = []
+    holder: list[BoardTrainer] = []
     trainer, simulator = open_job(spec, state_dir, report(control, lambda: holder[0]), control.wait)
     holder.append(trainer)
     with simulator or contextlib.nullcontext():
@@ -163,7 +163,7 @@ def train(control: Control, spec: JobSpec, state_dir: Path) -> int:
             _pause(control, trainer)
 
 
-def _start(control: Control, trainer: Trainer) -> bool:
+def _start(control: Control, trainer: BoardTrainer) -> bool:
     """Connect, waiting for the board to be plugged in; False when asked to leave meanwhile."""
     while not control.leaving.is_set():
         try:
@@ -177,7 +177,7 @@ def _start(control: Control, trainer: Trainer) -> bool:
     return False
 
 
-def _pause(control: Control, trainer: Trainer) -> None:
+def _pause(control: Control, trainer: BoardTrainer) -> None:
     if not control.paused.is_set():
         return
     control.send("paused", step=trainer.position.step)

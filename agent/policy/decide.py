@@ -124,7 +124,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class PolicyDecision:
     """What to do and why, with the numbers. `codes` names the conditions in the order of `reasons`."""
 
     state: State
@@ -150,7 +150,7 @@ SILENCE_S = 60.0
 """How long all signals may be silent before it is unknown whether the device is left alone."""
 
 
-def decide(facts: Facts, policy: Policy, now: Now, memory: Memory = Memory()) -> Decision:
+def decide(facts: Facts, policy: Policy, now: Now, memory: Memory = Memory()) -> PolicyDecision:
     """Return whether to train, with every reason; total for all inputs."""
     use = device_in_use(facts.idle_signals)
     memory = _with_idle(use, memory, now)
@@ -163,8 +163,8 @@ def decide(facts: Facts, policy: Policy, now: Now, memory: Memory = Memory()) ->
     after = replace(memory, training=True, held=held)
     left_alone = memory.idle_since_s is not None and now.monotonic_s - memory.idle_since_s >= policy.idle_for_s
     if left_alone or not policy.train_while_in_use:
-        return Decision(State.TRAIN, (_go_reason(facts, policy),), ("go",), after)
-    return Decision(State.TRAIN_GENTLY, ("the device is in use: training gently",), ("gently",), after)
+        return PolicyDecision(State.TRAIN, (_go_reason(facts, policy),), ("go",), after)
+    return PolicyDecision(State.TRAIN_GENTLY, ("the device is in use: training gently",), ("gently",), after)
 
 
 def device_in_use(idle_signals: tuple[IdleSignal, ...]) -> Answer:
@@ -300,11 +300,13 @@ def _settling(policy: Policy, now: Now, memory: Memory) -> list[_Objection]:
     return [_Objection("settling", f"conditions are good again; starting in {format_seconds(max(1, round(left_s)))}")]
 
 
-def _stop(objections: list[_Objection], policy: Policy, now: Now, memory: Memory, held: frozenset[str]) -> Decision:
+def _stop(
+    objections: list[_Objection], policy: Policy, now: Now, memory: Memory, held: frozenset[str]
+) -> PolicyDecision:
     stopped_at = now.monotonic_s if memory.training else memory.stopped_at_s
     overdue = stopped_at is None or now.monotonic_s - stopped_at >= policy.keep_in_memory_for_s
     leave = overdue or any(objection.at_once for objection in objections)
-    return Decision(
+    return PolicyDecision(
         State.LEAVE if leave else State.PAUSE,
         tuple(objection.reason for objection in objections),
         tuple(objection.code for objection in objections),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from agent.facts import Facts, OwnUse, Platform, SensorOptions
 from agent.health.conditions import HealthBoard
-from agent.policy.decide import Decision, Memory, Now, Policy, decide
+from agent.policy.decide import Memory, Now, Policy, PolicyDecision, decide
 from agent.system.clock import Clock, local_time
 from planner.ir.units import format_bytes, format_seconds
 
@@ -22,12 +22,12 @@ class Admission:
     def __init__(self, platform: Platform, clock: Clock, health: HealthBoard, state_dir: Path) -> None:
         self.platform = platform
         self.facts = Facts()
-        self.decision: Decision | None = None
+        self.decision: PolicyDecision | None = None
         self._clock, self._health, self._state_dir = clock, health, state_dir
         self._memory = Memory()
         self._clock_offset_s: float | None = None
 
-    def look(self, policy: Policy, own: OwnUse, written_today: int, paused_by_user: bool) -> Decision:
+    def look(self, policy: Policy, own: OwnUse, written_today: int, paused_by_user: bool) -> PolicyDecision:
         """Return the decision of this moment."""
         now_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
         options = SensorOptions(self._state_dir, policy.busy_cpu_percent, policy.busy_pressure_percent)

@@ -16,7 +16,7 @@ from agent.health.conditions import HealthBoard
 from agent.jobs.model import Job, JobState, may_run, order
 from agent.jobs.store import JobStore
 from agent.policy.config import Config, ConfigError, load_config, restart_needed
-from agent.policy.decide import Decision, State, device_in_use, window_closes_in_s
+from agent.policy.decide import PolicyDecision, State, device_in_use, window_closes_in_s
 from agent.supervisor.admission import Admission
 from agent.supervisor.background_tasks import BackgroundTasks
 from agent.supervisor.context import PAUSE_SETTING, Core, DaemonSeams, Settings
@@ -292,7 +292,7 @@ class Daemon:
             else:
                 core.store.note(core.clock.wall_s(), None, event.code, event.text)
 
-    def _act(self, decision: Decision) -> None:
+    def _act(self, decision: PolicyDecision) -> None:
         runner = self._core.runner
         job = runner.job
         if job is not None and job.state is JobState.CANCELLED:
@@ -308,7 +308,7 @@ class Daemon:
         else:
             self._start_next(decision)
 
-    def _go_on(self, job: Job, decision: Decision) -> None:
+    def _go_on(self, job: Job, decision: PolicyDecision) -> None:
         core = self._core
         first = next(iter(self._candidates()), job)
         if first.id != job.id and first.spec.priority > job.spec.priority:
@@ -322,7 +322,7 @@ class Daemon:
         under_pressure = pressure is not None and pressure > core.config.policy.memory_pressure_percent
         core.runner.adapt(self._surroundings(decision), under_pressure)
 
-    def _start_next(self, decision: Decision) -> None:
+    def _start_next(self, decision: PolicyDecision) -> None:
         core = self._core
         if core.store.trouble is not None:
             return  # what it would learn could not be kept
@@ -353,7 +353,7 @@ class Daemon:
             self._core.retry_at_s[job.id] = known
         return known[1]
 
-    def _surroundings(self, decision: Decision) -> Surroundings:
+    def _surroundings(self, decision: PolicyDecision) -> Surroundings:
         core = self._core
         policy, options, readings = core.config.policy, core.config.options, core.admission.facts
         warm = readings.temperature_c is not None and readings.temperature_c > policy.max_temperature_c - WARM_MARGIN_C
@@ -416,7 +416,7 @@ class Daemon:
         counted = core.written_today[1] if core.written_today[0] == day else core.store.written_on(day) - new
         core.written_today = (day, counted + new)
 
-    def _notify(self, decision: Decision) -> None:
+    def _notify(self, decision: PolicyDecision) -> None:
         """Tell systemd that the loop lives, and in a line what it does."""
         runner = self._core.runner
         job = runner.job

@@ -10,7 +10,7 @@ import torch
 from agent.train.buffers import block, view
 from agent.train.checkpoint import Commit, StateStore
 from agent.train.pager import CHUNK
-from planner.ir.bundle.bundle import Bundle, Layout
+from planner.ir.bundle.bundle import Bundle, TensorLayout
 from planner.ir.bundle.safetensors_io import Chunks, tensor_bytes
 from planner.ir.graph import Value
 from planner.ir.program import Program
@@ -20,7 +20,7 @@ from planner.ir.torch_operators import dtype
 class Persistents:
     """Keeps RAM and flash in step. `resident` maps keys to tensors that executors use in place."""
 
-    def __init__(self, store: StateStore, layouts: Mapping[str, Layout]) -> None:
+    def __init__(self, store: StateStore, layouts: Mapping[str, TensorLayout]) -> None:
         self.store, self.layouts = store, layouts
         self.resident: dict[str, torch.Tensor] = {}
         self._dirty: set[str] = set()
@@ -93,7 +93,7 @@ class Persistents:
         }
 
 
-def _row_major(layout: Layout) -> bool:
+def _row_major(layout: TensorLayout) -> bool:
     stride = 1
     for n, k in zip(reversed(layout.shape), reversed(layout.stride), strict=True):
         if n != 1 and k != stride:

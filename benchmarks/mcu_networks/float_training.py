@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from planner.mcu.autodiff import SparseScheme
-from planner.mcu.ir import Graph, Op, OpKind
+from planner.mcu.ir import Graph, KernelCall, OpKind
 from planner.mcu.quantize import flat_input, torch_weight, weights_of
 
 
@@ -45,7 +45,7 @@ class FloatSparseModel:
             tensors[op.name] = self._run(op, [tensors[name] for name in op.inputs])
         return tensors[self.graph.ops[-1].name].flatten(1)
 
-    def _run(self, op: Op, inputs: list[torch.Tensor]) -> torch.Tensor:
+    def _run(self, op: KernelCall, inputs: list[torch.Tensor]) -> torch.Tensor:
         if op.kind is OpKind.ADD:
             out = inputs[0] + inputs[1]
         elif op.kind is OpKind.AVERAGE_POOL:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from planner.ir.errors import PortError
 from planner.mcu.compile import CompiledModel
-from planner.mcu.host import HostBuildError, TrainOptions, engine_sources, firmware_root
+from planner.mcu.host import HostBuildError, UpdateOptions, engine_sources, firmware_root
 from planner.mcu.quantize import Int8Array
 
 _REQUEST = struct.Struct("<IIfIII")
@@ -192,7 +192,7 @@ def run_image(
     samples: Int8Array,
     labels: NDArray[np.int64],
     *,
-    options: TrainOptions | None = None,
+    options: UpdateOptions | None = None,
     generator: int = 1,
     counter: Path | None = None,
     profile: bool = False,
@@ -228,9 +228,9 @@ def run_image(
 
 
 def _write_samples(
-    path: Path, samples: Int8Array, labels: NDArray[np.int64], options: TrainOptions | None, generator: int
+    path: Path, samples: Int8Array, labels: NDArray[np.int64], options: UpdateOptions | None, generator: int
 ) -> None:
-    chosen = options or TrainOptions()
+    chosen = options or UpdateOptions()
     head = _REQUEST.pack(
         len(samples), int(options is not None), chosen.learning_rate, int(chosen.rule), int(chosen.scaling), generator
     )

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.capture.assemble import UpdateRecipe, assemble
 from planner.capture.recorder import RecordedOp, Recorder, saved_as_notes
-from planner.ir.bundle.bundle import Layout
+from planner.ir.bundle.bundle import TensorLayout
 from planner.ir.errors import CaptureError
 from planner.ir.graph import PERSISTENT, Argument, Phase, Role, Scalar, StepGraph, storage_key, verify_graph
 from planner.ir.lowering import optimizer_scalars
@@ -60,7 +60,7 @@ class Capture:
     tensors: Mapping[str, torch.Tensor | Fill]
     batch: BatchSpec
     optimizer: OptimizerSpec | None
-    layouts: Mapping[str, Layout]
+    layouts: Mapping[str, TensorLayout]
     aux: Any = None
     guards: tuple[str, ...] = field(default=())
 
@@ -85,7 +85,7 @@ def capture_step(
     """
     if accumulate < 1:
         raise CaptureError(f"accumulate={accumulate}; it must be 1 or more")
-    spec = optimizer_scalars.describe(optimizer)
+    spec = optimizer_scalars.describe_optimizer(optimizer)
     session = _Session(model, batch)
     with _undisturbed(model):
         loss, aux = session.forward(loss_fn)
@@ -262,7 +262,7 @@ class _Session:
         recorder = self.recorder
         with recorder.fake_mode, recorder:
             recorder.recording = False
-            shadow = optimizer_scalars.build(spec, [[stand_ins[p] for p in g] for g in groups])
+            shadow = optimizer_scalars.build_optimizer(spec, [[stand_ins[p] for p in g] for g in groups])
             shadow.step()
             recorder.recording = True
         for g, parameters in enumerate(groups):
@@ -315,15 +315,15 @@ class _Session:
             fill = Fill(optimizer_scalars.initial_fill(name, group), _dtype_name(stand_in), tuple(stand_in.shape))
             self.persistent[storage_key(Role.STATE, full_name)] = fill if real is None else real
 
-    def layouts(self) -> dict[str, Layout]:
+    def layouts(self) -> dict[str, TensorLayout]:
         """Return how each persistent storage's tensor lies in it; where two share one, the first."""
         tape = self.recorder.tape
-        found: dict[str, Layout] = {}
+        found: dict[str, TensorLayout] = {}
         for value in tape.values:
             storage = tape.storages[value.storage]
             key = storage_key(storage.role, storage.name)
             if storage.role in PERSISTENT and key not in found:
-                found[key] = Layout(value.dtype, value.shape, value.stride, value.offset)
+                found[key] = TensorLayout(value.dtype, value.shape, value.stride, value.offset)
         return found
 
     def guards(self) -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from planner.ir.errors import PortError
-from planner.mcu.ir import WEIGHTED, Clamp, Graph, McuCompileError, Op, OpKind
+from planner.mcu.ir import WEIGHTED, Clamp, Graph, KernelCall, McuCompileError, OpKind
 
 
 class StepKind(IntEnum):
@@ -78,7 +78,7 @@ def last_layers(graph: Graph, count: int, ratio: float = 1.0, biases: int | None
     return SparseScheme(dict(reversed(updates.items())))
 
 
-def rows_at(op: Op, ratio: float) -> int:
+def rows_at(op: KernelCall, ratio: float) -> int:
     """Return how many output channels a ratio means; a depthwise layer is trained whole or not at all."""
     channels = op.out_shape.channels
     return channels if op.kind is OpKind.DEPTHWISE else min(channels, max(1, round(channels * ratio)))
@@ -99,7 +99,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class SampleProgram:
     """Forward and backward steps of one sample, in order."""
 
     graph: Graph
@@ -152,12 +152,12 @@ def writes(graph: Graph, step: Step) -> tuple[str, ...]:
     return (step.target,) if step.target else ()
 
 
-def forward_program(graph: Graph) -> Program:
+def forward_program(graph: Graph) -> SampleProgram:
     """Return the program of inference."""
-    return Program(graph, tuple(Step(StepKind.FORWARD, op.name) for op in graph.ops))
+    return SampleProgram(graph, tuple(Step(StepKind.FORWARD, op.name) for op in graph.ops))
 
 
-def differentiate(graph: Graph) -> Program:
+def differentiate(graph: Graph) -> SampleProgram:
     """Return the whole training step: every gradient, then every update, as a framework would order them."""
     steps = list(forward_program(graph).steps)
     classifier = graph.ops[-1].name
@@ -168,10 +168,10 @@ def differentiate(graph: Graph) -> Program:
         if op.kind in WEIGHTED:
             updates.append(Step(StepKind.WEIGHT_UPDATE, op.name, f"dw:{op.name}"))
             updates.append(Step(StepKind.BIAS_UPDATE, op.name, f"db:{op.name}"))
-    return Program(graph, _mark_accumulation(tuple(steps + updates)))
+    return SampleProgram(graph, _mark_accumulation(tuple(steps + updates)))
 
 
-def _gradients(graph: Graph, op: Op) -> list[Step]:
+def _gradients(graph: Graph, op: KernelCall) -> list[Step]:
     dy = gradient_of(op.name)
     steps = []
     if op.kind is not OpKind.CLASSIFIER and (
@@ -198,7 +198,7 @@ def _mark_accumulation(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     return tuple(marked)
 
 
-def prune(program: Program, scheme: SparseScheme) -> Program:
+def prune(program: SampleProgram, scheme: SparseScheme) -> SampleProgram:
     """Return the program without the updates the scheme leaves out and without everything only they needed."""
     _check_scheme(program.graph, scheme)
     needed: set[str] = set()
@@ -216,7 +216,7 @@ def prune(program: Program, scheme: SparseScheme) -> Program:
         if keep:
             kept.append(step)
             needed.update(reads(program.graph, step))
-    return Program(program.graph, _mark_accumulation(tuple(reversed(kept))))
+    return SampleProgram(program.graph, _mark_accumulation(tuple(reversed(kept))))
 
 
 def _check_scheme(graph: Graph, scheme: SparseScheme) -> None:
@@ -234,7 +234,7 @@ def _check_scheme(graph: Graph, scheme: SparseScheme) -> None:
             )
 
 
-def reorder(program: Program) -> Program:
+def fuse_updates(program: SampleProgram) -> SampleProgram:
     """Return the program with every update fused into its gradient, which then needs no buffer.
 
     The update follows the INPUT step of its layer, so that the input gradient still sees the old weights.
@@ -246,10 +246,10 @@ def reorder(program: Program) -> Program:
             continue
         kind = fused.get(step.kind)
         steps.append(step if kind is None else Step(kind, step.op, step.gradient))
-    return Program(program.graph, tuple(steps))
+    return SampleProgram(program.graph, tuple(steps))
 
 
-def alias(program: Program) -> Program:
+def alias(program: SampleProgram) -> SampleProgram:
     """Return the program without the copies of residual adds whose source is not read again.
 
     The gradient of an add is the gradient of both its inputs. The first COPY makes a second buffer; the last one may
@@ -274,20 +274,20 @@ def alias(program: Program) -> Program:
             )
             for other in later
         ]
-    return Program(program.graph, tuple(steps))
+    return SampleProgram(program.graph, tuple(steps))
 
 
-def training_program(graph: Graph, scheme: SparseScheme) -> Program:
+def training_program(graph: Graph, scheme: SparseScheme) -> SampleProgram:
     """Return the program the firmware runs: differentiated, pruned, reordered, aliased, verified."""
     program = differentiate(graph)
     verify_program(program)
-    for step in (lambda p: prune(p, scheme), reorder, alias):
+    for step in (lambda p: prune(p, scheme), fuse_updates, alias):
         program = step(program)
         verify_program(program)
     return program
 
 
-def verify_program(program: Program) -> None:
+def verify_program(program: SampleProgram) -> None:
     """Raise ProgramError unless every buffer is written before it is read and no weight is read after its update."""
     written = {program.graph.input_name}
     updated: set[str] = set()

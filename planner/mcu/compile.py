@@ -19,7 +19,7 @@ from planner.mcu.memory import MemoryPlan, plan_memory, scratch_of
 from planner.mcu.quantize import HEADROOM, Int8Array, QuantizedGraph, quantize
 
 
-class BudgetError(PortError):
+class ArenaBudgetError(PortError):
     """A model or scheme that needs more RAM than it was given."""
 
     exit_code = 2
@@ -110,6 +110,6 @@ def compile_quantized(
     scheme = full_scheme(model.graph) if scheme is None else scheme
     memory = plan_memory(model.graph, scheme, q88=q88, simd=simd)
     if budget is not None and memory.ram_bytes > budget:
-        raise BudgetError(memory.ram_bytes, budget, memory.arena.peak_bytes, memory.parameters.size_bytes)
+        raise ArenaBudgetError(memory.ram_bytes, budget, memory.arena.peak_bytes, memory.parameters.size_bytes)
     name = model.graph.name
     return CompiledModel(name, model, scheme, memory, emit(model, memory, scheme, name))

@@ -17,13 +17,23 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from planner.mcu.ir import WEIGHTED, Clamp, FloatArray, Graph, McuCompileError, Op, OpKind, Shape, verify_graph
+from planner.mcu.ir import (
+    WEIGHTED,
+    Clamp,
+    FloatArray,
+    Graph,
+    KernelCall,
+    McuCompileError,
+    OpKind,
+    Shape,
+    verify_mcu_graph,
+)
 
 INPUT = "input"
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class NodeValue:
     """What an fx node stands for: a tensor of the graph, its layout, and whether it is flattened."""
 
     tensor: str
@@ -46,7 +56,7 @@ def import_module(module: nn.Module, input_shape: Sequence[int], name: str = "mo
         module.train(was_training)
     importer = _Importer(traced, _sample_shape(input_shape))
     graph = Graph(name, INPUT, importer.input_shape, importer.run())
-    verify_graph(graph)
+    verify_mcu_graph(graph)
     return graph
 
 
@@ -92,15 +102,15 @@ class _Importer:
         self.traced = traced
         self.modules = dict(traced.named_modules())
         self.input_shape = input_shape
-        self.values: dict[fx.Node, Value] = {}
-        self.ops: dict[str, Op] = {}
+        self.values: dict[fx.Node, NodeValue] = {}
+        self.ops: dict[str, KernelCall] = {}
 
-    def run(self) -> tuple[Op, ...]:
+    def run(self) -> tuple[KernelCall, ...]:
         for node in self.traced.graph.nodes:
             if node.op == "placeholder":
                 if INPUT in {value.tensor for value in self.values.values()}:
                     raise McuCompileError(node.name, "a second input", "feed the sensors as channels of one input")
-                self.values[node] = Value(INPUT, self.input_shape)
+                self.values[node] = NodeValue(INPUT, self.input_shape)
             elif node.op == "output":
                 self._finish(node)
             elif node.op == "call_module":
@@ -134,7 +144,7 @@ class _Importer:
 
     # -- nodes ------------------------------------------------------------------------------------------------------
 
-    def _source(self, node: fx.Node, position: int = 0) -> Value:
+    def _source(self, node: fx.Node, position: int = 0) -> NodeValue:
         argument = node.args[position] if len(node.args) > position else None
         if not isinstance(argument, fx.Node) or argument not in self.values:
             raise McuCompileError(
@@ -142,7 +152,7 @@ class _Importer:
             )
         return self.values[argument]
 
-    def _module(self, node: fx.Node) -> Value:
+    def _module(self, node: fx.Node) -> NodeValue:
         module = self.modules[str(node.target)]
         value = self._source(node)
         label = str(node.target).replace(".", "_")
@@ -171,7 +181,7 @@ class _Importer:
             label, f"no kernel for {type(module).__name__}", "use convolution, pooling, ReLU, add, linear"
         )
 
-    def _function(self, node: fx.Node) -> Value:
+    def _function(self, node: fx.Node) -> NodeValue:
         target = node.target
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
         if target in (operator.add, operator.iadd, torch.add) or name in ("add", "add_"):
@@ -201,16 +211,16 @@ class _Importer:
 
     # -- layers -----------------------------------------------------------------------------------------------------
 
-    def _append(self, op: Op) -> Value:
+    def _append(self, op: KernelCall) -> NodeValue:
         if op.out_shape.height < 1 or op.out_shape.width < 1:
             raise McuCompileError(op.name, f"output {op.out_shape} is empty", "feed a larger input")
         name, number = op.name, 2
         while name in self.ops or name == INPUT:
             name, number = f"{op.name}_{number}", number + 1
         self.ops[name] = replace(op, name=name)
-        return Value(name, op.out_shape)
+        return NodeValue(name, op.out_shape)
 
-    def _convolution(self, label: str, conv: nn.Conv2d | nn.Conv1d, value: Value) -> Value:
+    def _convolution(self, label: str, conv: nn.Conv2d | nn.Conv1d, value: NodeValue) -> NodeValue:
         one_d = isinstance(conv, nn.Conv1d)
         kernel, stride = _window(conv.kernel_size, one_d, 1), _window(conv.stride, one_d, 1)
         if any(d != 1 for d in conv.dilation) or conv.padding_mode != "zeros":
@@ -226,7 +236,7 @@ class _Importer:
         kind = OpKind.DEPTHWISE if depthwise else OpKind.CONV
         out = _out_shape(value.shape, kernel, stride, padding, conv.out_channels)
         return self._append(
-            Op(
+            KernelCall(
                 label,
                 kind,
                 (value.tensor,),
@@ -251,7 +261,9 @@ class _Importer:
             return kernel[0] // 2, kernel[1] // 2
         return _window(padding, one_d, 0)
 
-    def _fold_batch_norm(self, label: str, norm: nn.BatchNorm1d | nn.BatchNorm2d, value: Value, node: fx.Node) -> Value:
+    def _fold_batch_norm(
+        self, label: str, norm: nn.BatchNorm1d | nn.BatchNorm2d, value: NodeValue, node: fx.Node
+    ) -> NodeValue:
         op = self._sole_producer(label, value, node)
         if op.kind not in WEIGHTED or op.clamp is not Clamp.NONE or op.weight is None or op.bias is None:
             raise McuCompileError(label, "batch norm not directly behind a convolution", "put it behind one")
@@ -268,7 +280,7 @@ class _Importer:
         self.ops[op.name] = replace(op, weight=weight, bias=(op.bias * scale + shift).astype(np.float32))
         return value
 
-    def _linear(self, label: str, linear: nn.Linear, value: Value) -> Value:
+    def _linear(self, label: str, linear: nn.Linear, value: NodeValue) -> NodeValue:
         shape = value.shape
         if not value.flat and shape.height * shape.width != 1:
             raise McuCompileError(label, f"linear layer on {shape}", "flatten or pool before it")
@@ -287,10 +299,10 @@ class _Importer:
         flat = Shape(1, 1, shape.elements)
         out = Shape(1, 1, linear.out_features)
         return self._append(
-            Op(label, OpKind.CONV, (value.tensor,), flat, out, weight=np.ascontiguousarray(weight), bias=bias)
+            KernelCall(label, OpKind.CONV, (value.tensor,), flat, out, weight=np.ascontiguousarray(weight), bias=bias)
         )
 
-    def _sole_producer(self, label: str, value: Value, node: fx.Node) -> Op:
+    def _sole_producer(self, label: str, value: NodeValue, node: fx.Node) -> KernelCall:
         source = node.args[0]
         if value.tensor not in self.ops:
             raise McuCompileError(label, "acts on the input itself", "scale the data instead")
@@ -298,7 +310,7 @@ class _Importer:
             raise McuCompileError(label, f"{value.tensor} is also read without it", "apply it before the branch")
         return self.ops[value.tensor]
 
-    def _activate(self, label: str, clamp: Clamp, value: Value, node: fx.Node) -> Value:
+    def _activate(self, label: str, clamp: Clamp, value: NodeValue, node: fx.Node) -> NodeValue:
         if value.tensor in self.ops and self.ops[value.tensor].clamp is clamp:
             return value
         op = self._sole_producer(label, value, node)
@@ -307,13 +319,13 @@ class _Importer:
         self.ops[op.name] = replace(op, clamp=clamp)
         return value
 
-    def _add(self, node: fx.Node) -> Value:
+    def _add(self, node: fx.Node) -> NodeValue:
         if node.kwargs.get("alpha", 1) != 1:
             raise McuCompileError(node.name, "add with alpha", "scale the branch inside its convolution")
         left, right = self._source(node, 0), self._source(node, 1)
         if left.shape != right.shape or left.flat or right.flat:
             raise McuCompileError(node.name, f"adds {left.shape} and {right.shape}", "only equal shapes are added")
-        return self._append(Op(node.name, OpKind.ADD, (left.tensor, right.tensor), left.shape, left.shape))
+        return self._append(KernelCall(node.name, OpKind.ADD, (left.tensor, right.tensor), left.shape, left.shape))
 
     # -- pooling ----------------------------------------------------------------------------------------------------
 
@@ -321,21 +333,21 @@ class _Importer:
         self,
         label: str,
         kind: OpKind,
-        value: Value,
+        value: NodeValue,
         kernel: tuple[int, int],
         stride: tuple[int, int],
         padding: tuple[int, int],
-    ) -> Value:
+    ) -> NodeValue:
         if value.flat:
             raise McuCompileError(label, "pooling of a flattened tensor", "pool before flattening")
         if padding[0] * 2 > kernel[0] or padding[1] * 2 > kernel[1]:
             raise McuCompileError(label, f"padding {padding} over half the window {kernel}", "pad less")
         out = _out_shape(value.shape, kernel, stride, padding, value.shape.channels)
-        return self._append(Op(label, kind, (value.tensor,), value.shape, out, kernel, stride, padding))
+        return self._append(KernelCall(label, kind, (value.tensor,), value.shape, out, kernel, stride, padding))
 
     def _pool_arguments(
-        self, label: str, read: Callable[[str, object], object], one_d: bool, average: bool, value: Value
-    ) -> Value:
+        self, label: str, read: Callable[[str, object], object], one_d: bool, average: bool, value: NodeValue
+    ) -> NodeValue:
         kernel = _window(read("kernel_size", None), one_d, 1)
         stride_argument = read("stride", None)
         stride = kernel if stride_argument in (None, ()) else _window(stride_argument, one_d, 1)
@@ -348,12 +360,12 @@ class _Importer:
             raise McuCompileError(label, "a divisor other than the window", "use count_include_pad=True")
         return self._pool(label, OpKind.AVERAGE_POOL if average else OpKind.MAX_POOL, value, kernel, stride, padding)
 
-    def _pool_module(self, label: str, module: nn.Module, value: Value) -> Value:
+    def _pool_module(self, label: str, module: nn.Module, value: NodeValue) -> NodeValue:
         one_d = isinstance(module, nn.MaxPool1d | nn.AvgPool1d)
         average = isinstance(module, nn.AvgPool1d | nn.AvgPool2d)
         return self._pool_arguments(label, lambda key, default: getattr(module, key, default), one_d, average, value)
 
-    def _pool_function(self, node: fx.Node, value: Value) -> Value:
+    def _pool_function(self, node: fx.Node, value: NodeValue) -> NodeValue:
         text = str(node.target) + node.name
         average = "avg" in text
         order = ["kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override"]
@@ -367,7 +379,7 @@ class _Importer:
             value,
         )
 
-    def _global_average(self, label: str, output_size: object, value: Value) -> Value:
+    def _global_average(self, label: str, output_size: object, value: NodeValue) -> NodeValue:
         sizes = {output_size} if isinstance(output_size, int) else set(cast(Sequence[int], output_size))
         if sizes != {1}:
             raise McuCompileError(label, f"adaptive pooling to {output_size}", "pool to 1, or use AvgPool2d")
@@ -376,7 +388,7 @@ class _Importer:
         window = (value.shape.height, value.shape.width)
         return self._pool(label, OpKind.AVERAGE_POOL, value, window, (1, 1), (0, 0))
 
-    def _mean(self, node: fx.Node, value: Value) -> Value:
+    def _mean(self, node: fx.Node, value: NodeValue) -> NodeValue:
         """Average over the spatial axes, at once or, as MCUNet writes it, mean(3) followed by mean(2)."""
         axes = self._axes(node)
         if not axes or not axes <= {2, 3}:

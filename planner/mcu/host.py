@@ -26,7 +26,7 @@ from planner.mcu.quantize import Int8Array
 FLAGS = ("-std=c99", "-O2", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off")
 
 
-class Rule(IntEnum):
+class UpdateRounding(IntEnum):
     """Rounding of the int8 update; the numbers are those of `enum port_rule`."""
 
     STOCHASTIC = 0
@@ -49,11 +49,11 @@ class EngineError(PortError):
 
 
 @dataclass(frozen=True, slots=True)
-class TrainOptions:
+class UpdateOptions:
     """Options of the on-device update: learning rate, rounding rule, quantisation-aware scaling."""
 
     learning_rate: float = 0.01
-    rule: Rule = Rule.STOCHASTIC
+    rule: UpdateRounding = UpdateRounding.STOCHASTIC
     scaling: bool = True
 
 
@@ -189,7 +189,7 @@ class HostEngine:
         """Load the initial parameters and generator."""
         self._check("port_parameters_reset", self._library.port_parameters_reset(ctypes.byref(self._engine)))
 
-    def set_options(self, options: TrainOptions) -> None:
+    def set_options(self, options: UpdateOptions) -> None:
         """Set learning rate, rule and scaling."""
         raw = _Options(options.learning_rate, int(options.rule), int(options.scaling))
         self._check("port_options_set", self._library.port_options_set(ctypes.byref(self._engine), ctypes.byref(raw)))

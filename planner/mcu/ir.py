@@ -66,7 +66,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Op:
+class KernelCall:
     """One kernel call. `inputs` are tensor names; the output tensor has the op's own name.
 
     `weight` is [out][kernel_h][kernel_w][in] (classifier: [out][1][1][in]) or, depthwise, [kernel_h][kernel_w][channel].
@@ -105,7 +105,7 @@ class Graph:
     name: str
     input_name: str
     input_shape: Shape
-    ops: tuple[Op, ...]
+    ops: tuple[KernelCall, ...]
 
     def shape(self, tensor: str) -> Shape:
         """Return the shape of a tensor by name."""
@@ -113,7 +113,7 @@ class Graph:
             return self.input_shape
         return self.op(tensor).out_shape
 
-    def op(self, name: str) -> Op:
+    def op(self, name: str) -> KernelCall:
         """Return the op of that name."""
         for op in self.ops:
             if op.name == name:
@@ -132,7 +132,7 @@ class Graph:
     def macs(self) -> int:
         return sum(op.macs for op in self.ops)
 
-    def weighted(self) -> tuple[Op, ...]:
+    def weighted(self) -> tuple[KernelCall, ...]:
         """Return the ops that own weights, first layer first."""
         return tuple(op for op in self.ops if op.kind in WEIGHTED)
 
@@ -140,7 +140,7 @@ class Graph:
 _INPUTS = {OpKind.ADD: 2}
 
 
-def verify_graph(graph: Graph) -> None:
+def verify_mcu_graph(graph: Graph) -> None:
     """Raise McuCompileError unless every op reads tensors that exist, in shapes that fit, and fits the tables."""
     known = {graph.input_name: graph.input_shape}
     for op in graph.ops:
@@ -152,7 +152,7 @@ def verify_graph(graph: Graph) -> None:
         raise McuCompileError(graph.name, "a classifier in mid graph", "give the model one output")
 
 
-def _verify_op(op: Op, known: dict[str, Shape]) -> None:
+def _verify_op(op: KernelCall, known: dict[str, Shape]) -> None:
     if len(op.inputs) != _INPUTS.get(op.kind, 1):
         raise McuCompileError(op.name, f"{len(op.inputs)} inputs", "this is a defect of the importer")
     for name in op.inputs:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from planner.mcu.arena import Arena, Buffer, aligned, plan
 from planner.mcu.autodiff import (
-    Program,
+    SampleProgram,
     SparseScheme,
     StepKind,
     forward_program,
@@ -15,7 +15,7 @@ from planner.mcu.autodiff import (
     training_program,
     writes,
 )
-from planner.mcu.ir import Graph, Op, OpKind
+from planner.mcu.ir import Graph, KernelCall, OpKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ParameterLayout:
 class MemoryPlan:
     """One program with its arena and parameters: the static RAM of the model."""
 
-    program: Program
+    program: SampleProgram
     arena: Arena
     parameters: ParameterLayout
 
@@ -59,12 +59,12 @@ def _home(graph: Graph, buffer: str) -> str:
     return last if buffer == gradient_of(last) else buffer
 
 
-def row_bytes(op: Op) -> int:
+def row_bytes(op: KernelCall) -> int:
     """Return the bytes of one output channel's weights."""
     return op.weight_count // op.out_shape.channels
 
 
-def scratch_bytes(op: Op) -> int:
+def scratch_bytes(op: KernelCall) -> int:
     """Return the scratch of the SIMD convolution: two im2col columns of int16, padded to four channels."""
     if op.kind is not OpKind.CONV:
         return 0
@@ -88,7 +88,7 @@ def _size(graph: Graph, buffer: str, scheme: SparseScheme) -> int:
     return 4 * (scheme.of(name).rows * row_bytes(op) if kind == "dw" else op.out_shape.channels)
 
 
-def buffers_of(program: Program, scheme: SparseScheme, simd: bool = True) -> list[Buffer]:
+def buffers_of(program: SampleProgram, scheme: SparseScheme, simd: bool = True) -> list[Buffer]:
     """Return every buffer with the steps it is alive in; the input is written before step 0."""
     graph = program.graph
     first: dict[str, int] = {graph.input_name: -1}

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from planner.mcu.ir import WEIGHTED, Clamp, FloatArray, Graph, McuCompileError, Op, OpKind
+from planner.mcu.ir import WEIGHTED, Clamp, FloatArray, Graph, KernelCall, McuCompileError, OpKind
 
 Int8Array = NDArray[np.int8]
 Int32Array = NDArray[np.int32]
@@ -41,7 +41,7 @@ class QuantizedTensor:
 class QuantizedOp:
     """Everything of one op that the tables hold, beside addresses."""
 
-    op: Op
+    op: KernelCall
     inputs: tuple[QuantizedTensor, ...]
     output: QuantizedTensor
     out_min: int
@@ -81,20 +81,20 @@ def run_float(graph: Graph, samples: torch.Tensor) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def torch_weight(op: Op, weight: NDArray[np.generic]) -> torch.Tensor:
+def torch_weight(op: KernelCall, weight: NDArray[np.generic]) -> torch.Tensor:
     """Return weights of the graph's layout in torch's layout [out, in / groups, height, width]."""
     tensor = torch.from_numpy(np.ascontiguousarray(weight))
     return tensor.permute(2, 0, 1)[:, None] if op.kind is OpKind.DEPTHWISE else tensor.permute(0, 3, 1, 2)
 
 
-def flat_input(op: Op, tensor: torch.Tensor) -> torch.Tensor:
+def flat_input(op: KernelCall, tensor: torch.Tensor) -> torch.Tensor:
     """Return an op's input [N, C, H, W] as the op sees it: the linear layers read [H, W, C] as channels."""
     if (tensor.shape[2], tensor.shape[3]) == (op.in_shape.height, op.in_shape.width):
         return tensor
     return tensor.permute(0, 2, 3, 1).reshape(len(tensor), -1, 1, 1)
 
 
-def _float_op(op: Op, inputs: list[torch.Tensor]) -> torch.Tensor:
+def _float_op(op: KernelCall, inputs: list[torch.Tensor]) -> torch.Tensor:
     if op.kind is OpKind.ADD:
         return inputs[0] + inputs[1]
     if op.kind is OpKind.AVERAGE_POOL:
@@ -107,7 +107,7 @@ def _float_op(op: Op, inputs: list[torch.Tensor]) -> torch.Tensor:
     return F.conv2d(data, torch_weight(op, weight), torch.from_numpy(bias), op.stride, op.padding, 1, groups)
 
 
-def weights_of(op: Op) -> tuple[FloatArray, FloatArray]:
+def weights_of(op: KernelCall) -> tuple[FloatArray, FloatArray]:
     """Return weight and bias of an op that has them."""
     if op.weight is None or op.bias is None:
         raise McuCompileError(op.name, "has no weights", "this is a defect of the importer")
@@ -154,7 +154,9 @@ def _limits(clamp: Clamp, output: QuantizedTensor) -> tuple[int, int]:
     return least, most
 
 
-def _quantize_op(op: Op, inputs: tuple[QuantizedTensor, ...], result: torch.Tensor, headroom: float) -> QuantizedOp:
+def _quantize_op(
+    op: KernelCall, inputs: tuple[QuantizedTensor, ...], result: torch.Tensor, headroom: float
+) -> QuantizedOp:
     if op.kind in (OpKind.AVERAGE_POOL, OpKind.MAX_POOL):
         return QuantizedOp(op, inputs, inputs[0], *_limits(op.clamp, inputs[0]))
     output = _tensor_format(result, op.clamp, headroom)
@@ -163,7 +165,7 @@ def _quantize_op(op: Op, inputs: tuple[QuantizedTensor, ...], result: torch.Tens
     return _quantize_weighted(op, inputs[0], output, min(headroom, WEIGHT_HEADROOM))
 
 
-def _quantize_add(op: Op, inputs: tuple[QuantizedTensor, ...], output: QuantizedTensor) -> QuantizedOp:
+def _quantize_add(op: KernelCall, inputs: tuple[QuantizedTensor, ...], output: QuantizedTensor) -> QuantizedOp:
     """Both inputs share one shift; |x - zero| <= 255 and multipliers below 2**22 keep the sum within 31 bits."""
     ratios = [float(tensor.scale) / float(output.scale) for tensor in inputs]
     shift = 1
@@ -173,7 +175,9 @@ def _quantize_add(op: Op, inputs: tuple[QuantizedTensor, ...], output: Quantized
     return QuantizedOp(op, inputs, output, *_limits(op.clamp, output), add_multipliers=(first, second), add_shift=shift)
 
 
-def _quantize_weighted(op: Op, source: QuantizedTensor, output: QuantizedTensor, headroom: float) -> QuantizedOp:
+def _quantize_weighted(
+    op: KernelCall, source: QuantizedTensor, output: QuantizedTensor, headroom: float
+) -> QuantizedOp:
     weight, bias = weights_of(op)
     by_channel = np.moveaxis(weight, -1, 0).reshape(op.out_shape.channels, -1)
     if op.kind is not OpKind.DEPTHWISE:

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from planner.mcu.arena import aligned, lower_bound
 from planner.mcu.autodiff import LayerUpdate, SparseScheme, StepKind, last_layers, rows_at, training_program
-from planner.mcu.compile import BudgetError
+from planner.mcu.compile import ArenaBudgetError
 from planner.mcu.ir import Graph, OpKind
 from planner.mcu.memory import buffers_of, parameter_layout, plan_memory, row_bytes
-from planner.sparse.choose import Choice, ChoiceProblem, Option, Selection, choose
+from planner.sparse.choose import ChoiceProblem, Option, Selection, SparseChoice, choose
 
 RATIOS = (0.125, 0.25, 0.5, 1.0)
 
@@ -216,11 +216,13 @@ def find_scheme(
     choice = choose(problem)
     if choice is None:
         memory = plan_memory(graph, None, simd=simd)
-        raise BudgetError(memory.ram_bytes, limits.ram_bytes, memory.arena.peak_bytes, 0)
+        raise ArenaBudgetError(memory.ram_bytes, limits.ram_bytes, memory.arena.peak_bytes, 0)
     return _as_scheme_choice(graph, table, choice, scheme_of(choice.selection))
 
 
-def _as_scheme_choice(graph: Graph, table: ContributionTable, choice: Choice, scheme: SparseScheme) -> SchemeChoice:
+def _as_scheme_choice(
+    graph: Graph, table: ContributionTable, choice: SparseChoice, scheme: SparseScheme
+) -> SchemeChoice:
     predicted = min(1.0, table.baseline + choice.gain)
     return SchemeChoice(scheme, predicted, int(choice.cost), backward_macs(graph, scheme), choice.proven)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from planner.mcu.autodiff import SparseScheme, rows_at
 from planner.mcu.compile import CompiledModel, compile_quantized
-from planner.mcu.host import HostEngine, TrainOptions
+from planner.mcu.host import HostEngine, UpdateOptions
 from planner.mcu.quantize import Int8Array, QuantizedGraph
 from planner.mcu.scheme import (
     DRAWS,
@@ -36,7 +36,7 @@ class EngineMeasure:
     inputs: Int8Array
     labels: NDArray[np.int64]
     epochs: int = 5
-    options: TrainOptions = TrainOptions()  # noqa: RUF009 - frozen
+    options: UpdateOptions = UpdateOptions()  # noqa: RUF009 - frozen
     folds: int = 3
 
     def __call__(self, scheme: SparseScheme, draws: Sequence[int]) -> list[float]:
@@ -80,7 +80,7 @@ def fit_scheme(
     limits: Limits,
     *,
     epochs: int = 5,
-    options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen
+    options: UpdateOptions = UpdateOptions(),  # noqa: B008 - frozen
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FittedModel:
     """Return `model` compiled for the best scheme within `limits`, found on samples that it will be adapted to.

@@ -15,7 +15,7 @@ MAX_PREFETCH_STAGES = 12
 
 
 @dataclass(slots=True)
-class Evaluation:
+class ScheduleCost:
     """What a schedule costs. `errors` is empty exactly if it is valid, budgets included."""
 
     joules: float = 0.0
@@ -85,7 +85,7 @@ def _inside(problem: Problem, gap: Gap, shares: list[tuple[int, float]]) -> list
     return [(kept[0][0], kept[0][1] + rest), *kept[1:]]
 
 
-def replay(problem: Problem, schedule: Schedule) -> Evaluation:
+def replay(problem: Problem, schedule: Schedule) -> ScheduleCost:
     """Return what `schedule` costs and every rule it breaks (rematerialization inputs, memory, deadline, wear)."""
     return _Replay(problem, schedule).run()
 
@@ -95,7 +95,7 @@ class _Replay:
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
         self.problem, self.schedule = problem, schedule
-        self.result = Evaluation()
+        self.result = ScheduleCost()
         count, size = len(problem.tensors), problem.size
         self.resident = np.zeros((count, size), dtype=bool)
         """Resident when a stage starts, rematerializations of that stage done."""
@@ -108,7 +108,7 @@ class _Replay:
         self.extra_seconds = 0.0
         self.extra_joules = 0.0
 
-    def run(self) -> Evaluation:
+    def run(self) -> ScheduleCost:
         self._place_accesses()
         self._place_choices()
         self._place_intermediates()

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from planner.milp.conflict import Shortfall
 from planner.milp.highs import Progress
 from planner.problem.model import Problem, Schedule
-from planner.problem.replay import Evaluation, replay
+from planner.problem.replay import ScheduleCost, replay
 from planner.search.greedy import Greedy
 
 OPTIMAL_GAP = 1e-4
 """Relative distance at which a schedule counts as optimal; HiGHS works to about this precision."""
 
-Judge = Callable[[Problem, Schedule], Evaluation]
+Judge = Callable[[Problem, Schedule], ScheduleCost]
 """Measures a schedule: the replay, or for a captured step the program it lowers to."""
 
 
@@ -26,7 +26,7 @@ class Climb:
     deadline: float
     progress: Progress | None = None
     schedule: Schedule | None = None
-    evaluation: Evaluation | None = None
+    evaluation: ScheduleCost | None = None
     cost: float = math.inf
     bound: float = 0.0
     infeasible: bool = False
@@ -81,6 +81,6 @@ class Climb:
             self.progress(self.cost, self.bound)
 
 
-def objective(problem: Problem, evaluation: Evaluation) -> float:
+def objective(problem: Problem, evaluation: ScheduleCost) -> float:
     """Return the joules that planning minimises: overhead, and static power while the step waits for transfers."""
     return evaluation.overhead_joules + problem.static_watts * evaluation.stall_seconds

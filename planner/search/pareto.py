@@ -75,11 +75,11 @@ def frontier(
         for table in (costs, hurried):
             result = plan_step(graph, table, ram_bytes=limit, time_limit_s=share, strategy=strategy)
             if result.plan is not None:
-                points.append(measure(graph, costs, result.plan))
+                points.append(point_of(graph, costs, result.plan))
     return non_dominated(points)
 
 
-def measure(graph: StepGraph, costs: CostTable, plan: Plan) -> Point:
+def point_of(graph: StepGraph, costs: CostTable, plan: Plan) -> Point:
     """Return the point of `plan` under these costs, whatever costs it was made for."""
     program = lower(graph, costs, plan)
     base = sum(c.joules + costs.device.static_watts * c.seconds for c in costs.ops)

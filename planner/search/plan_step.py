@@ -17,7 +17,7 @@ from planner.milp.highs import Progress
 from planner.problem.coarsen import Coarse, coarsen
 from planner.problem.model import Problem, Schedule
 from planner.problem.reorder import peak_bytes, reorder
-from planner.problem.replay import Evaluation
+from planner.problem.replay import ScheduleCost
 from planner.search.anytime import relaxation_bound
 from planner.search.greedy import greedy
 from planner.search.incumbent import Judge, objective
@@ -223,8 +223,8 @@ def program_judge(graph: StepGraph, costs: CostTable, coarse: Coarse, ram_bytes:
     """Return a judge that lowers a schedule to the program an executor would follow, and measures that."""
     base_joules = _base_joules(costs)
 
-    def judge(problem: Problem, schedule: Schedule) -> Evaluation:
-        result = Evaluation()
+    def judge(problem: Problem, schedule: Schedule) -> ScheduleCost:
+        result = ScheduleCost()
         try:
             program = lower(graph, costs, coarse.plan(schedule, ram_bytes, "candidate"))
         except PlanError as error:

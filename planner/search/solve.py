@@ -8,7 +8,7 @@ from planner.ir.errors import PortError
 from planner.milp.conflict import Shortfall
 from planner.milp.highs import Progress
 from planner.problem.model import Problem, Schedule
-from planner.problem.replay import Evaluation, replay
+from planner.problem.replay import ScheduleCost, replay
 from planner.search.anytime import climb
 from planner.search.baselines import BASELINES
 from planner.search.greedy import greedy
@@ -46,7 +46,7 @@ class Solution:
 
     outcome: Outcome
     schedule: Schedule | None
-    evaluation: Evaluation | None
+    evaluation: ScheduleCost | None
     overhead_joules: float | None
     bound_joules: float | None
     seconds: float

@@ -81,7 +81,7 @@ def _cross(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SparseChoice:
     """The best selection found, its gain and cost, and whether it is proven best."""
 
     selection: Selection
@@ -90,13 +90,13 @@ class Choice:
     proven: bool
 
 
-def choose(problem: ChoiceProblem, node_limit: int = NODE_LIMIT) -> Choice | None:
+def choose(problem: ChoiceProblem, node_limit: int = NODE_LIMIT) -> SparseChoice | None:
     """Return the selection of the largest gain within the budget, or None when even the empty one exceeds it."""
     found = choose_best(problem, 1, node_limit)
     return found[0] if found else None
 
 
-def choose_best(problem: ChoiceProblem, count: int, node_limit: int = NODE_LIMIT) -> tuple[Choice, ...]:
+def choose_best(problem: ChoiceProblem, count: int, node_limit: int = NODE_LIMIT) -> tuple[SparseChoice, ...]:
     """Return the `count` selections of the largest gains within the budget, best first; options without gain are left out.
 
     Depth-first branch and bound; the bound on the gain is the fractional relaxation over `least_cost`.
@@ -106,7 +106,7 @@ def choose_best(problem: ChoiceProblem, count: int, node_limit: int = NODE_LIMIT
     search.offer(empty, 0.0)
     search.visit(0, empty, 0.0)
     proven = search.nodes <= node_limit
-    return tuple(Choice(selection, gain, cost, proven) for gain, cost, selection in search.best)
+    return tuple(SparseChoice(selection, gain, cost, proven) for gain, cost, selection in search.best)
 
 
 class _Search:

@@ -116,12 +116,12 @@ def job_probe(job: TrainingJob, steps: int) -> TrainingProbe:
     eval_order = order[:held] if held else torch.arange(len(judged[0]))
     batches = batch_rows(job.seed, len(trained), job.batch_size, drop_last=False)
     rows = [trained[next(batches)[1]] for _ in range(steps)]
-    spec = optimizer_scalars.describe(job.optimizer)
+    spec = optimizer_scalars.describe_optimizer(job.optimizer)
     names = {parameter: name for name, parameter in job.model.named_parameters()}
     groups = [[(names[p], p) for p in group["params"] if p in names] for group in job.optimizer.param_groups]
 
     def make(chosen: frozenset[str]) -> torch.optim.Optimizer:
-        return optimizer_scalars.build(spec, [[p for name, p in group if name in chosen] for group in groups])
+        return optimizer_scalars.build_optimizer(spec, [[p for name, p in group if name in chosen] for group in groups])
 
     return TrainingProbe(
         job.model,

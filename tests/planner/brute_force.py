@@ -16,7 +16,7 @@ from planner.problem.model import (
     Stage,
     Tensor,
 )
-from planner.problem.replay import Evaluation, replay
+from planner.problem.replay import ScheduleCost, replay
 
 
 def random_problem(seed: int, *, semantics: Semantics = Semantics.POET, packing: bool = False) -> Problem:
@@ -88,7 +88,7 @@ def cheapest(problem: Problem, most: int = 60_000) -> tuple[float | None, bool]:
     return best, True
 
 
-def cost(problem: Problem, found: Evaluation) -> float:
+def cost(problem: Problem, found: ScheduleCost) -> float:
     """Return what planning minimises."""
     return found.overhead_joules + problem.static_watts * found.stall_seconds
 

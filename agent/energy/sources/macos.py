@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agent.energy.sources.base import Coverage, Kind, SourceError, SourceInfo, plausible_watts
-from agent.energy.sources.subprocess_source import ChildOutput, ToolSource, run_command
+from agent.energy.sources.subprocess_source import ChildOutput, ToolSource, command_output
 
 POWERMETRICS = "powermetrics"
 BATTERY = "mac-battery"
@@ -122,7 +122,7 @@ def read_register(text: str, name: str) -> int:
 
 def read_smart_battery() -> str:
     """Return what ioreg says about the battery; raise `SourceError` if it fails."""
-    return run_command(BATTERY, BATTERY_COMMAND, _BATTERY_REMEDY)
+    return command_output(BATTERY, BATTERY_COMMAND, _BATTERY_REMEDY)
 
 
 def mac_battery_source(read_registers: Callable[[], str] = read_smart_battery) -> ToolSource:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agent.energy.sources.base import Coverage, Kind, SourceError, SourceInfo
-from agent.energy.sources.subprocess_source import ToolSource, run_command
+from agent.energy.sources.subprocess_source import ToolSource, command_output
 
 NAME = "pi5-pmic"
 COMMAND = ("vcgencmd", "pmic_read_adc")
@@ -56,7 +56,7 @@ def parse_pmic(text: str) -> PmicDump:
 
 def read_pmic() -> str:
     """Return what the power chip says now; raise `SourceError` where there is none."""
-    return run_command(NAME, COMMAND, _REMEDY)
+    return command_output(NAME, COMMAND, _REMEDY)
 
 
 def pi5_source(read_dump: Callable[[], str] = read_pmic) -> ToolSource:

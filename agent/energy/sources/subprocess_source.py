@@ -13,7 +13,7 @@ _MAX_PENDING_BYTES = 1 << 20
 """A record is a few kB; a tool that never ends one is broken, and must not fill the supervisor's memory."""
 
 
-def run_command(source: str, command: Sequence[str], remedy: str) -> str:
+def command_output(source: str, command: Sequence[str], remedy: str) -> str:
     """Return what `command` prints; raise `SourceError` if it is missing, fails or takes over two seconds."""
     try:
         done = subprocess.run(

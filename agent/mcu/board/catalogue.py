@@ -46,7 +46,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Board:
+class FirmwareBoard:
     """One board as the build, the flasher and the simulator need it. Sizes in bytes."""
 
     name: str
@@ -91,7 +91,7 @@ M7F = ("-mcpu=cortex-m7", "-mfpu=fpv5-sp-d16", "-mfloat-abi=hard")
 _PSRAM_BYTES = 16 * KIB * KIB
 
 
-_LARGE = Board(
+_LARGE = FirmwareBoard(
     name="", title="", port="posix", cpu=(), ram_bytes=256 * KIB, flash_bytes=1024 * KIB,
     payload_bytes=1024, ring_bytes=2048, stack_bytes=4 * KIB,
 )  # fmt: skip
@@ -114,14 +114,14 @@ _STM32F4 = replace(
 )  # fmt: skip
 
 
-def _mps2(name: str, core: str, cpu: tuple[str, ...], machine: str, storage: int) -> Board:
+def _mps2(name: str, core: str, cpu: tuple[str, ...], machine: str, storage: int) -> FirmwareBoard:
     return replace(
         _LARGE, name=name, title=f"simulated Cortex-{core}, 256 KiB RAM, 1 MiB flash", port="cmsdk", cpu=cpu,
         storage_origin=storage, methods=(FlashMethod.NONE,), machine=Machine(machine, storage_bytes=_PSRAM_BYTES),
     )  # fmt: skip
 
 
-BOARDS: tuple[Board, ...] = (
+BOARDS: tuple[FirmwareBoard, ...] = (
     _mps2("qemu-m4f", "M4F", M4F, "mps2-an386", 0x2100_0000),
     _mps2("qemu-m7f", "M7F", M7F, "mps2-an500", 0x6000_0000),
     _mps2("qemu-m3", "M3", M3, "mps2-an385", 0x2100_0000),
@@ -175,7 +175,7 @@ BOARDS: tuple[Board, ...] = (
 )  # fmt: skip
 
 
-def find_board(name: str) -> Board:
+def find_board(name: str) -> FirmwareBoard:
     """Return the board called `name`; raise PortNotFoundError with the known names."""
     for board in BOARDS:
         if board.name == name:
@@ -183,6 +183,6 @@ def find_board(name: str) -> Board:
     raise PortNotFoundError(f"no board is called {name!r}; known are {', '.join(board.name for board in BOARDS)}")
 
 
-def boards_with_usb(vendor: int, product: int) -> tuple[Board, ...]:
+def boards_with_usb(vendor: int, product: int) -> tuple[FirmwareBoard, ...]:
     """Return the boards whose serial port has this USB identity."""
     return tuple(board for board in BOARDS if UsbId(vendor, product) in board.usb)

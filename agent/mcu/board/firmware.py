@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import agent
-from agent.mcu.board.catalogue import Board, find_board
+from agent.mcu.board.catalogue import FirmwareBoard, find_board
 from agent.mcu.board.images import write_hex, write_uf2
 from agent.mcu.errors import BuildError, TooLargeError
 
@@ -29,7 +29,7 @@ SECTIONS = ("-ffunction-sections", "-fdata-sections")
 class Firmware:
     """One built image. `static_ram_bytes` and `flash_bytes` are None for the host's own process."""
 
-    board: Board
+    board: FirmwareBoard
     elf: Path
     image: Path | None
     model: Path
@@ -45,7 +45,7 @@ def source_root() -> Path:
     return root
 
 
-def find_compiler(board: Board) -> str:
+def find_compiler(board: FirmwareBoard) -> str:
     """Return the compiler for `board`; raise BuildError with the way to get it."""
     name = CROSS_COMPILER if board.cpu else HOST_COMPILER
     found = shutil.which(name)
@@ -60,7 +60,9 @@ def find_compiler(board: Board) -> str:
     return found
 
 
-def build(board: Board | str, model: Path, out: Path, optimise: str = "-O2", extra: tuple[str, ...] = ()) -> Firmware:
+def build_firmware(
+    board: FirmwareBoard | str, model: Path, out: Path, optimise: str = "-O2", extra: tuple[str, ...] = ()
+) -> Firmware:
     """Compile and link the firmware with the model in directory `model` into directory `out`.
 
     `extra` goes to the compiler as it is: sanitizers, or a board's own definitions.
@@ -94,7 +96,7 @@ def parameter_bytes(model: Path) -> int:
     return int(match[1])
 
 
-def slot_bytes(board: Board, model: Path) -> int:
+def slot_bytes(board: FirmwareBoard, model: Path) -> int:
     """Return the size of one of the two snapshot slots: whole flash pages; 0 for a board that keeps none."""
     if not board.has_storage:
         return 0
@@ -102,12 +104,12 @@ def slot_bytes(board: Board, model: Path) -> int:
     return -(-needed // board.page_bytes) * board.page_bytes
 
 
-def _flash_length(board: Board, model: Path) -> int:
+def _flash_length(board: FirmwareBoard, model: Path) -> int:
     slots = 0 if board.storage_origin is not None else 2 * slot_bytes(board, model)
     return board.flash_bytes - board.flash_reserved_bytes - slots
 
 
-def _defines(board: Board, model: Path) -> dict[str, str]:
+def _defines(board: FirmwareBoard, model: Path) -> dict[str, str]:
     slot = slot_bytes(board, model)
     storage = board.storage_origin
     if storage is None:
@@ -130,12 +132,12 @@ def _defines(board: Board, model: Path) -> dict[str, str]:
     return {name: f"{value}u" for name, value in numbers.items()} | {"PORT_BOARD_NAME": f'"{board.name}"'}
 
 
-def _sources(root: Path, board: Board) -> list[Path]:
+def _sources(root: Path, board: FirmwareBoard) -> list[Path]:
     folders = ["engine", "kernels", "protocol", "src", f"ports/{board.port}"] + (["ports/cortexm"] if board.cpu else [])
     return [path for folder in folders for path in sorted((root / folder).glob("*.c"))]
 
 
-def _link_options(root: Path, board: Board, model: Path, out: Path) -> list[str]:
+def _link_options(root: Path, board: FirmwareBoard, model: Path, out: Path) -> list[str]:
     symbols = {
         "PORT_FLASH_ORIGIN": board.flash_origin,
         "PORT_FLASH_LENGTH": _flash_length(board, model),
@@ -155,7 +157,7 @@ def _link_options(root: Path, board: Board, model: Path, out: Path) -> list[str]
     ]
 
 
-def _run(command: list[str], board: Board) -> None:
+def _run(command: list[str], board: FirmwareBoard) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return
@@ -170,7 +172,7 @@ def _run(command: list[str], board: Board) -> None:
     raise BuildError(f"{command[0]} failed for {board.name}:\n{done.stderr.strip()[-4000:]}")
 
 
-def _sizes(elf: Path, board: Board) -> tuple[int, int]:
+def _sizes(elf: Path, board: FirmwareBoard) -> tuple[int, int]:
     """Return static RAM (stack not counted) and flash in bytes, from the section table."""
     listing = subprocess.run(
         [CROSS_COMPILER.replace("gcc", "size"), "-A", str(elf)], capture_output=True, text=True, check=True
@@ -181,7 +183,7 @@ def _sizes(elf: Path, board: Board) -> tuple[int, int]:
     return ram, flash
 
 
-def _write_image(board: Board, elf: Path, out: Path) -> Path:
+def _write_image(board: FirmwareBoard, elf: Path, out: Path) -> Path:
     """Write the file that the board's first flash method takes, beside a plain .hex."""
     binary = out / f"{board.name}.bin"
     subprocess.run([CROSS_COMPILER.replace("gcc", "objcopy"), "-O", "binary", str(elf), str(binary)], check=True)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 
-from agent.mcu.board.catalogue import Board, FlashMethod
+from agent.mcu.board.catalogue import FirmwareBoard, FlashMethod
 from agent.mcu.board.firmware import Firmware
-from agent.mcu.errors import FlashError
+from agent.mcu.errors import FirmwareWriteError
 
 INSTALL = {
     "adafruit-nrfutil": "pip install adafruit-nrfutil",
@@ -53,7 +53,9 @@ def mounted_drives() -> list[Path]:
     return [Path(partition.mountpoint) for partition in psutil.disk_partitions(all=False)]
 
 
-def commands_for(method: FlashMethod, board: Board, firmware: Firmware, port: str) -> tuple[tuple[str, ...], ...]:
+def commands_for(
+    method: FlashMethod, board: FirmwareBoard, firmware: Firmware, port: str
+) -> tuple[tuple[str, ...], ...]:
     """Return the commands of a method that has some; () for copying to a drive."""
     image, folder = firmware.image, firmware.elf.parent
     binary, package = folder / f"{board.name}.bin", folder / f"{board.name}.zip"
@@ -90,7 +92,7 @@ def commands_for(method: FlashMethod, board: Board, firmware: Firmware, port: st
 
 
 def flash(
-    board: Board,
+    board: FirmwareBoard,
     firmware: Firmware,
     port: str | None = None,
     drive: Path | None = None,
@@ -100,7 +102,7 @@ def flash(
 ) -> FlashReport:
     """Write the image with the first method of the board that can be used here; raise FlashError with what to do."""
     if FlashMethod.NONE in board.methods:
-        raise FlashError(
+        raise FirmwareWriteError(
             f"{board.name} is simulated and needs no flashing; run: port-agent mcu simulate {firmware.model}"
         )
     for method in board.methods:
@@ -113,12 +115,12 @@ def flash(
         needs_port = method is not FlashMethod.PYOCD
         if which(commands[0][0]) is not None and (port is not None or not needs_port):
             return _run_all(method, commands, run)
-    raise FlashError(
+    raise FirmwareWriteError(
         f"nothing on this machine can flash {board.title} yet; do one of:\n{advice(board, firmware, port)}"
     )
 
 
-def advice(board: Board, firmware: Firmware, port: str | None) -> str:
+def advice(board: FirmwareBoard, firmware: Firmware, port: str | None) -> str:
     """Return, line by line, every way to flash `board` with its exact command."""
     lines = []
     for method in board.methods:
@@ -130,7 +132,7 @@ def advice(board: Board, firmware: Firmware, port: str | None) -> str:
     return "\n".join(lines)
 
 
-def image_for(method: FlashMethod, board: Board, firmware: Firmware) -> Path:
+def image_for(method: FlashMethod, board: FirmwareBoard, firmware: Firmware) -> Path:
     """Return the file that is copied to the drive of `method`."""
     return firmware.elf.parent / f"{board.name}.{'uf2' if method is FlashMethod.UF2 else 'hex'}"
 
@@ -146,7 +148,7 @@ def find_drive(method: FlashMethod, drives: Iterable[Path]) -> Path | None:
     return None
 
 
-def copy_to_drive(method: FlashMethod, board: Board, firmware: Firmware, drive: Path) -> Path:
+def copy_to_drive(method: FlashMethod, board: FirmwareBoard, firmware: Firmware, drive: Path) -> Path:
     """Copy the image; the boot loader resets the board by itself after the last block."""
     source = image_for(method, board, firmware)
     target = drive / source.name
@@ -156,7 +158,7 @@ def copy_to_drive(method: FlashMethod, board: Board, firmware: Firmware, drive: 
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise FlashError(
+        raise FirmwareWriteError(
             f"cannot copy {source} to {drive}: {error}; check that the drive is mounted writable"
         ) from error
     return target
@@ -166,7 +168,7 @@ def _run_all(method: FlashMethod, commands: tuple[tuple[str, ...], ...], run: Ru
     for command in commands:
         code = run(command)
         if code != 0:
-            raise FlashError(
+            raise FirmwareWriteError(
                 f"{command[0]} ended with code {code}; check the cable and the boot loader mode, then run again: "
                 f"{shlex.join(command)}"
             )

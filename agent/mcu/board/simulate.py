@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 from types import TracebackType
 
-from agent.mcu.board.catalogue import Board
+from agent.mcu.board.catalogue import FirmwareBoard
 from agent.mcu.board.firmware import Firmware
 from agent.mcu.errors import BuildError, SimulatorError
 
@@ -30,7 +30,7 @@ def find_qemu() -> str:
     return found
 
 
-def command_line(board: Board, elf: Path, storage: Path | None) -> list[str]:
+def command_line(board: FirmwareBoard, elf: Path, storage: Path | None) -> list[str]:
     """Return the command that runs `elf`; `storage` keeps the snapshot slots over kills, where the board can."""
     if board.machine is None:
         return [str(elf)]

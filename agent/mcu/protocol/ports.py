@@ -12,7 +12,7 @@ from pathlib import Path
 
 from serial.tools import list_ports
 
-from agent.mcu.board.catalogue import Board, UsbId, boards_with_usb
+from agent.mcu.board.catalogue import FirmwareBoard, UsbId, boards_with_usb
 from agent.mcu.errors import PortNotFoundError
 
 POLL_S = 1.0
@@ -27,7 +27,7 @@ class PortInfo:
     serial: str | None
     """USB serial number."""
     description: str
-    boards: tuple[Board, ...]
+    boards: tuple[FirmwareBoard, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class BundleError(PortError):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TensorLayout:
     """How a tensor lies in its storage."""
 
     dtype: str
@@ -85,10 +85,10 @@ class Manifest:
     samples: int
     drop_last: bool
     graphs: tuple[str, ...]
-    batch: tuple[Layout, ...]
+    batch: tuple[TensorLayout, ...]
     plans: tuple[PlanChoice, ...]
     optimizer: Mapping[str, Any]
-    layouts: Mapping[str, Layout]
+    layouts: Mapping[str, TensorLayout]
     fills: Mapping[str, float]
     result: tuple[str, ...]
     device: str
@@ -157,7 +157,7 @@ def _write_tensors(archive: zipfile.ZipFile, name: str, tensors: Mapping[str, Ch
 
 def _manifest_to_json(manifest: Manifest) -> dict[str, Any]:
     def plain(item: Any) -> Any:
-        if isinstance(item, Layout | PlanChoice):
+        if isinstance(item, TensorLayout | PlanChoice):
             return {name: plain(getattr(item, name)) for name in type(item).__dataclass_fields__}
         if isinstance(item, Mapping):
             return {k: plain(v) for k, v in item.items()}
@@ -358,8 +358,8 @@ def _whole(number: Any, name: str) -> int:
     return number
 
 
-def _layout(data: Mapping[str, Any]) -> Layout:
-    layout = Layout(
+def _layout(data: Mapping[str, Any]) -> TensorLayout:
+    layout = TensorLayout(
         str(data["dtype"]), tuple(map(int, data["shape"])), tuple(map(int, data["stride"])), int(data["offset"])
     )
     if layout.dtype not in ITEM_BYTES:

@@ -37,7 +37,7 @@ class OptimizerSpec:
     groups: tuple[Mapping[str, Any], ...]
 
 
-def describe(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
+def describe_optimizer(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
     """Return the spec of a torch optimizer; raise CaptureError where its update cannot be planned."""
     name = type(optimizer).__name__
     if SUPPORTED.get(name) is not type(optimizer):
@@ -66,7 +66,7 @@ def hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def build(spec: OptimizerSpec, parameters: Sequence[Sequence[torch.Tensor]]) -> torch.optim.Optimizer:
+def build_optimizer(spec: OptimizerSpec, parameters: Sequence[Sequence[torch.Tensor]]) -> torch.optim.Optimizer:
     """Return a torch optimizer of this spec over `parameters`, one list per group, with the plain update."""
     cls = SUPPORTED.get(spec.name)
     if cls is None:

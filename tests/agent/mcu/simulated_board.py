@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.mcu.board.firmware import Firmware, build
+from agent.mcu.board.firmware import Firmware, build_firmware
 from agent.mcu.board.simulate import Simulator
 from agent.mcu.protocol.device import Device
 from agent.mcu.protocol.session import Patience, Session
@@ -41,7 +41,7 @@ def built(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
         if board != "posix":
             require_board_tools()
         if board not in made:
-            made[board] = build(board, model, folder)
+            made[board] = build_firmware(board, model, folder)
         return made[board]
 
     return make

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from agent.mcu.data import load_samples, split_held_out
-from agent.mcu.errors import DisconnectedError, JobError, SnapshotError
+from agent.mcu.errors import BoardJobError, DisconnectedError, SnapshotError
 from agent.mcu.model import InputFormat, ModelDirectory, read_model, write_manifest
 from agent.mcu.protocol.messages import Rule, TrainingOptions, TrainingState
 from agent.mcu.snapshot import (
@@ -26,7 +26,7 @@ from agent.mcu.snapshot import (
     write_snapshot,
 )
 from agent.mcu.stream import Recorded, open_stream, record
-from agent.mcu.trainer import epoch_order
+from agent.mcu.trainer import sample_order
 from tests.agent.mcu.small_model import CLASSES, INPUTS, write_model
 
 SNAPSHOT = Snapshot(
@@ -58,12 +58,12 @@ def test_floats_are_quantised_half_up_and_channels_last(floating: ModelDirectory
     assert floating.quantize(np.full((1, 24), 1e9, np.float32)).max() == 127
     rows = np.arange(48, dtype=np.int8).reshape(2, 24)
     assert (floating.quantize(rows) == rows).all()
-    with pytest.raises(JobError, match="floats"):
+    with pytest.raises(BoardJobError, match="floats"):
         floating.quantize(np.zeros((1, 25), np.int8))
 
 
 def test_floats_without_a_scale_are_refused(model: Path) -> None:
-    with pytest.raises(JobError, match=r"no model\.json"):
+    with pytest.raises(BoardJobError, match=r"no model\.json"):
         read_model(model).quantize(np.zeros((1, 24), np.float32))
 
 
@@ -92,19 +92,19 @@ def test_data_that_does_not_fit(
     arrays: dict[str, np.ndarray], message: str, floating: ModelDirectory, tmp_path: Path
 ) -> None:
     np.savez(tmp_path / "d.npz", allow_pickle=False, **arrays)
-    with pytest.raises(JobError, match=message):
+    with pytest.raises(BoardJobError, match=message):
         load_samples(tmp_path / "d.npz", floating)
 
 
 def test_pickled_data_is_never_loaded(floating: ModelDirectory, tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=np.array([{"a": 1}], dtype=object), y=np.array([0]))
-    with pytest.raises(JobError, match="cannot read"):
+    with pytest.raises(BoardJobError, match="cannot read"):
         load_samples(tmp_path / "d.npz", floating)
 
 
 def test_order_of_an_epoch_never_changes() -> None:
-    assert epoch_order(8, seed=1, epoch=0) == [0, 3, 7, 1, 2, 4, 5, 6]
-    assert sorted(epoch_order(100, 1, 1)) == list(range(100)) != epoch_order(100, 1, 1)
+    assert sample_order(8, seed=1, epoch=0) == [0, 3, 7, 1, 2, 4, 5, 6]
+    assert sorted(sample_order(100, 1, 1)) == list(range(100)) != sample_order(100, 1, 1)
 
 
 def test_snapshot_round_trip_and_damage(tmp_path: Path) -> None:

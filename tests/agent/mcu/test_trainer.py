@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.mcu.board.firmware import Firmware, build
+from agent.mcu.board.firmware import Firmware, build_firmware
 from agent.mcu.board.simulate import Simulator
-from agent.mcu.data import Samples
+from agent.mcu.data import BoardSamples
 from agent.mcu.errors import DisconnectedError
 from agent.mcu.model import read_model
 from agent.mcu.protocol.device import Device
@@ -23,7 +23,7 @@ from agent.mcu.protocol.messages import HEADER, PROTOCOL_VERSION, DeviceInfo, Me
 from agent.mcu.protocol.ports import PortSelector
 from agent.mcu.protocol.session import Patience, Session
 from agent.mcu.protocol.transport import SerialTransport, Transport
-from agent.mcu.trainer import Event, Interrupted, Progress, Trainer, TrainSettings
+from agent.mcu.trainer import BoardInterrupted, BoardTrainer, Event, Progress, TrainSettings
 from tests.agent.mcu.device_memory import read_result
 from tests.agent.mcu.proxy import FaultyLine
 from tests.agent.mcu.simulated_board import QUICK
@@ -145,7 +145,7 @@ def test_a_hundred_thousand_junk_frames_change_nothing(simulator: Simulator) -> 
 
 def test_junk_touches_no_foreign_memory(model: Path, tmp_path: Path) -> None:
     sanitizers = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g")
-    with Simulator(build("posix", model, tmp_path, "-O1", sanitizers), tmp_path / "simulator") as simulator:
+    with Simulator(build_firmware("posix", model, tmp_path, "-O1", sanitizers), tmp_path / "simulator") as simulator:
         assert fuzz(simulator, 10_000, QUICK) >= 10_000
 
 
@@ -165,16 +165,16 @@ class Bench:
 
     simulator: Simulator
     folder: Path
-    samples: Samples
+    samples: BoardSamples
     settings: TrainSettings
     transport: Transport | None = None
 
     def trainer(
         self, port: Path, emit: Callable[[Event], None] = lambda event: None, patience: Patience = QUICK
-    ) -> Trainer:
+    ) -> BoardTrainer:
         model = read_model(self.simulator.firmware.model)
         link = Link(PortSelector(path=str(port)), model, patience, self.open)
-        return Trainer(link, model, self.samples, self.settings, self.folder / "job", emit, wait=pause_briefly)
+        return BoardTrainer(link, model, self.samples, self.settings, self.folder / "job", emit, wait=pause_briefly)
 
     def open(self, path: str) -> Transport:
         """Open a port, and remember it as the one in use."""
@@ -199,7 +199,7 @@ def pause_briefly(seconds: float) -> None:
 
 def make_bench(simulator: Simulator, folder: Path, count: int, epochs: int, snapshot_every: int = 100) -> Bench:
     rows, labels = make_samples(count)
-    samples = Samples(np.frombuffer(b"".join(rows), np.int8).reshape(count, -1), np.array(labels))
+    samples = BoardSamples(np.frombuffer(b"".join(rows), np.int8).reshape(count, -1), np.array(labels))
     return Bench(simulator, folder, samples, TrainSettings(epochs, 0.02, seed=3, snapshot_every=snapshot_every))
 
 
@@ -293,7 +293,7 @@ def train_through_unplugs(
     def emit(event: Event) -> None:
         nonlocal next_pull, pulled
         events.append(event)
-        if isinstance(event, Interrupted) and event.resumed_at is None:
+        if isinstance(event, BoardInterrupted) and event.resumed_at is None:
             for timer in timers:
                 timer.join()
             line.unplug()
@@ -320,7 +320,7 @@ def test_unplug_and_replug_goes_on_without_losing_a_step(
     simulator: Simulator, line: FaultyLine, built: Callable[[str], Firmware], tmp_path: Path
 ) -> None:
     bench, events = train_through_unplugs(simulator, line, tmp_path, 6, QUICK)
-    assert sum(isinstance(event, Interrupted) and event.resumed_at is not None for event in events) >= 3
+    assert sum(isinstance(event, BoardInterrupted) and event.resumed_at is not None for event in events) >= 3
     session = Session(SerialTransport(str(simulator.port)), QUICK)
     status = Device(session).status()
     session.close()
@@ -335,7 +335,7 @@ def test_unplug_and_replug_in_qemu(built: Callable[[str], Firmware], tmp_path: P
         FaultyLine(simulator.port, tmp_path / "line") as line,
     ):
         bench, events = train_through_unplugs(simulator, line, tmp_path, 20, PATIENT)
-        assert sum(isinstance(event, Interrupted) and event.resumed_at is not None for event in events) >= 10
+        assert sum(isinstance(event, BoardInterrupted) and event.resumed_at is not None for event in events) >= 10
         assert read_result(simulator, PATIENT) == bench.reference(tmp_path, built("posix"))
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from agent.facts import Answer, Facts, IdleSignal, Power, ThrottleReading
 from agent.policy.decide import (
-    Decision,
     Memory,
     Now,
     Policy,
+    PolicyDecision,
     ResourceLimits,
     State,
     TimeWindow,
@@ -257,7 +257,7 @@ def random_facts(rng: random.Random, previous: Facts) -> Facts:
     )
 
 
-def random_day(seed: int) -> list[tuple[float, Decision]]:
+def random_day(seed: int) -> list[tuple[float, PolicyDecision]]:
     rng = random.Random(seed)
     policy = replace(
         POLICY,

@@ -11,7 +11,7 @@ import pytest
 from agent.cli import main
 from agent.jobs.model import JobState
 from agent.mcu.board.simulate import Simulator
-from agent.mcu.job import JobSpec, open_job, with_settings
+from agent.mcu.job import BoardJobSpec, open_job, with_settings
 from agent.supervisor.job.worker_kinds import DEFAULT_KINDS
 from tests.agent.live_daemon import running
 from tests.agent.mcu.device_memory import read_result
@@ -35,7 +35,7 @@ def data(tmp_path: Path) -> Path:
 
 def undisturbed(model: Path, data: Path, folder: Path) -> Path:
     """Return the result file of the same job on a board of its own, outside the daemon."""
-    spec = with_settings(JobSpec(model, data, board="posix", simulate=True), epochs=EPOCHS)
+    spec = with_settings(BoardJobSpec(model, data, board="posix", simulate=True), epochs=EPOCHS)
     trainer, simulator = open_job(spec, folder, lambda event: None, lambda seconds: None)
     assert simulator is not None
     with simulator:

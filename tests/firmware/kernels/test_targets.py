@@ -13,9 +13,9 @@ from planner.mcu import (
     CompiledModel,
     HostEngine,
     LayerUpdate,
-    Rule,
     SparseScheme,
-    TrainOptions,
+    UpdateOptions,
+    UpdateRounding,
     compile_model,
     last_layers,
 )
@@ -47,21 +47,21 @@ def digits(simd: bool = True) -> tuple[CompiledModel, np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("core", list(Core))
-@pytest.mark.parametrize("rule", [Rule.STOCHASTIC, Rule.Q88])
+@pytest.mark.parametrize("rule", [UpdateRounding.STOCHASTIC, UpdateRounding.Q88])
 def test_every_core_trains_to_the_hosts_bits(core, rule, tmp_path):
     """All layer kinds, all parameters, five samples."""
     module, data = every_layer(5)
     model = compile_model(module, data, q88=True)
     inputs, labels = model.quantize_input(data), np.arange(5) % 7
     host = HostEngine(model)
-    host.set_options(TrainOptions(0.02, rule))
+    host.set_options(UpdateOptions(0.02, rule))
     loss, right = host.train_many(inputs, labels)
     host_generator = host.state.generator
     if core is Core.M0:
         with pytest.raises(TargetError, match="overflowed"):
             build_image(model, core, tmp_path)
         return
-    run = run_image(build_image(model, core, tmp_path), inputs, labels, options=TrainOptions(0.02, rule))
+    run = run_image(build_image(model, core, tmp_path), inputs, labels, options=UpdateOptions(0.02, rule))
     assert run.parameters == host.parameters
     assert (run.generator, run.steps, run.correct) == (host_generator, 5, round(5 * right))
     assert run.loss_sum == pytest.approx(5 * loss, rel=1e-6)
@@ -70,10 +70,10 @@ def test_every_core_trains_to_the_hosts_bits(core, rule, tmp_path):
 def test_the_small_core_trains_to_the_hosts_bits_in_16_kib(tmp_path):
     model, inputs, labels = digits(simd=False)
     host = HostEngine(model)
-    host.set_options(TrainOptions(0.03))
+    host.set_options(UpdateOptions(0.03))
     host.train_many(inputs[:10], labels[:10])
     image = build_image(model, Core.M0, tmp_path)
-    run = run_image(image, inputs[:10], labels[:10], options=TrainOptions(0.03))
+    run = run_image(image, inputs[:10], labels[:10], options=UpdateOptions(0.03))
     assert run.parameters == host.parameters
     assert image.static_ram_bytes + run.stack_bytes <= 16_384
 
@@ -83,12 +83,12 @@ def test_a_thousand_steps_are_bit_identical_everywhere(tmp_path):
     model, inputs, labels = digits(simd=False)
     repeated, targets = np.tile(inputs, (10, 1)), np.tile(labels, 10)
     host = HostEngine(model)
-    host.set_options(TrainOptions(0.03))
+    host.set_options(UpdateOptions(0.03))
     host.train_many(repeated, targets)
     vector = digits(simd=True)[0]
     for core in Core:
         image = build_image(model if core is Core.M0 else vector, core, tmp_path / core.name)
-        run = run_image(image, repeated, targets, options=TrainOptions(0.03))
+        run = run_image(image, repeated, targets, options=UpdateOptions(0.03))
         assert run.steps == 1000
         assert run.parameters == host.parameters, core
 
@@ -101,7 +101,7 @@ def camera() -> tuple[CompiledModel, np.ndarray]:
     return compile_model(module, data, name="camera", scheme=sparse(import_module(module, (3, 80, 80)))), data
 
 
-def count(model: CompiledModel, data: np.ndarray, folder: Path, options: TrainOptions | None) -> tuple[int, int]:
+def count(model: CompiledModel, data: np.ndarray, folder: Path, options: UpdateOptions | None) -> tuple[int, int]:
     """Return the instructions of one sample, and the static RAM with the stack."""
     image = build_image(model, Core.M4F, folder)
     run = run_image(
@@ -114,7 +114,7 @@ def test_instructions_and_ram_of_a_camera_network(camera, tmp_path):
     model, data = camera
     graph = model.quantized.graph
     forward, _ = count(model, data, tmp_path, None)
-    training, ram_bytes = count(model, data, tmp_path, TrainOptions(0.01))
+    training, ram_bytes = count(model, data, tmp_path, UpdateOptions(0.01))
     assert forward / graph.macs <= 2.9
     assert (training - forward) / backward_macs(graph, model.scheme) <= 5.4
     assert ram_bytes <= 180_000
@@ -154,7 +154,7 @@ def test_counting_is_exact(tmp_path):
     model, inputs, labels = digits()
     image, counter = build_image(model, Core.M4F, tmp_path), build_counter(tmp_path)
     runs = [
-        run_image(image, inputs[:2], labels[:2], options=TrainOptions(0.03), counter=counter).instructions
+        run_image(image, inputs[:2], labels[:2], options=UpdateOptions(0.03), counter=counter).instructions
         for _ in range(2)
     ]
     assert runs[0] == runs[1]
@@ -178,7 +178,7 @@ def test_partial_rows_train_in_ram_while_the_rest_stays_in_flash(tmp_path):
     )
     inputs, labels = model.quantize_input(data), np.arange(4)
     host = HostEngine(model)
-    host.set_options(TrainOptions(0.02))
+    host.set_options(UpdateOptions(0.02))
     host.train_many(inputs, labels)
-    run = run_image(build_image(model, Core.M4F, tmp_path), inputs, labels, options=TrainOptions(0.02))
+    run = run_image(build_image(model, Core.M4F, tmp_path), inputs, labels, options=UpdateOptions(0.02))
     assert run.parameters == host.parameters

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planner.mcu.arena import Arena, Buffer, OverlapError, aligned, lower_bound, plan, verify_plan
 from planner.mcu.autodiff import full_scheme, last_layers, training_program
-from planner.mcu.ir import Clamp, Graph, Op, OpKind, Shape
+from planner.mcu.ir import Clamp, Graph, KernelCall, OpKind, Shape
 from planner.mcu.memory import buffers_of, plan_memory
 
 
@@ -19,28 +19,30 @@ def random_graph(seed: int) -> Graph:
     """Return a random network of convolutions, depthwise layers, residuals and poolings."""
     choose = random.Random(seed)
     shape = Shape(choose.choice([16, 24, 32, 48]), choose.choice([16, 24, 32, 48]), choose.choice([1, 3]))
-    ops: list[Op] = []
+    ops: list[KernelCall] = []
     name, start = "input", shape
     for index in range(choose.randint(4, 24)):
         kind = choose.choice(["conv", "pointwise", "depthwise", "depthwise", "residual", "pool"])
         label = f"op{index}"
         if kind == "residual" and (earlier := [op for op in ops if op.out_shape == shape and op.name != name]):
-            ops.append(Op(label, OpKind.ADD, (choose.choice(earlier).name, name), shape, shape))
+            ops.append(KernelCall(label, OpKind.ADD, (choose.choice(earlier).name, name), shape, shape))
         elif kind == "pool" and shape.height >= 8 and shape.width >= 8:
             out = Shape(shape.height // 2, shape.width // 2, shape.channels)
-            ops.append(Op(label, OpKind.MAX_POOL, (name,), shape, out, (2, 2), (2, 2)))
+            ops.append(KernelCall(label, OpKind.MAX_POOL, (name,), shape, out, (2, 2), (2, 2)))
         else:
             ops.append(_weighted(choose, label, kind, name, shape))
         name, shape = label, ops[-1].out_shape
     flat = Shape(1, 1, shape.elements)
     weight = np.zeros((5, 1, 1, flat.channels), np.float32)
     ops.append(
-        Op("head", OpKind.CLASSIFIER, (name,), flat, Shape(1, 1, 5), weight=weight, bias=np.zeros(5, np.float32))
+        KernelCall(
+            "head", OpKind.CLASSIFIER, (name,), flat, Shape(1, 1, 5), weight=weight, bias=np.zeros(5, np.float32)
+        )
     )
     return Graph("random", "input", start, tuple(ops))
 
 
-def _weighted(choose: random.Random, label: str, kind: str, name: str, shape: Shape) -> Op:
+def _weighted(choose: random.Random, label: str, kind: str, name: str, shape: Shape) -> KernelCall:
     stride = choose.choice([1, 1, 2]) if min(shape.height, shape.width) >= 8 else 1
     kernel = 1 if kind == "pointwise" else 3
     pad = kernel // 2
@@ -49,7 +51,7 @@ def _weighted(choose: random.Random, label: str, kind: str, name: str, shape: Sh
         (shape.height + 2 * pad - kernel) // stride + 1, (shape.width + 2 * pad - kernel) // stride + 1, channels
     )
     dims = (kernel, kernel, channels) if kind == "depthwise" else (channels, kernel, kernel, shape.channels)
-    return Op(
+    return KernelCall(
         label,
         OpKind.DEPTHWISE if kind == "depthwise" else OpKind.CONV,
         (name,),

@@ -7,17 +7,17 @@ import pytest
 from planner.mcu.arena import lower_bound
 from planner.mcu.autodiff import (
     LayerUpdate,
-    Program,
     ProgramError,
+    SampleProgram,
     SparseScheme,
     Step,
     StepKind,
     alias,
     differentiate,
     full_scheme,
+    fuse_updates,
     last_layers,
     prune,
-    reorder,
     training_program,
     verify_program,
 )
@@ -33,7 +33,7 @@ def graph() -> Graph:
     return import_module(module, data.shape[1:], "every_layer")
 
 
-def bytes_of(program: Program, scheme: SparseScheme) -> int:
+def bytes_of(program: SampleProgram, scheme: SparseScheme) -> int:
     return lower_bound(buffers_of(program, scheme))
 
 
@@ -41,7 +41,7 @@ def test_each_pass_needs_less_memory(graph):
     scheme = last_layers(graph, 2, biases=4)
     full = differentiate(graph)
     sparse = prune(full, scheme)
-    fused = reorder(sparse)
+    fused = fuse_updates(sparse)
     sizes = [
         bytes_of(full, full_scheme(graph)),
         bytes_of(sparse, scheme),
@@ -88,15 +88,15 @@ def test_the_verifier_sees_weights_read_after_their_update(graph):
     at = next(i for i, s in enumerate(steps) if s.kind is StepKind.INPUT and s.op == "wide")
     steps[at], steps[at + 1] = steps[at + 1], steps[at]
     with pytest.raises(ProgramError, match="after their update"):
-        verify_program(Program(graph, tuple(steps)))
+        verify_program(SampleProgram(graph, tuple(steps)))
 
 
 def test_the_verifier_sees_a_missing_gradient(graph):
     steps = [s for s in training_program(graph, full_scheme(graph)).steps if s.kind is not StepKind.LOSS]
     with pytest.raises(ProgramError, match="before it is written"):
-        verify_program(Program(graph, tuple(steps)))
+        verify_program(SampleProgram(graph, tuple(steps)))
     with pytest.raises(ProgramError):
-        verify_program(Program(graph, (Step(StepKind.FORWARD, "head"),)))
+        verify_program(SampleProgram(graph, (Step(StepKind.FORWARD, "head"),)))
 
 
 @pytest.mark.parametrize(

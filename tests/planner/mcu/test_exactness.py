@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from planner.mcu import CompiledModel, HostEngine, Rule, TrainOptions, compile_model
+from planner.mcu import CompiledModel, HostEngine, UpdateOptions, UpdateRounding, compile_model
 from planner.mcu.ir import WEIGHTED, OpKind
 from planner.mcu.memory import row_bytes
 from planner.mcu.quantize import QuantizedOp, flat_input, run_float, torch_weight
@@ -62,7 +62,7 @@ def test_scalar_and_simd_train_to_the_same_bits(compiled):
     labels = np.arange(len(data)) % model.quantized.graph.classes
     engines = [HostEngine(model, flags) for flags in VARIANTS.values()]
     for engine in engines:
-        engine.set_options(TrainOptions(0.02))
+        engine.set_options(UpdateOptions(0.02))
         engine.train_many(np.repeat(inputs, 3, axis=0), np.repeat(labels, 3))
     assert engines[0].parameters == engines[1].parameters
     assert engines[0].state == engines[1].state
@@ -114,7 +114,7 @@ def test_every_parameter_gradient_equals_autograd_to_rounding(compiled):
     layout = model.memory.parameters
     for number, label in ((0, 0), (1, 2)):
         engine = HostEngine(model)
-        engine.set_options(TrainOptions(rate, Rule.Q88))
+        engine.set_options(UpdateOptions(rate, UpdateRounding.Q88))
         before = engine.parameters
         engine.train(inputs[number], label)
         after = engine.parameters
@@ -157,7 +157,7 @@ def test_loss_equals_torch_cross_entropy(compiled):
     model, _, data = compiled
     inputs = model.quantize_input(data)
     engine = HostEngine(model)
-    engine.set_options(TrainOptions(0.0))
+    engine.set_options(UpdateOptions(0.0))
     for number in range(4):
         _, logits = engine.infer(inputs[number])
         loss, right = engine.train(inputs[number], 1)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from planner.mcu.autodiff import LayerUpdate, SparseScheme, last_layers
-from planner.mcu.compile import BudgetError, compile_model, compile_quantized
+from planner.mcu.compile import ArenaBudgetError, compile_model, compile_quantized
 from planner.mcu.frontend import import_module
-from planner.mcu.host import HostEngine, TrainOptions
+from planner.mcu.host import HostEngine, UpdateOptions
 from planner.mcu.ir import Graph, OpKind
 from planner.mcu.memory import plan_memory
 from planner.mcu.quantize import quantize
@@ -31,7 +31,7 @@ from planner.mcu.scheme import (
 from planner.mcu.scheme_fit import EngineMeasure, fit_scheme
 from planner.mcu.scheme_race import Finalist, find_finalists, race, race_draws
 from planner.mcu.zoo import DigitsNet
-from planner.sparse.choose import Choice, ChoiceProblem, Option, choose, choose_best
+from planner.sparse.choose import ChoiceProblem, Option, SparseChoice, choose, choose_best
 from tests.planner.mcu.networks import settled
 
 
@@ -173,14 +173,14 @@ def test_time_and_energy_limits_are_in_macs():
 
 
 def test_no_room_for_inference_is_an_error(graph):
-    with pytest.raises(BudgetError, match="budget is 100 B"):
+    with pytest.raises(ArenaBudgetError, match="budget is 100 B"):
         find_scheme(graph, random_table(graph, 0), Limits(100))
 
 
 def test_compiling_over_budget_says_by_how_much(graph):
     model = quantize(graph, np.random.default_rng(0).random((4, 1, 8, 8), np.float32))
     needed = compile_quantized(model).ram_bytes
-    with pytest.raises(BudgetError) as raised:
+    with pytest.raises(ArenaBudgetError) as raised:
         compile_quantized(model, budget=needed - 1)
     assert raised.value.needed_bytes == needed
     assert compile_quantized(model, budget=needed).ram_bytes == needed
@@ -203,7 +203,7 @@ def test_the_search_equals_brute_force_on_random_problems(rows, budget, step):
     found = choose(ChoiceProblem(items, budget, cost, cost))
     everything = itertools.product(*(range(-1, len(item)) for item in items))
     gains = [sum(items[i][k].gain for i, k in enumerate(s) if k >= 0) for s in everything if cost(s) <= budget]
-    assert isinstance(found, Choice) and found.proven
+    assert isinstance(found, SparseChoice) and found.proven
     assert found.gain == pytest.approx(max(gains))
     assert found.cost == cost(found.selection) <= budget
     several = choose_best(ChoiceProblem(items, budget, cost, cost), 3)
@@ -231,7 +231,7 @@ def bars() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 def test_analysis_measures_the_users_task():
     data, labels = bars()
     model = quantize(import_module(settled(DigitsNet(2), data), (1, 8, 8), "bars"), data)
-    measure = EngineMeasure(model, model.quantize_input(data), labels, 8, TrainOptions(0.1))
+    measure = EngineMeasure(model, model.quantize_input(data), labels, 8, UpdateOptions(0.1))
     table = analyse_contributions(model.graph, measure, layers=["head"], ratios=(0.5, 1.0), depth=2)
     assert set(table.bias_accuracy) == {1, 2}
     assert [c.rows for c in table.weights] == [1, 2]
@@ -260,7 +260,7 @@ def test_a_model_is_fitted_to_its_task_within_its_memory():
     inference, seen = model.ram_bytes, []
     limits = Limits(inference + 2_500)
     fitted = fit_scheme(
-        model, model.quantize_input(data), labels, limits, epochs=8, options=TrainOptions(0.1),
+        model, model.quantize_input(data), labels, limits, epochs=8, options=UpdateOptions(0.1),
         progress=lambda *p: seen.append(p),
     )  # fmt: skip
     assert fitted.model.ram_bytes == fitted.best.ram_bytes <= limits.ram_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.mcu import CompiledModel, HostEngine, Rule, TrainOptions, compile_model
+from planner.mcu import CompiledModel, HostEngine, UpdateOptions, UpdateRounding, compile_model
 from planner.mcu.host import EngineError, EngineState
 from tests.planner.mcu.networks import every_layer
 
@@ -23,7 +23,7 @@ def weights(model: CompiledModel, image: bytes) -> np.ndarray:
 
 
 def trained(
-    model: CompiledModel, inputs: np.ndarray, labels: np.ndarray, options: TrainOptions
+    model: CompiledModel, inputs: np.ndarray, labels: np.ndarray, options: UpdateOptions
 ) -> tuple[np.ndarray, np.ndarray]:
     engine = HostEngine(model)
     before = weights(model, engine.parameters)
@@ -32,13 +32,13 @@ def trained(
     return before, weights(model, engine.parameters)
 
 
-@pytest.mark.parametrize("rule", list(Rule))
+@pytest.mark.parametrize("rule", list(UpdateRounding))
 @pytest.mark.parametrize("scaling", [True, False])
 def test_rate_zero_changes_nothing(model, rule, scaling):
     compiled, inputs, labels = model
     engine = HostEngine(compiled)
     before = engine.parameters
-    engine.set_options(TrainOptions(0.0, rule, scaling))
+    engine.set_options(UpdateOptions(0.0, rule, scaling))
     engine.train_many(inputs, labels)
     assert engine.parameters == before
 
@@ -50,7 +50,7 @@ def towards_zero(before: np.ndarray, after: np.ndarray) -> tuple[float, int]:
 
 def test_a_tiny_rate_moves_half_of_the_changes_towards_zero(model):
     compiled, inputs, labels = model
-    share, changes = towards_zero(*trained(compiled, inputs, labels, TrainOptions(1e-4, Rule.STOCHASTIC)))
+    share, changes = towards_zero(*trained(compiled, inputs, labels, UpdateOptions(1e-4, UpdateRounding.STOCHASTIC)))
     assert changes > 100
     assert 0.4 <= share <= 0.6
 
@@ -58,19 +58,19 @@ def test_a_tiny_rate_moves_half_of_the_changes_towards_zero(model):
 def test_truncation_decays_every_weight_towards_zero(model):
     """The rule of TinyEngine, kept for comparison: whatever the rate, changes only shrink weights."""
     compiled, inputs, labels = model
-    share, changes = towards_zero(*trained(compiled, inputs, labels, TrainOptions(1e-6, Rule.TRUNCATE)))
+    share, changes = towards_zero(*trained(compiled, inputs, labels, UpdateOptions(1e-6, UpdateRounding.TRUNCATE)))
     assert changes > 1000
     assert share == 1.0
 
 
 def test_nearest_loses_small_steps_and_q88_keeps_them(model):
     compiled, inputs, labels = model
-    options = TrainOptions(1e-4, Rule.NEAREST)
+    options = UpdateOptions(1e-4, UpdateRounding.NEAREST)
     before, after = trained(compiled, inputs[:4], labels[:4], options)
     np.testing.assert_array_equal(before, after)
     engine = HostEngine(compiled)
     start = engine.parameters
-    engine.set_options(TrainOptions(1e-3, Rule.Q88))
+    engine.set_options(UpdateOptions(1e-3, UpdateRounding.Q88))
     engine.train_many(inputs, labels)
     low = slice(compiled.memory.parameters.bias_bytes + compiled.memory.parameters.weight_bytes, None)
     assert engine.parameters[low] != start[low]
@@ -80,14 +80,14 @@ def test_stochastic_rounding_is_unbiased(model):
     """Over many generators the mean move of a weight is its fp32 step."""
     compiled, inputs, labels = model
     engine = HostEngine(compiled)
-    engine.set_options(TrainOptions(5e-3, Rule.Q88))
+    engine.set_options(UpdateOptions(5e-3, UpdateRounding.Q88))
     start = engine.parameters
     engine.train(inputs[0], int(labels[0]))
     layout = compiled.memory.parameters
     low = np.frombuffer(engine.parameters, np.uint8, layout.weight_bytes, layout.bias_bytes + layout.weight_bytes)
     exact = weights(compiled, engine.parameters) + (low.astype(np.float64) - 128) / 256 - weights(compiled, start)
     total = np.zeros_like(exact)
-    engine.set_options(TrainOptions(5e-3, Rule.STOCHASTIC))
+    engine.set_options(UpdateOptions(5e-3, UpdateRounding.STOCHASTIC))
     rounds = 200
     for seed in np.random.default_rng(1).integers(0, 2**32, rounds):
         engine.reset()
@@ -105,7 +105,7 @@ def test_the_generator_is_all_a_resume_needs(model):
     compiled, inputs, labels = model
     whole, first, second = HostEngine(compiled), HostEngine(compiled), HostEngine(compiled)
     for engine in (whole, first, second):
-        engine.set_options(TrainOptions(0.01))
+        engine.set_options(UpdateOptions(0.01))
     whole.train_many(inputs, labels)
     first.train_many(inputs[:17], labels[:17])
     second.parameters, second.state = first.parameters, first.state
@@ -117,17 +117,17 @@ def test_the_generator_is_all_a_resume_needs(model):
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1.0])
 def test_senseless_rates_are_refused(model, rate):
     with pytest.raises(EngineError):
-        HostEngine(model[0]).set_options(TrainOptions(rate))
+        HostEngine(model[0]).set_options(UpdateOptions(rate))
 
 
 def test_q88_needs_its_storage():
     module, data = every_layer(4)
     with pytest.raises(EngineError, match="status 5"):
-        HostEngine(compile_model(module, data)).set_options(TrainOptions(0.1, Rule.Q88))
+        HostEngine(compile_model(module, data)).set_options(UpdateOptions(0.1, UpdateRounding.Q88))
 
 
 def test_a_huge_rate_stays_within_int8(model):
     compiled, inputs, labels = model
-    for rule in Rule:
-        _, after = trained(compiled, inputs[:8], labels[:8], TrainOptions(1e20, rule))
+    for rule in UpdateRounding:
+        _, after = trained(compiled, inputs[:8], labels[:8], UpdateOptions(1e20, rule))
         assert after.min() >= -127 and after.max() <= 127

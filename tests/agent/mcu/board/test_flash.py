@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from agent.mcu.board.catalogue import BOARDS, FlashMethod, find_board
-from agent.mcu.board.firmware import Firmware, build
+from agent.mcu.board.firmware import Firmware, build_firmware
 from agent.mcu.board.flash import advice, flash
 from agent.mcu.board.images import write_hex, write_uf2
-from agent.mcu.errors import FlashError
+from agent.mcu.errors import FirmwareWriteError
 from tests.agent.mcu.simulated_board import require_board_tools
 
 
@@ -93,20 +93,20 @@ def test_serial_tools_get_their_exact_commands(tmp_path: Path) -> None:
 
 def test_without_any_tool_the_command_is_printed(tmp_path: Path) -> None:
     firmware = firmware_of("microbit", tmp_path)
-    with pytest.raises(FlashError, match="pyocd flash -t nrf51822") as caught:
+    with pytest.raises(FirmwareWriteError, match="pyocd flash -t nrf51822") as caught:
         flash(firmware.board, firmware, drives=list, which=Tools().which)
     assert f"cp {tmp_path / 'microbit.hex'} DRIVE/" in str(caught.value)
 
 
 def test_failing_tool_is_an_error(tmp_path: Path) -> None:
     firmware, tools = firmware_of("nrf52840-dk", tmp_path), Tools("pyocd", code=3)
-    with pytest.raises(FlashError, match="code 3"):
+    with pytest.raises(FirmwareWriteError, match="code 3"):
         flash(firmware.board, firmware, run=tools.run, drives=list, which=tools.which)
 
 
 def test_simulated_boards_are_not_flashed(tmp_path: Path) -> None:
     firmware = firmware_of("qemu-m4f", tmp_path)
-    with pytest.raises(FlashError, match="mcu simulate"):
+    with pytest.raises(FirmwareWriteError, match="mcu simulate"):
         flash(firmware.board, firmware)
 
 
@@ -121,7 +121,7 @@ FAST = {"qemu-m4f", "qemu-m0", "arduino-zero", "feather-nrf52840", "stm32f405"}
 def test_every_port_builds_within_its_limits(board: object, model: Path, tmp_path: Path) -> None:
     require_board_tools()
     name = getattr(board, "name", "")
-    firmware = build(name, model, tmp_path)
+    firmware = build_firmware(name, model, tmp_path)
     assert firmware.image is not None and firmware.image.is_file()
     assert firmware.static_ram_bytes is not None and firmware.flash_bytes is not None
     limits = firmware.board
@@ -139,4 +139,4 @@ def test_missing_compiler_says_how_to_get_it(
 
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BuildError, match="apt install gcc-arm-none-eabi"):
-        build(board, model, tmp_path)
+        build_firmware(board, model, tmp_path)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.mcu.board.firmware import Firmware, build
+from agent.mcu.board.firmware import Firmware, build_firmware
 from agent.mcu.board.simulate import Simulator
 from agent.mcu.errors import DeviceResetError
 from agent.mcu.job import load_data, read_job
@@ -18,7 +18,7 @@ from agent.mcu.protocol.ports import PortSelector
 from agent.mcu.protocol.session import Patience, Session
 from agent.mcu.protocol.transport import SerialTransport
 from agent.mcu.snapshot import SNAPSHOT_NAME, read_snapshot
-from agent.mcu.trainer import Trainer, TrainSettings
+from agent.mcu.trainer import BoardTrainer, TrainSettings
 from tests.agent.mcu.simulated_board import require_board_tools
 from tests.agent.mcu.small_model import make_samples, write_model
 
@@ -86,9 +86,9 @@ def adapt(job: Path, board: str, folder: Path) -> bytes:
     model = read_model(job)
     samples, _ = load_data(spec, model)
     settings = TrainSettings(epochs=99, steps=1000, seed=4, snapshot_every=5000)
-    with Simulator(build(board, job, folder / board), folder / board / "simulator") as simulator:
+    with Simulator(build_firmware(board, job, folder / board), folder / board / "simulator") as simulator:
         link = Link(PortSelector(path=str(simulator.port)), model, PATIENT)
-        trainer = Trainer(link, model, samples, settings, folder / board / "state", lambda event: None)
+        trainer = BoardTrainer(link, model, samples, settings, folder / board / "state", lambda event: None)
         trainer.start()
         assert trainer.run(lambda: False)
         trainer.close()
@@ -114,7 +114,7 @@ def test_a_crash_is_a_reset_with_its_reason_and_nothing_runs_twice(
 ) -> None:
     require_board_tools()
     model = write_model(tmp_path / "model", broken=broken)
-    with Simulator(build("qemu-m4f", model, tmp_path), tmp_path / "simulator") as simulator:
+    with Simulator(build_firmware("qemu-m4f", model, tmp_path), tmp_path / "simulator") as simulator:
         session = Session(SerialTransport(str(simulator.port)), PATIENT)
         nonce = session.info.nonce
         with pytest.raises(DeviceResetError, match="restore a snapshot"):

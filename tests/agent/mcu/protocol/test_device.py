@@ -313,12 +313,12 @@ def test_a_port_has_one_reader(simulator: Simulator, device: Device, tmp_path: P
 
 
 def test_building_too_large_a_model_names_the_remedy(built: Callable[[str], object], tmp_path: Path) -> None:
-    from agent.mcu.board.firmware import build
+    from agent.mcu.board.firmware import build_firmware
     from agent.mcu.errors import TooLargeError
 
     built("qemu-m0")  # skips where the tools are absent
     model = write_model(tmp_path / "large", extra_arena_bytes=20_000)
     with pytest.raises(TooLargeError, match="smaller --ram") as caught:
-        build("qemu-m0", model, tmp_path)
+        build_firmware("qemu-m0", model, tmp_path)
     assert caught.value.memory == "RAM" and caught.value.overflow_bytes > 0
-    assert build("qemu-m4f", model, tmp_path).static_ram_bytes is not None
+    assert build_firmware("qemu-m4f", model, tmp_path).static_ram_bytes is not None

@@ -23,7 +23,7 @@ from agent.mcu.protocol.messages import HEADER, PROTOCOL_VERSION, DeviceInfo, Me
 from agent.mcu.protocol.ports import PortSelector
 from agent.mcu.protocol.session import Patience, Session
 from agent.mcu.protocol.transport import SerialTransport, Transport
-from agent.mcu.trainer import BoardInterrupted, BoardTrainer, Event, Progress, TrainSettings
+from agent.mcu.trainer import BoardInterrupted, BoardTrainer, Event, Progress, TrainSettings, sample_order
 from tests.agent.mcu.device_memory import read_result
 from tests.agent.mcu.proxy import FaultyLine
 from tests.agent.mcu.simulated_board import QUICK
@@ -344,3 +344,8 @@ def test_a_dead_port_is_one_error(simulator: Simulator) -> None:
     simulator.kill()
     with pytest.raises(DisconnectedError, match="plug the board in again"):
         session.request(Status())
+
+
+def test_order_of_an_epoch_never_changes() -> None:
+    assert sample_order(8, seed=1, epoch=0) == [0, 3, 7, 1, 2, 4, 5, 6]
+    assert sorted(sample_order(100, 1, 1)) == list(range(100)) != sample_order(100, 1, 1)

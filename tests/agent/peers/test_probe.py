@@ -2,12 +2,11 @@
 
 import socket
 
-import psutil
 import pytest
 
 from agent.health.doctor import Verdict, check_discovery
-from agent.peers import interfaces, probe
-from agent.peers.interfaces import Interface, multicast_interfaces
+from agent.peers import probe
+from agent.peers.interfaces import Interface
 from agent.policy.config import AgentOptions
 
 LOOPBACK = Interface("lo", 1, "127.0.0.1", False)
@@ -49,31 +48,3 @@ def test_off_and_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "multicast_interfaces", lambda: ())
     assert check_discovery(ON).verdict is Verdict.NOTE
     assert check_discovery(AgentOptions()).finding.startswith("off")
-
-
-def test_which_interfaces_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    def state(flags: str, *, up: bool = True) -> object:
-        return type("State", (), {"isup": up, "flags": flags})()
-
-    def address(family: int, text: str) -> object:
-        return type("Address", (), {"family": family, "address": text})()
-
-    lan = "up,broadcast,running,multicast"
-    states = {
-        "eth0": state(lan), "wlan0": state(lan), "old0": state(lan, up=False), "tun0": state("up,pointopoint,multicast"),
-        "lo": state("up,loopback,running,multicast"), "can0": state("up,running"), "bare0": state(lan),
-    }  # fmt: skip
-    four, six = socket.AF_INET, socket.AF_INET6
-    addresses = {
-        "wlan0": [address(six, "fe80::2%wlan0"), address(psutil.AF_LINK, "02:00:00:00:00:01")],
-        "eth0": [address(six, "fe80::1%eth0"), address(four, "10.0.0.5"), address(four, "10.0.0.6")],
-        **{name: [address(four, "10.1.0.1")] for name in ("old0", "tun0", "lo", "can0", "gone0")},
-        "bare0": [address(psutil.AF_LINK, "02:00:00:00:00:02")],
-    }
-    monkeypatch.setattr(psutil, "net_if_stats", lambda: states)
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: addresses)
-    monkeypatch.setattr(interfaces.socket, "if_nametoindex", lambda name: len(name))
-    assert multicast_interfaces() == (
-        Interface("eth0", 4, "10.0.0.5", False),
-        Interface("wlan0", 5, "fe80::2", True),
-    )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.mcu.board.catalogue import BOARDS, UsbId, boards_with_usb, find_board
+from agent.mcu.board.catalogue import UsbId, boards_with_usb
 from agent.mcu.errors import PortNotFoundError
 from agent.mcu.protocol.ports import PortInfo, PortSelector, find_port, require_port, selector_of, wait_for_port
 
@@ -58,14 +58,3 @@ def test_hot_plug_is_polled() -> None:
     found = wait_for_port(PortSelector(serial="A1"), lambda: False, lambda: looks.pop(0), slept.append)
     assert found is not None and found.path == "/dev/ttyACM3" and slept == [1.0, 1.0]
     assert wait_for_port(PortSelector(serial="A1"), lambda: True, lambda: [], slept.append) is None
-
-
-def test_board_table_is_consistent() -> None:
-    assert len({board.name for board in BOARDS}) == len(BOARDS)
-    for board in BOARDS:
-        assert len(board.name) <= 23  # the field in HELLO
-        assert board.ring_bytes & (board.ring_bytes - 1) == 0
-        assert board.uart_interrupt < board.interrupts
-        assert find_board(board.name) is board
-    with pytest.raises(PortNotFoundError, match="qemu-m4f"):
-        find_board("unknown")

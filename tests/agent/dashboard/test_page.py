@@ -1,0 +1,45 @@
+"""The report as one page of HTML."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.dashboard.page import embed_json, render_report
+from agent.energy.report import EnergyReport, ReportOptions, read_report
+from tests.agent.energy.simulated import write_afternoon
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """Give the ledger of a simulated afternoon and the time it ends."""
+    path = tmp_path_factory.mktemp("state") / "energy.sqlite"
+    return path, write_afternoon(path)
+
+
+@pytest.fixture(scope="module")
+def report(ledger: tuple[Path, float]) -> EnergyReport:
+    """Give the report on that afternoon, with prices."""
+    options = ReportOptions(
+        price_per_kwh=0.36, currency="EUR", co2_grams_per_kwh=360.0, flash_endurance_bytes=10**13,
+        flash_bytes_per_day=10**10,
+    )  # fmt: skip
+    return read_report(ledger[0], options, ledger[1])
+
+
+def test_page_is_one_file_without_a_network(report: EnergyReport) -> None:
+    page = render_report(report)
+    assert not re.search(r"<(?:link|img|iframe)|\ssrc=|@import|fetch\(|XMLHttpRequest", page)
+    assert "default-src 'none'" in page
+    assert "/*data*/" not in page and "uPlot=" in page
+    data = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
+    assert data and json.loads(data[1])["total"][0]["kind"] == "measured"
+
+
+def test_hostile_names_stay_data(report: EnergyReport) -> None:
+    evil = replace(report, jobs=(replace(report.jobs[0], name="</script><script>alert(1)</script>"),))
+    page = render_report(evil)
+    assert "<script>alert" not in page
+    assert json.loads(embed_json("</script>&")) == "</script>&"

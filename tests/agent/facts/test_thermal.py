@@ -1,0 +1,55 @@
+"""Temperatures and throttling, from zones, chips and vcgencmd."""
+
+from pathlib import Path
+
+import pytest
+
+from agent.facts import Answer
+from agent.facts.sysfs import Tree
+from agent.facts.thermal import parse_measure_temp, parse_throttled, read_temperature
+from tests.agent.trees import recorded, write_tree
+
+
+def test_temperature_ignores_dead_and_foreign_zones(tmp_path: Path) -> None:
+    zones = {"cpu-thermal": 48312, "iwlwifi_1": 90000, "GPU-therm": -256000, "PMIC-Die": 100000, "soc": 51200}
+    for number, (kind, value) in enumerate(zones.items()):
+        zone = f"class/thermal/thermal_zone{number}"
+        write_tree(tmp_path, {f"{zone}/type": kind, f"{zone}/temp": str(value)})
+    assert read_temperature(Tree(sys=tmp_path)) == pytest.approx(51.2)
+
+
+def test_temperature_falls_back_to_hwmon(tmp_path: Path) -> None:
+    files = {"hwmon0/name": "coretemp", "hwmon0/temp1_input": "61000", "hwmon0/temp2_input": "59000"}
+    files |= {"hwmon1/name": "nvme", "hwmon1/temp1_input": "80000"}
+    write_tree(tmp_path / "class/hwmon", files)
+    assert read_temperature(Tree(sys=tmp_path)) == pytest.approx(61.0)
+
+
+def test_nonsense_in_a_zone_is_a_fault(tmp_path: Path) -> None:
+    zone = "class/thermal/thermal_zone0"
+    tree = Tree(sys=write_tree(tmp_path, {f"{zone}/type": "cpu", f"{zone}/temp": "warm"}))
+    assert read_temperature(tree) is None
+    assert "expected a number" in tree.take_faults()[0].reason
+
+
+@pytest.mark.parametrize(
+    ("text", "now", "since_boot", "detail"),
+    [
+        ("throttled=0x0", Answer.NO, Answer.NO, ""),
+        ("throttled=0x50000", Answer.NO, Answer.YES, ""),
+        ("throttled=0x50005", Answer.YES, Answer.YES, "under-voltage, throttled"),
+        ("50008", Answer.YES, Answer.YES, "soft temperature limit"),
+    ],
+)
+def test_throttled_bits(text: str, now: Answer, since_boot: Answer, detail: str) -> None:
+    reading = parse_throttled(text)
+    assert reading is not None
+    assert (reading.now, reading.since_boot, reading.detail) == (now, since_boot, detail)
+
+
+def test_recorded_vcgencmd() -> None:
+    lines = recorded("rpi/vcgencmd_samples.txt").splitlines()
+    readings = [parse_throttled(line) for line in lines if line.startswith("throttled=")]
+    assert [reading.now for reading in readings if reading] == [Answer.NO, Answer.YES, Answer.NO]
+    temperatures = [parse_measure_temp(line) for line in lines if line.startswith("temp=")]
+    assert temperatures == [39.2, 38.6, 62.3]

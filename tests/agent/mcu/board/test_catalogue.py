@@ -1,0 +1,17 @@
+"""The table of boards is consistent."""
+
+import pytest
+
+from agent.mcu.board.catalogue import BOARDS, find_board
+from agent.mcu.errors import PortNotFoundError
+
+
+def test_board_table_is_consistent() -> None:
+    assert len({board.name for board in BOARDS}) == len(BOARDS)
+    for board in BOARDS:
+        assert len(board.name) <= 23  # the field in HELLO
+        assert board.ring_bytes & (board.ring_bytes - 1) == 0
+        assert board.uart_interrupt < board.interrupts
+        assert find_board(board.name) is board
+    with pytest.raises(PortNotFoundError, match="qemu-m4f"):
+        find_board("unknown")

@@ -1,0 +1,42 @@
+"""Every port builds within its limits."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent.mcu.board.catalogue import BOARDS, FlashMethod
+from agent.mcu.board.firmware import Firmware, build_firmware
+from agent.mcu.board.flash import advice
+from tests.agent.mcu.simulated_board import require_board_tools
+
+FAST = {"qemu-m4f", "qemu-m0", "arduino-zero", "feather-nrf52840", "stm32f405"}
+"""One board per port; the others differ in numbers only."""
+
+
+@pytest.mark.parametrize(
+    "board",
+    [pytest.param(b, marks=() if b.name in FAST else pytest.mark.long, id=b.name) for b in BOARDS if b.cpu],
+)
+def test_every_port_builds_within_its_limits(board: object, model: Path, tmp_path: Path) -> None:
+    require_board_tools()
+    name = getattr(board, "name", "")
+    firmware = build_firmware(name, model, tmp_path)
+    assert firmware.image is not None and firmware.image.is_file()
+    assert firmware.static_ram_bytes is not None and firmware.flash_bytes is not None
+    limits = firmware.board
+    assert firmware.static_ram_bytes + limits.stack_bytes <= limits.ram_bytes
+    assert firmware.flash_bytes <= limits.flash_bytes - limits.flash_reserved_bytes
+    if FlashMethod.NONE not in limits.methods:
+        assert advice(limits, firmware, None)
+
+
+@pytest.mark.parametrize("board", ["qemu-m4f", "qemu-m0"])
+def test_missing_compiler_says_how_to_get_it(
+    board: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: Callable[[str], Firmware]
+) -> None:
+    from agent.mcu.errors import BuildError
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BuildError, match="apt install gcc-arm-none-eabi"):
+        build_firmware(board, model, tmp_path)

@@ -1,0 +1,59 @@
+"""A stream of lines becomes files of an inbox."""
+
+import json
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from agent.mcu.data import load_samples
+from agent.mcu.errors import DisconnectedError
+from agent.mcu.model import InputFormat, ModelDirectory, read_model, write_manifest
+from agent.mcu.stream import Recorded, open_stream, record
+from tests.agent.mcu.small_model import write_model
+
+
+@pytest.fixture
+def floating(tmp_path: Path) -> ModelDirectory:
+    """The small model as one that takes floats [2, 3, 4]."""
+    folder = write_model(tmp_path / "floating")
+    write_manifest(folder, InputFormat(2, 3, 4, 0.5, -3), ("a", "b", "c", "d"))
+    return read_model(folder)
+
+
+def lines(count: int) -> list[bytes]:
+    return [json.dumps({"x": [0.5 * i] * 24, "y": i % 4}).encode() + b"\n" for i in range(count)]
+
+
+def test_stream_becomes_files_of_an_inbox(floating: ModelDirectory, tmp_path: Path) -> None:
+    reports: list[int] = []
+
+    def report(seen: Recorded) -> None:
+        reports.append(seen.samples)
+
+    bad = [b"not json\n", b'{"x": [1], "y": 0}\n', json.dumps({"x": [0] * 24, "y": 4}).encode(), b"[]\n"]
+    stream = [*lines(3), *bad, *lines(7)]
+    seen = record(stream, tmp_path / "inbox", floating, 4, report, clock=lambda: 1.0)
+    assert (seen.samples, seen.files, seen.bad_lines) == (10, 3, 4) and reports == [4, 8, 10]
+    samples = load_samples(tmp_path / "inbox", floating)
+    assert samples.labels.tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2]
+    assert samples.rows[1].tolist() == [-2] * 24
+
+
+def test_stream_over_tcp(floating: ModelDirectory, tmp_path: Path) -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = server.accept()
+        connection.sendall(b"".join(lines(5)))
+        connection.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with open_stream(f"tcp:127.0.0.1:{server.getsockname()[1]}") as stream:
+        assert record(stream, tmp_path / "inbox", floating, 2, lambda seen: None).samples == 5
+    thread.join()
+    server.close()
+    with pytest.raises(DisconnectedError):
+        open_stream("tcp:nowhere")

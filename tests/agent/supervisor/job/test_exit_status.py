@@ -1,0 +1,35 @@
+"""Why a worker ended, in a table of every way to end."""
+
+import pytest
+
+from agent.jobs.model import WorkerOutcome
+from agent.supervisor.job.exit_status import WorkerExit, classify
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome", "words"),
+    [
+        (WorkerExit(0, finished=True), WorkerOutcome.FINISHED, "finished"),
+        (WorkerExit(0), WorkerOutcome.FAILED, "without saying"),
+        (WorkerExit(75, told_to_leave=True), WorkerOutcome.LEFT, "on request"),
+        (WorkerExit(75, cancelled=True), WorkerOutcome.CANCELLED, "by you"),
+        (WorkerExit(-9, oom_kills=1), WorkerOutcome.OUT_OF_MEMORY, "at its memory limit"),
+        (WorkerExit(1, oom_kills=1), WorkerOutcome.OUT_OF_MEMORY, "at its memory limit"),
+        (WorkerExit(1, failure_code="out-of-memory"), WorkerOutcome.OUT_OF_MEMORY, "out of memory"),
+        (WorkerExit(-9, system_oom_kills=1), WorkerOutcome.OUT_OF_MEMORY, "the machine ran out"),
+        (WorkerExit(-9), WorkerOutcome.CRASHED, "SIGKILL"),
+        (WorkerExit(-11), WorkerOutcome.CRASHED, "SIGSEGV"),
+        (WorkerExit(-99), WorkerOutcome.CRASHED, "signal 99"),
+        (WorkerExit(-9, told_to_leave=True, killed_after_s=0.85), WorkerOutcome.LEFT, "within 0.8"),
+        (WorkerExit(-11, told_to_leave=True), WorkerOutcome.CRASHED, "SIGSEGV"),
+        (WorkerExit(-15, told_to_leave=True), WorkerOutcome.LEFT, "on request"),
+        (WorkerExit(2), WorkerOutcome.IMPOSSIBLE, "never run"),
+        (WorkerExit(1, failure_message="bad", may_retry=False), WorkerOutcome.IMPOSSIBLE, "bad"),
+        (WorkerExit(1, failure_message="no data"), WorkerOutcome.FAILED, "no data"),
+        (WorkerExit(3), WorkerOutcome.FAILED, "exit status 3"),
+    ],
+)
+def test_why_a_worker_ended(end: WorkerExit, outcome: WorkerOutcome, words: str) -> None:
+    found, detail = classify(end)
+    assert found is outcome
+    assert words in detail

@@ -1,0 +1,55 @@
+"""The command line and the environment of each kind of worker."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from agent.jobs.model import Job, JobKind, JobMeasurements, JobSpec
+from agent.supervisor.job.plan_choice import (
+    PlanFigures,
+)
+from agent.supervisor.job.worker_kinds import (
+    BundleFacts,
+    RunPaths,
+    WorkerKind,
+    checkpoint_steps,
+    no_environment,
+    no_facts,
+    torch_environment,
+    worker_command,
+)
+
+MIB = 1 << 20
+
+
+FRONTIER = (
+    PlanFigures(0, 900 * MIB, 1.0, 5.0),
+    PlanFigures(1, 600 * MIB, 1.4, 6.0),
+    PlanFigures(2, 400 * MIB, 2.5, 4.0),
+)
+
+
+def test_worker_command(tmp_path: Path) -> None:
+    spec = JobSpec("birds", "bundle.port", epochs=3, arguments=("--board", "m0"))
+    paths = RunPaths(tmp_path, tmp_path / "bundle.port")
+    kind = WorkerKind(("python", "-m", "worker"), no_facts, no_environment)
+    command = " ".join(worker_command(kind, Job(1, spec, 0.0), paths, 2, 7))
+    state, out = tmp_path / "state", tmp_path / "out.safetensors"
+    assert command == (
+        f"python -m worker --bundle {tmp_path}/bundle.port --state-dir {state} --control-fd {{control_fd}} "
+        f"--plan 2 --epochs 3 --out {out} --checkpoint-every 7 --board m0"
+    )
+
+
+def test_steps_between_checkpoints() -> None:
+    job, budget = Job(1, JobSpec("birds", "bundle.port"), 0.0), 4096 * MIB
+    assert checkpoint_steps(job, budget) == 50
+    known = replace(job, measured=JobMeasurements(step_s=2.0, checkpoint_s=4.0, checkpoint_bytes=MIB))
+    assert checkpoint_steps(known, budget) == 100
+    assert checkpoint_steps(replace(job, spec=replace(job.spec, checkpoint_every=3)), budget) == 3
+    assert checkpoint_steps(replace(job, spec=replace(job.spec, kind=JobKind.MCU)), budget) is None
+
+
+def test_a_torch_worker_gets_its_allocator_and_its_threads() -> None:
+    environment = torch_environment(BundleFacts(FRONTIER, threads=3), FRONTIER[0])
+    assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "3"
+    assert len(environment) > 2

@@ -1,18 +1,13 @@
-"""The last pass of an lowering: instructions in order, with a clock for compute and one for the page thread."""
-
-from __future__ import annotations
+"""The last pass of lowering: instructions in order, with a clock for compute and one for the page thread."""
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.ir.lowering.placement import Due, Placement
 from planner.ir.lowering.rematerialize import effective_operands
 from planner.ir.program import Code, Instruction, Program
-
-if TYPE_CHECKING:
-    from planner.ir.lowering.lower import Due, Lowering
 
 READ_MARGIN = 0.1
 """A read is asked for earlier by this share of its own time than the measured bandwidth needs."""
@@ -29,28 +24,40 @@ class _Pending:
     frees: tuple[int, ...] = ()
 
 
-class Emitter:
+def emit(placement: Placement) -> Program:
+    """Return the program of a placed plan, in the state in which it follows itself: with writes left by the step before."""
+    alone = _Emitter(placement, ())
+    alone.emit()
+    left = alone.left_under_way()
+    if not left:
+        return alone.program()
+    following = _Emitter(placement, left)
+    following.emit()
+    return following.program()
+
+
+class _Emitter:
     """Writes the instruction list and simulates its time: one compute thread, one page thread with a FIFO queue.
 
     Sliced updates go on behind the compute thread; their compute is booked on it all the same. `carried`: writes of the
     step before that are still under way when this one starts, moments counted from there.
     """
 
-    def __init__(self, lowering: Lowering, carried: tuple[_Pending, ...]) -> None:
-        self.x = lowering
-        self.graph, self.costs, self.size = lowering.graph, lowering.costs, lowering.size
-        self.flash = lowering.costs.device.flash
+    def __init__(self, placement: Placement, carried: tuple[_Pending, ...]) -> None:
+        self.x, self.updates = placement, placement.updates
+        self.graph, self.costs, self.size = placement.graph, placement.costs, placement.size
+        self.flash = placement.costs.device.flash
         self.instructions: list[Instruction] = []
         self.clock = self.stall = self.recompute = 0.0
         self.backlog = self.io_free = carried[-1].moment if carried else 0.0
-        self.held = lowering.held.copy()
+        self.held = placement.need.copy()
         self.carried = carried
         self.pending = list(carried)
         self.pending_bytes = sum(p.nbytes for p in carried)
         self.done: dict[int, float] = {}
         self.next_read = 0
         self.read_bytes = self.written_bytes = 0
-        self.on_flash = set(lowering.start_flash)
+        self.on_flash = set(placement.start_flash)
         """Storages whose present contents are on flash already."""
         self.level = 0
 
@@ -69,8 +76,8 @@ class Emitter:
                 self._rerun(i)
             self._run(i)
             self.level = int(x.after_need[i])
-            g = x.group_at.get(i)
-            later = self._stream(g, position.frees) if g is not None and i == x.groups[g].last else ()
+            g = self.updates.ends(i)
+            later = self._stream(g, position.frees) if g is not None else ()
             for s in position.frees:
                 if s not in later:
                     self._free(s)
@@ -91,7 +98,6 @@ class Emitter:
     def program(self) -> Program:
         """Return the instructions with what they take."""
         x, graph, timeline = self.x, self.graph, self.timeline
-        groups = x.groups
         device = self.costs.device
         op_seconds = sum(c.seconds for c in self.costs.ops)
         recomputed = [r for ops in x.reruns.values() for r, _ in ops]
@@ -101,9 +107,9 @@ class Emitter:
         joules += device.static_watts * self.clock
         peak_op = int(np.argmax(timeline)) if timeline else 0
         return Program(
-            graph=graph, instructions=tuple(self.instructions), groups=groups,
-            slice_counts=tuple(sorted(x.sliced.items())),
-            slice_written=tuple((g, tuple(sorted(s))) for g, s in sorted(x.slice_written.items())),
+            graph=graph, instructions=tuple(self.instructions), groups=tuple(x.updates.groups),
+            slice_counts=tuple(sorted(x.updates.counts.items())),
+            slice_written=tuple((g, tuple(sorted(s))) for g, s in sorted(x.updates.written.items()) if s),
             starts_on_flash=frozenset(x.start_flash),
             carried=frozenset(p.index for p in self.carried),
             replayed=frozenset(r for r in recomputed if graph.ops[r].random),
@@ -135,7 +141,9 @@ class Emitter:
         """Wait for the updates under way that change what is about to be touched, or touch what is about to change."""
         while any(
             p.wait is Code.WAIT_SLICED
-            and not (touched.isdisjoint(self.x.changed[p.index]) and changed.isdisjoint(self.x.touched[p.index]))
+            and not (
+                touched.isdisjoint(self.updates.changed[p.index]) and changed.isdisjoint(self.updates.touched[p.index])
+            )
             for p in self.pending
         ):
             self._wait_oldest()
@@ -235,19 +243,19 @@ class Emitter:
         self.clock += self.costs.ops[i].seconds
         op = self.graph.ops[i]
         self.on_flash.difference_update(op.writes)
-        g = self.x.group_at.get(i)
+        g = self.updates.group_at.get(i)
         if g is None:
             self._settle({*self.graph.reads[i], *self.graph.creates[i]}, set(op.writes))
             self._put(Code.RUN, i)
-        elif i == self.x.groups[g].last:
+        elif i == self.updates.groups[g].last:
             self._put(Code.SLICED, g)
 
     def _stream(self, g: int, frees: Sequence[int]) -> tuple[int, ...]:
         """Book the transfers of a sliced group that has started; return those of `frees` that must wait for its end."""
-        x, group = self.x, self.x.groups[g]
-        streamed = x.streamed[g] - set(group.temporaries)
+        updates, group = self.updates, self.updates.groups[g]
+        streamed = updates.streamed[g] - set(group.temporaries)
         begin = self.clock - sum(self.costs.ops[i].seconds for i in range(group.first, group.last + 1))
-        written = {s for s in x.changed[g] & streamed if self.graph.storages[s].persistent} | x.slice_written[g]
+        written = {s for s in updates.changed[g] & streamed if self.graph.storages[s].persistent} | updates.written[g]
         self.io_free = max(self.io_free, begin)
         for s in streamed:
             self.io_free += self.flash.read_seconds(self.size[s])
@@ -256,8 +264,8 @@ class Emitter:
             self.io_free += self.flash.write_seconds(self.size[s])
             self.written_bytes += self.size[s]
             self.on_flash.add(s)
-        later = tuple(s for s in frees if s in x.touched[g])
-        nbytes = x.slice_bytes(g) + sum(self.size[s] for s in later)
+        later = tuple(s for s in frees if s in updates.touched[g])
+        nbytes = updates.resident_bytes(g) + sum(self.size[s] for s in later)
         self.pending.append(_Pending(Code.WAIT_SLICED, g, nbytes, max(self.io_free, self.clock), later))
         self.pending_bytes += nbytes
         return later

@@ -1,0 +1,96 @@
+"""What a plan decides, put in its places around the ops: made by `lower`, turned into instructions by `emit`."""
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.ir.costs import CostTable
+from planner.ir.graph import StepGraph
+from planner.ir.lowering.update_slices import UpdateGroup, slice_bounds
+from planner.ir.plan import Decision
+
+
+@dataclass(slots=True)
+class Position:
+    """What happens around one op: filled from the plan, emitted in order."""
+
+    returns: list[int] = field(default_factory=list)
+    rematerializations: list[Decision] = field(default_factory=list)
+    frees: list[int] = field(default_factory=list)
+    writes: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Due:
+    """A read: `storage` must be there before op `use`; it can be asked for from op `earliest` on.
+
+    `moment`: seconds, if nothing ever waited, by which it must be done.
+    """
+
+    use: int
+    storage: int
+    earliest: int
+    moment: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlicedUpdates:
+    """The update groups that a plan streams in slices. `counts`: group -> number of slices; keys below are groups."""
+
+    groups: Sequence[UpdateGroup]
+    counts: Mapping[int, int]
+    size: Sequence[int]
+    group_at: dict[int, int] = field(default_factory=dict)
+    """Op -> sliced group it belongs to."""
+    changed: dict[int, set[int]] = field(default_factory=dict)
+    """Storages that it changes."""
+    touched: dict[int, set[int]] = field(default_factory=dict)
+    """Storages that it reads, creates or changes."""
+    streamed: dict[int, set[int]] = field(default_factory=dict)
+    """Storages that pass through it slice by slice and are never resident whole."""
+    written: dict[int, set[int]] = field(default_factory=dict)
+    """Storages that are resident whole before it and on flash after it."""
+
+    def starts(self, op: int) -> int | None:
+        """Return the sliced group whose first op `op` is."""
+        g = self.group_at.get(op)
+        return g if g is not None and op == self.groups[g].first else None
+
+    def ends(self, op: int) -> int | None:
+        """Return the sliced group whose last op `op` is."""
+        g = self.group_at.get(op)
+        return g if g is not None and op == self.groups[g].last else None
+
+    def resident_bytes(self, g: int) -> int:
+        """Return the bytes that a sliced group holds besides whole storages: two buffers per streamed one, one per temporary."""
+        group = self.groups[g]
+        size = max(stop - start for start, stop in slice_bounds(group.nbytes, self.counts[g]))
+        streamed = len(self.streamed[g] - set(group.temporaries))
+        return size * (2 * streamed + len(group.temporaries))
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A plan in its places. Sequences go by op; bytes are resident bytes beside the process's own."""
+
+    graph: StepGraph
+    costs: CostTable
+    limit: int | None
+    """Resident bytes that must not be exceeded; None: no limit."""
+    size: Sequence[int]
+    """Bytes of each storage."""
+    updates: SlicedUpdates
+    at: Sequence[Position]
+    start_flash: Set[int]
+    """Storages that start the step on flash."""
+    reruns: Mapping[int, Sequence[tuple[int, tuple[int, ...]]]]
+    """Op -> what runs again before it: (op, storages to free afterwards)."""
+    reads: Sequence[Due]
+    """In order of use."""
+    need: npt.NDArray[np.int64]
+    """Bytes at the fullest moment of each op's position, if writes took no time and reads landed on demand."""
+    after_need: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.float64]
+    """Seconds at which each op starts if nothing ever waits; one more for the end."""

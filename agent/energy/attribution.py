@@ -43,7 +43,7 @@ _MAX_PENDING = 1200
 
 
 @dataclass(frozen=True, slots=True)
-class StepEvent:
+class MeteredStep:
     """What the worker says about a finished step, checked."""
 
     step: int
@@ -58,7 +58,7 @@ class StepEvent:
     plan: int = 0
 
 
-def parse_step(event: Mapping[str, object], plan: int) -> StepEvent:
+def parse_step(event: Mapping[str, object], plan: int) -> MeteredStep:
     """Return the step in a worker's event; unknown phases count as `other`. Missing figures are zero or None.
 
     A worker may book a wait on the phase it waits in as well as on `stall`: then waits are taken out of the computing
@@ -71,7 +71,7 @@ def parse_step(event: Mapping[str, object], plan: int) -> StepEvent:
         phases[phase] = phases.get(phase, 0.0) + (_number(seconds) or 0.0)
     wall_s = _number(event.get("wall_s")) or 0.0
     _take_out_waits(phases, wall_s)
-    return StepEvent(
+    return MeteredStep(
         step=int(_number(event.get("step")) or 0),
         epoch=int(_number(event.get("epoch")) or 0),
         wall_s=wall_s,
@@ -111,7 +111,7 @@ class PhaseCosts:
     read_joules_per_byte: float = 0.0
     write_joules_per_byte: float = 0.0
 
-    def shares(self, event: StepEvent) -> dict[EnergyPhase, float]:
+    def shares(self, event: MeteredStep) -> dict[EnergyPhase, float]:
         """Return each phase's share of the energy above idle; they sum to one. Waiting (`stall`) takes none of it."""
         weights = {
             phase: seconds * self.compute_watts
@@ -132,7 +132,7 @@ class PhaseCosts:
             return {EnergyPhase.OTHER: 1.0}
         return {phase: weight / total for phase, weight in weights.items() if weight > 0}
 
-    def _transfer(self, event: StepEvent, phase: EnergyPhase, moved_bytes: int, joules_per_byte: float) -> float:
+    def _transfer(self, event: MeteredStep, phase: EnergyPhase, moved_bytes: int, joules_per_byte: float) -> float:
         if joules_per_byte > 0:
             return moved_bytes * joules_per_byte
         return event.phases_s.get(phase, 0.0) * self.compute_watts * _TRANSFER_POWER_SHARE
@@ -159,7 +159,7 @@ class StepEnergy:
     """What one step took. Final once it leaves `Attributor.settle`."""
 
     job: str
-    event: StepEvent
+    event: MeteredStep
     end_s: float
     kind: Kind = Kind.ESTIMATED
     gross_joules: float = 0.0
@@ -227,7 +227,7 @@ class Attributor:
         self._extend(now_s)
         self._paused = False
 
-    def finish_step(self, event: StepEvent, now_s: float) -> None:
+    def finish_step(self, event: MeteredStep, now_s: float) -> None:
         """Note that a step of the running job ended now and took `event.wall_s`."""
         if self._known_s is None:
             self._known_s = now_s - event.wall_s
@@ -370,7 +370,7 @@ class _Sums:
         return charges
 
 
-def _phase_seconds(event: StepEvent, phase: EnergyPhase) -> float:
+def _phase_seconds(event: MeteredStep, phase: EnergyPhase) -> float:
     if phase is EnergyPhase.OTHER:
         told_s = sum(seconds for name, seconds in event.phases_s.items() if name not in _TRANSFERS)
         return max(event.wall_s - told_s, 0.0) + event.phases_s.get(EnergyPhase.OTHER, 0.0)

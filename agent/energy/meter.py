@@ -12,7 +12,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from agent.energy.attribution import Attributor, Charge, EnergyPhase, PhaseCosts, StepEnergy, StepEvent, parse_step
+from agent.energy.attribution import Attributor, Charge, EnergyPhase, MeteredStep, PhaseCosts, StepEnergy, parse_step
 from agent.energy.baseline import IDLE_LOAD, IdleBaseline
 from agent.energy.drift import Correction, DriftWatch, Ratio
 from agent.energy.ledger import FILE_NAME, Batch, Ledger, LedgerError, MeterGap
@@ -338,7 +338,7 @@ class EnergyMeter:
             written = event.get("bytes" if kind == "checkpoint" else "paged_out_bytes")
             self._add_wear(written if isinstance(written, int) else 0)
 
-    def _on_step(self, step: StepEvent, now_s: float) -> None:
+    def _on_step(self, step: MeteredStep, now_s: float) -> None:
         self._attributor.finish_step(step, now_s)
         self._add_wear(step.paged_out_bytes)
         if isinstance(self._current, EstimatedSource):

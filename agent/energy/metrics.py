@@ -7,7 +7,7 @@ from agent.energy.meter import EnergyMeter, JobEnergy, MeterSnapshot
 _PREFIX = "port_agent_"
 
 
-def metrics_text(meter: EnergyMeter) -> str:
+def energy_metrics_text(meter: EnergyMeter) -> str:
     """Return all metrics of `meter` in the text format, newline at the end. What is not known is left out."""
     snapshot = meter.snapshot()
     lines = list(_gauges(snapshot))

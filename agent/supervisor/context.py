@@ -35,7 +35,7 @@ class Settings:
     sysfs_root: Path | None = None
 
 
-class EnergyMeter(Meter, Protocol):
+class SupervisedMeter(Meter, Protocol):
     """The meter as the supervisor drives it: ticked by the loop, fed with worker events, asked for figures."""
 
     def tick(self, now_s: float, machine_idle: bool | None = None) -> float:
@@ -49,7 +49,7 @@ class EnergyMeter(Meter, Protocol):
 class MeterView:
     """The meter with what `status`, `/metrics` and the health items show of it."""
 
-    meter: EnergyMeter
+    meter: SupervisedMeter
     snapshot: Callable[[], Mapping[str, object]]
     metrics: Callable[[], str]
     issues: Callable[[], list[dict[str, object]]]

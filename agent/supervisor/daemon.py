@@ -25,7 +25,7 @@ from agent.supervisor.inbox import Inboxes
 from agent.supervisor.job.run_state import Surroundings
 from agent.supervisor.job.runner import Runner
 from agent.supervisor.job.worker_process import RequestedState, WorkerPhase
-from agent.supervisor.meter_view import open_meter
+from agent.supervisor.meter_view import open_meter_view
 from agent.supervisor.peer_discovery import PeerDiscovery, public_state
 from agent.supervisor.timers import Timers
 from agent.system.cgroup import CgroupError, delegated_tree
@@ -168,7 +168,7 @@ class Daemon:
             peers=PeerDiscovery(settings.state_dir, health, clock),
         )
         try:
-            core.meter = open_meter(config, settings)
+            core.meter = open_meter_view(config, settings)
             runner.meter = core.meter.meter
         except (PortError, OSError) as error:
             health.report("no-meter", clock.monotonic_s(), clock.wall_s(), reason=str(error))

@@ -67,7 +67,7 @@ class Tape:
     ops: list[RecordedOp] = field(default_factory=list)
 
 
-class Recorder(TorchDispatchMode):
+class StepRecorder(TorchDispatchMode):
     """A dispatch mode that writes each aten call to a tape. Invisible to the model."""
 
     def __init__(self) -> None:
@@ -287,7 +287,7 @@ def _user_line() -> str:
     return "<unknown>"
 
 
-def saved_as_notes(recorder: Recorder) -> Any:
+def saved_as_notes(recorder: StepRecorder) -> Any:
     """Return a context in which autograd saves notes on `recorder`'s tape instead of tensors."""
     pack: Callable[[torch.Tensor], Any] = recorder.pack
     return torch.autograd.graph.saved_tensors_hooks(pack, recorder.unpack)

@@ -10,7 +10,7 @@ import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.capture.assemble import UpdateRecipe, assemble
-from planner.capture.recorder import RecordedOp, Recorder, saved_as_notes
+from planner.capture.recorder import RecordedOp, StepRecorder, saved_as_notes
 from planner.ir.bundle.bundle import TensorLayout
 from planner.ir.errors import CaptureError
 from planner.ir.graph import PERSISTENT, Argument, Phase, Role, Scalar, StepGraph, storage_key, verify_graph
@@ -159,7 +159,7 @@ class _Session:
     def __init__(self, model: torch.nn.Module, batch: tuple[Any, ...]) -> None:
         self.model = model
         self.batch = batch = pytree.tree_map(_alone, batch)
-        self.recorder = Recorder()
+        self.recorder = StepRecorder()
         self.persistent: dict[str, torch.Tensor | Fill] = {}
         self.names: dict[torch.Tensor, str] = {}
         for name, parameter in model.named_parameters():

@@ -7,7 +7,7 @@ import numpy as np
 
 from planner.ir.units import format_bytes, format_seconds
 from planner.milp.columns import Columns
-from planner.milp.highs import HighsSession, LinearModel, Status
+from planner.milp.highs import HighsSession, LinearModel, SolverStatus
 
 LEAST = 1e-6
 """A row that is missed by less, in the model's units (percent of its budget), counts as met."""
@@ -45,7 +45,7 @@ def shortfalls(f: Columns, time_limit_s: float) -> tuple[Shortfall, ...]:
     elastic, slack_of = _elastic(f.model)
     run = HighsSession(elastic, relaxed=True).run(time_limit_s)
     missed = dict(f.model.impossible)
-    if run.status is Status.OPTIMAL and run.values is not None:
+    if run.status is SolverStatus.OPTIMAL and run.values is not None:
         missed |= {name: float(run.values[v]) for name, v in slack_of.items()}
     found = [
         Shortfall(name, limit, amount * (f.second_scale if limit is Limit.DEADLINE else f.byte_scale))

@@ -31,7 +31,7 @@ class ModelFileError(PortError):
     exit_code = 2
 
 
-class Status(enum.Enum):
+class SolverStatus(enum.Enum):
     """How a run of the solver ended."""
 
     OPTIMAL = "optimal"
@@ -95,10 +95,10 @@ class LinearModel:
 
 
 @dataclass(slots=True)
-class Run:
+class SolverRun:
     """What one run of HiGHS gave, in the model's own units."""
 
-    status: Status
+    status: SolverStatus
     objective: float
     bound: float
     values: Vector | None
@@ -170,10 +170,10 @@ class HighsSession:
         absolute_gap: float = 1e-7,
         progress: Progress | None = None,
         node_limit: int | None = None,
-    ) -> Run:
+    ) -> SolverRun:
         """Solve within `time_limit_s` and return what was found."""
         if self.model.impossible:
-            return Run(Status.INFEASIBLE, INFINITY, INFINITY, None, 0.0)
+            return SolverRun(SolverStatus.INFEASIBLE, INFINITY, INFINITY, None, 0.0)
         highs, begin = self.highs, time.perf_counter()
         highs.setOptionValue("time_limit", max(time_limit_s, 0.01))
         highs.setOptionValue("mip_rel_gap", gap)
@@ -185,18 +185,18 @@ class HighsSession:
         highs.run()
         return self._read(time.perf_counter() - begin)
 
-    def _read(self, seconds: float) -> Run:
+    def _read(self, seconds: float) -> SolverRun:
         highs, info = self.highs, self.highs.getInfo()
         state = highs.getModelStatus()
         infeasible = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible)
         if state in infeasible:
-            return Run(Status.INFEASIBLE, INFINITY, INFINITY, None, seconds)
+            return SolverRun(SolverStatus.INFEASIBLE, INFINITY, INFINITY, None, seconds)
         optimal = state == highspy.HighsModelStatus.kOptimal
         found = info.primal_solution_status == 2
         values = np.array(highs.getSolution().col_value) if found else None
         objective = float(info.objective_function_value) if found else INFINITY
         relaxed_bound = objective if optimal else -INFINITY
         bound = relaxed_bound if self.relaxed else float(info.mip_dual_bound)
-        status = Status.OPTIMAL if optimal else Status.FEASIBLE if found else Status.NOTHING
+        status = SolverStatus.OPTIMAL if optimal else SolverStatus.FEASIBLE if found else SolverStatus.NOTHING
         duals = np.array(highs.getSolution().col_dual) if self.relaxed and optimal else None
-        return Run(status, objective, bound, values, seconds, duals)
+        return SolverRun(status, objective, bound, values, seconds, duals)

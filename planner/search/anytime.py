@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.milp.columns import Breadth
 from planner.milp.conflict import shortfalls
-from planner.milp.highs import HighsSession, Progress, Run, Status, Vector
+from planner.milp.highs import HighsSession, Progress, SolverRun, SolverStatus, Vector
 from planner.milp.model import Formulation
 from planner.problem.model import Problem, Semantics
 from planner.problem.replay import replay
@@ -150,15 +150,15 @@ def relaxation_bound(problem: Problem, time_limit_s: float) -> float | None:
     """Return the smallest relaxation's bound on the overhead joules of `problem`; None if time was too short."""
     formulation = Formulation(problem, SMALLEST)
     run = HighsSession(formulation.model, relaxed=True).run(time_limit_s)
-    return run.bound * formulation.joule_scale if run.status is Status.OPTIMAL else None
+    return run.bound * formulation.joule_scale if run.status is SolverStatus.OPTIMAL else None
 
 
 def _bound_by(state: Climb, breadth: Breadth, seconds: float) -> None:
     formulation = _formulation(state, breadth)
     relaxed = HighsSession(formulation.model, relaxed=True).run(state.wall(min(seconds, state.left)))
-    if relaxed.status is Status.INFEASIBLE:
+    if relaxed.status is SolverStatus.INFEASIBLE:
         _note_infeasible(state, formulation)
-    elif relaxed.status is Status.OPTIMAL:
+    elif relaxed.status is SolverStatus.OPTIMAL:
         state.raise_bound(relaxed.bound * formulation.joule_scale)
 
 
@@ -180,7 +180,7 @@ def guided(state: Climb, breadth: Breadth, share: float, seconds: float, *, fix_
     if formulation.model.impossible:
         return
     relaxed = HighsSession(formulation.model, relaxed=True).run(state.wall(min(seconds, state.left)))
-    if relaxed.status is not Status.OPTIMAL:
+    if relaxed.status is not SolverStatus.OPTIMAL:
         return
     lowest = relaxed.bound * formulation.joule_scale
     room = min(max(share * lowest, 0.1 * share * (state.cost - lowest)), state.cost - lowest)
@@ -205,7 +205,7 @@ def search(
     rung: str,
     *,
     start: bool = True,
-) -> Run | None:
+) -> SolverRun | None:
     """Run the solver on a loaded model, from the best schedule if `start`, and offer what it finds."""
     if seconds <= 0.05:
         return None
@@ -243,7 +243,7 @@ def full_model(state: Climb, total: float) -> None:
     if formulation.model.columns > FULL_MODEL_COLUMNS:
         return
     relaxed = HighsSession(formulation.model, relaxed=True).run(state.wall(min(0.6 * total, state.left)))
-    if relaxed.status is Status.INFEASIBLE:
+    if relaxed.status is SolverStatus.INFEASIBLE:
         _note_infeasible(state, formulation)
         return
     lowest = relaxed.bound * formulation.joule_scale
@@ -254,7 +254,7 @@ def full_model(state: Climb, total: float) -> None:
         search_room(state, formulation, relaxed, state.cost - lowest)
 
 
-def search_room(state: Climb, formulation: Formulation, relaxed: Run, room: float) -> None:
+def search_room(state: Climb, formulation: Formulation, relaxed: SolverRun, room: float) -> None:
     """Search the full model among the columns within `room` joules of the LP bound."""
     model, lowest = formulation.model, relaxed.bound * formulation.joule_scale
     fixed = dear_columns(formulation, relaxed, room)
@@ -264,21 +264,21 @@ def search_room(state: Climb, formulation: Formulation, relaxed: Run, room: floa
     session = HighsSession(model)
     session.bound_columns(fixed, np.zeros(len(fixed)), np.zeros(len(fixed)))
     run = search(state, formulation, session, state.left, OPTIMAL_GAP, f"full, {free} columns")
-    if run is not None and run.status is Status.INFEASIBLE:
+    if run is not None and run.status is SolverStatus.INFEASIBLE:
         state.infeasible = not math.isfinite(room)
         state.raise_bound(min(lowest + room, state.cost))
     elif run is not None:
         state.raise_bound(min(run.bound * formulation.joule_scale, lowest + room, state.cost))
 
 
-def certain_columns(formulation: Formulation, relaxed: Run) -> list[int]:
+def certain_columns(formulation: Formulation, relaxed: SolverRun) -> list[int]:
     """Return the integral columns that the LP sets to one."""
     if relaxed.values is None:
         return []
     return [int(c) for c in np.flatnonzero(np.array(formulation.model.integral) & (relaxed.values > 1 - 1e-6))]
 
 
-def dear_columns(formulation: Formulation, relaxed: Run, room: float) -> list[int]:
+def dear_columns(formulation: Formulation, relaxed: SolverRun, room: float) -> list[int]:
     """Return the columns that no schedule cheaper than the LP bound plus `room` joules uses."""
     if relaxed.reduced_costs is None or not math.isfinite(room):
         return []

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from planner.milp.highs import HighsSession, Status
+from planner.milp.highs import HighsSession, SolverStatus
 from planner.milp.model import Formulation
 from planner.problem.model import Schedule
 from planner.search.incumbent import Climb
@@ -33,7 +33,7 @@ def neighbourhood_search(state: Climb, formulation: Formulation, seconds: float)
             return
         status, improved, used = search.improve(gaps, min(PIECE_SECONDS, state.left - stop_at))
         quiet = 0 if improved else quiet + 1
-        if status is not Status.OPTIMAL:
+        if status is not SolverStatus.OPTIMAL:
             search.piece = max(int(search.piece * 0.7), SMALLEST_PIECE)
         elif used < 0.2 * PIECE_SECONDS and not improved:
             search.piece = int(search.piece * 1.2) + 1
@@ -79,13 +79,13 @@ class _Search:
                     yield order[at : at + self.piece]
                     at += self.piece // 2
 
-    def improve(self, gaps: list[int], seconds: float) -> tuple[Status, bool, float]:
+    def improve(self, gaps: list[int], seconds: float) -> tuple[SolverStatus, bool, float]:
         """Solve for the decisions of `gaps`; return how it ended, whether it helped, and its seconds."""
         state, formulation = self.state, self.formulation
         schedule = state.schedule
         start = formulation.start_values(schedule) if schedule is not None else None
         if start is None or schedule is None:
-            return Status.NOTHING, False, 0.0
+            return SolverStatus.NOTHING, False, 0.0
         free = self._free_columns(set(gaps), schedule)
         values = np.array([start[c] for c in self.integral])
         mask = np.array([c in free for c in self.integral])

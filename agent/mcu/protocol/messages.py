@@ -72,7 +72,7 @@ class Rule(enum.IntEnum):
     Q88 = 3
 
 
-class Region(enum.IntEnum):
+class MemoryRegion(enum.IntEnum):
     """What READ and CRC look at."""
 
     PARAMETERS = 0
@@ -295,7 +295,7 @@ class Read:
 
     offset: int
     length: int
-    region: Region = Region.PARAMETERS
+    region: MemoryRegion = MemoryRegion.PARAMETERS
     type: ClassVar[MessageType] = MessageType.READ
 
     def payload(self) -> bytes:
@@ -313,7 +313,7 @@ class Crc:
 
     offset: int
     length: int
-    region: Region = Region.PARAMETERS
+    region: MemoryRegion = MemoryRegion.PARAMETERS
     type: ClassVar[MessageType] = MessageType.CRC
     _LAYOUT: ClassVar[struct.Struct] = struct.Struct("<I")
 

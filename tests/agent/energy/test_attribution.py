@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.energy.attribution import Attributor, Charge, EnergyPhase, PhaseCosts, StepEnergy, StepEvent, parse_step
+from agent.energy.attribution import Attributor, Charge, EnergyPhase, MeteredStep, PhaseCosts, StepEnergy, parse_step
 from agent.energy.sources.base import Kind
 from agent.energy.timeline import Interval
 
@@ -18,9 +18,9 @@ def attributor(baseline: float | None = BASELINE, costs: PhaseCosts | None = Non
     return Attributor(costs or PhaseCosts(4.0), lambda source: baseline)
 
 
-def step(number: int = 0, wall_s: float = 1.0, **phases_s: float) -> StepEvent:
+def step(number: int = 0, wall_s: float = 1.0, **phases_s: float) -> MeteredStep:
     """Return a step event."""
-    return StepEvent(number, 0, wall_s, {EnergyPhase(name): seconds for name, seconds in phases_s.items()})
+    return MeteredStep(number, 0, wall_s, {EnergyPhase(name): seconds for name, seconds in phases_s.items()})
 
 
 def interval(start_s: float, end_s: float, joules: float | None) -> Interval:
@@ -50,7 +50,7 @@ def test_step_gets_static_and_its_phases_by_time() -> None:
 
 def test_hidden_transfer_takes_its_own_joules_and_stall_takes_none() -> None:
     costs = PhaseCosts(4.0, read_joules_per_byte=1e-9, write_joules_per_byte=2e-9)
-    event = StepEvent(
+    event = MeteredStep(
         0,
         0,
         2.0,
@@ -67,7 +67,7 @@ def test_hidden_transfer_takes_its_own_joules_and_stall_takes_none() -> None:
 def test_seconds_of_waits_and_transfers_are_kept_where_they_take_no_joules() -> None:
     meter = attributor(costs=PhaseCosts(4.0, read_joules_per_byte=1e-9))
     meter.start_job("a", 0.0)
-    event = StepEvent(
+    event = MeteredStep(
         0, 0, 2.0, {EnergyPhase.FORWARD: 1.5, EnergyPhase.STALL: 0.5, EnergyPhase.PAGE_IN: 1.25}, paged_in_bytes=10**9
     )
     meter.finish_step(event, 2.0)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.attribution import Charge, EnergyPhase, StepEnergy, StepEvent
+from agent.energy.attribution import Charge, EnergyPhase, MeteredStep, StepEnergy
 from agent.energy.ledger import DAY_S, KEEP_ROWS, MINUTE_S, Ledger, LedgerError, MeterGap, open_for_reading
 from agent.energy.sources.base import Kind
 
@@ -22,7 +22,7 @@ def step(
     number: int, wall_s: float = 1.0, epoch: int = 0, joules: float = 3.0, unmeasured_s: float = 0.0
 ) -> StepEnergy:
     """Return a finished step."""
-    event = StepEvent(number, epoch, wall_s, {}, planned_s=1.0, planned_joules=2.5, loss=0.5)
+    event = MeteredStep(number, epoch, wall_s, {}, planned_s=1.0, planned_joules=2.5, loss=0.5)
     return StepEnergy(
         "a", event, NOON + number, Kind.MEASURED, joules, 1.0, unmeasured_s, {EnergyPhase.FORWARD: joules}
     )

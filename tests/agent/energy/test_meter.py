@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from agent.energy.ledger import Ledger, LedgerError
 from agent.energy.meter import EnergyMeter, MeterSeams, open_meter
-from agent.energy.metrics import metrics_text
+from agent.energy.metrics import energy_metrics_text
 from agent.energy.report import ReportOptions, read_report
 from agent.energy.sources.base import Kind, PowerSource
 from agent.energy.sources.estimated import CpuTime, EstimatedSource, LoadProbe, PowerModel
@@ -175,7 +175,7 @@ def test_dying_sensor_is_a_gap_and_a_health_item_and_never_a_zero(tmp_path: Path
     assert (issue.code, issue.severity) == ("energy-source-ina3221", "warning")
     assert "cannot read" in issue.text and "driver" in issue.remedy
     assert bench.meter.snapshot().watts is None
-    assert "port_agent_power_watts{" not in metrics_text(bench.meter)
+    assert "port_agent_power_watts{" not in energy_metrics_text(bench.meter)
     (folder / "away").rename(folder / "curr1_input")
     for number in range(10, 15):
         bench.tick()
@@ -468,7 +468,7 @@ def test_metrics_have_units_and_parse(tmp_path: Path) -> None:
     bench.tick()
     bench.step(0)
     bench.tick()
-    text = metrics_text(bench.meter)
+    text = energy_metrics_text(bench.meter)
     sample = re.compile(r'port_agent_\w+(\{(\w+="(\\.|[^"\\\n])*",?)+\})? -?\d+(\.\d+)?(e[+-]?\d+)?$')
     for line in text.splitlines():
         assert line.startswith("# ") or sample.match(line), line

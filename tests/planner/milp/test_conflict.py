@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from planner.milp.conflict import Limit, shortfalls
-from planner.milp.highs import HighsSession, LinearModel, Status
+from planner.milp.highs import HighsSession, LinearModel, SolverStatus
 from planner.milp.model import Formulation
 from planner.problem.coarsen import coarsen
 from planner.problem.model import Semantics
@@ -24,7 +24,7 @@ def tightened(seed: int, ram: float, time: float) -> Formulation:
     return Formulation(tight, SMALLEST)
 
 
-def relaxation(model: LinearModel) -> Status:
+def relaxation(model: LinearModel) -> SolverStatus:
     return HighsSession(model, relaxed=True).run(10.0).status
 
 
@@ -34,7 +34,7 @@ def test_the_rows_named_are_those_to_move(seed: int, ram: float, time: float) ->
     formulation = tightened(seed, ram, time)
     model = formulation.model
     found = {s.row: s for s in shortfalls(formulation, 10.0)}
-    if relaxation(model) is not Status.INFEASIBLE:
+    if relaxation(model) is not SolverStatus.INFEASIBLE:
         assert not found
         return
     assert found
@@ -44,7 +44,7 @@ def test_the_rows_named_are_those_to_move(seed: int, ram: float, time: float) ->
             continue
         scale = formulation.second_scale if missed.limit is Limit.DEADLINE else formulation.byte_scale
         model.row_upper[model.row_names.index(name)] += missed.amount / scale + 1e-6
-    assert relaxation(model) is not Status.INFEASIBLE
+    assert relaxation(model) is not SolverStatus.INFEASIBLE
 
 
 def test_an_infeasible_step_names_the_row_and_the_bytes() -> None:

@@ -27,11 +27,11 @@ from agent.mcu.protocol.messages import (
     Echo,
     Infer,
     Load,
+    MemoryRegion,
     MessageType,
     Options,
     Push,
     Read,
-    Region,
     ReplyStatus,
     ResetReason,
     RestoreSource,
@@ -81,7 +81,7 @@ def test_training_learns_and_counts(device: Device) -> None:
     assert (status.trained, status.frame_errors, status.refused) == (400, 0, 0)
     assert device.training().state.steps == 400
     assert device.infer(b"".join(SAMPLES[:20])) == tuple(LABELS[:20])
-    logits = struct.unpack(f"<{CLASSES}f", device.session.request(Read(0, 4 * CLASSES, Region.LOGITS)))
+    logits = struct.unpack(f"<{CLASSES}f", device.session.request(Read(0, 4 * CLASSES, MemoryRegion.LOGITS)))
     assert max(range(CLASSES), key=logits.__getitem__) == LABELS[19]
 
 

@@ -33,6 +33,7 @@ from agent.energy.sources.estimated import EstimatedSource
 from agent.energy.sources.ina3221 import Ina3221Source
 from agent.energy.sources.rapl import RaplSource
 from agent.energy.sources.registry import EnergyConfig, SourceChoice, configured_model, open_sources
+from agent.energy.wear_account import WearAccount
 from agent.system.energy_clock import now_s
 from agent.worker.start import start_worker, worker_command
 from planner.ir.bundle.bundle import read_manifest
@@ -248,7 +249,10 @@ def overhead() -> dict[str, float]:
         choice = SourceChoice((RaplSource(folder),), ())
         ledger = Ledger(folder / FILE_NAME, clock.unix())
         config = EnergyConfig()
-        meter = EnergyMeter(choice, ledger, config, configured_model(config, None), seams=MeterSeams(clock.unix))
+        wear = WearAccount(clock.unix)
+        meter = EnergyMeter(
+            choice, ledger, config, configured_model(config, None), seams=MeterSeams(clock.unix), wear=wear
+        )
         meter.on_worker_start("job", clock.now_s)
         start_s = time.thread_time()
         for second in range(3600):
@@ -262,7 +266,7 @@ def overhead() -> dict[str, float]:
         for second in range(3600):
             counter.write(second * 7_000_000)
         cpu_s = all_s - (time.thread_time() - start_s)
-        written = meter.flash_bytes_today()
+        written = wear.today_bytes()
         meter.close(clock.now_s)
     return {
         "us_per_second_of_training": cpu_s / 3600 * 1e6,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from agent.energy.attribution import Charge, EnergyPhase, StepEnergy
 from agent.energy.sources.base import Kind
+from agent.system.clock import local_clock_s
 from planner.ir.errors import PortError
 
 FILE_NAME = "energy.sqlite"
@@ -222,8 +223,8 @@ class Ledger:
         self._waiting.events.append((unix, code, text))
 
     def add_wear(self, unix: float, writer: str, written_bytes: int) -> None:
-        """Add bytes that `writer` wrote to flash to its day."""
-        key = (int(unix // DAY_S) * DAY_S, writer)
+        """Add bytes that `writer` wrote to flash to its local date, kept as that date's midnight in UTC."""
+        key = (local_clock_s(unix) // DAY_S * DAY_S, writer)
         self._waiting.wear[key] = self._waiting.wear.get(key, 0) + written_bytes
 
     def set_meta(self, key: str, value: str) -> None:

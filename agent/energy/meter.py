@@ -22,6 +22,7 @@ from agent.energy.sources.power_models import board_model, detect_model
 from agent.energy.sources.registry import EnergyConfig, SourceChoice, configured_model, open_sources
 from agent.energy.timeline import Integrator, Interval
 from agent.energy.wear import DiskCounter
+from agent.energy.wear_account import WearAccount
 from agent.system.energy_clock import slept_s
 
 IDLE_PERIOD_S = 30.0
@@ -39,13 +40,12 @@ _OWN_WRITER, _DISK_WRITER = "agent", "machine"
 
 @dataclass(frozen=True, slots=True)
 class EnergyIssue:
-    """Something wrong with metering, for the list of health items."""
+    """Something wrong with metering, for the health board: a condition's code, its key, and what it says."""
 
     code: str
-    severity: str
-    text: str
+    key: str
+    reason: str
     remedy: str
-    since_unix: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,6 @@ class MeterSnapshot:
     time_drift: float | None
     """Measured over planned seconds, over the last steps; None without a plan."""
     energy_drift: float | None
-    flash_bytes_today: int
     total_joules: float
     """Since the agent started, gaps left out."""
     gap_seconds: float
@@ -111,12 +110,17 @@ class MeterSeams:
 
 
 def open_meter(
-    state_dir: Path, table: Mapping[str, object], *, root: Path = Path("/"), model: PowerModel | None = None
+    state_dir: Path,
+    table: Mapping[str, object],
+    *,
+    root: Path = Path("/"),
+    model: PowerModel | None = None,
+    wear: WearAccount | None = None,
 ) -> "EnergyMeter":
     """Return the meter of this machine with its ledger in `state_dir`.
 
-    `table` is `[energy]` of the configuration, `model` the board's power model where it is not to be looked up. Never
-    raises for a sensor; raises `EnergyConfigError` or `BoardError` for a bad setting and `LedgerError` when the ledger
+    `table` is `[energy]` of the configuration, `model` the board's power model where it is not to be looked up, `wear`
+    counts what the agent writes. Never raises for a sensor; raises `EnergyConfigError` or `BoardError` for a bad setting and `LedgerError` when the ledger
     cannot be opened.
     """
     config = EnergyConfig.from_table(table)
@@ -129,7 +133,8 @@ def open_meter(
         slept_s=slept_s,
         writer=ThreadPoolExecutor(1, "energy-ledger"),
     )
-    return EnergyMeter(choice, ledger, config, configured_model(config, model), DiskCounter(state_dir, root), seams)
+    disk = DiskCounter(state_dir, root)
+    return EnergyMeter(choice, ledger, config, configured_model(config, model), disk, seams, wear)
 
 
 class EnergyMeter:
@@ -143,12 +148,15 @@ class EnergyMeter:
         model: PowerModel,
         disk: DiskCounter | None = None,
         seams: MeterSeams | None = None,
+        wear: WearAccount | None = None,
     ) -> None:
         self._seams = seams or MeterSeams()
         self._sources = choice.sources
         self._ledger = ledger
         self._config = config
         self._disk = disk
+        self._wear = wear or WearAccount(self._seams.unix_time)
+        self._wear.tell(lambda unix, count: ledger.add_wear(unix, _OWN_WRITER, count))
         self._baseline = IdleBaseline(_stored_baselines(ledger))
         for source in self._sources:
             if isinstance(source, EstimatedSource):
@@ -156,7 +164,7 @@ class EnergyMeter:
         costs = PhaseCosts(max(model.compute_watts, 1e-3), model.read_joules_per_byte, model.write_joules_per_byte)
         self._attributor = Attributor(costs, self._baseline.watts)
         self._integrator = Integrator()
-        self._issues: dict[str, EnergyIssue] = {}
+        self._issues: dict[tuple[str, str], EnergyIssue] = {}
         self._events: deque[MeterEvent] = deque(maxlen=_MAX_EVENTS)
         self._jobs: dict[str, JobEnergy] = {}
         self._phases: dict[EnergyPhase, float] = {}
@@ -173,9 +181,8 @@ class EnergyMeter:
         self._expected_s = IDLE_PERIOD_S
         self._slept_s = self._seams.slept_s()
         self._total_joules = self._gap_s = 0.0
-        self._today = (0, 0)
         for report in choice.broken:
-            self._raise_issue(f"energy-source-{report.name}", "warning", report.text, report.remedy)
+            self._raise_issue("energy-source", report.text, report.remedy, key=report.name)
 
     def tick(self, now_s: float, machine_idle: bool | None = None) -> float:
         """Take a sample if one is due and settle what is known; return in how many seconds to come again.
@@ -214,10 +221,10 @@ class EnergyMeter:
             try:
                 reading = source.read(now_s)
             except SourceError as error:
-                self._raise_issue(f"energy-source-{name}", "warning", error.problem, error.remedy)
+                self._raise_issue("energy-source", error.problem, error.remedy, key=name)
                 self._look_again(now_s)
                 return self._integrator.fail(now_s, source.info, error.problem)
-            self._clear_issue(f"energy-source-{name}")
+            self._clear_issue("energy-source", name)
             if reading is None:
                 self._nothing_until_s[name] = now_s + source.info.period_s
                 continue
@@ -334,29 +341,11 @@ class EnergyMeter:
         elif kind == "resumed":
             self._sample_edge(now_s)
             self._attributor.resume(now_s)
-        elif kind in ("checkpoint", "eval"):
-            written = event.get("bytes" if kind == "checkpoint" else "paged_out_bytes")
-            self._add_wear(written if isinstance(written, int) else 0)
 
     def _on_step(self, step: MeteredStep, now_s: float) -> None:
         self._attributor.finish_step(step, now_s)
-        self._add_wear(step.paged_out_bytes)
         if isinstance(self._current, EstimatedSource):
             self._current.note_transfer(step.paged_in_bytes, step.paged_out_bytes)
-
-    def _add_wear(self, written_bytes: int) -> None:
-        if written_bytes <= 0:
-            return
-        unix = self._seams.unix_time()
-        self._ledger.add_wear(unix, _OWN_WRITER, written_bytes)
-        day, written = self._today
-        today = int(unix // 86400)
-        self._today = (today, written_bytes + (written if day == today else 0))
-
-    def flash_bytes_today(self) -> int:
-        """Return the bytes the agent wrote to flash since midnight UTC, as far as this run knows."""
-        day, written = self._today
-        return written if day == int(self._seams.unix_time() // 86400) else 0
 
     def flush(self, now_s: float) -> Future[int]:
         """Begin to write the ledger and return what is done when it is written.
@@ -392,10 +381,10 @@ class EnergyMeter:
             return
         (batch, written), self._writing = self._writing, None
         try:
-            self._add_wear(written.result())
+            self._wear.add(written.result())
         except LedgerError as error:
             self._ledger.give_back(batch)
-            self._raise_issue("energy-ledger", "error", error.problem, error.remedy)
+            self._raise_issue("energy-ledger", error.problem, error.remedy)
         else:
             self._clear_issue("energy-ledger")
 
@@ -405,7 +394,7 @@ class EnergyMeter:
             used = disk.used_life()
             size = disk.flash_bytes()
         except SourceError as error:
-            self._raise_issue("energy-flash-wear", "warning", error.problem, error.remedy)
+            self._raise_issue("energy-flash-wear", error.problem, error.remedy)
             return
         self._clear_issue("energy-flash-wear")
         if written:
@@ -443,7 +432,6 @@ class EnergyMeter:
             last_step_planned_joules=step.event.planned_joules if step else None,
             time_drift=_factor(self._drift.time if self._drift else None),
             energy_drift=_factor(self._drift.energy if self._drift else None),
-            flash_bytes_today=self.flash_bytes_today(),
             total_joules=self._total_joules,
             gap_seconds=self._gap_s,
         )
@@ -476,13 +464,11 @@ class EnergyMeter:
         self._events.append(MeterEvent(code, text, correction))
         self._ledger.add_event(self._seams.unix_time(), code, text)
 
-    def _raise_issue(self, code: str, severity: str, text: str, remedy: str) -> None:
-        old = self._issues.get(code)
-        since = old.since_unix if old else self._seams.unix_time()
-        self._issues[code] = EnergyIssue(code, severity, text, remedy, since)
+    def _raise_issue(self, code: str, reason: str, remedy: str, *, key: str = "") -> None:
+        self._issues[code, key] = EnergyIssue(code, key, reason, remedy)
 
-    def _clear_issue(self, code: str) -> None:
-        self._issues.pop(code, None)
+    def _clear_issue(self, code: str, key: str = "") -> None:
+        self._issues.pop((code, key), None)
 
 
 def _factor(ratio: Ratio | None) -> float | None:

@@ -1,67 +1,50 @@
-"""Prometheus text of the meter, units in the names (https://prometheus.io/docs/practices/naming/)."""
+"""The meter's metrics. What is not known is left out."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 
 from agent.energy.meter import EnergyMeter, JobEnergy, MeterSnapshot
+from agent.system.prometheus import MetricFamily, gauge
 
-_PREFIX = "port_agent_"
 
-
-def energy_metrics_text(meter: EnergyMeter) -> str:
-    """Return all metrics of `meter` in the text format, newline at the end. What is not known is left out."""
+def meter_families(meter: EnergyMeter) -> Iterator[MetricFamily]:
+    """Yield all metrics of `meter`."""
     snapshot = meter.snapshot()
-    lines = list(_gauges(snapshot))
-    lines += _jobs(meter.job_energy(), snapshot.kind)
-    phases = [({"phase": phase.value, "kind": snapshot.kind}, joules) for phase, joules in meter.phase_joules().items()]
-    lines += _family("phase_energy_joules_total", "counter", "Energy of a phase since the agent started.", phases)
-    lines += _family("energy_issues", "gauge", "Problems of metering at this moment.", [({}, len(meter.health()))])
-    return "\n".join(lines) + "\n"
-
-
-def _gauges(snapshot: MeterSnapshot) -> Iterable[str]:
-    where = {"source": snapshot.source, "kind": snapshot.kind}
-    single: tuple[tuple[str, str, str, float | None], ...] = (
-        ("power_watts", "gauge", "Mean power of the newest sample.", snapshot.watts),
-        ("idle_power_watts", "gauge", "Power of the idle machine.", snapshot.baseline_watts),
-        ("energy_joules_total", "counter", "Energy since the agent started, gaps left out.", snapshot.total_joules),
-        ("energy_gap_seconds_total", "counter", "Time without a figure since the agent started.", snapshot.gap_seconds),
-        ("last_step_energy_joules", "gauge", "Energy of the newest training step.", snapshot.last_step_joules),
-        (
-            "last_step_planned_energy_joules",
-            "gauge",
-            "Energy the plan gave that step.",
-            snapshot.last_step_planned_joules,
-        ),
-        ("step_time_drift_ratio", "gauge", "Measured over planned seconds per step.", snapshot.time_drift),
-        ("step_energy_drift_ratio", "gauge", "Measured over planned joules per step.", snapshot.energy_drift),
+    yield from _snapshot_families(snapshot)
+    yield from _job_families(meter.job_energy(), snapshot.kind)
+    phases = ((phase.value, joules) for phase, joules in meter.phase_joules().items())
+    yield MetricFamily(
+        "phase_energy_joules_total",
+        "counter",
+        "Energy of a phase since the agent started.",
+        tuple(({"phase": phase, "kind": snapshot.kind}, joules) for phase, joules in phases),
     )
-    for name, kind, meaning, value in single:
-        if value is not None:
-            yield from _family(name, kind, meaning, [(where, value)])
+    yield gauge("energy_issues", "Problems of metering at this moment.", len(meter.health()))
 
 
-def _jobs(jobs: Mapping[str, JobEnergy], kind: str) -> list[str]:
-    gross = [({"job": job, "kind": kind}, energy.gross_joules) for job, energy in jobs.items()]
-    net = [
+def _snapshot_families(snapshot: MeterSnapshot) -> Iterator[MetricFamily]:
+    where = {"source": snapshot.source, "kind": snapshot.kind}
+    for name, meaning, value in (
+        ("power_watts", "Mean power of the newest sample.", snapshot.watts),
+        ("idle_power_watts", "Power of the idle machine.", snapshot.baseline_watts),
+        ("last_step_energy_joules", "Energy of the newest training step.", snapshot.last_step_joules),
+        ("last_step_planned_energy_joules", "Energy the plan gave that step.", snapshot.last_step_planned_joules),
+        ("step_time_drift_ratio", "Measured over planned seconds per step.", snapshot.time_drift),
+        ("step_energy_drift_ratio", "Measured over planned joules per step.", snapshot.energy_drift),
+    ):
+        yield gauge(name, meaning, value, where)
+    for name, meaning, total in (
+        ("energy_joules_total", "Energy since the agent started, gaps left out.", snapshot.total_joules),
+        ("energy_gap_seconds_total", "Time without a figure since the agent started.", snapshot.gap_seconds),
+    ):
+        yield MetricFamily(name, "counter", meaning, ((where, total),))
+
+
+def _job_families(jobs: Mapping[str, JobEnergy], kind: str) -> Iterator[MetricFamily]:
+    gross = tuple(({"job": job, "kind": kind}, energy.gross_joules) for job, energy in jobs.items())
+    net = tuple(
         ({"job": job, "kind": kind}, energy.net_joules) for job, energy in jobs.items() if energy.net_joules is not None
-    ]
-    steps = [({"job": job}, float(energy.steps)) for job, energy in jobs.items()]
-    return [
-        *_family("job_energy_joules_total", "counter", "Energy of a job since the agent started.", gross),
-        *_family("job_net_energy_joules_total", "counter", "The same above the idle baseline.", net),
-        *_family("job_steps_total", "counter", "Steps a job finished since the agent started.", steps),
-    ]
-
-
-def _family(name: str, kind: str, meaning: str, samples: Iterable[tuple[Mapping[str, str], float]]) -> list[str]:
-    rows = [f"{_PREFIX}{name}{_labels(labels)} {value!r}" for labels, value in samples]
-    return [f"# HELP {_PREFIX}{name} {meaning}", f"# TYPE {_PREFIX}{name} {kind}", *rows] if rows else []
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    parts = ",".join(f'{key}="{_escape(value)}"' for key, value in labels.items())
-    return f"{{{parts}}}" if parts else ""
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    )
+    steps = tuple(({"job": job}, float(energy.steps)) for job, energy in jobs.items())
+    yield MetricFamily("job_energy_joules_total", "counter", "Energy of a job since the agent started.", gross)
+    yield MetricFamily("job_net_energy_joules_total", "counter", "The same above the idle baseline.", net)
+    yield MetricFamily("job_steps_total", "counter", "Steps a job finished since the agent started.", steps)

@@ -15,6 +15,7 @@ from typing import Any
 from agent.energy.attribution import EnergyPhase
 from agent.energy.ledger import DAY_S, KEEP_S, open_for_reading
 from agent.energy.wear import WearOutlook, outlook
+from agent.system.clock import local_clock_s
 from planner.ir.errors import PortError
 
 JOULES_PER_KWH = 3.6e6
@@ -394,11 +395,11 @@ class _Reader:
         return tuple(Note(row["unix"], row["unix"], row["code"], row["text"]) for row in rows)
 
     def wear(self) -> tuple[WearDay, ...]:
-        """Return the bytes written on each day."""
+        """Return the bytes written on each local date."""
         days: dict[int, tuple[int, int | None]] = {}
         for row in self._database.execute(
             "SELECT day_unix, writer, SUM(written_bytes) AS count FROM wear WHERE day_unix >= ? GROUP BY 1, 2",
-            (self._since - DAY_S,),
+            (local_clock_s(self._since) // DAY_S * DAY_S,),
         ):
             agent, machine = days.get(row["day_unix"], (0, None))
             if row["writer"] == "agent":
@@ -433,7 +434,7 @@ def _wear_outlook(
 ) -> WearOutlook:
     """Return how long the flash lasts; by what the whole machine writes where that is known."""
     written = sum(day.agent_bytes if day.machine_bytes is None else day.machine_bytes for day in wear)
-    days = max((now_unix - wear[0].day_unix) / DAY_S, 1 / 24) if wear else 0.0
+    days = max((local_clock_s(now_unix) - wear[0].day_unix) / DAY_S, 1 / 24) if wear else 0.0
     return outlook(written, days, options.flash_endurance_bytes, used or 0.0, size)
 
 

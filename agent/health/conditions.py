@@ -73,7 +73,8 @@ CONDITIONS = {
             Severity.INFO,
             "no temperature sensor",
             "this device shows no processor temperature, so training cannot stop for heat",
-            "none needed in a virtual machine; elsewhere load the sensor's kernel module",
+            "none needed in a virtual machine; elsewhere load the sensor's kernel module (a Pi: bcm2835_thermal, "
+            "a PC: coretemp or k10temp)",
             visible_after_s=60.0,
         ),
         Condition(
@@ -117,8 +118,8 @@ CONDITIONS = {
             Severity.WARNING,
             "memory and CPU limits cannot be enforced by the kernel",
             "{reason}; a second belt (RLIMIT_DATA) and a lower priority are used instead",
-            "run under systemd with Delegate= on cgroup v2 (kernel parameter systemd.unified_cgroup_hierarchy=1; "
-            "on a Pi also cgroup_enable=memory)",
+            "run under systemd with Delegate=yes on cgroup v2; on a Pi add cgroup_enable=memory to /boot/firmware/"
+            "cmdline.txt, on old systems systemd.unified_cgroup_hierarchy=1",
         ),
         Condition(
             "no-allocator",
@@ -169,6 +170,7 @@ CONDITIONS = {
             "job {job}: about {needed} of training left, {left} until the deadline",
             "allow more time windows, a faster plan (more --ram), or move the deadline",
             visible_after_s=60.0,
+            hidden_by=("clock-unset",),
         ),
         Condition(
             "worker-unresponsive",
@@ -198,6 +200,29 @@ CONDITIONS = {
             "energy is not metered",
             "{reason}",
             "correct [energy] in config.toml, or make the state directory writable, and restart the agent",
+            hidden_by=("state-unwritable",),
+        ),
+        Condition(
+            "energy-source",
+            Severity.WARNING,
+            "a power sensor fails",
+            "{source}: {reason}",
+            "{cure}",
+        ),
+        Condition(
+            "energy-ledger",
+            Severity.ERROR,
+            "the energy ledger cannot be written",
+            "{reason}",
+            "{cure}",
+            hidden_by=("state-unwritable",),
+        ),
+        Condition(
+            "energy-flash-wear",
+            Severity.WARNING,
+            "writes to flash cannot be counted",
+            "{reason}",
+            "{cure}",
         ),
         Condition(
             "no-discovery",
@@ -216,6 +241,11 @@ CONDITIONS = {
     )
 }
 """Every kind of trouble this program knows; a report of another code is a programming error."""
+
+
+def remedy_of(code: str, **values: object) -> str:
+    """Return what helps against a condition; `values` are those that its remedy names."""
+    return CONDITIONS[code].remedy.format(**values)
 
 
 @dataclass(slots=True)

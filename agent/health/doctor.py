@@ -14,9 +14,10 @@ from enum import Enum
 from pathlib import Path
 
 from agent.facts import Answer, IdleSignal, OwnUse, Power, SensorOptions, this_platform
-from agent.health.conditions import CONDITIONS
+from agent.health.conditions import remedy_of
 from agent.policy.config import AgentOptions, Config
 from agent.system.cgroup import CgroupError, cgroup2_mount, own_path
+from agent.system.clock import CLOCK_SET_AFTER_S
 from planner.ir.errors import PortError
 from planner.ir.units import format_bytes
 
@@ -24,8 +25,6 @@ FLASH_TEST_BYTES = 16 << 20
 """Enough to leave an SD card's buffer, little enough for its life: one 4 GB card survives this a million times."""
 SLOW_WRITE_BYTES_PER_S = 5 << 20
 """Below this a checkpoint of 50 MB takes ten seconds."""
-CLOCK_SANE_AFTER_S = 1735689600.0
-"""2025-01-01."""
 
 
 class Verdict(Enum):
@@ -79,7 +78,7 @@ def _sensors(state_dir: Path, options: AgentOptions) -> Iterator[Check]:
             "temperature",
             Verdict.NOTE,
             "no sensor: training cannot stop for heat",
-            "none in a virtual machine; elsewhere load the driver (a Pi: bcm2835_thermal, a PC: coretemp or k10temp)",
+            remedy_of("no-temperature"),
         )
     else:
         yield Check("temperature", Verdict.GOOD, f"{facts.temperature_c:.1f} °C")
@@ -128,7 +127,7 @@ def _state_directory(state_dir: Path) -> Iterator[Check]:
         probe.write_bytes(b"x")
         probe.unlink()
     except OSError as error:
-        cure = f"make {state_dir} writable for the agent's user, or free space"
+        cure = remedy_of("state-unwritable", path=state_dir)
         yield Check("state directory", Verdict.BAD, f"{state_dir}: {error.strerror}", cure)
         return
     usage = shutil.disk_usage(state_dir)
@@ -182,10 +181,7 @@ def _flash_seconds(path: Path) -> tuple[float, float]:
 def _control_groups(options: AgentOptions) -> Check:
     if sys.platform != "linux":
         return Check("memory limits", Verdict.NOTE, "no control groups on this system; RLIMIT_DATA is used")
-    cure = (
-        "run under systemd with Delegate=yes on cgroup v2; on a Pi add cgroup_enable=memory to /boot/firmware/"
-        "cmdline.txt, on old systems systemd.unified_cgroup_hierarchy=1"
-    )
+    cure = remedy_of("no-memory-limit")
     try:
         own = cgroup2_mount(options.proc_root) / own_path(options.proc_root).lstrip("/")
     except CgroupError as error:
@@ -203,8 +199,8 @@ def _control_groups(options: AgentOptions) -> Check:
 
 
 def _clock() -> Check:
-    if time.time() < CLOCK_SANE_AFTER_S:
-        return Check("clock", Verdict.BAD, f"shows {time.ctime()}", "connect the network, or timedatectl set-time")
+    if time.time() < CLOCK_SET_AFTER_S:
+        return Check("clock", Verdict.BAD, f"shows {time.ctime()}", remedy_of("clock-unset"))
     program = shutil.which("timedatectl")
     if program is None:
         return Check("clock", Verdict.NOTE, f"{time.ctime()}; no timedatectl to ask whether it is synchronised")
@@ -264,6 +260,6 @@ def _worker() -> Iterator[Check]:
         yield Check("torch", Verdict.GOOD, found)
     trouble = preload_trouble()
     if trouble:
-        yield Check("allocator", Verdict.NOTE, trouble, CONDITIONS["no-allocator"].remedy)
+        yield Check("allocator", Verdict.NOTE, trouble, remedy_of("no-allocator"))
     else:
         yield Check("allocator", Verdict.GOOD, preload_mode().value)

@@ -6,13 +6,11 @@ from pathlib import Path
 from agent.facts import Facts, OwnUse, Platform, SensorOptions
 from agent.health.conditions import HealthBoard
 from agent.policy.decide import Memory, Now, Policy, PolicyDecision, decide
-from agent.system.clock import Clock, local_time
+from agent.system.clock import CLOCK_SET_AFTER_S, Clock, local_time
 from planner.ir.units import format_bytes, format_seconds
 
 JUMP_S = 60.0
 """A smaller step of the wall clock moves no window noticeably."""
-CLOCK_SET_AFTER_S = 1735689600.0
-"""2025-01-01: this program is younger, so an earlier date is an unset clock."""
 _JUMP_SHOWN_S = 3600.0
 
 

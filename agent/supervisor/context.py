@@ -2,12 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
-from agent.energy.meter import MeterEvent
+from agent.energy.meter import EnergyMeter
+from agent.energy.wear_account import WearAccount
 from agent.facts import Platform
 from agent.health.conditions import HealthBoard
 from agent.jobs.model import JobKind
@@ -15,7 +14,6 @@ from agent.jobs.store import JobStore
 from agent.policy.config import Config
 from agent.supervisor.admission import Admission
 from agent.supervisor.inbox import Inboxes
-from agent.supervisor.job.run_state import Meter
 from agent.supervisor.job.runner import Runner
 from agent.supervisor.job.worker_kinds import DEFAULT_KINDS, WorkerKind
 from agent.supervisor.peer_discovery import PeerDiscovery
@@ -33,29 +31,6 @@ class Settings:
     runtime_dir: Path
     config: Path | None = None
     sysfs_root: Path | None = None
-
-
-class SupervisedMeter(Meter, Protocol):
-    """The meter as the supervisor drives it: ticked by the loop, fed with worker events, asked for figures."""
-
-    def tick(self, now_s: float, machine_idle: bool | None = None) -> float:
-        """Take a sample if one is due; returns in how many seconds to come again."""
-
-    def close(self, now_s: float) -> None:
-        """Settle and write the ledger."""
-
-
-@dataclass(frozen=True, slots=True)
-class MeterView:
-    """The meter with what `status`, `/metrics` and the health items show of it."""
-
-    meter: SupervisedMeter
-    snapshot: Callable[[], Mapping[str, object]]
-    metrics: Callable[[], str]
-    issues: Callable[[], list[dict[str, object]]]
-    events: Callable[[], tuple[MeterEvent, ...]]
-    flush: Callable[[float], Future[int]]
-    """Begin to write the ledger, at this monotonic time, for someone who wants to read it once that is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +65,10 @@ class Core:
     started_s: float
     reload: Callable[[], None]
     peers: PeerDiscovery
-    meter: MeterView | None = None
+    wear: WearAccount
+    meter: EnergyMeter | None = None
     retry_at_s: dict[int, tuple[int, float]] = field(default_factory=dict)
     """When a job's backoff ends, by job id: the count of its failures it belongs to, and the monotonic time."""
-    written_today: tuple[str, int] = ("", 0)
 
     def paused_until(self) -> float | None:
         """Return until when the user paused everything (Unix time, infinity for good), or None."""

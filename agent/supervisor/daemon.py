@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent import facts
+from agent.energy.meter import open_meter
+from agent.energy.wear_account import WearAccount
 from agent.facts import Answer, OwnUse, Platform
 from agent.health.conditions import HealthBoard
 from agent.jobs.model import Job, JobState, may_run, order
@@ -25,11 +27,11 @@ from agent.supervisor.inbox import Inboxes
 from agent.supervisor.job.run_state import Surroundings
 from agent.supervisor.job.runner import Runner
 from agent.supervisor.job.worker_process import RequestedState, WorkerPhase
-from agent.supervisor.meter_view import open_meter_view
+from agent.supervisor.metering import report_issues
 from agent.supervisor.peer_discovery import PeerDiscovery, public_state
 from agent.supervisor.timers import Timers
 from agent.system.cgroup import CgroupError, delegated_tree
-from agent.system.clock import day_of, local_time
+from agent.system.clock import local_time
 from agent.system.locks import LockFile, lock_instance
 from agent.system.sd_notify import Notifier
 from agent.system.uevents import UeventListener
@@ -166,10 +168,10 @@ class Daemon:
             started_s=clock.monotonic_s(),
             reload=self._reload,
             peers=PeerDiscovery(settings.state_dir, health, clock),
+            wear=WearAccount(clock.wall_s, store),
         )
         try:
-            core.meter = open_meter_view(config, settings)
-            runner.meter = core.meter.meter
+            core.meter = runner.meter = open_meter(settings.state_dir, config.energy, wear=core.wear)
         except (PortError, OSError) as error:
             health.report("no-meter", clock.monotonic_s(), clock.wall_s(), reason=str(error))
         try:
@@ -193,8 +195,6 @@ class Daemon:
                 core.store.save(replace(job, state=JobState.QUEUED, reason="the agent was restarted"))
             if job.spec.deadline_at is not None and not job.state.is_over:
                 core.timers.set_deadline(job.id, job.spec.deadline_at)
-        day = day_of(core.clock.wall_s())
-        core.written_today = (day, core.store.written_on(day))
         if core.store.recovered_from is not None:
             core.health.report("database", now_s, core.clock.wall_s(), aside=core.store.recovered_from)
 
@@ -237,7 +237,7 @@ class Daemon:
         self._count_wear()
         if core.meter is not None:
             with contextlib.suppress(PortError):  # a ledger that cannot be written was a health item all along
-                core.meter.meter.close(core.clock.monotonic_s())
+                core.meter.close(core.clock.monotonic_s())
         core.store.close()
 
     # --- the loop
@@ -275,7 +275,9 @@ class Daemon:
         if core.paused_until() is None and core.store.setting(PAUSE_SETTING) is not None:
             core.store.remember(PAUSE_SETTING, None)
         own = OwnUse(core.runner.job is not None, core.runner.own_cpu_s())
-        decision = core.admission.look(core.config.policy, own, core.written_today[1], core.paused_until() is not None)
+        decision = core.admission.look(
+            core.config.policy, own, core.wear.today_bytes(), core.paused_until() is not None
+        )
         self._tick_meter(now_s)
         self._act(decision)
         self._notify(decision)
@@ -285,12 +287,13 @@ class Daemon:
         if core.meter is None:
             return
         left_alone = {Answer.YES: False, Answer.NO: True}.get(device_in_use(core.admission.facts.idle_signals))
-        core.meter.meter.tick(now_s, machine_idle=left_alone)
-        for event in core.meter.events():
+        core.meter.tick(now_s, machine_idle=left_alone)
+        for event in core.meter.take_events():
             if event.correction is not None:
                 core.runner.correct(event.correction)
             else:
                 core.store.note(core.clock.wall_s(), None, event.code, event.text)
+        report_issues(core.meter.health(), core.health, core.clock)
 
     def _act(self, decision: PolicyDecision) -> None:
         runner = self._core.runner
@@ -408,13 +411,7 @@ class Daemon:
             core.health.clear("state-unwritable")
 
     def _count_wear(self) -> None:
-        core = self._core
-        day = day_of(core.clock.wall_s())
-        new = core.runner.take_written_bytes()
-        if new:
-            core.store.add_wear(day, new)
-        counted = core.written_today[1] if core.written_today[0] == day else core.store.written_on(day) - new
-        core.written_today = (day, counted + new)
+        self._core.wear.add(self._core.runner.take_written_bytes())
 
     def _notify(self, decision: PolicyDecision) -> None:
         """Tell systemd that the loop lives, and in a line what it does."""

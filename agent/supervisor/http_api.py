@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from agent.control.agent_metrics import metrics_text
+from agent.control.agent_metrics import agent_families
 from agent.control.http import (
     HEADER_LIMIT_BYTES,
     SOCKET_NAME,
@@ -27,12 +27,14 @@ from agent.control.http import (
     peer_of,
     serve_connection,
 )
+from agent.energy.metrics import meter_families
 from agent.jobs.model import Job, JobRequestError
 from agent.jobs.store import StoreError
 from agent.supervisor.attached_boards import AttachedBoards
 from agent.supervisor.context import Core
 from agent.supervisor.job.log import read_log, read_more
 from agent.supervisor.service import Service
+from agent.system.prometheus import CONTENT_TYPE, exposition
 from planner.ir.errors import PortError
 
 FOLLOW_POLL_S = 0.5
@@ -193,10 +195,10 @@ class ControlServer:
         return json_response(self._service.brief(job))
 
     async def _metrics(self, request: HttpRequest) -> HttpResponse:
-        text = metrics_text(self._service.status(), self._core.store.all())
+        families = [*agent_families(self._service.status(), self._core.store.all())]
         if self._core.meter is not None:
-            text += self._core.meter.metrics()
-        return HttpResponse(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
+            families += meter_families(self._core.meter)
+        return HttpResponse(200, exposition(families).encode(), CONTENT_TYPE)
 
     async def _energy(self, request: HttpRequest) -> HttpResponse:
         from agent.energy.ledger import FILE_NAME  # a report is asked for now and then: not worth resident memory

@@ -152,17 +152,16 @@ class Service:
                 "online": facts.online.value,
                 "metered": facts.metered.value,
             },
-            "flash_written_today_bytes": core.written_today[1],
+            "flash_written_today_bytes": core.wear.today_bytes(),
             "flash_budget_bytes": core.config.policy.flash_write_budget_bytes_per_day,
             "next_window": opens.timestamp() if opens else None,
-            "energy": dict(core.meter.snapshot()) if core.meter else None,
+            "energy": core.meter.snapshot().as_dict() if core.meter else None,
             "health": self.health(),
         }
 
     def health(self) -> list[dict[str, object]]:
         """Return what is wrong now, the worst first."""
-        items = [item.as_json() for item in self._core.health.items(self._core.clock.monotonic_s())]
-        return items + (self._core.meter.issues() if self._core.meter else [])
+        return [item.as_json() for item in self._core.health.items(self._core.clock.monotonic_s())]
 
     def brief(self, job: Job) -> dict[str, Any]:
         """Return one line about a job."""

@@ -1,8 +1,12 @@
 """The two clocks of the supervisor, replaceable in tests."""
 
+import calendar
 import time
 from datetime import datetime
 from typing import Protocol
+
+CLOCK_SET_AFTER_S = 1735689600.0
+"""2025-01-01 in Unix time: this program is younger, so an earlier date is an unset clock."""
 
 
 class Clock(Protocol):
@@ -41,5 +45,10 @@ def local_time(wall_s: float) -> datetime:
 
 
 def day_of(wall_s: float) -> str:
-    """Return the local date that the flash budget is counted on."""
+    """Return the local date, on which written bytes are counted, as YYYY-MM-DD."""
     return local_time(wall_s).strftime("%Y-%m-%d")
+
+
+def local_clock_s(wall_s: float) -> int:
+    """Return what a clock on the wall shows, in seconds as if it showed UTC: dates of tables are multiples of a day."""
+    return calendar.timegm(local_time(wall_s).timetuple())

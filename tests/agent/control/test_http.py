@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agent.cli import main
-from agent.control.agent_metrics import metrics_text
+from agent.control.agent_metrics import agent_families
 from agent.control.client import ControlClient, ControlError
 from agent.control.http import (
     HttpError,
@@ -25,6 +25,7 @@ from agent.control.http import (
     peer_of,
     serve_connection,
 )
+from agent.system.prometheus import exposition
 from tests.agent.live_daemon import BUNDLE, CONFIG, ROOT, daemon
 
 
@@ -258,7 +259,7 @@ def test_metrics_follow_the_text_format() -> None:
             "memory_limit_bytes": None,
         },
     }
-    text = metrics_text(status, [])
+    text = exposition(agent_families(status, []))
     assert 'port_agent_job_step{job="3",name="a\\"b\\\\c"} 5.0\n' in text
     assert "port_agent_external_power 0.0\n" in text
     assert "memory_available" not in text and "total_steps" not in text

@@ -7,6 +7,7 @@ from agent.energy.ledger import Ledger
 from agent.energy.meter import EnergyMeter, MeterSeams
 from agent.energy.sources.estimated import PowerModel
 from agent.energy.sources.registry import EnergyConfig, SourceChoice
+from agent.energy.wear_account import WearAccount
 from tests.agent.energy.recordings import ScriptedSource
 
 START_UNIX = 1_762_160_400.0
@@ -22,9 +23,9 @@ class Afternoon:
         self.source = ScriptedSource("ina3221")
         self.source.value = IDLE_WATTS
         seams = MeterSeams(self.unix, lambda: 0.02)
-        self.meter = EnergyMeter(
-            SourceChoice((self.source,), ()), Ledger(path, self.unix()), EnergyConfig(), MODEL, seams=seams
-        )
+        ledger, self.wear = Ledger(path, self.unix()), WearAccount(self.unix)
+        choice = SourceChoice((self.source,), ())
+        self.meter = EnergyMeter(choice, ledger, EnergyConfig(), MODEL, seams=seams, wear=self.wear)
 
     def unix(self) -> float:
         """Return the wall-clock time of this afternoon."""
@@ -59,6 +60,7 @@ class Afternoon:
                 "paged_in_bytes": paged, "paged_out_bytes": paged, "planned_s": 1.9, "planned_joules": 9.7,
             }  # fmt: skip
             self.meter.on_event(job, event, self.now_s)
+            self.wear.add(paged)
 
     def run(self) -> None:
         """Write the whole afternoon."""
@@ -77,6 +79,7 @@ class Afternoon:
             else:
                 self.train("1", epoch * 150, 150, epoch)
             self.meter.on_event("1", {"event": "checkpoint", "step": 1, "bytes": 45_000_000}, self.now_s)
+            self.wear.add(45_000_000)
         self.meter.on_worker_stop("1", self.now_s)
         self.idle(900)
         self.meter.on_worker_start("2", self.now_s, "2 (imu)")

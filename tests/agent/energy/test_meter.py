@@ -5,6 +5,7 @@ import re
 import sqlite3
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from agent.energy.ledger import Ledger, LedgerError
 from agent.energy.meter import EnergyMeter, MeterSeams, open_meter
-from agent.energy.metrics import energy_metrics_text
+from agent.energy.metrics import meter_families
 from agent.energy.report import ReportOptions, read_report
 from agent.energy.sources.base import Kind, PowerSource
 from agent.energy.sources.estimated import CpuTime, EstimatedSource, LoadProbe, PowerModel
@@ -24,6 +25,8 @@ from agent.energy.sources.rapl import RaplSource
 from agent.energy.sources.registry import EnergyConfig, SourceChoice
 from agent.energy.sources.tegrastats import parse_line
 from agent.energy.wear import DiskCounter
+from agent.energy.wear_account import WearAccount
+from agent.system.prometheus import exposition
 from tests.agent.energy.device_trees import RANGE_UJ, STAT, disk, hwmon, zone
 from tests.agent.energy.recordings import ScriptedSource, local
 
@@ -172,10 +175,10 @@ def test_dying_sensor_is_a_gap_and_a_health_item_and_never_a_zero(tmp_path: Path
         bench.tick()
         bench.step(number)
     (issue,) = bench.meter.health()
-    assert (issue.code, issue.severity) == ("energy-source-ina3221", "warning")
-    assert "cannot read" in issue.text and "driver" in issue.remedy
+    assert (issue.code, issue.key) == ("energy-source", "ina3221")
+    assert "cannot read" in issue.reason and "driver" in issue.remedy
     assert bench.meter.snapshot().watts is None
-    assert "port_agent_power_watts{" not in energy_metrics_text(bench.meter)
+    assert "port_agent_power_watts{" not in exposition(meter_families(bench.meter))
     (folder / "away").rename(folder / "curr1_input")
     for number in range(10, 15):
         bench.tick()
@@ -324,19 +327,21 @@ def test_drift_raises_one_event_with_factors(tmp_path: Path) -> None:
     assert bench.rows("SELECT code FROM event WHERE code = 'profile-corrected'")
 
 
-def test_flash_writes_are_counted_by_day(tmp_path: Path) -> None:
-    source = ScriptedSource()
-    bench = Bench(tmp_path, source)
-    bench.meter.on_worker_start("job", bench.now_s)
-    bench.tick()
-    bench.step(0, paged_out_bytes=1000, paged_in_bytes=5000)
-    bench.meter.on_event("job", {"event": "checkpoint", "step": 0, "bytes": 234, "wall_s": 0.1}, bench.now_s)
-    bench.meter.on_event("job", {"event": "eval", "step": 0, "loss": 1.0, "paged_out_bytes": 100}, bench.now_s)
-    assert bench.meter.flash_bytes_today() == 1334
-    bench.now_s += 86400
-    assert bench.meter.flash_bytes_today() == 0
-    bench.meter.close(bench.now_s)
-    assert bench.rows("SELECT SUM(written_bytes) FROM wear WHERE writer = 'agent'")[0][0] == 1334
+def test_what_the_account_counts_is_in_the_ledger_and_the_ledgers_own_writes_in_the_account(tmp_path: Path) -> None:
+    path = tmp_path / "energy.sqlite"
+    wear = WearAccount(lambda: T0_UNIX)
+    meter = EnergyMeter(
+        SourceChoice((ScriptedSource(),), ()), Ledger(path, T0_UNIX), EnergyConfig(), MODEL,
+        seams=MeterSeams(lambda: T0_UNIX), wear=wear,
+    )  # fmt: skip
+    wear.add(1334)
+    meter.tick(0.0)
+    written = meter.flush(1.0).result()
+    assert written > 0 and wear.today_bytes() == 1334 + written
+    meter.close(2.0)
+    (day,) = read_report(path, ReportOptions(), T0_UNIX).wear
+    assert day.agent_bytes == 1334 + written
+    assert time.gmtime(day.day_unix)[:3] == time.localtime(T0_UNIX)[:3]
 
 
 def test_killed_agent_leaves_a_whole_ledger_and_a_gap(tmp_path: Path) -> None:
@@ -468,7 +473,7 @@ def test_metrics_have_units_and_parse(tmp_path: Path) -> None:
     bench.tick()
     bench.step(0)
     bench.tick()
-    text = energy_metrics_text(bench.meter)
+    text = exposition(meter_families(bench.meter))
     sample = re.compile(r'port_agent_\w+(\{(\w+="(\\.|[^"\\\n])*",?)+\})? -?\d+(\.\d+)?(e[+-]?\d+)?$')
     for line in text.splitlines():
         assert line.startswith("# ") or sample.match(line), line

@@ -40,6 +40,21 @@ def test_the_worst_comes_first_and_passing_events_pass() -> None:
     assert [item.code for item in board.items(61.0)] == ["config"]
 
 
+def test_what_follows_from_another_trouble_stays_quiet_until_that_is_gone() -> None:
+    board = HealthBoard()
+    board.report("energy-ledger", 0.0, 0.0, reason="disk full", cure="free some space")
+    board.report("state-unwritable", 1.0, 1.0, reason="disk full", path="/var/lib/port-agent")
+    assert [item.code for item in board.items(2.0)] == ["state-unwritable"]
+    board.clear("state-unwritable")
+    (item,) = board.items(3.0)
+    assert (item.code, item.remedy, item.since_s) == ("energy-ledger", "free some space", 0.0)
+
+
+def test_every_condition_is_hidden_by_a_declared_one() -> None:
+    for condition in CONDITIONS.values():
+        assert CONDITIONS.keys() >= set(condition.hidden_by) and condition.code not in condition.hidden_by
+
+
 def test_keep_only() -> None:
     board = HealthBoard()
     for key in ("a", "b"):

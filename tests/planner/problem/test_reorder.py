@@ -17,6 +17,7 @@ from planner.ir.plan import Plan
 from planner.problem.reorder import dependencies, peak_bytes, reorder, respects
 from planner.search.plan_step import best_order, plan_step
 from tests.agent.exactness import OPTIMIZERS, differences, flat_costs, plain, planned
+from tests.planner.estimated_steps import captured
 
 
 def shuffled(graph: StepGraph, seed: int) -> tuple[int, ...]:
@@ -93,3 +94,19 @@ def test_the_planner_reorders_where_that_saves_energy(tmp_path: Path) -> None:
     assert plan is not None and plan.order == order and plan.peak_bytes <= budget
     actual = planned(replace(capture, graphs={"step": late}), {"step": plan}, data, tmp_path)
     assert not differences(expected, actual)
+
+
+def test_reordering_breaks_no_constraint_and_does_not_raise_the_peak() -> None:
+    graph, _ = captured()
+    late = _updates_last(graph)
+    order = reorder(late)
+    assert order and respects(late, order)
+    assert peak_bytes(late.reordered(order)) < peak_bytes(late)
+    assert not respects(late, tuple(reversed(range(len(late.ops)))))
+
+
+def _updates_last(graph: StepGraph) -> StepGraph:
+    from planner.ir.graph import Phase
+
+    first = [i for i, op in enumerate(graph.ops) if op.phase is not Phase.UPDATE]
+    return graph.reordered((*first, *(i for i, op in enumerate(graph.ops) if op.phase is Phase.UPDATE)))

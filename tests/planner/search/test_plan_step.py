@@ -1,4 +1,4 @@
-"""Planning captured steps: deadlines constrain, rivals are taken where they are better, coarsening's cost is bounded."""
+"""Plans of captured steps: within budget and deadline, never above a rival or below the bound."""
 
 import itertools
 from dataclasses import replace
@@ -15,7 +15,7 @@ from planner.search.incumbent import objective
 from planner.search.pareto import budget_for
 from planner.search.plan_step import better_of, fine_bound, plan_step, program_judge
 from planner.search.recipes import cheap_segments
-from planner.search.solve import Outcome
+from planner.search.solve import STRATEGIES, Outcome, StrategyError
 from tests.planner.estimated_steps import budget, captured
 
 
@@ -105,3 +105,48 @@ def test_a_plan_that_moves_nothing_has_no_overhead_not_even_one_below_zero() -> 
         ops = tuple(replace(c, seconds=c.seconds * seconds / 3, joules=c.joules * seconds / 7) for c in costs.ops)
         plan = plan_step(graph, replace(costs, ops=ops), ram_bytes=1 << 40, strategy="greedy").plan
         assert plan is not None and plan.overhead_joules >= 0.0
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.8])
+@pytest.mark.parametrize("strategy", ["greedy", "milp", *(s for s in STRATEGIES if s not in ("greedy", "milp"))])
+def test_every_plan_lowers_within_its_budget(strategy: str, share: float) -> None:
+    graph, costs = captured()
+    limit = budget(share)
+    result = plan_step(graph, costs, ram_bytes=limit, strategy=strategy, time_limit_s=2.0)
+    if result.plan is None:
+        assert result.outcome in (Outcome.INFEASIBLE, Outcome.TIMED_OUT) and strategy not in ("greedy", "milp")
+        return
+    program = lower(graph, costs, result.plan)
+    assert program.peak_bytes <= limit and result.plan.peak_bytes == program.peak_bytes
+    assert result.bound_joules is not None
+    assert result.bound_joules <= result.plan.overhead_joules * (1 + 1e-6) + 1e-9
+
+
+def test_ours_is_never_above_a_baseline() -> None:
+    graph, costs = captured()
+    limit = budget(0.5)
+    ours = plan_step(graph, costs, ram_bytes=limit, time_limit_s=4.0).plan
+    assert ours is not None
+    for strategy in STRATEGIES:
+        other = plan_step(graph, costs, ram_bytes=limit, strategy=strategy, time_limit_s=1.0).plan
+        assert other is None or ours.overhead_joules <= other.overhead_joules * (1 + 1e-9) + 1e-9, strategy
+
+
+def test_too_little_memory_names_the_op_and_what_it_needs() -> None:
+    graph, costs = captured()
+    result = plan_step(graph, costs, ram_bytes=costs.device.base_bytes + 4096, strategy="greedy")
+    assert result.outcome is Outcome.INFEASIBLE and result.plan is None
+    assert result.needed_bytes is not None and result.needed_op is not None and result.holders
+    assert "raise --ram to at least" in result.message
+
+
+def test_an_unknown_strategy_lists_the_known() -> None:
+    graph, costs = captured()
+    with pytest.raises(StrategyError, match="greedy"):
+        plan_step(graph, costs, ram_bytes=1 << 40, strategy="magic")
+
+
+def test_a_roomy_budget_changes_nothing() -> None:
+    graph, costs = captured()
+    result = plan_step(graph, costs, ram_bytes=1 << 40)
+    assert result.outcome is Outcome.OPTIMAL and result.plan is not None and not result.plan.decisions

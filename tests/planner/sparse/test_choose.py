@@ -5,8 +5,21 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from planner.sparse.choose import Contributions, Layer, analyse, choose_trainable, layers_of
+from planner.sparse.choose import (
+    ChoiceProblem,
+    Contributions,
+    Layer,
+    Option,
+    SparseChoice,
+    analyse,
+    choose,
+    choose_best,
+    choose_trainable,
+    layers_of,
+)
 
 NAMES = ["stem.weight", "stem.bias", "norm.weight", "norm.bias", "body.conv.weight", "head.weight", "head.bias"]
 
@@ -99,3 +112,37 @@ def test_what_is_not_allowed_is_not_chosen() -> None:
     found = choose_trainable(table, needed, 1000, score, allowed=allowed)
     assert found is not None and len(found.parameters) == 2 and found.proven
     assert found.parameters == {"body.conv.weight", "head.weight"}
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.lists(st.tuples(st.floats(-1, 5), st.integers(0, 9)), min_size=1, max_size=3), min_size=1, max_size=5),
+    st.integers(0, 25),
+    st.integers(0, 6),
+)
+def test_the_search_equals_brute_force_on_random_problems(rows, budget, step):
+    """Costs that do not add up: every started pair of chosen items costs `step` more."""
+    items = tuple(tuple(Option(gain, cost) for gain, cost in item) for item in rows)
+
+    def cost(selection):
+        taken = [items[i][k].least_cost for i, k in enumerate(selection) if k >= 0]
+        return sum(taken) + step * -(-len(taken) // 2)
+
+    found = choose(ChoiceProblem(items, budget, cost, cost))
+    everything = itertools.product(*(range(-1, len(item)) for item in items))
+    gains = [sum(items[i][k].gain for i, k in enumerate(s) if k >= 0) for s in everything if cost(s) <= budget]
+    assert isinstance(found, SparseChoice) and found.proven
+    assert found.gain == pytest.approx(max(gains))
+    assert found.cost == cost(found.selection) <= budget
+    several = choose_best(ChoiceProblem(items, budget, cost, cost), 3)
+    assert len({choice.selection for choice in several}) == len(several) and several[0].gain == found.gain
+    gaining = itertools.product(*((-1, *(k for k, o in enumerate(item) if o.gain > 0)) for item in items))
+    best = sorted(sum(items[i][k].gain for i, k in enumerate(s) if k >= 0) for s in gaining if cost(s) <= budget)
+    assert [choice.gain for choice in several] == pytest.approx(best[::-1][:3])
+
+
+def test_a_search_cut_short_says_so():
+    items = tuple((Option(1.0 + i / 10, 3.0),) for i in range(12))
+    found = choose(ChoiceProblem(items, 18.0, lambda s: 3.1 * sum(k >= 0 for k in s), lambda s: 0.0), node_limit=30)
+    assert found is not None and not found.proven
+    assert found.cost <= 18.0

@@ -1,0 +1,106 @@
+"""The command line of the agent, from submit to result, on a running one."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agent.cli import main
+from agent.control.client import ControlError
+from tests.agent.live_daemon import BUNDLE, ROOT, daemon
+
+
+def first_lines(*words: str, number: int) -> str:
+    """Return the first lines of a command that does not end by itself, as a pipe gets them."""
+    command = [sys.executable, "-m", "agent.cli", *words]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(number)]
+        process.kill()
+    return "".join(lines)
+
+
+def test_the_command_line_from_submit_to_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ["--runtime-dir", str(tmp_path / "run")]
+
+    def run(*words: str) -> str:
+        assert main([*words, *place]) == 0
+        return capsys.readouterr().out
+
+    bundle = tmp_path / "Garden Birds.json"
+    bundle.write_text(json.dumps(BUNDLE))
+    with daemon(tmp_path):
+        assert "Job 1 (garden-birds) is in line" in run("submit", str(bundle))
+        log = run("logs", "-f", "1")  # ends when the job is over
+        assert "worker starts" in log
+        assert json.loads(run("job", "1", "--json"))["state"] == "finished"
+        out = tmp_path / "weights"
+        run("result", "garden-birds", "-o", str(out))
+        assert json.loads(out.read_text())["step"] == BUNDLE["steps"]
+        assert "finished" in run("jobs")
+        assert "idle: no jobs" in run("status")
+        assert first_lines("status", "--watch", *place, number=24).count("idle: no jobs") >= 2
+        assert "Nothing is trained until `port-agent resume`" in run("pause")
+        assert "Job 2 (held) is in line" in run("submit", str(bundle), "--name", "held", "--deadline", "8h")
+        assert "waiting: paused by you" in run("status")
+        assert "has priority 7" in run("priority", "held", "7")
+        assert "no deadline" in run("deadline", "2", "none")
+        assert "is paused" in run("pause", "held")
+        assert "is queued" in run("resume", "held")
+        assert "is cancelled" in run("cancel", "2")
+        assert "Training goes on" in run("resume")
+        assert str(tmp_path / "config.toml") in run("reload")
+        assert json.loads(run("status", "--json"))["state"] == "idle"
+        jobs = json.loads(run("jobs", "--all", "--json"))["jobs"]
+        assert [job["state"] for job in jobs] == ["finished", "cancelled"]
+        main(["doctor", "--no-flash", *place])
+        assert "state directory" in capsys.readouterr().out
+    assert main(["status", *place]) == 3
+    assert "no agent is running" in capsys.readouterr().err
+
+
+def test_feeding_a_job_that_waits_for_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ["--runtime-dir", str(tmp_path / "run")]
+    bundle = tmp_path / "birds.json"
+    bundle.write_text(json.dumps(BUNDLE))
+    (tmp_path / "morning.txt").write_text("0.1 0.2 0.3")
+    with daemon(tmp_path) as client:
+        assert main(["submit", str(bundle), "--inbox", "--epochs", "1", *place]) == 0
+        assert "inbox/birds" in capsys.readouterr().out
+        assert main(["feed", "birds", str(tmp_path / "morning.txt"), *place]) == 0
+        assert "1 files, 11 bytes" in capsys.readouterr().out
+        end = time.monotonic() + 30.0
+        while client.get("/v1/jobs/birds")["rounds"] < 1:
+            assert time.monotonic() < end
+        with pytest.raises(ControlError, match="no plain file name"):
+            client.upload("/v1/inbox/birds/.hidden", tmp_path / "morning.txt")
+
+
+def test_completion_scripts(capsys: pytest.CaptureFixture[str]) -> None:
+    for shell in ("bash", "zsh"):
+        assert main(["completion", shell]) == 0
+        assert "submit" in capsys.readouterr().out
+
+
+def test_a_configuration_that_is_refused_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.toml").write_text("[when]\nidle_for = 'soon'\n")
+    words = ["run", "--state-dir", str(tmp_path / "s"), "--runtime-dir", str(tmp_path / "r")]
+    assert main([*words, "--config", str(tmp_path / "bad.toml")]) == 78
+    assert "bad.toml:2: when.idle_for" in capsys.readouterr().err
+    assert main([*words, "--config", str(tmp_path / "none.toml")]) == 2
+
+
+def test_a_socket_path_that_is_too_long_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    deep = tmp_path / ("x" * 120)
+    assert main(["run", "--state-dir", str(tmp_path / "s"), "--runtime-dir", str(deep)]) == 1
+    assert "another --runtime-dir" in capsys.readouterr().err
+
+
+def test_boards_are_for_microcontroller_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = tmp_path / "b.port"
+    bundle.write_text("{}")
+    assert main(["submit", str(bundle), "--simulate", "--runtime-dir", str(tmp_path)]) == 2
+    assert "--kind mcu" in capsys.readouterr().err

@@ -1,0 +1,85 @@
+"""The routes of the control socket, asked of a running agent: what is refused, metrics, strangers."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from agent.control.client import ControlError
+from tests.agent.live_daemon import CONFIG, ROOT, daemon
+
+
+def test_requests_that_are_refused(tmp_path: Path) -> None:
+    with daemon(tmp_path) as client:
+        for fields, words in (
+            ({}, "needs a name"),
+            ({"name": "x"}, "needs a bundle"),
+            ({"name": "x", "upload": "../../etc/passwd"}, "no upload"),
+            ({"name": "x", "bundle": "/nowhere.port"}, "cannot read the bundle"),
+            ({"name": "x", "bundle": __file__, "epochs": "3"}, "expected int"),
+            ({"name": "x", "bundle": __file__, "epochs": True}, "expected int"),
+            ({"name": "x", "bundle": __file__, "colour": "red"}, "unknown settings of a job: colour"),
+            ({"name": "x", "bundle": __file__, "kind": "cloud"}, "no job kind"),
+            ({"name": "x", "bundle": __file__, "data": "/nowhere"}, "port-agent feed"),
+            ({"name": "x", "bundle": __file__, "arguments": "word"}, "list of words"),
+        ):
+            with pytest.raises(ControlError, match=words):
+                client.post("/v1/jobs", **fields)
+        for path, status in (("/v1/jobs/77", 404), ("/v2/status", 404), ("/v1/jobs/77/result", 404)):
+            with pytest.raises(ControlError) as caught:
+                client.get(path)
+            assert caught.value.status == status
+        with pytest.raises(ControlError, match="not possible") as caught:
+            client.post("/v1/status")
+        assert caught.value.status == 405
+        with pytest.raises(ControlError, match="for_s"):
+            client.post("/v1/pause", for_s=-1)
+
+
+def test_metrics_on_the_socket_and_on_localhost(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with daemon(tmp_path, CONFIG + f'[metrics]\nlisten = "127.0.0.1:{port}"\n') as client:
+        text = client.text("/metrics")
+        assert 'port_agent_state{state="idle"} 1.0' in text
+        assert "port_agent_temperature_celsius" not in text  # unknown is absent, not zero
+        with socket.create_connection(("127.0.0.1", port)) as sock:
+            sock.sendall(b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n")
+            assert b"port_agent_uptime_seconds" in sock.makefile("rb").read()
+        with socket.create_connection(("127.0.0.1", port)) as sock:
+            sock.sendall(b"POST /v1/pause HTTP/1.1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            assert sock.makefile("rb").read().startswith(b"HTTP/1.1 404")
+
+
+@pytest.mark.root
+def test_another_user_may_not_use_the_socket() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become another user")
+    with tempfile.TemporaryDirectory() as name, daemon(Path(name)) as client:
+        Path(name).chmod(0o755)  # pytest's own directories are closed to others
+        client.path.chmod(0o666)  # even if the file's own mode lets everyone in, the daemon asks the kernel
+        program = (
+            "import os, sys; from pathlib import Path; from agent.control.client import *\n"
+            "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+            "try: ControlClient(Path(sys.argv[1])).get('/v1/status')\n"
+            "except ControlError as error: print(error.status, error)\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(client.path.parent)], capture_output=True, text=True, cwd=ROOT
+        )
+        assert done.stdout.startswith("403 user 65534 is not in the group"), done.stdout + done.stderr
+
+
+def test_a_metrics_port_that_is_taken_is_a_health_item(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with daemon(tmp_path, CONFIG + f'[metrics]\nlisten = "127.0.0.1:{port}"\n') as client:
+            (item,) = [item for item in client.get("/v1/health")["health"] if item["code"] == "config"]
+            assert f"127.0.0.1:{port}" in item["text"]

@@ -1,0 +1,20 @@
+"""Which operators may stand in a graph."""
+
+import pytest
+
+from planner.ir.operators import OperatorError, check_operator
+from planner.ir.torch_operators import resolve
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["aten::to_file", "prim::Print", "os::system", "aten::add.out", "aten::mul.out", "aten::set_.source_Storage", "", "aten::", "aten", "port::guard2", "aten::from_file"],
+)  # fmt: skip
+def test_operators_off_the_list_are_named(name: str) -> None:
+    with pytest.raises(OperatorError, match="not supported"):
+        check_operator(name)
+
+
+@pytest.mark.parametrize("name", ["aten::native_dropout", "aten::addmm", "aten::add.Tensor", "aten::maximum.out"])
+def test_operators_on_the_list(name: str) -> None:
+    assert callable(resolve(name))

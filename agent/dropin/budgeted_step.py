@@ -32,9 +32,11 @@ from agent.prepare.bundle import measure, this_device
 from agent.system.atomic_file import publish
 from agent.train.buffers import block, view
 from agent.train.checkpoint import StateStore
-from agent.train.executor import Executor, GraphChangedError, Scratch, StepReport
+from agent.train.executor import Executor, StepReport
 from agent.train.pager import PageError, Pager
 from agent.train.resident_state import Persistents
+from agent.train.step_paging import Scratch
+from agent.train.step_values import GraphChangedError
 from planner.capture.step import BatchSpec, Capture, Fill, capture_evaluation, capture_step
 from planner.ir.bundle.bundle import Bundle, TensorLayout
 from planner.ir.bundle.safetensors_io import encode

@@ -13,10 +13,11 @@ import xxhash
 from agent.system.atomic_file import publish
 from agent.train.bundle_samples import Samples
 from agent.train.checkpoint import Commit, StateStore
-from agent.train.executor import Executor, Scratch, StepReport
+from agent.train.executor import Executor, StepReport
 from agent.train.incoming_samples import Arrivals, DataError
 from agent.train.pager import CorruptPageError, Pager, PagerStats
 from agent.train.resident_state import Persistents, bundle_chunks, initial_contents
+from agent.train.step_paging import Scratch
 from planner.ir.bundle.bundle import Bundle
 from planner.ir.bundle.data_order import batch_rows
 from planner.ir.bundle.safetensors_io import encode

@@ -6,20 +6,20 @@ happens on a thread of its own, so that the transfers of an update hide behind t
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from agent.train.buffers import block
 from agent.train.pager import Transfer
+from agent.train.step_paging import StepPaging
+from agent.train.step_values import StepValues
 from planner.ir.graph import Argument, Op, Ref, Scalar, Value
 from planner.ir.lowering.update_slices import slice_bounds
+from planner.ir.program import Program
 from planner.ir.torch_operators import resolve
-
-if TYPE_CHECKING:
-    from agent.train.executor import Executor
 
 
 class _Abandoned(Exception):
@@ -69,19 +69,26 @@ class UpdateThread:
 class SlicedUpdate:
     """One update group of a program."""
 
-    def __init__(self, executor: "Executor", group_index: int) -> None:
-        self.x, self.index = executor, group_index
-        graph = executor.graph
-        self.group = executor.program.groups[group_index]
-        self.bounds = slice_bounds(self.group.nbytes, dict(executor.program.slice_counts)[group_index])
+    def __init__(
+        self,
+        program: Program,
+        group_index: int,
+        values: StepValues,
+        paging: StepPaging,
+        whole: Sequence[Callable[[], None]],
+    ) -> None:
+        """`whole`: runs each of the group's operators that work on whole storages, before the slices."""
+        self.values, self.paging, self.index, self.whole = values, paging, group_index, whole
+        graph = program.graph
+        self.group = program.groups[group_index]
+        self.bounds = slice_bounds(self.group.nbytes, dict(program.slice_counts)[group_index])
         inside = range(self.group.first, self.group.last + 1)
-        self.whole = [executor._run_op(i) for i in self.group.whole]
         self.ops = [graph.ops[i] for i in inside if i not in self.group.whole]
         self.calls = [self._caller(op) for op in self.ops]
         self.written = {s for op in self.ops for s in op.writes if graph.storages[s].persistent}
         self.temporaries = set(self.group.temporaries)
         self.streamed = [s for s in self.group.storages if s not in self.temporaries]
-        self.leaving = dict(executor.program.slice_written).get(group_index, ())
+        self.leaving = dict(program.slice_written).get(group_index, ())
         """Resident storages that are on flash when the update ends."""
         self.last_use = {
             s: k for k, op in enumerate(self.ops) for s in _storages(graph.values, op) if s in self.temporaries
@@ -96,16 +103,15 @@ class SlicedUpdate:
 
         `gate` is called before each slice: it waits while the step is paused.
         """
-        x = self.x
         gate()
         begin = time.perf_counter()
         for run in self.whole:
             run()
         computed_s = time.perf_counter() - begin
-        away = [s for s in self.streamed if x.base[s] is None]
-        here = {s: _bytes(x.base[s]) for s in self.streamed if s not in away}
-        sources = {s: x.slot(s) for s in away}
-        targets = {s: x.target(s) for s in (*(s for s in away if s in self.written), *self.leaving)}
+        away = [s for s in self.streamed if self.values.base[s] is None]
+        here = {s: _bytes(self.values.resident(s)) for s in self.streamed if s not in away}
+        sources = {s: self.paging.slot(s) for s in away}
+        targets = {s: self.paging.target(s) for s in (*(s for s in away if s in self.written), *self.leaving)}
         size = max(stop - start for start, stop in self.bounds)
         buffers = {s: (block(size), block(size)) for s in away}
         owners = {s: buffers[s] if s in buffers else here[s] for s in targets}
@@ -118,7 +124,7 @@ class SlicedUpdate:
                 transfer.join()
             for s in away:
                 buffer = buffers[s][k % 2]
-                reads[k % 2][s] = x.pager.read(sources[s], buffer.data_ptr(), buffer, start, stop - start)
+                reads[k % 2][s] = self.paging.pager.read(sources[s], buffer.data_ptr(), buffer, start, stop - start)
 
         read(0)
         for k, (start, stop) in enumerate(self.bounds):
@@ -134,7 +140,8 @@ class SlicedUpdate:
             self._compute()
             computed_s += time.perf_counter() - begin
             writes[k % 2] = [
-                x.pager.write(targets[s], self.slices[s].data_ptr(), owners[s], start, stop - start) for s in targets
+                self.paging.pager.write(targets[s], self.slices[s].data_ptr(), owners[s], start, stop - start)
+                for s in targets
             ]
             self.slices.clear()
             self.views.clear()
@@ -146,15 +153,15 @@ class SlicedUpdate:
         for k, (op, call) in enumerate(zip(self.ops, self.calls, strict=True)):
             result = call()
             v = op.outputs[0] if op.outputs else None
-            if v is not None and self.x.values[v].storage in self.temporaries:
-                s = self.x.values[v].storage
+            if v is not None and self.values.values[v].storage in self.temporaries:
+                s = self.values.values[v].storage
                 if s not in self.slices:
                     self.slices[s] = result
                     self.views[v] = result
             for s, last in self.last_use.items():
                 if last == k:
                     self.slices.pop(s, None)
-                    for used in [u for u in self.views if self.x.values[u].storage == s]:
+                    for used in [u for u in self.views if self.values.values[u].storage == s]:
                         del self.views[used]
 
     def _caller(self, op: Op) -> Callable[[], Any]:
@@ -166,13 +173,13 @@ class SlicedUpdate:
     def _fetcher(self, argument: Argument) -> Callable[[], Any]:
         if isinstance(argument, Ref):
             v = argument.value
-            value = self.x.values[v]
+            value = self.values.values[v]
             if value.storage in self.group.storages:
                 return lambda: self._slice(v, value)
-            return lambda: self.x._value(v)
+            return lambda: self.values.value(v)
         if isinstance(argument, Scalar):
             index = argument.index
-            return lambda: self.x.scalars[index]
+            return lambda: self.values.scalars[index]
         return lambda: argument
 
     def _slice(self, v: int, value: Value) -> torch.Tensor:
@@ -190,9 +197,7 @@ class SlicedUpdate:
         return tensor
 
 
-def _bytes(tensor: torch.Tensor | None) -> torch.Tensor:
-    if tensor is None:
-        raise ValueError("a resident storage has no tensor")
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     storage = tensor.untyped_storage()
     return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
 

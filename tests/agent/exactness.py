@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from agent.train.checkpoint import StateStore
-from agent.train.executor import Executor, Scratch
+from agent.train.executor import Executor
 from agent.train.pager import CHUNK, Pager
 from agent.train.resident_state import Persistents
+from agent.train.step_paging import Scratch
 from planner.capture.step import Capture, Fill, capture_step
 from planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
 from planner.ir.graph import StepGraph

@@ -16,8 +16,9 @@ from torch import nn
 from torch.nn import functional
 
 from agent import budgeted_step
-from agent.train.executor import Executor, GraphChangedError
+from agent.train.executor import Executor
 from agent.train.pager import PageError, Pager
+from agent.train.step_values import GraphChangedError
 from planner.ir.errors import CaptureError, PortError
 from planner.make_bundle import InfeasibleError
 from tests.agent.exactness import bits

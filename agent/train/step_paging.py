@@ -1,0 +1,123 @@
+"""Whole storages of a step on their way to flash and back; where each of them lies there."""
+
+from pathlib import Path
+
+import torch
+
+from agent.train.buffers import block
+from agent.train.checkpoint import StateStore
+from agent.train.pager import PageError, PageFile, Pager, Slot, Transfer, padded
+from agent.train.step_values import GraphChangedError, StepValues
+from planner.ir.errors import PortError
+from planner.ir.program import Code, Program
+
+
+class StepPaging:
+    """The reads and writes of one program. Persistent storages live in `store`, temporaries in `scratch`."""
+
+    def __init__(
+        self, program: Program, values: StepValues, store: StateStore | None, pager: Pager, scratch: "Scratch"
+    ) -> None:
+        self.program, self.storages, self.values = program, program.graph.storages, values
+        self.store, self.pager, self.scratch = store, pager, scratch
+        self._reads: dict[int, tuple[Transfer, torch.Tensor]] = {}
+        self._writes: dict[int, Transfer] = {}
+        self._reserve()
+
+    def _reserve(self) -> None:
+        """Take the page file's space now: a full disk shows before the first step, not in the middle of one."""
+        for s in sorted({i.index for i in self.program.instructions if i.code is Code.WRITE}):
+            if not self.storages[s].persistent:
+                self.scratch.slot(s, self.storages[s].nbytes)
+
+    def slot(self, s: int) -> Slot:
+        """Return where a storage's present contents lie on flash."""
+        if self.storages[s].persistent:
+            return self._store().slot(self.storages[s].key)
+        return self.scratch.slot(s, self.storages[s].nbytes)
+
+    def target(self, s: int) -> Slot:
+        """Return where a storage's new contents go."""
+        if self.storages[s].persistent:
+            return self._store().working_slot(self.storages[s].key)
+        return self.scratch.slot(s, self.storages[s].nbytes)
+
+    def _store(self) -> StateStore:
+        if self.store is None:
+            raise PortError("this plan keeps weights on flash, but no state directory was given; pass --page-dir")
+        return self.store
+
+    def write(self, s: int) -> None:
+        """Begin to write a resident storage; the transfer holds its memory. Raises GraphChangedError if it is short."""
+        storage = self.values.resident(s).untyped_storage()
+        if storage.nbytes() < self.storages[s].nbytes:
+            raise GraphChangedError(
+                f"storage {s} ({self.storages[s].name}) has {storage.nbytes()} bytes, recorded were "
+                f"{self.storages[s].nbytes}; plan the job again on this version of torch"
+            )
+        self._writes[s] = self.pager.write(self.target(s), storage.data_ptr(), storage)
+
+    def finish_write(self, s: int) -> None:
+        """Wait until a storage is written, if it is being written."""
+        if s in self._writes:  # else there was no step before, or someone waited meanwhile
+            self.pager.wait(self._writes[s])
+            del self._writes[s]
+
+    def read(self, s: int) -> None:
+        """Begin to read a storage back."""
+        target = block(self.storages[s].nbytes)
+        self._reads[s] = self.pager.read(self.slot(s), target.data_ptr(), target), target
+
+    def land(self, s: int) -> None:
+        """Wait until a storage is read, and make it resident."""
+        transfer, target = self._reads.pop(s)
+        self.pager.wait(transfer)
+        self.values.base[s] = target
+
+    def take_writes(self) -> None:
+        """Take over the writes that the step before left under way: this program waits for them."""
+        if self.store is not None:
+            keys = {self.storages[s].key: s for s in self.program.carried}
+            under_way = self.store.under_way
+            self._writes |= {keys[k]: under_way.pop(k) for k in keys.keys() & under_way.keys()}
+
+    def leave_writes(self) -> None:
+        """Leave the writes that the step does not wait for to the next one, or to the next commit."""
+        if self._writes:
+            self._store().under_way |= {self.storages[s].key: t for s, t in self._writes.items()}
+            self._writes.clear()
+
+    def failed_write(self) -> PageError | None:
+        """Return why a write failed, if one did: then what was read after it is not corrupt but was never written."""
+        for transfer in self._writes.values():
+            transfer.finished.wait()
+        return next((t.error for t in self._writes.values() if t.error is not None), None)
+
+    def drop(self) -> bool:
+        """Let every transfer under way end and forget it; say whether a persistent storage could not be written."""
+        for transfer in (*self._writes.values(), *(t for t, _ in self._reads.values())):
+            transfer.finished.wait()
+        lost = any(t.error is not None and self.storages[s].persistent for s, t in self._writes.items())
+        self._writes.clear()
+        self._reads.clear()
+        return lost
+
+
+class Scratch:
+    """The page file of a step's temporaries; a slot per storage, reused on every step."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = PageFile(path)
+        self._slots: dict[int, Slot] = {}
+        self._end = 0
+
+    def slot(self, s: int, nbytes: int) -> Slot:
+        if s not in self._slots:
+            self._slots[s] = Slot(self.file, self._end, nbytes)
+            self._end += padded(nbytes)
+            self.file.reserve(self._end)
+        return self._slots[s]
+
+    def close(self) -> None:
+        self.file.close()
+        self.file.path.unlink(missing_ok=True)

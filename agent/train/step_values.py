@@ -1,0 +1,115 @@
+"""The tensors of a step under way: a base for every storage that is resident, a view of it for every value in use."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from agent.train.buffers import view
+from planner.ir.errors import PortError
+from planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, Value
+from planner.ir.torch_operators import literal, resolve
+
+
+class GraphChangedError(PortError):
+    """The step does not do what was recorded: another branch, another shape."""
+
+    exit_code = 2
+
+
+class StepValues:
+    """Storages and values of one graph while its step runs, and what operators take of them."""
+
+    def __init__(self, graph: StepGraph) -> None:
+        self.graph, self.values = graph, graph.values
+        self.env: list[torch.Tensor | None] = [None] * len(graph.values)
+        """Per value: its tensor, once an operator asked for it."""
+        self.base: list[torch.Tensor | None] = [None] * len(graph.storages)
+        """Per storage: a tensor on it while it is resident."""
+        self.scalars: Sequence[float | int] = ()
+        """What the optimizer gives this step."""
+        self._values_of: list[list[int]] = [[] for _ in graph.storages]
+        for v, value in enumerate(graph.values):
+            self._values_of[value.storage].append(v)
+
+    def value(self, v: int) -> torch.Tensor:
+        """Return the tensor of a value; raise PortError where its storage is not resident."""
+        tensor = self.env[v]
+        if tensor is None:
+            value = self.values[v]
+            tensor = self.env[v] = view(self.resident(value.storage), value)
+        return tensor
+
+    def resident(self, s: int) -> torch.Tensor:
+        """Return a tensor on storage `s`; raise PortError where it is not resident."""
+        base = self.base[s]
+        if base is None:
+            raise PortError(f"storage {s} is not resident; the program is wrong, report this")
+        return base
+
+    def bind(self, v: int, tensor: torch.Tensor) -> None:
+        """Take `tensor` as a value, and as its storage's base where there is none."""
+        s = self.values[v].storage
+        self.env[v] = tensor
+        if self.base[s] is None:
+            self.base[s] = tensor
+
+    def clear(self, s: int) -> None:
+        """Let go of a storage and of every value on it."""
+        self.base[s] = None
+        env = self.env
+        for v in self._values_of[s]:
+            env[v] = None
+
+    def load_batch(self, batch: Sequence[torch.Tensor]) -> None:
+        """Bind the tensors of a batch; raise GraphChangedError where they are not of the recorded shape and kind."""
+        graph = self.graph
+        for v, tensor in zip(graph.batch, batch, strict=True):
+            value = graph.values[v]
+            if tuple(tensor.shape) != value.shape or str(tensor.dtype) != f"torch.{value.dtype}":
+                raise GraphChangedError(
+                    f"a batch tensor has shape {list(tensor.shape)} {tensor.dtype}, the plan was made for "
+                    f"{list(value.shape)} {value.dtype}; plan for this shape too or drop the last short batch"
+                )
+            if tuple(tensor.stride()) != value.stride or tensor.storage_offset() != value.offset:
+                flat = torch.empty(graph.storages[value.storage].nbytes, dtype=torch.uint8)
+                tensor = view(flat, value).copy_(tensor)
+            self.bind(v, tensor)
+
+    def caller(self, op: Op, args: tuple[Argument, ...]) -> Callable[[], Any]:
+        """Return a function that calls the operator on the present values."""
+        function = resolve(op.name)
+        positional = [self.fetcher(a) for a in args]
+        keywords = [(k, self.fetcher(a)) for k, a in op.kwargs]
+        if not keywords:
+            return lambda: function(*[fetch() for fetch in positional])
+        return lambda: function(*[fetch() for fetch in positional], **{k: fetch() for k, fetch in keywords})
+
+    def fetcher(self, argument: Argument) -> Callable[[], Any]:
+        """Return a function that gives the present value of an operator's argument."""
+        if isinstance(argument, Ref):
+            env, value, v = self.env, self.value, argument.value
+
+            def fetch() -> torch.Tensor:
+                tensor = env[v]
+                return value(v) if tensor is None else tensor
+
+            return fetch
+        if isinstance(argument, Scalar):
+            index = argument.index
+            return lambda: self.scalars[index]
+        if isinstance(argument, tuple) and any(isinstance(a, Ref | Scalar | tuple) for a in argument):
+            parts = [self.fetcher(a) for a in argument]
+            return lambda: [fetch() for fetch in parts]
+        constant = literal(argument)
+        return lambda: constant
+
+
+def check_layout(op: Op, value: Value, tensor: torch.Tensor) -> None:
+    """Raise GraphChangedError unless an operator gave the layout that was recorded."""
+    actual = (str(tensor.dtype), tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset())
+    if actual != (f"torch.{value.dtype}", value.shape, value.stride, value.offset):
+        raise GraphChangedError(
+            f"{op.name} gave a tensor {actual}, recorded was {value.dtype} {value.shape} {value.stride} {value.offset}; "
+            "plan the job again on this version of torch"
+        )

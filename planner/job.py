@@ -47,7 +47,10 @@ class TrainingJob:
 
 
 def load_job(script: Path) -> TrainingJob:
-    """Return the job that `script` describes; its `port_job()` is called with no arguments."""
+    """Return the job that `script` describes; its `port_job()` is called with no arguments.
+
+    Raises JobError where there is no such script, no `port_job()` in it, or it returns something else.
+    """
     if not script.is_file():
         raise JobError(f"{script} does not exist; write a script with a function {ENTRY}() that returns a TrainingJob")
     spec = importlib.util.spec_from_file_location(script.stem, script)

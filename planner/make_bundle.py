@@ -65,8 +65,9 @@ class Prepared:
 def prepare(job: TrainingJob, *, updates: int = 0, verify: int = 0) -> Prepared:
     """Capture every graph that the job's data will need: full batches, the last short one, evaluation.
 
-    `updates`: for how many updates the scheduler's hyperparameters are tabulated. `verify`: plain PyTorch runs this many
-    steps, whose losses go into the bundle for comparison; that needs plain PyTorch's memory.
+    `updates`: for how many updates the scheduler's hyperparameters are tabulated. `verify`: plain PyTorch runs this
+    many steps, whose losses go into the bundle for comparison; that needs plain PyTorch's memory. Raises
+    CaptureError for a step that cannot be recorded, JobError for data that cannot be trained on.
     """
     data, eval_data = _columns(job.data, "data"), _columns(job.eval_data, "eval_data")
     if not data:

@@ -71,7 +71,10 @@ class Summary:
 
 
 def follow(worker: Worker, manifest: Manifest, plan: int, *, as_json: bool) -> int:
-    """Show a worker's progress until it ends; return the exit code of the command."""
+    """Show a worker's progress until it ends; return the exit code of the command.
+
+    Raises TrainingFailedError where the worker failed, was killed or left without a word.
+    """
     summary = Summary()
     interrupts = 0
 

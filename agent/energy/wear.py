@@ -69,7 +69,10 @@ def parse_written_bytes(text: str) -> int:
 
 
 def parse_life_time(text: str) -> float | None:
-    """Return the used share of an eMMC's life (the worse of its two estimates); None if it does not say."""
+    """Return the used share of an eMMC's life (the worse of its two estimates); None if it does not say.
+
+    Raises SourceError for another text.
+    """
     steps = []
     for word in text.split():
         try:

@@ -119,7 +119,10 @@ class JobStore:
             raise JobRequestError(f"there is no job {job_id}; see `port-agent jobs`", job_id) from None
 
     def find(self, text: str) -> Job:
-        """Return the job with this id or name (the newest of that name)."""
+        """Return the job with this id or name (the newest of that name).
+
+        Raises JobRequestError where there is none.
+        """
         if text.isdigit():
             return self.get(int(text))
         named = [job for job in self.all() if job.spec.name == text]

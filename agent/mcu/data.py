@@ -40,7 +40,10 @@ class BoardSamples:
 
 
 def data_files(path: Path) -> tuple[Path, ...]:
-    """Return the data files at `path` (a file or a directory), sorted by name; raise JobError if there are none."""
+    """Return the data files at `path` (a file or a directory), sorted by name.
+
+    Raises BoardJobError if there are none.
+    """
     if path.is_file():
         return (path,)
     found = tuple(sorted(file for file in path.glob("*") if file.suffix in SUFFIXES and not file.name.startswith(".")))

@@ -50,7 +50,10 @@ class BoardJobSpec:
 
 
 def read_job(path: Path) -> BoardJobSpec:
-    """Return the job in file `path`, or of the model directory `path`; raise JobError with what is wrong."""
+    """Return the job in file `path`, or of the model directory `path`.
+
+    Raises BoardJobError with what is wrong.
+    """
     if path.is_dir():
         return read_job(path / "job.json") if (path / "job.json").is_file() else BoardJobSpec(model=path)
     try:
@@ -85,7 +88,10 @@ def open_simulator(spec: BoardJobSpec, state_dir: Path) -> Simulator:
 
 
 def load_data(spec: BoardJobSpec, model: ModelDirectory) -> tuple[BoardSamples, BoardSamples]:
-    """Return the samples to train on and those to evaluate on (possibly none)."""
+    """Return the samples to train on and those to evaluate on (possibly none).
+
+    Raises BoardJobError where there is no data or it cannot be read.
+    """
     if spec.data is None:
         raise BoardJobError("the job has no data; give --data with a .npz file or an inbox directory")
     samples = load_samples(spec.data, model)

@@ -48,7 +48,8 @@ class ModelDirectory:
     def quantize(self, samples: NDArray[Any]) -> NDArray[np.int8]:
         """Return samples as int8 rows [N, input_bytes], in the order the device takes.
 
-        int8 samples are rows already; floats are [N, channels, height, width] or [N, channels, width] in real units.
+        int8 samples are rows already; floats are [N, channels, height, width] or [N, channels, width] in real
+        units. Raises BoardJobError for samples of another size.
         """
         if samples.dtype == np.int8:
             rows = samples.reshape(len(samples), -1)
@@ -83,7 +84,7 @@ class ModelDirectory:
 
 
 def read_model(path: Path) -> ModelDirectory:
-    """Return the model in directory `path`; raise JobError with what is missing."""
+    """Return the model in directory `path`; raise BoardJobError with what is missing."""
     header, source = path / "model.h", path / "model.c"
     if not header.is_file() or not source.is_file():
         raise BoardJobError(f"{path} holds no compiled model (model.c, model.h); make one with: port-agent mcu compile")

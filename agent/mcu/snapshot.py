@@ -25,7 +25,7 @@ DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class TrainingPosition:
     """Where a job is: samples trained in this epoch, and the running sums of the epoch."""
 
     epoch: int = 0
@@ -41,7 +41,7 @@ class Snapshot:
     """Everything a fresh device needs to go on."""
 
     model_sha256: bytes
-    position: Position
+    position: TrainingPosition
     options: TrainingOptions
     state: TrainingState
     parameters: bytes
@@ -52,7 +52,7 @@ class PlaceMark:
     """A position, and the boot of the device whose RAM is at it."""
 
     nonce: int
-    position: Position
+    position: TrainingPosition
     state: TrainingState
     parameters_crc: int
 
@@ -87,7 +87,7 @@ def read_snapshot(path: Path) -> Snapshot | None:
         head = json.loads(body[start : start + length])
         return Snapshot(
             bytes.fromhex(head["model"]),
-            Position(**head["position"]),
+            TrainingPosition(**head["position"]),
             _options(head["options"]),
             TrainingState(**head["state"]),
             body[start + length :],
@@ -124,7 +124,7 @@ def begin_round(folder: Path, number: int) -> None:
     snapshot = read_snapshot(folder / SNAPSHOT_NAME)
     (folder / MARK_NAME).unlink(missing_ok=True)
     if snapshot is not None:
-        write_snapshot(folder / SNAPSHOT_NAME, replace(snapshot, position=Position()))
+        write_snapshot(folder / SNAPSHOT_NAME, replace(snapshot, position=TrainingPosition()))
     write_atomically(path, f"{number}\n".encode())
 
 
@@ -137,7 +137,7 @@ def read_mark(path: Path) -> PlaceMark | None:
     """Return the place mark, None if there is none that can be used: the snapshot is then used instead."""
     try:
         content = json.loads(path.read_bytes())
-        position, state = Position(**content["position"]), TrainingState(**content["state"])
+        position, state = TrainingPosition(**content["position"]), TrainingState(**content["state"])
         return PlaceMark(content["nonce"], position, state, content["parameters_crc"])
     except FileNotFoundError:
         return None

@@ -29,8 +29,8 @@ from agent.mcu.snapshot import (
     MARK_NAME,
     SNAPSHOT_NAME,
     PlaceMark,
-    Position,
     Snapshot,
+    TrainingPosition,
     export_parameters,
     read_mark,
     read_snapshot,
@@ -73,7 +73,7 @@ class TrainSettings:
 class Progress:
     """After each request."""
 
-    position: Position
+    position: TrainingPosition
     epoch_samples: int
     wall_s: float
     """Of this request, wire included."""
@@ -138,7 +138,7 @@ class BoardTrainer:
         self._snapshot_path = state_dir / SNAPSHOT_NAME
         self._mark_path = state_dir / MARK_NAME
         self._emit, self._clock, self._wait = emit, clock, wait
-        self.position = Position()
+        self.position = TrainingPosition()
         self._state = TrainingState(settings.seed, 0)
         self._last_snapshot = 0
         self._evaluated_epoch = -1
@@ -250,7 +250,7 @@ class BoardTrainer:
         old = self.position
         index = old.index + result.done
         self._state = result.state
-        self.position = Position(
+        self.position = TrainingPosition(
             old.epoch, index, old.step + result.done, old.loss_sum + result.loss_sum, old.correct + result.correct
         )
         self._emit(Progress(self.position, len(self._samples), self._clock() - start, result.done))
@@ -282,7 +282,7 @@ class BoardTrainer:
         snapshot = read_snapshot(self._snapshot_path)
         if snapshot is None:
             device.restore(RestoreSource.INITIAL)
-            self.position, self._state = Position(), TrainingState(self._settings.seed, 0)
+            self.position, self._state = TrainingPosition(), TrainingState(self._settings.seed, 0)
         elif snapshot.model_sha256 != self._model.sha256:
             raise IncompatibleError(
                 f"{self._snapshot_path} belongs to model {snapshot.model_sha256.hex()[:12]}, the job's is "

@@ -221,7 +221,10 @@ def load_config(main: Path | None) -> Config:
 
 
 def read_file(file: Path, base: Config = Config()) -> Config:
-    """Return `base` with the settings of one file put over it."""
+    """Return `base` with the settings of one file put over it.
+
+    Raises ConfigError with file, line and reason.
+    """
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -64,7 +64,10 @@ class Made:
 
 
 def measure(graphs: Mapping[str, StepGraph], threads: int, progress: Progress) -> Measured:
-    """Profile the operators in a process of its own."""
+    """Profile the operators in a process of its own.
+
+    Raises TrialError where that process fails.
+    """
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "graphs", Path(folder) / "costs"
         source.write_bytes(msgpack.packb([pack_graph(g) for g in graphs.values()]))
@@ -272,7 +275,10 @@ def _figures(bundle: Bundle, name: str, plan: Plan) -> tuple[int, float, float]:
 
 
 def loading_peak() -> int:
-    """Return what a worker takes at its peak while it loads Python and torch, bytes."""
+    """Return what a worker takes at its peak while it loads Python and torch, bytes.
+
+    Raises TrialError where torch cannot be loaded.
+    """
     command = [sys.executable, "-m", "agent.train.torch_loading"]
     environment = {**os.environ, **preload_environment(None)}
     try:
@@ -282,7 +288,10 @@ def loading_peak() -> int:
 
 
 def trial(path: Path, page_dir: Path, threads: int, options: tuple[str, ...] = (), steps: int = 2) -> _Trial:
-    """Run a few steps of a bundle and return what they took."""
+    """Run a few steps of a bundle and return what they took.
+
+    Raises TrialError where the worker fails.
+    """
     with tempfile.TemporaryDirectory(dir=page_dir, prefix=".port-trial-") as folder:
         command = worker_command(path, Path(folder), "--steps", str(steps), "--checkpoint-every", str(steps), *options)
         worker = start_worker(command, limit_bytes=1 << 30, threads=threads)

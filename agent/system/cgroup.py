@@ -111,7 +111,10 @@ class DelegatedTree:
         self.base = base
 
     def worker(self, job_id: int, limits: WorkerLimits) -> tuple[WorkerGroup, tuple[str, ...]]:
-        """Return a fresh, configured group for the worker of a job, and the limits that this kernel lacks."""
+        """Return a fresh, configured group for the worker of a job, and the limits that this kernel lacks.
+
+        Raises CgroupError where the group cannot be made.
+        """
         path = self.base / f"{WORKER_PREFIX}{job_id}-{time.monotonic_ns()}"
         try:
             path.mkdir()
@@ -155,6 +158,10 @@ def delegated_tree(proc: Path = Path("/proc"), mount: Path | None = None) -> Del
 
 
 def cgroup2_mount(proc: Path) -> Path:
+    """Return where the unified hierarchy is mounted; raises CgroupError where it is not.
+
+    Raises CgroupError where the unified hierarchy is not mounted.
+    """
     try:
         lines = (proc / "self/mounts").read_text().splitlines()
     except OSError as error:
@@ -166,6 +173,10 @@ def cgroup2_mount(proc: Path) -> Path:
 
 
 def own_path(proc: Path) -> str:
+    """Return the path of this process's group in the unified hierarchy; raises CgroupError without one.
+
+    Raises CgroupError where this process is in no group of the unified hierarchy.
+    """
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError as error:

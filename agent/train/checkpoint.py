@@ -79,7 +79,10 @@ class StateStore:
         return self.commit(0, progress)
 
     def open(self) -> Commit | None:
-        """Take up the latest valid commit, whatever was written since; None where there is none yet."""
+        """Take up the latest valid commit, whatever was written since; None where there is none yet.
+
+        Raises CheckpointError where the directory holds another job's state.
+        """
         for transfer in self.under_way.values():
             transfer.finished.wait()
         self.under_way.clear()

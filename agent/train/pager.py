@@ -74,7 +74,10 @@ class PageFile:
             self.direct = True
 
     def reserve(self, nbytes: int) -> None:
-        """Make the file at least `nbytes` long, its space allocated, so that a full disk shows now and not later."""
+        """Make the file at least `nbytes` long, its space allocated, so that a full disk shows now and not later.
+
+        Raises PageError with the remedy where there is no room.
+        """
         if os.fstat(self.fd).st_size >= nbytes:
             return
         try:
@@ -86,7 +89,10 @@ class PageFile:
             raise _page_error(error, self.path, "extended", nbytes) from error
 
     def sync(self) -> None:
-        """Return when everything written so far is on the medium."""
+        """Return when everything written so far is on the medium.
+
+        Raises PageError where the medium fails.
+        """
         try:
             if sys.platform == "darwin":
                 fcntl.fcntl(self.fd, fcntl.F_FULLFSYNC)

@@ -194,7 +194,10 @@ class Trainer:
             executor.interrupted = False
 
     def use_plan(self, index: int) -> None:
-        """Switch to another plan of the frontier, from the next step on."""
+        """Switch to another plan of the frontier, from the next step on.
+
+        Raises PortError where the bundle has no such plan.
+        """
         if not 0 <= index < len(self.bundle.plans):
             raise PortError(f"the bundle has no plan {index}; it has {len(self.bundle.plans)}")
         self.plan_index = index

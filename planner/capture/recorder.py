@@ -95,7 +95,10 @@ class StepRecorder(TorchDispatchMode):
         return self.value_of(tensor)
 
     def value_of(self, tensor: torch.Tensor) -> int:
-        """Return the value index of a tensor; a tensor from outside becomes a constant."""
+        """Return the value index of a tensor; a tensor from outside becomes a constant.
+
+        Raises CaptureError for one on another device, or that only the backward pass knows.
+        """
         _require_strided(tensor)
         if tensor.device.type != "cpu":
             raise CaptureError(f"the step uses a tensor on {tensor.device}; move the model and the batch to the CPU")

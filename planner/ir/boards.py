@@ -65,7 +65,10 @@ def board_names() -> list[str]:
 
 
 def load_board(name: str) -> Board:
-    """Return a shipped board by name, or the board in the file at that path."""
+    """Return a shipped board by name, or the board in the file at that path.
+
+    Raises BoardError where there is none or the file cannot be read.
+    """
     path = BOARDS / f"{name}.toml"
     if not path.exists():
         path = Path(name)
@@ -79,7 +82,10 @@ def load_board(name: str) -> Board:
 
 
 def parse_board(data: dict[str, Any], where: str) -> Board:
-    """Return the board in parsed TOML; every number needs value, unit, kind and source."""
+    """Return the board in parsed TOML; every number needs value, unit, kind and source.
+
+    Raises BoardError with the entry at fault.
+    """
     numbers = {}
     for key, entry in data.items():
         if key in ("name", "title", "kind"):

@@ -13,7 +13,7 @@ from torch import nn
 
 from planner.ir.errors import PortError
 from planner.mcu.autodiff import SparseScheme, full_scheme
-from planner.mcu.emit import GeneratedModel, emit
+from planner.mcu.emit import GeneratedModel, emit_model
 from planner.mcu.frontend import import_module
 from planner.mcu.memory import MemoryPlan, plan_memory, scratch_of
 from planner.mcu.quantize import HEADROOM, Int8Array, QuantizedGraph, quantize
@@ -106,10 +106,13 @@ def compile_quantized(
     q88: bool = False,
     simd: bool = True,
 ) -> CompiledModel:
-    """Return the compiled model of an already quantised graph, for one scheme of several."""
+    """Return the compiled model of an already quantised graph, for one scheme of several.
+
+    Raises ArenaBudgetError where the scheme does not fit the budget.
+    """
     scheme = full_scheme(model.graph) if scheme is None else scheme
     memory = plan_memory(model.graph, scheme, q88=q88, simd=simd)
     if budget is not None and memory.ram_bytes > budget:
         raise ArenaBudgetError(memory.ram_bytes, budget, memory.arena.peak_bytes, memory.parameters.size_bytes)
     name = model.graph.name
-    return CompiledModel(name, model, scheme, memory, emit(model, memory, scheme, name))
+    return CompiledModel(name, model, scheme, memory, emit_model(model, memory, scheme, name))

@@ -30,7 +30,7 @@ class GeneratedModel:
     sha256: bytes
 
 
-def emit(model: QuantizedGraph, memory: MemoryPlan, scheme: SparseScheme, name: str) -> GeneratedModel:
+def emit_model(model: QuantizedGraph, memory: MemoryPlan, scheme: SparseScheme, name: str) -> GeneratedModel:
     """Return the C files of a compiled model; the hash covers every table and weight."""
     image = parameter_image(model, memory, scheme)
     text = _source(model, memory, scheme, name, image)

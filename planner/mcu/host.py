@@ -66,7 +66,10 @@ class EngineState:
 
 
 def firmware_root() -> Path:
-    """Return the directory of the firmware sources."""
+    """Return the directory of the firmware sources.
+
+    Raises HostBuildError where they are not there.
+    """
     root = Path(__file__).resolve().parents[2] / "firmware"
     if not (root / "include" / "port_engine.h").is_file():
         raise HostBuildError(f"no firmware sources in {root}; run from a checkout of the repository")

@@ -114,7 +114,10 @@ class Graph:
         return self.op(tensor).out_shape
 
     def op(self, name: str) -> KernelCall:
-        """Return the op of that name."""
+        """Return the op of that name.
+
+        Raises KeyError where there is none.
+        """
         for op in self.ops:
             if op.name == name:
                 return op

@@ -108,7 +108,10 @@ def _float_op(op: KernelCall, inputs: list[torch.Tensor]) -> torch.Tensor:
 
 
 def weights_of(op: KernelCall) -> tuple[FloatArray, FloatArray]:
-    """Return weight and bias of an op that has them."""
+    """Return weight and bias of an op that has them.
+
+    Raises McuCompileError for an op without.
+    """
     if op.weight is None or op.bias is None:
         raise McuCompileError(op.name, "has no weights", "this is a defect of the importer")
     return op.weight, op.bias
@@ -122,8 +125,9 @@ def _clamped(clamp: Clamp, tensor: torch.Tensor) -> torch.Tensor:
 def quantize(graph: Graph, calibration: NDArray[np.float32], headroom: float = HEADROOM) -> QuantizedGraph:
     """Return the int8 graph, its ranges taken from `calibration` [N, C, H, W] (a few dozen samples are enough).
 
-    `headroom` widens every activation range but the input's, for a model that will keep learning. Weights get as much,
-    up to WEIGHT_HEADROOM: with none, the largest weight of every row starts at its limit and cannot grow.
+    `headroom` widens every activation range but the input's, for a model that will keep learning. Weights get as
+    much, up to WEIGHT_HEADROOM: with none, the largest weight of every row starts at its limit and cannot grow.
+    Raises McuCompileError for a `headroom` below 1.
     """
     if headroom < 1.0:
         raise McuCompileError("headroom", f"{headroom} would clip the calibration data", "use 1.0 or more")

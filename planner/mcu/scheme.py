@@ -210,7 +210,7 @@ def find_scheme(
 ) -> SchemeChoice:
     """Return the scheme of the largest predicted accuracy within the limits, by exact search over planner bytes.
 
-    Raises BudgetError when not even inference fits.
+    Raises BudgetError when not even inference fits. Raises ArenaBudgetError where no scheme fits.
     """
     problem, scheme_of = choice_problem(table, Needs(graph, limits, q88, simd))
     choice = choose(problem)

@@ -96,7 +96,10 @@ def solve(
     progress: Progress | None = None,
     judge: Judge = replay,
 ) -> Solution:
-    """Return the best schedule that `strategy` finds for `problem` within `time_limit_s` of CPU time."""
+    """Return the best schedule that `strategy` finds for `problem` within `time_limit_s` of CPU time.
+
+    Raises StrategyError for a strategy that does not exist.
+    """
     begin = time.process_time()
     if strategy == "milp":
         state = climb(problem, time_limit_s, progress, judge)

@@ -158,7 +158,8 @@ _MAX_ATTRIBUTE_BYTES = 1 << 16
 def read_text(source: str, path: Path) -> str:
     """Return the content of the small file at `path` without its final newline.
 
-    Kernel attribute files end in a newline, so one without is a torn read and raises like a dead one.
+    Kernel attribute files end in a newline, so one without is a torn read and raises like a dead one. Raises
+    SourceError with the remedy where it cannot be read.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a third of the time of Path.read_text, once a second

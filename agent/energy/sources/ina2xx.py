@@ -90,7 +90,10 @@ def decode_registers(shunt_register: int, bus_register: int, shunt_ohms: float) 
 
 
 def read_i2c(device: Path, address: int, shunt_ohms: float) -> BusReading:
-    """Return a reading of an INA219 at `address` of the I2C bus `device`, for HATs without a kernel driver."""
+    """Return a reading of an INA219 at `address` of the I2C bus `device`, for HATs without a kernel driver.
+
+    Raises SourceError where the bus cannot be opened or nothing answers.
+    """
     try:
         handle = os.open(device, os.O_RDWR | os.O_CLOEXEC)
         try:

@@ -181,7 +181,10 @@ def _order(info: SourceInfo) -> tuple[bool, int]:
 
 
 def configured_model(config: EnergyConfig, model: PowerModel | None) -> PowerModel:
-    """Return the board's model with what the user measured at the plug in its place."""
+    """Return the board's model with what the user measured at the plug in its place.
+
+    Raises EnergyConfigError where full load takes less than rest.
+    """
     base = model or generic_model(os.cpu_count() or 1)
     if config.static_watts is None and config.full_watts is None:
         return base

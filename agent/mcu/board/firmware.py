@@ -65,7 +65,8 @@ def build_firmware(
 ) -> Firmware:
     """Compile and link the firmware with the model in directory `model` into directory `out`.
 
-    `extra` goes to the compiler as it is: sanitizers, or a board's own definitions.
+    `extra` goes to the compiler as it is: sanitizers, or a board's own definitions. Raises BuildError where there
+    is no compiled model or the compiler refuses it.
     """
     board = find_board(board) if isinstance(board, str) else board
     if not (model / "model.c").is_file() or not (model / "model.h").is_file():
@@ -89,7 +90,10 @@ def build_firmware(
 
 
 def parameter_bytes(model: Path) -> int:
-    """Return PORT_MODEL_PARAMETER_BYTES of a compiled model."""
+    """Return PORT_MODEL_PARAMETER_BYTES of a compiled model.
+
+    Raises BuildError where the model's header does not say it.
+    """
     match = re.search(r"^#define\s+PORT_MODEL_PARAMETER_BYTES\s+(\d+)", (model / "model.h").read_text(), re.MULTILINE)
     if match is None:
         raise BuildError(f"{model / 'model.h'} does not define PORT_MODEL_PARAMETER_BYTES; compile the model again")

@@ -100,7 +100,10 @@ def flash(
     drives: Callable[[], Iterable[Path]] = mounted_drives,
     which: Callable[[str], str | None] = shutil.which,
 ) -> FlashReport:
-    """Write the image with the first method of the board that can be used here; raise FlashError with what to do."""
+    """Write the image with the first method of the board that can be used here.
+
+    Raises FirmwareWriteError with what to do.
+    """
     if FlashMethod.NONE in board.methods:
         raise FirmwareWriteError(
             f"{board.name} is simulated and needs no flashing; run: port-agent mcu simulate {firmware.model}"
@@ -149,7 +152,10 @@ def find_drive(method: FlashMethod, drives: Iterable[Path]) -> Path | None:
 
 
 def copy_to_drive(method: FlashMethod, board: FirmwareBoard, firmware: Firmware, drive: Path) -> Path:
-    """Copy the image; the boot loader resets the board by itself after the last block."""
+    """Copy the image; the boot loader resets the board by itself after the last block.
+
+    Raises FirmwareWriteError where the drive cannot be written.
+    """
     source = image_for(method, board, firmware)
     target = drive / source.name
     try:

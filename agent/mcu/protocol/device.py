@@ -68,7 +68,10 @@ class Device:
         return self.session.request(Options(options, state))
 
     def read_parameters(self) -> bytes:
-        """Return all parameter bytes, checked against the device's own CRC."""
+        """Return all parameter bytes, checked against the device's own CRC.
+
+        Raises MessageError where they arrive damaged.
+        """
         size, piece = self.info.parameter_bytes, self.info.max_payload
         requests = (Read(at, min(piece, size - at)) for at in range(0, size, piece))
         data = b"".join(self.session.request(request) for request in requests)
@@ -83,7 +86,10 @@ class Device:
         return self.session.request(Crc(0, self.info.parameter_bytes)) if self.info.parameter_bytes else 0
 
     def load_parameters(self, data: bytes) -> None:
-        """Overwrite all parameters."""
+        """Overwrite all parameters.
+
+        Raises IncompatibleError for another number of bytes than the model has.
+        """
         if len(data) != self.info.parameter_bytes:
             raise IncompatibleError(
                 f"{len(data):,} parameter bytes for a model of {self.info.parameter_bytes:,}; "

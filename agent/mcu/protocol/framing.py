@@ -53,7 +53,10 @@ def cobs_decode(encoded: bytes) -> bytes:
 
 
 def encode_frame(content: bytes) -> bytes:
-    """Return the bytes to send for one frame, delimiter included."""
+    """Return the bytes to send for one frame, delimiter included.
+
+    Raises FramingError for a payload that is too long.
+    """
     if len(content) > CONTENT_MAX:
         raise FramingError(f"frame content of {len(content)} bytes, the limit is {CONTENT_MAX}; send smaller pieces")
     return cobs_encode(content + zlib.crc32(content).to_bytes(CRC_BYTES, "little")) + DELIMITER

@@ -208,6 +208,7 @@ class Hello:
         return struct.pack("<I", self.token)
 
     def read_reply(self, payload: bytes) -> DeviceInfo:
+        """Return what the device says of itself; raises MessageError for a reply of another length."""
         if len(payload) != self._LAYOUT.size:
             raise MessageError(f"HELLO reply of {len(payload)} bytes, expected {self._LAYOUT.size}")
         (protocol, oldest, major, minor, patch, max_payload, ram, flash, nonce, sequence, classes, inputs, parameters,
@@ -302,6 +303,7 @@ class Read:
         return struct.pack("<III", self.region, self.offset, self.length)
 
     def read_reply(self, payload: bytes) -> bytes:
+        """Return the bytes that were read; raises MessageError for a reply of another length."""
         if len(payload) != self.length:
             raise MessageError(f"READ reply of {len(payload)} bytes, asked for {self.length}")
         return payload
@@ -483,6 +485,7 @@ class Infer:
         return _SAMPLES.pack(self.count, SAMPLE_PUSHED if self.samples is None else 0) + (self.samples or b"")
 
     def read_reply(self, payload: bytes) -> tuple[int, ...]:
+        """Return the classes, one for each sample; raises MessageError for a reply of another length."""
         done, *classes = _unpack(struct.Struct(f"<H{self.count}H"), payload, "INFER")
         if done != self.count:
             raise MessageError(f"INFER did {done} of {self.count} samples")

@@ -121,7 +121,10 @@ class Session:
         self._transport.close()
 
     def attach(self, transport: Transport) -> None:
-        """Go on over a new transport; raise DeviceResetError if the device has lost its state meanwhile."""
+        """Go on over a new transport; raise DeviceResetError if the device has lost its state meanwhile.
+
+        Raises SequenceError where it expects a number that was never sent.
+        """
         self._transport.close()
         self._transport = transport
         self._decoder.clear()

@@ -60,14 +60,20 @@ class SerialTransport:
         return self._path
 
     def write(self, data: bytes) -> None:
-        """Send all of `data` within the write timeout."""
+        """Send all of `data` within the write timeout.
+
+        Raises DisconnectedError where the port is gone.
+        """
         try:
             self._serial.write(data)
         except (serial.SerialException, OSError, TypeError, ValueError) as error:
             raise self._lost(error) from error
 
     def read(self, timeout_s: float) -> bytes:
-        """Return what has arrived, at least one byte unless `timeout_s` passes first."""
+        """Return what has arrived, at least one byte unless `timeout_s` passes first.
+
+        Raises DisconnectedError where the port is gone.
+        """
         try:
             self._serial.timeout = timeout_s
             first: bytes = self._serial.read(1)
@@ -77,7 +83,10 @@ class SerialTransport:
             raise self._lost(error) from error
 
     def discard(self) -> None:
-        """Drop received bytes."""
+        """Drop received bytes.
+
+        Raises DisconnectedError where the port is gone.
+        """
         try:
             self._serial.reset_input_buffer()
         except (serial.SerialException, OSError, TypeError, ValueError) as error:

@@ -119,7 +119,10 @@ class Contents:
 
 
 def write_bundle(path: Path, contents: Contents) -> None:
-    """Write a bundle atomically: `path` is the old file or the complete new one."""
+    """Write a bundle atomically: `path` is the old file or the complete new one.
+
+    Raises BundleError where it cannot be written.
+    """
     temporary = path.with_name(path.name + ".new")
     members = {
         "graphs.msgpack": {name: pack_graph(g) for name, g in contents.graphs.items()},
@@ -245,7 +248,10 @@ class Bundle:
                     )
 
     def read(self, fd: int, member: Member, start: int, nbytes: int) -> bytes:
-        """Return `nbytes` of a tensor from byte `start`; `fd` is an open descriptor of the file."""
+        """Return `nbytes` of a tensor from byte `start`; `fd` is an open descriptor of the file.
+
+        Raises BundleError where the file ends in the middle of it.
+        """
         data = os.pread(fd, min(nbytes, member.nbytes - start), member.offset + start)
         if len(data) != min(nbytes, member.nbytes - start):
             raise BundleError(f"{self.path} ends in the middle of a tensor; copy or make the bundle again")

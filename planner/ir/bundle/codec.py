@@ -133,7 +133,10 @@ def pack_plan(plan: Plan) -> list[Any]:
 
 
 def unpack_plan(data: Any) -> Plan:
-    """Return the plan that `data` describes; whether it fits a graph, `planner.ir.lowering.lower.lower` tells."""
+    """Return the plan that `data` describes; whether it fits a graph, `planner.ir.lowering.lower.lower` tells.
+
+    Raises WireError for data that is no plan.
+    """
     packed, figures, strategy = _list(data, 3)
     numbers = iter(unpack_integers(packed, most=16 * MAX_OPS))
     count, length = next(numbers, 0), next(numbers, 0)

@@ -15,7 +15,7 @@ from planner.ir.costs import CostTable
 from planner.ir.graph import Role, StepGraph
 from planner.ir.lowering.emit import READ_MARGIN, emit
 from planner.ir.lowering.placement import Due, Placement, Position, SlicedUpdates
-from planner.ir.lowering.residency import Residency
+from planner.ir.lowering.residency import ResidencyWalk
 from planner.ir.lowering.update_slices import update_groups
 from planner.ir.plan import Action, Decision, Plan
 from planner.ir.program import PlanError, Program
@@ -65,7 +65,7 @@ class _Lowering:
         """Return where everything happens; raise PlanError or BudgetError where it cannot."""
         self._place()
         self._find_streamed()
-        residency = Residency(self.graph, self.costs, self.updates, self.at, self.start_flash)
+        residency = ResidencyWalk(self.graph, self.costs, self.updates, self.at, self.start_flash)
         if self.limit is not None:
             residency.check(self.limit)
         starts = self._place_reads(residency.reruns)

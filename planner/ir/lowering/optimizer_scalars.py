@@ -67,7 +67,10 @@ def hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_optimizer(spec: OptimizerSpec, parameters: Sequence[Sequence[torch.Tensor]]) -> torch.optim.Optimizer:
-    """Return a torch optimizer of this spec over `parameters`, one list per group, with the plain update."""
+    """Return a torch optimizer of this spec over `parameters`, one list per group, with the plain update.
+
+    Raises CaptureError for an optimizer that is not supported.
+    """
     cls = SUPPORTED.get(spec.name)
     if cls is None:
         raise CaptureError(f"the optimizer {spec.name!r} is not supported; use one of {', '.join(SUPPORTED)}")
@@ -112,7 +115,10 @@ class StepScalars:
             mine.update(_restored(hyperparameters(theirs)))
 
     def advance(self) -> list[float | int]:
-        """Return the scalars of the next update, all groups' one after the other, and count it."""
+        """Return the scalars of the next update, all groups' one after the other, and count it.
+
+        Raises CaptureError for a scalar that is NaN or a hyperparameter that is wrong.
+        """
         with torch.no_grad(), _NumberReader() as reader:
             for group in self._groups:
                 reader.quiet = True

@@ -12,7 +12,7 @@ from planner.ir.plan import Action, Decision
 from planner.ir.program import BudgetError, PlanError
 
 
-class Residency:
+class ResidencyWalk:
     """Walks a placed plan op by op; raises PlanError where something is missing or there twice."""
 
     def __init__(

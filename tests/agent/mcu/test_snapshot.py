@@ -10,8 +10,8 @@ from agent.mcu.protocol.messages import Rule, TrainingOptions, TrainingState
 from agent.mcu.snapshot import (
     MARK_NAME,
     PlaceMark,
-    Position,
     Snapshot,
+    TrainingPosition,
     export_parameters,
     read_mark,
     read_snapshot,
@@ -21,7 +21,7 @@ from agent.mcu.snapshot import (
 
 SNAPSHOT = Snapshot(
     bytes(range(32)),
-    Position(2, 7, 40, 1.5, 3),
+    TrainingPosition(2, 7, 40, 1.5, 3),
     TrainingOptions(0.1, Rule.NEAREST, False),
     TrainingState(9, 40),
     b"\0\x01abc",

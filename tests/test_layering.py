@@ -1,8 +1,11 @@
-"""The floors of the house: planner never imports agent, the supervisor never imports torch."""
+"""The floors of the house: every module imports downwards, in no circle; the supervisor never imports torch."""
 
 import ast
 import subprocess
 import sys
+from collections import Counter
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,21 +16,94 @@ HEAVY = ("torch", "numpy", "rich", "transformers", "zeroconf")
 """What the idle daemon must not carry: `import torch` alone is 218 MB; zeroconf comes only where discovery is on."""
 
 
-def imported_modules(path: Path) -> set[str]:
-    """Return every module that a source file imports, wherever in the file."""
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("planner.ir",),
+    ("planner.ir.lowering", "planner.ir.bundle"),
+    ("planner.capture", "planner.profiling", "planner.problem", "planner.job", "planner.deadline", "planner.draw"),
+    ("planner.milp", "planner.sparse"),
+    ("planner.search", "planner.mcu"),
+    ("planner.make_bundle",),
+    ("agent.system", "agent.malloc", "agent.packing", "agent.facts"),
+    ("agent.energy.sources", "agent.peers", "agent.jobs", "agent.worker"),
+    ("agent.energy", "agent.policy", "agent.train", "agent.mcu"),
+    ("agent.control", "agent.health", "agent.dashboard", "agent.prepare", "agent.follow"),
+    ("agent.supervisor", "agent.dropin"),
+    ("agent.cli",),
+    ("agent", "planner"),
+)
+"""The house from the ground up. A module belongs to the longest name that it begins with; inner rooms that are not
+named belong to their outer one. A room imports its own modules and those of lower floors, nothing else."""
+
+MODULES_IN_A_ROOM = 16
+
+PLANNING_ROOMS = ("agent.prepare", "agent.dropin", "agent.follow", "agent.cli", "agent.mcu.project")
+"""Who captures, plans or compiles on the device, and the commands: only these import planner beyond `planner.ir`."""
+
+
+def name_of(path: Path) -> str:
+    """Return the dotted name of a module."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+SOURCES = {name_of(path): path for top in ("planner", "agent") for path in sorted((ROOT / top).rglob("*.py"))}
+
+
+@cache
+def imports_of(module: str) -> frozenset[str]:
+    """Return our modules that `module` imports, wherever in the file: inside functions and for types alike."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(SOURCES[module].read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names.add(node.module)
-    return names
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module is not None, f"{module} has a relative import"
+            full = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {name if name in SOURCES else node.module for name in full}
+    return frozenset(name for name in names if name in SOURCES and name != module)
 
 
-def test_planner_never_imports_agent() -> None:
-    for path in sorted((ROOT / "planner").rglob("*.py")):
-        offenders = {name for name in imported_modules(path) if name.split(".")[0] == "agent"}
-        assert not offenders, f"{path.relative_to(ROOT)} imports {offenders}"
+def inside(module: str, room: str) -> bool:
+    """Say whether a module is a room or in it."""
+    return module == room or module.startswith(room + ".")
+
+
+def room_of(module: str) -> tuple[str, int]:
+    """Return the room of a module, and its floor."""
+    rooms = [(room, level) for level, floor in enumerate(FLOORS) for room in floor if inside(module, room)]
+    return max(rooms, key=lambda found: len(found[0]))
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_every_module_imports_downwards(module: str) -> None:
+    room, floor = room_of(module)
+    above = {name for name in imports_of(module) if room_of(name)[0] != room and room_of(name)[1] >= floor}
+    assert not above, f"{module} (floor {floor}) imports {sorted(above)}, which are not below it"
+
+
+def test_every_room_stands_on_a_named_floor() -> None:
+    top = {module for module in SOURCES if room_of(module)[0] in FLOORS[-1]}
+    assert top == set(FLOORS[-1]), "a new room: give it a floor"
+    assert all(any(inside(module, room) for module in SOURCES) for floor in FLOORS for room in floor)
+
+
+@pytest.mark.parametrize("module", [m for m in SOURCES if not m.startswith("planner")])
+def test_only_planning_rooms_import_planner_beyond_its_language(module: str) -> None:
+    beyond = {n for n in imports_of(module) if inside(n, "planner") and not inside(n, "planner.ir")}
+    assert not beyond or any(inside(module, room) for room in PLANNING_ROOMS), f"{module} imports {sorted(beyond)}"
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    order = TopologicalSorter({module: imports_of(module) for module in SOURCES})
+    try:
+        order.prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle: {' <- '.join(error.args[1])}")
+
+
+def test_no_room_needs_a_list() -> None:
+    sizes = Counter(path.parent for path in SOURCES.values() if path.name != "__init__.py")
+    assert {str(room): size for room, size in sizes.items() if size > MODULES_IN_A_ROOM} == {}
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 if TYPE_CHECKING:
-    from agent.follow.recompute import Recipe
     from agent.train.pager import Slot, Transfer
 
 SMALLEST_BYTES = 16 << 10
@@ -37,6 +36,23 @@ resize: Callable[[torch.UntypedStorage, int], object] = _StorageBase.resize_
 """torch's own methods, past those that `agent.follow.escapes` puts in their place."""
 
 _numbers = itertools.count()
+
+
+class Recomputation(Protocol):
+    """How a storage that was dropped is made again (`agent.follow.recompute.Recipe`)."""
+
+    @property
+    def sources(self) -> "tuple[Storage, ...]":
+        """The followed storages that are read."""
+
+    def possible(self, storage: "Storage") -> bool:
+        """Tell whether what is read is unchanged and will be there when `storage` is needed next."""
+
+    def take_hold(self, storage: "Storage") -> tuple[torch.UntypedStorage, ...]:
+        """Return strong references to what is read, and make it remember who depends on it."""
+
+    def run(self) -> torch.UntypedStorage:
+        """Return the contents, made again."""
 
 
 class Storage:
@@ -67,7 +83,7 @@ class Storage:
         """Counts touches; entries of the queue of victims that carry an older count are stale."""
         self.birth: tuple[int, int, int] | None = None
         """Segment, position and output that made it."""
-        self.recipe: Recipe | None = None
+        self.recipe: Recomputation | None = None
         self.hold: tuple[torch.UntypedStorage, ...] = ()
         """While dropped: the storages that it will be made from, kept alive."""
         self.dependents: weakref.WeakSet[Storage] | None = None

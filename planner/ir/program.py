@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from planner.ir.errors import PortError
 from planner.ir.graph import StepGraph
-from planner.ir.lowering.update_slices import UpdateGroup
 
 
 class PlanError(PortError):
@@ -28,6 +27,23 @@ class BudgetError(PlanError):
             f"the step needs {needed / 2**20:.1f} MiB at op {op} ({name}), the budget is {limit / 2**20:.1f} MiB; "
             f"raise the budget to at least {needed / 2**20:.1f} MiB or use a smaller batch"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateGroup:
+    """The ops `first`..`last` (all consecutive) that update storage `parameter`.
+
+    `storages`: the storages of `parameter`'s size that they touch (parameter, gradients, optimizer state,
+    temporaries); `temporaries`: those created and dead inside. `whole`: ops on single elements, run once, before.
+    """
+
+    parameter: int
+    first: int
+    last: int
+    storages: tuple[int, ...]
+    temporaries: tuple[int, ...]
+    whole: tuple[int, ...]
+    nbytes: int
 
 
 class Code(enum.IntEnum):

@@ -16,8 +16,9 @@ import numpy.typing as npt
 from planner.ir.costs import CostTable
 from planner.ir.graph import Role, StepGraph
 from planner.ir.lowering.rematerialize import effective_operands, rematerializable
-from planner.ir.lowering.update_slices import SLICE_BYTES, UpdateGroup, slice_bounds, update_groups
+from planner.ir.lowering.update_slices import SLICE_BYTES, slice_bounds, update_groups
 from planner.ir.plan import Action, Decision, Plan
+from planner.ir.program import UpdateGroup
 from planner.problem.model import (
     Fate,
     Paging,

@@ -10,7 +10,6 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import agent
 from agent.mcu.board.catalogue import FirmwareBoard, find_board
 from agent.mcu.board.images import write_hex, write_uf2
 from agent.mcu.errors import BuildError, TooLargeError
@@ -39,7 +38,7 @@ class Firmware:
 
 def source_root() -> Path:
     """Return the directory of the firmware sources; raise BuildError if the installation lacks it."""
-    root = Path(agent.__file__).resolve().parent.parent / "firmware"
+    root = Path(__file__).resolve().parents[3] / "firmware"
     if not (root / "src" / "main.c").is_file():
         raise BuildError(f"the firmware sources are not in {root}; install port-agent again, or run it from a checkout")
     return root

@@ -8,8 +8,9 @@ import numpy.typing as npt
 
 from planner.ir.costs import CostTable
 from planner.ir.graph import StepGraph
-from planner.ir.lowering.update_slices import UpdateGroup, slice_bounds
+from planner.ir.lowering.update_slices import slice_bounds
 from planner.ir.plan import Decision
+from planner.ir.program import UpdateGroup
 
 
 @dataclass(slots=True)

@@ -5,9 +5,9 @@ as the slices start at multiples of the vector width (the tail elements are then
 """
 
 import math
-from dataclasses import dataclass
 
 from planner.ir.graph import ITEM_BYTES, Op, Phase, Role, StepGraph, Value, operands
+from planner.ir.program import UpdateGroup
 
 ELEMENTWISE = frozenset(
     f"aten::{name}"
@@ -22,23 +22,6 @@ ELEMENTWISE = frozenset(
 
 SLICE_BYTES = 1 << 20
 """Slices start at multiples of this many bytes: a multiple of every vector width, and what flash likes to move."""
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateGroup:
-    """The ops `first`..`last` (all consecutive) that update storage `parameter`.
-
-    `storages`: the storages of `parameter`'s size that they touch (parameter, gradients, optimizer state,
-    temporaries); `temporaries`: those created and dead inside. `whole`: ops on single elements, run once, before.
-    """
-
-    parameter: int
-    first: int
-    last: int
-    storages: tuple[int, ...]
-    temporaries: tuple[int, ...]
-    whole: tuple[int, ...]
-    nbytes: int
 
 
 def update_groups(graph: StepGraph) -> tuple[UpdateGroup, ...]:

@@ -1,0 +1,81 @@
+"""A runner with a real store and a real worker process, without a daemon around it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from agent.health.conditions import HealthBoard
+from agent.jobs.model import Job, JobSpec
+from agent.jobs.store import JobStore
+from agent.policy.decide import ResourceLimits
+from agent.supervisor.inbox import Inboxes
+from agent.supervisor.job.run_state import Surroundings
+from agent.supervisor.job.runner import Runner
+from agent.system.clock import SystemClock
+from agent.system.locks import LockFile
+from tests.agent.live import KINDS
+
+ROOMY = Surroundings(ResourceLimits(memory_bytes=2 << 30), 4 << 30)
+PATIENCE_S = 120.0
+
+
+class RunningJob:
+    """One job and what steers it; whatever the worker says but a step sets an event that a test awaits."""
+
+    def __init__(self, root: Path, bundle: dict[str, Any], **spec: Any) -> None:
+        self.store, self.health = JobStore(root), HealthBoard()
+        self._changed = asyncio.Event()
+        self.runner = Runner(
+            self.store, Inboxes(root / "inbox"), self.health, SystemClock(), KINDS,
+            lambda: LockFile(root / "worker.lock"), self._changed.set,
+        )  # fmt: skip
+        text = json.dumps(bundle)
+        self.id = self.store.add(
+            JobSpec("birds", "bundle.json", **spec), 0.0, lambda folder: put(folder / "bundle.json", text)
+        ).id
+
+    @property
+    def job(self) -> Job:
+        """The job as it is now."""
+        return self.store.get(self.id)
+
+    def start(self, around: Surroundings = ROOMY) -> bool:
+        """Start its worker."""
+        return self.runner.start(self.job, around)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a change of the run makes `condition` true."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def over(self) -> Job:
+        """Wait for the end of the worker."""
+        await self.until(lambda: self.runner.job is None)
+        return self.job
+
+    def history(self) -> list[str]:
+        """Return the kinds of entries in the job's history."""
+        self.store.flush()
+        return [entry.kind for entry in self.store.history(self.id)]
+
+
+def put(path: Path, text: str) -> None:
+    """Write a file."""
+    path.write_text(text)
+
+
+@asynccontextmanager
+async def running_job(root: Path, bundle: dict[str, Any], **spec: Any) -> AsyncIterator[RunningJob]:
+    """Give a job that is not started yet; its worker ends with it."""
+    made = RunningJob(root, bundle, **spec)
+    try:
+        yield made
+    finally:
+        made.runner.kill()
+        await made.over()
+        made.store.close()

@@ -1,0 +1,42 @@
+"""What a real worker reports, as it stands in its job's record, history and log."""
+
+from pathlib import Path
+
+import pytest
+
+from agent.supervisor.job.log import read_log
+from tests.agent.live_daemon import BUNDLE, LONG, go
+from tests.agent.supervisor.job.running_job import running_job
+
+
+@go
+async def test_steps_and_checkpoints_are_taken_over(tmp_path: Path) -> None:
+    async with running_job(tmp_path, BUNDLE, checkpoint_every=10) as live:
+        assert live.start()
+        job = await live.over()
+        assert (job.step, job.total_steps) == (30, 30)
+        assert job.loss is not None and job.trained_s > 0
+        assert job.planned_joules == pytest.approx(30 * 0.1)
+        assert job.measured.step_s is not None and job.measured.step_s >= 4 * 0.002
+        assert job.measured.checkpoint_bytes and job.measured.checkpoint_s is not None
+        assert live.runner.take_written_bytes() >= 3 * job.measured.checkpoint_bytes
+        assert live.runner.take_written_bytes() == 0
+
+
+@go
+async def test_time_in_a_pause_is_no_part_of_a_step(tmp_path: Path) -> None:
+    async with running_job(tmp_path, LONG) as live:
+        assert live.start()
+        await live.until(lambda: live.job.total_steps is not None)
+        live.runner.pause()
+        run = live.runner._run
+        assert run is not None and run.last_step_s is None
+
+
+@go
+async def test_a_failure_is_logged_with_the_workers_own_words(tmp_path: Path) -> None:
+    async with running_job(tmp_path, {**BUNDLE, "faults": {"fail_at": 3}}) as live:
+        assert live.start()
+        job = await live.over()
+        assert job.step == 3
+        assert "told to fail" in read_log(live.store.job_dir(live.id), 100)[0]

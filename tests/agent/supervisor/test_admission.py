@@ -1,0 +1,98 @@
+"""From sensor files to the decision: health items on the way, hysteresis kept, jumps of the clock told from time."""
+
+from pathlib import Path
+
+import pytest
+
+from agent.facts import OwnUse, Power
+from agent.health.conditions import HealthBoard
+from agent.policy.decide import Policy, State
+from agent.supervisor.admission import Admission
+from tests.agent.facts.machines import linux
+from tests.agent.set_clock import SetClock
+
+ANY_TIME = Policy(
+    idle_for_s=0.0, min_pause_s=0.0, min_free_disk_bytes=0, min_free_memory_bytes=0, train_while_in_use=True
+)
+TEMPERATURE = "sys/class/thermal/thermal_zone0/temp"
+
+
+class Watched:
+    """An admission on a machine of plain files."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.clock, self.health = root, SetClock(), HealthBoard()
+        self.admission = Admission(linux(root), self.clock, self.health, root)
+
+    def look(self, written: int = 0, paused: bool = False) -> bool:
+        decision = self.admission.look(ANY_TIME, OwnUse(), written, paused)
+        assert decision is self.admission.decision
+        return decision.state in (State.TRAIN, State.TRAIN_GENTLY)
+
+    def codes(self) -> set[str]:
+        return {item.code for item in self.health.items(self.clock.now + 1e6)}
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watched:
+    return Watched(tmp_path)
+
+
+def test_sensors_reach_the_decision(watched: Watched) -> None:
+    assert watched.look()
+    facts = watched.admission.facts
+    assert (facts.power, facts.temperature_c, facts.paused_by_user) == (Power.EXTERNAL, 45.0, False)
+    assert not watched.look(paused=True)
+
+
+def test_what_one_decision_held_back_the_next_still_does(watched: Watched) -> None:
+    assert watched.look()
+    for celsius, trains in ((90, False), (70, False), (60, True)):  # stops above 75, goes on below 65
+        (watched.root / TEMPERATURE).write_text(str(celsius * 1000))
+        watched.clock.pass_time(10.0)
+        assert watched.look() is trains
+
+
+def test_a_sensor_that_fails_is_a_health_item_until_it_returns(watched: Watched) -> None:
+    watched.look()
+    assert watched.codes() == set()
+    (watched.root / TEMPERATURE).write_text("warm")
+    watched.look()
+    assert watched.codes() == {"sensor"}  # and not "no-temperature": there is one, it is broken
+    (watched.root / TEMPERATURE).write_text("50000")
+    watched.look()
+    assert watched.codes() == set()
+
+
+def test_a_machine_without_a_thermometer_is_said(watched: Watched) -> None:
+    for name in ("temp", "type"):
+        (watched.root / TEMPERATURE).with_name(name).unlink()
+    (watched.root / TEMPERATURE).parent.rmdir()
+    watched.look()
+    assert watched.codes() == {"no-temperature"}
+
+
+def test_the_flash_budget_stops_and_says_so_until_the_next_day(watched: Watched) -> None:
+    assert not watched.look(written=ANY_TIME.flash_write_budget_bytes_per_day)
+    assert watched.codes() == {"flash-budget"}
+    assert watched.look(written=0) and watched.codes() == set()
+
+
+def test_time_that_passes_is_no_jump_and_a_set_clock_is_one(watched: Watched) -> None:
+    assert not watched.admission.clock_jumped()
+    watched.clock.pass_time(7200.0)
+    assert not watched.admission.clock_jumped()
+    watched.clock.wall += 30.0  # NTP corrects by less than a minute
+    assert not watched.admission.clock_jumped()
+    watched.clock.wall -= 3600.0
+    assert watched.admission.clock_jumped()
+    (item,) = watched.health.items(watched.clock.now)
+    assert item.code == "clock-jumped" and "back" in item.text
+
+
+def test_a_clock_that_was_never_set_is_said(watched: Watched) -> None:
+    watched.clock.wall = 12.0
+    watched.admission.clock_jumped()
+    assert watched.codes() == {"clock-unset"}
+    watched.clock.wall = 1_800_000_000.0
+    assert watched.admission.clock_jumped() and watched.codes() == set()

@@ -6,7 +6,7 @@ import pytest
 
 from agent.facts import OwnUse, Power
 from agent.health.conditions import HealthBoard
-from agent.policy.decide import Policy, State
+from agent.policy.decide import Policy
 from agent.supervisor.admission import Admission
 from tests.agent.facts.machines import linux
 from tests.agent.set_clock import SetClock
@@ -27,7 +27,7 @@ class Watched:
     def look(self, written: int = 0, paused: bool = False) -> bool:
         decision = self.admission.look(ANY_TIME, OwnUse(), written, paused)
         assert decision is self.admission.decision
-        return decision.state in (State.TRAIN, State.TRAIN_GENTLY)
+        return decision.state.trains
 
     def codes(self) -> set[str]:
         return {item.code for item in self.health.items(self.clock.now + 1e6)}

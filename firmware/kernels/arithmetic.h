@@ -1,4 +1,4 @@
-/* The number formats, each rounding rule in one place. planner/mcu/reference.py states the same in torch int64. */
+/* The number formats, each rounding rule in one place. tests/planner/mcu/reference.py states the same in torch int64. */
 #ifndef PORT_ARITHMETIC_H
 #define PORT_ARITHMETIC_H
 

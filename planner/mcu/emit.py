@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.mcu.autodiff import LayerUpdate, SparseScheme, Step, StepKind
-from planner.mcu.ir import OpKind, Shape
+from planner.mcu.ir import OpKind
 from planner.mcu.memory import MemoryPlan, row_bytes, scratch_of
 from planner.mcu.quantize import QuantizedGraph, QuantizedOp
 
@@ -135,10 +135,6 @@ def _wrapped(text: str, indent: str) -> str:
             line = indent
         line += word + " "
     return "\n".join([*lines, line.rstrip()])
-
-
-def _in_shape(op: QuantizedOp) -> Shape:
-    return op.op.in_shape
 
 
 def _offset(value: int | None) -> str:

@@ -6,7 +6,6 @@ live inside one stage are charged as its workspace, and a stage holds at most on
 """
 
 import itertools
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -387,12 +386,3 @@ class _Coarsening:
         whole = (held + inside)[here] + work
         rest = (held + inside - np.cumsum(streamed)[:n])[here]
         return max(int(whole.max() - rest.max()), 0)
-
-
-def stage_accesses(problem: Problem) -> list[list[int]]:
-    """Return the tensors that each stage touches."""
-    found: dict[int, list[int]] = defaultdict(list)
-    for i, tensor in enumerate(problem.tensors):
-        for s in tensor.accesses:
-            found[s].append(i)
-    return [found[s] for s in range(problem.size)]

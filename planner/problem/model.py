@@ -212,16 +212,6 @@ class Problem:
             found.append(Gap(i, last, size, tensor.version_after(last), dead=True))
         return found
 
-    @cached_property
-    def consumers(self) -> tuple[tuple[int, ...], ...]:
-        """Per tensor: the tensors whose rematerializations read it."""
-        lists: list[set[int]] = [set() for _ in self.tensors]
-        for j, tensor in enumerate(self.tensors):
-            for rematerialization in tensor.rematerializations:
-                for u, _ in rematerialization.inputs if rematerialization else ():
-                    lists[u].add(j)
-        return tuple(tuple(sorted(s)) for s in lists)
-
 
 def verify_problem(problem: Problem) -> None:
     """Raise ProblemError unless accesses, versions and rematerialization inputs are consistent."""

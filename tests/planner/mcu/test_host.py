@@ -11,8 +11,8 @@ from planner.mcu import CompiledModel, HostEngine, UpdateOptions, UpdateRounding
 from planner.mcu.ir import WEIGHTED, OpKind
 from planner.mcu.memory import row_bytes
 from planner.mcu.quantize import QuantizedOp, flat_input, run_float, torch_weight
-from planner.mcu.reference import reference_forward, reference_logits
 from tests.planner.mcu.networks import NETWORKS
+from tests.planner.mcu.reference import reference_forward, reference_logits
 
 VARIANTS = {"scalar": (), "simd": ("-DPORT_SIMD_EMULATE",)}
 

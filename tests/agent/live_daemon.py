@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent.control.client import ControlClient
+from agent.control.client import ControlClient, ControlError
 from agent.jobs.model import Job, JobState
 from agent.supervisor.context import DaemonSeams, Settings
 from agent.supervisor.daemon import Daemon
@@ -153,6 +153,14 @@ ROOT = Path(__file__).resolve().parents[2]
 # --- a daemon process and the command line
 
 
+def _answers(client: ControlClient) -> bool:
+    try:
+        client.get("/v1/health")
+    except ControlError:
+        return False
+    return True
+
+
 @contextmanager
 def daemon(root: Path, config: str = CONFIG) -> Iterator[ControlClient]:
     """Run a daemon with the test worker in a process of its own."""
@@ -163,7 +171,7 @@ def daemon(root: Path, config: str = CONFIG) -> Iterator[ControlClient]:
     client = ControlClient(root / "run")
     try:
         end = time.monotonic() + 30.0
-        while not client.path.exists():
+        while not _answers(client):  # the socket's file is there a moment before anyone listens
             assert process.poll() is None and time.monotonic() < end
             time.sleep(0.01)
         yield client

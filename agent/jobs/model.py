@@ -18,11 +18,18 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 class JobRequestError(PortError):
-    """A job that does not exist, or a request that does not fit its state."""
+    """A request that does not fit the job, or its state."""
 
     def __init__(self, message: str, job_id: int | None = None) -> None:
         self.job_id = job_id
         super().__init__(message)
+
+
+class JobNotFoundError(JobRequestError):
+    """There is no job of this id or name."""
+
+    def __init__(self, name: str, job_id: int | None = None) -> None:
+        super().__init__(f"there is no job {name}; see `port-agent jobs`", job_id)
 
 
 class JobState(IntEnum):

@@ -18,7 +18,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.jobs.model import Job, JobRequestError, JobSpec, JobState, check_spec, from_record, to_record
+from agent.jobs.model import (
+    Job,
+    JobNotFoundError,
+    JobRequestError,
+    JobSpec,
+    JobState,
+    check_spec,
+    from_record,
+    to_record,
+)
 from agent.system.atomic_file import write_atomically
 from planner.ir.errors import PortError
 
@@ -112,22 +121,19 @@ class JobStore:
         return [job for _, job in sorted(self._jobs.items())]
 
     def get(self, job_id: int) -> Job:
-        """Return one job; raises JobRequestError when there is none."""
+        """Return one job; raises JobNotFoundError when there is none."""
         try:
             return self._jobs[job_id]
         except KeyError:
-            raise JobRequestError(f"there is no job {job_id}; see `port-agent jobs`", job_id) from None
+            raise JobNotFoundError(str(job_id), job_id) from None
 
     def find(self, text: str) -> Job:
-        """Return the job with this id or name (the newest of that name).
-
-        Raises JobRequestError where there is none.
-        """
+        """Return the job with this id or name (the newest of that name); raises JobNotFoundError."""
         if text.isdigit():
             return self.get(int(text))
         named = [job for job in self.all() if job.spec.name == text]
         if not named:
-            raise JobRequestError(f"there is no job {text!r}; see `port-agent jobs`")
+            raise JobNotFoundError(repr(text))
         active = [job for job in named if not job.state.is_over]
         return (active or named)[-1]
 

@@ -22,13 +22,14 @@ from agent.policy.decide import PolicyDecision, State, device_in_use, window_clo
 from agent.supervisor.admission import Admission
 from agent.supervisor.background_tasks import BackgroundTasks
 from agent.supervisor.context import PAUSE_SETTING, Core, DaemonSeams, Settings
-from agent.supervisor.http_api import ControlServer
+from agent.supervisor.http_api import ControlServer, ServerSettings
 from agent.supervisor.inbox import Inboxes
 from agent.supervisor.job.run_state import Surroundings
 from agent.supervisor.job.runner import Runner
 from agent.supervisor.job.worker_process import RequestedState, WorkerPhase
 from agent.supervisor.metering import report_issues
 from agent.supervisor.peer_discovery import PeerDiscovery, public_state
+from agent.supervisor.service import Service
 from agent.supervisor.timers import Timers
 from agent.system.cgroup import CgroupError, delegated_tree
 from agent.system.clock import local_time
@@ -113,7 +114,7 @@ class Daemon:
         self._background = BackgroundTasks(core)
         self._recover()
         self._listen_to_signals()
-        server = ControlServer(core)
+        server = self._control_server()
         try:
             await server.start()
         except OSError as error:
@@ -180,6 +181,17 @@ class Daemon:
         except CgroupError as error:
             health.report("no-memory-limit", clock.monotonic_s(), clock.wall_s(), reason=error.reason)
         return core
+
+    def _control_server(self) -> ControlServer:
+        core, options = self._core, self._core.config.options
+        settings = ServerSettings(
+            self._settings.runtime_dir, self._settings.state_dir, options.control_group, options.metrics_listen
+        )
+
+        def report(reason: str) -> None:
+            core.health.report("config", core.clock.monotonic_s(), core.clock.wall_s(), reason=reason)
+
+        return ControlServer(Service(core), settings, report)
 
     def _platform(self, config: Config) -> Platform:
         if self._seams.platform is not None:

@@ -7,15 +7,14 @@ else that answers questions listens on the network; discovery of other agents (a
 import asyncio
 import contextlib
 import grp
-import math
 import os
 import pwd
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from agent.control.agent_metrics import agent_families
+from agent.control.answers import API_VERSION
 from agent.control.http import (
     HEADER_LIMIT_BYTES,
     SOCKET_NAME,
@@ -27,36 +26,40 @@ from agent.control.http import (
     peer_of,
     serve_connection,
 )
-from agent.energy.metrics import meter_families
-from agent.jobs.model import Job, JobRequestError
+from agent.control.requests import job_change, job_spec, pause_span_s
+from agent.jobs.model import JobNotFoundError, JobRequestError
 from agent.jobs.store import StoreError
 from agent.supervisor.attached_boards import AttachedBoards
-from agent.supervisor.context import Core
-from agent.supervisor.job.log import read_log, read_more
-from agent.supervisor.service import Service
-from agent.system.prometheus import CONTENT_TYPE, exposition
+from agent.supervisor.service import BUNDLE_NAME, MeterUnavailableError, Service
+from agent.system.prometheus import CONTENT_TYPE
 from planner.ir.errors import PortError
 
-FOLLOW_POLL_S = 0.5
-FLUSH_PATIENCE_S = 5.0
-"""How long a report waits for the newest figures to be on disk."""
+_TEXT = "text/plain; charset=utf-8"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._ -]{0,200}")
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
 Route = tuple[str, re.Pattern[str], Callable[..., Awaitable[HttpResponse]]]
 
 
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Where the control socket lies and who may use it; `metrics_listen` is host and port of `/metrics`, or None."""
+
+    runtime_dir: Path
+    state_dir: Path
+    group: str | None = None
+    metrics_listen: tuple[str, int] | None = None
+
+
 class ControlServer:
     """Serves one supervisor."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self._service = Service(core)
+    def __init__(self, service: Service, settings: ServerSettings, report: Callable[[str], None]) -> None:
+        """`report` takes what is wrong with a setting; the server goes on without it."""
+        self._service, self._settings, self._report = service, settings, report
         self._boards = AttachedBoards()
         self._servers: list[asyncio.Server] = []
-        self._path = core.settings.runtime_dir / SOCKET_NAME
-        self._uploads = core.settings.state_dir / "uploads"
-        self._group = core.config.options.control_group
+        self._path = settings.runtime_dir / SOCKET_NAME
         self._routes = [(method, re.compile(pattern), action) for method, pattern, action in self._table()]
 
     async def start(self) -> None:
@@ -68,26 +71,22 @@ class ControlServer:
         finally:
             os.umask(before)
         self._servers.append(server)
-        if self._group is not None:
+        if self._settings.group is not None:
             try:
-                os.chown(self._path, -1, grp.getgrnam(self._group).gr_gid)
+                os.chown(self._path, -1, grp.getgrnam(self._settings.group).gr_gid)
             except (KeyError, PermissionError) as error:
-                self._report_config(f"control.group: the socket cannot be given to {self._group!r}: {error}")
-        if self._core.config.options.metrics_listen is not None:
-            await self._serve_metrics(*self._core.config.options.metrics_listen)
+                self._report(f"control.group: the socket cannot be given to {self._settings.group!r}: {error}")
+        if self._settings.metrics_listen is not None:
+            await self._serve_metrics(*self._settings.metrics_listen)
 
     async def _serve_metrics(self, host: str, port: int) -> None:
         """Serve /metrics on a local port; one that is taken is a health item, no reason not to train."""
         try:
             server = await asyncio.start_server(self._on_tcp, host, port, limit=HEADER_LIMIT_BYTES)
         except OSError as error:
-            self._report_config(f"metrics.listen: cannot listen on {host}:{port}: {error.strerror}")
+            self._report(f"metrics.listen: cannot listen on {host}:{port}: {error.strerror}")
         else:
             self._servers.append(server)
-
-    def _report_config(self, reason: str) -> None:
-        clock = self._core.clock
-        self._core.health.report("config", clock.monotonic_s(), clock.wall_s(), reason=reason)
 
     async def stop(self) -> None:
         """Stop listening and remove the socket."""
@@ -129,12 +128,16 @@ class ControlServer:
             raise
         except StoreError as error:
             return error_response(507, error)
+        except JobNotFoundError as error:
+            return error_response(404, error)
         except JobRequestError as error:
-            return error_response(404 if "there is no job" in str(error) else 409, error)
+            return error_response(409, error)
+        except MeterUnavailableError as error:
+            return error_response(503, error)
         except PortError as error:
             return error_response(400, error)
         except OSError as error:
-            return error_response(507, StoreError(self._core.settings.state_dir, error.strerror or str(error)))
+            return error_response(507, StoreError(self._settings.state_dir, error.strerror or str(error)))
 
     async def _handle_metrics_only(self, request: HttpRequest) -> HttpResponse:
         if (request.method, request.path) != ("GET", "/metrics"):
@@ -169,159 +172,95 @@ class ControlServer:
     # --- looking
 
     async def _status(self, request: HttpRequest) -> HttpResponse:
-        found = {"mcus": await self._boards.newest(), "peers": self._core.peers.rows()}
-        return json_response(self._service.status() | found)
+        found = {"mcus": await self._boards.newest(), "peers": self._service.peer_rows()}
+        return json_response(self._service.status().as_json() | found)
 
     async def _health(self, request: HttpRequest) -> HttpResponse:
-        return json_response({"v": 1, "health": self._service.health()})
+        return json_response({"v": API_VERSION, "health": self._health_rows()})
+
+    def _health_rows(self) -> list[dict[str, object]]:
+        return [item.as_json() for item in self._service.health()]
 
     async def _jobs(self, request: HttpRequest) -> HttpResponse:
-        jobs = self._core.store.all()
-        if request.query.get("all") != "1":
-            over = [job for job in jobs if job.state.is_over][-10:]
-            jobs = [job for job in jobs if not job.state.is_over or job in over]
-        return json_response({"v": 1, "jobs": [self._service.brief(job) for job in jobs]})
+        jobs = self._service.jobs(with_all_over=request.query.get("all") == "1")
+        return json_response({"v": API_VERSION, "jobs": [asdict(job) for job in jobs]})
 
     async def _job(self, request: HttpRequest, name: str) -> HttpResponse:
-        return json_response(await self._detail(self._core.store.find(name)))
-
-    async def _detail(self, job: Job) -> dict[str, Any]:
-        history = await asyncio.to_thread(self._core.store.history, job.id, 50)
-        return self._service.detail(job, history)
-
-    async def _done(self, job: Job) -> HttpResponse:
-        """Answer a change once it is on disk."""
-        await self._service.settle()
-        return json_response(self._service.brief(job))
+        return json_response((await self._service.job(name)).as_json())
 
     async def _metrics(self, request: HttpRequest) -> HttpResponse:
-        families = [*agent_families(self._service.status(), self._core.store.all())]
-        if self._core.meter is not None:
-            families += meter_families(self._core.meter)
-        return HttpResponse(200, exposition(families).encode(), CONTENT_TYPE)
+        return HttpResponse(200, self._service.metrics().encode(), CONTENT_TYPE)
 
     async def _energy(self, request: HttpRequest) -> HttpResponse:
-        from agent.energy.ledger import FILE_NAME  # a report is asked for now and then: not worth resident memory
-        from agent.energy.report import report_from_query
-
-        if self._core.meter is None:
-            raise HttpError(503, "the energy meter could not be opened; see the health items")
-        written = self._core.meter.flush(self._core.clock.monotonic_s())
-        with contextlib.suppress(PortError, TimeoutError):  # a disk that refuses is a health item
-            async with asyncio.timeout(FLUSH_PATIENCE_S):
-                await asyncio.shield(asyncio.wrap_future(written))
-        path = self._core.settings.state_dir / FILE_NAME
-        return json_response({"v": 1} | await asyncio.to_thread(report_from_query, path, request.query))
+        return json_response({"v": API_VERSION, **await self._service.energy_report(request.query)})
 
     async def _peers(self, request: HttpRequest) -> HttpResponse:
-        return json_response({"v": 1} | self._core.peers.describe())
+        return json_response({"v": API_VERSION, **self._service.peers()})
 
     async def _logs(self, request: HttpRequest, name: str) -> HttpResponse:
-        job = self._core.store.find(name)
-        directory = self._core.store.job_dir(job.id)
         lines = request.query.get("lines", "200")
         if not lines.isdigit():
             raise HttpError(400, f"lines={lines!r} is no number")
-        text, position = read_log(directory, int(lines))
         if request.query.get("follow") != "1":
-            return HttpResponse(200, text.encode(), "text/plain; charset=utf-8")
-        return HttpResponse(200, b"", "text/plain; charset=utf-8", self._follow(job, directory, text, position))
-
-    async def _follow(self, job: Job, directory: Path, text: str, position: int) -> AsyncIterator[bytes]:
-        yield text.encode()
-        while True:
-            ended = self._core.store.get(job.id).state.is_over
-            text, position = read_more(directory, position)
-            if text:
-                yield text.encode()
-            elif ended:
-                return
-            await asyncio.sleep(FOLLOW_POLL_S)
+            return HttpResponse(200, self._service.log(name, int(lines)).encode(), _TEXT)
+        return HttpResponse(200, b"", _TEXT, _encoded(self._service.follow_log(name, int(lines))))
 
     async def _result(self, request: HttpRequest, name: str) -> HttpResponse:
-        path = self._service.result(self._core.store.find(name))
-        return HttpResponse(200, b"", "application/octet-stream", _pieces(path))
+        return HttpResponse(200, b"", "application/octet-stream", _pieces(self._service.result(name)))
 
     async def _doctor(self, request: HttpRequest) -> HttpResponse:
-        from agent.health.doctor import examine  # needed once in a while: not worth resident memory
-
-        core = self._core
         fields = await request.json()
-        checks = await asyncio.to_thread(
-            examine, core.settings.state_dir, core.config, flash_test=fields.get("flash") is not False
-        )
-        health = self._service.health()
-        return json_response({"v": 1, "checks": [check.as_json() for check in checks], "health": health})
+        checks = [check.as_json() for check in await self._service.examine(flash_test=fields.get("flash") is not False)]
+        return json_response({"v": API_VERSION, "checks": checks, "health": self._health_rows()})
 
     # --- acting
 
     async def _submit(self, request: HttpRequest) -> HttpResponse:
         fields = await request.json()
-        token = fields.get("upload")
-        upload = None
+        token, upload = fields.get("upload"), None
         if token is not None:
-            upload = self._uploads / str(token)
-            if not _TOKEN.fullmatch(str(token)) or not upload.is_file():
+            upload = self._service.upload(str(token)) if _TOKEN.fullmatch(str(token)) else None
+            if upload is None:
                 raise HttpError(400, f"there is no upload {token!r}; send the bundle to PUT /v1/uploads first")
-        job = await self._service.submit(fields, upload)
-        return json_response(await self._detail(job), 201)
+        spec = job_spec(fields, BUNDLE_NAME if upload is not None else None)
+        return json_response((await self._service.submit(spec, upload)).as_json(), 201)
 
     async def _upload(self, request: HttpRequest) -> HttpResponse:
-        token = os.urandom(16).hex()
-        self._uploads.mkdir(exist_ok=True)
-        await _receive(request, self._uploads / token)
-        return json_response({"v": 1, "upload": token, "bytes": request.consumed}, 201)
+        path = self._service.new_upload()
+        await _receive(request, path)
+        return json_response({"v": API_VERSION, "upload": path.name, "bytes": request.consumed}, 201)
 
     async def _feed(self, request: HttpRequest, name: str, file: str) -> HttpResponse:
-        job = self._core.store.find(name)
-        if not job.spec.waits_for_data:
-            raise JobRequestError(f"job {job.label} takes no data from an inbox; submit it with --inbox", job.id)
+        inbox = self._service.inbox(name)
         if not _FILE_NAME.fullmatch(file):
             raise HttpError(400, f"{file!r} is no plain file name")
-        target = self._core.inboxes.create(job.spec.name) / file
-        await _receive(request, target.with_name(f".{file}.part"))
-        target.with_name(f".{file}.part").rename(target)
-        return json_response({"v": 1, "file": str(target), "bytes": request.consumed}, 201)
+        await _receive(request, inbox / f".{file}.part")
+        target = (inbox / f".{file}.part").rename(inbox / file)
+        return json_response({"v": API_VERSION, "file": str(target), "bytes": request.consumed}, 201)
 
     async def _pause_job(self, request: HttpRequest, name: str) -> HttpResponse:
-        return await self._done(self._service.pause_job(self._core.store.find(name)))
+        return json_response(asdict(await self._service.pause_job(name)))
 
     async def _resume_job(self, request: HttpRequest, name: str) -> HttpResponse:
-        return await self._done(self._service.resume_job(self._core.store.find(name)))
+        return json_response(asdict(await self._service.resume_job(name)))
 
     async def _cancel_job(self, request: HttpRequest, name: str) -> HttpResponse:
-        return await self._done(self._service.cancel_job(self._core.store.find(name)))
+        return json_response(asdict(await self._service.cancel_job(name)))
 
     async def _change_job(self, request: HttpRequest, name: str) -> HttpResponse:
-        fields = await request.json()
-        changes: dict[str, Any] = {}
-        priority, deadline = fields.get("priority"), fields.get("deadline_at")
-        if isinstance(priority, int) and -100 <= priority <= 100:
-            changes["priority"] = priority
-        elif priority is not None:
-            raise HttpError(400, f"priority {priority!r} is no number between -100 and 100")
-        if "deadline_at" in fields:
-            if deadline is not None and not isinstance(deadline, int | float):
-                raise HttpError(400, f"deadline_at {deadline!r} is no Unix time")
-            changes["deadline_at"] = deadline
-        return await self._done(self._service.change_spec(self._core.store.find(name), **changes))
+        change = job_change(await request.json())
+        return json_response(asdict(await self._service.change_job(name, change)))
 
     async def _pause(self, request: HttpRequest) -> HttpResponse:
-        for_s = (await request.json()).get("for_s")
-        if for_s is not None and not (isinstance(for_s, int | float) and 0 < for_s < 366 * 86400):
-            raise HttpError(400, f"for_s {for_s!r} is no number of seconds below a year")
-        until = self._service.pause_all(float(for_s) if for_s is not None else None)
-        await self._service.settle()
-        return json_response({"v": 1, "paused_until": None if math.isinf(until) else until})
+        until = await self._service.pause_all(pause_span_s(await request.json()))
+        return json_response({"v": API_VERSION, "paused_until": until})
 
     async def _resume(self, request: HttpRequest) -> HttpResponse:
-        self._service.resume_all()
-        await self._service.settle()
-        return json_response({"v": 1})
+        await self._service.resume_all()
+        return json_response({"v": API_VERSION})
 
     async def _reload(self, request: HttpRequest) -> HttpResponse:
-        settings, waiting = self._service.reload()
-        return json_response({"v": 1, "settings": settings, "after_restart": waiting})
+        return json_response({"v": API_VERSION, **asdict(self._service.reload())})
 
 
 async def _receive(request: HttpRequest, path: Path) -> None:
@@ -340,6 +279,11 @@ async def _receive(request: HttpRequest, path: Path) -> None:
 def _discard(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink()
+
+
+async def _encoded(texts: AsyncIterator[str]) -> AsyncIterator[bytes]:
+    async for text in texts:
+        yield text.encode()
 
 
 async def _pieces(path: Path) -> AsyncIterator[bytes]:

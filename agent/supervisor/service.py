@@ -1,36 +1,136 @@
-"""What a user can ask of a running supervisor: the verbs behind the control interface."""
+"""What a user can ask of a running supervisor: the verbs behind the control interface, with typed answers."""
 
 import asyncio
+import contextlib
 import math
+import os
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from agent.jobs.model import Job, JobKind, JobRequestError, JobSpec, JobState, to_record
-from agent.jobs.store import HistoryEntry
+from agent.control.agent_metrics import agent_families
+from agent.control.answers import AgentStatus, JobDetail, JobSummary, Row, SettingsInForce
+from agent.control.requests import JobChange
+from agent.energy.metrics import meter_families
+from agent.health.conditions import HealthItem
+from agent.jobs.model import Job, JobRequestError, JobSpec, JobState
 from agent.policy.config import describe, restart_needed
-from agent.policy.decide import next_window
 from agent.supervisor.context import PAUSE_SETTING, Core
-from agent.supervisor.job.plan_choice import eta_s
+from agent.supervisor.job.log import read_log, read_more
+from agent.supervisor.status import agent_status, job_summary
 from agent.system.atomic_file import sync_directory
-from agent.system.clock import local_time
+from agent.system.prometheus import exposition
+from planner.ir.errors import PortError
+
+if TYPE_CHECKING:
+    from agent.health.doctor import Check
 
 BUNDLE_NAME = "bundle.port"
-_SPEC_FIELDS = frozenset(JobSpec.__dataclass_fields__) - {"bundle", "kind", "arguments"}
+_FLUSH_PATIENCE_S = 5.0
+"""How long a report waits for the newest figures to be on disk."""
+_FOLLOW_POLL_S = 0.5
+_HISTORY_SHOWN = 50
+_OVER_SHOWN = 10
+
+
+class MeterUnavailableError(PortError):
+    """Energy is not metered here."""
+
+    def __init__(self) -> None:
+        super().__init__("the energy meter could not be opened; see the health items")
 
 
 class Service:
-    """The verbs. Every change wakes the loop, which then acts on it."""
+    """The verbs. Every change wakes the loop, which then acts on it. Jobs are named by id or name.
+
+    Whatever names a job raises `JobNotFoundError` when there is none; whatever changes something returns once that is
+    on disk, or raises `StoreError` when the disk refuses (it still holds).
+    """
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
+    # --- looking
+
+    def status(self) -> AgentStatus:
+        """Return everything that one screen shows."""
+        return agent_status(self._core)
+
+    def peers(self) -> Row:
+        """Return the other agents, and what they see of this one."""
+        return self._core.peers.describe()
+
+    def peer_rows(self) -> list[dict[str, object]] | None:
+        """Return the other agents, or None while discovery is off."""
+        return self._core.peers.rows()
+
+    def health(self) -> tuple[HealthItem, ...]:
+        """Return what is wrong now, the worst first."""
+        return tuple(self._core.health.items(self._core.clock.monotonic_s()))
+
+    def metrics(self) -> str:
+        """Return all metrics in Prometheus' text format."""
+        families = [*agent_families(self.status(), self._core.store.all())]
+        if self._core.meter is not None:
+            families += meter_families(self._core.meter)
+        return exposition(families)
+
+    def jobs(self, *, with_all_over: bool) -> tuple[JobSummary, ...]:
+        """Return the jobs that go on and the newest of those that are over, or all of these as well."""
+        jobs = self._core.store.all()
+        if not with_all_over:
+            over = [job for job in jobs if job.state.is_over][-_OVER_SHOWN:]
+            jobs = [job for job in jobs if not job.state.is_over or job in over]
+        return tuple(job_summary(self._core, job) for job in jobs)
+
+    async def job(self, name: str) -> JobDetail:
+        """Return everything about a job."""
+        return await self._detail(self._core.store.find(name))
+
+    def log(self, name: str, lines: int) -> str:
+        """Return the last lines of a job's log."""
+        return read_log(self._directory(name), lines)[0]
+
+    def follow_log(self, name: str, lines: int) -> AsyncIterator[str]:
+        """Return the last lines of a job's log, and what is added until the job is over."""
+        return self._follow(self._core.store.find(name), lines)
+
+    def result(self, name: str) -> Path:
+        """Return the file with the trained weights; raises `JobRequestError` while there is none."""
+        job = self._core.store.find(name)
+        if job.result is None or not Path(job.result).is_file():
+            raise JobRequestError(f"job {job.label} has no result yet ({job.state.name.lower()})", job.id)
+        return Path(job.result)
+
+    async def energy_report(self, query: Mapping[str, str]) -> Row:
+        """Return the energy report that a query asks for; raises `MeterUnavailableError`."""
+        from agent.energy.ledger import FILE_NAME  # a report is asked for now and then: not worth resident memory
+        from agent.energy.report import report_from_query
+
+        if self._core.meter is None:
+            raise MeterUnavailableError()
+        written = self._core.meter.flush(self._core.clock.monotonic_s())
+        with contextlib.suppress(PortError, TimeoutError):  # a disk that refuses is a health item
+            async with asyncio.timeout(_FLUSH_PATIENCE_S):
+                await asyncio.shield(asyncio.wrap_future(written))
+        return await asyncio.to_thread(report_from_query, self._core.settings.state_dir / FILE_NAME, query)
+
+    async def examine(self, *, flash_test: bool) -> "list[Check]":
+        """Return what `doctor` finds; takes a few seconds."""
+        from agent.health.doctor import examine  # needed once in a while: not worth resident memory
+
+        core = self._core
+        return await asyncio.to_thread(examine, core.settings.state_dir, core.config, flash_test=flash_test)
+
     # --- jobs
 
-    async def submit(self, request: dict[str, Any], upload: Path | None) -> Job:
-        """Return the new job, durable; `upload` is the bundle as it arrived, which becomes the job's own."""
+    async def submit(self, spec: JobSpec, upload: Path | None) -> JobDetail:
+        """Return the new job, durable; `upload` is the bundle as it arrived, which becomes the job's own.
+
+        Raises `JobRequestError` for a job that cannot be run.
+        """
         core = self._core
-        spec = _spec(request, upload)
 
         def prepare(directory: Path) -> None:
             if upload is not None:
@@ -44,222 +144,129 @@ class Service:
         if spec.deadline_at is not None:
             core.timers.set_deadline(job.id, spec.deadline_at)
         core.wake.set()
-        return job
+        return await self._detail(job)
 
-    def pause_job(self, job: Job) -> Job:
-        """Hold a job until `resume_job`; its worker gives the memory back."""
+    def new_upload(self) -> Path:
+        """Return where to put a bundle that arrives; its name is the token that `upload` takes."""
+        self._uploads.mkdir(exist_ok=True)
+        return self._uploads / os.urandom(16).hex()
+
+    def upload(self, token: str) -> Path | None:
+        """Return the bundle that arrived under this token of `new_upload`, or None."""
+        path = self._uploads / token
+        return path if path.is_file() else None
+
+    def inbox(self, name: str) -> Path:
+        """Return the directory that a job takes its data from; raises `JobRequestError` if it takes none."""
+        job = self._core.store.find(name)
+        if not job.spec.waits_for_data:
+            raise JobRequestError(f"job {job.label} takes no data from an inbox; submit it with --inbox", job.id)
+        return self._core.inboxes.create(job.spec.name)
+
+    async def pause_job(self, name: str) -> JobSummary:
+        """Hold a job until `resume_job`; its worker gives the memory back. Raises `JobRequestError`."""
+        job = self._core.store.find(name)
         if job.state.is_over:
             raise JobRequestError(f"job {job.label} is over ({job.state.name.lower()}); nothing to pause", job.id)
-        return self._change(replace(job, state=JobState.PAUSED, reason="paused by you"), "paused")
+        return await self._change(replace(job, state=JobState.PAUSED, reason="paused by you"), "paused")
 
-    def resume_job(self, job: Job) -> Job:
-        """Let a paused, waiting or given-up job go on."""
+    async def resume_job(self, name: str) -> JobSummary:
+        """Let a paused, waiting or given-up job go on; raises `JobRequestError`."""
+        job = self._core.store.find(name)
         if job.state in (JobState.FINISHED, JobState.CANCELLED):
             raise JobRequestError(f"job {job.label} is {job.state.name.lower()}; submit it again", job.id)
         if job.state in (JobState.QUEUED, JobState.RUNNING, JobState.WAITING_DATA):
-            return job
+            await self._settle()
+            return job_summary(self._core, job)
         if job.state is JobState.FAILED:
             self._core.inboxes.drop_round(self._core.store.job_dir(job.id), job.rounds + 1)
         in_round = (self._core.store.job_dir(job.id) / "rounds" / str(job.rounds + 1)).is_dir()
         waits = job.spec.waits_for_data and not in_round
         state = JobState.WAITING_DATA if waits else JobState.QUEUED
         self._core.health.clear("job-given-up", str(job.id))
-        return self._change(replace(job, state=state, reason="", failures=0, finished_at=None), "resumed")
+        return await self._change(replace(job, state=state, reason="", failures=0, finished_at=None), "resumed")
 
-    def cancel_job(self, job: Job) -> Job:
-        """End a job for good; its files stay until the history is trimmed."""
+    async def cancel_job(self, name: str) -> JobSummary:
+        """End a job for good; its files stay until the history is trimmed. Raises `JobRequestError`."""
+        job = self._core.store.find(name)
         if job.state.is_over:
             raise JobRequestError(f"job {job.label} is already over ({job.state.name.lower()})", job.id)
         self._core.timers.set_deadline(job.id, None)
         self._core.inboxes.forget(job.spec.name)
         now = self._core.clock.wall_s()
-        return self._change(
-            replace(job, state=JobState.CANCELLED, reason="cancelled by you", finished_at=now), "cancelled"
-        )
+        over = replace(job, state=JobState.CANCELLED, reason="cancelled by you", finished_at=now)
+        return await self._change(over, "cancelled")
 
-    def change_spec(self, job: Job, **changes: Any) -> Job:
+    async def change_job(self, name: str, change: JobChange) -> JobSummary:
         """Change priority or deadline of a job."""
-        job = replace(job, spec=replace(job.spec, **changes))
-        if "deadline_at" in changes:
-            self._core.timers.set_deadline(job.id, changes["deadline_at"])
+        job = self._core.store.find(name)
+        job = replace(job, spec=change.apply(job.spec))
+        if change.moves_deadline:
+            self._core.timers.set_deadline(job.id, job.spec.deadline_at)
             self._core.health.clear("deadline-missed", str(job.id))
-        return self._change(job, ", ".join(f"{name} is now {value}" for name, value in changes.items()))
+        return await self._change(job, str(change))
 
     # --- the whole agent
 
-    def pause_all(self, for_s: float | None) -> float:
-        """Train nothing for a time, or until `resume_all`; returns the end in Unix time (infinity for good)."""
+    async def pause_all(self, for_s: float | None) -> float | None:
+        """Train nothing for a time, or until `resume_all`; returns the end in Unix time, None for good."""
         until = math.inf if for_s is None else self._core.clock.wall_s() + for_s
         self._core.store.remember(PAUSE_SETTING, repr(until))
         self._core.wake.set()
-        return until
+        await self._settle()
+        return None if math.isinf(until) else until
 
-    def resume_all(self) -> None:
+    async def resume_all(self) -> None:
         """End the pause of everything."""
         self._core.store.remember(PAUSE_SETTING, None)
         self._core.wake.set()
+        await self._settle()
 
-    def reload(self) -> tuple[dict[str, object], list[str]]:
-        """Apply the configuration files; raises ConfigError while the old settings stay in force.
-
-        Returns the settings now in force, and the names of those that wait for the next start.
-        """
+    def reload(self) -> SettingsInForce:
+        """Apply the configuration files; raises `ConfigError` while the old settings stay in force."""
         self._core.reload()
-        return describe(self._core.config), restart_needed(self._core.started_with, self._core.config)
-
-    async def settle(self) -> None:
-        """Wait until what was asked for is on disk; raises StoreError when the disk refuses (it still holds)."""
-        if not await asyncio.to_thread(self._core.store.flush) and self._core.store.trouble is not None:
-            raise self._core.store.trouble
-
-    # --- looking
-
-    def status(self) -> dict[str, Any]:
-        """Return everything that one screen shows."""
-        core = self._core
-        decision, facts, now_s = core.admission.decision, core.admission.facts, core.clock.monotonic_s()
-        wall_s = core.clock.wall_s()
-        jobs = core.store.all()
-        waiting = [job for job in jobs if not job.state.is_over]
-        state, reasons = self._headline(waiting)
-        opens = next_window(core.config.policy, local_time(wall_s))
-        paused = core.paused_until()
-        return {
-            "v": 1,
-            "time": wall_s,
-            "uptime_s": now_s - core.started_s,
-            "state": state,
-            "may_train": decision is not None and decision.state.trains,
-            "reasons": reasons,
-            "conditions": list(decision.reasons) if decision else [],
-            "codes": list(decision.codes) if decision else [],
-            "paused_until": None if paused is None or math.isinf(paused) else paused,
-            "job": core.runner.describe(),
-            "waiting": [self.brief(job) for job in waiting if core.runner.job is None or job.id != core.runner.job.id],
-            "facts": {
-                "power": facts.power.value,
-                "power_detail": facts.power_detail,
-                "battery_percent": facts.battery_percent,
-                "temperature_c": facts.temperature_c,
-                "throttled": facts.throttle.now.value,
-                "voices": [
-                    {"name": signal.name, "idle": signal.idle.value, "detail": signal.detail}
-                    for signal in facts.idle_signals
-                ],
-                "free_disk_bytes": facts.free_disk_bytes,
-                "available_memory_bytes": facts.available_memory_bytes,
-                "memory_pressure_percent": facts.memory_pressure_percent,
-                "online": facts.online.value,
-                "metered": facts.metered.value,
-            },
-            "flash_written_today_bytes": core.wear.today_bytes(),
-            "flash_budget_bytes": core.config.policy.flash_write_budget_bytes_per_day,
-            "next_window": opens.timestamp() if opens else None,
-            "energy": core.meter.snapshot().as_dict() if core.meter else None,
-            "health": self.health(),
-        }
-
-    def health(self) -> list[dict[str, object]]:
-        """Return what is wrong now, the worst first."""
-        return [item.as_json() for item in self._core.health.items(self._core.clock.monotonic_s())]
-
-    def brief(self, job: Job) -> dict[str, Any]:
-        """Return one line about a job."""
-        left = eta_s(job.step, job.total_steps, job.measured.step_s)
-        retry = self._core.retry_at_s.get(job.id)
-        waits_s = None if retry is None else max(0.0, retry[1] - self._core.clock.monotonic_s())
-        return {
-            "id": job.id,
-            "name": job.spec.name,
-            "kind": job.spec.kind.value,
-            "state": job.state.name.lower(),
-            "state_number": int(job.state),
-            "reason": job.reason,
-            "step": job.step,
-            "total_steps": job.total_steps,
-            "loss": job.loss,
-            "priority": job.spec.priority,
-            "deadline_at": job.spec.deadline_at,
-            "retry_in_s": waits_s if job.state is JobState.BACKOFF else None,
-            "eta_s": None if job.state.is_over else left,
-            "submitted_at": job.submitted_at,
-        }
-
-    def detail(self, job: Job, history: list[HistoryEntry]) -> dict[str, Any]:
-        """Return everything about a job."""
-        store = self._core.store
-        entries = [{"at": entry.at, "kind": entry.kind, "text": entry.text} for entry in history]
-        inbox = str(self._core.inboxes.root / job.spec.name) if job.spec.waits_for_data else None
-        record = to_record(job) | self.brief(job)
-        return record | {"history": entries, "directory": str(store.job_dir(job.id)), "inbox": inbox}
-
-    def result(self, job: Job) -> Path:
-        """Return the file with the trained weights."""
-        if job.result is None or not Path(job.result).is_file():
-            raise JobRequestError(f"job {job.label} has no result yet ({job.state.name.lower()})", job.id)
-        return Path(job.result)
+        waiting = restart_needed(self._core.started_with, self._core.config)
+        return SettingsInForce(describe(self._core.config), tuple(waiting))
 
     # --- inside
 
-    def _headline(self, waiting: list[Job]) -> tuple[str, list[str]]:
-        core = self._core
-        phase = core.runner.phase
-        decision = core.admission.decision
-        conditions = list(decision.reasons) if decision else ["starting"]
-        if phase is not None and core.runner.requested is not None:
-            wish = core.runner.requested.value
-            shown = {"train": phase.value, "pause": "paused", "leave": "leaving"}[wish]
-            return shown, conditions
-        if not waiting:
-            return "idle", ["no jobs; `port-agent submit job.port` adds one"]
-        if decision is not None and decision.state.trains:
-            return "waiting", [f"{job.label}: {job.reason or job.state.name.lower()}" for job in waiting[:5]]
-        return "waiting", conditions
+    @property
+    def _uploads(self) -> Path:
+        return self._core.settings.state_dir / "uploads"
 
-    def _change(self, job: Job, what: str) -> Job:
+    def _directory(self, name: str) -> Path:
+        return self._core.store.job_dir(self._core.store.find(name).id)
+
+    async def _detail(self, job: Job) -> JobDetail:
+        store = self._core.store
+        history = await asyncio.to_thread(store.history, job.id, _HISTORY_SHOWN)
+        inbox = self._core.inboxes.root / job.spec.name if job.spec.waits_for_data else None
+        return JobDetail(job, job_summary(self._core, job), tuple(history), store.job_dir(job.id), inbox)
+
+    async def _follow(self, job: Job, lines: int) -> AsyncIterator[str]:
+        directory = self._core.store.job_dir(job.id)
+        text, position = read_log(directory, lines)
+        yield text
+        while True:
+            ended = self._core.store.get(job.id).state.is_over
+            text, position = read_more(directory, position)
+            if text:
+                yield text
+            elif ended:
+                return
+            await asyncio.sleep(_FOLLOW_POLL_S)
+
+    async def _change(self, job: Job, what: str) -> JobSummary:
         self._core.store.save(job)
         self._note(job, "request", what)
         self._core.wake.set()
-        return job
+        await self._settle()
+        return job_summary(self._core, job)
 
     def _note(self, job: Job, kind: str, text: str) -> None:
         self._core.store.note(self._core.clock.wall_s(), job.id, kind, text)
 
-
-def _spec(request: dict[str, Any], upload: Path | None) -> JobSpec:
-    """Return the job that a request describes; every value is checked here, at the boundary."""
-    known = {name: value for name, value in request.items() if name in _SPEC_FIELDS and value is not None}
-    unknown = set(request) - _SPEC_FIELDS - {"kind", "upload", "bundle", "arguments", "v"}
-    if unknown:
-        raise JobRequestError(f"unknown settings of a job: {', '.join(sorted(unknown))}")
-    types: dict[str, tuple[type, ...]] = {
-        "name": (str,),
-        "data": (str,),
-        "epochs": (int,),
-        "steps": (int,),
-        "checkpoint_every": (int,),
-        "priority": (int,),
-        "deadline_at": (int, float),
-        "waits_for_data": (bool,),
-    }
-    for name, value in known.items():
-        if not isinstance(value, types[name]) or (isinstance(value, bool) and bool not in types[name]):
-            raise JobRequestError(f"{name} is {value!r}; expected {types[name][0].__name__}")
-    arguments = request.get("arguments") or []
-    if not isinstance(arguments, list) or not all(isinstance(word, str) for word in arguments):
-        raise JobRequestError(f"arguments are {arguments!r}; expected a list of words")
-    try:
-        kind = JobKind(request.get("kind", "train"))
-    except ValueError as error:
-        raise JobRequestError(f"there is no job kind {request.get('kind')!r}; use train or mcu") from error
-    bundle = BUNDLE_NAME if upload is not None else request.get("bundle")
-    if bundle is not None and upload is None and not (isinstance(bundle, str) and Path(bundle).exists()):
-        raise JobRequestError(f"the agent cannot read the bundle {bundle!r}; let the client upload it")
-    data = known.get("data")
-    if data is not None and not Path(data).is_dir():
-        raise JobRequestError(
-            f"the agent cannot see the directory {data}; submit with --inbox and `port-agent feed` the files"
-        )
-    if "name" not in known:
-        raise JobRequestError("a job needs a name")
-    return JobSpec(**known, kind=kind, bundle=bundle, arguments=tuple(arguments))
+    async def _settle(self) -> None:
+        """Wait until what was asked for is on disk; raises `StoreError` when the disk refuses (it still holds)."""
+        if not await asyncio.to_thread(self._core.store.flush) and self._core.store.trouble is not None:
+            raise self._core.store.trouble

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
+from agent.control.answers import RunStatus
 from agent.jobs.model import Job
 from agent.policy.decide import ResourceLimits
 from agent.supervisor.job.log import JobLog
@@ -83,25 +84,25 @@ class Run:
         """The peak of its plan; 0 without one."""
         return self.figures.peak_bytes if self.figures else 0
 
-    def describe(self, job: Job) -> dict[str, Any]:
-        """Return the run as plain values for `status`."""
-        return {
-            "id": job.id,
-            "name": job.spec.name,
-            "kind": job.spec.kind.value,
-            "phase": self.worker.phase.value,
-            "wish": self.worker.requested.value,
-            "pid": self.worker.pid,
-            "step": job.step,
-            "total_steps": job.total_steps,
-            "loss": job.loss,
-            "step_s": job.measured.step_s,
-            "eta_s": eta_s(job.step, job.total_steps, job.measured.step_s),
-            "plan": self.plan,
-            "plans": len(self.plans),
-            "planned_peak_bytes": self.peak_bytes or None,
-            "memory_limit_bytes": self.limits.memory_bytes if self.worker.group else None,
-            "peak_rss_bytes": job.measured.peak_rss_bytes,
-            "planned_joules": job.planned_joules,
-            "deadline_at": job.spec.deadline_at,
-        }
+    def status(self, job: Job) -> RunStatus:
+        """Return the run as `status` shows it."""
+        return RunStatus(
+            id=job.id,
+            name=job.spec.name,
+            kind=job.spec.kind.value,
+            phase=self.worker.phase.value,
+            requested=self.worker.requested.value,
+            pid=self.worker.pid,
+            step=job.step,
+            total_steps=job.total_steps,
+            loss=job.loss,
+            step_s=job.measured.step_s,
+            eta_s=eta_s(job.step, job.total_steps, job.measured.step_s),
+            plan=self.plan,
+            plans=len(self.plans),
+            planned_peak_bytes=self.peak_bytes or None,
+            memory_limit_bytes=self.limits.memory_bytes if self.worker.group else None,
+            peak_rss_bytes=job.measured.peak_rss_bytes,
+            planned_joules=job.planned_joules,
+            deadline_at=job.spec.deadline_at,
+        )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agent.control.answers import RunStatus
 from agent.energy.drift import Correction
 from agent.health.conditions import HealthBoard
 from agent.jobs.model import Job, JobKind, JobRequestError, JobState, WorkerOutcome
@@ -102,9 +103,9 @@ class Runner:
         except (OSError, ValueError, IndexError):
             return 0.0
 
-    def describe(self) -> dict[str, Any] | None:
-        """Return the run as plain values for `status`."""
-        return None if self._run is None else self._run.describe(self._store.get(self._run.job_id))
+    def status(self) -> RunStatus | None:
+        """Return the run as `status` shows it, or None without one."""
+        return None if self._run is None else self._run.status(self._store.get(self._run.job_id))
 
     def take_written_bytes(self) -> int:
         """Return the flash writes that workers reported since the last call."""

@@ -1,0 +1,139 @@
+"""What the control interface answers, version 1: frozen values that the server writes as JSON."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from agent.health.conditions import HealthItem
+from agent.jobs.model import Job, to_record
+from agent.jobs.store import HistoryEntry
+
+API_VERSION = 1
+Row = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """One line about a job. Spans in seconds, moments in Unix time."""
+
+    id: int
+    name: str
+    kind: str
+    state: str
+    state_number: int
+    reason: str
+    step: int
+    total_steps: int | None
+    loss: float | None
+    priority: int
+    deadline_at: float | None
+    retry_in_s: float | None
+    eta_s: float | None
+    submitted_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobDetail:
+    """Everything about a job."""
+
+    job: Job
+    summary: JobSummary
+    history: tuple[HistoryEntry, ...]
+    directory: Path
+    inbox: Path | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        history = [{"at": entry.at, "kind": entry.kind, "text": entry.text} for entry in self.history]
+        places = {"directory": str(self.directory), "inbox": str(self.inbox) if self.inbox else None}
+        return to_record(self.job) | asdict(self.summary) | {"history": history, **places}
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """The job that has a worker, and what the worker does."""
+
+    id: int
+    name: str
+    kind: str
+    phase: str
+    requested: str
+    """What the supervisor last asked of the worker: train, pause or leave."""
+    pid: int
+    step: int
+    total_steps: int | None
+    loss: float | None
+    step_s: float | None
+    eta_s: float | None
+    plan: int | None
+    plans: int
+    planned_peak_bytes: int | None
+    memory_limit_bytes: int | None
+    peak_rss_bytes: int | None
+    planned_joules: float | None
+    deadline_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class IdleSignalState:
+    """What one sensor says of the device being left alone: yes, no or unknown."""
+
+    name: str
+    idle: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """What the sensors say."""
+
+    power: str
+    power_detail: str
+    battery_percent: float | None
+    temperature_c: float | None
+    throttled: str
+    idle_signals: tuple[IdleSignalState, ...]
+    free_disk_bytes: int | None
+    available_memory_bytes: int | None
+    memory_pressure_percent: float | None
+    online: str
+    metered: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentStatus:
+    """Everything that one screen shows."""
+
+    time: float
+    uptime_s: float
+    state: str
+    may_train: bool
+    reasons: tuple[str, ...]
+    conditions: tuple[str, ...]
+    codes: tuple[str, ...]
+    paused_until: float | None
+    job: RunStatus | None
+    waiting: tuple[JobSummary, ...]
+    facts: DeviceState
+    flash_written_today_bytes: int
+    flash_budget_bytes: int
+    next_window: float | None
+    energy: Row | None
+    health: tuple[HealthItem, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values; two names are those that version 1 began with."""
+        plain = {"v": API_VERSION, **asdict(self), "health": [item.as_json() for item in self.health]}
+        plain["facts"]["voices"] = plain["facts"].pop("idle_signals")
+        if plain["job"] is not None:
+            plain["job"]["wish"] = plain["job"].pop("requested")
+        return plain
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsInForce:
+    """The configuration after a reload, and the names of settings that wait for the next start."""
+
+    settings: Row
+    after_restart: tuple[str, ...]

@@ -1,0 +1,98 @@
+"""What a supervisor shows of itself: its parts read into the answers of the control interface."""
+
+import math
+from collections.abc import Sequence
+
+from agent.control.answers import AgentStatus, DeviceState, IdleSignalState, JobSummary
+from agent.facts import Facts
+from agent.jobs.model import Job, JobState
+from agent.policy.decide import next_window
+from agent.supervisor.context import Core
+from agent.supervisor.job.plan_choice import eta_s
+from agent.supervisor.job.worker_process import RequestedState
+from agent.system.clock import local_time
+
+_SHOWN_WAITING = 5
+
+
+def agent_status(core: Core) -> AgentStatus:
+    """Return everything that one screen shows."""
+    decision, wall_s, now_s = core.admission.decision, core.clock.wall_s(), core.clock.monotonic_s()
+    running = core.runner.job
+    alive = [job for job in core.store.all() if not job.state.is_over]
+    state, reasons = _headline(core, alive)
+    opens = next_window(core.config.policy, local_time(wall_s))
+    paused = core.paused_until()
+    return AgentStatus(
+        time=wall_s,
+        uptime_s=now_s - core.started_s,
+        state=state,
+        may_train=decision is not None and decision.state.trains,
+        reasons=tuple(reasons),
+        conditions=decision.reasons if decision else (),
+        codes=decision.codes if decision else (),
+        paused_until=None if paused is None or math.isinf(paused) else paused,
+        job=core.runner.status(),
+        waiting=tuple(job_summary(core, job) for job in alive if running is None or job.id != running.id),
+        facts=device_state(core.admission.facts),
+        flash_written_today_bytes=core.wear.today_bytes(),
+        flash_budget_bytes=core.config.policy.flash_write_budget_bytes_per_day,
+        next_window=opens.timestamp() if opens else None,
+        energy=core.meter.snapshot().as_dict() if core.meter else None,
+        health=tuple(core.health.items(now_s)),
+    )
+
+
+def device_state(facts: Facts) -> DeviceState:
+    """Return what the sensors say, in the words of the control interface."""
+    return DeviceState(
+        power=facts.power.value,
+        power_detail=facts.power_detail,
+        battery_percent=facts.battery_percent,
+        temperature_c=facts.temperature_c,
+        throttled=facts.throttle.now.value,
+        idle_signals=tuple(
+            IdleSignalState(signal.name, signal.idle.value, signal.detail) for signal in facts.idle_signals
+        ),
+        free_disk_bytes=facts.free_disk_bytes,
+        available_memory_bytes=facts.available_memory_bytes,
+        memory_pressure_percent=facts.memory_pressure_percent,
+        online=facts.online.value,
+        metered=facts.metered.value,
+    )
+
+
+def job_summary(core: Core, job: Job) -> JobSummary:
+    """Return one line about a job."""
+    retry = core.retry_at_s.get(job.id)
+    waits_s = None if retry is None else max(0.0, retry[1] - core.clock.monotonic_s())
+    return JobSummary(
+        id=job.id,
+        name=job.spec.name,
+        kind=job.spec.kind.value,
+        state=job.state.name.lower(),
+        state_number=int(job.state),
+        reason=job.reason,
+        step=job.step,
+        total_steps=job.total_steps,
+        loss=job.loss,
+        priority=job.spec.priority,
+        deadline_at=job.spec.deadline_at,
+        retry_in_s=waits_s if job.state is JobState.BACKOFF else None,
+        eta_s=None if job.state.is_over else eta_s(job.step, job.total_steps, job.measured.step_s),
+        submitted_at=job.submitted_at,
+    )
+
+
+def _headline(core: Core, alive: Sequence[Job]) -> tuple[str, list[str]]:
+    """Return the state in a word, and why."""
+    decision, phase = core.admission.decision, core.runner.phase
+    conditions = list(decision.reasons) if decision else ["starting"]
+    if phase is not None and core.runner.requested is not None:
+        shown = {RequestedState.PAUSE: "paused", RequestedState.LEAVE: "leaving"}
+        return shown.get(core.runner.requested, phase.value), conditions
+    if not alive:
+        return "idle", ["no jobs; `port-agent submit job.port` adds one"]
+    if decision is not None and decision.state.trains:
+        return "waiting", [f"{job.label}: {job.reason or job.state.name.lower()}" for job in alive[:_SHOWN_WAITING]]
+    return "waiting", conditions

@@ -1,0 +1,57 @@
+"""What clients ask for is checked at the boundary."""
+
+from pathlib import Path
+
+import pytest
+
+from agent.control.http import HttpError
+from agent.control.requests import JobChange, job_change, job_spec, pause_span_s
+from agent.jobs.model import JobKind, JobRequestError, JobSpec
+
+
+def test_a_job_with_an_uploaded_bundle(tmp_path: Path) -> None:
+    fields = {"name": "birds", "steps": 5, "data": str(tmp_path), "deadline_at": 7, "epochs": None, "v": 1}
+    spec = job_spec(fields, "bundle.port")
+    assert spec == JobSpec("birds", "bundle.port", steps=5, data=str(tmp_path), deadline_at=7)
+
+
+def test_a_job_of_a_board_takes_its_arguments() -> None:
+    spec = job_spec({"name": "imu", "kind": "mcu", "arguments": ["--simulate"]}, None)
+    assert (spec.kind, spec.arguments, spec.bundle) == (JobKind.MCU, ("--simulate",), None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, "needs a name"),
+        ({"name": "a", "color": "red"}, "unknown settings of a job: color"),
+        ({"name": "a", "steps": True}, "steps is True; expected int"),
+        ({"name": "a", "steps": "5"}, "steps is '5'; expected int"),
+        ({"name": "a", "arguments": "x"}, "expected a list of words"),
+        ({"name": "a", "kind": "cloud"}, "no job kind 'cloud'"),
+        ({"name": "a", "bundle": "/nowhere/at/all"}, "cannot read the bundle"),
+        ({"name": "a", "data": "/nowhere/at/all"}, "cannot see the directory"),
+    ],
+)
+def test_a_job_that_makes_no_sense_is_refused(fields: dict[str, object], reason: str) -> None:
+    with pytest.raises(JobRequestError, match=reason):
+        job_spec(fields, None)
+
+
+def test_changes_of_a_job() -> None:
+    spec = JobSpec("a", "b", deadline_at=5.0)
+    assert job_change({"priority": 3}).apply(spec) == JobSpec("a", "b", deadline_at=5.0, priority=3)
+    assert job_change({"deadline_at": 9}).apply(spec).deadline_at == 9
+    dropped = job_change({"deadline_at": None})
+    assert dropped.apply(spec).deadline_at is None and str(dropped) == "deadline_at is now None"
+    assert job_change({}) == JobChange() and not JobChange().moves_deadline
+    for fields in ({"priority": 101}, {"priority": "high"}, {"deadline_at": "tomorrow"}):
+        with pytest.raises(HttpError):
+            job_change(fields)
+
+
+def test_spans_of_a_pause() -> None:
+    assert pause_span_s({}) is None and pause_span_s({"for_s": 60}) == 60.0
+    for span in (0, -1, 400 * 86400, "1h"):
+        with pytest.raises(HttpError, match="below a year"):
+            pause_span_s({"for_s": span})

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import ctypes
-import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,24 +14,26 @@ from agent.energy.meter import open_meter
 from agent.energy.wear_account import WearAccount
 from agent.facts import Answer, OwnUse, Platform
 from agent.health.conditions import HealthBoard
-from agent.jobs.model import Job, JobState, may_run, order
+from agent.jobs.model import JobState
 from agent.jobs.store import JobStore
 from agent.policy.config import Config, ConfigError, load_config, restart_needed
-from agent.policy.decide import PolicyDecision, State, device_in_use, window_closes_in_s
+from agent.policy.decide import PolicyDecision, device_in_use
 from agent.supervisor.admission import Admission
 from agent.supervisor.background_tasks import BackgroundTasks
 from agent.supervisor.context import PAUSE_SETTING, Core, DaemonSeams, Settings
+from agent.supervisor.dispatch import Dispatcher
 from agent.supervisor.http_api import ControlServer, ServerSettings
 from agent.supervisor.inbox import Inboxes
-from agent.supervisor.job.run_state import Surroundings
 from agent.supervisor.job.runner import Runner
 from agent.supervisor.job.worker_process import RequestedState, WorkerPhase
 from agent.supervisor.metering import report_issues
+from agent.supervisor.old_worker import clear_old_worker
 from agent.supervisor.peer_discovery import PeerDiscovery, public_state
 from agent.supervisor.service import Service
+from agent.supervisor.stall_watch import StallWatch
 from agent.supervisor.timers import Timers
+from agent.supervisor.tripwire import Tripwire
 from agent.system.cgroup import CgroupError, delegated_tree
-from agent.system.clock import local_time
 from agent.system.locks import LockFile, lock_instance
 from agent.system.sd_notify import Notifier
 from agent.system.uevents import UeventListener
@@ -40,16 +41,7 @@ from planner.ir.errors import PortError
 
 IDLE_LOOK_S = 30.0
 """How often to look while there is nothing to do: often enough for health items and `status`."""
-TRIPWIRE_S = 0.025
-"""How often to look at the plugs while a worker trains, so that it stops within 100 ms of their change; 0.3 % CPU."""
-OLD_WORKER_PATIENCE_S = 2.0
-"""A worker whose supervisor died leaves within a second."""
 STOP_PATIENCE_S = 3.0
-STALL_S = 10.0
-BEFORE_CLOSING_S = 15.0
-"""So long before a window closes a last checkpoint is made: what is known in advance costs no work."""
-WARM_MARGIN_C = 7.0
-"""This close below the limit the plan with the least power is taken."""
 _STORE_RETRY_S = 10.0
 _DISK_THREADS = 2
 """One for the store and one for uploads and the doctor; each thread costs memory."""
@@ -72,11 +64,8 @@ class Daemon:
         """Set once the control socket answers."""
         self._notifier = Notifier()
         self._stopping = False
-        self._last_look_s: float | None = None
-        self._expected_s = 0.0
         self._next_flush_s = 0.0
         self._status = ""
-        self._tripwire: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         """Serve until told to stop; raises InstanceError when another daemon is there, ConfigError at the start."""
@@ -112,6 +101,8 @@ class Daemon:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_DISK_THREADS))
         self._core = core = self._build(load_config(self._settings.config))
         self._background = BackgroundTasks(core)
+        self._dispatcher = Dispatcher(core)
+        self._stall_watch = StallWatch(core.health, core.clock)
         self._recover()
         self._listen_to_signals()
         server = self._control_server()
@@ -129,7 +120,7 @@ class Daemon:
         self._background.plan()
         listener = UeventListener.open(core.wake.set)
         try:
-            await self._clear_old_worker()
+            await clear_old_worker(self._worker_lock)
             async with asyncio.TaskGroup() as group:  # should one of these ever fail, so does the daemon, visibly
                 background = [
                     group.create_task(self._background.refresh_slow_sensors()),
@@ -219,21 +210,6 @@ class Daemon:
     def _worker_lock(self) -> LockFile:
         return LockFile(self._settings.state_dir / "worker.lock")
 
-    async def _clear_old_worker(self) -> None:
-        """Wait until the worker of a killed supervisor is gone: there must never be two."""
-        try:
-            lock = self._worker_lock()
-        except OSError:
-            return  # a read-only state directory: nothing can train there
-        try:
-            end = time.monotonic() + OLD_WORKER_PATIENCE_S
-            while not lock.try_lock() and time.monotonic() < end + OLD_WORKER_PATIENCE_S:
-                if time.monotonic() >= end:
-                    _kill_worker(lock.read())
-                await asyncio.sleep(0.02)
-        finally:
-            lock.close()
-
     async def _end_worker(self) -> None:
         runner = self._core.runner
         runner.leave("the agent stops")
@@ -256,30 +232,22 @@ class Daemon:
 
     async def _loop(self) -> None:
         core = self._core
+        tripwire = Tripwire(lambda: core.admission.platform.tripwire(), core.wake.set)
         while not self._stopping:
             core.wake.clear()
             self._look()
-            self._expected_s = self._rest_s()
+            rest_s = self._rest_s()
+            self._stall_watch.rests(rest_s)
             if core.runner.phase is WorkerPhase.TRAINING and core.runner.requested is RequestedState.TRAIN:
-                self._arm_tripwire(core.admission.platform.tripwire())
-            await _wait(core.wake, self._expected_s)
-            if self._tripwire is not None:
-                self._tripwire.cancel()
-
-    def _arm_tripwire(self, before: tuple[str, ...]) -> None:
-        self._tripwire = asyncio.get_running_loop().call_later(TRIPWIRE_S, self._touch_tripwire, before)
-
-    def _touch_tripwire(self, before: tuple[str, ...]) -> None:
-        if self._core.admission.platform.tripwire() != before:
-            self._core.wake.set()
-        else:
-            self._arm_tripwire(before)
+                tripwire.arm()
+            await _wait(core.wake, rest_s)
+            tripwire.disarm()
 
     def _look(self) -> None:
         """Look, decide, act once."""
         core = self._core
         now_s = core.clock.monotonic_s()
-        self._watch_stall(now_s)
+        self._stall_watch.looked()
         if core.admission.clock_jumped():
             core.timers.clock_changed()
         self._count_wear()
@@ -291,7 +259,7 @@ class Daemon:
             core.config.policy, own, core.wear.today_bytes(), core.paused_until() is not None
         )
         self._tick_meter(now_s)
-        self._act(decision)
+        self._dispatcher.act(decision)
         self._notify(decision)
 
     def _tick_meter(self, now_s: float) -> None:
@@ -306,80 +274,6 @@ class Daemon:
             else:
                 core.store.note(core.clock.wall_s(), None, event.code, event.text)
         report_issues(core.meter.health(), core.health, core.clock)
-
-    def _act(self, decision: PolicyDecision) -> None:
-        runner = self._core.runner
-        job = runner.job
-        if job is not None and job.state is JobState.CANCELLED:
-            runner.cancel()
-        elif job is not None and job.state is JobState.PAUSED:
-            runner.leave("you paused the job")
-        elif decision.state is State.PAUSE:
-            runner.pause()
-        elif decision.state is State.LEAVE:
-            runner.leave("; ".join(decision.reasons))
-        elif job is not None:
-            self._go_on(job, decision)
-        else:
-            self._start_next(decision)
-
-    def _go_on(self, job: Job, decision: PolicyDecision) -> None:
-        core = self._core
-        first = next(iter(self._candidates()), job)
-        if first.id != job.id and first.spec.priority > job.spec.priority:
-            core.runner.leave_after_checkpoint(f"job {first.label} has a higher priority")
-            return
-        core.runner.resume()
-        closes_s = window_closes_in_s(core.config.policy, local_time(core.clock.wall_s()))
-        if closes_s is not None and closes_s < BEFORE_CLOSING_S:
-            core.runner.checkpoint_within(BEFORE_CLOSING_S)
-        pressure = core.admission.facts.memory_pressure_percent
-        under_pressure = pressure is not None and pressure > core.config.policy.memory_pressure_percent
-        core.runner.adapt(self._surroundings(decision), under_pressure)
-
-    def _start_next(self, decision: PolicyDecision) -> None:
-        core = self._core
-        if core.store.trouble is not None:
-            return  # what it would learn could not be kept
-        for job in self._candidates():
-            if core.runner.start(job, self._surroundings(decision)):
-                return
-
-    def _candidates(self) -> list[Job]:
-        """Return the jobs that could run now, best first."""
-        core, now_s = self._core, self._core.clock.monotonic_s()
-        ready = []
-        for job in core.store.all():
-            waited = False
-            if job.state is JobState.BACKOFF:
-                waited = now_s >= self._retry_at(job, now_s)
-            else:
-                core.retry_at_s.pop(job.id, None)
-            has_data = bool(core.inboxes.state(job.spec.name).new) if job.spec.waits_for_data else False
-            if may_run(job, has_data=has_data, waited=waited):
-                ready.append(job)
-        return order(ready)
-
-    def _retry_at(self, job: Job, now_s: float) -> float:
-        """Return when a job's backoff ends; counted from when this process first saw the failure."""
-        known = self._core.retry_at_s.get(job.id)
-        if known is None or known[0] != job.failures:
-            known = (job.failures, now_s + (job.retry_after_s or 0.0))
-            self._core.retry_at_s[job.id] = known
-        return known[1]
-
-    def _surroundings(self, decision: PolicyDecision) -> Surroundings:
-        core = self._core
-        policy, options, readings = core.config.policy, core.config.options, core.admission.facts
-        warm = readings.temperature_c is not None and readings.temperature_c > policy.max_temperature_c - WARM_MARGIN_C
-        return Surroundings(
-            limits=policy.in_use if decision.state is State.TRAIN_GENTLY else policy.not_in_use,
-            total_memory_bytes=readings.total_memory_bytes,
-            warm=warm,
-            flash_budget_bytes_per_day=policy.flash_write_budget_bytes_per_day,
-            give_up_after=options.max_failures_without_progress,
-            job_log_bytes=options.job_log_bytes,
-        )
 
     def _rest_s(self) -> float:
         """Return how long nothing needs to be looked at, if nobody wakes the loop."""
@@ -398,14 +292,6 @@ class Daemon:
         return max(0.0, min([rest_s, *(left for left in retries if left > 0)]))
 
     # --- around the loop
-
-    def _watch_stall(self, now_s: float) -> None:
-        if self._last_look_s is not None:
-            stall_s = now_s - self._last_look_s - self._expected_s
-            if stall_s > STALL_S:
-                wall_s = self._core.clock.wall_s()
-                self._core.health.report("loop-stalled", now_s, wall_s, lasts_s=3600.0, stall=f"{stall_s:.0f} s")
-        self._last_look_s = now_s
 
     def _watch_store(self, now_s: float) -> None:
         """Retry what the disk refused, and say so while it does."""
@@ -493,14 +379,3 @@ def _return_import_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def _kill_worker(pid: str) -> None:
-    """Kill the worker that an earlier supervisor noted, if that process still is one of ours."""
-    try:
-        command = Path(f"/proc/{int(pid)}/cmdline").read_bytes()
-    except (OSError, ValueError):
-        return
-    if b"--control-fd" in command:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGKILL)

@@ -1,0 +1,94 @@
+"""From the decision to the worker: who runs next, who goes on, who leaves."""
+
+from agent.jobs.model import Job, JobState, may_run, order
+from agent.policy.decide import PolicyDecision, State, window_closes_in_s
+from agent.supervisor.context import Core
+from agent.supervisor.job.run_state import Surroundings
+from agent.system.clock import local_time
+
+BEFORE_CLOSING_S = 15.0
+"""So long before a window closes a last checkpoint is made: what is known in advance costs no work."""
+WARM_MARGIN_C = 7.0
+"""This close below the limit the plan with the least power is taken."""
+
+
+class Dispatcher:
+    """Starts, steers and ends the worker of the one job that may run, as the device's conditions and the user say."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def act(self, decision: PolicyDecision) -> None:
+        """Do what `decision` and the state of the jobs ask for; called at every look."""
+        runner = self._core.runner
+        job = runner.job
+        if job is not None and job.state is JobState.CANCELLED:
+            runner.cancel()
+        elif job is not None and job.state is JobState.PAUSED:
+            runner.leave("you paused the job")
+        elif decision.state is State.PAUSE:
+            runner.pause()
+        elif decision.state is State.LEAVE:
+            runner.leave("; ".join(decision.reasons))
+        elif job is not None:
+            self._go_on(job, decision)
+        else:
+            self._start_next(decision)
+
+    def _go_on(self, job: Job, decision: PolicyDecision) -> None:
+        core = self._core
+        first = next(iter(self._candidates()), job)
+        if first.id != job.id and first.spec.priority > job.spec.priority:
+            core.runner.leave_after_checkpoint(f"job {first.label} has a higher priority")
+            return
+        core.runner.resume()
+        closes_s = window_closes_in_s(core.config.policy, local_time(core.clock.wall_s()))
+        if closes_s is not None and closes_s < BEFORE_CLOSING_S:
+            core.runner.checkpoint_within(BEFORE_CLOSING_S)
+        pressure = core.admission.facts.memory_pressure_percent
+        under_pressure = pressure is not None and pressure > core.config.policy.memory_pressure_percent
+        core.runner.adapt(self._surroundings(decision), under_pressure)
+
+    def _start_next(self, decision: PolicyDecision) -> None:
+        core = self._core
+        if core.store.trouble is not None:
+            return  # what it would learn could not be kept
+        for job in self._candidates():
+            if core.runner.start(job, self._surroundings(decision)):
+                return
+
+    def _candidates(self) -> list[Job]:
+        """Return the jobs that could run now, best first."""
+        core, now_s = self._core, self._core.clock.monotonic_s()
+        ready = []
+        for job in core.store.all():
+            waited = False
+            if job.state is JobState.BACKOFF:
+                waited = now_s >= self._retry_at(job, now_s)
+            else:
+                core.retry_at_s.pop(job.id, None)
+            has_data = bool(core.inboxes.state(job.spec.name).new) if job.spec.waits_for_data else False
+            if may_run(job, has_data=has_data, waited=waited):
+                ready.append(job)
+        return order(ready)
+
+    def _retry_at(self, job: Job, now_s: float) -> float:
+        """Return when a job's backoff ends; counted from when this process first saw the failure."""
+        known = self._core.retry_at_s.get(job.id)
+        if known is None or known[0] != job.failures:
+            known = (job.failures, now_s + (job.retry_after_s or 0.0))
+            self._core.retry_at_s[job.id] = known
+        return known[1]
+
+    def _surroundings(self, decision: PolicyDecision) -> Surroundings:
+        core = self._core
+        policy, options, readings = core.config.policy, core.config.options, core.admission.facts
+        warm = readings.temperature_c is not None and readings.temperature_c > policy.max_temperature_c - WARM_MARGIN_C
+        return Surroundings(
+            limits=policy.in_use if decision.state is State.TRAIN_GENTLY else policy.not_in_use,
+            total_memory_bytes=readings.total_memory_bytes,
+            warm=warm,
+            flash_budget_bytes_per_day=policy.flash_write_budget_bytes_per_day,
+            give_up_after=options.max_failures_without_progress,
+            job_log_bytes=options.job_log_bytes,
+        )

@@ -23,7 +23,7 @@ class Ended:
     limit_bytes: int | None = None
 
 
-class Bookkeeper:
+class JobRecords:
     """Keeps jobs, their history and logs, and the health items about them in step."""
 
     def __init__(self, store: JobStore, health: HealthBoard, clock: Clock) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from agent.energy.drift import Correction
 from agent.health.conditions import HealthBoard
 from agent.jobs.model import Job
-from agent.supervisor.job.bookkeeping import Bookkeeper
+from agent.supervisor.job.bookkeeping import JobRecords
 from agent.supervisor.job.plan_choice import (
     PlanFigures,
     at_measured_speed,
@@ -31,8 +31,8 @@ CORRECTION_NOTE_S = 1800.0
 class PlanSwitcher:
     """Chooses plans at the start of a run and again while it lasts."""
 
-    def __init__(self, books: Bookkeeper, health: HealthBoard, clock: Clock) -> None:
-        self._books, self._health, self._clock = books, health, clock
+    def __init__(self, records: JobRecords, health: HealthBoard, clock: Clock) -> None:
+        self._records, self._health, self._clock = records, health, clock
 
     def choose(self, job: Job, plans: tuple[PlanFigures, ...], around: Surroundings) -> PlanFigures | None:
         """Return the plan to run, or None when none fits."""
@@ -83,7 +83,7 @@ class PlanSwitcher:
         try:
             run.worker.group.configure(limits)
         except CgroupError as error:
-            self._books.report("no-memory-limit", reason=error.reason)
+            self._records.report("no-memory-limit", reason=error.reason)
 
     def correct(self, run: Run, correction: Correction) -> None:
         """Take over what the steps really take, so that the next look chooses anew among the plans."""
@@ -95,7 +95,7 @@ class PlanSwitcher:
         now_s = self._clock.monotonic_s()
         if run.corrected_s is None or now_s - run.corrected_s >= CORRECTION_NOTE_S:
             run.corrected_s = now_s
-            self._books.note(run.job_id, "plan", correction.text)
+            self._records.note(run.job_id, "plan", correction.text)
 
     def _wanted_plan(self, run: Run, job: Job, around: Surroundings, pressure: bool) -> PlanFigures | None:
         now_s = self._clock.monotonic_s()
@@ -124,7 +124,7 @@ class PlanSwitcher:
         if left_s <= until_s:
             self._health.clear("deadline-missed", str(job.id))
             return
-        self._books.report(
+        self._records.report(
             "deadline-missed",
             key=str(job.id),
             job=job.label,

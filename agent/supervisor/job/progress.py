@@ -6,7 +6,7 @@ from typing import Any
 
 from agent.jobs.model import Job
 from agent.jobs.store import JobStore
-from agent.supervisor.job.bookkeeping import Bookkeeper
+from agent.supervisor.job.bookkeeping import JobRecords
 from agent.supervisor.job.run_state import Run
 from agent.system.clock import Clock
 from planner.ir.units import format_bytes
@@ -16,11 +16,11 @@ PROGRESS_FLUSH_S = 60.0
 _STEP_SMOOTHING = 0.2
 
 
-class Hearing:
+class ProgressRecorder:
     """Keeps a job's record in step with what its worker says."""
 
-    def __init__(self, store: JobStore, books: Bookkeeper, clock: Clock) -> None:
-        self._store, self._books, self._clock = store, books, clock
+    def __init__(self, store: JobStore, records: JobRecords, clock: Clock) -> None:
+        self._store, self._records, self._clock = store, records, clock
         self._written_bytes = 0
 
     def take_written_bytes(self) -> int:
@@ -88,7 +88,7 @@ class Hearing:
             return
         run.plan = index
         self._store.save(replace(job, plan=index))
-        self._books.note(job.id, "plan", f"plan {index} ({format_bytes(run.peak_bytes)}): {event.get('reason', '')}")
+        self._records.note(job.id, "plan", f"plan {index} ({format_bytes(run.peak_bytes)}): {event.get('reason', '')}")
 
     def _log(self, run: Run, text: str) -> None:
         run.log.note(text, self._clock.wall_s())

@@ -14,12 +14,12 @@ from agent.jobs.model import Job, JobKind, JobRequestError, JobState, WorkerOutc
 from agent.jobs.store import JobStore
 from agent.policy.decide import ResourceLimits
 from agent.supervisor.inbox import Inboxes
-from agent.supervisor.job.bookkeeping import Bookkeeper, Ended
+from agent.supervisor.job.bookkeeping import Ended, JobRecords
 from agent.supervisor.job.exit_status import WorkerExit, classify
 from agent.supervisor.job.log import JobLog
 from agent.supervisor.job.plan_choice import PlanFigures, data_limit
 from agent.supervisor.job.plan_switching import PLAN_SWITCH_PAUSE_S, PlanSwitcher, no_plan_fits
-from agent.supervisor.job.progress import Hearing
+from agent.supervisor.job.progress import ProgressRecorder
 from agent.supervisor.job.run_state import Meter, Run, Surroundings
 from agent.supervisor.job.worker_kinds import (
     BundleFacts,
@@ -57,9 +57,9 @@ class Runner:
         self.meter: Meter | None = None
         self._store, self._inboxes, self._health, self._clock = store, inboxes, health, clock
         self._kinds, self._worker_lock, self._on_change = kinds, worker_lock, on_change
-        self._books = Bookkeeper(store, health, clock)
-        self._plan_switcher = PlanSwitcher(self._books, health, clock)
-        self._hearing = Hearing(store, self._books, clock)
+        self._records = JobRecords(store, health, clock)
+        self._plan_switcher = PlanSwitcher(self._records, health, clock)
+        self._progress = ProgressRecorder(store, self._records, clock)
         self._run: Run | None = None
         self._surroundings = Surroundings(ResourceLimits(), None)
 
@@ -109,7 +109,7 @@ class Runner:
 
     def take_written_bytes(self) -> int:
         """Return the flash writes that workers reported since the last call."""
-        return self._hearing.take_written_bytes()
+        return self._progress.take_written_bytes()
 
     # --- starting
 
@@ -117,7 +117,7 @@ class Runner:
         """Start the worker of `job`; returns False when it cannot run now (a health item or its state says why)."""
         if self._run is not None:
             raise JobRequestError(f"job {self._run.job_id} is still running; one worker at a time", job.id)
-        self._surroundings, self._books.log_bytes = around, around.job_log_bytes
+        self._surroundings, self._records.log_bytes = around, around.job_log_bytes
         kind = self._kinds[job.spec.kind]
         job_dir = self._store.job_dir(job.id)
         bundle = bundle_path(job, job_dir)
@@ -128,7 +128,7 @@ class Runner:
             return False
         plan = self._plan_switcher.choose(job, facts.plans, around)
         if facts.plans and plan is None:
-            self._books.no_fit(job, facts.plans, around.memory_bytes)
+            self._records.no_fit(job, facts.plans, around.memory_bytes)
             return False
         self._health.clear("job-does-not-fit", str(job.id))
         if job.spec.waits_for_data and not self._inboxes.has_round(job.spec.name, job_dir, job.rounds + 1):
@@ -200,7 +200,7 @@ class Runner:
         shown = (
             "" if plan is None else f", plan {plan.index + 1} of {len(facts.plans)} ({format_bytes(plan.peak_bytes)})"
         )
-        self._books.note(job.id, "started", f"worker {worker.pid} started at step {job.step}{shown}")
+        self._records.note(job.id, "started", f"worker {worker.pid} started at step {job.step}{shown}")
         if self.meter is not None:
             self.meter.on_worker_start(str(job.id), now_s, job.label)
         return True
@@ -210,8 +210,8 @@ class Runner:
         if not reason:
             self._health.clear("no-allocator")
         elif not self._health.holds("no-allocator"):
-            self._books.report("no-allocator", reason=reason)
-            self._books.note(job.id, "allocator", f"glibc's own is used: {reason}")
+            self._records.report("no-allocator", reason=reason)
+            self._records.note(job.id, "allocator", f"glibc's own is used: {reason}")
 
     def _worker(self, launch: Launch, log: JobLog) -> WorkerProcess:
         return WorkerProcess(
@@ -228,11 +228,11 @@ class Runner:
         try:
             group, missing = self.tree.worker(job.id, limits)
         except CgroupError as error:
-            self._books.report("no-memory-limit", reason=error.reason)
+            self._records.report("no-memory-limit", reason=error.reason)
             return None
         self._health.clear("no-memory-limit")
         if missing:
-            self._books.note(job.id, "limits", f"this kernel lacks {', '.join(missing)}")
+            self._records.note(job.id, "limits", f"this kernel lacks {', '.join(missing)}")
         return group
 
     # --- steering
@@ -294,7 +294,7 @@ class Runner:
             or run.worker.phase is not WorkerPhase.TRAINING
         ):
             return
-        self._surroundings, self._books.log_bytes = around, around.job_log_bytes
+        self._surroundings, self._records.log_bytes = around, around.job_log_bytes
         if not self._plan_switcher.adapt(run, self._store.get(run.job_id), around, pressure):
             self.leave(no_plan_fits(around))
 
@@ -311,7 +311,7 @@ class Runner:
             return
         if self.meter is not None:
             self.meter.on_event(str(run.job_id), event, self._clock.monotonic_s())
-        self._hearing.take(run, event)
+        self._progress.take(run, event)
         if event["event"] == "plan":
             self._plan_switcher.switched(run, self._surroundings)
         elif event["event"] == "checkpoint" and run.farewell_at_s is not None:
@@ -325,7 +325,7 @@ class Runner:
             return
         job = self._store.get(run.job_id)
         action = "stopped by a signal" if command == "pause" else "killed"
-        self._books.report(
+        self._records.report(
             "worker-unresponsive",
             key=str(job.id),
             lasts_s=3600.0,
@@ -334,7 +334,7 @@ class Runner:
             limit=format_seconds(limit_s),
             action=action,
         )
-        self._books.note(job.id, "unresponsive", f"{command}: no answer within {format_seconds(limit_s)}; {action}")
+        self._records.note(job.id, "unresponsive", f"{command}: no answer within {format_seconds(limit_s)}; {action}")
 
     # --- ending
 
@@ -359,11 +359,11 @@ class Runner:
             try:
                 self._inboxes.finish_round(job.spec.name, self._store.job_dir(job.id), run.round)
             except OSError as error:
-                self._books.report("inbox", key=job.spec.name, reason=str(error))
+                self._records.report("inbox", key=job.spec.name, reason=str(error))
         return replace(job, result=run.out)
 
     def _settle(self, job: Job, outcome: WorkerOutcome, detail: str, ended: Ended | None = None) -> None:
-        self._books.settle(job, outcome, detail, self._surroundings.give_up_after, ended or Ended())
+        self._records.settle(job, outcome, detail, self._surroundings.give_up_after, ended or Ended())
 
 
 def _mac_cpu_s(pid: int) -> float:

@@ -35,7 +35,9 @@ from agent.energy.sources.rapl import RaplSource
 from agent.energy.sources.registry import EnergyConfig, SourceChoice, configured_model, open_sources
 from agent.energy.wear_account import WearAccount
 from agent.system.energy_clock import now_s
-from agent.worker.start import start_worker, worker_command
+from agent.worker.options import TorchOptions
+from agent.worker.protocol import plain_values
+from agent.worker.start import start_worker, torch_worker
 from planner.ir.bundle.bundle import read_manifest
 
 BUDGET = "700M"
@@ -177,13 +179,13 @@ def _train(meters: list[EnergyMeter], bundle: Path, state_dir: Path, steps: int)
     """Train under all meters; return the calls each of them got."""
     state_dir.mkdir()
     plans = read_manifest(bundle).plans
-    command = worker_command(bundle, state_dir, "--steps", str(steps), "--plan", str(len(plans) - 1))
+    command = torch_worker(TorchOptions(bundle=bundle, state_dir=state_dir, steps=steps, plan=len(plans) - 1))
     worker = start_worker(command, limit_bytes=plans[-1].ram_bytes)
     events: queue.Queue[dict[str, Any]] = queue.Queue()
 
     def listen() -> None:
         for event in worker.events():
-            events.put(event)
+            events.put(plain_values(event))
         events.put({"event": "gone"})
 
     threading.Thread(target=listen, daemon=True).start()

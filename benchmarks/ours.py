@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from agent.prepare import bundle
-from agent.worker.start import start_worker, worker_command
+from agent.worker.options import TorchOptions
+from agent.worker.protocol import plain_values
+from agent.worker.start import start_worker, torch_worker
 from benchmarks.models import workload
 from planner import make_bundle
 from planner.ir.bundle.bundle import read_manifest
@@ -72,7 +74,7 @@ class Ours:
             bundle.make(
                 path, self.prepared, self.measured, device, ram_bytes,
                 planner=make_bundle.default_planner(strategy=strategy, time_limit_s=time_limit_s), page_dir=self.folder,
-                threads=1, progress=lambda *_: None, trial_options=throttle(limits),
+                threads=1, progress=lambda *_: None, throttle=throttle(limits),
             )  # fmt: skip
         except make_bundle.InfeasibleError:
             return None
@@ -83,13 +85,17 @@ class Ours:
     ) -> Run | None:
         """Train the bundle in a worker of its own; None if it does not finish."""
         with tempfile.TemporaryDirectory(dir=self.folder) as state:
-            command = worker_command(
-                path, Path(state), "--steps", str(self.steps), "--checkpoint-every", str(self.steps), "--digest",
-                *throttle(limits),
+            slow = throttle(limits)
+            command = torch_worker(
+                TorchOptions(
+                    bundle=path, state_dir=Path(state), steps=self.steps, checkpoint_every=self.steps, digest=True,
+                    read_limit=None if slow is None else slow.read_bytes_per_s,
+                    write_limit=None if slow is None else slow.write_bytes_per_s,
+                )
             )  # fmt: skip
             budget = read_manifest(path).plans[0].ram_bytes
             worker = start_worker(command, limit_bytes=budget, data_limit_bytes=data_limit_bytes)
-            events = list(worker.events())
+            events = [plain_values(event) for event in worker.events()]
         steps = [e for e in events if e["event"] == "step"]
         if worker.process.returncode or len(steps) < self.steps:
             return None
@@ -97,8 +103,6 @@ class Ours:
         return Run(steps, events[0]["planned_peak_bytes"], peak, events[-1]["digest"], events)
 
 
-def throttle(limits: tuple[float, float] | None) -> tuple[str, ...]:
-    """Return the worker's options for flash of this speed."""
-    if limits is None:
-        return ()
-    return ("--read-limit", str(int(limits[0])), "--write-limit", str(int(limits[1])))
+def throttle(limits: tuple[float, float] | None) -> bundle.Throttle | None:
+    """Return what holds a worker to flash of this speed."""
+    return None if limits is None else bundle.Throttle(int(limits[0]), int(limits[1]))

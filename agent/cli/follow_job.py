@@ -1,21 +1,28 @@
 """Follow a worker in the foreground: progress bar, Ctrl-C, and a report at the end."""
 
-import json
 import signal
 import sys
 from dataclasses import dataclass, field
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from agent.worker.protocol import (
+    EvaluationDone,
+    Event,
+    LeaveNow,
+    StepDone,
+    StopAfterStep,
+    TrainingFailed,
+    TrainingFinished,
+    WorkerReady,
+    encode_message,
+)
 from agent.worker.start import Worker
 from planner.ir.bundle.bundle import Manifest
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 from planner.ir.units import format_bytes, format_seconds
-
-LEFT = 75
 
 
 class TrainingFailedError(PortError):
@@ -41,33 +48,33 @@ class Summary:
     hidden_s: float = 0.0
     peak_rss_bytes: int = 0
     planned_peak_bytes: int = 0
-    evaluations: list[tuple[int, float, float | None]] = field(default_factory=list)
-    result: dict[str, Any] = field(default_factory=dict)
+    evaluations: list[EvaluationDone] = field(default_factory=list)
+    result: TrainingFinished | None = None
     failure: str = ""
 
-    def take(self, event: dict[str, Any]) -> None:
+    def take(self, event: Event) -> None:
         """Add one event."""
-        match event.get("event"):
-            case "ready":
-                self.planned_peak_bytes = event["planned_peak_bytes"]
-            case "step":
-                self.first_loss = event["loss"] if self.first_loss is None else self.first_loss
-                self.last_loss = event["loss"]
+        match event:
+            case WorkerReady():
+                self.planned_peak_bytes = event.planned_peak_bytes or 0
+            case StepDone():
+                self.first_loss = event.loss if self.first_loss is None else self.first_loss
+                self.last_loss = event.loss
                 self.steps += 1
-                self.wall_s += event["wall_s"]
-                self.cpu_s += event["cpu_s"]
-                self.read_bytes += event["paged_in_bytes"]
-                self.written_bytes += event["paged_out_bytes"]
-                self.transfer_s += event["transfer_s"]
-                self.hidden_s += event["hidden_s"]
-                self.peak_rss_bytes = max(self.peak_rss_bytes, event["peak_rss_bytes"])
-            case "eval":
-                self.evaluations.append((event["step"], event["loss"], event["metric"]))
-            case "finished":
+                self.wall_s += event.wall_s
+                self.cpu_s += event.cpu_s
+                self.read_bytes += event.paged_in_bytes
+                self.written_bytes += event.paged_out_bytes
+                self.transfer_s += event.transfer_s
+                self.hidden_s += event.hidden_s
+                self.peak_rss_bytes = max(self.peak_rss_bytes, event.peak_rss_bytes or 0)
+            case EvaluationDone():
+                self.evaluations.append(event)
+            case TrainingFinished():
                 self.result = event
-                self.peak_rss_bytes = max(self.peak_rss_bytes, event["peak_rss_bytes"])
-            case "failed":
-                self.failure = event["message"]
+                self.peak_rss_bytes = max(self.peak_rss_bytes, event.peak_rss_bytes or 0)
+            case TrainingFailed():
+                self.failure = event.message
 
 
 def follow(worker: Worker, manifest: Manifest, plan: int, *, as_json: bool) -> int:
@@ -81,7 +88,7 @@ def follow(worker: Worker, manifest: Manifest, plan: int, *, as_json: bool) -> i
     def stop(*_: object) -> None:
         nonlocal interrupts
         interrupts += 1
-        worker.command("stop" if interrupts == 1 else "leave")
+        worker.send(StopAfterStep() if interrupts == 1 else LeaveNow())
 
     before = signal.signal(signal.SIGINT, stop)
     try:
@@ -89,9 +96,9 @@ def follow(worker: Worker, manifest: Manifest, plan: int, *, as_json: bool) -> i
     finally:
         signal.signal(signal.SIGINT, before)
     code = worker.process.returncode
-    if code == LEFT:
+    if code == ExitCode.LEFT:
         sys.stderr.write(f"stopped after step {summary.steps}; the same command goes on from the last checkpoint\n")
-        return 130 if interrupts else LEFT
+        return ExitCode.INTERRUPTED if interrupts else ExitCode.LEFT
     if code:
         reason = summary.failure or (
             f"the worker was killed by signal {-code}" if code < 0 else f"the worker ended with exit code {code}"
@@ -112,12 +119,13 @@ def _watch(worker: Worker, summary: Summary, as_json: bool) -> None:
         task = bar.add_task("step", total=None, loss="-")
         for event in worker.events():
             if as_json:
-                print(json.dumps(event), flush=True)
+                print(encode_message(event).decode(), end="", flush=True)
             summary.take(event)
-            if event["event"] == "ready":
-                bar.update(task, total=event["total_steps"], completed=event["step"])
-            elif event["event"] == "step":
-                bar.update(task, completed=event["step"], loss=f"{event['loss']:.4f}")
+            match event:
+                case WorkerReady():
+                    bar.update(task, total=event.total_steps, completed=event.step)
+                case StepDone():
+                    bar.update(task, completed=event.step, loss=_shown(event.loss))
 
 
 def print_report(summary: Summary, manifest: Manifest, plan: int) -> None:
@@ -132,14 +140,18 @@ def print_report(summary: Summary, manifest: Manifest, plan: int) -> None:
         table.add_row("transfers", f"{format_seconds(summary.transfer_s)}, {share:.0f} % hidden behind compute")
     if summary.steps:
         table.add_row("step", f"{format_seconds(summary.wall_s / summary.steps)} on average")
-        table.add_row("loss", f"{summary.first_loss:.4f} -> {summary.last_loss:.4f}")
+        table.add_row("loss", f"{_shown(summary.first_loss)} -> {_shown(summary.last_loss)}")
     if summary.evaluations:
         first, last = summary.evaluations[0], summary.evaluations[-1]
-        table.add_row("evaluation loss", f"{first[1]:.4f} -> {last[1]:.4f}")
-        if first[2] is not None and last[2] is not None:
-            table.add_row("evaluation metric", f"{first[2]:.4f} -> {last[2]:.4f}")
-    if "digest" in summary.result:
-        table.add_row("checksum", str(summary.result["digest"]))
-    if summary.result.get("out"):
-        table.add_row("weights", str(summary.result["out"]))
+        table.add_row("evaluation loss", f"{_shown(first.loss)} -> {_shown(last.loss)}")
+        if first.metric is not None and last.metric is not None:
+            table.add_row("evaluation metric", f"{first.metric:.4f} -> {last.metric:.4f}")
+    if summary.result is not None and summary.result.digest:
+        table.add_row("checksum", summary.result.digest)
+    if summary.result is not None and summary.result.out:
+        table.add_row("weights", summary.result.out)
     Console().print(table)
+
+
+def _shown(loss: float | None) -> str:
+    return "not a finite number" if loss is None else f"{loss:.4f}"

@@ -467,23 +467,21 @@ def _plot(bundle: "Bundle", index: int) -> None:
 
 def _train(arguments: argparse.Namespace) -> int:
     from agent.cli.follow_job import follow
-    from agent.worker.start import start_worker, worker_command
+    from agent.worker.options import TorchOptions
+    from agent.worker.start import start_worker, torch_worker
     from planner.ir.bundle.bundle import read_manifest
 
     manifest = read_manifest(arguments.bundle)
     if not 0 <= arguments.plan < len(manifest.plans):
         raise PortError(f"{arguments.bundle} has {len(manifest.plans)} plans, there is no plan {arguments.plan}")
     state_dir = arguments.state_dir or arguments.bundle.with_suffix(".state")
-    options = ["--plan", str(arguments.plan), "--verify", str(arguments.verify)]
-    options += ["--checkpoint-every", str(arguments.checkpoint_every)]
-    for flag, value in (
-        ("--steps", arguments.steps), ("--epochs", arguments.epochs), ("--out", arguments.out),
-        ("--page-dir", arguments.page_dir), ("--read-limit", arguments.read_limit), ("--write-limit", arguments.write_limit),
-    ):  # fmt: skip
-        if value is not None:
-            options += [flag, str(value)]
-    if arguments.digest:
-        options.append("--digest")
-    command = worker_command(arguments.bundle, state_dir, *options)
+    options = TorchOptions(
+        bundle=arguments.bundle, state_dir=state_dir, plan=arguments.plan, verify=arguments.verify,
+        checkpoint_every=arguments.checkpoint_every, steps=arguments.steps, epochs=arguments.epochs, out=arguments.out,
+        page_dir=arguments.page_dir, digest=arguments.digest,
+        read_limit=arguments.read_limit,
+        write_limit=arguments.write_limit,
+    )  # fmt: skip
+    command = torch_worker(options)
     worker = start_worker(command, limit_bytes=manifest.plans[arguments.plan].peak_bytes, threads=manifest.threads)
     return follow(worker, manifest, arguments.plan, as_json=arguments.json)

@@ -73,6 +73,8 @@ class RunStatus:
     peak_rss_bytes: int | None
     planned_joules: float | None
     deadline_at: float | None
+    waits_for: str | None = None
+    """Why it cannot get on although it may: a board that is not there."""
 
 
 @dataclass(frozen=True, slots=True)

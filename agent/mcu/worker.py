@@ -1,112 +1,55 @@
-"""The process that runs one microcontroller job for the supervisor: `python -m agent.mcu.worker --job PATH ...`.
+"""The process that runs one microcontroller job for the supervisor: `python -m agent.mcu.worker --bundle PATH ...`.
 
-Speaks the workers' JSON lines (version 1) over an inherited socket: events out, commands in. Exit codes as for every
-worker: 0 finished, 75 left on request and resumable, 2 can never run as it is, 1 other failure. Imports no torch.
+The bundle is a job.json or the directory of a compiled model. Speaks the workers' protocol; imports no torch.
 """
 
-import argparse
 import contextlib
-import json
 import os
-import signal
-import socket
-import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from agent.mcu.errors import McuError
 from agent.mcu.job import BoardJobSpec, open_job, read_job, with_settings
 from agent.mcu.snapshot import begin_round
 from agent.mcu.trainer import BoardEvaluation, BoardInterrupted, BoardTrainer, Event, Progress, SnapshotTaken
-from planner.ir.errors import PortError
+from agent.worker.control import Control, LeftOnRequest, Tell
+from agent.worker.options import BoardOptions
+from agent.worker.protocol import (
+    CheckpointWritten,
+    DeviceInterrupted,
+    EvaluationDone,
+    StepDone,
+    TrainingFinished,
+    WorkerReady,
+)
+from agent.worker.serve import serve
+from planner.ir.errors import ExitCode
 
-VERSION = 1
-FINISHED, FAILED, IMPOSSIBLE, LEFT = 0, 1, 2, 75
 LEAVE_S = 0.9
 """A request in flight may take longer than the second that "leave" allows; then it is given up, and the next start
 goes back to the snapshot."""
+_LOOK_FOR_BOARD_S = 2.0
 
 
-class Control:
-    """The socket to the supervisor; without one (started by hand) events go to standard output."""
+class _AttachedBoard:
+    """The board's training as the control sees it: it looks between two requests, so nothing interrupts one."""
 
-    def __init__(self, descriptor: int | None) -> None:
-        self._socket = socket.socket(fileno=descriptor) if descriptor is not None else None
-        self._lock = threading.Lock()
-        self.leaving = threading.Event()
-        self.paused = threading.Event()
-        self.wake = threading.Event()
-        self.snapshot_wanted = threading.Event()
+    def __init__(self) -> None:
+        self.trainer: BoardTrainer | None = None
 
-    def start(self) -> None:
-        """Listen for commands."""
-        if self._socket is not None:
-            threading.Thread(target=self._listen, name="control", daemon=True).start()
+    @property
+    def step(self) -> int:
+        return 0 if self.trainer is None else self.trainer.position.step
 
-    def send(self, event: str, **fields: object) -> None:
-        """Send one event; a supervisor that has gone away is noticed by the listener."""
-        line = json.dumps({"v": VERSION, "event": event, **fields}).encode() + b"\n"
-        with self._lock, contextlib.suppress(OSError):
-            if self._socket is not None:
-                self._socket.sendall(line)
-            else:
-                sys.stdout.buffer.write(line)
-                sys.stdout.buffer.flush()
-
-    def leave(self) -> None:
-        """Stop soon; if a request hangs, stop anyway: every file on disk is whole at every moment."""
-        if self.leaving.is_set():
-            return
-        self.leaving.set()
-        self.wake.set()
-        timer = threading.Timer(LEAVE_S, os._exit, (LEFT,))
-        timer.daemon = True
-        timer.start()
-
-    def wait(self, seconds: float) -> None:
-        """Sleep, but not past a command."""
-        self.wake.wait(seconds)
-        if not self.leaving.is_set():
-            self.wake.clear()
-
-    def _listen(self) -> None:
-        if self._socket is None:
-            return
-        pending = b""
-        while True:
-            try:
-                piece = self._socket.recv(4096)
-            except OSError:
-                piece = b""
-            if not piece:
-                self.leave()  # the supervisor died
-                return
-            *lines, pending = (pending + piece).split(b"\n")
-            for line in lines:
-                self._obey(line)
-
-    def _obey(self, line: bytes) -> None:
-        try:
-            command = json.loads(line).get("cmd")
-        except (ValueError, AttributeError):
-            return
-        match command:
-            case "pause":
-                self.paused.set()
-            case "resume":
-                self.paused.clear()
-            case "leave":
-                self.leave()
-            case "checkpoint":
-                self.snapshot_wanted.set()
-        self.wake.set()
+    def interrupt(self) -> None:
+        """Do nothing: a request is short, and `Control.waits_for_trainer` is asked after each."""
 
 
-def report(control: Control, trainer: Callable[[], BoardTrainer]) -> Callable[[Event], None]:
-    """Return the listener that turns a trainer's events into messages."""
+def report(tell: Tell, total_steps: Callable[[], int]) -> Callable[[Event], None]:
+    """Return the listener that tells the supervisor what happens to a trainer."""
     cpu = time.process_time()
     best = -1.0
 
@@ -115,123 +58,94 @@ def report(control: Control, trainer: Callable[[], BoardTrainer]) -> Callable[[E
         match event:
             case Progress():
                 now = time.process_time()
-                position = event.position
-                control.send(
-                    "step", step=position.step, epoch=position.epoch, loss=position.loss_sum / max(1, position.index),
-                    wall_s=event.wall_s, cpu_s=now - cpu, phases_s={"device": event.wall_s}, paged_in_bytes=0,
-                    paged_out_bytes=0, hidden_s=0.0, peak_rss_bytes=None, planned_s=None, planned_joules=None,
-                    samples=event.samples, total_steps=trainer().total_steps,
-                )  # fmt: skip
+                tell(_step_done(event, now - cpu, total_steps()))
                 cpu = now
             case BoardEvaluation():
                 is_best, best = event.accuracy > best, max(best, event.accuracy)
-                control.send("eval", step=event.step, loss=event.loss, metric=event.accuracy, best=is_best)
+                tell(EvaluationDone(step=event.step, loss=event.loss, metric=event.accuracy, best=is_best))
             case SnapshotTaken():
-                control.send("checkpoint", step=event.step, bytes=event.size_bytes, wall_s=event.wall_s)
+                tell(CheckpointWritten(step=event.step, bytes=event.size_bytes, wall_s=event.wall_s))
             case BoardInterrupted():
-                control.send("interrupted", reason=event.reason, step=event.resumed_at)
+                tell(DeviceInterrupted(reason=event.reason, step=event.resumed_at))
 
     return listen
 
 
-def train(control: Control, spec: BoardJobSpec, state_dir: Path) -> int:
-    """Run the job to its end or until asked to leave; return the exit code."""
-    holder: list[BoardTrainer] = []
-    trainer, simulator = open_job(spec, state_dir, report(control, lambda: holder[0]), control.wait)
-    holder.append(trainer)
+def _step_done(event: Progress, cpu_s: float, total_steps: int) -> StepDone:
+    position = event.position
+    return StepDone(
+        step=position.step, epoch=position.epoch, loss=position.loss_sum / max(1, position.index), wall_s=event.wall_s,
+        cpu_s=cpu_s, phases_s={"device": event.wall_s}, samples=event.samples, total_steps=total_steps,
+    )  # fmt: skip
+
+
+def train(control: Control, tell: Tell, spec: BoardJobSpec, state_dir: Path) -> None:
+    """Run the job to its end; raises LeftOnRequest when asked to leave."""
+    board = _AttachedBoard()
+    control.attach(board)
+    listen = report(tell, lambda: 0 if board.trainer is None else board.trainer.total_steps)
+    trainer, simulator = open_job(spec, state_dir, listen, control.wait)
+    board.trainer = trainer
     with simulator or contextlib.nullcontext():
-        if not _start(control, trainer):
-            return LEFT
-        control.send("ready", pid=os.getpid(), step=trainer.position.step, total_steps=trainer.total_steps, plan=0,
-                     planned_peak_bytes=None)  # fmt: skip
-        while True:
-            done = trainer.run(
-                lambda: control.leaving.is_set() or control.paused.is_set() or control.snapshot_wanted.is_set()
-            )
-            if done:
-                out = trainer.write_result(spec.out)
-                control.send("finished", step=trainer.position.step, out=None if out is None else str(out))
-                return FINISHED
-            if control.leaving.is_set():
-                with contextlib.suppress(McuError):
-                    trainer.leave()
-                return LEFT
-            if control.snapshot_wanted.is_set():
-                control.snapshot_wanted.clear()
-                with contextlib.suppress(McuError):
-                    trainer.take_snapshot()
-            _pause(control, trainer)
+        _connect(control, tell, trainer)
+        tell(WorkerReady(pid=os.getpid(), step=trainer.position.step, total_steps=trainer.total_steps))
+        while not trainer.run(lambda: control.waits_for_trainer):
+            _obey(control, trainer)
+        out = trainer.write_result(spec.out)
+        tell(TrainingFinished(step=trainer.position.step, out=None if out is None else str(out)))
 
 
-def _start(control: Control, trainer: BoardTrainer) -> bool:
-    """Connect, waiting for the board to be plugged in; False when asked to leave meanwhile."""
-    while not control.leaving.is_set():
+def _connect(control: Control, tell: Tell, trainer: BoardTrainer) -> None:
+    """Connect, waiting for the board to be plugged in; raises LeftOnRequest when asked to leave meanwhile."""
+    while not control.leaving and not control.stopping:
         try:
             trainer.start()
-            return True
+            return
         except McuError as error:
-            if error.exit_code == IMPOSSIBLE:
+            if error.exit_code == ExitCode.IMPOSSIBLE:
                 raise
-            control.send("interrupted", reason=str(error), step=None)
-            control.wait(2.0)
-    return False
+            tell(DeviceInterrupted(reason=str(error)))
+            control.wait(_LOOK_FOR_BOARD_S)
+    raise LeftOnRequest("left before the board was there")
 
 
-def _pause(control: Control, trainer: BoardTrainer) -> None:
-    if not control.paused.is_set():
-        return
-    control.send("paused", step=trainer.position.step)
-    while control.paused.is_set() and not control.leaving.is_set():
-        control.wait(60.0)
-    if not control.leaving.is_set():
-        control.send("resumed", step=trainer.position.step)
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the command line: the workers' common options, and those of a board."""
-    parser = argparse.ArgumentParser(prog="python -m agent.mcu.worker")
-    parser.add_argument("--job", "--bundle", dest="job", type=Path, required=True, help="job.json or a model directory")
-    parser.add_argument("--state-dir", type=Path, required=True)
-    parser.add_argument("--control-fd", type=int)
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--epochs", type=int)
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--checkpoint-every", type=int, help="samples between snapshots")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--plan", type=int, help="accepted and ignored: a board has one plan, its firmware")
-    parser.add_argument("--round", type=int, help="number of the round, for a job that waits for new data")
-    parser.add_argument("--test", type=Path)
-    parser.add_argument("--board")
-    parser.add_argument("--port")
-    parser.add_argument("--serial")
-    parser.add_argument("--simulate", action="store_true")
-    return parser.parse_args(argv)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one job; return its exit code."""
-    arguments = parse(argv)
-    control = Control(arguments.control_fd)
-    signal.signal(signal.SIGTERM, lambda *_: control.leave())
-    control.start()
+def _obey(control: Control, trainer: BoardTrainer) -> None:
+    """Do what was asked for between two requests; raises LeftOnRequest to leave."""
+    if control.take_checkpoint() or control.stopping:
+        with contextlib.suppress(McuError):
+            trainer.take_snapshot()
     try:
-        spec = read_job(arguments.job)
-        given = {
-            "data": arguments.data, "test": arguments.test, "out": arguments.out, "board": arguments.board, "port": arguments.port,
-            "serial": arguments.serial, "simulate": arguments.simulate or None,
-        }  # fmt: skip
-        spec = replace(spec, **{name: value for name, value in given.items() if value is not None})
-        spec = with_settings(
-            spec, epochs=arguments.epochs, steps=arguments.steps, snapshot_every=arguments.checkpoint_every
-        )
-        if arguments.round is not None:
-            arguments.state_dir.mkdir(parents=True, exist_ok=True)
-            begin_round(arguments.state_dir, arguments.round)
-        return train(control, spec, arguments.state_dir)
-    except PortError as error:
-        retry = error.exit_code != IMPOSSIBLE
-        control.send("failed", code=type(error).__name__, message=str(error), retry=retry)
-        return FAILED if retry else IMPOSSIBLE
+        control.gate()
+        if control.stopping:
+            raise LeftOnRequest("stopped on request")
+    except LeftOnRequest:
+        with contextlib.suppress(McuError):
+            trainer.leave()
+        raise
+
+
+def main(words: Sequence[str] | None = None) -> ExitCode:
+    """Run one job; return its exit code."""
+    options = BoardOptions.parse(words, program="agent.mcu.worker")
+
+    def work(control: Control, tell: Tell) -> None:
+        spec = _job(options)
+        if options.round is not None:
+            options.state_dir.mkdir(parents=True, exist_ok=True)
+            begin_round(options.state_dir, options.round)
+        train(control, tell, spec, options.state_dir)
+
+    return serve(options.control_fd, work, leave_patience_s=LEAVE_S)
+
+
+def _job(options: BoardOptions) -> BoardJobSpec:
+    """Return the job of the bundle, with what the command line gives in its place."""
+    given: dict[str, Any] = {
+        "data": options.data, "test": options.test, "out": options.out, "board": options.board, "port": options.port,
+        "serial": options.serial, "simulate": options.simulate or None,
+    }  # fmt: skip
+    spec = replace(read_job(options.bundle), **{name: value for name, value in given.items() if value is not None})
+    return with_settings(spec, epochs=options.epochs, steps=options.steps, snapshot_every=options.checkpoint_every)
 
 
 if __name__ == "__main__":

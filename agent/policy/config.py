@@ -14,7 +14,7 @@ from typing import Any
 
 from agent.facts.model import Power
 from agent.policy.decide import DAYS, MIB, Policy, ResourceLimits, TimeWindow
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 from planner.ir.times import parse_hours
 from planner.ir.units import UnitError, parse_bytes, parse_duration
 
@@ -22,7 +22,7 @@ from planner.ir.units import UnitError, parse_bytes, parse_duration
 class ConfigError(PortError):
     """A configuration that is refused; the one in force stays."""
 
-    exit_code = 78  # EX_CONFIG
+    exit_code = ExitCode.CONFIG
 
     def __init__(self, file: Path, line: int | None, reason: str) -> None:
         self.file, self.line, self.reason = file, line, reason

@@ -8,12 +8,13 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import msgpack
 
 from agent.malloc import preload_environment
-from agent.worker.start import start_worker, worker_command
+from agent.worker.options import TorchOptions
+from agent.worker.protocol import StepDone, TrainingFailed, TrainingFinished, WorkerReady
+from agent.worker.start import start_worker, torch_worker
 from planner import make_bundle
 from planner.ir.boards import estimated_costs, load_board
 from planner.ir.bundle.bundle import Bundle, Manifest
@@ -53,6 +54,14 @@ _TOLERANCE = 0.03
 
 class TrialError(PortError):
     """The plan could not be tried out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Throttle:
+    """How fast the trial's worker may page, bytes per second, to try a slower medium than this machine's."""
+
+    read_bytes_per_s: int
+    write_bytes_per_s: int
 
 
 @dataclass(frozen=True)
@@ -131,7 +140,7 @@ def make(
     threads: int,
     progress: Progress,
     wide: bool = False,
-    trial_options: tuple[str, ...] = (),
+    throttle: Throttle | None = None,
     estimated: bool = False,
 ) -> Made:
     """Plan, try the plan for two steps, reserve what turned out unplanned, and write the bundle.
@@ -142,7 +151,7 @@ def make(
     Raises InfeasibleError where nothing fits; nothing is left behind then.
     """
     quick = make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)
-    making = _Making(path, prepared, measured, device, ram_bytes, page_dir, threads, trial_options, estimated)
+    making = _Making(path, prepared, measured, device, ram_bytes, page_dir, threads, throttle, estimated)
     found = _Trial(0)
     for attempt in range(_TRIES):
         # The first tries only find out what is unplanned; the last word is the chosen planner's.
@@ -188,7 +197,7 @@ class _Making:
     ram_bytes: int
     page_dir: Path
     threads: int
-    trial_options: tuple[str, ...]
+    throttle: Throttle | None
     estimated: bool
     start_bytes: int = 0
     """The peak before the first step; 0 until a trial, or a budget that is too small for one, asks for it."""
@@ -206,7 +215,7 @@ class _Making:
             estimated=self.estimated,
         )  # fmt: skip
         try:
-            found = trial(self.path, self.page_dir, self.threads, self.trial_options)
+            found = trial(self.path, self.page_dir, self.threads, self.throttle)
         except TrialError:
             self.path.unlink(missing_ok=True)
             raise
@@ -287,36 +296,42 @@ def loading_peak() -> int:
         raise TrialError(f"torch could not be loaded in a process of its own: {error.stderr}") from error
 
 
-def trial(path: Path, page_dir: Path, threads: int, options: tuple[str, ...] = (), steps: int = 2) -> _Trial:
+def trial(path: Path, page_dir: Path, threads: int, throttle: Throttle | None = None, steps: int = 2) -> _Trial:
     """Run a few steps of a bundle and return what they took.
 
     Raises TrialError where the worker fails.
     """
     with tempfile.TemporaryDirectory(dir=page_dir, prefix=".port-trial-") as folder:
-        command = worker_command(path, Path(folder), "--steps", str(steps), "--checkpoint-every", str(steps), *options)
-        worker = start_worker(command, limit_bytes=1 << 30, threads=threads)
+        options = TorchOptions(
+            bundle=path, state_dir=Path(folder), steps=steps, checkpoint_every=steps,
+            read_limit=None if throttle is None else throttle.read_bytes_per_s,
+            write_limit=None if throttle is None else throttle.write_bytes_per_s,
+        )  # fmt: skip
+        worker = start_worker(torch_worker(options), limit_bytes=1 << 30, threads=threads)
         peak, start, pace = 0, 0, 1.0
         failure = ""
         for event in worker.events():
-            peak = max(peak, int(event.get("peak_rss_bytes", 0)))
-            if event.get("event") == "ready":
-                start = int(event["start_peak_bytes"])
-            elif event.get("event") == "step":
-                pace = _pace(event, threads)
-            elif event.get("event") == "failed":
-                failure = str(event["message"])
+            match event:
+                case WorkerReady():
+                    start = event.start_peak_bytes or 0
+                case StepDone():
+                    peak, pace = max(peak, event.peak_rss_bytes or 0), _pace(event, threads)
+                case TrainingFinished():
+                    peak = max(peak, event.peak_rss_bytes or 0)
+                case TrainingFailed():
+                    failure = event.message
         if worker.process.returncode:
             raise TrialError(failure or f"the trial run ended with exit code {worker.process.returncode}")
         return _Trial(peak, start, pace)
 
 
-def _pace(step: Mapping[str, Any], threads: int) -> float:
+def _pace(step: StepDone, threads: int) -> float:
     """Return how many seconds a step's compute took for each that was planned.
 
     One thread computes no longer than the CPU time of the process, which other processes disturb less than the clock.
     """
-    planned = float(step["planned_compute_s"])
-    taken = float(step["wall_s"]) - float(step["phases_s"]["stall"])
+    planned = step.planned_compute_s or 0.0
+    taken = step.wall_s - step.phases_s["stall"]
     if threads == 1:
-        taken = min(taken, float(step["cpu_s"]))
+        taken = min(taken, step.cpu_s)
     return taken / planned if planned > 0 else 1.0

@@ -90,7 +90,9 @@ def _headline(core: Core, alive: Sequence[Job]) -> tuple[str, list[str]]:
     conditions = list(decision.reasons) if decision else ["starting"]
     if phase is not None and core.runner.requested is not None:
         shown = {RequestedState.PAUSE: "paused", RequestedState.LEAVE: "leaving"}
-        return shown.get(core.runner.requested, phase.value), conditions
+        waits_for = core.runner.waits_for
+        reasons = [waits_for, *conditions] if waits_for else conditions
+        return shown.get(core.runner.requested, phase.value), reasons
     if not alive:
         return "idle", ["no jobs; `port-agent submit job.port` adds one"]
     if decision is not None and decision.state.trains:

@@ -4,13 +4,13 @@ import fcntl
 import os
 from pathlib import Path
 
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 
 
 class InstanceError(PortError):
     """Another agent already serves this state directory."""
 
-    exit_code = 75  # EX_TEMPFAIL
+    exit_code = ExitCode.LEFT
 
     def __init__(self, path: Path, pid: str) -> None:
         self.path, self.pid = path, pid

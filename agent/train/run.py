@@ -1,55 +1,48 @@
 """One run of a worker, from the bundle to the last commit: what it tells, when it evaluates, switches plans and stops."""
 
-import argparse
 import contextlib
 import os
-from collections.abc import Callable
-from typing import Any
 
 from agent.malloc import active
 from agent.train.checkpoint import Commit
-from agent.train.trainer import Evaluation, StepEvent, Trainer, TrainOptions, step_payload
-from agent.worker.commands import Control, Interrupted
+from agent.train.trainer import Evaluation, StepEvent, Trainer, TrainOptions, step_message
+from agent.worker.control import Control, LeftOnRequest, Tell
+from agent.worker.options import TorchOptions
+from agent.worker.protocol import CheckpointWritten, EvaluationDone, PlanSwitched, TrainingFinished, WorkerReady
 from planner.ir.bundle.bundle import Bundle
 from planner.ir.code_pages import release_code_pages
 from planner.ir.process_memory import peak_resident_bytes, reset_peak, resident_bytes
-from planner.ir.units import parse_bytes
-
-Tell = Callable[[dict[str, Any]], None]
-"""Sends an event to the supervisor."""
 
 
-def train(arguments: argparse.Namespace, control: Control, tell: Tell) -> int:
-    """Train as the worker's command line says, obeying `control`; return the exit code."""
+def train(told: TorchOptions, control: Control, tell: Tell) -> None:
+    """Train as the worker's command line says, obeying `control`; raises LeftOnRequest when it left as asked."""
     release_code_pages()
-    bundle = Bundle(arguments.bundle)
+    bundle = Bundle(told.bundle)
     options = TrainOptions(
-        state_dir=arguments.state_dir, page_dir=arguments.page_dir or arguments.state_dir, plan=arguments.plan,
-        steps=arguments.steps, epochs=arguments.epochs or 1, data=arguments.data, round=arguments.round,
-        checkpoint_every=arguments.checkpoint_every, verify=arguments.verify,
-        read_bytes_per_s=float(parse_bytes(arguments.read_limit)) if arguments.read_limit else None,
-        write_bytes_per_s=float(parse_bytes(arguments.write_limit)) if arguments.write_limit else None,
+        state_dir=told.state_dir, page_dir=told.page_dir or told.state_dir, plan=told.plan or 0,
+        steps=told.steps, epochs=told.epochs or 1, data=told.data, round=told.round or 0,
+        checkpoint_every=told.checkpoint_every or 1, verify=told.verify,
+        read_bytes_per_s=told.read_limit, write_bytes_per_s=told.write_limit,
     )  # fmt: skip
     trainer = Trainer(bundle, options)
     trainer.gate = control.gate
     control.attach(trainer)
     try:
-        return _run(trainer, arguments, control, tell)
+        _run(trainer, told, control, tell)
     finally:
         trainer.close()
 
 
-def _run(trainer: Trainer, arguments: argparse.Namespace, control: Control, tell: Tell) -> int:
+def _run(trainer: Trainer, told: TorchOptions, control: Control, tell: Tell) -> None:
     _limit_cache(trainer, new_plan=True)
     commit = trainer.start()
     start_peak = peak_resident_bytes()
     release_code_pages()
     tell(
-        {
-            "event": "ready", "pid": os.getpid(), "step": commit.step, "total_steps": trainer.total_steps,
-            "plan": trainer.plan_index, "planned_peak_bytes": trainer.planned_peak_bytes,
-            "resident_bytes": resident_bytes(), "start_peak_bytes": start_peak,
-        }
+        WorkerReady(
+            pid=os.getpid(), step=commit.step, total_steps=trainer.total_steps, plan=trainer.plan_index,
+            planned_peak_bytes=trainer.planned_peak_bytes, resident_bytes=resident_bytes(), start_peak_bytes=start_peak,
+        )
     )  # fmt: skip
     with contextlib.suppress(OSError):
         reset_peak()
@@ -57,37 +50,32 @@ def _run(trainer: Trainer, arguments: argparse.Namespace, control: Control, tell
         _evaluate(trainer, tell)
 
     def on_commit(commit: Commit, wall_s: float) -> None:
-        tell({"event": "checkpoint", "step": commit.step, "bytes": trainer.commit_bytes, "wall_s": wall_s})
+        tell(CheckpointWritten(step=commit.step, bytes=trainer.commit_bytes, wall_s=wall_s))
 
     def on_step(event: StepEvent) -> None:
-        tell(dict(step_payload(event)))
+        tell(step_message(event))
         _limit_cache(trainer)
         if event.step % trainer.steps_per_epoch == 0:
             evaluation = _evaluate(trainer, tell)
             if evaluation and evaluation.best:
                 _keep_best(trainer)
-        if control.checkpoint_wanted:
-            control.checkpoint_wanted = False
+        if control.take_checkpoint():
             trainer.commit(on_commit)
-        plan = control.take_plan()
-        if plan is not None:
-            trainer.use_plan(plan[0])
+        switch = control.take_plan()
+        if switch is not None:
+            trainer.use_plan(switch.plan)
             _limit_cache(trainer, new_plan=True)
-            tell({"event": "plan", "plan": plan[0], "reason": plan[1]})
+            tell(PlanSwitched(plan=switch.plan, reason=switch.reason))
         if control.stopping:
             trainer.commit(on_commit)
-            raise Interrupted("stopped on request")
+            raise LeftOnRequest("stopped on request")
 
     trainer.train(on_step, on_commit)
-    result: dict[str, Any] = {"event": "finished", "step": trainer.step, "out": None}
-    if arguments.digest:
-        result["digest"] = trainer.digest()
-    if arguments.out:
-        trainer.save_weights(arguments.out)
-        result["out"] = str(arguments.out)
-    result["peak_rss_bytes"] = peak_resident_bytes()
-    tell(result)
-    return 0
+    digest = trainer.digest() if told.digest else None
+    if told.out:
+        trainer.save_weights(told.out)
+    out = str(told.out) if told.out else None
+    tell(TrainingFinished(step=trainer.step, out=out, digest=digest, peak_rss_bytes=peak_resident_bytes()))
 
 
 def _limit_cache(trainer: Trainer, *, new_plan: bool = False) -> None:
@@ -107,11 +95,10 @@ def _evaluate(trainer: Trainer, tell: Tell) -> Evaluation | None:
     evaluation = trainer.evaluate()
     if evaluation is not None:
         tell(
-            {
-                "event": "eval", "step": evaluation.step, "loss": evaluation.loss, "metric": evaluation.metric,
-                "best": evaluation.best, "paged_in_bytes": evaluation.paging.read_bytes,
-                "paged_out_bytes": evaluation.paging.written_bytes,
-            }
+            EvaluationDone(
+                step=evaluation.step, loss=evaluation.loss, metric=evaluation.metric, best=evaluation.best,
+                paged_in_bytes=evaluation.paging.read_bytes, paged_out_bytes=evaluation.paging.written_bytes,
+            )
         )  # fmt: skip
     return evaluation
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from agent.train.incoming_samples import Arrivals, DataError
 from agent.train.pager import CorruptPageError, Pager, PagerStats
 from agent.train.resident_state import Persistents, bundle_chunks, initial_contents
 from agent.train.step_paging import Scratch
+from agent.worker.protocol import StepDone
 from planner.ir.bundle.bundle import Bundle
 from planner.ir.bundle.data_order import batch_rows
 from planner.ir.bundle.safetensors_io import encode
@@ -376,20 +377,18 @@ def _kind(step: int, accumulate: int) -> str:
     return "first" if place == 0 else "last" if place == accumulate - 1 else "next"
 
 
-def step_payload(event: StepEvent) -> Mapping[str, Any]:
-    """Return a step's event as the worker protocol carries it."""
+def step_message(event: StepEvent) -> StepDone:
+    """Return a step as the supervisor hears of it."""
     paging = event.paging
     waits_and_transfers = {
         "stall": paging.stall_seconds,
         "page_in": paging.read_seconds,
         "page_out": paging.write_seconds,
     }
-    phases_s = {**event.report.phases_s, **waits_and_transfers}
-    return {
-        "event": "step", "step": event.step, "epoch": event.epoch, "loss": event.loss, "wall_s": event.wall_s,
-        "cpu_s": event.cpu_s, "phases_s": phases_s, "paged_in_bytes": paging.read_bytes,
-        "paged_out_bytes": paging.written_bytes, "transfer_s": paging.busy_seconds,
-        "hidden_s": max(0.0, paging.busy_seconds - paging.stall_seconds),
-        "peak_rss_bytes": peak_resident_bytes(), "planned_s": event.planned_s,
-        "planned_compute_s": event.planned_compute_s, "planned_joules": event.planned_joules,
-    }  # fmt: skip
+    return StepDone(
+        step=event.step, epoch=event.epoch, loss=event.loss, wall_s=event.wall_s, cpu_s=event.cpu_s,
+        phases_s={**event.report.phases_s, **waits_and_transfers}, paged_in_bytes=paging.read_bytes,
+        paged_out_bytes=paging.written_bytes, transfer_s=paging.busy_seconds,
+        hidden_s=max(0.0, paging.busy_seconds - paging.stall_seconds), peak_rss_bytes=peak_resident_bytes(),
+        planned_s=event.planned_s, planned_compute_s=event.planned_compute_s, planned_joules=event.planned_joules,
+    )  # fmt: skip

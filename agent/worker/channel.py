@@ -1,17 +1,22 @@
-"""The line between a worker and who started it: JSON lines both ways over one end of a socket pair.
+"""The line between a worker and who started it, over one end of a socket pair: events up, commands down.
 
-Torch-free: both sides use it. Events go up, commands come down; every message carries the version.
+Torch-free: both sides use it. A message that this version does not know is skipped.
 """
 
-import json
+import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
-VERSION = 1
-MAX_LINE_BYTES = 1 << 20
-"""Longer than any message; a peer that sends more without a newline is broken."""
+from agent.worker.protocol import (
+    Command,
+    Event,
+    LineSplitter,
+    ProtocolError,
+    decode_command,
+    decode_event,
+    encode_message,
+)
 
 
 class Channel:
@@ -21,40 +26,31 @@ class Channel:
         self._socket = socket.socket(fileno=fd)
         self._lock = threading.Lock()
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Event | Command) -> None:
         """Send one message; a peer that is gone is not an error here, the reading side sees it."""
-        data = json.dumps({"v": VERSION, **message}, allow_nan=True).encode() + b"\n"
-        with self._lock:
-            try:
-                self._socket.sendall(data)
-            except (BrokenPipeError, ConnectionResetError):
-                return
+        data = encode_message(message)
+        with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._socket.sendall(data)
 
-    def messages(self) -> Iterator[dict[str, Any]]:
-        """Yield messages until the peer closes; lines that are no messages of this version are skipped."""
-        buffer = b""
-        while True:
+    def events(self) -> Iterator[Event]:
+        """Yield what the worker says until it closes the line."""
+        for line in self._lines():
             try:
-                data = self._socket.recv(65536)
-            except (ConnectionResetError, OSError):
-                return
-            if not data:
-                return
-            buffer += data
-            *lines, buffer = buffer.split(b"\n")
-            if len(buffer) > MAX_LINE_BYTES:
-                return
-            for line in lines:
-                message = _parse(line)
-                if message is not None:
-                    yield message
+                event = decode_event(line)
+            except ProtocolError:
+                continue
+            yield event
 
-    def listen(self, handle: Callable[[dict[str, Any]], None], gone: Callable[[], None]) -> threading.Thread:
-        """Call `handle` for each message in a thread of its own, `gone` when the peer has closed."""
+    def listen(self, handle: Callable[[Command], None], gone: Callable[[], None]) -> threading.Thread:
+        """Call `handle` for each command in a thread of its own, `gone` when the supervisor has closed."""
 
         def run() -> None:
-            for message in self.messages():
-                handle(message)
+            for line in self._lines():
+                try:
+                    command = decode_command(line)
+                except ProtocolError:
+                    continue
+                handle(command)
             gone()
 
         thread = threading.Thread(target=run, name="control", daemon=True)
@@ -62,12 +58,18 @@ class Channel:
         return thread
 
     def close(self) -> None:
+        """Close our end."""
         self._socket.close()
 
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return None
-    return message if isinstance(message, dict) and message.get("v") == VERSION else None
+    def _lines(self) -> Iterator[bytes]:
+        """Yield lines until the peer closes or sends one that does not end."""
+        splitter = LineSplitter()
+        while True:
+            try:
+                data = self._socket.recv(65536)
+                lines = splitter.feed(data)
+            except (OSError, ProtocolError):
+                return
+            if not data:
+                return
+            yield from lines

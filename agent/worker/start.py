@@ -4,14 +4,13 @@ import os
 import resource
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from agent.malloc import preload_environment
 from agent.worker.channel import Channel
+from agent.worker.options import TORCH_WORKER, TorchOptions
+from agent.worker.protocol import Command, Event
 
 
 @dataclass(slots=True)
@@ -21,20 +20,19 @@ class Worker:
     process: "subprocess.Popen[bytes]"
     channel: Channel
 
-    def events(self) -> Iterator[dict[str, Any]]:
+    def events(self) -> Iterator[Event]:
         """Yield its events until it closes the line, then wait for it to end."""
-        yield from self.channel.messages()
+        yield from self.channel.events()
         self.process.wait()
 
-    def command(self, name: str, **fields: Any) -> None:
-        self.channel.send({"cmd": name, **fields})
+    def send(self, command: Command) -> None:
+        """Tell it what is wanted."""
+        self.channel.send(command)
 
 
-def worker_command(bundle: Path, state_dir: Path, *options: str) -> list[str]:
-    """Return the command line of a worker, without its control descriptor."""
-    return [
-        sys.executable, "-m", "agent.train.worker", "--bundle", str(bundle), "--state-dir", str(state_dir), *options
-    ]  # fmt: skip
+def torch_worker(options: TorchOptions) -> list[str]:
+    """Return the command line of a torch worker; `start_worker` adds its control descriptor."""
+    return [*TORCH_WORKER, *options.words()]
 
 
 def start_worker(

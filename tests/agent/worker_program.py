@@ -7,7 +7,7 @@ that the supervisor is tested end to end without torch. Its "bundle" is a JSON f
      "plans": [{"peak_bytes": .., "seconds": .., "joules": ..}], "faults": {"crash_at": 7, "ignore": ["pause"]}, ...}
 """
 
-import argparse
+import contextlib
 import json
 import os
 import random
@@ -21,28 +21,50 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from agent.worker.control import LeftOnRequest
+from agent.worker.options import WorkerOptions
+from agent.worker.protocol import (
+    CheckpointWritten,
+    Command,
+    Event,
+    FailureCause,
+    LeaveNow,
+    LineSplitter,
+    PauseTraining,
+    PlanSwitched,
+    ProtocolError,
+    ResumeTraining,
+    StepDone,
+    StopAfterStep,
+    SwitchPlan,
+    TrainingFailed,
+    TrainingFinished,
+    WorkerPaused,
+    WorkerReady,
+    WorkerResumed,
+    WriteCheckpoint,
+    decode_command,
+    encode_message,
+    plain_values,
+)
+from planner.ir.errors import ExitCode
 
-class Leave(Exception):
-    """The supervisor wants the memory back."""
 
-
-class Control:
-    """The worker's end of the socket pair."""
+class FakeControl:
+    """The worker's end of the line, looked at between two instructions; `ignore`: commands it will not obey."""
 
     def __init__(self, descriptor: int, ignore: list[str]) -> None:
         self.socket = socket.socket(fileno=descriptor)
         self.ignore = ignore
-        self.buffer = b""
-        self.paused = False
-        self.wants_checkpoint = False
+        self.lines = LineSplitter()
+        self.paused = self.stopping = self.wants_checkpoint = False
         self.plan: int | None = None
 
-    def say(self, event: str, **fields: Any) -> None:
-        line = json.dumps({"v": 1, "event": event, **fields}) + "\n"
+    def say(self, event: Event) -> None:
         try:
-            self.socket.sendall(line.encode())
+            self.socket.sendall(encode_message(event))
         except OSError:
-            raise Leave from None
+            raise LeftOnRequest("the supervisor is gone") from None
 
     def listen(self, step: int) -> None:
         """Take in commands; stays inside while paused."""
@@ -52,28 +74,30 @@ class Control:
                 return
             data = self.socket.recv(65536)
             if not data:
-                raise Leave
-            *lines, self.buffer = (self.buffer + data).split(b"\n")
-            for line in lines:
-                self.obey(json.loads(line), step)
+                raise LeftOnRequest("the supervisor is gone")
+            for line in self.lines.feed(data):
+                with contextlib.suppress(ProtocolError):
+                    self.obey(decode_command(line), step)
 
-    def obey(self, command: dict[str, Any], step: int) -> None:
-        name = command["cmd"]
-        if name in self.ignore:
+    def obey(self, command: Command, step: int) -> None:
+        if plain_values(command)["cmd"] in self.ignore:
             return
-        if name == "pause" and not self.paused:
-            self.paused = True
-            self.say("paused", step=step)
-        elif name == "resume" and self.paused:
-            self.paused = False
-            self.say("resumed", step=step)
-        elif name == "leave":
-            raise Leave
-        elif name == "checkpoint":
-            self.wants_checkpoint = True
-        elif name == "plan":
-            self.plan = int(command["plan"])
-            self.say("plan", plan=self.plan, reason=command["reason"])
+        match command:
+            case PauseTraining() if not self.paused:
+                self.paused = True
+                self.say(WorkerPaused(step=step))
+            case ResumeTraining() if self.paused:
+                self.paused = False
+                self.say(WorkerResumed(step=step))
+            case LeaveNow():
+                raise LeftOnRequest("left on request")
+            case StopAfterStep():
+                self.stopping = True
+            case WriteCheckpoint():
+                self.wants_checkpoint = True
+            case SwitchPlan():
+                self.plan = command.plan
+                self.say(PlanSwitched(plan=command.plan, reason=command.reason))
 
 
 def write_checkpoint(directory: Path, state: dict[str, Any]) -> int:
@@ -127,7 +151,7 @@ def read_data(directory: Path | None) -> list[float]:
     return [float(line) for path in sorted(directory.iterdir()) for line in path.read_text().split()]
 
 
-def run(arguments: argparse.Namespace, bundle: dict[str, Any], control: Control) -> int:
+def run(arguments: WorkerOptions, bundle: dict[str, Any], control: FakeControl) -> ExitCode:
     faults = bundle.get("faults", {})
     arguments.state_dir.mkdir(parents=True, exist_ok=True)
     state = read_checkpoint(arguments.state_dir)
@@ -145,13 +169,11 @@ def run(arguments: argparse.Namespace, bundle: dict[str, Any], control: Control)
     for page in range(0, len(ballast), 4096):
         ballast[page] = 1
     trace = (arguments.state_dir / "trace").open("ab", buffering=0) if bundle.get("trace") else None
+    planned_peak_bytes = plans[plan]["peak_bytes"]
     control.say(
-        "ready",
-        pid=os.getpid(),
-        step=state["step"],
-        total_steps=total,
-        plan=plan,
-        planned_peak_bytes=plans[plan]["peak_bytes"],
+        WorkerReady(
+            pid=os.getpid(), step=state["step"], total_steps=total, plan=plan, planned_peak_bytes=planned_peak_bytes
+        )
     )
     control.listen(state["step"])
     count = bundle["instructions"]
@@ -164,11 +186,12 @@ def run(arguments: argparse.Namespace, bundle: dict[str, Any], control: Control)
             (arguments.state_dir / "crashed").touch()
             os.kill(os.getpid(), signal.SIGSEGV)
         if faults.get("fail_at") == step:
-            control.say("failed", code="test", message="told to fail", retry=True)
-            return 1
+            control.say(TrainingFailed(code="FakeError", message="told to fail"))
+            return ExitCode.FAILED
         if faults.get("memory_error_above", 1 << 62) <= plans[plan]["peak_bytes"] and step >= faults.get("from", 0):
-            control.say("failed", code="out-of-memory", message="allocation refused", retry=True)
-            return 1
+            cause = FailureCause.OUT_OF_MEMORY
+            control.say(TrainingFailed(code="MemoryError", message="allocation refused", cause=cause))
+            return ExitCode.FAILED
         began, cpu = time.perf_counter(), time.process_time()
         weights = list(state["weights"])
         row, target = sample(bundle, data, step)
@@ -182,73 +205,62 @@ def run(arguments: argparse.Namespace, bundle: dict[str, Any], control: Control)
         if control.plan is not None:
             plan, control.plan = control.plan, None
         control.say(
-            "step",
-            step=state["step"],
-            epoch=0,
-            loss=abs(weights[0] - 0.5),
-            wall_s=time.perf_counter() - began,
-            cpu_s=time.process_time() - cpu,
-            phases_s={"forward": 0.0},
-            paged_in_bytes=0,
-            paged_out_bytes=0,
-            hidden_s=0.0,
-            peak_rss_bytes=0,
-            planned_s=plans[plan]["seconds"],
-            planned_joules=plans[plan]["joules"],
+            StepDone(
+                step=state["step"],
+                epoch=0,
+                loss=abs(weights[0] - 0.5),
+                wall_s=time.perf_counter() - began,
+                cpu_s=time.process_time() - cpu,
+                phases_s={"forward": 0.0},
+                peak_rss_bytes=0,
+                planned_s=plans[plan]["seconds"],
+                planned_joules=plans[plan]["joules"],
+            )
         )
         every = arguments.checkpoint_every or bundle["checkpoint_every"]
-        if control.wants_checkpoint or state["step"] % every == 0:
+        if control.wants_checkpoint or control.stopping or state["step"] % every == 0:
             control.wants_checkpoint = False
             save(control, arguments.state_dir, state)
+        if control.stopping:
+            raise LeftOnRequest("stopped on request")
     save(control, arguments.state_dir, state)
     if arguments.out:
         text = json.dumps({"step": state["step"], "weights": [weight.hex() for weight in state["weights"]]})
         arguments.out.write_text(text)
-    control.say("finished", step=state["step"], out=str(arguments.out) if arguments.out else None)
-    return 0
+    control.say(TrainingFinished(step=state["step"], out=str(arguments.out) if arguments.out else None))
+    return ExitCode.DONE
 
 
-def save(control: Control, directory: Path, state: dict[str, Any]) -> None:
+def save(control: FakeControl, directory: Path, state: dict[str, Any]) -> None:
     began = time.perf_counter()
     state["written"] += 1
     written = write_checkpoint(directory, state)
-    control.say("checkpoint", step=state["step"], bytes=written, wall_s=time.perf_counter() - began)
+    control.say(CheckpointWritten(step=state["step"], bytes=written, wall_s=time.perf_counter() - began))
 
 
 def leave_on_sigterm(number: int, frame: object) -> None:
-    raise Leave
+    raise LeftOnRequest("told to by SIGTERM")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    for name, kind in (
-        ("--bundle", Path),
-        ("--state-dir", Path),
-        ("--control-fd", int),
-        ("--plan", int),
-        ("--data", Path),
-        ("--epochs", int),
-        ("--steps", int),
-        ("--out", Path),
-        ("--checkpoint-every", int),
-        ("--round", int),
-    ):
-        parser.add_argument(name, type=kind)
-    arguments = parser.parse_args()
+def main() -> ExitCode:
+    arguments = WorkerOptions.parse(None, program="worker_program")
+    descriptor = arguments.control_fd
+    if descriptor is None:
+        raise SystemExit("the fake worker needs a line to its supervisor: --control-fd")
     signal.signal(signal.SIGTERM, leave_on_sigterm)
     try:
         bundle = json.loads(arguments.bundle.read_text())
     except (OSError, ValueError) as error:
-        control = Control(arguments.control_fd, [])
-        control.say("failed", code="bad-bundle", message=f"the bundle cannot be read: {error}", retry=False)
-        return 2
+        message, cause = f"the bundle cannot be read: {error}", FailureCause.IMPOSSIBLE
+        FakeControl(descriptor, []).say(TrainingFailed(code=type(error).__name__, message=message, cause=cause))
+        return ExitCode.IMPOSSIBLE
     print("worker starts", bundle.get("note", ""), flush=True)
     time.sleep(bundle.get("import_s", 0.0))
-    control = Control(arguments.control_fd, bundle.get("faults", {}).get("ignore", []))
+    control = FakeControl(descriptor, bundle.get("faults", {}).get("ignore", []))
     try:
         return run(arguments, bundle, control)
-    except Leave:
-        return 75
+    except LeftOnRequest:
+        return ExitCode.LEFT
 
 
 if __name__ == "__main__":

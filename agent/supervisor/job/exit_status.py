@@ -4,11 +4,8 @@ import signal
 from dataclasses import dataclass
 
 from agent.jobs.model import WorkerOutcome
-
-EXIT_LEFT = 75
-"""EX_TEMPFAIL: left on request, can be resumed."""
-EXIT_IMPOSSIBLE = 2
-"""The job can never run as it is: a broken bundle, a budget below the possible."""
+from agent.worker.protocol import FailureCause, TrainingFailed
+from planner.ir.errors import ExitCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +18,8 @@ class WorkerExit:
     told_to_leave: bool = False
     killed_after_s: float | None = None
     """Set when the supervisor lost patience and killed it."""
-    failure_code: str = ""
-    failure_message: str = ""
-    may_retry: bool = True
+    failure: TrainingFailed | None = None
+    """What the worker itself said about it."""
     oom_kills: int = 0
     """Kills by the kernel in the worker's own group."""
     system_oom_kills: int = 0
@@ -34,21 +30,23 @@ def classify(end: WorkerExit) -> tuple[WorkerOutcome, str]:
     """Return the outcome and a sentence for the user."""
     if end.cancelled:
         return WorkerOutcome.CANCELLED, "cancelled by you"
-    if end.returncode == 0:
+    if end.returncode == ExitCode.DONE:
         if end.finished:
             return WorkerOutcome.FINISHED, "finished"
         return WorkerOutcome.FAILED, "the worker ended without saying that it finished"
-    if end.returncode == EXIT_LEFT:
+    if end.returncode == ExitCode.LEFT:
         return WorkerOutcome.LEFT, "left on request"
     if end.oom_kills:
         return WorkerOutcome.OUT_OF_MEMORY, "the kernel killed the worker at its memory limit"
-    if end.failure_code == "out-of-memory":
-        return WorkerOutcome.OUT_OF_MEMORY, end.failure_message or "the worker ran out of memory"
-    if end.returncode == EXIT_IMPOSSIBLE or not end.may_retry:
-        return WorkerOutcome.IMPOSSIBLE, end.failure_message or "the worker says that this job can never run as it is"
+    cause = end.failure.cause if end.failure is not None else None
+    message = end.failure.message if end.failure is not None else ""
+    if cause is FailureCause.OUT_OF_MEMORY:
+        return WorkerOutcome.OUT_OF_MEMORY, f"the worker ran out of memory: {message}"
+    if cause is FailureCause.IMPOSSIBLE or end.returncode == ExitCode.IMPOSSIBLE:
+        return WorkerOutcome.IMPOSSIBLE, message or "the worker says that this job can never run as it is"
     if end.returncode < 0:
         return _signalled(end)
-    return WorkerOutcome.FAILED, end.failure_message or f"the worker failed with exit status {end.returncode}"
+    return WorkerOutcome.FAILED, message or f"the worker failed with exit status {end.returncode}"
 
 
 def _signalled(end: WorkerExit) -> tuple[WorkerOutcome, str]:

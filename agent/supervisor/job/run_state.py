@@ -72,6 +72,8 @@ class Run:
     """When a correction of its plans' figures was last written down."""
     farewell_at_s: float | None = None
     """When it was asked for a last checkpoint, after which it leaves."""
+    waits_for: str | None = None
+    """Why its worker cannot get on although it may: a board that is not there."""
     out: str | None = None
 
     @property
@@ -91,6 +93,7 @@ class Run:
             name=job.spec.name,
             kind=job.spec.kind.value,
             phase=self.worker.phase.value,
+            waits_for=self.waits_for,
             requested=self.worker.requested.value,
             pid=self.worker.pid,
             step=job.step,

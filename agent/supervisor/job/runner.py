@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from agent.control.answers import RunStatus
 from agent.energy.drift import Correction
@@ -33,6 +32,7 @@ from agent.supervisor.job.worker_process import Launch, RequestedState, WorkerPh
 from agent.system.cgroup import CgroupError, DelegatedTree, WorkerGroup, WorkerLimits
 from agent.system.clock import Clock
 from agent.system.locks import LockFile
+from agent.worker.protocol import CheckpointWritten, Event, PlanSwitched, StepDone, plain_values
 from planner.ir.errors import PortError
 from planner.ir.units import format_bytes, format_seconds
 
@@ -84,6 +84,11 @@ class Runner:
     def pid(self) -> int | None:
         """The worker's process id."""
         return None if self._run is None else self._run.worker.pid
+
+    @property
+    def waits_for(self) -> str | None:
+        """Why the worker cannot get on although it may, such as a board that is not there; or None."""
+        return None if self._run is None else self._run.waits_for
 
     def own_cpu_s(self) -> float:
         """Return CPU seconds of this process and its workers, living and ended."""
@@ -305,18 +310,18 @@ class Runner:
 
     # --- hearing
 
-    def _on_event(self, event: dict[str, Any]) -> None:
+    def _on_event(self, event: Event) -> None:
         run = self._run
         if run is None:
             return
         if self.meter is not None:
-            self.meter.on_event(str(run.job_id), event, self._clock.monotonic_s())
+            self.meter.on_event(str(run.job_id), plain_values(event), self._clock.monotonic_s())
         self._progress.take(run, event)
-        if event["event"] == "plan":
+        if isinstance(event, PlanSwitched):
             self._plan_switcher.switched(run, self._surroundings)
-        elif event["event"] == "checkpoint" and run.farewell_at_s is not None:
+        elif isinstance(event, CheckpointWritten) and run.farewell_at_s is not None:
             self.leave("its checkpoint is written")
-        if event["event"] != "step":
+        if not isinstance(event, StepDone):
             self._on_change()
 
     def _on_disobedience(self, command: str, limit_s: float) -> None:

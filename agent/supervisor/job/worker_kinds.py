@@ -1,12 +1,12 @@
 """How the worker of each kind of job is started, and what its bundle offers: the two seams of the supervisor."""
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.jobs.model import Job, JobKind
 from agent.supervisor.job.plan_choice import PlanFigures, checkpoint_interval_s
+from agent.worker.options import BOARD_WORKER, CONTROL_FD_PLACE, TORCH_WORKER, WorkerOptions
 
 CHECKPOINT_EVERY_STEPS = 50
 """Until the cost of a step and of a checkpoint is known."""
@@ -71,10 +71,8 @@ def read_training_bundle(bundle: Path) -> BundleFacts:
 
 
 DEFAULT_KINDS: Mapping[JobKind, WorkerKind] = {
-    JobKind.TRAIN: WorkerKind(
-        (sys.executable, "-m", "agent.train.worker"), read_training_bundle, torch_environment, torch_lacks
-    ),
-    JobKind.MCU: WorkerKind((sys.executable, "-m", "agent.mcu.worker"), no_facts, no_environment),
+    JobKind.TRAIN: WorkerKind(TORCH_WORKER, read_training_bundle, torch_environment, torch_lacks),
+    JobKind.MCU: WorkerKind(BOARD_WORKER, no_facts, no_environment),
 }
 
 
@@ -99,20 +97,11 @@ def worker_command(
 ) -> tuple[str, ...]:
     """Return the worker's command line; `{control_fd}` is filled in when the process starts."""
     spec = job.spec
-    options: list[tuple[str, object | None]] = [
-        ("--bundle", paths.bundle),
-        ("--state-dir", paths.state),
-        ("--control-fd", "{control_fd}"),
-        ("--plan", plan),
-        ("--data", paths.data),
-        ("--epochs", spec.epochs),
-        ("--steps", spec.steps),
-        ("--out", paths.out),
-        ("--checkpoint-every", checkpoint_every),
-        ("--round", paths.round),
-    ]
-    words = [word for name, value in options if value is not None for word in (name, str(value))]
-    return (*kind.program, *words, *spec.arguments)
+    options = WorkerOptions(
+        bundle=paths.bundle or paths.job_dir, state_dir=paths.state, plan=plan, data=paths.data, epochs=spec.epochs,
+        steps=spec.steps, out=paths.out, checkpoint_every=checkpoint_every, round=paths.round,
+    )  # fmt: skip
+    return (*kind.program, *options.words(), "--control-fd", CONTROL_FD_PLACE, *spec.arguments)
 
 
 def checkpoint_steps(job: Job, flash_budget_bytes_per_day: int) -> int | None:

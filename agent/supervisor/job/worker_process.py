@@ -6,7 +6,6 @@ instruction starts 100 ms after the request. Leave asks first too, and kills aft
 
 import asyncio
 import contextlib
-import json
 import os
 import resource
 import signal
@@ -17,18 +16,34 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from agent.supervisor.job.exit_status import WorkerExit
 from agent.system.cgroup import MemoryEvents, WorkerGroup, system_oom_kills
 from agent.system.locks import LockFile
+from agent.worker.options import CONTROL_FD_PLACE
+from agent.worker.protocol import (
+    Command,
+    Event,
+    LeaveNow,
+    LineSplitter,
+    PauseTraining,
+    ProtocolError,
+    ResumeTraining,
+    StepDone,
+    SwitchPlan,
+    TrainingFailed,
+    TrainingFinished,
+    WorkerPaused,
+    WorkerReady,
+    WorkerResumed,
+    WriteCheckpoint,
+    decode_event,
+    encode_message,
+)
 
-PROTOCOL_VERSION = 1
 PAUSE_PATIENCE_S = 0.07
 LEAVE_PATIENCE_S = 0.93
 """Killing and tearing down takes up to 50 ms more, so that the memory is back within the second."""
-LINE_LIMIT_BYTES = 1 << 20
-"""No event is near this; a worker that sends more without a newline is broken."""
 _EXIT_POLL_S = 0.1
 """How often to look for the end of the worker where the kernel has no pidfd (macOS)."""
 
@@ -68,7 +83,7 @@ class WorkerProcess:
     def __init__(
         self,
         launch: Launch,
-        on_event: Callable[[dict[str, Any]], None],
+        on_event: Callable[[Event], None],
         on_output: Callable[[bytes], None],
         on_exit: Callable[[WorkerExit], None],
         on_disobedience: Callable[[str, float], None],
@@ -81,12 +96,12 @@ class WorkerProcess:
         self._on_event, self._on_output, self._on_exit = on_event, on_output, on_exit
         self._on_disobedience = on_disobedience
         self._loop = asyncio.get_running_loop()
-        self._buffer = b""
+        self._lines = LineSplitter()
         self._stopped_by_signal = False
         self._cancelled = False
         self._killed_after_s: float | None = None
         self._finished = False
-        self._failure: dict[str, Any] = {}
+        self._failure: TrainingFailed | None = None
         self._belt: asyncio.TimerHandle | None = None
         self._pidfd: int | None = None
         self._events_before = launch.group.memory_events() if launch.group else MemoryEvents()
@@ -126,7 +141,7 @@ class WorkerProcess:
         if self.requested is not RequestedState.TRAIN or self.phase is WorkerPhase.ENDED:
             return
         self.requested = RequestedState.PAUSE
-        self.send("pause")
+        self.send(PauseTraining())
         self._arm(PAUSE_PATIENCE_S, self._stop_by_signal)
 
     def resume(self) -> None:
@@ -136,7 +151,7 @@ class WorkerProcess:
         self.requested = RequestedState.TRAIN
         self._disarm()
         self._continue_by_signal()
-        self.send("resume")
+        self.send(ResumeTraining())
 
     def leave(self) -> None:
         """Ask to end and give the memory back; at worst the unfinished step is lost."""
@@ -145,7 +160,7 @@ class WorkerProcess:
         self.requested = RequestedState.LEAVE
         self._disarm()
         self._continue_by_signal()
-        self.send("leave")
+        self.send(LeaveNow())
         self._arm(LEAVE_PATIENCE_S, self._kill)
 
     def cancel(self) -> None:
@@ -155,7 +170,7 @@ class WorkerProcess:
 
     def switch_plan(self, index: int, reason: str) -> None:
         """Ask to go on with another plan of the bundle after the step at hand."""
-        self.send("plan", plan=index, reason=reason)
+        self.send(SwitchPlan(plan=index, reason=reason))
 
     def widen_belt(self, data_limit_bytes: int) -> None:
         """Raise RLIMIT_DATA for a larger plan. It is never lowered: what a worker has mapped stays counted."""
@@ -172,13 +187,12 @@ class WorkerProcess:
 
     def checkpoint(self) -> None:
         """Ask for a checkpoint after the step at hand."""
-        self.send("checkpoint")
+        self.send(WriteCheckpoint())
 
-    def send(self, command: str, **fields: object) -> None:
+    def send(self, command: Command) -> None:
         """Send one command; a worker that no longer listens is about to be noticed as ended."""
-        line = json.dumps({"v": PROTOCOL_VERSION, "cmd": command, **fields}) + "\n"
         with contextlib.suppress(OSError):
-            self._socket.send(line.encode())  # a few dozen bytes: they fit or the worker is stuck
+            self._socket.send(encode_message(command))  # a few dozen bytes: they fit or the worker is stuck
 
     def kill(self) -> None:
         """Kill at once (the supervisor itself must end)."""
@@ -193,7 +207,7 @@ class WorkerProcess:
             launcher += ["--cgroup", str(self._launch.group.path)]
         if self._launch.data_limit_bytes is not None:
             launcher += ["--data-limit", str(self._launch.data_limit_bytes)]
-        arguments = (part.replace("{control_fd}", str(control_fd)) for part in self._launch.command)
+        arguments = (part.replace(CONTROL_FD_PLACE, str(control_fd)) for part in self._launch.command)
         return [*launcher, "--", *arguments]
 
     def _environment(self) -> dict[str, str]:
@@ -225,8 +239,9 @@ class WorkerProcess:
         if not data:
             self._loop.remove_reader(self._socket)
             return
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        if len(self._buffer) > LINE_LIMIT_BYTES:
+        try:
+            lines = self._lines.feed(data)
+        except ProtocolError:
             self._on_disobedience("a line of events that does not end", 0.0)
             self._process.kill()
             return
@@ -235,22 +250,20 @@ class WorkerProcess:
 
     def _take_event(self, line: bytes) -> None:
         try:
-            event = json.loads(line)
-        except ValueError:
-            event = None
-        if not isinstance(event, dict) or event.get("v") != PROTOCOL_VERSION or "event" not in event:
-            self._on_output(b"port-agent: ignored from the worker: " + line[:200] + b"\n")
+            event = decode_event(line)
+        except ProtocolError as error:
+            self._on_output(f"port-agent: ignored from the worker: {error}\n".encode())
             return
-        kind = event["event"]
-        if kind == "paused" and self.requested is RequestedState.PAUSE:
-            self.phase = WorkerPhase.PAUSED
-            self._disarm()
-        elif kind in ("ready", "resumed", "step") and self.requested is not RequestedState.PAUSE:
-            self.phase = WorkerPhase.TRAINING
-        elif kind == "finished":
-            self._finished = True
-        elif kind == "failed":
-            self._failure = event
+        match event:
+            case WorkerPaused() if self.requested is RequestedState.PAUSE:
+                self.phase = WorkerPhase.PAUSED
+                self._disarm()
+            case WorkerReady() | WorkerResumed() | StepDone() if self.requested is not RequestedState.PAUSE:
+                self.phase = WorkerPhase.TRAINING
+            case TrainingFinished():
+                self._finished = True
+            case TrainingFailed():
+                self._failure = event
         self._on_event(event)
 
     def _read_output(self) -> None:
@@ -282,9 +295,7 @@ class WorkerProcess:
             cancelled=self._cancelled and not (self._finished and returncode == 0),
             told_to_leave=self.requested is RequestedState.LEAVE,
             killed_after_s=self._killed_after_s,
-            failure_code=str(self._failure.get("code", "")),
-            failure_message=str(self._failure.get("message", "")),
-            may_retry=self._failure.get("retry") is not False,
+            failure=self._failure,
             oom_kills=events.oom_kill - self._events_before.oom_kill,
             system_oom_kills=0 if system_kills is None or before is None else system_kills - before,
         )
@@ -299,7 +310,10 @@ class WorkerProcess:
                 break
             if not data:
                 break
-            *lines, self._buffer = (self._buffer + data).split(b"\n")
+            try:
+                lines = self._lines.feed(data)
+            except ProtocolError:
+                break
             for line in lines:
                 self._take_event(line)
         self._read_output()

@@ -17,6 +17,16 @@ from agent.mcu.protocol.device import Device
 from agent.mcu.protocol.session import Session
 from agent.mcu.protocol.transport import SerialTransport
 from agent.mcu.snapshot import read_snapshot
+from agent.worker.options import BOARD_WORKER
+from agent.worker.protocol import (
+    Command,
+    LeaveNow,
+    PauseTraining,
+    ResumeTraining,
+    decode_event,
+    encode_message,
+    plain_values,
+)
 from tests.agent.mcu.simulated_board import QUICK
 from tests.agent.mcu.small_model import make_samples
 
@@ -29,19 +39,17 @@ class Worker:
     def __init__(self, *arguments: str) -> None:
         self.ours, theirs = socket.socketpair()
         self.ours.settimeout(240)  # one test's worker compiles the firmware, on whatever is left of the machine
-        command = [sys.executable, "-m", "agent.mcu.worker", *arguments, "--control-fd", str(theirs.fileno())]
+        command = [*BOARD_WORKER, *arguments, "--control-fd", str(theirs.fileno())]
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=ROOT, stderr=subprocess.PIPE)
         theirs.close()
         self._lines = self.ours.makefile("rb")
 
-    def send(self, command: str) -> None:
-        self.ours.sendall(json.dumps({"v": 1, "cmd": command}).encode() + b"\n")
+    def send(self, command: Command) -> None:
+        self.ours.sendall(encode_message(command))
 
     def events(self) -> Iterator[dict[str, Any]]:
         for line in self._lines:
-            event = json.loads(line)
-            assert event["v"] == 1
-            yield event
+            yield plain_values(decode_event(line))
 
     def until(self, kind: str) -> dict[str, Any]:
         for event in self.events():
@@ -84,7 +92,7 @@ def parameters(simulator: Simulator) -> bytes:
 
 def test_job_runs_to_its_end(job: Path, simulator: Simulator, tmp_path: Path) -> None:
     out = tmp_path / "trained.portmcu"
-    worker = Worker("--job", str(job), "--state-dir", str(tmp_path / "state"), "--out", str(out))
+    worker = Worker("--bundle", str(job), "--state-dir", str(tmp_path / "state"), "--out", str(out))
     events = list(worker.events())
     assert worker.end() == 0
     kinds = [event["event"] for event in events]
@@ -102,29 +110,29 @@ def test_worker_loads_no_torch(job: Path, tmp_path: Path) -> None:
 
 
 def test_leave_pause_and_kill_end_with_the_same_weights(job: Path, simulator: Simulator, tmp_path: Path) -> None:
-    straight = Worker("--job", str(job), "--state-dir", str(tmp_path / "straight"))
+    straight = Worker("--bundle", str(job), "--state-dir", str(tmp_path / "straight"))
     straight.until("finished")
     assert straight.end() == 0
     expected = parameters(simulator)
 
     state = str(tmp_path / "broken")
-    worker = Worker("--job", str(job), "--state-dir", state)
+    worker = Worker("--bundle", str(job), "--state-dir", state)
     worker.until("step")
-    worker.send("pause")
+    worker.send(PauseTraining())
     paused = worker.until("paused")
-    worker.send("resume")
+    worker.send(ResumeTraining())
     assert worker.until("resumed")["step"] == paused["step"]
-    worker.send("leave")
+    worker.send(LeaveNow())
     left_at = max([paused["step"]] + [event["step"] for event in worker.events() if event["event"] == "step"])
     assert worker.end() == 75
 
-    worker = Worker("--job", str(job), "--state-dir", state)
+    worker = Worker("--bundle", str(job), "--state-dir", state)
     assert worker.until("ready")["step"] == left_at  # the device still had it all
     worker.until("checkpoint")
     worker.process.send_signal(signal.SIGKILL)
     worker.end()
 
-    worker = Worker("--job", str(job), "--state-dir", state)
+    worker = Worker("--bundle", str(job), "--state-dir", state)
     snapshot = read_snapshot(Path(state) / "snapshot.portmcu")
     assert snapshot is not None and worker.until("ready")["step"] == snapshot.position.step  # back to the snapshot
     worker.process.send_signal(signal.SIGTERM)
@@ -132,12 +140,12 @@ def test_leave_pause_and_kill_end_with_the_same_weights(job: Path, simulator: Si
     simulator.kill()
     simulator.start()
 
-    worker = Worker("--job", str(job), "--state-dir", state)
+    worker = Worker("--bundle", str(job), "--state-dir", state)
     worker.until("step")
     worker.ours.shutdown(socket.SHUT_RDWR)  # the supervisor dies
     assert worker.end() == 75
 
-    worker = Worker("--job", str(job), "--state-dir", state)
+    worker = Worker("--bundle", str(job), "--state-dir", state)
     worker.until("finished")
     assert worker.end() == 0
     assert parameters(simulator) == expected
@@ -148,19 +156,23 @@ def test_wrong_model_can_never_run(job: Path, tmp_path: Path) -> None:
 
     content = json.loads(job.read_text()) | {"model": str(write_model(tmp_path / "other", "other"))}
     job.write_text(json.dumps(content))
-    worker = Worker("--job", str(job), "--state-dir", str(tmp_path / "state"))
+    worker = Worker("--bundle", str(job), "--state-dir", str(tmp_path / "state"))
     failed = worker.until("failed")
-    assert failed["code"] == "IncompatibleError" and not failed["retry"] and "reflash with:" in failed["message"]
+    assert (
+        failed["code"] == "IncompatibleError"
+        and failed["cause"] == "impossible"
+        and "reflash with:" in failed["message"]
+    )
     assert worker.end() == 2
 
 
 def test_board_that_is_not_there_is_waited_for(job: Path, simulator: Simulator, tmp_path: Path) -> None:
     simulator.kill()
-    worker = Worker("--job", str(job), "--state-dir", str(tmp_path / "state"))
+    worker = Worker("--bundle", str(job), "--state-dir", str(tmp_path / "state"))
     assert "no port for" in worker.until("interrupted")["reason"]
     simulator.start()
     worker.until("step")
-    worker.send("leave")
+    worker.send(LeaveNow())
     assert worker.end() == 75
 
 
@@ -177,14 +189,14 @@ def test_board_that_is_not_there_is_waited_for(job: Path, simulator: Simulator, 
 )
 def test_bad_jobs_say_what_is_wrong(job: Path, tmp_path: Path, change: dict[str, Any], message: str) -> None:
     job.write_text(json.dumps(json.loads(job.read_text()) | change))
-    worker = Worker("--job", str(job), "--state-dir", str(tmp_path / "state"))
+    worker = Worker("--bundle", str(job), "--state-dir", str(tmp_path / "state"))
     failed = worker.until("failed")
-    assert message in failed["message"] and not failed["retry"]
+    assert message in failed["message"] and failed["cause"] == "impossible"
     assert worker.end() == 2
 
 
 def test_next_round_goes_on_with_the_weights(job: Path, simulator: Simulator, tmp_path: Path) -> None:
-    arguments = ("--job", str(job), "--state-dir", str(tmp_path / "state"), "--epochs", "1", "--round")
+    arguments = ("--bundle", str(job), "--state-dir", str(tmp_path / "state"), "--epochs", "1", "--round")
     worker = Worker(*arguments, "1")
     worker.until("finished")
     worker.end()
@@ -206,7 +218,7 @@ def test_next_round_goes_on_with_the_weights(job: Path, simulator: Simulator, tm
 def test_job_can_bring_its_own_simulated_board(model: Path, job: Path, tmp_path: Path) -> None:
     content = json.loads(job.read_text()) | {"simulate": True, "board": "posix", "port": None}
     job.write_text(json.dumps(content))
-    worker = Worker("--job", str(job), "--state-dir", str(tmp_path / "state"), "--epochs", "1")
+    worker = Worker("--bundle", str(job), "--state-dir", str(tmp_path / "state"), "--epochs", "1")
     assert worker.until("finished")["step"] == 480
     assert worker.end() == 0
     assert not (tmp_path / "state" / "simulator" / "port").exists()

@@ -14,7 +14,7 @@ import xxhash
 
 from agent.train.checkpoint import SLOTS, CheckpointError, StateStore
 from agent.train.pager import PageError, Pager
-from agent.train.trainer import MismatchError, StepEvent, Trainer, TrainOptions, step_payload
+from agent.train.trainer import MismatchError, StepEvent, Trainer, TrainOptions, step_message
 from planner import make_bundle
 from planner.ir.bundle.bundle import Bundle
 from planner.ir.errors import PortError
@@ -147,15 +147,15 @@ def test_a_step_tells_what_its_page_thread_measured(tmp_path: Path) -> None:
     t.options = replace(t.options, steps=5)
     t.train(events.append, lambda *_: None)
     t.close()
-    for payload in map(step_payload, events[:3]):
-        assert payload["paged_in_bytes"] > 0 and payload["paged_out_bytes"] > 0
-        assert payload["phases_s"]["page_in"] >= payload["paged_in_bytes"] / read_speed
-        assert payload["phases_s"]["page_out"] >= payload["paged_out_bytes"] / write_speed
-        assert payload["transfer_s"] == payload["phases_s"]["page_in"] + payload["phases_s"]["page_out"]
-        assert payload["hidden_s"] == max(0.0, payload["transfer_s"] - payload["phases_s"]["stall"])
-    loading, last = map(step_payload, events[3:])
-    assert loading["paged_in_bytes"] > 0, "the other plan wants in RAM what was on flash"
-    assert (last["paged_in_bytes"], last["phases_s"]["page_in"], last["phases_s"]["page_out"]) == (0, 0.0, 0.0)
+    for done in map(step_message, events[:3]):
+        assert done.paged_in_bytes > 0 and done.paged_out_bytes > 0
+        assert done.phases_s["page_in"] >= done.paged_in_bytes / read_speed
+        assert done.phases_s["page_out"] >= done.paged_out_bytes / write_speed
+        assert done.transfer_s == done.phases_s["page_in"] + done.phases_s["page_out"]
+        assert done.hidden_s == max(0.0, done.transfer_s - done.phases_s["stall"])
+    loading, last = map(step_message, events[3:])
+    assert loading.paged_in_bytes > 0, "the other plan wants in RAM what was on flash"
+    assert (last.paged_in_bytes, last.phases_s["page_in"], last.phases_s["page_out"]) == (0, 0.0, 0.0)
 
 
 # -- writes that go on into the next step

@@ -13,21 +13,38 @@ from typing import Any
 import pytest
 
 from agent.train import run
-from agent.worker.start import Worker, start_worker, worker_command
+from agent.worker.options import TorchOptions
+from agent.worker.protocol import (
+    LeaveNow,
+    PauseTraining,
+    ResumeTraining,
+    StopAfterStep,
+    SwitchPlan,
+    WriteCheckpoint,
+    plain_values,
+)
+from agent.worker.start import Worker, start_worker, torch_worker
 from tests.agent.jobs_small import make_job, small_bundle, write_job
 from tests.planner.bundles import rewrite
 
 STEPS = 9
 
 
-def start(state: Path, *options: str, bundle: Path | None = None, **limits: Any) -> Worker:
-    command = worker_command(bundle or small_bundle(), state, "--steps", str(STEPS), "--digest", *options)
-    return start_worker(command, limit_bytes=1 << 30, stderr=subprocess.DEVNULL, **limits)
+def start(state: Path, *, bundle: Path | None = None, data_limit_bytes: int | None = None, **options: Any) -> Worker:
+    told = TorchOptions(bundle=bundle or small_bundle(), state_dir=state, steps=STEPS, digest=True, **options)
+    return start_worker(
+        torch_worker(told), limit_bytes=1 << 30, stderr=subprocess.DEVNULL, data_limit_bytes=data_limit_bytes
+    )
+
+
+def said(worker: Worker) -> Iterator[dict[str, Any]]:
+    """Yield what the worker says, as plain values."""
+    return map(plain_values, worker.events())
 
 
 def finish(worker: Worker) -> dict[str, Any]:
     """Wait for the end of a worker that must succeed; return its last event."""
-    events = list(worker.events())
+    events = list(said(worker))
     assert worker.process.returncode == 0, events[-1:]
     assert events[-1]["event"] == "finished"
     return events[-1]
@@ -43,13 +60,13 @@ def until(worker: Worker, events: Iterator[dict[str, Any]], name: str, step: int
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(finish(start(tmp_path_factory.mktemp("reference"), "--plan", "0"))["digest"])
+    return str(finish(start(tmp_path_factory.mktemp("reference"), plan=0))["digest"])
 
 
 def test_events_of_an_undisturbed_run(tmp_path: Path, reference: str) -> None:
     out = tmp_path / "w.safetensors"
-    worker = start(tmp_path / "state", "--plan", "1", "--verify", "5", "--out", str(out))
-    events = list(worker.events())
+    worker = start(tmp_path / "state", plan=1, verify=5, out=out)
+    events = list(said(worker))
     assert worker.process.returncode == 0
     kinds = [e["event"] for e in events]
     assert all(e["v"] == 1 for e in events)
@@ -64,10 +81,10 @@ def test_events_of_an_undisturbed_run(tmp_path: Path, reference: str) -> None:
 def _kill_and_resume(state: Path, rng: random.Random, kills: int, reference: str) -> None:
     """Kill at random moments of the run (before, between and inside steps), then let it finish."""
     for _ in range(kills):
-        worker = start(state, "--plan", "1")
+        worker = start(state, plan=1)
         target = rng.randrange(0, STEPS)
         seen = 0
-        for event in worker.events():
+        for event in said(worker):
             if event["event"] in ("ready", "step", "checkpoint"):
                 seen += 1
                 if seen > target:
@@ -76,7 +93,7 @@ def _kill_and_resume(state: Path, rng: random.Random, kills: int, reference: str
                     break
         worker.process.wait()
         assert worker.process.returncode in (-signal.SIGKILL, 0)
-    assert finish(start(state, "--plan", "1"))["digest"] == reference
+    assert finish(start(state, plan=1))["digest"] == reference
 
 
 def test_five_kills(tmp_path: Path, reference: str) -> None:
@@ -99,10 +116,10 @@ def _left(worker: Worker, events: Iterator[dict[str, Any]]) -> list[dict[str, An
 @pytest.mark.parametrize("way", ["leave", "SIGTERM", "EOF"])
 def test_leaving(way: str, tmp_path: Path, reference: str) -> None:
     worker = start(tmp_path)
-    events = worker.events()
+    events = said(worker)
     until(worker, events, "checkpoint", 2)
     if way == "leave":
-        worker.command("leave")
+        worker.send(LeaveNow())
     elif way == "SIGTERM":
         worker.process.send_signal(signal.SIGTERM)
     else:
@@ -116,28 +133,28 @@ def test_leaving(way: str, tmp_path: Path, reference: str) -> None:
 
 def test_leaving_while_torch_is_loaded_is_at_once_and_without_a_trace(tmp_path: Path) -> None:
     worker = start(tmp_path / "state")
-    worker.command("leave")
-    assert _left(worker, worker.events()) == []
+    worker.send(LeaveNow())
+    assert _left(worker, said(worker)) == []
     assert not (tmp_path / "state").exists()
 
 
 def test_a_pause_that_comes_before_the_bundle_is_open_holds(tmp_path: Path, reference: str) -> None:
     worker = start(tmp_path)
-    worker.command("pause")
-    events = worker.events()
+    worker.send(PauseTraining())
+    events = said(worker)
     assert until(worker, events, "paused")["step"] == 0
-    worker.command("resume")
+    worker.send(ResumeTraining())
     last = list(events)[-1]
     assert last["digest"] == reference
 
 
 def test_pause_holds_every_step_until_resume(tmp_path: Path, reference: str) -> None:
     worker = start(tmp_path)
-    events = worker.events()
+    events = said(worker)
     until(worker, events, "step", 2)
-    worker.command("pause")
+    worker.send(PauseTraining())
     paused = until(worker, events, "paused")
-    worker.command("resume")
+    worker.send(ResumeTraining())
     assert until(worker, events, "resumed")["step"] == paused["step"], "no step while paused"
     last = list(events)[-1]
     assert last["digest"] == reference
@@ -146,36 +163,36 @@ def test_pause_holds_every_step_until_resume(tmp_path: Path, reference: str) -> 
 @pytest.mark.long
 def test_leaving_while_paused(tmp_path: Path, reference: str) -> None:
     worker = start(tmp_path)
-    events = worker.events()
+    events = said(worker)
     until(worker, events, "step", 2)
-    worker.command("pause")
+    worker.send(PauseTraining())
     until(worker, events, "paused")
-    worker.command("leave")
+    worker.send(LeaveNow())
     rest = _left(worker, events)
     assert not [e for e in rest if e["event"] == "step"]
     assert finish(start(tmp_path))["digest"] == reference
 
 
 def test_stop_finishes_the_step_and_commits(tmp_path: Path, reference: str) -> None:
-    worker = start(tmp_path, "--checkpoint-every", "100")
-    events = worker.events()
+    worker = start(tmp_path, checkpoint_every=100)
+    events = said(worker)
     until(worker, events, "step", 2)
-    worker.command("stop")
+    worker.send(StopAfterStep())
     rest = _left(worker, events)
     assert rest[-1]["event"] == "checkpoint"
     resumed = start(tmp_path)
-    events = resumed.events()
+    events = said(resumed)
     assert until(resumed, events, "ready")["step"] == rest[-1]["step"]
     assert list(events)[-1]["digest"] == reference
 
 
 def test_checkpoint_on_request_and_plan_switch(tmp_path: Path, reference: str) -> None:
-    worker = start(tmp_path, "--checkpoint-every", "100")
-    events = worker.events()
+    worker = start(tmp_path, checkpoint_every=100)
+    events = said(worker)
     until(worker, events, "step", 1)
-    worker.command("checkpoint")
+    worker.send(WriteCheckpoint())
     assert until(worker, events, "checkpoint")["step"] < STEPS
-    worker.command("plan", plan=1, reason="less memory")
+    worker.send(SwitchPlan(plan=1, reason="less memory"))
     switched = until(worker, events, "plan")
     assert (switched["plan"], switched["reason"]) == (1, "less memory")
     assert list(events)[-1]["digest"] == reference
@@ -214,16 +231,16 @@ def test_nonsense_on_the_line_is_ignored(tmp_path: Path, reference: str) -> None
     for line in (b"\n", b"{}\n", b"[1]\n", b"\xff\xfe\n", b'{"v": 9, "cmd": "leave"}\n', b'{"v": 1}\n',
                  b'{"v": 1, "cmd": 7}\n', b'{"v": 1, "cmd": "plan"}\n', b'{"v": 1, "cmd": "plan", "plan": "x"}\n'):  # fmt: skip
         worker.channel._socket.sendall(line)
-    worker.command("stop")
-    assert [*worker.events()] and worker.process.wait(30) == 75, "it still listens"
+    worker.send(StopAfterStep())
+    assert [*said(worker)] and worker.process.wait(30) == 75, "it still listens"
     assert finish(start(tmp_path))["digest"] == reference
 
 
 def test_a_switch_to_a_plan_that_does_not_exist_fails_and_can_be_retried(tmp_path: Path, reference: str) -> None:
     worker = start(tmp_path)
-    events = worker.events()
+    events = said(worker)
     until(worker, events, "step", 1)
-    worker.command("plan", plan=99)
+    worker.send(SwitchPlan(plan=99))
     assert list(events)[-1]["event"] == "failed"
     assert worker.process.wait(30) == 1
     assert finish(start(tmp_path))["digest"] == reference
@@ -233,9 +250,9 @@ def test_a_switch_to_a_plan_that_does_not_exist_fails_and_can_be_retried(tmp_pat
 
 
 def _refused(worker: Worker, code: int) -> dict[str, Any]:
-    events = list(worker.events())
+    events = list(said(worker))
     assert worker.process.wait(30) == code, events
-    assert events[-1]["event"] == "failed" and events[-1]["retry"] == (code != 2)
+    assert events[-1]["event"] == "failed" and (events[-1]["cause"] == "impossible") == (code == 2)
     return events[-1]
 
 
@@ -306,12 +323,12 @@ def test_a_full_or_forbidden_page_directory(tmp_path: Path) -> None:
 def test_a_hard_limit_on_data_is_a_clean_failure_or_a_full_run(tmp_path: Path, reference: str) -> None:
     assert finish(start(tmp_path / "enough", data_limit_bytes=600 << 20))["digest"] == reference
     worker = start(tmp_path / "little", data_limit_bytes=60 << 20)
-    list(worker.events())
+    list(said(worker))
     assert worker.process.wait(60) != 0
 
 
 def test_without_a_channel_errors_go_to_stderr(tmp_path: Path) -> None:
-    command = worker_command(tmp_path / "none.port", tmp_path / "s")
+    command = torch_worker(TorchOptions(bundle=tmp_path / "none.port", state_dir=tmp_path / "s"))
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 2 and "does not exist" in result.stderr and "Traceback" not in result.stderr
 

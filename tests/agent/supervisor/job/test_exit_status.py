@@ -4,6 +4,11 @@ import pytest
 
 from agent.jobs.model import WorkerOutcome
 from agent.supervisor.job.exit_status import WorkerExit, classify
+from agent.worker.protocol import FailureCause, TrainingFailed
+
+
+def failed(message: str, cause: FailureCause = FailureCause.OTHER) -> TrainingFailed:
+    return TrainingFailed(code="SomeError", message=message, cause=cause)
 
 
 @pytest.mark.parametrize(
@@ -15,7 +20,7 @@ from agent.supervisor.job.exit_status import WorkerExit, classify
         (WorkerExit(75, cancelled=True), WorkerOutcome.CANCELLED, "by you"),
         (WorkerExit(-9, oom_kills=1), WorkerOutcome.OUT_OF_MEMORY, "at its memory limit"),
         (WorkerExit(1, oom_kills=1), WorkerOutcome.OUT_OF_MEMORY, "at its memory limit"),
-        (WorkerExit(1, failure_code="out-of-memory"), WorkerOutcome.OUT_OF_MEMORY, "out of memory"),
+        (WorkerExit(1, failure=failed("", FailureCause.OUT_OF_MEMORY)), WorkerOutcome.OUT_OF_MEMORY, "out of memory"),
         (WorkerExit(-9, system_oom_kills=1), WorkerOutcome.OUT_OF_MEMORY, "the machine ran out"),
         (WorkerExit(-9), WorkerOutcome.CRASHED, "SIGKILL"),
         (WorkerExit(-11), WorkerOutcome.CRASHED, "SIGSEGV"),
@@ -24,8 +29,8 @@ from agent.supervisor.job.exit_status import WorkerExit, classify
         (WorkerExit(-11, told_to_leave=True), WorkerOutcome.CRASHED, "SIGSEGV"),
         (WorkerExit(-15, told_to_leave=True), WorkerOutcome.LEFT, "on request"),
         (WorkerExit(2), WorkerOutcome.IMPOSSIBLE, "never run"),
-        (WorkerExit(1, failure_message="bad", may_retry=False), WorkerOutcome.IMPOSSIBLE, "bad"),
-        (WorkerExit(1, failure_message="no data"), WorkerOutcome.FAILED, "no data"),
+        (WorkerExit(1, failure=failed("bad", FailureCause.IMPOSSIBLE)), WorkerOutcome.IMPOSSIBLE, "bad"),
+        (WorkerExit(1, failure=failed("no data")), WorkerOutcome.FAILED, "no data"),
         (WorkerExit(3), WorkerOutcome.FAILED, "exit status 3"),
     ],
 )

@@ -35,8 +35,8 @@ def test_worker_command(tmp_path: Path) -> None:
     command = " ".join(worker_command(kind, Job(1, spec, 0.0), paths, 2, 7))
     state, out = tmp_path / "state", tmp_path / "out.safetensors"
     assert command == (
-        f"python -m worker --bundle {tmp_path}/bundle.port --state-dir {state} --control-fd {{control_fd}} "
-        f"--plan 2 --epochs 3 --out {out} --checkpoint-every 7 --board m0"
+        f"python -m worker --bundle {tmp_path}/bundle.port --state-dir {state} --plan 2 --epochs 3 "
+        f"--out {out} --checkpoint-every 7 --control-fd {{control_fd}} --board m0"
     )
 
 

@@ -1,0 +1,232 @@
+"""What a worker and its supervisor say to each other: frozen events and commands, one JSON object a line, both ways.
+
+A line carries the version beside the message: `{"v":1,"event":"paused","step":7}`. Fields that the reader does not
+know are skipped; a line that is no message of this version is refused with ProtocolError, and the reader goes on.
+Figures that are not finite (a loss that ran away) travel as null.
+"""
+
+from enum import StrEnum
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from planner.ir.errors import PortError
+
+VERSION = 1
+MAX_LINE_BYTES = 1 << 20
+"""Longer than any message; a peer that sends more without a newline is broken."""
+
+
+class ProtocolError(PortError):
+    """A line that is no message of this version."""
+
+
+class FailureCause(StrEnum):
+    """What a failure means for the job."""
+
+    OUT_OF_MEMORY = "out-of-memory"
+    """It outgrew its plan: the next run takes a smaller one."""
+    IMPOSSIBLE = "impossible"
+    """It can never run as it is."""
+    OTHER = "failed"
+    """It may be tried again."""
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the conversation."""
+
+
+class _EventMessage(_Message, frozen=True, tag_field="event"):
+    """Said by the worker."""
+
+
+class WorkerReady(_EventMessage, frozen=True, kw_only=True, tag="ready"):
+    """The job is loaded and its first step begins. `step` counts those done in this round."""
+
+    pid: int
+    step: int
+    total_steps: int | None
+    plan: int = 0
+    planned_peak_bytes: int | None = None
+    resident_bytes: int | None = None
+    start_peak_bytes: int | None = None
+    """The peak while Python, torch and the bundle were loaded."""
+
+
+class StepDone(_EventMessage, frozen=True, kw_only=True, tag="step"):
+    """A step (for a board: a request of several samples) is done. What is not measured or not planned is None."""
+
+    step: int
+    epoch: int
+    loss: float | None
+    wall_s: float
+    cpu_s: float
+    phases_s: dict[str, float]
+    paged_in_bytes: int = 0
+    paged_out_bytes: int = 0
+    transfer_s: float = 0.0
+    hidden_s: float = 0.0
+    """Of the transfers, what ran beside compute."""
+    peak_rss_bytes: int | None = None
+    planned_s: float | None = None
+    planned_compute_s: float | None = None
+    planned_joules: float | None = None
+    samples: int | None = None
+    total_steps: int | None = None
+
+
+class EvaluationDone(_EventMessage, frozen=True, kw_only=True, tag="eval"):
+    """Loss and metric over the evaluation data. `best`: better than any before."""
+
+    step: int
+    loss: float | None
+    metric: float | None = None
+    best: bool = False
+    paged_in_bytes: int = 0
+    paged_out_bytes: int = 0
+
+
+class CheckpointWritten(_EventMessage, frozen=True, kw_only=True, tag="checkpoint"):
+    """The state at `step` is safe on disk, from which a killed run resumes."""
+
+    step: int
+    bytes: int
+    wall_s: float
+
+
+class PlanSwitched(_EventMessage, frozen=True, kw_only=True, tag="plan"):
+    """From the next step on another plan of the bundle is run."""
+
+    plan: int
+    reason: str = ""
+
+
+class WorkerPaused(_EventMessage, frozen=True, kw_only=True, tag="paused"):
+    """No instruction runs until the supervisor says so; the memory stays."""
+
+    step: int
+
+
+class WorkerResumed(_EventMessage, frozen=True, kw_only=True, tag="resumed"):
+    """The run goes on after a pause."""
+
+    step: int
+
+
+class DeviceInterrupted(_EventMessage, frozen=True, kw_only=True, tag="interrupted"):
+    """The device that trains went away (`step` is None while it is waited for) or is back at `step`."""
+
+    reason: str
+    step: int | None = None
+
+
+class TrainingFinished(_EventMessage, frozen=True, kw_only=True, tag="finished"):
+    """The job is done. `out`: the file of its weights, `digest`: a checksum over its state, where asked for."""
+
+    step: int
+    out: str | None = None
+    digest: str | None = None
+    peak_rss_bytes: int | None = None
+
+
+class TrainingFailed(_EventMessage, frozen=True, kw_only=True, tag="failed"):
+    """The worker ends for a reason it can name. `code`: the error's class, `message`: a sentence for the user."""
+
+    code: str
+    message: str
+    cause: FailureCause = FailureCause.OTHER
+
+
+Event = (
+    WorkerReady | StepDone | EvaluationDone | CheckpointWritten | PlanSwitched | WorkerPaused | WorkerResumed
+    | DeviceInterrupted | TrainingFinished | TrainingFailed
+)  # fmt: skip
+
+
+class _CommandMessage(_Message, frozen=True, tag_field="cmd"):
+    """Said by the supervisor."""
+
+
+class PauseTraining(_CommandMessage, frozen=True, tag="pause"):
+    """Stop between two instructions and keep the memory."""
+
+
+class ResumeTraining(_CommandMessage, frozen=True, tag="resume"):
+    """Go on after a pause."""
+
+
+class LeaveNow(_CommandMessage, frozen=True, tag="leave"):
+    """End at once and give the memory back; at worst the unfinished step is lost."""
+
+
+class StopAfterStep(_CommandMessage, frozen=True, tag="stop"):
+    """Finish the step, write a checkpoint and end."""
+
+
+class WriteCheckpoint(_CommandMessage, frozen=True, tag="checkpoint"):
+    """Write a checkpoint after the step at hand."""
+
+
+class SwitchPlan(_CommandMessage, frozen=True, kw_only=True, tag="plan"):
+    """Go on with another plan of the bundle after the step at hand."""
+
+    plan: int
+    reason: str = ""
+
+
+Command = PauseTraining | ResumeTraining | LeaveNow | StopAfterStep | WriteCheckpoint | SwitchPlan
+
+
+class _Head(msgspec.Struct):
+    v: Literal[1]
+
+
+M = TypeVar("M")
+
+_head = msgspec.json.Decoder(_Head)
+_events: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+_commands: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
+_encoder = msgspec.json.Encoder()
+
+
+def encode_message(message: Event | Command) -> bytes:
+    """Return the line of a message, newline included."""
+    return b'{"v":%d,%b\n' % (VERSION, _encoder.encode(message)[1:])
+
+
+def plain_values(message: Event | Command) -> dict[str, Any]:
+    """Return what the line of a message says, as plain values."""
+    values: dict[str, Any] = msgspec.to_builtins(message)
+    return {"v": VERSION, **values}
+
+
+def decode_event(line: bytes) -> Event:
+    """Return the event of a line; raises ProtocolError."""
+    return _decode(_events, line)
+
+
+def decode_command(line: bytes) -> Command:
+    """Return the command of a line; raises ProtocolError."""
+    return _decode(_commands, line)
+
+
+def _decode(decoder: "msgspec.json.Decoder[M]", line: bytes) -> M:
+    try:
+        _head.decode(line)
+        return decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"no message of version {VERSION} ({error}): {line[:200]!r}") from error
+
+
+class LineSplitter:
+    """Cuts what arrives on a line into its lines."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the lines that are whole now; raises ProtocolError when one does not end."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MAX_LINE_BYTES:
+            raise ProtocolError(f"a line of more than {MAX_LINE_BYTES} bytes; the other side is broken")
+        return lines

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,12 +22,13 @@ async def test_a_run_from_start_to_result(tmp_path: Path) -> None:
     async with running_job(tmp_path, BUNDLE) as live:
         await training(live)
         assert live.job.state is JobState.RUNNING and live.runner.pid is not None
-        described: dict[str, Any] = live.runner.describe() or {}
-        assert (described["name"], described["phase"], described["plans"]) == ("birds", "training", 2)
+        shown = live.runner.status()
+        assert shown is not None
+        assert (shown.name, shown.phase, shown.plans) == ("birds", "training", 2)
         job = await live.over()
         assert (job.state, job.step, job.attempts) == (JobState.FINISHED, 30, 1)
         assert job.result == str(live.store.job_dir(live.id) / "out.safetensors")
-        assert (live.runner.job, live.runner.phase, live.runner.pid, live.runner.describe()) == (None,) * 4
+        assert (live.runner.job, live.runner.phase, live.runner.pid, live.runner.status()) == (None,) * 4
 
 
 @go

@@ -366,6 +366,12 @@ ALLOWED = frozenset(
     ]
 )
 
+OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad")
+"""Optimizers of torch whose update is elementwise and the same on every step, and that a bundle may name.
+
+How each computes its scalars stands in `planner.ir.lowering.optimizer_scalars`.
+"""
+
 GUARD = "port::guard"
 """A pseudo-operator: the value of its operand must be what it was when the step was recorded."""
 

@@ -24,6 +24,7 @@ from planner.ir.bundle.safetensors_io import Chunks, Member
 from planner.ir.costs import CostTable
 from planner.ir.errors import PortError
 from planner.ir.graph import ITEM_BYTES, MAX_STORAGE_BYTES, Role, StepGraph, storage_key
+from planner.ir.operators import OPTIMIZERS
 from planner.ir.plan import Plan
 
 FORMAT = 1
@@ -345,10 +346,6 @@ def _manifest(raw: dict[str, Any], path: Path) -> Manifest:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BundleError(f"{path}: the manifest is incomplete or wrong ({error}); make the bundle again") from error
     return manifest
-
-
-OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad")
-"""The optimizers that a bundle may name; the same as `planner.ir.lowering.optimizer_scalars.SUPPORTED`, without torch."""
 
 
 def _check_optimizer(data: Mapping[str, Any]) -> None:

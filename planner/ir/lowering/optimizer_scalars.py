@@ -18,12 +18,9 @@ from torch.optim.sgd import _single_tensor_sgd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.ir.errors import CaptureError
+from planner.ir.operators import OPTIMIZERS
 
-SUPPORTED: dict[str, type[torch.optim.Optimizer]] = {
-    cls.__name__: cls
-    for cls in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad)
-}
-"""Optimizers of torch whose update is elementwise and the same on every step."""
+SUPPORTED: dict[str, type[torch.optim.Optimizer]] = {name: getattr(torch.optim, name) for name in OPTIMIZERS}
 
 _REFUSED = ("fused", "capturable", "differentiable")
 _DROPPED = ("params", "foreach", "fused", "param_names", "initial_lr")

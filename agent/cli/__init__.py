@@ -1,4 +1,7 @@
-"""The command line. Each module here adds the commands of one area; heavy imports happen inside the commands."""
+"""The command line. Each module here adds the commands of one area.
+
+Heavy imports happen inside the commands.
+"""
 
 import importlib
 import sys
@@ -26,7 +29,10 @@ def build_parser() -> CommandParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; a `PortError` is printed without a traceback."""
+    """Run one command and return its exit code.
+
+    A `PortError` is printed without a traceback.
+    """
     arguments = build_parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)

@@ -27,13 +27,19 @@ class CommandParser(argparse.ArgumentParser):
     """A parser whose refusals are one line: the cause, the remedy, and where to read more."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the line and exit with code 2; control characters of the argument are made visible."""
+        """Print the line and exit with code 2.
+
+        Control characters of the argument are made visible.
+        """
         line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
         self.exit(2, f"{self.prog}: {line}; see {self.prog} --help\n")
 
 
 def size(text: str) -> int:
-    """Return the bytes, at least one, that `text` means; raises ArgumentTypeError for anything else."""
+    """Return the bytes, at least one, that `text` means.
+
+    Raises ArgumentTypeError for anything else.
+    """
     count = _told(parse_bytes, text)
     if count < 1:
         raise argparse.ArgumentTypeError(f"the size {shown(text)} is nothing; give at least one byte, such as 300M")
@@ -41,7 +47,10 @@ def size(text: str) -> int:
 
 
 def duration(text: str) -> float:
-    """Return the seconds, more than 0, that `text` means; raises ArgumentTypeError for anything else."""
+    """Return the seconds, more than 0, that `text` means.
+
+    Raises ArgumentTypeError for anything else.
+    """
     seconds = _told(parse_duration, text)
     if seconds <= 0:
         raise argparse.ArgumentTypeError(f"the duration {shown(text)} is nothing; give more, such as 90s or 8h")
@@ -49,22 +58,34 @@ def duration(text: str) -> float:
 
 
 def deadline(text: str) -> float:
-    """Return the Unix time of a moment to come; raises ArgumentTypeError for anything else."""
+    """Return the Unix time of a moment to come.
+
+    Raises ArgumentTypeError for anything else.
+    """
     return _told(lambda text: parse_deadline(text, clock.time()), text)
 
 
 def deadline_or_none(text: str) -> float | None:
-    """Return the Unix time of a moment to come, None for "none"; raises ArgumentTypeError for anything else."""
+    """Return the Unix time of a moment to come, None for "none".
+
+    Raises ArgumentTypeError for anything else.
+    """
     return None if text == "none" else deadline(text)
 
 
 def since(text: str) -> float:
-    """Return the Unix time of a moment that was; raises ArgumentTypeError for anything else."""
+    """Return the Unix time of a moment that was.
+
+    Raises ArgumentTypeError for anything else.
+    """
     return _told(lambda text: parse_since(text, clock.time()), text)
 
 
 def hours(text: str) -> tuple[time, time]:
-    """Return begin and end of hours such as 22:00-07:00; raises ArgumentTypeError for anything else."""
+    """Return begin and end of hours such as 22:00-07:00.
+
+    Raises ArgumentTypeError for anything else.
+    """
     return _told(parse_hours, text)
 
 
@@ -80,7 +101,10 @@ def positive_number(text: str) -> float:
 
 
 def whole_number(least: int, most: int = MOST) -> Callable[[str], int]:
-    """Return a reader of whole numbers from `least` to `most`; it raises ArgumentTypeError for anything else."""
+    """Return a reader of whole numbers from `least` to `most`.
+
+    Raises ArgumentTypeError for anything else.
+    """
     wanted = (
         f"from {least} to {most}; give one of these" if most != MOST else f"of at least {least}; give {least} or more"
     )
@@ -98,7 +122,10 @@ def whole_number(least: int, most: int = MOST) -> Callable[[str], int]:
 
 
 def _told(parse: Callable[[str], T], text: str) -> T:
-    """Return what `parse` returns; argparse swallows the message of every error but its own."""
+    """Return what `parse` returns.
+
+    Argparse swallows the message of every error but its own.
+    """
     try:
         return parse(text)
     except PortError as error:

@@ -160,7 +160,10 @@ def _run(arguments: Arguments) -> int:
 
 
 def _environment_dir(name: str) -> Path | None:
-    """Return the directory that systemd made for us; it may list several, the first is ours."""
+    """Return the directory that systemd made for us.
+
+    It may list several, the first is ours.
+    """
     value = os.environ.get(name, "").partition(":")[0]
     return Path(value) if value else None
 

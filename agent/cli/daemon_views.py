@@ -33,7 +33,10 @@ def show(renderable: RenderableType) -> None:
 
 
 def watch(fetch: Callable[[], Mapping[str, Any]]) -> int:
-    """Show the status once a second until interrupted; into a file or a pipe, one screen after the other."""
+    """Show the status once a second until interrupted.
+
+    Into a file or a pipe, one screen after the other.
+    """
     console = Console(highlight=False)
     if not console.is_terminal:
         while True:
@@ -221,7 +224,10 @@ def job_screen(job: Mapping[str, Any]) -> Group:
 
 
 def peers_screen(answer: Mapping[str, Any]) -> RenderableType:
-    """Return the other agents as a table, one line each. Their words are shown as they came: no markup."""
+    """Return the other agents as a table, one line each.
+
+    Their words are shown as they came: no markup.
+    """
     if not answer["discover"]:
         return Text("discovery is off; set discover = true under [peers] in config.toml and run port-agent reload")
     where = f"on {', '.join(answer['interfaces'])}" if answer["interfaces"] else "nowhere: no network interface is up"

@@ -256,7 +256,10 @@ def _frontier(arguments: argparse.Namespace) -> int:
 
 
 def wanted_pace(arguments: argparse.Namespace, samples: int, batch_size: int) -> "Pace | None":
-    """Return what --deadline, --charging and --epochs leave for one step; None without a deadline."""
+    """Return what --deadline, --charging and --epochs leave for one step.
+
+    None without a deadline.
+    """
     from planner.deadline import Window, pace
 
     if arguments.deadline is None:

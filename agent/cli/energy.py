@@ -219,7 +219,10 @@ def _show(report: "EnergyReport") -> None:
 
 
 def _show_power(report: "EnergyReport", console: "Console") -> None:
-    """Print the course of power as a terminal plot; stretches that were not seen stay empty."""
+    """Print the course of power as a terminal plot.
+
+    Stretches that were not seen stay empty.
+    """
     import plotext
 
     times, watts = [], []

@@ -168,7 +168,10 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, SparseJob | None]":
-    """Capture, measure, choose what is trained where that was asked for, and plan; show how far it is."""
+    """Capture, measure, choose what is trained where that was asked for, and plan.
+
+    Show how far it is.
+    """
     import torch
 
     from agent.cli.progress import StageBar

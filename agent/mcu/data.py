@@ -1,4 +1,6 @@
-"""Samples and labels of a job, from a file or from an inbox directory of them. No torch.
+"""Samples and labels of a job, from a file or from an inbox directory of them.
+
+No torch.
 
 A file is .npz (never pickled) or .safetensors with one array of samples and one of labels, under the usual names.
 Files of a directory are taken in the order of their names, so that a resumed job sees the same data.
@@ -59,7 +61,10 @@ def load_samples(path: Path, model: ModelDirectory) -> BoardSamples:
 
 
 def split_held_out(samples: BoardSamples, every: int) -> tuple[BoardSamples, BoardSamples]:
-    """Return (training, held out); every `every`-th sample is held out, none if `every` is 0."""
+    """Return (training, held out).
+
+    Every `every`-th sample is held out, none if `every` is 0.
+    """
     indices = np.arange(len(samples))
     held = indices % every == every - 1 if every else np.zeros(len(samples), bool)
     return samples.part(indices[~held]), samples.part(indices[held])

@@ -1,4 +1,7 @@
-"""What can go wrong between the agent and a microcontroller; each error carries its numbers and names a remedy."""
+"""What can go wrong between the agent and a microcontroller.
+
+Each error carries its numbers and names a remedy.
+"""
 
 from planner.ir.errors import PortError
 

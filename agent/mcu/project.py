@@ -48,7 +48,10 @@ class Project:
 
 
 def load_project(folder: Path) -> Project:
-    """Run project.py of `folder` and return its project; raise BoardJobError if it has none."""
+    """Run project.py of `folder` and return its project.
+
+    Raises BoardJobError if it has none.
+    """
     script = folder / SCRIPT
     if not script.is_file():
         raise BoardJobError(f"{folder} has no {SCRIPT}; see agent/mcu/project.py for what to put there")

@@ -73,7 +73,10 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> int:
 
 
 def read_snapshot(path: Path) -> Snapshot | None:
-    """Return the snapshot at `path`, None if there is none; raise SnapshotError if it is damaged."""
+    """Return the snapshot at `path`, None if there is none.
+
+    Raises SnapshotError if it is damaged.
+    """
     try:
         content = path.read_bytes()
     except FileNotFoundError:

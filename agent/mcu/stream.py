@@ -39,7 +39,10 @@ class Recorded:
 
 
 def open_stream(source: str) -> BinaryIO:
-    """Return the stream `source` names: "-", "tcp:HOST:PORT" or a path; raise DisconnectedError if it cannot be opened."""
+    """Return the stream `source` names: "-", "tcp:HOST:PORT" or a path.
+
+    Raises DisconnectedError if it cannot be opened.
+    """
     try:
         if source == "-":
             return sys.stdin.buffer

@@ -101,7 +101,10 @@ class SnapshotTaken:
 
 @dataclass(frozen=True, slots=True)
 class BoardInterrupted:
-    """The board went away, or came back without its state; `resumed_at` is None while waiting."""
+    """The board went away, or came back without its state.
+
+    `resumed_at` is None while waiting.
+    """
 
     reason: str
     resumed_at: int | None
@@ -167,7 +170,10 @@ class BoardTrainer:
         self._restore(device)
 
     def run(self, stop: Callable[[], bool]) -> bool:
-        """Train until finished (True) or until `stop()` says so (False); outlives unplugs and resets."""
+        """Train until finished (True) or until `stop()` says so (False).
+
+        Outlives unplugs and resets.
+        """
         while not stop():
             try:
                 if not self._advance():
@@ -184,7 +190,10 @@ class BoardTrainer:
         self._link.close()
 
     def leave(self) -> None:
-        """Leave a place mark, which costs one small file; the device keeps the weights while it has power."""
+        """Leave a place mark, which costs one small file.
+
+        The device keeps the weights while it has power.
+        """
         device = self._link.device
         if device.session.unfinished is None:
             crc = device.parameters_crc()
@@ -224,7 +233,10 @@ class BoardTrainer:
         return TrainingOptions(self._settings.learning_rate, self._settings.rule, self._settings.scaling)
 
     def _advance(self) -> bool:
-        """Do one request's worth; every part can be repeated after a disconnect. False: nothing is left to do."""
+        """Do one request's worth; every part can be repeated after a disconnect.
+
+        False: nothing is left to do.
+        """
         if self.position.step - self._last_snapshot >= self._settings.snapshot_every:
             self.take_snapshot()
         if self._held_out is not None and self._evaluation_is_due():
@@ -309,7 +321,10 @@ class BoardTrainer:
             self._emit(BoardInterrupted(str(error), None))
 
     def _start_over(self, reason: str, stop: Callable[[], bool]) -> None:
-        """Restore the snapshot on a device that lost its state; tries again while the port comes and goes."""
+        """Restore the snapshot on a device that lost its state.
+
+        Tries again while the port comes and goes.
+        """
         self._emit(BoardInterrupted(reason, None))
         while not stop():
             try:

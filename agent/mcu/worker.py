@@ -96,7 +96,10 @@ def train(control: Control, tell: Tell, spec: BoardJobSpec, state_dir: Path) -> 
 
 
 def _connect(control: Control, tell: Tell, trainer: BoardTrainer) -> None:
-    """Connect, waiting for the board to be plugged in; raises LeftOnRequest when asked to leave meanwhile."""
+    """Connect, waiting for the board to be plugged in.
+
+    Raises LeftOnRequest when asked to leave meanwhile.
+    """
     while not control.leaving and not control.stopping:
         try:
             trainer.start()

@@ -49,7 +49,10 @@ class Board:
         return self.numbers[key].value
 
     def device(self, *, estimated: bool = True) -> DeviceCosts:
-        """Return what does not depend on the operator; the name says if op costs will be estimates."""
+        """Return what does not depend on the operator.
+
+        The name says if op costs will be estimates.
+        """
         endurance = self.numbers.get("endurance_bytes")
         flash = Flash(
             "flash", self["read_bytes_per_s"], self["write_bytes_per_s"], self["latency_s"],
@@ -82,7 +85,9 @@ def load_board(name: str) -> Board:
 
 
 def parse_board(data: dict[str, Any], where: str) -> Board:
-    """Return the board in parsed TOML; every number needs value, unit, kind and source.
+    """Return the board in parsed TOML.
+
+    Every number needs value, unit, kind and source.
 
     Raises BoardError with the entry at fault.
     """
@@ -115,7 +120,10 @@ def format_board(board: Board) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one operator does: floating-point operations and bytes moved; `dense` if arithmetic dominates."""
+    """What one operator does: floating-point operations and bytes moved.
+
+    `dense` if arithmetic dominates.
+    """
 
     flops: float
     nbytes: float

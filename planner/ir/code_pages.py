@@ -13,7 +13,9 @@ _MADV_DONTNEED = 4
 
 
 def release_code_pages() -> None:
-    """Unmap the resident pages of executable file mappings of this process. Linux only; nothing happens elsewhere.
+    """Unmap the resident pages of executable file mappings of this process.
+
+    Linux only; nothing happens elsewhere.
 
     A mapping with pages of its own (relocated code, a debugger's breakpoints) is left alone: those would be lost.
     """

@@ -8,7 +8,10 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What the processes of this project end with: commands, the daemon and workers. The numbers never change."""
+    """What the processes of this project end with: commands, the daemon and workers.
+
+    The numbers never change.
+    """
 
     DONE = 0
     FAILED = 1
@@ -25,7 +28,10 @@ class ExitCode(IntEnum):
 
 
 class PortError(Exception):
-    """Root of every error this project raises on purpose; the command line prints it without a traceback."""
+    """Root of every error this project raises on purpose.
+
+    The command line prints it without a traceback.
+    """
 
     exit_code: int = ExitCode.FAILED
 

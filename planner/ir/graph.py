@@ -107,7 +107,9 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operator call. `name` is the aten overload, such as `aten::addmm`, `aten::add.Tensor`.
+    """One operator call.
+
+    `name` is the aten overload, such as `aten::addmm`, `aten::add.Tensor`.
 
     `outputs` holds one value index per tensor returned (None where nothing reads it). `writes` are the storages it
     changes in place, `random` says that it draws from the default generator.

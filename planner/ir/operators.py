@@ -1,4 +1,6 @@
-"""The aten operators that a step may consist of. A bundle can compute; it cannot run code, open files or import.
+"""The aten operators that a step may consist of. A bundle can compute.
+
+It cannot run code, open files or import.
 
 Listed by base name; every overload of them that takes tensors and plain arguments is accepted. What is missing here is
 refused when a step is captured and when a bundle is loaded, by name.

@@ -1,4 +1,6 @@
-"""A plan: what happens to each storage while it is idle. Decisions only; a few hundred bytes.
+"""A plan: what happens to each storage while it is idle. Decisions only.
+
+A few hundred bytes.
 
 A storage that is used at op `after` and next at a later op is idle in between. By default it stays in RAM. A decision
 changes that for one idle gap:

@@ -22,7 +22,10 @@ def peak_resident_bytes() -> int:
 
 
 def reset_peak() -> None:
-    """Let `peak_resident_bytes` start again from what is resident now. OSError where the system cannot."""
+    """Let `peak_resident_bytes` start again from what is resident now.
+
+    OSError where the system cannot.
+    """
     Path("/proc/self/clear_refs").write_text("5")
 
 

@@ -62,7 +62,9 @@ class Code(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction. `index` is an op for RUN and RERUN, an update group for SLICED and WAIT_SLICED, else a storage.
+    """One instruction.
+
+    `index` is an op for RUN and RERUN, an update group for SLICED and WAIT_SLICED, else a storage.
 
     SLICED starts a group's update, which goes on beside the instructions that follow until WAIT_SLICED.
 

@@ -1,4 +1,7 @@
-"""Read moments and hours of the day as people write them; the one grammar of deadlines and windows."""
+"""Read moments and hours of the day as people write them.
+
+The one grammar of deadlines and windows.
+"""
 
 import re
 from datetime import datetime, time, timedelta
@@ -58,7 +61,9 @@ def parse_since(text: str, now_unix: float) -> float:
 
 
 def parse_hours(text: str) -> tuple[time, time]:
-    """Return begin and end of "22:00-07:00", local time; it may pass midnight, and "24:00" is midnight.
+    """Return begin and end of "22:00-07:00", local time.
+
+    It may pass midnight, and "24:00" is midnight.
 
     Raises HoursError for anything else.
     """
@@ -70,7 +75,10 @@ def parse_hours(text: str) -> tuple[time, time]:
 
 
 def _span(text: str) -> float | None:
-    """Return the seconds of a duration; None for what is none. A bare number says nothing, not even a year."""
+    """Return the seconds of a duration; None for what is none.
+
+    A bare number says nothing, not even a year.
+    """
     if _BARE_NUMBER.fullmatch(text.strip()):
         raise MomentError(f"{shown(text)} is no moment, it has no unit; {_HOW}")
     try:

@@ -1,4 +1,7 @@
-"""Turn the names in a graph into torch's operators and arguments; only names on the planner's list become anything."""
+"""Turn the names in a graph into torch's operators and arguments.
+
+Only names on the planner's list become anything.
+"""
 
 import re
 from collections.abc import Callable
@@ -30,7 +33,10 @@ _NAMED: dict[str, dict[str, Any]] = {
 
 
 def resolve(name: str) -> Callable[..., Any]:
-    """Return torch's operator of this name; raise OperatorError for any that is not allowed or does not exist."""
+    """Return torch's operator of this name.
+
+    Raises OperatorError for any that is not allowed or does not exist.
+    """
     check_operator(name)
     match = re.fullmatch(r"aten::([A-Za-z0-9_]+)(?:\.([A-Za-z0-9_]+))?", name)
     packet = getattr(torch.ops.aten, match[1], None) if match else None
@@ -47,7 +53,10 @@ def dtype(name: str) -> torch.dtype:
 
 
 def named(argument: Named) -> Any:
-    """Return one of torch's named objects; raise GraphError for one that is not supported."""
+    """Return one of torch's named objects.
+
+    Raises GraphError for one that is not supported.
+    """
     try:
         return _NAMED[argument.kind][argument.name]
     except KeyError:

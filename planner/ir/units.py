@@ -1,4 +1,7 @@
-"""Read and print quantities with units: bytes, seconds, joules. The one grammar of sizes and durations."""
+"""Read and print quantities with units: bytes, seconds, joules.
+
+The one grammar of sizes and durations.
+"""
 
 import re
 from decimal import Decimal

@@ -70,7 +70,10 @@ def lower_bound(buffers: Iterable[Buffer]) -> int:
 
 
 def plan(buffers: Sequence[Buffer], rounds: int = SEARCH_ROUNDS) -> Arena:
-    """Return offsets whose peak is as near the lower bound as the search found; the same input gives the same plan."""
+    """Return offsets whose peak is as near the lower bound as the search found.
+
+    The same input gives the same plan.
+    """
     bound = lower_bound(buffers)
     conflicts = _conflicts(buffers)
     best_order, best = _best_start(buffers, conflicts)
@@ -140,7 +143,10 @@ def _tightest_gap(taken: list[tuple[int, int]], size: int) -> int:
 def _search(
     buffers: Sequence[Buffer], conflicts: list[list[int]], order: list[int], best: _Placement, bound: int, rounds: int
 ) -> _Placement:
-    """Move buffers that reach the peak, and some others, to the front of the order; keep what does not hurt."""
+    """Move buffers that reach the peak, and some others, to the front of the order.
+
+    Keep what does not hurt.
+    """
     choose = random.Random(len(buffers))
     current, current_peak = list(order), best.peak
     for _ in range(rounds):

@@ -18,7 +18,10 @@ from planner.mcu.ir import WEIGHTED, Clamp, Graph, KernelCall, McuCompileError, 
 
 
 class StepKind(IntEnum):
-    """What one step does; 1 to 6 are those of `enum port_step_kind`, the others exist only before `reorder`."""
+    """What one step does.
+
+    1 to 6 are those of `enum port_step_kind`, the others exist only before `fuse_updates`.
+    """
 
     FORWARD = 0
     LOSS = 1
@@ -79,14 +82,19 @@ def last_layers(graph: Graph, count: int, ratio: float = 1.0, biases: int | None
 
 
 def rows_at(op: KernelCall, ratio: float) -> int:
-    """Return how many output channels a ratio means; a depthwise layer is trained whole or not at all."""
+    """Return how many output channels a ratio means.
+
+    A depthwise layer is trained whole or not at all.
+    """
     channels = op.out_shape.channels
     return channels if op.kind is OpKind.DEPTHWISE else min(channels, max(1, round(channels * ratio)))
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the program. Buffers are named: an activation by its op, a gradient as `d:<activation>`.
+    """One step of the program.
+
+    Buffers are named: an activation by its op, a gradient as `d:<activation>`.
 
     `gradient` is the gradient of the op's output, `target` what the step writes; `accumulate` adds to it.
     """

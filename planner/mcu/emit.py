@@ -42,7 +42,10 @@ def emit_model(model: QuantizedGraph, memory: MemoryPlan, scheme: SparseScheme, 
 
 
 def parameter_image(model: QuantizedGraph, memory: MemoryPlan, scheme: SparseScheme) -> bytes:
-    """Return the initial bytes of the parameter region, little endian; Q8.8 low bytes start at one half."""
+    """Return the initial bytes of the parameter region, little endian.
+
+    Q8.8 low bytes start at one half.
+    """
     image = bytearray(memory.parameters.size_bytes)
     for op in model.ops:
         slot = memory.parameters.slots.get(op.op.name)

@@ -71,7 +71,10 @@ def _sample_shape(extents: Sequence[int]) -> Shape:
 
 
 def _pair(value: object, one_d: bool) -> tuple[int, int]:
-    """Return (vertical, horizontal) of a torch argument: an int or a tuple; 1-D extents are horizontal."""
+    """Return (vertical, horizontal) of a torch argument: an int or a tuple.
+
+    1-D extents are horizontal.
+    """
     numbers = (value,) if isinstance(value, int) else tuple(cast(Sequence[int], value))
     if one_d:
         return -1, int(numbers[0])
@@ -96,7 +99,10 @@ def _out_shape(
 
 
 class _Importer:
-    """One pass over the fx nodes; `ops` grows in execution order, later nodes may rewrite the newest op."""
+    """One pass over the fx nodes.
+
+    `ops` grows in execution order, later nodes may rewrite the newest op.
+    """
 
     def __init__(self, traced: fx.GraphModule, input_shape: Shape) -> None:
         self.traced = traced

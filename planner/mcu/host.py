@@ -108,7 +108,10 @@ def _scratch_directory() -> tempfile.TemporaryDirectory[str]:
 
 @functools.cache
 def _engine_objects(flags: tuple[str, ...]) -> tuple[str, ...]:
-    """Compile engine and kernels once per process and set of flags; return the object files."""
+    """Compile engine and kernels once per process and set of flags.
+
+    Return the object files.
+    """
     folder = Path(_scratch_directory().name) / hashlib.sha256(repr(flags).encode()).hexdigest()[:16]
     folder.mkdir()
     objects = []
@@ -130,7 +133,10 @@ def _compile(arguments: list[str]) -> None:
 
 
 def build_library(model: CompiledModel, directory: Path, extra_flags: tuple[str, ...] = ()) -> Path:
-    """Compile engine, kernels and model into a shared library in `directory`; return its path."""
+    """Compile engine, kernels and model into a shared library in `directory`.
+
+    Return its path.
+    """
     model.write(directory)
     library = directory / f"engine_{model.sha256.hex()[:16]}.so"
     include = ["-I", str(firmware_root() / "include"), "-I", str(directory)]
@@ -239,7 +245,10 @@ class HostEngine:
         return int(result.predicted), logits.copy()
 
     def train(self, sample: Int8Array, label: int) -> tuple[float, bool]:
-        """Train on one sample; return the loss in nats and whether it was right before the update."""
+        """Train on one sample.
+
+        Return the loss in nats and whether it was right before the update.
+        """
         self._write(sample)
         result = _Result()
         self._check(
@@ -258,7 +267,10 @@ class HostEngine:
     def train_many(
         self, samples: Int8Array, labels: NDArray[np.int64], order: NDArray[np.int64] | None = None
     ) -> tuple[float, float]:
-        """Train on samples [N, bytes] in `order`; return mean loss and the share that was right before its update."""
+        """Train on samples [N, bytes] in `order`.
+
+        Return mean loss and the share that was right before its update.
+        """
         order = np.arange(len(samples)) if order is None else order
         picked = np.ascontiguousarray(order, np.uint32)
         return self._many("port_train_many", samples, labels, picked)

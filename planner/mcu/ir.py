@@ -67,7 +67,9 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelCall:
-    """One kernel call. `inputs` are tensor names; the output tensor has the op's own name.
+    """One kernel call. `inputs` are tensor names.
+
+    The output tensor has the op's own name.
 
     `weight` is [out][kernel_h][kernel_w][in] (classifier: [out][1][1][in]) or, depthwise, [kernel_h][kernel_w][channel].
     """
@@ -100,7 +102,10 @@ class KernelCall:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
-    """Ops in execution order; `input_name` names the sample, the last op is the classifier."""
+    """Ops in execution order.
+
+    `input_name` names the sample, the last op is the classifier.
+    """
 
     name: str
     input_name: str

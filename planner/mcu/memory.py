@@ -20,7 +20,10 @@ from planner.mcu.ir import Graph, KernelCall, OpKind
 
 @dataclass(frozen=True, slots=True)
 class ParameterSlot:
-    """Where one layer's trained values live in the parameter region; None: frozen, in flash."""
+    """Where one layer's trained values live in the parameter region.
+
+    None: frozen, in flash.
+    """
 
     bias_offset: int | None
     weight_offset: int | None
@@ -50,7 +53,10 @@ class MemoryPlan:
         return self.arena.peak_bytes + self.parameters.size_bytes
 
     def offset(self, buffer: str) -> int:
-        """Return a buffer's arena offset; the classifier's gradient lives where its logits were."""
+        """Return a buffer's arena offset.
+
+        The classifier's gradient lives where its logits were.
+        """
         return self.arena.offsets[_home(self.program.graph, buffer)]
 
 
@@ -89,7 +95,10 @@ def _size(graph: Graph, buffer: str, scheme: SparseScheme) -> int:
 
 
 def buffers_of(program: SampleProgram, scheme: SparseScheme, simd: bool = True) -> list[Buffer]:
-    """Return every buffer with the steps it is alive in; the input is written before step 0."""
+    """Return every buffer with the steps it is alive in.
+
+    The input is written before step 0.
+    """
     graph = program.graph
     first: dict[str, int] = {graph.input_name: -1}
     last: dict[str, int] = {graph.input_name: -1}

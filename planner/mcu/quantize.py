@@ -73,7 +73,10 @@ class QuantizedGraph:
 
 
 def run_float(graph: Graph, samples: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return every tensor of the float graph for samples [N, C, H, W]; the importer is checked against this."""
+    """Return every tensor of the float graph for samples [N, C, H, W].
+
+    The importer is checked against this.
+    """
     shape = graph.input_shape
     tensors = {graph.input_name: samples.reshape(-1, shape.channels, shape.height, shape.width)}
     for op in graph.ops:
@@ -170,7 +173,10 @@ def _quantize_op(
 
 
 def _quantize_add(op: KernelCall, inputs: tuple[QuantizedTensor, ...], output: QuantizedTensor) -> QuantizedOp:
-    """Both inputs share one shift; |x - zero| <= 255 and multipliers below 2**22 keep the sum within 31 bits."""
+    """Both inputs share one shift.
+
+    |x - zero| <= 255 and multipliers below 2**22 keep the sum within 31 bits.
+    """
     ratios = [float(tensor.scale) / float(output.scale) for tensor in inputs]
     shift = 1
     while shift < 30 and max(ratios) * 2.0 ** (shift + 1) < 2**22:

@@ -78,7 +78,10 @@ class ContributionTable:
         return replace(self, weights=tuple(replace(c, gain=c.gain + self.error) for c in self.weights))
 
     def predict(self, graph: Graph, scheme: SparseScheme) -> float:
-        """Return the accuracy that adding up the gains gives; between measured channel counts they are interpolated."""
+        """Return the accuracy that adding up the gains gives.
+
+        Between measured channel counts they are interpolated.
+        """
         layers, choices = graph.weighted(), self.by_layer
         frozen = next((k for k, op in enumerate(reversed(layers)) if not scheme.of(op.name).bias), len(layers))
         depth = max((k for k in self.bias_accuracy if k <= frozen), default=0)
@@ -139,7 +142,9 @@ def analyse_contributions(
     depth: int | None = None,
     draws: int = DRAWS,
 ) -> ContributionTable:
-    """Return what biases and weights gain; `layers` limits whose weights are measured, `depth` how far biases go.
+    """Return what biases and weights gain.
+
+    `layers` limits whose weights are measured, `depth` how far biases go.
 
     Costs `draws` short adaptations per depth and per layer and ratio.
     """
@@ -173,7 +178,10 @@ def _pooled_error(samples: Iterable[NDArray[np.float64]], draws: int) -> float:
 
 
 class Needs:
-    """What schemes need of this graph, as the compiler plans it; infinite beyond the limit of backward work."""
+    """What schemes need of this graph, as the compiler plans it.
+
+    Infinite beyond the limit of backward work.
+    """
 
     def __init__(self, graph: Graph, limits: Limits, q88: bool, simd: bool) -> None:
         self.graph, self.limits, self.q88, self.simd = graph, limits, q88, simd

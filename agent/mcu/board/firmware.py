@@ -26,7 +26,10 @@ SECTIONS = ("-ffunction-sections", "-fdata-sections")
 
 @dataclass(frozen=True, slots=True)
 class Firmware:
-    """One built image. `static_ram_bytes` and `flash_bytes` are None for the host's own process."""
+    """One built image.
+
+    `static_ram_bytes` and `flash_bytes` are None for the host's own process.
+    """
 
     board: FirmwareBoard
     elf: Path
@@ -37,7 +40,10 @@ class Firmware:
 
 
 def source_root() -> Path:
-    """Return the directory of the firmware sources; raise BuildError if the installation lacks it."""
+    """Return the directory of the firmware sources.
+
+    Raises BuildError if the installation lacks it.
+    """
     root = Path(__file__).resolve().parents[3] / "firmware"
     if not (root / "src" / "main.c").is_file():
         raise BuildError(f"the firmware sources are not in {root}; install port-agent again, or run it from a checkout")
@@ -100,7 +106,10 @@ def parameter_bytes(model: Path) -> int:
 
 
 def slot_bytes(board: FirmwareBoard, model: Path) -> int:
-    """Return the size of one of the two snapshot slots: whole flash pages; 0 for a board that keeps none."""
+    """Return the size of one of the two snapshot slots: whole flash pages.
+
+    0 for a board that keeps none.
+    """
     if not board.has_storage:
         return 0
     needed = SLOT_HEADER_BYTES + parameter_bytes(model) + 3

@@ -1,4 +1,6 @@
-"""Runs the firmware without a board: in QEMU, or as a process. Either way the agent sees a real pty.
+"""Runs the firmware without a board: in QEMU, or as a process.
+
+Either way the agent sees a real pty.
 
 QEMU emulates core, memory limits (microbit), UART and flash controller, not the clock: nothing here says how long a
 real board takes or how much energy it needs.
@@ -31,7 +33,10 @@ def find_qemu() -> str:
 
 
 def command_line(board: FirmwareBoard, elf: Path, storage: Path | None) -> list[str]:
-    """Return the command that runs `elf`; `storage` keeps the snapshot slots over kills, where the board can."""
+    """Return the command that runs `elf`.
+
+    `storage` keeps the snapshot slots over kills, where the board can.
+    """
     if board.machine is None:
         return [str(elf)]
     machine = board.machine
@@ -45,7 +50,10 @@ def command_line(board: FirmwareBoard, elf: Path, storage: Path | None) -> list[
 
 
 class Simulator:
-    """One simulated board; `port` is a link that leads to the pty of the moment, like a replugged USB port."""
+    """One simulated board.
+
+    `port` is a link that leads to the pty of the moment, like a replugged USB port.
+    """
 
     def __init__(self, firmware: Firmware, folder: Path, storage: bool = True) -> None:
         """Keep the port link and the storage file in `folder`."""

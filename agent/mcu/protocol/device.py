@@ -82,7 +82,10 @@ class Device:
         return data
 
     def parameters_crc(self) -> int:
-        """Return the CRC-32 of all parameter bytes, computed by the device; 0 for a model without any."""
+        """Return the CRC-32 of all parameter bytes, computed by the device.
+
+        0 for a model without any.
+        """
         return self.session.request(Crc(0, self.info.parameter_bytes)) if self.info.parameter_bytes else 0
 
     def load_parameters(self, data: bytes) -> None:

@@ -63,7 +63,10 @@ def encode_frame(content: bytes) -> bytes:
 
 
 def decode_frame(encoded: bytes) -> bytes:
-    """Return the content of one frame given without its delimiter; raise FramingError if it is damaged."""
+    """Return the content of one frame given without its delimiter.
+
+    Raises FramingError if it is damaged.
+    """
     data = cobs_decode(encoded)
     if len(data) < CRC_BYTES:
         raise FramingError(f"frame of {len(data)} bytes, shorter than its CRC")
@@ -84,7 +87,10 @@ class FrameCounters:
 
 
 class FrameDecoder:
-    """Turns received bytes, in any pieces, into frame contents; damaged frames are counted and skipped."""
+    """Turns received bytes, in any pieces, into frame contents.
+
+    Damaged frames are counted and skipped.
+    """
 
     def __init__(self) -> None:
         self.counters = FrameCounters()

@@ -55,7 +55,10 @@ class Link:
         return self._device
 
     def connect(self) -> Device:
-        """Open a new session; raise PortNotFoundError, DisconnectedError, NoAnswerError or IncompatibleError."""
+        """Open a new session.
+
+        Raises PortNotFoundError, DisconnectedError, NoAnswerError or IncompatibleError.
+        """
         port = require_port(self._selector)
         if self._selector == PortSelector():
             self._selector = selector_of(port)
@@ -71,7 +74,9 @@ class Link:
         return device
 
     def reattach(self, wait: Waiter, give_up: Callable[[], bool]) -> bool:
-        """Wait for the board and go on with the same session; False if `give_up()` came first.
+        """Wait for the board and go on with the same session.
+
+        False if `give_up()` came first.
 
         Raises DeviceResetError if the board has lost its state; `connect` is then the way on.
         """

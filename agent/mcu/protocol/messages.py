@@ -1,4 +1,6 @@
-"""Requests and replies as values, and their bytes. Layouts: firmware/PROTOCOL.md; the other end: firmware/src.
+"""Requests and replies as values, and their bytes. Layouts: firmware/PROTOCOL.md.
+
+The other end: firmware/src.
 
 Every integer is little endian. A request knows the type of its reply; `read_reply` checks the length and raises
 MessageError with the number that does not fit.
@@ -21,7 +23,10 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class MessageType(enum.IntEnum):
-    """Types from 0x10 on are effects (exactly once, in sequence); below are queries that may run twice."""
+    """Types from 0x10 on are effects (exactly once, in sequence).
+
+    Below are queries that may run twice.
+    """
 
     HELLO = 0x01
     STATUS = 0x02
@@ -198,7 +203,10 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Ask who is there. `token` is random: a device without entropy draws its boot nonce from it."""
+    """Ask who is there.
+
+    `token` is random: a device without entropy draws its boot nonce from it.
+    """
 
     token: int
     type: ClassVar[MessageType] = MessageType.HELLO
@@ -208,7 +216,10 @@ class Hello:
         return struct.pack("<I", self.token)
 
     def read_reply(self, payload: bytes) -> DeviceInfo:
-        """Return what the device says of itself; raises MessageError for a reply of another length."""
+        """Return what the device says of itself.
+
+        Raises MessageError for a reply of another length.
+        """
         if len(payload) != self._LAYOUT.size:
             raise MessageError(f"HELLO reply of {len(payload)} bytes, expected {self._LAYOUT.size}")
         (protocol, oldest, major, minor, patch, max_payload, ram, flash, nonce, sequence, classes, inputs, parameters,
@@ -303,7 +314,10 @@ class Read:
         return struct.pack("<III", self.region, self.offset, self.length)
 
     def read_reply(self, payload: bytes) -> bytes:
-        """Return the bytes that were read; raises MessageError for a reply of another length."""
+        """Return the bytes that were read.
+
+        Raises MessageError for a reply of another length.
+        """
         if len(payload) != self.length:
             raise MessageError(f"READ reply of {len(payload)} bytes, asked for {self.length}")
         return payload
@@ -343,7 +357,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """Learning rate and rounding of the update; `scaling` is quantisation-aware scaling."""
+    """Learning rate and rounding of the update.
+
+    `scaling` is quantisation-aware scaling.
+    """
 
     learning_rate: float
     rule: Rule = Rule.STOCHASTIC
@@ -360,7 +377,10 @@ class TrainingState:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTraining:
-    """Options and state as the device has them; `generation` counts snapshots (0: not one)."""
+    """Options and state as the device has them.
+
+    `generation` counts snapshots (0: not one).
+    """
 
     options: TrainingOptions
     state: TrainingState
@@ -416,7 +436,10 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class LearnResult:
-    """Outcome of TRAIN or EVAL: `done` samples of those sent; fewer if the host asked for attention."""
+    """Outcome of TRAIN or EVAL: `done` samples of those sent.
+
+    Fewer if the host asked for attention.
+    """
 
     done: int
     correct: int
@@ -485,7 +508,10 @@ class Infer:
         return _SAMPLES.pack(self.count, SAMPLE_PUSHED if self.samples is None else 0) + (self.samples or b"")
 
     def read_reply(self, payload: bytes) -> tuple[int, ...]:
-        """Return the classes, one for each sample; raises MessageError for a reply of another length."""
+        """Return the classes, one for each sample.
+
+        Raises MessageError for a reply of another length.
+        """
         done, *classes = _unpack(struct.Struct(f"<H{self.count}H"), payload, "INFER")
         if done != self.count:
             raise MessageError(f"INFER did {done} of {self.count} samples")

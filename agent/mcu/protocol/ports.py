@@ -88,7 +88,10 @@ def selector_of(port: PortInfo) -> PortSelector:
 
 
 def find_port(selector: PortSelector, ports: Callable[[], list[PortInfo]] = list_serial_ports) -> PortInfo | None:
-    """Return the port that `selector` means, None if it is not plugged in; raise PortNotFoundError if several match."""
+    """Return the port that `selector` means, None if it is not plugged in.
+
+    Raises PortNotFoundError if several match.
+    """
     if selector.path is not None and selector.serial is None:
         exists = Path(selector.path).exists()
         return PortInfo(selector.path, selector.usb, None, "given", ()) if exists else None
@@ -102,7 +105,10 @@ def find_port(selector: PortSelector, ports: Callable[[], list[PortInfo]] = list
 
 
 def require_port(selector: PortSelector, ports: Callable[[], list[PortInfo]] = list_serial_ports) -> PortInfo:
-    """Return the port that `selector` means; raise PortNotFoundError with the ports there are."""
+    """Return the port that `selector` means.
+
+    Raises PortNotFoundError with the ports there are.
+    """
     found = find_port(selector, ports)
     if found is None:
         names = ", ".join(port.path for port in ports()) or "none"

@@ -121,7 +121,9 @@ class Session:
         self._transport.close()
 
     def attach(self, transport: Transport) -> None:
-        """Go on over a new transport; raise DeviceResetError if the device has lost its state meanwhile.
+        """Go on over a new transport.
+
+        Raises DeviceResetError if the device has lost its state meanwhile.
 
         Raises SequenceError where it expects a number that was never sent.
         """
@@ -148,7 +150,9 @@ class Session:
         self._next_sequence = self.info.next_sequence
 
     def request(self, request: Request[R], work_s: float = 0.0) -> R:
-        """Return the reply to `request`; `work_s` is how long the device may need beside the transfer.
+        """Return the reply to `request`.
+
+        `work_s` is how long the device may need beside the transfer.
 
         An effect that was cut off by DisconnectedError or NoAnswerError is finished by giving the same request again.
         """
@@ -245,7 +249,10 @@ class Session:
         return header, payload
 
     def _hello(self) -> DeviceInfo:
-        """Return what the device says of itself; each repetition has its own token and number."""
+        """Return what the device says of itself.
+
+        Each repetition has its own token and number.
+        """
         self.counters.attaches += 1
         self._transport.write(DELIMITER * 2)
         start = self._clock()

@@ -15,7 +15,10 @@ BAUD = 115200
 
 
 class Transport(Protocol):
-    """What a session needs of a port. Every method raises DisconnectedError when the port is gone."""
+    """What a session needs of a port.
+
+    Every method raises DisconnectedError when the port is gone.
+    """
 
     @property
     def name(self) -> str:

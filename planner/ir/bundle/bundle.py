@@ -180,7 +180,10 @@ def read_manifest(path: Path) -> Manifest:
 
 
 class Bundle:
-    """An open bundle. Graphs, costs and plans are read and checked at once; tensors stay in the file."""
+    """An open bundle. Graphs, costs and plans are read and checked at once.
+
+    Tensors stay in the file.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -226,7 +229,10 @@ class Bundle:
                 raise BundleError(f"{path}: the result names a tensor {name[:60]!r} that the bundle does not have")
 
     def result_key(self, name: str) -> str:
-        """Return the key of the persistent storage that holds a tensor of the result; `unused/NAME` where none does."""
+        """Return the key of the persistent storage that holds a tensor of the result.
+
+        `unused/NAME` where none does.
+        """
         keys = (storage_key(Role.PARAMETER, name), storage_key(Role.BUFFER, name))
         return next((k for k in keys if k in self.manifest.layouts), f"unused/{name}")
 
@@ -240,7 +246,10 @@ class Bundle:
             raise BundleError(f"{path}: the initial contents of {key} should have {nbytes} bytes, found {found}")
 
     def verify_tensors(self) -> None:
-        """Read the whole file once and compare the hashes of the tensors; raise BundleError on a difference."""
+        """Read the whole file once and compare the hashes of the tensors.
+
+        Raises BundleError on a difference.
+        """
         with _open(self.path) as archive:
             for name in _TENSORS:
                 if _digest(archive, name, self.path) != self.hashes.get(name):
@@ -249,7 +258,9 @@ class Bundle:
                     )
 
     def read(self, fd: int, member: Member, start: int, nbytes: int) -> bytes:
-        """Return `nbytes` of a tensor from byte `start`; `fd` is an open descriptor of the file.
+        """Return `nbytes` of a tensor from byte `start`.
+
+        `fd` is an open descriptor of the file.
 
         Raises BundleError where the file ends in the middle of it.
         """
@@ -371,7 +382,10 @@ def _layout(data: Mapping[str, Any]) -> TensorLayout:
 
 
 def _index(archive: zipfile.ZipFile, name: str, path: Path) -> dict[str, Member]:
-    """Return where each tensor of a safetensors member lies in the file; every number checked."""
+    """Return where each tensor of a safetensors member lies in the file.
+
+    Every number checked.
+    """
     try:
         info = archive.getinfo(name)
     except KeyError:

@@ -1,4 +1,7 @@
-"""Step graphs, plans and costs as plain lists, for msgpack; and back, with every length and number checked."""
+"""Step graphs, plans and costs as plain lists, for msgpack.
+
+And back, with every length and number checked.
+"""
 
 import itertools
 import zlib
@@ -45,7 +48,10 @@ def pack_graph(graph: StepGraph) -> list[Any]:
 
 
 def unpack_graph(data: Any) -> StepGraph:
-    """Return the graph that `data` describes; raise WireError, GraphError or OperatorError for one that is not valid."""
+    """Return the graph that `data` describes.
+
+    Raises WireError, GraphError or OperatorError for one that is not valid.
+    """
     storages, values, ops, batch, loss, aux, scalars = _list(data, 7)
     if max(len(_list(storages)), len(_list(values)), len(_list(ops))) > 4 * MAX_OPS:
         raise WireError(
@@ -118,7 +124,10 @@ def _unpack(data: Any, depth: int = 0) -> Argument:
 
 
 def pack_plan(plan: Plan) -> list[Any]:
-    """Return a plan as nested lists; decisions column by column, as compressed differences: a few bytes each."""
+    """Return a plan as nested lists.
+
+    Decisions column by column, as compressed differences: a few bytes each.
+    """
     decisions = plan.decisions
     columns = (
         _differences([d.storage for d in decisions]),
@@ -133,7 +142,9 @@ def pack_plan(plan: Plan) -> list[Any]:
 
 
 def unpack_plan(data: Any) -> Plan:
-    """Return the plan that `data` describes; whether it fits a graph, `planner.ir.lowering.lower.lower` tells.
+    """Return the plan that `data` describes.
+
+    Whether it fits a graph, `planner.ir.lowering.lower.lower` tells.
 
     Raises WireError for data that is no plan.
     """
@@ -179,7 +190,10 @@ def pack_integers(numbers: Iterable[int]) -> bytes:
 
 
 def unpack_integers(data: Any, *, most: int) -> list[int]:
-    """Return the integers of `pack_integers`; raise WireError for other data, or for more than `most` of them."""
+    """Return the integers of `pack_integers`.
+
+    Raises WireError for other data, or for more than `most` of them.
+    """
     if not isinstance(data, bytes):
         raise WireError(f"expected packed integers, found {str(data)[:60]!r}")
     decompressor = zlib.decompressobj()

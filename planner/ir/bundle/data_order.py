@@ -6,7 +6,10 @@ import torch
 
 
 def epoch_order(seed: int, epoch: int, samples: int) -> torch.Tensor:
-    """Return the permutation of sample indices of one epoch; it leaves the default generator alone."""
+    """Return the permutation of sample indices of one epoch.
+
+    It leaves the default generator alone.
+    """
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % (1 << 63))
     return torch.randperm(samples, generator=generator)
 

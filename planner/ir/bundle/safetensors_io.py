@@ -67,7 +67,9 @@ def encode(tensors: Mapping[str, Chunks], metadata: Mapping[str, str] | None = N
 
 
 def index(stream: IO[bytes], available: int, start: int) -> dict[str, Member]:
-    """Return where each tensor lies; `stream` is at the header, `start` the absolute offset of the file's first byte.
+    """Return where each tensor lies.
+
+    `stream` is at the header, `start` the absolute offset of the file's first byte.
 
     Raises ValueError, KeyError, TypeError or struct.error for a header whose numbers do not fit `available` bytes.
     """

@@ -15,7 +15,10 @@ READ_MARGIN = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A write or a sliced update under way. `nbytes` stay resident until `wait` ends, at `moment` at the earliest."""
+    """A write or a sliced update under way.
+
+    `nbytes` stay resident until `wait` ends, at `moment` at the earliest.
+    """
 
     wait: Code
     index: int
@@ -62,7 +65,10 @@ class _Emitter:
         self.level = 0
 
     def emit(self) -> None:
-        """Write the instructions of the step. At its end only writes that the next step can wait for are under way."""
+        """Write the instructions of the step.
+
+        At its end only writes that the next step can wait for are under way.
+        """
         x = self.x
         self.timeline: list[int] = []
         for i, position in enumerate(x.at):
@@ -251,7 +257,10 @@ class _Emitter:
             self._put(Code.SLICED, g)
 
     def _stream(self, g: int, frees: Sequence[int]) -> tuple[int, ...]:
-        """Book the transfers of a sliced group that has started; return those of `frees` that must wait for its end."""
+        """Book the transfers of a sliced group that has started.
+
+        Return those of `frees` that must wait for its end.
+        """
         updates, group = self.updates, self.updates.groups[g]
         streamed = updates.streamed[g] - set(group.temporaries)
         begin = self.clock - sum(self.costs.ops[i].seconds for i in range(group.first, group.last + 1))

@@ -35,7 +35,10 @@ class OptimizerSpec:
 
 
 def describe_optimizer(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
-    """Return the spec of a torch optimizer; raise CaptureError where its update cannot be planned."""
+    """Return the spec of a torch optimizer.
+
+    Raises CaptureError where its update cannot be planned.
+    """
     name = type(optimizer).__name__
     if SUPPORTED.get(name) is not type(optimizer):
         raise CaptureError(f"the optimizer {name} is not supported; use one of {', '.join(SUPPORTED)} from torch.optim")
@@ -55,7 +58,10 @@ def describe_optimizer(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
 
 
 def hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of a parameter group, ready for msgpack; tensors (a learning rate as tensor) become floats."""
+    """Return the numbers of a parameter group, ready for msgpack.
+
+    Tensors (a learning rate as tensor) become floats.
+    """
     plain = {}
     for key, value in group.items():
         if key not in _DROPPED:

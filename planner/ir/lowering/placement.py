@@ -25,7 +25,9 @@ class Position:
 
 @dataclass(slots=True)
 class Due:
-    """A read: `storage` must be there before op `use`; it can be asked for from op `earliest` on.
+    """A read: `storage` must be there before op `use`.
+
+    It can be asked for from op `earliest` on.
 
     `moment`: seconds, if nothing ever waited, by which it must be done.
     """
@@ -38,7 +40,10 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class SlicedUpdates:
-    """The update groups that a plan streams in slices. `counts`: group -> number of slices; keys below are groups."""
+    """The update groups that a plan streams in slices.
+
+    `counts`: group -> number of slices; keys below are groups.
+    """
 
     groups: Sequence[UpdateGroup]
     counts: Mapping[int, int]
@@ -74,7 +79,10 @@ class SlicedUpdates:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A plan in its places. Sequences go by op; bytes are resident bytes beside the process's own."""
+    """A plan in its places. Sequences go by op.
+
+    Bytes are resident bytes beside the process's own.
+    """
 
     graph: StepGraph
     costs: CostTable

@@ -13,7 +13,10 @@ from planner.ir.program import BudgetError, PlanError
 
 
 class ResidencyWalk:
-    """Walks a placed plan op by op; raises PlanError where something is missing or there twice."""
+    """Walks a placed plan op by op.
+
+    Raises PlanError where something is missing or there twice.
+    """
 
     def __init__(
         self, graph: StepGraph, costs: CostTable, updates: SlicedUpdates, at: Sequence[Position], start_flash: Set[int]
@@ -87,7 +90,10 @@ class ResidencyWalk:
             self.current -= self.size[s]
 
     def _rematerialize(self, at: int, decisions: Sequence[Decision]) -> int:
-        """Check and charge the rematerializations before op `at`; return resident bytes at their peak."""
+        """Check and charge the rematerializations before op `at`.
+
+        Return resident bytes at their peak.
+        """
         graph, resident, version, current = self.graph, self.resident, self.version, self.current
         wanted = {d.storage for d in decisions}
         back = {d.storage for d in decisions if d.action is Action.RECOMPUTE}

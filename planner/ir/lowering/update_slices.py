@@ -99,7 +99,10 @@ def _count(value: Value) -> int:
 
 
 def _kind(graph: StepGraph, value: Value, parameter: int) -> bool | None:
-    """True: a whole contiguous tensor of the parameter's size; False: a single element; None: anything else."""
+    """True: a whole contiguous tensor of the parameter's size.
+
+    False: a single element; None: anything else.
+    """
     if _count(value) == 1:
         return False
     nbytes = graph.storages[parameter].nbytes

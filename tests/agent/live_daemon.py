@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import socket
 import subprocess
 import sys
 import time
@@ -10,7 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent.control.client import ControlClient, ControlError
+from agent.control.client import ControlClient
 from agent.jobs.model import Job, JobState
 from agent.supervisor.context import DaemonSeams, Settings
 from agent.supervisor.daemon import Daemon
@@ -148,17 +150,28 @@ async def undisturbed(root: Path, bundle: dict[str, Any]) -> Any:
 
 
 ROOT = Path(__file__).resolve().parents[2]
+READY_S = 60.0
+"""An agent is ready within a second; a loaded machine needs the long end."""
 
 
-# --- a daemon process and the command line
-
-
-def _answers(client: ControlClient) -> bool:
-    try:
-        client.get("/v1/health")
-    except ControlError:
-        return False
-    return True
+def start_agent(root: Path, *command: str) -> "subprocess.Popen[bytes]":
+    """Start an agent, by default with the test worker, and return its process once it says READY as to systemd."""
+    words = command or ("tests.agent.live", *(str(root / name) for name in ("state", "run", "config.toml", "sys")))
+    address = root / "notify"
+    address.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(address))
+        manager.settimeout(READY_S)
+        environment = {**os.environ, "NOTIFY_SOCKET": str(address)}
+        process = subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, env=environment)
+        try:
+            while b"READY=1" not in manager.recv(4096):
+                pass
+        except TimeoutError:
+            process.kill()
+            process.wait()
+            raise
+    return process
 
 
 @contextmanager
@@ -166,15 +179,9 @@ def daemon(root: Path, config: str = CONFIG) -> Iterator[ControlClient]:
     """Run a daemon with the test worker in a process of its own."""
     (root / "config.toml").write_text(config)
     (root / "sys").mkdir(exist_ok=True)
-    words = [str(root / name) for name in ("state", "run", "config.toml", "sys")]
-    process = subprocess.Popen([sys.executable, "-m", "tests.agent.live", *words], cwd=ROOT)
-    client = ControlClient(root / "run")
+    process = start_agent(root)
     try:
-        end = time.monotonic() + 30.0
-        while not _answers(client):  # the socket's file is there a moment before anyone listens
-            assert process.poll() is None and time.monotonic() < end
-            time.sleep(0.01)
-        yield client
+        yield ControlClient(root / "run")
     finally:
         process.terminate()
         process.wait(30.0)

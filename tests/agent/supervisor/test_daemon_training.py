@@ -16,7 +16,7 @@ from agent.cli import main
 from agent.control.client import ControlClient
 from agent.jobs.model import JobState
 from agent.supervisor.job.worker_kinds import DEFAULT_KINDS
-from tests.agent.live_daemon import CONFIG, go, running
+from tests.agent.live_daemon import CONFIG, go, running, start_agent
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = 400
@@ -56,12 +56,9 @@ def test_interrupted_training_gives_the_weights_of_plain_training(tmp_path: Path
     (tmp_path / "config.toml").write_text(CONFIG)
     places = ["--state-dir", str(tmp_path / "s"), "--runtime-dir", str(tmp_path / "r")]
     words = ["run", *places, "--config", str(tmp_path / "config.toml"), "--sysfs-root", str(tmp_path)]
-    daemon = subprocess.Popen([sys.executable, "-m", "agent.cli", *words], cwd=ROOT)
+    daemon = start_agent(tmp_path, "agent.cli", *words)
     try:
         client = ControlClient(tmp_path / "r")
-        while not client.path.exists():
-            assert daemon.poll() is None
-            time.sleep(0.01)
         assert main(["submit", str(bundle), "--steps", str(STEPS), "--runtime-dir", str(tmp_path / "r")]) == 0
         wait_for(client, lambda job: job["step"] >= 60)
         client.post("/v1/jobs/tiny/pause")

@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from agent.control.client import ControlClient, ControlError
 from agent.jobs.model import JobState
+from tests.agent.live_daemon import start_agent
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, supply_tree
 from tests.agent.worker_program import sample, train_instruction
 
@@ -88,18 +88,8 @@ class Chaos:
         )
 
     def start(self) -> None:
-        """Start the daemon and wait until it answers."""
-        words = [str(self.root / name) for name in ("state", "run", "config.toml", "sys")]
-        self.daemon = subprocess.Popen([sys.executable, "-m", "tests.agent.live", *words], cwd=ROOT)
-        end = time.monotonic() + 60.0
-        while True:
-            try:
-                self.client.get("/v1/health")
-                return
-            except ControlError:
-                assert self.daemon.poll() is None, f"the daemon ended with {self.daemon.returncode}"
-                assert time.monotonic() < end
-                time.sleep(0.01)
+        """Start the daemon and wait until it is ready."""
+        self.daemon = start_agent(self.root)
 
     def end(self, number: signal.Signals) -> None:
         """End the daemon with a signal and start it again."""

@@ -11,7 +11,6 @@ import pytest
 from agent.mcu.board.simulate import Simulator
 from agent.mcu.errors import (
     DeviceResetError,
-    DisconnectedError,
     IncompatibleError,
     MessageError,
     RefusedError,
@@ -20,7 +19,6 @@ from agent.mcu.errors import (
 from agent.mcu.model import read_model
 from agent.mcu.protocol.device import Device
 from agent.mcu.protocol.framing import ATTENTION, FrameDecoder, encode_frame
-from agent.mcu.protocol.link import check_model
 from agent.mcu.protocol.messages import (
     PROTOCOL_VERSION,
     Crc,
@@ -44,7 +42,6 @@ from agent.mcu.protocol.messages import (
 )
 from agent.mcu.protocol.session import Session
 from agent.mcu.protocol.transport import SerialTransport
-from tests.agent.mcu.proxy import FaultyLine
 from tests.agent.mcu.simulated_board import QUICK
 from tests.agent.mcu.small_model import CLASSES, INPUTS, PARAMETER_BYTES, make_samples, write_model
 
@@ -282,34 +279,12 @@ def test_too_long_a_request_is_swallowed(simulator: Simulator, device: Device) -
     assert Device(Session(SerialTransport(str(simulator.port)), QUICK)).status().overlong == 1
 
 
-def test_wrong_model_is_refused_with_the_remedy(device: Device, tmp_path: Path) -> None:
-    other = read_model(write_model(tmp_path / "other", name="other"))
-    with pytest.raises(IncompatibleError, match="reflash with: port-agent mcu flash --board posix") as caught:
-        check_model(device.info, other, "/dev/ttyX")
-    assert "'small'" in str(caught.value) and "'other'" in str(caught.value)
-
-
 def test_an_effect_with_unknown_outcome_must_be_settled(device: Device) -> None:
     device.session.close()
     with pytest.raises(Exception, match="lost the connection"):
         device.train((LABELS[0],), SAMPLES[0])
     with pytest.raises(MessageError, match="give it again"):
         device.train((LABELS[1],), SAMPLES[1])
-
-
-def test_a_port_has_one_reader(simulator: Simulator, device: Device, tmp_path: Path) -> None:
-    # two readers of one pty steal each other's bytes, and pyserial takes the theft for an unplugged board
-    with pytest.raises(DisconnectedError, match="another program uses it"):
-        SerialTransport(str(simulator.port))
-    with pytest.raises(BlockingIOError), FaultyLine(simulator.port, tmp_path / "line"):
-        pass
-    device.session.close()
-    with FaultyLine(simulator.port, tmp_path / "line") as line:
-        with pytest.raises(DisconnectedError, match="another program uses it"):
-            SerialTransport(str(simulator.port))
-        through = Session(SerialTransport(str(line.port)), QUICK)
-        assert through.info.nonce == device.info.nonce
-        through.close()
 
 
 def test_building_too_large_a_model_names_the_remedy(built: Callable[[str], object], tmp_path: Path) -> None:

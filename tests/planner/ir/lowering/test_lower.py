@@ -16,6 +16,25 @@ from planner.search.plan_step import plan_step
 from tests.agent.exactness import random_plan
 from tests.planner.steps import costs_of, tiny_step
 
+# -- wrong plans
+
+
+def _graph() -> StepGraph:
+    return tiny_step().graphs["step"]
+
+
+def _activation(graph: StepGraph) -> tuple[int, int, int]:
+    """A temporary that can be rematerialized, with an idle gap of some length."""
+    for s in range(len(graph.storages)):
+        for a, b in idle_gaps(graph, s):
+            if rematerializable(graph, s, a) and b - a > 4 and graph.uses[s][-1] == b:
+                return s, a, b
+    raise AssertionError("no such storage")
+
+
+def _weight(graph: StepGraph) -> int:
+    return next(s for s, x in enumerate(graph.storages) if x.role is Role.PARAMETER)
+
 
 def walk(program: Program, workspaces: list[int], carried: Set[int] = frozenset()) -> list[int]:
     """Obey the instructions one by one; fail on any read of what is not there. Return bytes held at each instruction.
@@ -153,26 +172,6 @@ def test_plans_of_the_planner_keep_their_budget() -> None:
     assert found >= 2
 
 
-# -- wrong plans
-
-
-def _graph() -> StepGraph:
-    return tiny_step().graphs["step"]
-
-
-def _activation(graph: StepGraph) -> tuple[int, int, int]:
-    """A temporary that can be rematerialized, with an idle gap of some length."""
-    for s in range(len(graph.storages)):
-        for a, b in idle_gaps(graph, s):
-            if rematerializable(graph, s, a) and b - a > 4 and graph.uses[s][-1] == b:
-                return s, a, b
-    raise AssertionError("no such storage")
-
-
-def _weight(graph: StepGraph) -> int:
-    return next(s for s, x in enumerate(graph.storages) if x.role is Role.PARAMETER)
-
-
 def _wrong_plans() -> dict[str, Callable[[StepGraph], Plan]]:
     def one(make: Callable[[StepGraph, int, int, int], Decision]) -> Callable[[StepGraph], Plan]:
         return lambda g: Plan((make(g, *_activation(g)),))
@@ -201,24 +200,6 @@ def test_wrong_plans_are_refused(message: str) -> None:
         costs = replace(costs, ops=costs.ops[1:])
     with pytest.raises(PlanError, match=message):
         lower(graph, costs, _wrong_plans()[message](graph))
-
-
-def test_a_rematerialization_whose_inputs_are_gone_is_refused() -> None:
-    graph = _graph()
-    s, a, b = _activation(graph)
-    sources = {x for w in graph.writers[s] for x in effective_operands(graph, w)} - {s}
-    gone = None
-    for x in sources:
-        for before, after in idle_gaps(graph, x):
-            if before <= b <= after and graph.storages[x].role is Role.TEMPORARY:
-                gone = Decision(x, before, after, Action.PAGE)
-    if gone is None or gone.before == b:
-        # a weight that is away while its layer would be rematerialized
-        w = next(x for x in sources if graph.storages[x].role is Role.PARAMETER)
-        before, after = next((p, q) for p, q in idle_gaps(graph, w) if p < b < q)
-        gone = Decision(w, before, after, Action.PAGE)
-    with pytest.raises(PlanError, match="is gone"):
-        lower(graph, costs_of(graph), Plan((Decision(s, a, b, Action.RECOMPUTE), gone)))
 
 
 def test_storages_cannot_leave_twice_in_one_gap() -> None:

@@ -1,0 +1,169 @@
+"""State on disk: torn, flipped, cut off at any point, of another job; what was committed comes back."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import torch
+import xxhash
+
+from agent.train.checkpoint import SLOTS, CheckpointError, StateStore
+from agent.train.pager import Pager
+from tests.agent.train.trained_job import STEPS, train, trainer
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], str]:
+    return train(tmp_path_factory.mktemp("reference"), plan=0)
+
+
+# -- what lies on flash is damaged
+
+
+def _flip(path: Path, place: int) -> None:
+    with open(path, "r+b") as stream:
+        stream.seek(place)
+        byte = stream.read(1)[0]
+        stream.seek(place)
+        stream.write(bytes([byte ^ 4]))
+
+
+def _latest(folder: Path) -> tuple[Path, dict[str, Any]]:
+    found = [(p, msgpack.unpackb(p.read_bytes()[:-8])) for p in folder.glob("commit.?")]
+    return max(found, key=lambda f: f[1]["sequence"])
+
+
+def test_a_flipped_bit_in_the_state_costs_one_commit(tmp_path: Path, reference: tuple[list[float], str]) -> None:
+    train(tmp_path, stop_after=6)
+    _, record = _latest(tmp_path)
+    with_offsets = trainer(tmp_path)
+    key = "parameter/7.weight"
+    slot = with_offsets.store._slots[key][record["slots"][key][0]]
+    with_offsets.close()
+    _flip(tmp_path / "state.pages", slot.offset + 77)
+    losses, digest = train(tmp_path)
+    assert digest == reference[1]
+    assert len(losses) == STEPS - record["step"] + 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "gone", "other version"])
+def test_a_torn_commit_record_leaves_the_one_before(
+    damage: str, tmp_path: Path, reference: tuple[list[float], str]
+) -> None:
+    train(tmp_path, stop_after=6)
+    path, record = _latest(tmp_path)
+    data = path.read_bytes()
+    match damage:
+        case "cut":
+            path.write_bytes(data[: len(data) // 2])
+        case "flip":
+            _flip(path, len(data) // 2)
+        case "empty":
+            path.write_bytes(b"")
+        case "gone":
+            path.unlink()
+        case _:
+            body = msgpack.packb({**record, "version": 99})
+            path.write_bytes(body + xxhash.xxh3_64_digest(body))
+    t = trainer(tmp_path)
+    assert t.start().step == record["step"] - 1
+    t.close()
+    assert train(tmp_path)[1] == reference[1]
+
+
+def test_the_state_of_another_job_is_refused(tmp_path: Path) -> None:
+    train(tmp_path, stop_after=2)
+    t = trainer(tmp_path, accumulate=3)
+    with pytest.raises(CheckpointError, match="another job"):
+        t.start()
+    t.close()
+
+
+# -- commits are all or nothing
+
+
+class PowerCut(BaseException):
+    """Not an Exception: nothing catches it on the way."""
+
+
+def _cut_at(monkeypatch: pytest.MonkeyPatch, count: int) -> Callable[[], bool]:
+    """Let the power fail before the `count`-th call that touches the medium; says whether it did."""
+    calls = [0]
+
+    def wrap(name: str) -> None:
+        real = getattr(os, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            calls[0] += 1
+            if calls[0] >= count:
+                raise PowerCut
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(os, name, counted)
+
+    for name in ("fsync", "fdatasync", "replace", "open"):
+        wrap(name)
+    return lambda: calls[0] >= count
+
+
+def test_a_power_cut_at_any_point_of_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {f"parameter/{i}": 5000 * (i + 1) for i in range(4)}
+    pager = Pager()
+    cuts = 0
+    for count in range(1, 12):
+        folder = tmp_path / str(count)
+        store = StateStore(folder, sizes, pager, job="j")
+        store.create(lambda k: [torch.zeros(sizes[k], dtype=torch.uint8)], {"x": 0})
+        for value in (1, 2):
+            for key, nbytes in sizes.items():
+                pager.wait(store.write(key, torch.full((nbytes,), value, dtype=torch.uint8)))
+            if value == 1:
+                store.commit(1, {"x": 1})
+        with monkeypatch.context() as patch:
+            cut = _cut_at(patch, count)
+            try:
+                store.commit(2, {"x": 2})
+            except PowerCut:
+                cuts += 1
+            assert cut() or count > 4
+        again = StateStore(folder, sizes, pager, job="j")
+        commit = again.open()
+        assert commit is not None and commit.step in (1, 2) and commit.progress == {"x": commit.step}
+        for key, nbytes in sizes.items():
+            assert (again.load(key)[:nbytes] == commit.step).all()
+        store.close()
+        again.close()
+    pager.close()
+    assert cuts >= 3
+
+
+def test_contents_written_after_a_commit_do_not_touch_it(tmp_path: Path) -> None:
+    """Random writes and commits; opening again at any moment gives exactly what the last commit said."""
+    g = torch.Generator().manual_seed(5)
+    sizes = {"parameter/a": 10_000, "state/b": 4096, "buffer/c": 3}
+    pager = Pager()
+    store = StateStore(tmp_path, sizes, pager, job="j")
+    present = {k: torch.zeros(n, dtype=torch.uint8) for k, n in sizes.items()}
+    store.create(lambda k: [present[k]], {})
+    committed = dict(present)
+    for step in range(40):
+        for key, nbytes in sizes.items():
+            if torch.rand((), generator=g) < 0.5:
+                present[key] = torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=g)
+                pager.wait(store.write(key, present[key]))
+        if torch.rand((), generator=g) < 0.5:
+            store.commit(step, {})
+            committed = dict(present)
+        for key, nbytes in sizes.items():
+            assert torch.equal(store.load(key)[:nbytes], present[key])
+        other = StateStore(tmp_path, sizes, pager, job="j")
+        assert other.open() is not None
+        for key, nbytes in sizes.items():
+            assert torch.equal(other.load(key)[:nbytes], committed[key])
+        other.close()
+    assert len(list(tmp_path.glob("commit.?"))) == SLOTS
+    store.close()
+    pager.close()

@@ -9,18 +9,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from agent.energy.attribution import Attributor, Charge, EnergyPhase, MeteredStep, PhaseCosts, StepEnergy, parse_step
+from agent.energy.attribution import Attributor, EnergyPhase, MeteredStep, PhaseCosts, StepEnergy, parse_step
 from agent.energy.baseline import IDLE_LOAD, IdleBaseline
 from agent.energy.drift import Correction, DriftWatch, Ratio
-from agent.energy.ledger import FILE_NAME, Batch, Ledger, LedgerError, MeterGap
-from agent.energy.sources.base import Kind, PowerSource, SourceError
+from agent.energy.issues import EnergyIssue, IssueList
+from agent.energy.ledger import FILE_NAME, Ledger, MeterGap
+from agent.energy.ledger_writer import LedgerWriter
+from agent.energy.sampler import Sampler
+from agent.energy.sources.base import Kind, SourceInfo
 from agent.energy.sources.estimated import EstimatedSource, LoadProbe, PowerModel
 from agent.energy.sources.power_models import board_model, detect_model
 from agent.energy.sources.registry import EnergyConfig, SourceChoice, configured_model, open_sources
-from agent.energy.timeline import Integrator, Interval
+from agent.energy.timeline import Interval
+from agent.energy.totals import JobEnergy, Totals
 from agent.energy.wear import DiskCounter
 from agent.energy.wear_account import WearAccount
 from agent.system.energy_clock import slept_s
@@ -33,19 +37,7 @@ _FIRST_FLUSH_S = 30.0
 """When the ledger is first written after a start, so that there is something to see."""
 _MAX_EVENTS = 100
 """Kept for `take_events`; all of them are in the ledger besides."""
-_RETRY_S = 60.0
-"""How often sources are looked for again while the one in use fails."""
-_OWN_WRITER, _DISK_WRITER = "agent", "machine"
-
-
-@dataclass(frozen=True, slots=True)
-class EnergyIssue:
-    """Something wrong with metering, for the health board: a condition's code, its key, and what it says."""
-
-    code: str
-    key: str
-    reason: str
-    remedy: str
+_OWN_WRITER = "agent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +47,6 @@ class MeterEvent:
     code: str
     text: str
     correction: Correction | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class JobEnergy:
-    """What a job has used since the agent started."""
-
-    gross_joules: float = 0.0
-    net_joules: float | None = 0.0
-    steps: int = 0
-    unmeasured_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +102,8 @@ def open_meter(
     """Return the meter of this machine with its ledger in `state_dir`.
 
     `table` is `[energy]` of the configuration, `model` the board's power model where it is not to be looked up, `wear`
-    counts what the agent writes. Never raises for a sensor; raises `EnergyConfigError` or `BoardError` for a bad setting and `LedgerError` when the ledger
-    cannot be opened.
+    counts what the agent writes. Never raises for a sensor; raises `EnergyConfigError` or `BoardError` for a bad
+    setting and `LedgerError` when the ledger cannot be opened.
     """
     config = EnergyConfig.from_table(table)
     model = model or (board_model(config.board) if config.board else detect_model(root))
@@ -151,38 +133,30 @@ class EnergyMeter:
         wear: WearAccount | None = None,
     ) -> None:
         self._seams = seams or MeterSeams()
-        self._sources = choice.sources
         self._ledger = ledger
         self._config = config
-        self._disk = disk
-        self._wear = wear or WearAccount(self._seams.unix_time)
-        self._wear.tell(lambda unix, count: ledger.add_wear(unix, _OWN_WRITER, count))
+        self._issues = IssueList()
+        self._sampler = Sampler(choice, self._issues, self._on_source, self._seams.reopen)
+        wear = wear or WearAccount(self._seams.unix_time)
+        self._writer = LedgerWriter(ledger, self._issues, wear, disk, self._seams.writer)
+        wear.tell(lambda unix, count: ledger.add_wear(unix, _OWN_WRITER, count))
         self._baseline = IdleBaseline(_stored_baselines(ledger))
-        for source in self._sources:
+        for source in choice.sources:
             if isinstance(source, EstimatedSource):
                 self._baseline.set_watts(source.info.name, source.model.static_watts)
         costs = PhaseCosts(max(model.compute_watts, 1e-3), model.read_joules_per_byte, model.write_joules_per_byte)
         self._attributor = Attributor(costs, self._baseline.watts)
-        self._integrator = Integrator()
-        self._issues: dict[tuple[str, str], EnergyIssue] = {}
         self._events: deque[MeterEvent] = deque(maxlen=_MAX_EVENTS)
-        self._jobs: dict[str, JobEnergy] = {}
-        self._phases: dict[EnergyPhase, float] = {}
+        self._totals = Totals()
         self._drift: DriftWatch | None = None
         self._plan = 0
         self._last_interval: Interval | None = None
         self._last_step: StepEnergy | None = None
-        self._current: PowerSource | None = None
         self._due_s = 0.0
-        self._retry_s: float | None = None
-        self._nothing_until_s: dict[str, float] = {}
         self._flush_s: float | None = None
-        self._writing: tuple[Batch, Future[int]] | None = None
         self._expected_s = IDLE_PERIOD_S
         self._slept_s = self._seams.slept_s()
         self._total_joules = self._gap_s = 0.0
-        for report in choice.broken:
-            self._raise_issue("energy-source", report.text, report.remedy, key=report.name)
 
     def tick(self, now_s: float, machine_idle: bool | None = None) -> float:
         """Take a sample if one is due and settle what is known; return in how many seconds to come again.
@@ -194,14 +168,14 @@ class EnergyMeter:
         before_s, self._slept_s = self._slept_s, self._seams.slept_s()
         slept_s = self._slept_s - before_s
         if slept_s > _SLEPT_S:
-            self._integrator.interrupt(f"suspended for {slept_s:.0f} s")
-        interval = self._sample(now_s)
+            self._sampler.interrupt(f"suspended for {slept_s:.0f} s")
+        interval = self._sampler.sample(now_s, self._expected_s)
         if interval is not None:
             self._take(interval, now_s, machine_idle, slept_s)
         self._settle(now_s)
         self._expected_s = self._period_s()
         self._due_s = now_s + self._expected_s * 0.9  # a timer that fires a little early still counts
-        self._take_outcome()
+        self._writer.take_outcome()
         if self._flush_s is None:
             self._flush_s = now_s + min(self._config.flush_s, _FIRST_FLUSH_S)
         elif now_s >= self._flush_s:
@@ -209,48 +183,8 @@ class EnergyMeter:
         return self._expected_s
 
     def _period_s(self) -> float:
-        own = self._current.info.period_s if self._current else IDLE_PERIOD_S
+        own = self._sampler.current.info.period_s if self._sampler.current else IDLE_PERIOD_S
         return own if self._attributor.busy else max(own, IDLE_PERIOD_S)
-
-    def _sample(self, now_s: float) -> Interval | None:
-        """Return the interval up to now from the best source that has something to measure."""
-        for source in self._sources:
-            name = source.info.name
-            if now_s < self._nothing_until_s.get(name, 0.0):
-                continue
-            try:
-                reading = source.read(now_s)
-            except SourceError as error:
-                self._raise_issue("energy-source", error.problem, error.remedy, key=name)
-                self._look_again(now_s)
-                return self._integrator.fail(now_s, source.info, error.problem)
-            self._clear_issue("energy-source", name)
-            if reading is None:
-                self._nothing_until_s[name] = now_s + source.info.period_s
-                continue
-            self._retry_s = None
-            if self._current is not source:
-                self._note("source-changed", f"energy is now {source.info.title}: {source.info.covers}")
-                self._current = source
-                self._ledger.set_meta(f"source:{name}", source.info.as_json())
-            return self._integrator.add(reading, source.info, self._expected_s)
-        return None
-
-    def _look_again(self, now_s: float) -> None:
-        """Look for sources again after a failure, at most once a minute: a driver may have been reloaded."""
-        if self._retry_s is None:
-            self._retry_s = now_s + _RETRY_S
-        if self._seams.reopen is None or now_s < self._retry_s:
-            return
-        self._retry_s = now_s + _RETRY_S
-        for source in self._sources:
-            source.close()
-        choice = self._seams.reopen()
-        measured_before = any(source.info.kind is Kind.MEASURED for source in self._sources)
-        measured_now = any(source.info.kind is Kind.MEASURED for source in choice.sources)
-        # A dead sensor must not turn silently into an estimate: keep it and its gap.
-        if measured_now or not measured_before:
-            self._sources, self._nothing_until_s = choice.sources, {}
 
     def _take(self, interval: Interval, now_s: float, machine_idle: bool | None, slept_s: float = 0.0) -> None:
         self._last_interval = interval
@@ -273,25 +207,10 @@ class EnergyMeter:
         offset = self._seams.unix_time() - now_s
         self._ledger.add_charges(charges, offset)
         self._ledger.add_steps(steps, offset)
-        for charge in charges:
-            self._phases[charge.phase] = self._phases.get(charge.phase, 0.0) + charge.gross_joules
-            if charge.job:
-                self._add_to_job(charge)
+        self._totals.add(charges, steps)
         for step in steps:
             self._last_step = step
-            job = self._jobs.get(step.job, JobEnergy())
-            self._jobs[step.job] = replace(job, steps=job.steps + 1)
             self._watch_drift(step)
-
-    def _add_to_job(self, charge: Charge) -> None:
-        old = self._jobs.get(charge.job, JobEnergy())
-        unknown = old.net_joules is None or charge.net_joules is None
-        self._jobs[charge.job] = JobEnergy(
-            old.gross_joules + charge.gross_joules,
-            None if unknown else (old.net_joules or 0.0) + (charge.net_joules or 0.0),
-            old.steps,
-            old.unmeasured_s + (charge.seconds if charge.phase is EnergyPhase.UNMEASURED else 0.0),
-        )
 
     def _watch_drift(self, step: StepEnergy) -> None:
         if self._drift is None:
@@ -308,7 +227,7 @@ class EnergyMeter:
             self._ledger.set_meta(f"label:{job}", label)
         self._sample_edge(now_s)
         self._attributor.start_job(job, now_s)
-        self._jobs.setdefault(job, JobEnergy())
+        self._totals.begin(job)
         self._drift = DriftWatch(job)
 
     def on_worker_stop(self, job: str, now_s: float) -> None:
@@ -344,8 +263,8 @@ class EnergyMeter:
 
     def _on_step(self, step: MeteredStep, now_s: float) -> None:
         self._attributor.finish_step(step, now_s)
-        if isinstance(self._current, EstimatedSource):
-            self._current.note_transfer(step.paged_in_bytes, step.paged_out_bytes)
+        if isinstance(self._sampler.current, EstimatedSource):
+            self._sampler.current.note_transfer(step.paged_in_bytes, step.paged_out_bytes)
 
     def flush(self, now_s: float) -> Future[int]:
         """Begin to write the ledger and return what is done when it is written.
@@ -353,60 +272,12 @@ class EnergyMeter:
         While the disk still holds up the last batch, that one is returned. A disk that refuses becomes a health item.
         """
         self._flush_s = now_s + self._config.flush_s
-        self._take_outcome()
-        if self._writing is None:
-            unix = self._seams.unix_time()
-            self._ledger.set_meta("baselines", json.dumps(self._baseline.known_watts()))
-            if self._disk is not None:
-                self._count_disk(self._disk, unix)
-            batch = self._ledger.take(unix)
-            self._writing = batch, self._write(batch, unix)
-        _, written = self._writing
-        self._take_outcome()
-        return written
-
-    def _write(self, batch: Batch, unix: float) -> Future[int]:
-        if self._seams.writer is not None:
-            return self._seams.writer.submit(self._ledger.write, batch, unix)
-        done: Future[int] = Future()
-        try:
-            done.set_result(self._ledger.write(batch, unix))
-        except LedgerError as error:
-            done.set_exception(error)
-        return done
-
-    def _take_outcome(self) -> None:
-        """Note how the last writing went, if it is over."""
-        if self._writing is None or not self._writing[1].done():
-            return
-        (batch, written), self._writing = self._writing, None
-        try:
-            self._wear.add(written.result())
-        except LedgerError as error:
-            self._ledger.give_back(batch)
-            self._raise_issue("energy-ledger", error.problem, error.remedy)
-        else:
-            self._clear_issue("energy-ledger")
-
-    def _count_disk(self, disk: DiskCounter, unix: float) -> None:
-        try:
-            written = disk.written_since_last()
-            used = disk.used_life()
-            size = disk.flash_bytes()
-        except SourceError as error:
-            self._raise_issue("energy-flash-wear", error.problem, error.remedy)
-            return
-        self._clear_issue("energy-flash-wear")
-        if written:
-            self._ledger.add_wear(unix, f"{_DISK_WRITER}:{disk.name}", written)
-        if used is not None:
-            self._ledger.set_meta("flash_used_life", repr(used))
-        if size is not None:
-            self._ledger.set_meta("flash_bytes", str(size))
+        self._ledger.set_meta("baselines", json.dumps(self._baseline.known_watts()))
+        return self._writer.begin(self._seams.unix_time())
 
     def health(self) -> tuple[EnergyIssue, ...]:
         """Return what is wrong with metering at this moment."""
-        return tuple(self._issues.values())
+        return self._issues.all()
 
     def take_events(self) -> tuple[MeterEvent, ...]:
         """Return what happened since the last call, for the log and the planner, and forget it."""
@@ -416,8 +287,8 @@ class EnergyMeter:
 
     def snapshot(self) -> MeterSnapshot:
         """Return the figures of this moment."""
-        info = self._current.info if self._current else None
-        job = self._jobs.get(self._attributor.job)
+        info = self._sampler.current.info if self._sampler.current else None
+        job = self._totals.jobs().get(self._attributor.job)
         step = self._last_step
         return MeterSnapshot(
             source=info.name if info else "",
@@ -438,37 +309,31 @@ class EnergyMeter:
 
     def job_energy(self) -> Mapping[str, JobEnergy]:
         """Return what each job has used since the agent started."""
-        return dict(self._jobs)
+        return self._totals.jobs()
 
     def phase_joules(self) -> Mapping[EnergyPhase, float]:
         """Return what each phase has used since the agent started, as far as it is settled."""
-        return {phase: joules for phase, joules in self._phases.items() if phase is not EnergyPhase.UNMEASURED}
+        return self._totals.phase_joules()
 
     def close(self, now_s: float) -> None:
         """Settle, write the ledger, and let sensors go. Raises `LedgerError` if the ledger cannot be written."""
-        interval = self._sample(now_s)
+        interval = self._sampler.sample(now_s, self._expected_s)
         if interval is not None:
             self._take(interval, now_s, machine_idle=False)
         if self._attributor.job:
             self._attributor.stop_job(now_s)
         self._settle(now_s)
-        for source in self._sources:
-            source.close()
-        if self._seams.writer is not None:
-            self._seams.writer.shutdown()
-        self._take_outcome()
+        self._sampler.close()
         self._ledger.set_meta("baselines", json.dumps(self._baseline.known_watts()))
-        self._ledger.close(self._seams.unix_time())
+        self._writer.close(self._seams.unix_time())
+
+    def _on_source(self, info: SourceInfo) -> None:
+        self._note("source-changed", f"energy is now {info.title}: {info.covers}")
+        self._ledger.set_meta(f"source:{info.name}", info.as_json())
 
     def _note(self, code: str, text: str, correction: Correction | None = None) -> None:
         self._events.append(MeterEvent(code, text, correction))
         self._ledger.add_event(self._seams.unix_time(), code, text)
-
-    def _raise_issue(self, code: str, reason: str, remedy: str, *, key: str = "") -> None:
-        self._issues[code, key] = EnergyIssue(code, key, reason, remedy)
-
-    def _clear_issue(self, code: str, key: str = "") -> None:
-        self._issues.pop((code, key), None)
 
 
 def _factor(ratio: Ratio | None) -> float | None:

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from agent.energy.meter import EnergyMeter, JobEnergy, MeterSnapshot
+from agent.energy.meter import EnergyMeter, MeterSnapshot
+from agent.energy.totals import JobEnergy
 from agent.system.prometheus import MetricFamily, gauge
 
 

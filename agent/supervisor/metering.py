@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from agent.energy.meter import EnergyIssue
+from agent.energy.issues import EnergyIssue
 from agent.health.conditions import HealthBoard
 from agent.system.clock import Clock
 

@@ -1,6 +1,6 @@
 """The meter's troubles on the health board."""
 
-from agent.energy.meter import EnergyIssue
+from agent.energy.issues import EnergyIssue
 from agent.health.conditions import HealthBoard, Severity
 from agent.supervisor.metering import report_issues
 from agent.system.clock import SystemClock

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from planner.capture.step import Capture, Fill, capture_evaluation, capture_step
-from planner.ir.bundle.bundle import Contents, Manifest, PlanChoice, TensorLayout, write_bundle
+from planner.ir.bundle.bundle import Manifest, PlanChoice, TensorLayout
 from planner.ir.bundle.data_order import batch_rows
 from planner.ir.bundle.safetensors_io import Chunks
+from planner.ir.bundle.writer import Contents, write_bundle
 from planner.ir.costs import CostTable, DeviceCosts
 from planner.ir.errors import CaptureError, PortError
 from planner.ir.graph import Phase, Role, StepGraph, storage_key
@@ -270,12 +271,31 @@ def write(
     threads: int,
     estimated: bool = False,
 ) -> Manifest:
-    """Write the bundle and return its manifest."""
+    """Write the bundle and return its manifest; raise BundleError where it cannot be written."""
+    manifest = describe(prepared, plans, costs, budgets, threads=threads, estimated=estimated)
+    tensors = {k: _storage_chunks(t) for k, t in prepared.tensors.items() if isinstance(t, torch.Tensor)}
+    tensors |= {f"unused/{k}": tensor_chunks(t.contiguous()) for k, t in prepared.unused.items()}
+    data = {f"train/{i}": tensor_chunks(c) for i, c in enumerate(prepared.data)}
+    data |= {f"eval/{i}": tensor_chunks(c) for i, c in enumerate(prepared.eval_data)}
+    write_bundle(path, Contents(manifest, prepared.graphs, costs, plans, tensors, data))
+    return manifest
+
+
+def describe(
+    prepared: Prepared,
+    plans: Sequence[Mapping[str, Plan]],
+    costs: Mapping[str, CostTable],
+    budgets: Sequence[int],
+    *,
+    threads: int,
+    estimated: bool = False,
+) -> Manifest:
+    """Return the manifest of a bundle with these plans. `estimated`: the costs are another board's."""
     job = prepared.job
     first = prepared.graphs[next(iter(prepared.graphs))]
     batch = tuple(TensorLayout(v.dtype, v.shape, v.stride, v.offset) for v in (first.values[b] for b in first.batch))
     device = next(iter(costs.values())).device
-    manifest = Manifest(
+    return Manifest(
         name=job.name, torch=torch.__version__, threads=threads, seed=job.seed, batch_size=job.batch_size,
         accumulate=job.accumulate, samples=prepared.data[0].shape[0], drop_last=job.drop_last,
         graphs=tuple(prepared.graphs), batch=batch,
@@ -288,12 +308,6 @@ def write(
         eval_samples=prepared.eval_data[0].shape[0] if prepared.eval_data else 0,
         schedule=prepared.schedule, reference=prepared.reference,
     )  # fmt: skip
-    tensors = {k: _storage_chunks(t) for k, t in prepared.tensors.items() if isinstance(t, torch.Tensor)}
-    tensors |= {f"unused/{k}": tensor_chunks(t.contiguous()) for k, t in prepared.unused.items()}
-    data = {f"train/{i}": tensor_chunks(c) for i, c in enumerate(prepared.data)}
-    data |= {f"eval/{i}": tensor_chunks(c) for i, c in enumerate(prepared.eval_data)}
-    write_bundle(path, Contents(manifest, prepared.graphs, costs, plans, tensors, data))
-    return manifest
 
 
 def _storage_chunks(tensor: torch.Tensor) -> Chunks:

@@ -224,7 +224,6 @@ def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, Spars
             _write_model(arguments, graph, costs, Plan(ram_bytes=arguments.ram), pace)
             if pace is None or error.fastest_seconds is None:
                 raise
-            out.unlink(missing_ok=True)
             raise DeadlineError(too_slow(graph, costs, pace, arguments.ram, error.fastest_seconds)) from error
     if arguments.write_model is not None:
         written, main = Bundle(out), made.manifest.graphs[0]

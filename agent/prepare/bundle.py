@@ -5,7 +5,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from planner import make_bundle
 from planner.ir.boards import estimated_costs, load_board
 from planner.ir.bundle.bundle import Bundle, Manifest
 from planner.ir.bundle.codec import pack_graph
+from planner.ir.bundle.writer import publish_bundle, replace_plans
 from planner.ir.costs import CostTable, DeviceCosts
 from planner.ir.errors import PortError
 from planner.ir.graph import StepGraph
@@ -148,27 +149,38 @@ def make(
     The bundle's first plan is for `ram_bytes`; smaller ones follow, to which the agent switches when memory gets short
     (`wide`: more of them, by the chosen planner instead of the quick one, none dominated by another). `estimated`: the
     costs are those of another board; the trial then only tells how much memory is unplanned.
-    Raises InfeasibleError where nothing fits; nothing is left behind then.
+    Raises InfeasibleError where nothing fits; nothing is left behind then, and a bundle that was there stays. Weights and
+    data are written once, into a draft beside `path`: every further try only replaces the plans behind them.
     """
     quick = make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)
-    making = _Making(path, prepared, measured, device, ram_bytes, page_dir, threads, throttle, estimated)
+    draft = path.with_name(path.name + ".making")
+    making = _Making(draft, prepared, measured, device, ram_bytes, page_dir, threads, throttle, estimated)
+    try:
+        made = _settled(making, quick, planner, progress, wide=wide)
+        publish_bundle(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return made
+
+
+def _settled(making: "_Making", quick: Planner, planner: Planner, progress: Progress, *, wide: bool) -> Made:
+    """Try plans until one takes what it says, then add smaller ones. Raises InfeasibleError, TrialError."""
     found = _Trial(0)
     for attempt in range(_TRIES):
         # The first tries only find out what is unplanned; the last word is the chosen planner's.
         progress("try", attempt / _TRIES)
         found, _ = making.tried(quick)
-        if found.peak_bytes <= ram_bytes:
+        if found.peak_bytes <= making.ram_bytes:
             break
     making.keep_pace(found)
     for attempt in range(_TRIES):
         progress("plan", attempt / _TRIES)
         found, settled = making.tried(planner)
-        if found.peak_bytes <= ram_bytes and settled:
+        if found.peak_bytes <= making.ram_bytes and settled:
             manifest = making.with_smaller_plans(planner if wide else quick, _WIDE if wide else _NARROW)
             return Made(manifest, found.peak_bytes)
-    path.unlink(missing_ok=True)
     raise InfeasibleError(
-        f"the step's memory could not be kept within {format_bytes(ram_bytes)}: the last trial took "
+        f"the step's memory could not be kept within {format_bytes(making.ram_bytes)}: the last trial took "
         f"{format_bytes(found.peak_bytes)}; raise --ram to {format_bytes(found.peak_bytes * 1.05)}",
         int(found.peak_bytes * 1.05),
     )
@@ -190,7 +202,7 @@ class _Trial:
 class _Making:
     """A bundle in the making: what is known of the costs gets better with every trial."""
 
-    path: Path
+    draft: Path
     prepared: Prepared
     measured: Measured
     device: DeviceCosts
@@ -199,6 +211,8 @@ class _Making:
     threads: int
     throttle: Throttle | None
     estimated: bool
+    begun: bool = False
+    """Whether the draft is written."""
     start_bytes: int = 0
     """The peak before the first step; 0 until a trial, or a budget that is too small for one, asks for it."""
 
@@ -210,18 +224,10 @@ class _Making:
     def tried(self, planner: Planner) -> tuple[_Trial, bool]:
         """Plan, write and run; note what turned out unplanned. Say whether that was next to nothing."""
         plans, costs = self._planned(planner)
-        manifest = make_bundle.write(
-            self.path, self.prepared, [plans], costs, [self.ram_bytes], threads=self.threads,
-            estimated=self.estimated,
-        )  # fmt: skip
-        try:
-            found = trial(self.path, self.page_dir, self.threads, self.throttle)
-        except TrialError:
-            self.path.unlink(missing_ok=True)
-            raise
+        manifest = self._written([plans], costs, [self.ram_bytes])
+        found = trial(self.draft, self.page_dir, self.threads, self.throttle)
         self.start_bytes = max(self.start_bytes, found.start_bytes)
         if self.start_bytes > self.ram_bytes:
-            self.path.unlink(missing_ok=True)
             raise self._too_little_to_start(f"the budget is {format_bytes(self.ram_bytes)}")
         planned = manifest.plans[0].peak_bytes
         unplanned = found.peak_bytes - planned
@@ -256,8 +262,8 @@ class _Making:
             self.measured = self.measured.at_pace(found.pace)
 
     def with_smaller_plans(self, planner: Planner, count: int) -> Manifest:
-        """Write the bundle again with plans for smaller budgets behind the one it has; return its manifest."""
-        bundle = Bundle(self.path)
+        """Add plans for smaller budgets behind the one the draft has; return its manifest."""
+        bundle = Bundle(self.draft)
         main = bundle.manifest.graphs[0]
         choices, limits = [bundle.plans[0]], [self.ram_bytes]
         smaller = pareto.budgets(bundle.graphs[main], bundle.costs[main], self.target_bytes, count + 1)[1:]
@@ -272,10 +278,22 @@ class _Making:
             limits.append(limit)
         points = [Point(c[main], *_figures(bundle, main, c[main])) for c in choices]
         kept = [0] + [i for i in range(1, len(points)) if not any(p.dominates(points[i]) for p in points)]
-        return make_bundle.write(
-            self.path, self.prepared, [choices[i] for i in kept], bundle.costs, [limits[i] for i in kept],
-            threads=self.threads, estimated=self.estimated,
-        )  # fmt: skip
+        return self._written([choices[i] for i in kept], bundle.costs, [limits[i] for i in kept])
+
+    def _written(
+        self, plans: Sequence[Mapping[str, Plan]], costs: Mapping[str, CostTable], budgets: Sequence[int]
+    ) -> Manifest:
+        """Put these plans into the draft and return its manifest; the first time, write the draft."""
+        if not self.begun:
+            self.begun = True
+            return make_bundle.write(
+                self.draft, self.prepared, plans, costs, budgets, threads=self.threads, estimated=self.estimated
+            )
+        manifest = make_bundle.describe(
+            self.prepared, plans, costs, budgets, threads=self.threads, estimated=self.estimated
+        )
+        replace_plans(self.draft, manifest, plans, costs)
+        return manifest
 
 
 def _figures(bundle: Bundle, name: str, plan: Plan) -> tuple[int, float, float]:

@@ -11,7 +11,7 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,11 @@ from typing import Any
 import msgpack
 
 from planner.ir.bundle import safetensors_io
-from planner.ir.bundle.codec import pack_costs, pack_graph, pack_plan, unpack_costs, unpack_graph, unpack_plan
-from planner.ir.bundle.safetensors_io import Chunks, Member
-from planner.ir.costs import CostTable
+from planner.ir.bundle.codec import unpack_costs, unpack_graph, unpack_plan
+from planner.ir.bundle.safetensors_io import Member
 from planner.ir.errors import PortError
-from planner.ir.graph import ITEM_BYTES, MAX_STORAGE_BYTES, Role, StepGraph, storage_key
+from planner.ir.graph import ITEM_BYTES, MAX_STORAGE_BYTES, Role, storage_key
 from planner.ir.operators import OPTIMIZERS
-from planner.ir.plan import Plan
 
 FORMAT = 1
 MAX_HEADER_BYTES = 64 << 20
@@ -34,7 +32,7 @@ MAX_MANIFEST_BYTES = 32 << 20
 _ZIP_ERRORS = (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError, RuntimeError, zlib.error)
 """What the standard library raises for an archive that is damaged, encrypted, or of a version it does not know."""
 _PACKED = ("graphs.msgpack", "plans.msgpack", "costs.msgpack")
-_TENSORS = ("tensors.safetensors", "data.safetensors")
+TENSOR_MEMBERS = ("tensors.safetensors", "data.safetensors")
 
 
 class BundleError(PortError):
@@ -104,72 +102,6 @@ class Manifest:
         return full + (1 if rest and not self.drop_last else 0)
 
 
-# -- writing
-
-
-@dataclass(frozen=True)
-class Contents:
-    """What goes into a bundle. `plans[i][name]` is choice i's plan of graph `name`."""
-
-    manifest: Manifest
-    graphs: Mapping[str, StepGraph]
-    costs: Mapping[str, CostTable]
-    plans: Sequence[Mapping[str, Plan]]
-    tensors: Mapping[str, Chunks]
-    data: Mapping[str, Chunks]
-
-
-def write_bundle(path: Path, contents: Contents) -> None:
-    """Write a bundle atomically: `path` is the old file or the complete new one.
-
-    Raises BundleError where it cannot be written.
-    """
-    temporary = path.with_name(path.name + ".new")
-    members = {
-        "graphs.msgpack": {name: pack_graph(g) for name, g in contents.graphs.items()},
-        "plans.msgpack": [{name: pack_plan(p) for name, p in choice.items()} for choice in contents.plans],
-        "costs.msgpack": {name: pack_costs(c) for name, c in contents.costs.items()},
-    }
-    hashes = {}
-    try:
-        with zipfile.ZipFile(temporary, "w") as archive:
-            for name, content in members.items():
-                data = msgpack.packb(content)
-                hashes[name] = hashlib.sha256(data).hexdigest()
-                archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
-            for name, tensors in zip(_TENSORS, (contents.tensors, contents.data), strict=True):
-                hashes[name] = _write_tensors(archive, name, tensors)
-            manifest = {"format": FORMAT, "hashes": hashes, **_manifest_to_json(contents.manifest)}
-            archive.writestr(zipfile.ZipInfo("manifest.json"), json.dumps(manifest), zipfile.ZIP_DEFLATED)
-        with open(temporary, "rb") as stream:
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise BundleError(f"{path} could not be written: {error.strerror}; free space or choose another -o") from error
-
-
-def _write_tensors(archive: zipfile.ZipFile, name: str, tensors: Mapping[str, Chunks]) -> str:
-    """Write a safetensors member in pieces; return its SHA-256."""
-    digest = hashlib.sha256()
-    with archive.open(zipfile.ZipInfo(name), "w", force_zip64=True) as stream:
-        for piece in safetensors_io.encode(tensors):
-            stream.write(piece)
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-def _manifest_to_json(manifest: Manifest) -> dict[str, Any]:
-    def plain(item: Any) -> Any:
-        if isinstance(item, TensorLayout | PlanChoice):
-            return {name: plain(getattr(item, name)) for name in type(item).__dataclass_fields__}
-        if isinstance(item, Mapping):
-            return {k: plain(v) for k, v in item.items()}
-        return [plain(x) for x in item] if isinstance(item, tuple | list) else item
-
-    return {name: plain(getattr(manifest, name)) for name in Manifest.__dataclass_fields__}
-
-
 # -- reading
 
 
@@ -177,6 +109,19 @@ def read_manifest(path: Path) -> Manifest:
     """Return the manifest of a bundle; cheap, and without torch."""
     with _open(path) as archive:
         return _manifest(_read_manifest_json(archive, path), path)
+
+
+def manifest_hashes(path: Path) -> dict[str, str]:
+    """Return the SHA-256 of every member that the manifest names; raise BundleError where it has none."""
+    with _open(path) as archive:
+        return _hashes(_read_manifest_json(archive, path), path)
+
+
+def _hashes(raw: Mapping[str, Any], path: Path) -> dict[str, str]:
+    hashes = raw.get("hashes")
+    if not isinstance(hashes, dict):
+        raise BundleError(f"{path}: the manifest has no hashes; make the bundle again")
+    return {str(k): str(v) for k, v in hashes.items()}
 
 
 class Bundle:
@@ -190,9 +135,7 @@ class Bundle:
         with _open(path) as archive:
             raw = _read_manifest_json(archive, path)
             self.manifest = _manifest(raw, path)
-            hashes = raw.get("hashes")
-            if not isinstance(hashes, dict):
-                raise BundleError(f"{path}: the manifest has no hashes; make the bundle again")
+            hashes = _hashes(raw, path)
             graphs, plans, costs = (_unpack(archive, name, hashes.get(name), path) for name in _PACKED)
             self.graphs = {k: unpack_graph(g) for k, g in _mapping(graphs, path).items()}
             self.costs = {k: unpack_costs(c) for k, c in _mapping(costs, path).items()}
@@ -200,8 +143,8 @@ class Bundle:
                 raise BundleError(f"{path}: expected a list of plans, found {str(plans)[:60]!r}")
             self.plans = [{k: unpack_plan(p) for k, p in _mapping(c, path).items()} for c in plans]
             self.id = hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
-            self.tensors, self.data = (_index(archive, name, path) for name in _TENSORS)
-            self.hashes = {str(k): str(v) for k, v in hashes.items()}
+            self.tensors, self.data = (_index(archive, name, path) for name in TENSOR_MEMBERS)
+            self.hashes = hashes
         self._check(path)
 
     def _check(self, path: Path) -> None:
@@ -251,7 +194,7 @@ class Bundle:
         Raises BundleError on a difference.
         """
         with _open(self.path) as archive:
-            for name in _TENSORS:
+            for name in TENSOR_MEMBERS:
                 if _digest(archive, name, self.path) != self.hashes.get(name):
                     raise BundleError(
                         f"{self.path}: {name} is damaged (SHA-256 differs); copy or make the bundle again"

@@ -1,5 +1,7 @@
 """Costs of this machine, and what a trial step teaches about them."""
 
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,9 @@ from torch.nn import functional
 from agent.prepare import bundle
 from agent.worker.protocol import StepDone
 from planner import make_bundle
-from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle import writer
+from planner.ir.bundle.bundle import TENSOR_MEMBERS, Bundle
+from planner.ir.bundle.safetensors_io import Chunks
 from planner.ir.costs import DeviceCosts, Flash, OpCost
 from planner.job import TrainingJob
 from planner.profiling.operators import Measured
@@ -98,3 +102,51 @@ def test_no_budget_is_below_what_loading_takes(
             )  # fmt: skip
         assert caught.value.needed_bytes is not None and caught.value.needed_bytes > 240 << 20
         assert not path.exists()
+
+
+def test_weights_and_data_are_written_once_whatever_the_trials_find(
+    prepared: make_bundle.Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = costs_of(prepared.graphs["step"])
+    budget = 64 << 20
+    unplanned = iter([8 << 20, 4 << 20, 2 << 20, 0])
+    tried: list[int] = []
+    written: list[str] = []
+    write_tensors = writer._write_tensors
+
+    def counted(archive: zipfile.ZipFile, name: str, tensors: Mapping[str, Chunks]) -> str:
+        written.append(name)
+        return write_tensors(archive, name, tensors)
+
+    def trial(draft: Path, *_: object) -> bundle._Trial:
+        planned = Bundle(draft).manifest.plans[0].peak_bytes
+        tried.append(planned)
+        return bundle._Trial(planned + next(unplanned))
+
+    monkeypatch.setattr(writer, "_write_tensors", counted)
+    monkeypatch.setattr(bundle, "trial", trial)
+    path = tmp_path / "job.port"
+    bundle.make(
+        path, prepared, Measured((costs.ops,), 0, 0), costs.device, budget, page_dir=tmp_path, threads=1,
+        progress=lambda *_: None, planner=make_bundle.default_planner(strategy="greedy", time_limit_s=1.0),
+    )  # fmt: skip
+    assert len(tried) == 4 and tried == sorted(tried)
+    assert sorted(written) == sorted(TENSOR_MEMBERS), "each member once"
+    Bundle(path).verify_tensors()
+    assert [p.name for p in tmp_path.iterdir()] == ["job.port"]
+
+
+def test_a_bundle_that_was_there_stays_where_no_plan_fits(
+    prepared: make_bundle.Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = costs_of(prepared.graphs["step"])
+    path = tmp_path / "job.port"
+    path.write_bytes(b"made before")
+    monkeypatch.setattr(bundle, "trial", lambda *_: bundle._Trial(1 << 40))
+    with pytest.raises(make_bundle.InfeasibleError):
+        bundle.make(
+            path, prepared, Measured((costs.ops,), 0, 0), costs.device, 1 << 20, page_dir=tmp_path, threads=1,
+            progress=lambda *_: None, planner=make_bundle.default_planner(strategy="greedy", time_limit_s=1.0),
+        )  # fmt: skip
+    assert path.read_bytes() == b"made before"
+    assert [p.name for p in tmp_path.iterdir()] == ["job.port"]

@@ -1,0 +1,145 @@
+"""Write a bundle: what is large once and first, plans behind it, so that other plans do not cost the weights again."""
+
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from planner.ir.bundle import safetensors_io
+from planner.ir.bundle.bundle import (
+    FORMAT,
+    TENSOR_MEMBERS,
+    BundleError,
+    Manifest,
+    PlanChoice,
+    TensorLayout,
+    manifest_hashes,
+)
+from planner.ir.bundle.codec import pack_costs, pack_graph, pack_plan
+from planner.ir.bundle.safetensors_io import Chunks
+from planner.ir.costs import CostTable
+from planner.ir.graph import StepGraph
+from planner.ir.plan import Plan
+
+_MANIFEST, _PLANS, _COSTS = "manifest.json", "plans.msgpack", "costs.msgpack"
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What goes into a bundle. `plans[i][name]` is choice i's plan of graph `name`."""
+
+    manifest: Manifest
+    graphs: Mapping[str, StepGraph]
+    costs: Mapping[str, CostTable]
+    plans: Sequence[Mapping[str, Plan]]
+    tensors: Mapping[str, Chunks]
+    data: Mapping[str, Chunks]
+
+
+def write_bundle(path: Path, contents: Contents) -> None:
+    """Write a bundle atomically: `path` is the old file or the complete new one.
+
+    Raises BundleError where it cannot be written.
+    """
+    temporary = path.with_name(path.name + ".new")
+    try:
+        with zipfile.ZipFile(temporary, "w") as archive:
+            hashes = {
+                name: _write_tensors(archive, name, tensors)
+                for name, tensors in zip(TENSOR_MEMBERS, (contents.tensors, contents.data), strict=True)
+            }
+            graphs = {name: pack_graph(g) for name, g in contents.graphs.items()}
+            hashes["graphs.msgpack"] = _write_packed(archive, "graphs.msgpack", graphs)
+            _write_plans(archive, contents.manifest, contents.plans, contents.costs, hashes)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _not_written(path, error) from error
+    publish_bundle(temporary, path)
+
+
+def replace_plans(
+    path: Path, manifest: Manifest, plans: Sequence[Mapping[str, Plan]], costs: Mapping[str, CostTable]
+) -> None:
+    """Put other plans, costs and manifest at the end of a bundle; its tensors and data are not touched.
+
+    Not atomic: for a bundle that is still being made. Raises BundleError where it cannot be written.
+    """
+    hashes = manifest_hashes(path)
+    try:
+        with zipfile.ZipFile(path, "a") as archive:
+            last = [archive.getinfo(name) for name in (_PLANS, _COSTS, _MANIFEST)]
+            if [i.filename for i in archive.infolist()[-len(last) :]] != [i.filename for i in last]:
+                raise BundleError(f"{path}: plans are not at its end; make the bundle again")
+            for info in last:
+                archive.filelist.remove(info)
+                del archive.NameToInfo[info.filename]
+            archive.start_dir = last[0].header_offset  # new members go where the first of the old ones began
+            _write_plans(archive, manifest, plans, costs, hashes)
+    except OSError as error:
+        raise _not_written(path, error) from error
+
+
+def publish_bundle(finished: Path, path: Path) -> None:
+    """Make a finished bundle durable and give it its name; raise BundleError, and drop it, where that fails."""
+    try:
+        with open(finished, "rb") as stream:
+            os.fsync(stream.fileno())
+        finished.replace(path)
+    except OSError as error:
+        finished.unlink(missing_ok=True)
+        raise _not_written(path, error) from error
+
+
+def _not_written(path: Path, error: OSError) -> BundleError:
+    return BundleError(f"{path} could not be written: {error.strerror}; free space or choose another -o")
+
+
+def _write_plans(
+    archive: zipfile.ZipFile,
+    manifest: Manifest,
+    plans: Sequence[Mapping[str, Plan]],
+    costs: Mapping[str, CostTable],
+    hashes: Mapping[str, str],
+) -> None:
+    """Write what may still change: plans, costs, and the manifest, which holds the hashes of all."""
+    packed = [{name: pack_plan(p) for name, p in choice.items()} for choice in plans]
+    all_hashes = {
+        **hashes,
+        _PLANS: _write_packed(archive, _PLANS, packed),
+        _COSTS: _write_packed(archive, _COSTS, {name: pack_costs(c) for name, c in costs.items()}),
+    }
+    data = {"format": FORMAT, "hashes": all_hashes, **_manifest_to_json(manifest)}
+    archive.writestr(zipfile.ZipInfo(_MANIFEST), json.dumps(data), zipfile.ZIP_DEFLATED)
+
+
+def _write_packed(archive: zipfile.ZipFile, name: str, content: Any) -> str:
+    data = msgpack.packb(content)
+    archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+    return hashlib.sha256(data).hexdigest()
+
+
+def _write_tensors(archive: zipfile.ZipFile, name: str, tensors: Mapping[str, Chunks]) -> str:
+    """Write a safetensors member in pieces; return its SHA-256."""
+    digest = hashlib.sha256()
+    with archive.open(zipfile.ZipInfo(name), "w", force_zip64=True) as stream:
+        for piece in safetensors_io.encode(tensors):
+            stream.write(piece)
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _manifest_to_json(manifest: Manifest) -> dict[str, Any]:
+    def plain(item: Any) -> Any:
+        if isinstance(item, TensorLayout | PlanChoice):
+            return {name: plain(getattr(item, name)) for name in type(item).__dataclass_fields__}
+        if isinstance(item, Mapping):
+            return {k: plain(v) for k, v in item.items()}
+        return [plain(x) for x in item] if isinstance(item, tuple | list) else item
+
+    return {name: plain(getattr(manifest, name)) for name in Manifest.__dataclass_fields__}

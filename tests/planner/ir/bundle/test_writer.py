@@ -1,0 +1,59 @@
+"""Replacing the plans of a bundle gives the file that writing it anew with these plans would give, byte for byte."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from planner import make_bundle
+from planner.ir.bundle.bundle import Bundle, BundleError
+from planner.ir.bundle.writer import replace_plans
+from planner.ir.costs import CostTable
+from planner.ir.plan import Plan
+from planner.job import TrainingJob
+from planner.search.plan_step import plan_step
+from tests.planner.steps import costs_of
+
+
+@pytest.fixture(scope="module")
+def prepared() -> make_bundle.Prepared:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = [torch.randn(16, 64), torch.randint(0, 10, (16,))]
+    loss = lambda m, x, y: functional.cross_entropy(m(x), y)  # noqa: E731
+    return make_bundle.prepare(TrainingJob(model, loss, optimizer, data, 8))
+
+
+def choices(prepared: make_bundle.Prepared, count: int) -> tuple[list[dict[str, Plan]], dict[str, CostTable]]:
+    """Return `count` times the same plan, and its costs."""
+    graph = prepared.graphs["step"]
+    costs = costs_of(graph)
+    plan = plan_step(graph, costs, ram_bytes=64 << 20, strategy="greedy").plan
+    assert plan is not None
+    return [{"step": plan}] * count, {"step": costs}
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 3), (3, 1), (2, 2)])
+def test_replaced_plans_are_those_of_a_bundle_written_anew(
+    prepared: make_bundle.Prepared, tmp_path: Path, first: int, second: int
+) -> None:
+    changed, anew = tmp_path / "changed.port", tmp_path / "anew.port"
+    plans, costs = choices(prepared, first)
+    make_bundle.write(changed, prepared, plans, costs, [64 << 20] * first, threads=1)
+    plans, costs = choices(prepared, second)
+    manifest = make_bundle.write(anew, prepared, plans, costs, [64 << 20] * second, threads=1)
+    replace_plans(changed, manifest, plans, costs)
+    assert changed.read_bytes() == anew.read_bytes()
+    assert len(Bundle(changed).plans) == second
+    Bundle(changed).verify_tensors()
+
+
+def test_a_file_that_is_no_bundle_is_refused(prepared: make_bundle.Prepared, tmp_path: Path) -> None:
+    plans, costs = choices(prepared, 1)
+    manifest = make_bundle.write(tmp_path / "job.port", prepared, plans, costs, [64 << 20], threads=1)
+    (tmp_path / "text").write_text("no bundle")
+    with pytest.raises(BundleError):
+        replace_plans(tmp_path / "text", manifest, plans, costs)

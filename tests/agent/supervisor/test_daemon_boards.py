@@ -81,3 +81,31 @@ def test_a_board_job_survives_unplug_and_kill_in_the_daemon(
     result = (tmp_path / "result.safetensors").read_bytes()
     assert result == undisturbed(model, data, tmp_path / "plain").read_bytes()
     assert result.endswith(read_result(simulator))
+
+
+def test_an_unplugged_board_is_the_reason_in_status(
+    model: Path, simulator: Simulator, data: Path, tmp_path: Path
+) -> None:
+    async def run(line: FaultyLine) -> None:
+        async with running(tmp_path / "daemon", kinds=DEFAULT_KINDS) as live:
+            where = ["--runtime-dir", str(live.settings.runtime_dir)]
+            words = ["--name", "wrist", "--port", str(line.port), "--data", str(data), "--epochs", "1000"]
+            assert await live.ask(main, ["submit", str(model), "--kind", "mcu", *words, *where]) == 0
+            await live.until_step(1, 1)
+            await asyncio.to_thread(line.unplug)
+            await live.until(lambda: live.core.runner.waits_for is not None, "the board is missed")
+            status = await live.ask(live.client.get, "/v1/status")
+            why = status["job"]["waits_for"]
+            assert str(line.port) in why and why in status["reasons"]
+            assert (await live.ask(live.client.get, "/v1/jobs/wrist"))["reason"] == why
+            await asyncio.to_thread(line.plug)
+            await live.until(lambda: live.core.runner.waits_for is None, "the board is back")
+            at = live.job(1).step
+            await live.until_step(1, at + 1)
+            detail = await live.ask(live.client.get, "/v1/jobs/wrist")
+            assert detail["reason"] == ""
+            kinds = [entry["kind"] for entry in detail["history"]]
+            assert "interrupted" in kinds and kinds[-1] == "continued"
+
+    with FaultyLine(simulator.port, tmp_path / "line") as line:
+        asyncio.run(asyncio.wait_for(run(line), 240.0))

@@ -1,6 +1,6 @@
 """Compile-time autodiff: the training step as a list, and the passes that make it small.
 
-    differentiate -> prune -> reorder -> alias
+    differentiate -> prune -> fuse_updates -> alias
 
 Each pass takes a Program and returns another; `verify_program` states what a legal one is and holds after every pass.
 This is arXiv 2206.15472 section 3.1 (compile-time differentiation), 3.2 (pruning: a gradient nobody reads is never

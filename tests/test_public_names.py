@@ -10,8 +10,6 @@ RIGHT = {
     "add_commands": "every area of the command line offers it to `agent.cli.build_parser`",
     "main": "what `python -m` runs",
     "train": "the two worker processes' own entry: by bundle on this machine, by board",
-    "worker_command": "the command line of one worker, and the choice among the kinds of worker",
-    "Control": "the worker's side of the channel, once per kind of worker",
     "Storage": "one tensor's memory: in the recorded graph, and in a followed program",
 }
 """Names that may stand in several modules, each with its reason."""

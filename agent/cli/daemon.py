@@ -11,11 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from agent.cli import places
 from agent.cli.arguments import UsageError, deadline, deadline_or_none, duration, whole_number
-
-SYSTEM_RUNTIME_DIR = Path("/run/port-agent")
-SYSTEM_STATE_DIR = Path("/var/lib/port-agent")
-SYSTEM_CONFIG = Path("/etc/port-agent/config.toml")
 
 Arguments = argparse.Namespace
 
@@ -59,7 +56,7 @@ def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     run.add_argument("--foreground", action="store_true", help="stay in the foreground (it always does; for clarity)")
     run.add_argument("--state-dir", type=Path, metavar="D", help="jobs and checkpoints")
     run.add_argument("--runtime-dir", type=Path, metavar="R", help="the control socket")
-    run.add_argument("--config", type=Path, metavar="F", help=f"default {SYSTEM_CONFIG} if it exists")
+    run.add_argument("--config", type=Path, metavar="F", help=f"default {places.SYSTEM_CONFIG} if it exists")
     run.add_argument("--sysfs-root", type=Path, metavar="D", help="read power and heat below D instead of /sys")
     run.set_defaults(run=_run)
 
@@ -143,12 +140,12 @@ def _run(arguments: Arguments) -> int:
     from agent.supervisor.context import Settings
     from agent.supervisor.daemon import Daemon
 
-    state_dir = arguments.state_dir or _environment_dir("STATE_DIRECTORY") or _own_state_dir()
-    runtime_dir = arguments.runtime_dir or _environment_dir("RUNTIME_DIRECTORY") or _own_runtime_dir()
+    state_dir = arguments.state_dir or _environment_dir("STATE_DIRECTORY") or places.own_state_dir()
+    runtime_dir = arguments.runtime_dir or _environment_dir("RUNTIME_DIRECTORY") or places.own_runtime_dir()
     settings = Settings(
         state_dir=state_dir.absolute(),
         runtime_dir=runtime_dir.absolute(),
-        config=(arguments.config or SYSTEM_CONFIG).absolute(),
+        config=(arguments.config or places.SYSTEM_CONFIG).absolute(),
         sysfs_root=arguments.sysfs_root.absolute() if arguments.sysfs_root else None,
     )
     if arguments.config is not None and not arguments.config.is_file():
@@ -168,34 +165,11 @@ def _environment_dir(name: str) -> Path | None:
     return Path(value) if value else None
 
 
-def _own_state_dir() -> Path:
-    if os.geteuid() == 0:
-        return SYSTEM_STATE_DIR
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "port-agent"
-
-
-def _own_runtime_dir() -> Path:
-    if os.geteuid() == 0:
-        return SYSTEM_RUNTIME_DIR
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(base) / "port-agent" if base else _own_state_dir() / "run"
-
-
-def _connect(arguments: Arguments) -> Any:
-    from agent.control.client import ControlClient
-    from agent.control.http import SOCKET_NAME
-
-    if arguments.runtime_dir is not None:
-        return ControlClient(arguments.runtime_dir)
-    places = [SYSTEM_RUNTIME_DIR, _own_runtime_dir()]
-    return ControlClient(next((place for place in places if (place / SOCKET_NAME).exists()), places[0]))
-
-
 # --- clients
 
 
 def _submit(arguments: Arguments) -> int:
-    client = _connect(arguments)
+    client = places.connect(arguments.runtime_dir)
     if arguments.kind == "train" and arguments.bundle is None:
         raise UsageError("give a bundle: port-agent submit job.port (make one with `port-agent plan`)")
     if arguments.kind == "mcu" and arguments.bundle is None:
@@ -242,7 +216,7 @@ def _job_name(arguments: Arguments) -> str:
 def _status(arguments: Arguments) -> int:
     from agent.cli import daemon_views
 
-    client = _connect(arguments)
+    client = places.connect(arguments.runtime_dir)
     if arguments.watch and not arguments.json:
         return daemon_views.watch(lambda: client.get("/v1/status"))
     status = client.get("/v1/status")
@@ -256,7 +230,7 @@ def _status(arguments: Arguments) -> int:
 def _jobs(arguments: Arguments) -> int:
     from agent.cli import daemon_views
 
-    answer = _connect(arguments).get(f"/v1/jobs?all={int(arguments.all)}")
+    answer = places.connect(arguments.runtime_dir).get(f"/v1/jobs?all={int(arguments.all)}")
     if arguments.json:
         print(json.dumps(answer, indent=2))
     else:
@@ -267,7 +241,7 @@ def _jobs(arguments: Arguments) -> int:
 def _job(arguments: Arguments) -> int:
     from agent.cli import daemon_views
 
-    job = _connect(arguments).get(_path(arguments))
+    job = places.connect(arguments.runtime_dir).get(_path(arguments))
     if arguments.json:
         print(json.dumps(job, indent=2))
     else:
@@ -278,7 +252,7 @@ def _job(arguments: Arguments) -> int:
 def _peers(arguments: Arguments) -> int:
     from agent.cli import daemon_views
 
-    answer = _connect(arguments).get("/v1/peers")
+    answer = places.connect(arguments.runtime_dir).get("/v1/peers")
     if arguments.json:
         print(json.dumps(answer, indent=2))
     else:
@@ -287,7 +261,7 @@ def _peers(arguments: Arguments) -> int:
 
 
 def _logs(arguments: Arguments) -> int:
-    client = _connect(arguments)
+    client = places.connect(arguments.runtime_dir)
     path = f"{_path(arguments)}/logs?lines={arguments.lines}"
     if not arguments.follow:
         print(client.text(path), end="")
@@ -298,12 +272,12 @@ def _logs(arguments: Arguments) -> int:
 
 
 def _result(arguments: Arguments) -> int:
-    size = _connect(arguments).download(f"{_path(arguments)}/result", arguments.output)
+    size = places.connect(arguments.runtime_dir).download(f"{_path(arguments)}/result", arguments.output)
     return _answer(arguments, {"file": str(arguments.output), "bytes": size}, f"{arguments.output}: {size} bytes")
 
 
 def _feed(arguments: Arguments) -> int:
-    client = _connect(arguments)
+    client = places.connect(arguments.runtime_dir)
     answers = []
     for file in arguments.files:
         if not file.is_file():
@@ -314,7 +288,7 @@ def _feed(arguments: Arguments) -> int:
 
 
 def _pause(arguments: Arguments) -> int:
-    client = _connect(arguments)
+    client = places.connect(arguments.runtime_dir)
     if arguments.job is not None:
         if arguments.for_s is not None:
             raise UsageError("--for pauses everything for a time; leave the job away")
@@ -327,7 +301,7 @@ def _pause(arguments: Arguments) -> int:
 
 
 def _resume(arguments: Arguments) -> int:
-    client = _connect(arguments)
+    client = places.connect(arguments.runtime_dir)
     if arguments.job is None:
         return _answer(arguments, client.post("/v1/resume"), "Training goes on when the conditions allow.")
     job = client.post(f"{_path(arguments)}/resume")
@@ -335,24 +309,24 @@ def _resume(arguments: Arguments) -> int:
 
 
 def _cancel(arguments: Arguments) -> int:
-    job = _connect(arguments).post(f"{_path(arguments)}/cancel")
+    job = places.connect(arguments.runtime_dir).post(f"{_path(arguments)}/cancel")
     return _answer(arguments, job, f"Job {job['id']} ({job['name']}) is cancelled.")
 
 
 def _priority(arguments: Arguments) -> int:
-    job = _connect(arguments).post(f"{_path(arguments)}/change", priority=arguments.value)
+    job = places.connect(arguments.runtime_dir).post(f"{_path(arguments)}/change", priority=arguments.value)
     return _answer(arguments, job, f"Job {job['id']} ({job['name']}) has priority {job['priority']}.")
 
 
 def _deadline(arguments: Arguments) -> int:
     at = arguments.when
-    job = _connect(arguments).post(f"{_path(arguments)}/change", deadline_at=at)
+    job = places.connect(arguments.runtime_dir).post(f"{_path(arguments)}/change", deadline_at=at)
     shown = "no deadline" if at is None else f"the deadline {datetime.fromtimestamp(at):%a %d %b %H:%M}"
     return _answer(arguments, job, f"Job {job['id']} ({job['name']}) has {shown}.")
 
 
 def _reload(arguments: Arguments) -> int:
-    answer = _connect(arguments).post("/v1/reload")
+    answer = places.connect(arguments.runtime_dir).post("/v1/reload")
     files = answer["settings"]["files"]
     text = f"In force: {', '.join(files) or 'the defaults (no configuration file)'}"
     if answer["after_restart"]:
@@ -365,7 +339,7 @@ def _doctor(arguments: Arguments) -> int:
     from agent.control.client import ControlError
 
     try:
-        answer = _connect(arguments).post("/v1/doctor", flash=not arguments.no_flash)
+        answer = places.connect(arguments.runtime_dir).post("/v1/doctor", flash=not arguments.no_flash)
     except ControlError as error:
         if error.status is not None:
             raise
@@ -382,9 +356,9 @@ def _examine_here(arguments: Arguments, why: str) -> dict[str, Any]:
     from agent.health.doctor import Check, Verdict, examine
     from agent.policy.config import load_config
 
-    state_dir = arguments.state_dir or _own_state_dir()
+    state_dir = arguments.state_dir or places.own_state_dir()
     checks = [Check("agent", Verdict.BAD, "not running", why)]
-    checks += examine(state_dir, load_config(SYSTEM_CONFIG), flash_test=not arguments.no_flash)
+    checks += examine(state_dir, load_config(places.SYSTEM_CONFIG), flash_test=not arguments.no_flash)
     return {"v": 1, "checks": [check.as_json() for check in checks], "health": []}
 
 

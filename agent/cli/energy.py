@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent.cli import places
 from agent.cli.arguments import UsageError, positive_number, since, size, whole_number
 
 if TYPE_CHECKING:
@@ -16,15 +17,11 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from agent.control.client import ControlClient
     from agent.dashboard.server import StatusClient
     from agent.energy.report import Amount, EnergyReport, ReportOptions
     from agent.energy.sources.base import SourceInfo
     from agent.energy.sources.registry import EnergyConfig, SourceReport
 
-SYSTEM_STATE_DIR = Path("/var/lib/port-agent")
-SYSTEM_RUNTIME_DIR = Path("/run/port-agent")
-SYSTEM_CONFIG = Path("/etc/port-agent/config.toml")
 _PLOT_COLUMNS = 100
 
 
@@ -59,7 +56,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def _add_places(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state-dir", type=Path, metavar="D", help="read the ledger there, without asking an agent")
     parser.add_argument("--runtime-dir", type=Path, metavar="R", help="where the agent's control socket is")
-    parser.add_argument("--config", type=Path, metavar="F", help=f"default {SYSTEM_CONFIG} if it exists")
+    parser.add_argument("--config", type=Path, metavar="F", help=f"default {places.SYSTEM_CONFIG} if it exists")
 
 
 def _energy(arguments: argparse.Namespace) -> int:
@@ -107,28 +104,11 @@ def _config(arguments: argparse.Namespace) -> "tuple[EnergyConfig, int]":
     from agent.energy.sources.registry import EnergyConfig
     from agent.policy.config import Config, load_config
 
-    path = arguments.config or SYSTEM_CONFIG
+    path = arguments.config or places.SYSTEM_CONFIG
     if arguments.config is not None and not path.is_file():
         raise UsageError(f"there is no configuration file {path}; leave --config away for the defaults")
     config = load_config(path) if path.is_file() else Config()
     return EnergyConfig.from_table(config.energy), config.policy.flash_write_budget_bytes_per_day
-
-
-def _own_state_dir() -> Path:
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "port-agent"
-
-
-def client_of(runtime_dir: Path | None) -> "ControlClient":
-    """Return a client of the agent in `runtime_dir`, or of the one that runs here."""
-    from agent.control.client import ControlClient
-    from agent.control.http import SOCKET_NAME
-
-    if runtime_dir is not None:
-        return ControlClient(runtime_dir)
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    own = Path(base) / "port-agent" if base else _own_state_dir() / "run"
-    places = [SYSTEM_RUNTIME_DIR, own]
-    return ControlClient(next((place for place in places if (place / SOCKET_NAME).exists()), places[0]))
 
 
 def _read(arguments: argparse.Namespace, options: "ReportOptions") -> "EnergyReport":
@@ -140,10 +120,10 @@ def _read(arguments: argparse.Namespace, options: "ReportOptions") -> "EnergyRep
     if arguments.state_dir is not None:
         return read_report(arguments.state_dir / FILE_NAME, options)
     try:
-        return _ask(client_of(arguments.runtime_dir), options)
+        return _ask(places.connect(arguments.runtime_dir), options)
     except ControlError:
-        places = () if arguments.runtime_dir is not None else (SYSTEM_STATE_DIR, _own_state_dir())
-        ledger = next((folder / FILE_NAME for folder in places if os.access(folder / FILE_NAME, os.R_OK)), None)
+        folders = () if arguments.runtime_dir is not None else (places.SYSTEM_STATE_DIR, places.own_state_dir())
+        ledger = next((folder / FILE_NAME for folder in folders if os.access(folder / FILE_NAME, os.R_OK)), None)
         if ledger is None:
             raise
         return read_report(ledger, options)
@@ -380,7 +360,7 @@ def _dashboard(arguments: argparse.Namespace) -> int:
     def energy(query: "Mapping[str, str]") -> "Mapping[str, object]":
         return _read(arguments, options_from_query({"flash_bytes_per_day": str(budget), **query})).as_dict()
 
-    dashboard = Dashboard(client_of(arguments.runtime_dir), energy, arguments.port)
+    dashboard = Dashboard(places.connect(arguments.runtime_dir), energy, arguments.port)
     print(f"live page: {dashboard.url}\n(stop with Ctrl-C)", flush=True)
     if not arguments.no_browser:
         open_in_browser(dashboard.url)

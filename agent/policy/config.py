@@ -367,7 +367,7 @@ def restart_needed(old: Config, new: Config) -> list[str]:
     return changed + (["energy"] if dict(old.energy) != dict(new.energy) else [])
 
 
-def describe(config: Config) -> dict[str, object]:
+def describe_config(config: Config) -> dict[str, object]:
     """Return the settings in force as plain values, for `status --json` and `doctor`."""
     policy = config.policy
     plain = {item.name: getattr(policy, item.name) for item in fields(policy)}

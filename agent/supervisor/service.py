@@ -15,7 +15,7 @@ from agent.control.requests import JobChange
 from agent.energy.metrics import meter_families
 from agent.health.conditions import HealthItem
 from agent.jobs.model import Job, JobRequestError, JobSpec, JobState
-from agent.policy.config import describe, restart_needed
+from agent.policy.config import describe_config, restart_needed
 from agent.supervisor.context import PAUSE_SETTING, Core
 from agent.supervisor.job.log import read_log, read_more
 from agent.supervisor.status import agent_status, job_summary
@@ -226,7 +226,7 @@ class Service:
         """Apply the configuration files; raises `ConfigError` while the old settings stay in force."""
         self._core.reload()
         waiting = restart_needed(self._core.started_with, self._core.config)
-        return SettingsInForce(describe(self._core.config), tuple(waiting))
+        return SettingsInForce(describe_config(self._core.config), tuple(waiting))
 
     # --- inside
 

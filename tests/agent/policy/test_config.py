@@ -9,7 +9,7 @@ import pytest
 
 from agent.energy.sources.registry import EnergyConfig
 from agent.facts import Power
-from agent.policy.config import KEYS, Config, ConfigError, describe, load_config, read_file, restart_needed
+from agent.policy.config import KEYS, Config, ConfigError, describe_config, load_config, read_file, restart_needed
 from agent.policy.decide import Policy, ResourceLimits, TimeWindow
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "deploy/config.toml"
@@ -67,7 +67,7 @@ listen = "127.0.0.1:9477"
     assert policy.in_use == ResourceLimits(10.0, 100.0, 300 << 20)
     assert policy.flash_write_budget_bytes_per_day == 1 << 30
     assert config.options.metrics_listen == ("127.0.0.1", 9477)
-    assert describe(config)["windows"] is not None
+    assert describe_config(config)["windows"] is not None
 
 
 def test_drop_ins_come_later_in_order_of_name(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ class HttpRequest:
     consumed: int = 0
 
     async def body(self) -> AsyncIterator[bytes]:
-        """Yield the body in pieces."""
+        """Yield the body in pieces; raises HttpError where it ends early."""
         while self.consumed < self.length:
             piece = await self.reader.read(min(_CHUNK_BYTES, self.length - self.consumed))
             if not piece:
@@ -69,7 +69,7 @@ class HttpRequest:
             yield piece
 
     async def json(self) -> dict[str, object]:
-        """Return the body as a JSON object; an empty body is an empty object."""
+        """Return the body as a JSON object, empty for an empty body; raises HttpError for another."""
         if self.length > JSON_LIMIT_BYTES:
             raise HttpError(413, f"{self.length} bytes of JSON are more than the {JSON_LIMIT_BYTES} that are read")
         content = b"".join([piece async for piece in self.body()])

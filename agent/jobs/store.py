@@ -200,9 +200,10 @@ class JobStore:
     # --- the disk; from any thread
 
     def add(self, spec: JobSpec, submitted_at: float, prepare: Callable[[Path], None] = lambda directory: None) -> Job:
-        """Return the new job, durable on disk; raises StoreError when that is impossible.
+        """Return the new job, durable on disk.
 
-        `prepare` puts the job's files into its directory before the job exists.
+        `prepare` puts the job's files into its directory before the job exists. Raises JobRequestError for a name that is
+        taken, StoreError when the disk refuses.
         """
         check_spec(spec)
         with self._disk:

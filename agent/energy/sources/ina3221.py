@@ -52,7 +52,7 @@ class RailChannel:
 
 
 def find_channels(root: Path) -> tuple[RailChannel, ...]:
-    """Return every connected rail; raise `SourceError` if there is no INA3221."""
+    """Return every connected rail; raises `SourceAbsent` without an INA3221."""
     channels = [
         channel
         for driver in _DRIVERS

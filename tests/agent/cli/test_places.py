@@ -1,0 +1,45 @@
+"""Where the agent keeps its things: the system's places for root, those of the user's session for anyone else."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agent.cli import places
+from agent.control.http import SOCKET_NAME
+
+
+def become(monkeypatch: pytest.MonkeyPatch, user: int) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+
+
+def test_root_keeps_to_the_systems_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    become(monkeypatch, 0)
+    assert places.own_state_dir() == Path("/var/lib/port-agent")
+    assert places.own_runtime_dir() == Path("/run/port-agent")
+
+
+def test_a_user_keeps_to_the_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    become(monkeypatch, 1000)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    assert places.own_state_dir() == tmp_path / ".local/state/port-agent"
+    assert places.own_runtime_dir() == tmp_path / ".local/state/port-agent/run"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    assert places.own_state_dir() == tmp_path / "state/port-agent"
+    assert places.own_runtime_dir() == tmp_path / "run/port-agent"
+
+
+def test_the_systems_agent_is_asked_before_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    become(monkeypatch, 1000)
+    system, user = tmp_path / "system", tmp_path / "port-agent"
+    monkeypatch.setattr(places, "SYSTEM_RUNTIME_DIR", system)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert places.connect(None).path.parent == system  # none runs: the error names the system's
+    for folder in (user, system):
+        folder.mkdir()
+        (folder / SOCKET_NAME).touch()
+        assert places.connect(None).path.parent == folder
+    assert places.connect(tmp_path / "given").path.parent == tmp_path / "given"

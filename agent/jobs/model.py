@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from typing import Any
+
+import msgspec
 
 from planner.ir.errors import PortError
 
@@ -142,28 +144,21 @@ class Job:
 
 def to_record(job: Job) -> dict[str, Any]:
     """Return plain values for disk and wire; states as numbers."""
-    record = asdict(job)
-    record["state"] = int(job.state)
-    record["spec"]["kind"] = job.spec.kind.value
-    record["spec"]["arguments"] = list(job.spec.arguments)
+    record: dict[str, Any] = msgspec.to_builtins(job)
     return {"v": RECORD_VERSION, **record}
 
 
 def from_record(record: Mapping[str, Any]) -> Job:
-    """Return the job that `to_record` wrote.
+    """Return the job that `to_record` wrote; fields of a later agent are skipped.
 
-    Raises JobRequestError when the record is of another version or incomplete.
+    Raises JobRequestError when the record is of another version, incomplete, or has a value of another type.
     """
     if record.get("v") != RECORD_VERSION:
         raise JobRequestError(f"job record of version {record.get('v')!r}; this agent reads version {RECORD_VERSION}")
     try:
-        values = {key: value for key, value in record.items() if key != "v"}
-        spec = dict(values["spec"])
-        spec |= {"kind": JobKind(spec["kind"]), "arguments": tuple(spec["arguments"])}
-        values["state"] = JobState(values["state"])
-        return Job(**{**values, "spec": JobSpec(**spec), "measured": JobMeasurements(**values["measured"])})
-    except (KeyError, TypeError, ValueError) as error:
-        raise JobRequestError(f"job record cannot be read: {error!r}") from error
+        return msgspec.convert(record, Job)
+    except msgspec.ValidationError as error:
+        raise JobRequestError(f"job record cannot be read: {error}") from error
 
 
 def check_spec(spec: JobSpec) -> JobSpec:

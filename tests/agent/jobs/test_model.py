@@ -53,7 +53,9 @@ def test_a_record_gives_the_job_back() -> None:
     assert from_record(json.loads(json.dumps(to_record(original)))) == original
 
 
-@pytest.mark.parametrize("record", [{}, {"v": 2}, {"v": 1}, {**to_record(job()), "state": 99}])
+@pytest.mark.parametrize(
+    "record", [{}, {"v": 2}, {"v": 1}, {**to_record(job()), "state": 99}, {**to_record(job()), "step": "7"}]
+)
 def test_a_foreign_record_is_refused(record: dict[str, object]) -> None:
     with pytest.raises(JobRequestError):
         from_record(record)
@@ -146,3 +148,8 @@ def test_a_job_that_waits_for_data_starts_over_after_each_round() -> None:
     waiting = job(spec=replace(SPEC, waits_for_data=True), state=JobState.RUNNING)
     after = after_exit(waiting, WorkerOutcome.FINISHED, "done", 6, None)
     assert (after.state, after.rounds) == (JobState.WAITING_DATA, 1)
+
+
+def test_a_record_of_a_later_agent_and_one_with_a_loss_that_ran_away_are_read() -> None:
+    record = json.loads(json.dumps({**to_record(job(loss=float("nan"))), "colour": "blue"}))
+    assert str(from_record(record).loss) == "nan"

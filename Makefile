@@ -25,7 +25,7 @@ demo-mcu: setup
 test: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not long"
+	$(BIN)/pytest -m "not long" -n 2 --dist loadfile
 
 check-long: setup
 	$(BIN)/pytest -m long

@@ -19,7 +19,6 @@ TESTED_WITH = {
         "agent/energy/ledger_writer",
         "agent/energy/metrics",
         "agent/energy/sampler",
-        "agent/energy/totals",
     ),
     "tests/agent/energy/sources/test_registry.py": ("agent/energy/sources/base",),
     "tests/agent/energy/sources/test_ina3221.py": ("agent/energy/sources/jetson_rails",),
@@ -29,7 +28,6 @@ TESTED_WITH = {
     "tests/agent/mcu/board/test_simulate.py": ("agent/mcu/project",),
     "tests/agent/peers/test_announcement.py": ("agent/peers/state",),
     "tests/agent/peers/test_discovery.py": ("agent/supervisor/peer_discovery",),
-    "tests/agent/control/test_agent_metrics.py": ("agent/system/prometheus",),
     "tests/agent/supervisor/test_http_api.py": ("agent/supervisor/service", "agent/supervisor/status"),
     "tests/agent/supervisor/test_daemon.py": (
         "agent/supervisor/context",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 from planner.problem.model import (
     Fate,
     Paging,
@@ -31,7 +31,7 @@ MAX_NODES = 100_000
 class InstanceError(PortError):
     """A problem file that cannot be read; carries the path."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
     def __init__(self, path: str, reason: str) -> None:
         self.path, self.reason = path, reason

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.poet import parse_instance
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 from planner.problem.model import Schedule
 from planner.problem.replay import replay
 
@@ -17,7 +17,7 @@ from planner.problem.replay import replay
 class KindError(PortError):
     """A kind of problem that nothing here generates."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,14 @@ import math
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 from planner.ir.units import format_seconds
 
 
 class DeadlineError(PortError):
     """A deadline that cannot be met."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from planner.ir.bundle.bundle import Bundle
 from planner.ir.costs import CostTable
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import Role, StepGraph
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Action, Decision, Plan
@@ -20,7 +20,7 @@ from planner.ir.units import format_bytes, format_joules, format_seconds
 class DrawError(PortError):
     """A drawing that cannot be made here."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 class Shade(enum.Enum):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +18,7 @@ ENTRY = "port_job"
 class JobError(PortError):
     """A training script that does not say what to train."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 @dataclass

@@ -15,7 +15,7 @@ from planner.ir.bundle.data_order import batch_rows
 from planner.ir.bundle.safetensors_io import Chunks
 from planner.ir.bundle.writer import Contents, write_bundle
 from planner.ir.costs import CostTable, DeviceCosts
-from planner.ir.errors import CaptureError, PortError
+from planner.ir.errors import CaptureError, ExitCode, PortError
 from planner.ir.graph import Phase, Role, StepGraph, storage_key
 from planner.ir.lowering import optimizer_scalars
 from planner.ir.lowering.lower import lower
@@ -35,7 +35,7 @@ class InfeasibleError(PortError):
     the fastest plan takes per step.
     """
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
     def __init__(self, message: str, needed_bytes: int | None, fastest_seconds: float | None = None) -> None:
         super().__init__(message)

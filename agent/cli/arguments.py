@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import time
 from typing import NoReturn, TypeVar
 
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 from planner.ir.times import parse_deadline, parse_hours, parse_since
 from planner.ir.units import parse_bytes, parse_duration, shown
 
@@ -20,7 +20,7 @@ MOST = 2**63 - 1
 class UsageError(PortError):
     """Arguments that do not go together, or that name what is not there."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from agent.control.http import SOCKET_NAME
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 
 DEFAULT_RUNTIME_DIR = Path("/run/port-agent")
 _TIMEOUT_S = 30.0
@@ -20,7 +20,7 @@ class ControlError(PortError):
 
     def __init__(self, message: str, status: int | None = None) -> None:
         self.status = status
-        self.exit_code = 3 if status is None else 1
+        self.exit_code = ExitCode.UNREACHABLE if status is None else ExitCode.FAILED
         super().__init__(message)
 
 

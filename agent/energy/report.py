@@ -16,7 +16,7 @@ from agent.energy.attribution import EnergyPhase
 from agent.energy.ledger import DAY_S, KEEP_S, open_for_reading
 from agent.energy.wear import WearOutlook, outlook
 from agent.system.clock import local_clock_s
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 
 JOULES_PER_KWH = 3.6e6
 PHASES = tuple(phase.value for phase in EnergyPhase if phase is not EnergyPhase.UNMEASURED)
@@ -191,7 +191,7 @@ def options_from_query(query: Mapping[str, str]) -> ReportOptions:
 class ReportQueryError(PortError):
     """A question to the ledger that cannot be understood."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
     def __init__(self, key: str, value: str) -> None:
         super().__init__(f"{key}={value!r} is no number; leave it away or give a plain number")

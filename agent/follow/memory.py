@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agent.follow.storages import StorageTable
 from agent.malloc import Allocator, active
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 from planner.ir.process_memory import resident_bytes
 from planner.ir.units import format_bytes
 
@@ -25,7 +25,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 class BudgetTooSmallError(PortError):
     """The process takes more than the budget before any tensor is resident."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 class ProcessBudget:

@@ -9,13 +9,13 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from agent.follow.mode import Follower, FollowMode
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 
 
 class NotFollowedError(PortError):
     """The program does something that cannot be followed with the same numbers."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 class ProgramHooks:

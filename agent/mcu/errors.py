@@ -3,7 +3,7 @@
 Each error carries its numbers and names a remedy.
 """
 
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 
 
 class McuError(PortError):
@@ -73,13 +73,13 @@ class RefusedError(McuError):
 class IncompatibleError(McuError):
     """Firmware, model or board do not fit the job; the message says how to reflash."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 class BuildError(McuError):
     """The firmware cannot be built: no compiler, a compiler error, or a model that does not fit the board."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 class TooLargeError(BuildError):
@@ -109,4 +109,4 @@ class SnapshotError(McuError):
 class BoardJobError(McuError):
     """A job description or its data that cannot be used."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from planner.ir.bundle.safetensors_io import Member
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 from planner.ir.torch_operators import dtype
 
 Array = npt.NDArray[np.generic]
@@ -26,7 +26,7 @@ Array = npt.NDArray[np.generic]
 class DataError(PortError):
     """Data that does not fit the job."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 class Arrivals:

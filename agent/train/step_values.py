@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from agent.train.buffers import view
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, Value
 from planner.ir.torch_operators import literal, resolve
 
@@ -14,7 +14,7 @@ from planner.ir.torch_operators import literal, resolve
 class GraphChangedError(PortError):
     """The step does not do what was recorded: another branch, another shape."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 class StepValues:

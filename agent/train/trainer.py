@@ -22,7 +22,7 @@ from agent.worker.protocol import StepDone
 from planner.ir.bundle.bundle import Bundle
 from planner.ir.bundle.data_order import batch_rows
 from planner.ir.bundle.safetensors_io import encode
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 from planner.ir.lowering.lower import lower
 from planner.ir.lowering.optimizer_scalars import OptimizerSpec, StepScalars
 from planner.ir.process_memory import peak_resident_bytes
@@ -32,7 +32,7 @@ from planner.ir.program import Program
 class MismatchError(PortError):
     """The first steps gave other numbers than plain PyTorch did where the bundle was made."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 @dataclass(frozen=True, slots=True)

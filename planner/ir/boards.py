@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import ITEM_BYTES, StepGraph, operands
 
 BOARDS = Path(__file__).parent / "board_files"
@@ -23,7 +23,7 @@ OP_OVERHEAD_S = 4e-6
 class BoardError(PortError):
     """A board file that is missing or incomplete."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 @dataclass(frozen=True, slots=True)

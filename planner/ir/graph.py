@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 
 
 class GraphError(PortError):
     """A graph that breaks its own rules; nothing may be planned or run from it."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 class Role(enum.IntEnum):

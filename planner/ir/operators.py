@@ -6,7 +6,7 @@ Listed by base name; every overload of them that takes tensors and plain argumen
 refused when a step is captured and when a bundle is loaded, by name.
 """
 
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 
 ALLOWED = frozenset(
     [
@@ -384,7 +384,7 @@ MAXIMUM_OUT = "aten::maximum.out"
 class OperatorError(PortError):
     """An operator that is not on the list."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 def check_operator(name: str) -> None:

@@ -5,14 +5,14 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import StepGraph
 
 
 class PlanError(PortError):
     """A plan that does not fit its graph: a read of a freed tensor, an op that cannot be run again, ..."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 class BudgetError(PlanError):

@@ -6,7 +6,7 @@ The one grammar of sizes and durations.
 import re
 from decimal import Decimal
 
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 
 _SIZE_UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
@@ -32,7 +32,7 @@ _HOW_DURATIONS = "write it like 90s, 30min, 8h, 3d, 1d12h or PT8H"
 class UnitError(PortError, ValueError):
     """A quantity with a unit, or a time, that cannot be read."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 class SizeError(UnitError):

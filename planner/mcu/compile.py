@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 from planner.mcu.autodiff import SparseScheme, full_scheme
 from planner.mcu.emit import GeneratedModel, emit_model
 from planner.mcu.frontend import import_module
@@ -22,7 +22,7 @@ from planner.mcu.quantize import HEADROOM, Int8Array, QuantizedGraph, quantize
 class ArenaBudgetError(PortError):
     """A model or scheme that needs more RAM than it was given."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
     def __init__(self, needed_bytes: int, budget_bytes: int, arena_bytes: int, parameter_bytes: int) -> None:
         super().__init__(

@@ -16,7 +16,7 @@ import highspy
 import numpy as np
 import numpy.typing as npt
 
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 
 Vector = npt.NDArray[np.float64]
 Progress = Callable[[float, float], None]
@@ -28,7 +28,7 @@ INFINITY = float("inf")
 class ModelFileError(PortError):
     """The model could not be written."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 class SolverStatus(enum.Enum):

@@ -9,13 +9,13 @@ import enum
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 
 
 class ProblemError(PortError):
     """A planning problem that contradicts itself."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 class Semantics(enum.Enum):

@@ -4,7 +4,7 @@ import enum
 import time
 from dataclasses import dataclass
 
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 from planner.milp.conflict import Shortfall
 from planner.milp.highs import Progress
 from planner.problem.model import Problem, Schedule
@@ -32,7 +32,7 @@ class Outcome(enum.Enum):
 class StrategyError(PortError):
     """A planning strategy that does not exist."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from agent.energy.sources.estimated import NAME as ESTIMATED
 from agent.energy.sources.estimated import EstimatedSource, PowerModel, generic_model
 from agent.energy.sources.subprocess_source import ChildOutput
 from agent.system.energy_clock import now_s
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 
 if TYPE_CHECKING:
     import importlib.metadata
@@ -32,7 +32,7 @@ _PI5_MODELS = ("Raspberry Pi 5", "Raspberry Pi Compute Module 5")
 class EnergyConfigError(PortError):
     """An `[energy]` setting that cannot be used; `key` names it."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
     def __init__(self, key: str, problem: str) -> None:
         super().__init__(f"energy.{key} {problem}")

@@ -21,7 +21,7 @@ import msgpack
 from planner.ir.bundle import safetensors_io
 from planner.ir.bundle.codec import unpack_costs, unpack_graph, unpack_plan
 from planner.ir.bundle.safetensors_io import Member
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import ITEM_BYTES, MAX_STORAGE_BYTES, Role, storage_key
 from planner.ir.operators import OPTIMIZERS
 
@@ -38,7 +38,7 @@ TENSOR_MEMBERS = ("tensors.safetensors", "data.safetensors")
 class BundleError(PortError):
     """A file that is not a bundle, or one that is damaged or hostile."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 @dataclass(frozen=True, slots=True)

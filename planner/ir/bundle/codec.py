@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import Argument, Named, Op, Phase, Ref, Role, Scalar, StepGraph, Storage, Value, verify_graph
 from planner.ir.operators import check_operator
 from planner.ir.plan import Action, Decision, Plan
@@ -25,7 +25,7 @@ T = TypeVar("T")
 class WireError(PortError):
     """Data that is not a graph, a plan or a cost table."""
 
-    exit_code = 2
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 # -- graphs

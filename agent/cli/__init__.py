@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from agent.cli.arguments import CommandParser
 from planner.ir.errors import PortError
 
-AREAS = ("plan_and_train", "devices_and_plots", "daemon", "energy", "mcu")
+AREAS = ("exec", "plan_and_train", "devices_and_plots", "daemon", "energy", "mcu")
 """Modules of this package that add commands, in the order of `--help`. Each has `add_commands(subparsers)`; a command sets
 `run=function(arguments) -> exit code` with `set_defaults`."""
 

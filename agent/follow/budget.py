@@ -85,13 +85,16 @@ class Budget:
         self._running = _Running(self._ram_bytes, self._tensor_bytes, self._page_dir, self._speeds)
         return self
 
-    def stop(self) -> Report:
-        """Bring everything back into RAM and follow no longer. Raises PageError where a page cannot be read."""
+    def stop(self, *, restore: bool = True) -> Report:
+        """Bring everything back into RAM and follow no longer. Raises PageError where a page cannot be read.
+
+        `restore=False` leaves away what is away, for a process that ends: such tensors must not be used any more.
+        """
         if self._running is None:
             raise NotFollowedError("this budget was not started")
         running, self._running = self._running, None
         try:
-            running.stop()
+            running.stop(restore=restore)
         finally:
             self._report = running.report()
         return self._report
@@ -178,7 +181,7 @@ class _Running:
         if self._process is not None and self._process.due():
             self._residency.limit_bytes = self._process.tensor_bytes()
 
-    def stop(self) -> None:
+    def stop(self, *, restore: bool) -> None:
         self._mode.__exit__(None, None, None)
         self._hooks.remove()
         self._escapes.remove()
@@ -187,7 +190,8 @@ class _Running:
             self._residency.limit_bytes = math.inf
             self._residency.bury()
             self._residency.drain()
-            self._residency.bring(list(self.table))
+            if restore:
+                self._residency.bring(list(self.table))
             self.table.forget()
         self._pager.close()
         self._pages.close()

@@ -24,7 +24,7 @@ _TENSOR_READS = ("tolist", "__deepcopy__")
 """Methods of a tensor that read its memory while they run."""
 
 _STORAGE_POINTERS = (
-    "data_ptr", "share_memory_", "_share_filename_cpu_", "_share_fd_cpu_", "_new_shared", "pin_memory", "_set_from_file",
+    "data_ptr", "share_memory_", "_share_filename_cpu_", "_share_fd_cpu_", "pin_memory", "_set_from_file",
     "_swap_data_ptr_",
 )  # fmt: skip
 _STORAGE_READS = (

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
+from agent.follow.light_dynamo import never_compile
 from agent.follow.lists import runs_by_element, split_call
 from agent.follow.operands import storages_in, tensors_in, written_arguments, written_storages
 from agent.follow.recompute import recipe_of
@@ -203,6 +204,10 @@ class FollowMode(TorchDispatchMode):
         initialise()
         self._follower = follower
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True wraps each call in torch._dynamo, which takes 70 MiB; `never_compile` does without
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -210,3 +215,6 @@ class FollowMode(TorchDispatchMode):
         if types and any(is_traceable_wrapper_subclass(t) for t in tensors_in((*args, *(kwargs or {}).values()))):
             return NotImplemented
         return self._follower.run(func, args, kwargs or {})
+
+
+never_compile(FollowMode.__torch_dispatch__)

@@ -17,12 +17,17 @@ from planner.ir.process_memory import peak_resident_bytes
 
 def load_torch() -> None:
     """Import torch, thriftily on Linux; the same torch in any case."""
+    load_torch_library()
+    importlib.import_module("torch")
+
+
+def load_torch_library() -> None:
+    """Load torch's library, and give back what only loading it needs; what is left is Python's import of torch."""
     found = importlib.util.find_spec("torch")
     if sys.platform == "linux" and "torch" not in sys.modules and found is not None and found.origin:
         with contextlib.suppress(OSError):  # a build with other libraries: Python's import loads them in its own way
             ctypes.CDLL(str(Path(found.origin).parent / "lib" / "libtorch_cpu.so"))
             release_code_pages()
-    importlib.import_module("torch")
 
 
 if __name__ == "__main__":

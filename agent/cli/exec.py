@@ -1,0 +1,153 @@
+"""`exec`: run a program as it is, inside a memory budget.
+
+This process checks what it was told, takes the limits and becomes the program (execve): signals, exit code, terminal and
+process id are the program's own. What happens inside is `agent.follow.exec.launch`.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from agent.cli.arguments import UsageError, size, whole_number
+from agent.follow.exec.exec_budget import ExecOptions
+from agent.follow.exec.launch import BOOTSTRAP, LaunchOptions
+from agent.malloc import preload_environment
+from agent.supervisor.job.plan_choice import data_limit, memory_max
+from agent.system.memory_belt import limit_data, scope_command
+from agent.system.mounts import file_system
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+_PERSISTENT_TEMPORARY = Path("/var/tmp")
+"""On a disk where /tmp may be in RAM (Filesystem Hierarchy Standard 3.0, 5.15)."""
+
+_EPILOG = """\
+what it does: every operator of the program runs as the program calls it, on the same values; tensors that the next
+operators do not need leave for a page file or are made again. Numbers, saved files, output and exit code are those of the
+program without a budget. The program stays unchanged, and its first step already runs inside the budget.
+
+examples:
+  port-agent exec --ram 600M -- train.py --epochs 3
+  port-agent exec --ram 2G --page-dir /mnt/ssd -- -m my_package.train --config base.yaml
+  port-agent exec --tensors 4K -- train.py            everything leaves all the time: a test of the program
+
+how much to give: Python and torch alone take about 230 MiB, transformers 100 more; the budget cannot be below that plus
+what the largest operator reads and writes. An operator that does not fit is named with its bytes and its line. Give
+--ram a little less than what the machine can spare: the kernel holds a hard limit a little above it.
+
+child processes: DataLoader workers and other children run without a budget of their own, under the same hard limit.
+"""
+
+
+def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `exec` to `commands`."""
+    parser = commands.add_parser(
+        "exec",
+        help="run a training program, unchanged, inside a memory budget",
+        usage="port-agent exec (--ram SIZE | --tensors SIZE) [options] -- (SCRIPT | -m MODULE) [ARGUMENT ...]",
+        description="Run a PyTorch program as it is, inside a memory budget.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    bound = parser.add_mutually_exclusive_group(required=True)
+    bound.add_argument("--ram", type=size, metavar="SIZE", help="memory of the whole process, e.g. 600M or 1.5G")
+    bound.add_argument(
+        "--tensors", type=size, metavar="SIZE", help="memory of the tensors alone, whatever the rest takes"
+    )
+    parser.add_argument(
+        "--page-dir", type=Path, metavar="DIR", default=_default_page_dir(),
+        help="where tensors that are away are kept, on a disk, not in RAM (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cpus", type=whole_number(1), metavar="N", help="run on N CPUs, one thread each (default: as without)"
+    )
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write what it took as JSON at the end")
+    parser.add_argument(
+        "--read-limit", type=size, metavar="SIZE", help="read pages no faster, in bytes per second: try a slow medium"
+    )
+    parser.add_argument("--write-limit", type=size, metavar="SIZE", help="write pages no faster, in bytes per second")
+    parser.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="the program and its own arguments"
+    )
+    parser.set_defaults(run=_exec)
+
+
+def _default_page_dir() -> Path:
+    return _PERSISTENT_TEMPORARY if os.access(_PERSISTENT_TEMPORARY, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def _exec(arguments: argparse.Namespace) -> int:
+    """Become the program; returns only by raising UsageError."""
+    module, program = _program(arguments.program)
+    ram = arguments.ram
+    _check_page_dir(arguments.page_dir, for_ram=ram is not None)
+    if arguments.report is not None and not arguments.report.absolute().parent.is_dir():
+        raise UsageError(f"--report {arguments.report}: its folder does not exist; create it first")
+    added = preload_environment(ram) if ram is not None else {}
+    if arguments.cpus is not None:
+        _use_cpus(arguments.cpus)
+    scope = scope_command(memory_max(ram)) if ram is not None else []
+    budget = ExecOptions(
+        ram_bytes=ram,
+        tensors_bytes=arguments.tensors,
+        page_dir=str(arguments.page_dir.absolute()),
+        read_bytes_per_s=arguments.read_limit,
+        write_bytes_per_s=arguments.write_limit,
+        report=str(arguments.report.absolute()) if arguments.report is not None else None,
+        data_limited=ram is not None and not scope,
+    )
+    options = LaunchOptions(asdict(budget), module, {name: os.environ.get(name) for name in added})
+    if ram is not None and not scope:
+        limit_data(data_limit(ram))
+    launch = ["-c", BOOTSTRAP, str(_ROOT), json.dumps(asdict(options)), *program]
+    command = [*scope, sys.executable, *launch]
+    os.execve(command[0], command, {**os.environ, **added})
+
+
+def _program(words: list[str]) -> tuple[bool, list[str]]:
+    """Return whether the program is a module, and its words without `-m`. Raises UsageError where there is none."""
+    if words[:1] == ["--"]:
+        words = words[1:]
+    if not words:
+        raise UsageError("no program; write it after --, as in: port-agent exec --ram 600M -- train.py --epochs 3")
+    if words[0] == "-m":
+        if len(words) == 1:
+            raise UsageError("-m needs the name of a module")
+        return True, words[1:]
+    script = Path(words[0])
+    if words[0].startswith("-") and not script.exists():
+        raise UsageError(f"{words[0]} is not a program; give a script, or -m and a module")
+    try:
+        script.open("rb").close()
+    except IsADirectoryError:
+        pass  # a directory with __main__.py
+    except OSError as error:
+        raise UsageError(f"cannot open {script}: {error.strerror}") from error
+    return False, words
+
+
+def _check_page_dir(directory: Path, *, for_ram: bool) -> None:
+    """Raise UsageError unless pages can be kept in `directory`: writable, and for a budget of RAM not itself in RAM."""
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"no page file can be made in {directory}: {error.strerror}; choose another --page-dir"
+        ) from error
+    if for_ram and file_system(directory) in ("tmpfs", "ramfs"):
+        raise UsageError(f"{directory} is itself in RAM (tmpfs), which saves nothing; choose a --page-dir on a disk")
+
+
+def _use_cpus(count: int) -> None:
+    """Bind this process, and so the program, to `count` of the CPUs that it may use."""
+    available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    if count > len(available):
+        raise UsageError(f"--cpus {count}: this process may use 1 to {len(available)}")
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, list(available)[:count])
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(count)

@@ -1,0 +1,1 @@
+"""Run a whole program inside a budget: what `port-agent exec` becomes. Torch is loaded when the program asks for it."""

@@ -1,0 +1,128 @@
+"""The budget of `port-agent exec`: started at the program's import of torch, accounted for at its end."""
+
+import json
+import sys
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent.system.atomic_file import write_atomically
+from agent.system.memory_belt import widen_data_limit
+from planner.ir.errors import PortError
+from planner.ir.process_memory import peak_resident_bytes
+from planner.ir.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from agent.follow.budget import Budget, Report
+
+
+@dataclass(frozen=True, slots=True)
+class ExecOptions:
+    """What the command line asked for. Exactly one of `ram_bytes` and `tensors_bytes` is given."""
+
+    ram_bytes: int | None
+    tensors_bytes: int | None
+    page_dir: str
+    read_bytes_per_s: int | None
+    write_bytes_per_s: int | None
+    report: str | None
+    """Where the figures go as JSON at the end."""
+    data_limited: bool
+    """Whether RLIMIT_DATA is the belt."""
+
+
+class ExecBudget:
+    """One run of a program."""
+
+    def __init__(self, options: ExecOptions, program: Sequence[str]) -> None:
+        self._options, self._program = options, list(program)
+        self._budget: Budget | None = None
+        self._refused = False
+        self._begin = time.perf_counter()
+
+    def start(self) -> None:
+        """Begin to hold the budget, torch being there now. Ends the process with one line where that is impossible."""
+        from agent.follow import light_dynamo
+        from agent.follow.budget import budget
+
+        light_dynamo.hold_place()
+        options = self._options
+        try:
+            made = budget(
+                ram=options.ram_bytes, tensors=options.tensors_bytes, page_dir=options.page_dir,
+                read_bytes_per_s=options.read_bytes_per_s, write_bytes_per_s=options.write_bytes_per_s,
+            )  # fmt: skip
+            self._budget = made.start()
+        except PortError as error:
+            self._refused = True
+            _say(str(error))
+            raise SystemExit(2) from None
+        if options.data_limited:
+            _exempt_file_mappings()
+
+    def finish(self) -> None:
+        """Say what it took on standard error, and in the file of `--report`."""
+        if self._budget is None:
+            if not self._refused:
+                _say("the program ended without importing torch; nothing was done")
+            return
+        report = self._budget.report
+        self._budget.stop(restore=False)
+        _say(_summary(report, self._options, time.perf_counter() - self._begin))
+        if self._options.report is not None:
+            try:
+                write_atomically(Path(self._options.report), self._as_json(report))
+            except OSError as error:
+                _say(f"{self._options.report} could not be written: {error.strerror}")
+
+    def _as_json(self, report: "Report") -> bytes:
+        facts: dict[str, Any] = {
+            "program": self._program, "ram_bytes": self._options.ram_bytes, "tensors_bytes": self._options.tensors_bytes,
+            "wall_s": time.perf_counter() - self._begin, "cpu_s": time.process_time(), **asdict(report),
+        }  # fmt: skip
+        return json.dumps(facts, indent=1).encode() + b"\n"
+
+
+def _summary(report: "Report", options: ExecOptions, wall_s: float) -> str:
+    bound = (
+        f"of {format_bytes(options.ram_bytes)}, tensors {format_bytes(report.peak_tensor_bytes)}"
+        if options.ram_bytes is not None
+        else f"tensors {format_bytes(report.peak_tensor_bytes)} of {format_bytes(options.tensors_bytes or 0)}"
+    )
+    moved = f"read {format_bytes(report.read_bytes)}, wrote {format_bytes(report.written_bytes)}"
+    return (
+        f"peak {format_bytes(peak_resident_bytes())} {bound}; {format_seconds(wall_s)}; {moved}, "
+        f"recomputed {format_bytes(report.recomputed_bytes)}, waited {format_seconds(report.stall_seconds)}"
+    )
+
+
+def _say(text: str) -> None:
+    try:
+        sys.stderr.write(f"port-agent: {text}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):  # closed, or set to None
+        return
+
+
+def _exempt_file_mappings() -> None:
+    """Count no private mapping of a weights file against RLIMIT_DATA: its pages leave, and come back from the file."""
+    import torch
+
+    mapped = torch.UntypedStorage.from_file
+
+    def from_file(filename: str, shared: bool = False, nbytes: int = 0) -> Any:
+        if shared:
+            return mapped(filename, shared, nbytes)
+        widen_data_limit(nbytes)
+        try:
+            storage = mapped(filename, shared, nbytes)
+        except BaseException:
+            widen_data_limit(-nbytes)
+            raise
+        weakref.finalize(storage, widen_data_limit, -nbytes).atexit = False
+        return storage
+
+    torch.UntypedStorage.from_file = staticmethod(from_file)  # type: ignore[method-assign]

@@ -1,0 +1,21 @@
+"""What kind of file system a path lies on."""
+
+from pathlib import Path
+
+
+def file_system(path: Path, proc: Path = Path("/proc")) -> str:
+    """Return the kind of file system under `path` as the kernel names it ("ext4", "tmpfs"), "" where it does not say.
+
+    From the device number in mountinfo, proc_pid_mountinfo(5); btrfs and overlays give files other numbers.
+    """
+    try:
+        device = path.stat().st_dev
+        lines = (proc / "self/mountinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    wanted = f"{device >> 8 & 0xFFF}:{device & 0xFF | device >> 12 & 0xFFF00}"  # makedev(3), glibc
+    for line in reversed(lines):  # the mount made last lies on top
+        words, _, kind = line.partition(" - ")
+        if words.split()[2] == wanted:
+            return kind.split()[0]
+    return ""

@@ -1,0 +1,62 @@
+"""Run programs plain and through `port-agent exec`, and compare what can be seen of them."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = Path(__file__).parent / "scripts"
+EVERYTHING_LEAVES = ("--tensors", "4K")
+OURS = "port-agent: "
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended. `said` is its standard error without our lines, `ours` are those."""
+
+    code: int
+    output: str
+    said: str
+    ours: list[str]
+
+
+def plain(*words: str, folder: Path, **options: Any) -> Ended:
+    """Run `python WORDS`."""
+    return _run([sys.executable, *words], folder, **options)
+
+
+def followed(*words: str, folder: Path, bound: tuple[str, ...] = EVERYTHING_LEAVES, **options: Any) -> Ended:
+    """Run `port-agent exec -- WORDS`."""
+    return _run([*exec_words(bound, folder), *words], folder, **options)
+
+
+def exec_words(bound: tuple[str, ...], folder: Path) -> list[str]:
+    """Return the words before the program's own; pages are kept in `folder`, which is on a disk in tests, too."""
+    return [sys.executable, "-P", "-m", "agent.cli", "exec", *bound, "--page-dir", str(folder), "--"]
+
+
+def _run(
+    command: list[str],
+    folder: Path,
+    *,
+    given: str = "",
+    environment: dict[str, str] | None = None,
+    timeout_s: float = 600,
+) -> Ended:
+    done = subprocess.run(
+        command, cwd=folder, input=given, capture_output=True, text=True, timeout=timeout_s,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+    )  # fmt: skip
+    lines = done.stderr.splitlines()
+    theirs = [line for line in lines if not line.startswith(OURS)]
+    ours = [line for line in lines if line.startswith(OURS)]
+    return Ended(done.returncode, done.stdout, "\n".join(theirs), ours)
+
+
+def report_of(path: Path) -> dict[str, Any]:
+    """Return what `--report` wrote."""
+    facts: dict[str, Any] = json.loads(path.read_text())
+    return facts

@@ -36,6 +36,7 @@ class Follower:
         self.operators = 0
         self._observe = observe
         self._fetched_to = 0
+        self._freed_bytes = 0
         self._escaped: list[Storage] = []
         self._escaped_before: list[Storage] = []
         self._shown: deque[Storage] = deque()
@@ -45,7 +46,7 @@ class Follower:
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an operator as it was called; its followed operands are resident while it runs. Raises PageError."""
         with self.lock:
-            self.residency.bury()
+            self._freed_bytes += self.residency.bury()
             if runs_by_element(func, args, self.residency.limit_bytes):
                 return split_call(func, args, kwargs, self._run_one)
             return self._run_one(func, args, kwargs)
@@ -57,7 +58,7 @@ class Follower:
         inputs = storages_in(args, self.table)
         if kwargs:
             inputs += storages_in(kwargs.values(), self.table)
-        fingerprint = hash((func, tuple([s.nbytes for s in inputs])))
+        fingerprint = hash((id(func), *[s.nbytes for s in inputs]))
         entry = book.expect(fingerprint)
         if residency.may_recompute and entry is None:
             residency.victims.demote()
@@ -112,17 +113,18 @@ class Follower:
         else:
             for storage in touched:
                 residency.victims.touch(storage, residency.clock, None)
-        book.ran(fingerprint, inputs, made, sum(s.nbytes for s in made), 0)
+        book.ran(fingerprint, inputs, made, self._freed_bytes, 0)
+        self._freed_bytes = 0
         if book.position >= LONGEST_SEGMENT:
             self.end_segment()
         self._observe()
         if table.resident_bytes > residency.limit_bytes:
             residency.make_room(0)
         if residency.pressed and entry is not None:
-            residency.write_behind(entry.reserve_bytes)
-            self._fetch_ahead(entry.reserve_bytes)
+            residency.write_behind(entry.growth_bytes)
+            self._fetch_ahead(entry.growth_bytes)
 
-    def _fetch_ahead(self, reserve_bytes: int) -> None:
+    def _fetch_ahead(self, growth_bytes: int) -> None:
         """Start reading what the next operators of the trace need, as far as there is room."""
         book = self.book
         trace = book.matched
@@ -136,7 +138,8 @@ class Follower:
                 storage = None if number is None else self.table.numbered(number)
                 if storage is None or storage.resident:
                     continue
-                if not self.residency.prefetch(storage, reserve_bytes, book.start_clock + place):
+                if not self.residency.prefetch(storage, growth_bytes, book.start_clock + place):
+                    self.residency.write_behind(growth_bytes + storage.nbytes)
                     self._fetched_to = place
                     return
             place += 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from agent.follow.pages import PageSpace
-from agent.follow.storages import Storage, StorageTable, data_ptr, drop_mapping, populate_mapping, resize
+from agent.follow.storages import NEVER, Storage, StorageTable, data_ptr, drop_mapping, populate_mapping, resize
 from agent.follow.victims import Victims
 from agent.train.pager import PageError, Pager
 
@@ -153,18 +153,25 @@ class Residency:
             return
         self.reap()
         spare = self.limit_bytes - self.table.resident_bytes + sum(s.nbytes for s in self._in_flight)
-        begun: list[Storage] = []
+        ready: list[Storage] = []
         while spare < nbytes:
-            storage = self.victims.pick(self.clock, self._stays, self.leaves_free)
+            storage = self.victims.pick(self.clock, self._may_live, self.leaves_free)
             if storage is None:
                 break
             self.victims.forget(storage)
-            begun.append(storage)
+            ready.append(storage)
             if not self.leaves_free(storage):
                 self._start_write(storage)
             spare += storage.nbytes
-        for storage in begun:
+        for storage in ready:
             self.victims.touch(storage, storage.last_use, storage.next_use)
+
+    def _may_live(self, storage: Storage) -> bool:
+        """Tell whether a storage should not be written ahead: it stays, it is in use, or it is about to end."""
+        return (
+            storage.transfer is not None or storage.last_use == self.clock or storage.next_use == NEVER
+            or self._stays(storage)
+        )  # fmt: skip
 
     def reap(self) -> None:
         """Take note of writes that have ended."""
@@ -258,15 +265,19 @@ class Residency:
 
     # -- the end of storages
 
-    def bury(self) -> None:
-        """Give back what dead storages held."""
+    def bury(self) -> int:
+        """Give back what dead storages held; return the bytes of those that were resident."""
+        freed = 0
         for gone in self.table.bury():
+            freed += gone.nbytes if gone.resident else 0
+            gone.resident = False
             self.victims.forget(gone)
             if gone.region is not None:
                 self.pages.give_back(gone.region)
                 gone.region = None
             gone.recipe = None
             gone.hold = ()
+        return freed
 
     def become_child(self) -> None:
         """Go on in a forked child: pages are read without the page thread, which a fork does not copy."""

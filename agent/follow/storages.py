@@ -177,7 +177,6 @@ class StorageTable:
             gone = self._dead.popleft()
             if gone.resident:
                 self.resident_bytes -= gone.nbytes
-                gone.resident = False
             yield gone
 
     def resized(self, storage: Storage) -> None:

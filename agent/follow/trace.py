@@ -5,6 +5,7 @@ branches, accumulation phases, evaluation), and one that was seen before is reco
 advice only; where the program does something else it is dropped and nothing is lost.
 """
 
+import itertools
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ CHAIN = 4
 """So many segments are looked ahead for the next use of a storage that outlives its segment."""
 
 _WINDOW = 32
-"""Operators over which the room for outputs and workspace is looked at in advance."""
+"""Operators over which growth is foreseen."""
 
 Birth = tuple[int, int, int]
 """Segment, position and output that made a storage."""
@@ -35,13 +36,15 @@ class Entry:
     """One operator: its fingerprint, bytes it made and took besides, its operands (indices into the locals)."""
 
     fingerprint: int
+    freed_bytes: int
+    """Resident bytes of storages that died since the operator before."""
     made_bytes: int
     workspace_bytes: int
     operands: tuple[int, ...]
     next_uses: tuple[int, ...] = ()
     """For each operand the position of its next use in this segment; NEVER where there is none."""
-    reserve_bytes: int = 0
-    """The most that one of the next operators makes and takes besides."""
+    growth_bytes: int = 0
+    """The most by which what is alive grows over the next operators."""
 
 
 @dataclass(slots=True)
@@ -84,7 +87,7 @@ class Recorder:
         fingerprint: int,
         inputs: Sequence[Storage],
         made: Sequence[Storage],
-        made_bytes: int,
+        freed_bytes: int,
         workspace_bytes: int,
     ) -> None:
         """Record one operator that ran."""
@@ -92,7 +95,8 @@ class Recorder:
         operands = [self._local(s, position) for s in inputs]
         for s in made:
             operands.append(self._new(s))
-        trace.entries.append(Entry(fingerprint, made_bytes, workspace_bytes, tuple(operands)))
+        made_bytes = sum(s.nbytes for s in made)
+        trace.entries.append(Entry(fingerprint, freed_bytes, made_bytes, workspace_bytes, tuple(operands)))
         self._prefix = hash((self._prefix, fingerprint))
         trace.prefixes.append(self._prefix)
 
@@ -119,22 +123,22 @@ class Recorder:
             entry.next_uses = tuple(later.get(local, NEVER) for local in entry.operands)
             for local in entry.operands:
                 later[local] = position
-        self._reserve()
+        self._foresee_growth()
         return self.trace
 
-    def _reserve(self) -> None:
-        """Fill in the largest need of the operators ahead, by a sliding maximum from the end."""
+    def _foresee_growth(self) -> None:
+        """Fill in the growth over the operators ahead, by a sliding maximum from the end."""
         entries = self.trace.entries
-        largest: deque[int] = deque()
+        alive = list(itertools.accumulate(e.made_bytes - e.freed_bytes for e in entries))
+        peaks = [level + entry.workspace_bytes for level, entry in zip(alive, entries, strict=True)]
+        highest: deque[int] = deque()
         for position in range(len(entries) - 1, -1, -1):
-            need = entries[position].made_bytes + entries[position].workspace_bytes
-            while largest and need >= entries[largest[-1]].made_bytes + entries[largest[-1]].workspace_bytes:
-                largest.pop()
-            largest.append(position)
-            if largest[0] >= position + _WINDOW:
-                largest.popleft()
-            top = entries[largest[0]]
-            entries[position].reserve_bytes = top.made_bytes + top.workspace_bytes
+            entries[position].growth_bytes = max(peaks[highest[0]] - alive[position], 0) if highest else 0
+            while highest and peaks[position] >= peaks[highest[-1]]:
+                highest.pop()
+            highest.append(position)
+            if highest[0] >= position + _WINDOW:
+                highest.popleft()
 
 
 class TraceBook:
@@ -158,7 +162,10 @@ class TraceBook:
         """Return what the trace says of the operator that comes now; None where it says nothing or another one."""
         trace, position = self.matched, self.position
         if trace is None:
-            return None
+            if position > 0:
+                return None
+            trace = self.matched = self._known(0, hash((0, fingerprint)))
+            return None if trace is None else trace.entries[0]
         if position < len(trace.entries) and trace.entries[position].fingerprint == fingerprint:
             return trace.entries[position]
         self._deviate(fingerprint)
@@ -182,11 +189,11 @@ class TraceBook:
         fingerprint: int,
         inputs: Sequence[Storage],
         made: Sequence[Storage],
-        made_bytes: int,
+        freed_bytes: int,
         workspace_bytes: int,
     ) -> None:
         """Take note of an operator that ran."""
-        self._recorder.add(fingerprint, inputs, made, made_bytes, workspace_bytes)
+        self._recorder.add(fingerprint, inputs, made, freed_bytes, workspace_bytes)
         for storage in made:
             if storage.birth is not None:
                 self._born[storage.birth] = storage.number
@@ -252,6 +259,9 @@ class TraceBook:
         return whole
 
     def _keep(self, trace: Trace) -> Trace:
+        same = self._traces.get(trace.prefixes[-1])
+        if same is not None:
+            trace.successor = same.successor
         self._traces[trace.prefixes[-1]] = trace
         while len(self._traces) > TRACES_KEPT:
             _, gone = self._traces.popitem(last=False)

@@ -166,8 +166,10 @@ class _Running:
         self._ram_bytes, self._tensor_bytes = ram_bytes, tensor_bytes
         self._pages = PageSpace(page_dir)
         self._pager = Pager(read_bytes_per_s=speeds[0], write_bytes_per_s=speeds[1])
+        if self._process is not None:
+            limit = self._process.tensor_bytes()
         self._residency = Residency(self.table, self._pages, self._pager, limit)
-        self.follower = Follower(self.table, self._residency, self._observe)
+        self.follower = Follower(self.table, self._residency, self._process)
         self._escapes, self._hooks = Escapes(self.follower), ProgramHooks(self.follower)
         mode: Any = FollowMode(self.follower)
         self._mode = mode
@@ -176,10 +178,6 @@ class _Running:
         self._escapes.install()
         self._hooks.install()
         self._mode.__enter__()
-
-    def _observe(self) -> None:
-        if self._process is not None and self._process.due():
-            self._residency.limit_bytes = self._process.tensor_bytes()
 
     def stop(self, *, restore: bool) -> None:
         self._mode.__exit__(None, None, None)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from agent.follow.storages import StorageTable
 from agent.malloc import Allocator, active
+from planner.ir.code_pages import release_code_pages
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.process_memory import resident_bytes
 from planner.ir.units import format_bytes
@@ -18,6 +19,9 @@ _LOOK_BYTES = 4 << 20
 """Resident memory is looked at after so many operators, or when the tensors changed by so much: 10 us a look."""
 
 _LEAST_TENSOR_BYTES = 1 << 20
+
+_CODE_RELEASES = 6
+"""Code pages are given back when following starts and after the first segments; from then on what runs is needed."""
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -38,6 +42,14 @@ class ProcessBudget:
         self._looked_at = -_LOOK_BYTES
         self._skipped = 0
         self.peak_bytes = 0
+        self._releases_left = _CODE_RELEASES
+        self.release_code()
+
+    def release_code(self) -> None:
+        """Give back code that was run once, after the first segments: importing and the first operators touch most."""
+        if self._releases_left > 0:
+            self._releases_left -= 1
+            release_code_pages()
 
     def check(self) -> None:
         """Raise BudgetTooSmallError where the process alone fills the budget."""
@@ -67,6 +79,29 @@ class ProcessBudget:
             self._allocator.set_limit(max(self._usable - rest, stats.live_bytes))
         others = resident - cached - self._table.resident_bytes
         return max(self._usable - others, _LEAST_TENSOR_BYTES)
+
+
+class WorkspaceMeter:
+    """Measures what an operator allocates besides its results; 0 where the process has no allocator that tells.
+
+    Not `enabled` where the budget is for tensors alone.
+    """
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._allocator = active() if enabled else None
+        self._before = 0
+
+    def begin(self) -> None:
+        """Start measuring: an operator is about to run."""
+        if self._allocator is not None:
+            self._allocator.reset_peak()
+            self._before = self._allocator.live_bytes()
+
+    def end(self, made_bytes: int) -> int:
+        """Return the bytes at the operator's peak besides what was there and the `made_bytes` that it returned."""
+        if self._allocator is None:
+            return 0
+        return max(self._allocator.peak_live_bytes() - self._before - made_bytes, 0)
 
 
 def resident_now() -> int:

@@ -1,10 +1,9 @@
 """The dispatch mode: every ATen operator of the program passes through here."""
 
 import contextlib
-import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from agent.follow.light_dynamo import never_compile
 from agent.follow.lists import runs_by_element, split_call
+from agent.follow.memory import ProcessBudget, WorkspaceMeter
 from agent.follow.operands import storages_in, tensors_in, written_arguments, written_storages
 from agent.follow.recompute import recipe_of
 from agent.follow.residency import Residency
@@ -28,15 +28,16 @@ _SHOWN_AT_ONCE = 2
 class Follower:
     """Runs operators with their storages resident. One lock: the program's threads take turns at operators."""
 
-    def __init__(self, table: StorageTable, residency: Residency, observe: "Callable[[], None]") -> None:
+    def __init__(self, table: StorageTable, residency: Residency, process: ProcessBudget | None) -> None:
         self.table, self.residency = table, residency
+        self._process = process
+        self._workspace = WorkspaceMeter(enabled=process is not None)
+        self._workspaces: dict[Any, int] = {}
+        """The most that each operator took besides its operands and results."""
         self.book = TraceBook()
         self.lock = threading.RLock()
-        self.process = os.getpid()
         self.operators = 0
-        self._observe = observe
         self._fetched_to = 0
-        self._freed_bytes = 0
         self._escaped: list[Storage] = []
         self._escaped_before: list[Storage] = []
         self._shown: deque[Storage] = deque()
@@ -46,7 +47,7 @@ class Follower:
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an operator as it was called; its followed operands are resident while it runs. Raises PageError."""
         with self.lock:
-            self._freed_bytes += self.residency.bury()
+            self.residency.bury()
             if runs_by_element(func, args, self.residency.limit_bytes):
                 return split_call(func, args, kwargs, self._run_one)
             return self._run_one(func, args, kwargs)
@@ -70,7 +71,10 @@ class Follower:
             residency.bring(inputs)
             if written_arguments(func):
                 written = self._before_write(func, args, kwargs)
-            residency.make_room(entry.made_bytes + entry.workspace_bytes if entry else _expected_bytes(func, inputs))
+            residency.make_room(
+                entry.made_bytes + entry.workspace_bytes if entry else self._expected_bytes(func, inputs)
+            )
+            self._workspace.begin()
             result = func(*args, **kwargs)
             for storage in written:
                 residency.resized(storage)
@@ -79,6 +83,12 @@ class Follower:
                 storage.pins -= 1
         self._after(func, args, kwargs, fingerprint, entry, inputs, result)
         return result
+
+    def _expected_bytes(self, func: Any, inputs: list[Storage]) -> int:
+        """Return a guess of what an operator makes and takes that no trace knows: as much as its largest operand."""
+        makes = any(r.alias_info is None for r in func._schema.returns)
+        largest = max((s.nbytes for s in inputs), default=0)
+        return (largest if makes else 0) + self._workspaces.get(func, 0)
 
     def _before_write(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Storage]:
         """Make what was dropped because it could be made from what changes now; count the change before making room."""
@@ -113,18 +123,20 @@ class Follower:
         else:
             for storage in touched:
                 residency.victims.touch(storage, residency.clock, None)
-        book.ran(fingerprint, inputs, made, self._freed_bytes, 0)
-        self._freed_bytes = 0
+        workspace_bytes = self._workspace.end(sum(s.nbytes for s in made))
+        if workspace_bytes > self._workspaces.get(func, 0):
+            self._workspaces[func] = workspace_bytes
+        book.ran(fingerprint, inputs, made, workspace_bytes)
         if book.position >= LONGEST_SEGMENT:
             self.end_segment()
-        self._observe()
+        if self._process is not None and self._process.due():
+            residency.limit_bytes = self._process.tensor_bytes()
         if table.resident_bytes > residency.limit_bytes:
             residency.make_room(0)
         if residency.pressed and entry is not None:
-            residency.write_behind(entry.growth_bytes)
-            self._fetch_ahead(entry.growth_bytes)
+            self._fetch_ahead()
 
-    def _fetch_ahead(self, growth_bytes: int) -> None:
+    def _fetch_ahead(self) -> None:
         """Start reading what the next operators of the trace need, as far as there is room."""
         book = self.book
         trace = book.matched
@@ -132,14 +144,17 @@ class Follower:
             return
         place = max(self._fetched_to, book.position)
         stop = min(book.position + _AHEAD, len(trace.entries))
+        if place >= stop:
+            return
+        coming = trace.entries[book.position]
+        reserve_bytes = coming.made_bytes + coming.workspace_bytes
         while place < stop:
             for local in trace.entries[place].operands:
                 number = book.number_of(local)
                 storage = None if number is None else self.table.numbered(number)
                 if storage is None or storage.resident:
                     continue
-                if not self.residency.prefetch(storage, growth_bytes, book.start_clock + place):
-                    self.residency.write_behind(growth_bytes + storage.nbytes)
+                if not self.residency.prefetch(storage, reserve_bytes, book.start_clock + place):
                     self._fetched_to = place
                     return
             place += 1
@@ -151,6 +166,8 @@ class Follower:
         """Take note that a backward() or an optimizer's step ended. Pointers that left in the one before are void now."""
         with self.lock:
             self.book.end_segment(self.residency.clock + 1)
+            if self._process is not None:
+                self._process.release_code()
             self._fetched_to = 0
             for storage in self._escaped_before:
                 storage.pins -= 1
@@ -191,12 +208,6 @@ class Follower:
             while len(self._shown) > _SHOWN_AT_ONCE:
                 self._shown.popleft().pins -= 1
             self.residency.make_room(0)
-
-
-def _expected_bytes(func: Any, inputs: list[Storage]) -> int:
-    """Return a guess of what an operator makes that no trace knows: as much as its largest operand."""
-    makes = any(r.alias_info is None for r in func._schema.returns)
-    return max((s.nbytes for s in inputs), default=0) if makes else 0
 
 
 class FollowMode(TorchDispatchMode):

@@ -5,14 +5,13 @@ come back with the same bytes. The page thread moves them; this side waits only 
 """
 
 import ctypes
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
 from agent.follow.pages import PageSpace
-from agent.follow.storages import NEVER, Storage, StorageTable, data_ptr, drop_mapping, populate_mapping, resize
+from agent.follow.storages import Storage, StorageTable, data_ptr, drop_mapping, populate_mapping, resize
 from agent.follow.victims import Victims
 from agent.train.pager import PageError, Pager
 
@@ -41,7 +40,6 @@ class Residency:
         """In a child process: pages are read, none is written."""
         self.pressed = False
         """Whether anything ever had to leave."""
-        self._in_flight: deque[Storage] = deque()
 
     # -- bringing in
 
@@ -61,11 +59,10 @@ class Residency:
         """
         if not storage.clean or storage.region is None or storage.ref() is None:
             return True
-        self.reap()
         target = self.limit_bytes - storage.nbytes - reserve_bytes
         while self.table.resident_bytes > target:
             victim = self.victims.pick(self.clock, self._stays, self.leaves_free)
-            if victim is None or not victim.clean or victim.transfer is not None:
+            if victim is None or not victim.clean:
                 return False
             if victim.next_use is not None and victim.next_use <= needed_at:
                 return False
@@ -141,42 +138,10 @@ class Residency:
         if self.table.resident_bytes <= target or self.read_only:
             return
         self.pressed = True
-        self.reap()
         while self.table.resident_bytes > target:
             if not self._let_go(self.table.resident_bytes - target):
                 self.counters.over_bytes = max(self.counters.over_bytes, int(self.table.resident_bytes - target))
                 return
-
-    def write_behind(self, nbytes: int) -> None:
-        """Start writing what will leave first, until `nbytes` could be had without waiting for a write."""
-        if self.read_only:
-            return
-        self.reap()
-        spare = self.limit_bytes - self.table.resident_bytes + sum(s.nbytes for s in self._in_flight)
-        ready: list[Storage] = []
-        while spare < nbytes:
-            storage = self.victims.pick(self.clock, self._may_live, self.leaves_free)
-            if storage is None:
-                break
-            self.victims.forget(storage)
-            ready.append(storage)
-            if not self.leaves_free(storage):
-                self._start_write(storage)
-            spare += storage.nbytes
-        for storage in ready:
-            self.victims.touch(storage, storage.last_use, storage.next_use)
-
-    def _may_live(self, storage: Storage) -> bool:
-        """Tell whether a storage should not be written ahead: it stays, it is in use, or it is about to end."""
-        return (
-            storage.transfer is not None or storage.last_use == self.clock or storage.next_use == NEVER
-            or self._stays(storage)
-        )  # fmt: skip
-
-    def reap(self) -> None:
-        """Take note of writes that have ended."""
-        while self._in_flight and (self._in_flight[0].transfer is None or self._in_flight[0].transfer.done()):
-            self._finish_write(self._in_flight.popleft())
 
     def leaves_free(self, storage: Storage) -> bool:
         """Tell whether a storage can leave without being written."""
@@ -214,7 +179,6 @@ class Residency:
         if storage.region is None or not self.pages.writable(storage.region):
             storage.region = self.pages.take(storage.nbytes)
         storage.transfer = self.pager.write(storage.region, data_ptr(memory), memory)
-        self._in_flight.append(storage)
 
     def _finish_write(self, storage: Storage) -> None:
         """Wait for a write that is under way. Raises PageError; the storage then stays resident and valid."""
@@ -265,11 +229,9 @@ class Residency:
 
     # -- the end of storages
 
-    def bury(self) -> int:
-        """Give back what dead storages held; return the bytes of those that were resident."""
-        freed = 0
+    def bury(self) -> None:
+        """Give back what dead storages held."""
         for gone in self.table.bury():
-            freed += gone.nbytes if gone.resident else 0
             gone.resident = False
             self.victims.forget(gone)
             if gone.region is not None:
@@ -277,7 +239,6 @@ class Residency:
                 gone.region = None
             gone.recipe = None
             gone.hold = ()
-        return freed
 
     def become_child(self) -> None:
         """Go on in a forked child: pages are read without the page thread, which a fork does not copy."""
@@ -291,7 +252,6 @@ class Residency:
                 self.finish_read(storage)
             elif storage.writing:
                 self._finish_write(storage)
-        self._in_flight.clear()
 
 
 def _alive(storage: Storage) -> torch.UntypedStorage:

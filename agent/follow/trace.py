@@ -5,8 +5,7 @@ branches, accumulation phases, evaluation), and one that was seen before is reco
 advice only; where the program does something else it is dropped and nothing is lost.
 """
 
-import itertools
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,9 +20,6 @@ LONGEST_SEGMENT = 300_000
 CHAIN = 4
 """So many segments are looked ahead for the next use of a storage that outlives its segment."""
 
-_WINDOW = 32
-"""Operators over which growth is foreseen."""
-
 Birth = tuple[int, int, int]
 """Segment, position and output that made a storage."""
 
@@ -36,15 +32,11 @@ class Entry:
     """One operator: its fingerprint, bytes it made and took besides, its operands (indices into the locals)."""
 
     fingerprint: int
-    freed_bytes: int
-    """Resident bytes of storages that died since the operator before."""
     made_bytes: int
     workspace_bytes: int
     operands: tuple[int, ...]
     next_uses: tuple[int, ...] = ()
     """For each operand the position of its next use in this segment; NEVER where there is none."""
-    growth_bytes: int = 0
-    """The most by which what is alive grows over the next operators."""
 
 
 @dataclass(slots=True)
@@ -87,7 +79,6 @@ class Recorder:
         fingerprint: int,
         inputs: Sequence[Storage],
         made: Sequence[Storage],
-        freed_bytes: int,
         workspace_bytes: int,
     ) -> None:
         """Record one operator that ran."""
@@ -96,7 +87,7 @@ class Recorder:
         for s in made:
             operands.append(self._new(s))
         made_bytes = sum(s.nbytes for s in made)
-        trace.entries.append(Entry(fingerprint, freed_bytes, made_bytes, workspace_bytes, tuple(operands)))
+        trace.entries.append(Entry(fingerprint, made_bytes, workspace_bytes, tuple(operands)))
         self._prefix = hash((self._prefix, fingerprint))
         trace.prefixes.append(self._prefix)
 
@@ -123,22 +114,7 @@ class Recorder:
             entry.next_uses = tuple(later.get(local, NEVER) for local in entry.operands)
             for local in entry.operands:
                 later[local] = position
-        self._foresee_growth()
         return self.trace
-
-    def _foresee_growth(self) -> None:
-        """Fill in the growth over the operators ahead, by a sliding maximum from the end."""
-        entries = self.trace.entries
-        alive = list(itertools.accumulate(e.made_bytes - e.freed_bytes for e in entries))
-        peaks = [level + entry.workspace_bytes for level, entry in zip(alive, entries, strict=True)]
-        highest: deque[int] = deque()
-        for position in range(len(entries) - 1, -1, -1):
-            entries[position].growth_bytes = max(peaks[highest[0]] - alive[position], 0) if highest else 0
-            while highest and peaks[position] >= peaks[highest[-1]]:
-                highest.pop()
-            highest.append(position)
-            if highest[0] >= position + _WINDOW:
-                highest.popleft()
 
 
 class TraceBook:
@@ -189,11 +165,10 @@ class TraceBook:
         fingerprint: int,
         inputs: Sequence[Storage],
         made: Sequence[Storage],
-        freed_bytes: int,
         workspace_bytes: int,
     ) -> None:
         """Take note of an operator that ran."""
-        self._recorder.add(fingerprint, inputs, made, freed_bytes, workspace_bytes)
+        self._recorder.add(fingerprint, inputs, made, workspace_bytes)
         for storage in made:
             if storage.birth is not None:
                 self._born[storage.birth] = storage.number

@@ -14,7 +14,10 @@ from planner.ir.units import format_bytes
 _KEPT_FREE = 0.01
 """Share of the budget that is never planned with: kernel structures and small allocations between two looks."""
 
-_LOOK_OPERATORS = 16
+_KEPT_FREE_BYTES = 4 << 20
+"""And this much: code that comes back from the page cache between two looks."""
+
+_LOOK_OPERATORS = 8
 _LOOK_BYTES = 4 << 20
 """Resident memory is looked at after so many operators, or when the tensors changed by so much: 10 us a look."""
 
@@ -37,19 +40,13 @@ class ProcessBudget:
 
     def __init__(self, ram_bytes: int, table: StorageTable) -> None:
         self.ram_bytes, self._table = ram_bytes, table
-        self._usable = int(ram_bytes * (1 - _KEPT_FREE))
+        self._usable = int(ram_bytes * (1 - _KEPT_FREE)) - _KEPT_FREE_BYTES
         self._allocator: Allocator | None = active()
         self._looked_at = -_LOOK_BYTES
         self._skipped = 0
-        self.peak_bytes = 0
+        self._rest_now = self._rest_before = 0
         self._releases_left = _CODE_RELEASES
-        self.release_code()
-
-    def release_code(self) -> None:
-        """Give back code that was run once, after the first segments: importing and the first operators touch most."""
-        if self._releases_left > 0:
-            self._releases_left -= 1
-            release_code_pages()
+        release_code_pages()
 
     def check(self) -> None:
         """Raise BudgetTooSmallError where the process alone fills the budget."""
@@ -65,20 +62,33 @@ class ProcessBudget:
         self._skipped += 1
         return self._skipped >= _LOOK_OPERATORS or abs(self._table.resident_bytes - self._looked_at) >= _LOOK_BYTES
 
+    def end_segment(self) -> None:
+        """Take note that a segment of the program ended: what was measured two segments ago is forgotten."""
+        self._rest_before, self._rest_now = self._rest_now, 0
+        if self._releases_left > 0:
+            self._releases_left -= 1
+            release_code_pages()
+
     def tensor_bytes(self) -> int:
-        """Return how many bytes of tensors fit now; also tells the allocator how much freed memory it may keep."""
+        """Return how many bytes of tensors fit now; also tells the allocator how much freed memory it may keep.
+
+        Blocks that were allocated and not yet written are not resident, so one look may find the rest of the process
+        too small: the most that was found lately counts.
+        """
         self._skipped = 0
         self._looked_at = self._table.resident_bytes
         resident = resident_now()
-        self.peak_bytes = max(self.peak_bytes, resident)
-        cached = 0
-        if self._allocator is not None:
-            stats = self._allocator.stats()
-            cached = stats.cached_bytes
-            rest = resident - stats.live_bytes - stats.cached_bytes
-            self._allocator.set_limit(max(self._usable - rest, stats.live_bytes))
-        others = resident - cached - self._table.resident_bytes
-        return max(self._usable - others, _LEAST_TENSOR_BYTES)
+        if self._allocator is None:
+            return max(self._usable - self._rest(resident - self._table.resident_bytes), _LEAST_TENSOR_BYTES)
+        stats = self._allocator.stats()
+        rest = self._rest(resident - stats.live_bytes - stats.cached_bytes)
+        self._allocator.set_limit(max(self._usable - rest, stats.live_bytes))
+        foreign = max(stats.live_bytes - self._table.resident_bytes, 0)
+        return max(self._usable - rest - foreign, _LEAST_TENSOR_BYTES)
+
+    def _rest(self, found: int) -> int:
+        self._rest_now = max(self._rest_now, found)
+        return max(self._rest_now, self._rest_before)
 
 
 class WorkspaceMeter:

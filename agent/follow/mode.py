@@ -16,10 +16,15 @@ from agent.follow.operands import storages_in, tensors_in, written_arguments, wr
 from agent.follow.recompute import recipe_of
 from agent.follow.residency import Residency
 from agent.follow.storages import Storage, StorageTable
-from agent.follow.trace import LONGEST_SEGMENT, Entry, TraceBook
+from agent.follow.trace import AHEAD, LONGEST_SEGMENT, Entry, TraceBook
 
-_AHEAD = 48
-"""Operators for which pages are fetched in advance."""
+_PACKING = frozenset(
+    f"aten::{name}" for name in ("convolution", "convolution_backward", "addmm", "mm", "bmm", "baddbmm")
+)
+"""Operators whose kernels copy operands into an order of their own."""
+
+_UNKNOWN_WORKSPACE = 1.0
+"""Share of their operands' size that they are expected to take before they were seen."""
 
 _SHOWN_AT_ONCE = 2
 """`torch.save` asks for a storage's size right before it writes its bytes, one storage after the other."""
@@ -32,8 +37,8 @@ class Follower:
         self.table, self.residency = table, residency
         self._process = process
         self._workspace = WorkspaceMeter(enabled=process is not None)
-        self._workspaces: dict[Any, int] = {}
-        """The most that each operator took besides its operands and results."""
+        self._workspace_shares: dict[Any, float] = {}
+        """The most that each operator took besides its operands and results, as a share of its operands."""
         self.book = TraceBook()
         self.lock = threading.RLock()
         self.operators = 0
@@ -71,9 +76,7 @@ class Follower:
             residency.bring(inputs)
             if written_arguments(func):
                 written = self._before_write(func, args, kwargs)
-            residency.make_room(
-                entry.made_bytes + entry.workspace_bytes if entry else self._expected_bytes(func, inputs)
-            )
+            residency.make_room(entry.need_bytes if entry else self._expected_bytes(func, inputs))
             self._workspace.begin()
             result = func(*args, **kwargs)
             for storage in written:
@@ -85,10 +88,13 @@ class Follower:
         return result
 
     def _expected_bytes(self, func: Any, inputs: list[Storage]) -> int:
-        """Return a guess of what an operator makes and takes that no trace knows: as much as its largest operand."""
+        """Return a guess of what an operator makes and takes that no trace knows, from the size of its operands."""
         makes = any(r.alias_info is None for r in func._schema.returns)
-        largest = max((s.nbytes for s in inputs), default=0)
-        return (largest if makes else 0) + self._workspaces.get(func, 0)
+        largest = max((s.nbytes for s in inputs), default=0) if makes else 0
+        share = self._workspace_shares.get(func)
+        if share is None:
+            share = _UNKNOWN_WORKSPACE if self._process is not None and func._schema.name in _PACKING else 0.0
+        return largest + int(share * sum(s.nbytes for s in inputs))
 
     def _before_write(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Storage]:
         """Make what was dropped because it could be made from what changes now; count the change before making room."""
@@ -124,8 +130,9 @@ class Follower:
             for storage in touched:
                 residency.victims.touch(storage, residency.clock, None)
         workspace_bytes = self._workspace.end(sum(s.nbytes for s in made))
-        if workspace_bytes > self._workspaces.get(func, 0):
-            self._workspaces[func] = workspace_bytes
+        if workspace_bytes:
+            share = workspace_bytes / max(sum(s.nbytes for s in inputs), workspace_bytes)
+            self._workspace_shares[func] = max(self._workspace_shares.get(func, 0.0), share)
         book.ran(fingerprint, inputs, made, workspace_bytes)
         if book.position >= LONGEST_SEGMENT:
             self.end_segment()
@@ -143,11 +150,10 @@ class Follower:
         if trace is None:
             return
         place = max(self._fetched_to, book.position)
-        stop = min(book.position + _AHEAD, len(trace.entries))
+        stop = min(book.position + AHEAD, len(trace.entries))
         if place >= stop:
             return
-        coming = trace.entries[book.position]
-        reserve_bytes = coming.made_bytes + coming.workspace_bytes
+        reserve_bytes = trace.entries[book.position].room_bytes
         while place < stop:
             for local in trace.entries[place].operands:
                 number = book.number_of(local)
@@ -167,7 +173,7 @@ class Follower:
         with self.lock:
             self.book.end_segment(self.residency.clock + 1)
             if self._process is not None:
-                self._process.release_code()
+                self._process.end_segment()
             self._fetched_to = 0
             for storage in self._escaped_before:
                 storage.pins -= 1

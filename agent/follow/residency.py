@@ -153,6 +153,8 @@ class Residency:
         freed = 0.0
         while freed < wanted:
             storage = self.victims.pick(self.clock, self._stays, self.leaves_free)
+            if storage is None and self._finish_reads():
+                continue
             if storage is None:
                 break
             self.victims.forget(storage)
@@ -167,6 +169,13 @@ class Residency:
             self._finish_write(storage)
             self._leave(storage)
         return freed > 0
+
+    def _finish_reads(self) -> bool:
+        """Wait for pages that were fetched in advance, so that they can leave again; tell whether there were any."""
+        fetched = [s for s in self.table if s.reading and s.pins == 0]
+        for storage in fetched:
+            self.finish_read(storage)
+        return bool(fetched)
 
     def _stays(self, storage: Storage) -> bool:
         memory = storage.ref()

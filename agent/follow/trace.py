@@ -5,7 +5,7 @@ branches, accumulation phases, evaluation), and one that was seen before is reco
 advice only; where the program does something else it is dropped and nothing is lost.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +19,9 @@ LONGEST_SEGMENT = 300_000
 
 CHAIN = 4
 """So many segments are looked ahead for the next use of a storage that outlives its segment."""
+
+AHEAD = 48
+"""Operators for which pages are fetched in advance."""
 
 Birth = tuple[int, int, int]
 """Segment, position and output that made a storage."""
@@ -37,6 +40,13 @@ class Entry:
     operands: tuple[int, ...]
     next_uses: tuple[int, ...] = ()
     """For each operand the position of its next use in this segment; NEVER where there is none."""
+    room_bytes: int = 0
+    """The most that this or one of the next `AHEAD` operators makes and takes besides."""
+
+    @property
+    def need_bytes(self) -> int:
+        """What the operator makes and takes besides its operands."""
+        return self.made_bytes + self.workspace_bytes
 
 
 @dataclass(slots=True)
@@ -114,7 +124,21 @@ class Recorder:
             entry.next_uses = tuple(later.get(local, NEVER) for local in entry.operands)
             for local in entry.operands:
                 later[local] = position
+        self._foresee_room()
         return self.trace
+
+    def _foresee_room(self) -> None:
+        """Fill in the room that the operators ahead need, by a sliding maximum from the end."""
+        entries = self.trace.entries
+        largest: deque[int] = deque()
+        for position in range(len(entries) - 1, -1, -1):
+            need = entries[position].need_bytes
+            while largest and need >= entries[largest[-1]].need_bytes:
+                largest.pop()
+            largest.append(position)
+            if largest[0] >= position + AHEAD:
+                largest.popleft()
+            entries[position].room_bytes = entries[largest[0]].need_bytes
 
 
 class TraceBook:

@@ -1,7 +1,8 @@
 """Smallest memory limit in which each method trains with the right result: `python -m benchmarks.fit MODEL...`.
 
 The limit is RLIMIT_DATA, bisected to 8 MiB or 1 %; the kernel refuses what goes beyond it. Methods: plain PyTorch (eager),
-checkpoint per block, saved-tensor hooks to disk, torch.compile with activation_memory_budget 0.5 and 0.25, and ours.
+checkpoint per block, saved-tensor hooks to disk, torch.compile with activation_memory_budget 0.5 and 0.25, a planned bundle
+(port), and an ordinary script, unchanged, through `port-agent exec` (follow).
 "Right" means: the same losses as eager to the bit (compiled methods change the numbers; they count when they finish, and
 the table says so). Each method runs in a process of its own, three steps; CPU seconds are of the last two.
 """
@@ -24,17 +25,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.ours import BESIDE_RESIDENT, Ours, make_optimizer
+from benchmarks.models import CASES
+from benchmarks.ours import BESIDE_RESIDENT, Ours
 
 STEPS = 3
 RESOLUTION_MIB = 8
-CASES = {
-    "resnet18": ("sgd", 32), "resnet50": ("sgd", 8), "bert": ("adamw", 8), "gpt2": ("adamw", 2)
-}  # fmt: skip
-"""Model -> optimizer and batch size of the targets."""
 TARGETS_MIB = {"resnet18": 380, "resnet50": 400, "bert": 700, "gpt2": 750}
 """What ours is to fit in, the 233 MiB of an imported torch included; ResNet-18: 60 MiB above that, weights and momentum."""
-METHODS = ("eager", "checkpoint", "disk hooks", "compile 0.5", "compile 0.25", "port")
+FOLLOW_TARGETS_MIB = {"resnet18": 300, "resnet50": 330, "bert": 420, "gpt2": 620}
+METHODS = ("eager", "checkpoint", "disk hooks", "compile 0.5", "compile 0.25", "port", "follow")
 
 
 @dataclass
@@ -57,7 +56,7 @@ def child(method: str, model: str, steps: int) -> None:
     """Train with one of torch's own methods; print losses and CPU seconds (of the steps after the first) as JSON."""
     import torch
 
-    from benchmarks.models import workload
+    from benchmarks.models import make_optimizer, workload
     from planner.ir.bundle.data_order import batch_rows
 
     torch.set_num_threads(1)
@@ -161,6 +160,39 @@ def _run_ours(ours: Ours, limit_mib: int) -> dict[str, Any] | None:
     }
 
 
+def run_follow(
+    model: str,
+    limit_mib: int | None,
+    *,
+    steps: int = STEPS,
+    ram_mib: int | None = None,
+    rates: tuple[int, int] | None = None,
+) -> dict[str, Any] | None:
+    """Run `benchmarks.loop`, an unchanged script, through `port-agent exec`; None if it does not finish.
+
+    `limit_mib` is enforced by the kernel, everything included; the budget is a little less, or `ram_mib`. `rates`: pages
+    are read and written no faster, bytes per second. The result holds what `--report` says, too.
+    """
+
+    def limit() -> None:
+        if limit_mib is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (limit_mib << 20, limit_mib << 20))
+
+    with tempfile.NamedTemporaryFile(suffix=".json") as report:
+        ram = ram_mib << 20 if ram_mib is not None else ((limit_mib or 0) << 20) - BESIDE_RESIDENT
+        throttle = ["--read-limit", str(rates[0]), "--write-limit", str(rates[1])] if rates else []
+        command = ["-m", "agent.cli", "exec", "--ram", str(ram), "--report", report.name, *throttle]
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", *command, "--", "-m", "benchmarks.loop", model, str(steps)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"}, preexec_fn=limit, capture_output=True, text=True, timeout=1800,
+        )  # fmt: skip
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        if done.returncode != 0 or not lines:
+            return None
+        result: dict[str, Any] = json.loads(lines[-1])
+        return {**result, "cpu_s": result["cpu_s"][1:], "first_cpu_s": result["cpu_s"][0], "report": json.loads(Path(report.name).read_text())}
+
+
 # -- bisection and table
 
 
@@ -202,6 +234,8 @@ def measure(model: str, methods: list[str], folder: Path, console: Console) -> l
             if method == "port":
                 ours = Ours(model, folder, *CASES[model], steps=STEPS)
                 found = smallest(lambda mib, o=ours: _run_ours(o, mib), TARGETS_MIB[model])  # type: ignore[misc]
+            elif method == "follow":
+                found = smallest(lambda mib: run_follow(model, mib), FOLLOW_TARGETS_MIB[model])
             else:
                 free = run_child(method, model, None)
                 found = smallest(lambda mib, m=method: run_child(m, model, mib), free["peak_mib"]) if free else None  # type: ignore[misc]

@@ -4,7 +4,7 @@ Each entry gives a model, a loss function `loss_fn(model, *batch)` and batches. 
 resolution for tests; the architecture and its operators stay.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,11 @@ from torch import nn
 from torch.nn import functional
 
 Batch = tuple[torch.Tensor, ...]
+
+CASES = {
+    "resnet18": ("sgd", 32), "resnet50": ("sgd", 8), "bert": ("adamw", 8), "gpt2": ("adamw", 2)
+}  # fmt: skip
+"""Model -> optimizer and batch size of the targets."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,13 @@ def workload(name: str, *, small: bool = False, batch_size: int | None = None, s
     """Return the workload of this name, built from a fixed seed."""
     torch.manual_seed(0)
     return WORKLOADS[name](small, batch_size, size)
+
+
+def make_optimizer(name: str, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Return the optimizer of a case: "adamw" or "sgd" with momentum."""
+    if name == "adamw":
+        return torch.optim.AdamW(parameters, lr=1e-4)
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 
 
 # -- convolutional networks

@@ -1,7 +1,6 @@
 """Plan and run a benchmark model with this project, for the tables that compare it."""
 
 import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from agent.prepare import bundle
 from agent.worker.options import TorchOptions
 from agent.worker.protocol import plain_values
 from agent.worker.start import start_worker, torch_worker
-from benchmarks.models import workload
+from benchmarks.models import make_optimizer, workload
 from planner import make_bundle
 from planner.ir.bundle.bundle import read_manifest
 from planner.job import TrainingJob
@@ -20,13 +19,6 @@ from planner.job import TrainingJob
 BESIDE_RESIDENT = 24 << 20
 """What RLIMIT_DATA counts beyond resident memory: stacks and data that nothing has touched, less the code, which it does not
 count. A plan that is to run under such a limit is made for so many bytes less."""
-
-
-def make_optimizer(name: str, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the optimizer of a case: "adamw" or "sgd" with momentum."""
-    if name == "adamw":
-        return torch.optim.AdamW(parameters, lr=1e-4)
-    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 
 
 @dataclass

@@ -190,7 +190,12 @@ def run_follow(
         if done.returncode != 0 or not lines:
             return None
         result: dict[str, Any] = json.loads(lines[-1])
-        return {**result, "cpu_s": result["cpu_s"][1:], "first_cpu_s": result["cpu_s"][0], "report": json.loads(Path(report.name).read_text())}
+        return {
+            **result,
+            "cpu_s": result["cpu_s"][1:],
+            "first_cpu_s": result["cpu_s"][0],
+            "report": json.loads(Path(report.name).read_text()),
+        }
 
 
 # -- bisection and table

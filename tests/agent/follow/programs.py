@@ -35,7 +35,7 @@ def followed(*words: str, folder: Path, bound: tuple[str, ...] = EVERYTHING_LEAV
 
 def exec_words(bound: tuple[str, ...], folder: Path) -> list[str]:
     """Return the words before the program's own; pages are kept in `folder`, which is on a disk in tests, too."""
-    return [sys.executable, "-P", "-m", "agent.cli", "exec", *bound, "--page-dir", str(folder), "--"]
+    return [sys.executable, "-P", "-m", "agent.cli", "exec", "--page-dir", str(folder), *bound, "--"]
 
 
 def _run(

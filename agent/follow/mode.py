@@ -12,7 +12,15 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from agent.follow.light_dynamo import never_compile
 from agent.follow.lists import runs_by_element, split_call
 from agent.follow.memory import ProcessBudget, WorkspaceMeter
-from agent.follow.operands import storages_in, tensors_in, written_arguments, written_storages
+from agent.follow.operands import (
+    makes_storage,
+    result_bytes,
+    storages_in,
+    tensors_in,
+    written_arguments,
+    written_storages,
+)
+from agent.follow.piecewise import PIECE_BYTES, pieces_of, run_piecewise
 from agent.follow.recompute import recipe_of
 from agent.follow.residency import Residency
 from agent.follow.storages import Storage, StorageTable
@@ -70,31 +78,57 @@ class Follower:
             residency.victims.demote()
         residency.may_recompute = entry is not None
         written: list[Storage] = []
+        large = pieces_of(func, args, kwargs, residency.limit_bytes)
         for storage in inputs:
             storage.pins += 1
         try:
-            residency.bring(inputs)
+            residency.bring(inputs if large is None else [s for s in inputs if s.resident or not s.clean or s.mapped])
             if written_arguments(func):
                 written = self._before_write(func, args, kwargs)
-            residency.make_room(entry.need_bytes if entry else self._expected_bytes(func, inputs))
+            if large is None:
+                residency.make_room(entry.need_bytes if entry else self._expected_bytes(func, args, kwargs, inputs))
             self._workspace.begin()
-            result = func(*args, **kwargs)
+            if large is None:
+                result = func(*args, **kwargs)
+            else:
+                result = self._run_piecewise(func, args, kwargs, large, inputs, written)
             for storage in written:
-                residency.resized(storage)
+                if storage.resident:
+                    residency.resized(storage)
         finally:
             for storage in inputs:
                 storage.pins -= 1
         self._after(func, args, kwargs, fingerprint, entry, inputs, result)
         return result
 
-    def _expected_bytes(self, func: Any, inputs: list[Storage]) -> int:
-        """Return a guess of what an operator makes and takes that no trace knows, from the size of its operands."""
-        makes = any(r.alias_info is None for r in func._schema.returns)
-        largest = max((s.nbytes for s in inputs), default=0) if makes else 0
+    def _run_piecewise(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], large: list[torch.Tensor], inputs: list[Storage],
+        written: list[Storage],
+    ) -> Any:  # fmt: skip
+        """Run an elementwise operator whose operands do not fit together; those that do not fit leave, or stay away."""
+        residency = self.residency
+        for storage in inputs:
+            storage.pins -= 1
+        try:
+            residency.make_room(PIECE_BYTES * (len(large) + 1))
+        finally:
+            for storage in inputs:
+                storage.pins += 1
+        try:
+            return run_piecewise(func, args, kwargs, large, written, residency, self.table)
+        finally:
+            for storage in written:
+                storage.clean = not storage.resident
+
+    def _expected_bytes(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], inputs: list[Storage]) -> int:
+        """Return what an operator that no trace knows makes, and a guess of what it takes besides."""
+        made = result_bytes(func, args, kwargs) if self.residency.pressed else None
+        if made is None:
+            made = max((s.nbytes for s in inputs), default=0) if makes_storage(func) else 0
         share = self._workspace_shares.get(func)
         if share is None:
             share = _UNKNOWN_WORKSPACE if self._process is not None and func._schema.name in _PACKING else 0.0
-        return largest + int(share * sum(s.nbytes for s in inputs))
+        return made + int(share * sum(s.nbytes for s in inputs))
 
     def _before_write(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Storage]:
         """Make what was dropped because it could be made from what changes now; count the change before making room."""
@@ -129,7 +163,7 @@ class Follower:
         else:
             for storage in touched:
                 residency.victims.touch(storage, residency.clock, None)
-        workspace_bytes = self._workspace.end(sum(s.nbytes for s in made))
+        workspace_bytes = self._workspace.end(sum(s.nbytes for s in made if s.resident))
         if workspace_bytes:
             share = workspace_bytes / max(sum(s.nbytes for s in inputs), workspace_bytes)
             self._workspace_shares[func] = max(self._workspace_shares.get(func, 0.0), share)

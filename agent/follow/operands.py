@@ -55,6 +55,35 @@ def storages_in(arguments: Any, table: StorageTable) -> list[Storage]:
 
 
 @cache
+def makes_storage(func: Any) -> bool:
+    """Tell whether an operator returns anything that is no view of an argument."""
+    return any(result.alias_info is None for result in func._schema.returns)
+
+
+def result_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
+    """Return the bytes that an operator will make, from its meta kernel; None where that does not tell.
+
+    A result whose shape depends on values has no meta kernel, and some operators have none at all.
+    """
+    if not makes_storage(func):
+        return 0
+    on_meta = {**kwargs, "device": "meta"} if kwargs.get("device") is not None else kwargs
+    try:
+        made = func(*_meta(args), **dict(zip(on_meta, _meta(on_meta.values()), strict=True)))
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
+        return None
+    return sum(t.numel() * t.element_size() for t in tensors_in(made if isinstance(made, (list, tuple)) else (made,)))
+
+
+def _meta(values: Any) -> list[Any]:
+    return [
+        torch.empty_strided(v.size(), v.stride(), dtype=v.dtype, device="meta") if isinstance(v, torch.Tensor)
+        else _meta(v) if isinstance(v, (list, tuple)) else v
+        for v in values
+    ]  # fmt: skip
+
+
+@cache
 def written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
     """Return position and name of the arguments that an operator writes."""
     hidden = _HIDDEN_WRITES.get(func._schema.name, ())

@@ -211,6 +211,11 @@ class Residency:
         storage.recipe = None
         storage.clean = False
 
+    def bear_away(self, storage: Storage) -> None:
+        """Let a storage that holds nothing yet live in the page file: what it will hold is written there."""
+        storage.region = self.pages.take(storage.nbytes)
+        self._free(storage)
+
     def resized(self, storage: Storage) -> None:
         """Take note that an operator may have given a storage that it wrote another size: its page does not fit then."""
         before = storage.nbytes

@@ -96,7 +96,7 @@ class Recorder:
         operands = [self._local(s, position) for s in inputs]
         for s in made:
             operands.append(self._new(s))
-        made_bytes = sum(s.nbytes for s in made)
+        made_bytes = sum(s.nbytes for s in made if s.resident)
         trace.entries.append(Entry(fingerprint, made_bytes, workspace_bytes, tuple(operands)))
         self._prefix = hash((self._prefix, fingerprint))
         trace.prefixes.append(self._prefix)

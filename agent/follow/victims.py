@@ -28,10 +28,15 @@ class Victims:
         self._recent: OrderedDict[Storage, None] = OrderedDict()
 
     def touch(self, storage: Storage, clock: int, next_use: int | None) -> None:
-        """Note that a storage was used at `clock`, and when it will be again (None: nobody knows)."""
+        """Note that a storage was used at `clock`, and when it will be again (None: nobody knows).
+
+        One that is away is no victim until it is touched again, resident.
+        """
         storage.last_use = clock
         storage.order += 1
         storage.next_use = next_use
+        if not storage.resident:
+            return
         if next_use is None:
             self._recent[storage] = None
             self._recent.move_to_end(storage)

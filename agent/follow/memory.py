@@ -17,6 +17,10 @@ _KEPT_FREE = 0.01
 _KEPT_FREE_BYTES = 4 << 20
 """And this much: code that comes back from the page cache between two looks."""
 
+_UNSEEN_CODE_BYTES = 40 << 20
+_UNSEEN_CODE_SHARE = 0.25
+"""Kept free, at most, until the first segment has ended: operators run for the first time bring their code in."""
+
 _LOOK_OPERATORS = 8
 _LOOK_BYTES = 4 << 20
 """Resident memory is looked at after so many operators, or when the tensors changed by so much: 10 us a look."""
@@ -88,7 +92,10 @@ class ProcessBudget:
 
     def _rest(self, found: int) -> int:
         self._rest_now = max(self._rest_now, found)
-        return max(self._rest_now, self._rest_before)
+        rest = max(self._rest_now, self._rest_before)
+        if self._releases_left == _CODE_RELEASES:
+            rest += min(_UNSEEN_CODE_BYTES, int((self._usable - rest) * _UNSEEN_CODE_SHARE))
+        return rest
 
 
 class WorkspaceMeter:

@@ -14,6 +14,7 @@ from agent.follow.lists import runs_by_element, split_call
 from agent.follow.memory import ProcessBudget, WorkspaceMeter
 from agent.follow.operands import (
     makes_storage,
+    reads_nothing,
     result_bytes,
     storages_in,
     tensors_in,
@@ -69,9 +70,7 @@ class Follower:
         residency, book = self.residency, self.book
         self.operators += 1
         residency.clock += 1
-        inputs = storages_in(args, self.table)
-        if kwargs:
-            inputs += storages_in(kwargs.values(), self.table)
+        inputs = [] if reads_nothing(func) else storages_in((*args, *kwargs.values()), self.table)
         fingerprint = hash((id(func), *[s.nbytes for s in inputs]))
         entry = book.expect(fingerprint)
         if residency.may_recompute and entry is None:

@@ -54,6 +54,21 @@ def storages_in(arguments: Any, table: StorageTable) -> list[Storage]:
     return found
 
 
+_READ_NOTHING = frozenset(
+    f"aten::{name}"
+    for name in (
+        "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like", "new_empty",
+        "new_zeros", "new_ones", "new_full", "new_empty_strided", "sym_size", "sym_stride", "sym_numel",
+    )
+)  # fmt: skip
+"""Operators that look at the shapes of their operands alone."""
+
+
+def reads_nothing(func: Any) -> bool:
+    """Tell whether an operator needs no byte of its operands."""
+    return func._schema.name in _READ_NOTHING
+
+
 @cache
 def makes_storage(func: Any) -> bool:
     """Tell whether an operator returns anything that is no view of an argument."""

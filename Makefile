@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml $(wildcard agent/malloc/*.[ch]) $(wildcard agent/packin
 	touch $@
 
 demo: setup
-	$(BIN)/python examples/demo.py
+	$(BIN)/python -m examples.demo
 
 # A gesture recogniser adapts on an emulated board; needs qemu-system-arm and gcc-arm-none-eabi.
 demo-mcu: setup

@@ -167,14 +167,19 @@ def run_follow(
     steps: int = STEPS,
     ram_mib: int | None = None,
     rates: tuple[int, int] | None = None,
+    page_dir: Path | None = None,
+    enter: Callable[[], None] | None = None,
 ) -> dict[str, Any] | None:
     """Run `benchmarks.loop`, an unchanged script, through `port-agent exec`; None if it does not finish.
 
     `limit_mib` is enforced by the kernel, everything included; the budget is a little less, or `ram_mib`. `rates`: pages
-    are read and written no faster, bytes per second. The result holds what `--report` says, too.
+    are read and written no faster, bytes per second. `enter` runs in the new process first. The result holds what
+    `--report` says, too.
     """
 
     def limit() -> None:
+        if enter is not None:
+            enter()
         if limit_mib is not None:
             resource.setrlimit(resource.RLIMIT_DATA, (limit_mib << 20, limit_mib << 20))
 
@@ -182,6 +187,8 @@ def run_follow(
         ram = ram_mib << 20 if ram_mib is not None else ((limit_mib or 0) << 20) - BESIDE_RESIDENT
         throttle = ["--read-limit", str(rates[0]), "--write-limit", str(rates[1])] if rates else []
         command = ["-m", "agent.cli", "exec", "--ram", str(ram), "--report", report.name, *throttle]
+        if page_dir is not None:
+            command += ["--page-dir", str(page_dir)]
         done = subprocess.run(
             [sys.executable, "-W", "ignore", *command, "--", "-m", "benchmarks.loop", model, str(steps)],
             env={**os.environ, "OMP_NUM_THREADS": "1"}, preexec_fn=limit, capture_output=True, text=True, timeout=1800,

@@ -1,6 +1,7 @@
 """Plan and run a benchmark model with this project, for the tables that compare it."""
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,14 @@ class Ours:
         return path
 
     def train(
-        self, path: Path, *, data_limit_bytes: int | None = None, limits: tuple[float, float] | None = None
+        self,
+        path: Path,
+        *,
+        data_limit_bytes: int | None = None,
+        limits: tuple[float, float] | None = None,
+        enter: Callable[[int], None] | None = None,
     ) -> Run | None:
-        """Train the bundle in a worker of its own; None if it does not finish."""
+        """Train the bundle in a worker of its own, whose process id `enter` gets at once; None if it does not finish."""
         with tempfile.TemporaryDirectory(dir=self.folder) as state:
             slow = throttle(limits)
             command = torch_worker(

@@ -1,17 +1,26 @@
 """A character-level transformer on Shakespeare, to be fine-tuned in less than half of plain PyTorch's memory.
 
+An ordinary script, with an ordinary loop, which runs as it is inside a budget:
+
+    python examples/shakespeare/train.py --steps 30 --out checkpoint.pt
+    port-agent exec --ram 380M -- examples/shakespeare/train.py --steps 30 --out checkpoint.pt
+
+`port_job()` says the same to the planner, for devices that run no Python code of the user's:
+
     port-agent plan examples/shakespeare/train.py --ram 380M -o shakespeare.port
     port-agent train shakespeare.port --epochs 1 --out weights.safetensors
 
 Text: Tiny Shakespeare, public domain, from karpathy/char-rnn.
 """
 
+import argparse
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from planner.ir.bundle.data_order import batch_rows
 from planner.job import TrainingJob
 
 LENGTH, WIDTH, LAYERS, HEADS, BATCH = 192, 192, 6, 6, 24
@@ -78,3 +87,28 @@ def port_job() -> TrainingJob:
         model, loss_fn, optimizer, windows(codes[:360_000], 720), BATCH,
         eval_data=windows(codes[360_000:], 48), scheduler=scheduler, name="shakespeare",
     )  # fmt: skip
+
+
+def main() -> None:
+    """Train as anybody would, in the order in which a bundle reads its data; print losses, save a checkpoint."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--out", type=Path, default=Path("checkpoint.pt"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    job = port_job()
+    model, optimizer, scheduler = job.model, job.optimizer, job.scheduler
+    torch.manual_seed(job.seed)
+    batches = batch_rows(job.seed, len(job.data[0]), BATCH, drop_last=job.drop_last)
+    for step, (_, rows) in zip(range(arguments.steps), batches, strict=False):
+        loss, _ = loss_fn(model, *(column[rows] for column in job.data))
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        print(f"step {step + 1} loss {loss.item()!r}", flush=True)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

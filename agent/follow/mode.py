@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,10 +23,11 @@ from agent.follow.operands import (
     written_storages,
 )
 from agent.follow.piecewise import PIECE_BYTES, pieces_of, run_piecewise
-from agent.follow.recompute import recipe_of
+from agent.follow.recompute import SMALLEST_BYTES as RECIPE_BYTES
+from agent.follow.recompute import WORTH, recipe_of, repeatable
 from agent.follow.residency import Residency
 from agent.follow.storages import Storage, StorageTable
-from agent.follow.trace import AHEAD, LONGEST_SEGMENT, Entry, TraceBook
+from agent.follow.trace import AHEAD, LONGEST_SEGMENT, Entry, TraceBook, Use
 
 _PACKING = frozenset(
     f"aten::{name}" for name in ("convolution", "convolution_backward", "addmm", "mm", "bmm", "baddbmm")
@@ -87,6 +89,7 @@ class Follower:
             if large is None:
                 residency.make_room(entry.need_bytes if entry else self._expected_bytes(func, args, kwargs, inputs))
             self._workspace.begin()
+            began = time.perf_counter()
             if large is None:
                 result = func(*args, **kwargs)
             else:
@@ -97,7 +100,7 @@ class Follower:
         finally:
             for storage in inputs:
                 storage.pins -= 1
-        self._after(func, args, kwargs, fingerprint, entry, inputs, result)
+        self._after(func, args, kwargs, fingerprint, entry, inputs, result, time.perf_counter() - began)
         return result
 
     def _run_piecewise(
@@ -143,7 +146,7 @@ class Follower:
 
     def _after(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], fingerprint: int, entry: Entry | None,
-        inputs: list[Storage], result: Any,
+        inputs: list[Storage], result: Any, seconds: float,
     ) -> None:  # fmt: skip
         residency, book, table = self.residency, self.book, self.table
         made: list[Storage] = []
@@ -153,8 +156,6 @@ class Follower:
             if storage is not None and len(table) > count:
                 storage.birth = (book.segment, book.position, len(made))
                 made.append(storage)
-        if residency.pressed and len(made) == 1 and not written_arguments(func):
-            made[0].recipe = recipe_of(func, args, kwargs, tuple(dict.fromkeys(inputs)), result)
         touched = (*inputs, *made)
         if entry is not None and len(entry.next_uses) == len(touched):
             for storage, position in zip(touched, entry.next_uses, strict=True):
@@ -163,10 +164,14 @@ class Follower:
             for storage in touched:
                 residency.victims.touch(storage, residency.clock, None)
         workspace_bytes = self._workspace.end(sum(s.nbytes for s in made if s.resident))
+        if residency.pressed and len(made) == 1 and repeatable(func) and self._worth_repeating(made[0], seconds):
+            made[0].recipe = recipe_of(func, args, kwargs, inputs, made[0], result, workspace_bytes=workspace_bytes)
         if workspace_bytes:
             share = workspace_bytes / max(sum(s.nbytes for s in inputs), workspace_bytes)
             self._workspace_shares[func] = max(self._workspace_shares.get(func, 0.0), share)
         book.ran(fingerprint, inputs, made, workspace_bytes)
+        if residency.pressed:
+            self._learn(touched)
         if book.position >= LONGEST_SEGMENT:
             self.end_segment()
         if self._process is not None and self._process.due():
@@ -175,6 +180,18 @@ class Follower:
             residency.make_room(0)
         if residency.pressed and entry is not None:
             self._fetch_ahead()
+
+    def _worth_repeating(self, made: Storage, seconds: float) -> bool:
+        return made.nbytes >= RECIPE_BYTES and seconds < WORTH * self.residency.paging_seconds(made.nbytes)
+
+    def _learn(self, touched: Sequence[Storage]) -> None:
+        """Remember where each storage was used, and start writing those that left after this use the last time."""
+        entry = self.book.entry_run()
+        leaving = entry.leaving
+        for operand, storage in enumerate(touched):
+            storage.left_at = Use(entry, operand)
+            if leaving is not None and operand in leaving:
+                self.residency.write_early(storage)
 
     def _fetch_ahead(self) -> None:
         """Start reading what the next operators of the trace need, as far as there is room."""

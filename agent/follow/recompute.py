@@ -6,42 +6,45 @@ numbers, write anything (also where their schema does not say so) or are not wor
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from agent.follow.storages import NEVER, Storage, allocated_bytes, untyped_storage
+from agent.follow.operands import makes_storage, written_arguments
+from agent.follow.storages import NEVER, Storage, untyped_storage
 
 _SNAPSHOT_BYTES = 4 << 10
 """Small operands, which are not followed and may change unseen, are copied into the recipe up to this size."""
 
-_CHEAP = frozenset(
-    f"aten::{name}"
-    for name in """
-    relu threshold_backward hardtanh hardswish leaky_relu elu add sub mul div neg pow rsqrt sqrt exp tanh sigmoid silu
-    gelu gelu_backward silu_backward tanh_backward sigmoid_backward _softmax _log_softmax native_layer_norm
-    _to_copy clone cat masked_fill where mean transpose
-    """.split()  # noqa: SIM905  one word an operator reads better than a column of forty lines
-)
-"""Operators whose result costs about as much to make as to read back from fast flash."""
+SMALLEST_BYTES = 256 << 10
+"""Smaller results are paged: a recipe costs its own few microseconds at each operator."""
+
+WORTH = 0.5
+"""Share of its paging time that making a result again may take: paging overlaps with compute, computing does not."""
+
+_UNREPEATABLE = ("empty", "new_empty", "rand", "bernoulli", "dropout", "multinomial", "normal", "poisson", "rrelu")
+"""Beginnings of names of operators whose result is random, or not determined at all."""
 
 
 class Recipe:
     """One call of an operator, its tensors by weak storage and geometry. `sources`: the followed ones it reads."""
 
-    __slots__ = ("_args", "_func", "_kwargs", "_versions", "sources")
+    __slots__ = ("_args", "_func", "_kwargs", "_versions", "sources", "workspace_bytes")
 
     def __init__(
-        self, func: Any, args: "list[_Argument]", kwargs: "dict[str, _Argument]", sources: tuple[Storage, ...]
-    ):
+        self, func: Any, args: "list[_Argument]", kwargs: "dict[str, _Argument]", sources: tuple[Storage, ...],
+        workspace_bytes: int,
+    ) -> None:  # fmt: skip
         self._func, self._args, self._kwargs, self.sources = func, args, kwargs, sources
+        self.workspace_bytes = workspace_bytes
         self._versions = tuple(s.version for s in sources)
 
     def possible(self, storage: Storage) -> bool:
         """Tell whether what the recipe reads is unchanged and will be there when `storage` is needed next."""
         need = storage.next_use
-        if need is None or need == NEVER:
+        if need is None or need == NEVER or any(not dependent.resident for dependent in storage.dependents or ()):
             return False
         for source, version in zip(self.sources, self._versions, strict=True):
             if source.version != version or source.ref() is None or not (source.resident or source.clean):
@@ -73,21 +76,32 @@ class _NotRepeatableError(Exception):
     """An argument that might be another value when the call is repeated."""
 
 
+@cache
+def repeatable(func: Any) -> bool:
+    """Tell whether an operator gives the same bits again from the same operands, and does nothing else."""
+    namespace, _, name = func._schema.name.partition("::")
+    return (
+        namespace == "aten" and not name.removeprefix("_").startswith(_UNREPEATABLE) and not written_arguments(func)
+        and torch.Tag.nondeterministic_seeded not in func.tags and makes_storage(func)
+    )  # fmt: skip
+
+
 def recipe_of(
-    func: Any, args: Sequence[Any], kwargs: dict[str, Any], sources: tuple[Storage, ...], made: Any
-) -> Recipe | None:
-    """Return how the output of a call could be made again, None where it cannot or is not worth it."""
-    if func._schema.name not in _CHEAP or torch.Tag.nondeterministic_seeded in func.tags:
-        return None
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Storage], storage: Storage, made: Any, *,
+    workspace_bytes: int,
+) -> Recipe | None:  # fmt: skip
+    """Return how `storage`, the one large result of a repeatable call, could be made again; None where it cannot."""
     output = made[0] if isinstance(made, tuple) else made
-    if output.storage_offset() != 0 or not output.is_contiguous():
+    sources = tuple(dict.fromkeys(inputs))
+    if not isinstance(output, torch.Tensor) or untyped_storage(output)._cdata != storage.key or not sources:
         return None
-    if allocated_bytes(untyped_storage(output)) != output.numel() * output.element_size():
+    if output.storage_offset() != 0 or storage.nbytes != output.numel() * output.element_size():
         return None
     followed = {source.key for source in sources}
     try:
         return Recipe(
-            func, [_argument(a, followed) for a in args], {k: _argument(a, followed) for k, a in kwargs.items()}, sources
+            func, [_argument(a, followed) for a in args], {k: _argument(a, followed) for k, a in kwargs.items()},
+            sources, workspace_bytes,
         )  # fmt: skip
     except _NotRepeatableError:
         return None

@@ -15,6 +15,10 @@ from agent.follow.storages import Storage, StorageTable, data_ptr, drop_mapping,
 from agent.follow.victims import Victims
 from agent.train.pager import PageError, Pager
 
+_MEASURED_FROM_BYTES = 32 << 20
+_UNMEASURED_BYTES_PER_S = 1e9
+"""The medium is taken for a fast one until so much was moved."""
+
 
 @dataclass(slots=True)
 class Counters:
@@ -62,6 +66,8 @@ class Residency:
         target = self.limit_bytes - storage.nbytes - reserve_bytes
         while self.table.resident_bytes > target:
             victim = self.victims.pick(self.clock, self._stays, self.leaves_free)
+            if victim is not None and victim.writing and self.leaves_free(victim):
+                self._finish_write(victim)
             if victim is None or not victim.clean:
                 return False
             if victim.next_use is not None and victim.next_use <= needed_at:
@@ -113,7 +119,7 @@ class Residency:
             source.pins += 1
         try:
             self.bring(recipe.sources)
-            self.make_room(storage.nbytes)
+            self.make_room(2 * storage.nbytes + recipe.workspace_bytes)
             made = recipe.run()
             memory = _alive(storage)
             resize(memory, storage.nbytes)
@@ -144,8 +150,25 @@ class Residency:
                 return
 
     def leaves_free(self, storage: Storage) -> bool:
-        """Tell whether a storage can leave without being written."""
+        """Tell whether a storage can leave without waiting for a write."""
+        if storage.writing and storage.transfer is not None:
+            return storage.transfer.done()
         return storage.clean or (self.may_recompute and storage.recipe is not None and storage.recipe.possible(storage))
+
+    def write_early(self, storage: Storage) -> None:
+        """Start writing a storage that left before its next use the last time, so that nobody waits when it leaves."""
+        if not storage.resident or storage.transfer is not None or self.read_only:
+            return
+        if not self._stays(storage) and not self.leaves_free(storage):
+            self._start_write(storage)
+
+    def paging_seconds(self, nbytes: int) -> float:
+        """Return how long writing and reading `nbytes` takes on this medium, as measured so far."""
+        stats = self.pager.stats
+        total = stats.read_bytes + stats.written_bytes
+        if total < _MEASURED_FROM_BYTES:
+            return 2 * nbytes / _UNMEASURED_BYTES_PER_S
+        return 2 * nbytes * stats.busy_seconds / total
 
     def _let_go(self, wanted: float) -> bool:
         """Let at least one storage leave; several writes are begun at once where more than one is `wanted`."""
@@ -164,6 +187,8 @@ class Residency:
                 continue
             if storage.transfer is None:
                 self._start_write(storage)
+            if storage.left_at is not None:
+                storage.left_at.left()
             writing.append(storage)
         for storage in writing:
             self._finish_write(storage)

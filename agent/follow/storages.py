@@ -45,6 +45,10 @@ class Recomputation(Protocol):
     def sources(self) -> "tuple[Storage, ...]":
         """The followed storages that are read."""
 
+    @property
+    def workspace_bytes(self) -> int:
+        """What the operator takes besides operands and result."""
+
     def possible(self, storage: "Storage") -> bool:
         """Tell whether what is read is unchanged and will be there when `storage` is needed next."""
 
@@ -55,12 +59,19 @@ class Recomputation(Protocol):
         """Return the contents, made again."""
 
 
+class LastUse(Protocol):
+    """A place in a trace at which a storage was used, and what became of it until its next use."""
+
+    def left(self) -> None:
+        """Take note that it had to be written and leave before it was needed again."""
+
+
 class Storage:
     """What is known of one storage of the program. Bytes are of the storage, whatever its views show."""
 
     __slots__ = (
-        "__weakref__", "birth", "clean", "dependents", "hold", "key", "last_use", "mapped", "nbytes", "next_use", "number",
-        "order", "pins", "recipe", "ref", "region", "resident", "transfer", "version",
+        "__weakref__", "birth", "clean", "dependents", "hold", "key", "last_use", "left_at", "mapped", "nbytes",
+        "next_use", "number", "order", "pins", "recipe", "ref", "region", "resident", "transfer", "version",
     )  # fmt: skip
 
     def __init__(self, ref: "weakref.ref[torch.UntypedStorage]", key: int, nbytes: int, *, mapped: bool) -> None:
@@ -79,6 +90,8 @@ class Storage:
         self.pins = 0
         self.last_use = 0
         self.next_use: int | None = None
+        self.left_at: LastUse | None = None
+        """Where the program used it last."""
         self.order = 0
         """Counts touches; entries of the queue of victims that carry an older count are stale."""
         self.birth: tuple[int, int, int] | None = None

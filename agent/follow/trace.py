@@ -43,10 +43,32 @@ class Entry:
     room_bytes: int = 0
     """The most that this or one of the next `AHEAD` operators makes and takes besides."""
 
+    leaving: set[int] | None = None
+    """Operands that had to be written and leave before their next use the last time: they are written at once."""
+
     @property
     def need_bytes(self) -> int:
         """What the operator makes and takes besides its operands."""
         return self.made_bytes + self.workspace_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One operand of one operator of a trace."""
+
+    entry: Entry
+    operand: int
+
+    def left(self) -> None:
+        """Take note that the operand had to be written and leave before it was needed again."""
+        if self.entry.leaving is None:
+            self.entry.leaving = set()
+        self.entry.leaving.add(self.operand)
+
+    def stayed(self) -> None:
+        """Take note that the operand was still resident when it was needed again."""
+        if self.entry.leaving is not None:
+            self.entry.leaving.discard(self.operand)
 
 
 @dataclass(slots=True)
@@ -197,6 +219,11 @@ class TraceBook:
             if storage.birth is not None:
                 self._born[storage.birth] = storage.number
         self.position += 1
+
+    def entry_run(self) -> Entry:
+        """Return the entry of the operator that ran last: of the matched trace, else of the one being recorded."""
+        trace = self._recorder.trace if self.matched is None else self.matched
+        return trace.entries[self.position - 1]
 
     def number_of(self, local: int) -> int | None:
         """Return the number of the storage that a local of the matched trace is in this run, if that is known yet."""

@@ -34,6 +34,10 @@ BURST = 4 * CHUNK
 """Bytes per system call: at 1 MiB a gigabyte costs 0.09 s of kernel time, at 4 MiB 0.05 s; less loses bandwidth too."""
 
 
+_STACK_BYTES = 1 << 20
+"""Of the page thread: the system's 8 MiB would count against RLIMIT_DATA."""
+
+
 class PageError(PortError):
     """A transfer to or from flash failed. `errno` is the system's, None for a checksum that does not match."""
 
@@ -187,7 +191,11 @@ class Pager:
         self._wake = threading.Condition()
         self._bounce = mmap.mmap(-1, CHUNK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._thread = threading.Thread(target=self._run, name="page-thread", daemon=True)
-        self._thread.start()
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            self._thread.start()
+        finally:
+            threading.stack_size(before)
 
     def write(self, slot: Slot, address: int, keep: Any, start: int = 0, nbytes: int | None = None) -> Transfer:
         """Queue a write to `slot` (from byte `start`, a multiple of CHUNK) of the memory at `address`."""

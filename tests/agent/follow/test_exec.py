@@ -229,11 +229,8 @@ def test_wrong_arguments_are_one_line(tmp_path: Path, words: tuple[str, ...], sa
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no tmpfs at /dev/shm")
 def test_pages_in_ram_are_refused(tmp_path: Path) -> None:
     written(tmp_path, "")
-    done = followed("train.py", folder=tmp_path, bound=("--ram", "1G", "--page-dir", "/dev/shm", "--report", "r.json"))
-    assert done.code == 0, "the folder named last counts"
-    command = [sys.executable, "-m", "agent.cli", "exec", "--ram", "1G", "--page-dir", "/dev/shm", "--", "train.py"]
-    refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert refused.returncode == 2 and "itself in RAM" in refused.stderr
+    refused = followed("train.py", folder=tmp_path, bound=("--ram", "1G", "--page-dir", "/dev/shm"))
+    assert refused.code == 2 and "itself in RAM" in refused.ours[0]
 
 
 def test_help_teaches(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
+from agent.follow import autocast
 from agent.follow.light_dynamo import never_compile
 from agent.follow.lists import runs_by_element, split_call
 from agent.follow.memory import ProcessBudget, WorkspaceMeter
@@ -91,7 +92,7 @@ class Follower:
             self._workspace.begin()
             began = time.perf_counter()
             if large is None:
-                result = func(*args, **kwargs)
+                result = _call(func, args, kwargs)
             else:
                 result = self._run_piecewise(func, args, kwargs, large, inputs, written)
             for storage in written:
@@ -264,6 +265,13 @@ class Follower:
             while len(self._shown) > _SHOWN_AT_ONCE:
                 self._shown.popleft().pins -= 1
             self.residency.make_room(0)
+
+
+def _call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    if func._schema.name not in autocast.FUSED:
+        return func(*args, **kwargs)
+    with autocast.as_the_program_has_it():
+        return func(*args, **kwargs)
 
 
 class FollowMode(TorchDispatchMode):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from agent.follow import autocast
 from agent.follow.mode import Follower, FollowMode
 from planner.ir.errors import ExitCode, PortError
 
@@ -32,6 +33,8 @@ class ProgramHooks:
         self._replace(torch.autograd, "_engine_run_backward", self._around_backward)
         self._replace(threading.Thread, "run", self._followed_thread)
         self._replace(torch, "compile", _refuse_compile)
+        autocast.start()
+        self._replace(torch, "set_autocast_enabled", autocast.watch)
 
     def remove(self) -> None:
         """Take every hook away again."""

@@ -15,7 +15,7 @@ def main(folder: Path) -> None:
     set_seed(0)
     torch.set_num_threads(1)
     accelerator = Accelerator(gradient_accumulation_steps=3, mixed_precision="bf16", cpu=True)
-    layer = nn.TransformerEncoderLayer(192, 4, 768, dropout=0.1, activation=nn.functional.silu, batch_first=True)
+    layer = nn.TransformerEncoderLayer(192, 4, 768, dropout=0.1, batch_first=True)
     model = nn.Sequential(
         nn.Linear(24, 192), nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), nn.Linear(192, 24)
     )

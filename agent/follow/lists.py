@@ -5,6 +5,7 @@ resident at once.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ Call = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 
 def runs_by_element(func: Any, args: Sequence[Any], limit_bytes: float) -> bool:
     """Tell whether a call is one over lists that are too large to be resident together."""
-    if not func._schema.name.startswith(_PREFIXES):
+    if not _takes_lists(func):
         return False
     total = sum(
         t.numel() * t.element_size()
@@ -29,6 +30,11 @@ def runs_by_element(func: Any, args: Sequence[Any], limit_bytes: float) -> bool:
         if isinstance(t, torch.Tensor)
     )
     return total * _WHOLE_FRACTION > limit_bytes
+
+
+@cache
+def _takes_lists(func: Any) -> bool:
+    return bool(func._schema.name.startswith(_PREFIXES))
 
 
 def split_call(func: Any, args: Sequence[Any], kwargs: dict[str, Any], call: Call) -> Any:

@@ -90,6 +90,7 @@ class Follower:
             if large is None:
                 residency.make_room(entry.need_bytes if entry else self._expected_bytes(func, args, kwargs, inputs))
             self._workspace.begin()
+            first_made = self.table.met
             began = time.perf_counter()
             if large is None:
                 result = _call(func, args, kwargs)
@@ -101,7 +102,7 @@ class Follower:
         finally:
             for storage in inputs:
                 storage.pins -= 1
-        self._after(func, args, kwargs, fingerprint, entry, inputs, result, time.perf_counter() - began)
+        self._after(func, args, kwargs, fingerprint, entry, inputs, first_made, result, time.perf_counter() - began)
         return result
 
     def _run_piecewise(
@@ -147,14 +148,13 @@ class Follower:
 
     def _after(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], fingerprint: int, entry: Entry | None,
-        inputs: list[Storage], result: Any, seconds: float,
+        inputs: list[Storage], first_made: int, result: Any, seconds: float,
     ) -> None:  # fmt: skip
         residency, book, table = self.residency, self.book, self.table
         made: list[Storage] = []
         for tensor in tensors_in(result if isinstance(result, (list, tuple)) else (result,)):
-            count = len(table)
             storage = table.of(tensor) if tensor.layout is torch.strided else None
-            if storage is not None and len(table) > count:
+            if storage is not None and storage.number >= first_made and storage.birth is None:
                 storage.birth = (book.segment, book.position, len(made))
                 made.append(storage)
         touched = (*inputs, *made)

@@ -64,6 +64,7 @@ _READ_NOTHING = frozenset(
 """Operators that look at the shapes of their operands alone."""
 
 
+@cache
 def reads_nothing(func: Any) -> bool:
     """Tell whether an operator needs no byte of its operands."""
     return func._schema.name in _READ_NOTHING

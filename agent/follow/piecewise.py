@@ -8,6 +8,7 @@ of a result whose storage is away goes straight to its page: AdamW on an embeddi
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -76,10 +77,7 @@ class PieceBuffers:
 
 def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_bytes: float) -> list[torch.Tensor] | None:
     """Return the large operands of a call that must run piece by piece; None where it may, or has to, run whole."""
-    if math.isinf(limit_bytes):
-        return None
-    name = _full_name(func)
-    if name in _CREATING or not (name in ELEMENTWISE or name in _LISTS or name.startswith(_FUSED)):
+    if math.isinf(limit_bytes) or not _elementwise(func):
         return None
     tensors = [*tensors_in(args), *tensors_in(kwargs.values())]
     largest = max((t.numel() for t in tensors), default=0)
@@ -93,6 +91,12 @@ def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
     shape = large[0].shape
     whole = all(t.is_contiguous() and t.shape == shape and t.storage_offset() == 0 for t in large)
     return large if whole else None
+
+
+@cache
+def _elementwise(func: Any) -> bool:
+    name = _full_name(func)
+    return name not in _CREATING and (name in ELEMENTWISE or name in _LISTS or name.startswith(_FUSED))
 
 
 def run_piecewise(

@@ -1,7 +1,6 @@
 """Storages that are followed: one record per storage of the program, found by the storage, never by a view of it."""
 
 import ctypes
-import itertools
 import sys
 import weakref
 from collections import deque
@@ -34,8 +33,6 @@ data_ptr: Callable[[torch.UntypedStorage], int] = _StorageBase.data_ptr
 allocated_bytes: Callable[[torch.UntypedStorage], int] = _StorageBase.nbytes
 resize: Callable[[torch.UntypedStorage, int], object] = _StorageBase.resize_
 """torch's own methods, past those that `agent.follow.escapes` puts in their place."""
-
-_numbers = itertools.count()
 
 
 class Recomputation(Protocol):
@@ -74,9 +71,11 @@ class Storage:
         "next_use", "number", "order", "pins", "recipe", "ref", "region", "resident", "transfer", "version",
     )  # fmt: skip
 
-    def __init__(self, ref: "weakref.ref[torch.UntypedStorage]", key: int, nbytes: int, *, mapped: bool) -> None:
+    def __init__(
+        self, ref: "weakref.ref[torch.UntypedStorage]", key: int, nbytes: int, number: int, *, mapped: bool
+    ) -> None:
         self.ref, self.key, self.nbytes, self.mapped = ref, key, nbytes, mapped
-        self.number = next(_numbers)
+        self.number = number
         """Identity for the life of the process; `key` is used again after the storage's death."""
         self.resident = True
         """Its memory is allocated, filled or being filled."""
@@ -119,6 +118,8 @@ class StorageTable:
 
     def __init__(self, smallest_bytes: int) -> None:
         self.smallest_bytes = smallest_bytes
+        self.met = 0
+        """Storages met so far: the number that the next one gets."""
         self.resident_bytes = 0
         self.peak_bytes = 0
         self._by_key: dict[int, Storage] = {}
@@ -173,7 +174,8 @@ class StorageTable:
                 del self._by_key[key]
             self._dead.append(made)
 
-        made = Storage(weakref.ref(storage, died), key, nbytes, mapped=mapped)
+        made = Storage(weakref.ref(storage, died), key, nbytes, self.met, mapped=mapped)
+        self.met += 1
         self._by_key[key] = made
         self._by_number[made.number] = made
         self.add_resident(nbytes)

@@ -6,7 +6,7 @@ imports this package and must never import torch.
 
 from typing import Any
 
-__all__ = ["budget", "budgeted_step"]
+__all__ = ["budget"]
 
 
 def __getattr__(name: str) -> Any:
@@ -14,8 +14,4 @@ def __getattr__(name: str) -> Any:
         from agent.follow.budget import budget
 
         return budget
-    if name == "budgeted_step":
-        from agent.dropin.budgeted_step import budgeted_step
-
-        return budgeted_step
     raise AttributeError(f"module 'agent' has no attribute {name!r}")

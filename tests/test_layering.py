@@ -28,7 +28,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("agent.energy", "agent.policy", "agent.train", "agent.mcu"),
     ("agent.health", "agent.dashboard", "agent.prepare", "agent.follow"),
     ("agent.control",),
-    ("agent.supervisor", "agent.dropin"),
+    ("agent.supervisor",),
     ("agent.cli",),
     ("agent", "planner"),
 )
@@ -37,7 +37,7 @@ named belong to their outer one. A room imports its own modules and those of low
 
 MODULES_IN_A_ROOM = 16
 
-PLANNING_ROOMS = ("agent.prepare", "agent.dropin", "agent.follow", "agent.cli", "agent.mcu.project")
+PLANNING_ROOMS = ("agent.prepare", "agent.follow", "agent.cli", "agent.mcu.project")
 """Who captures, plans or compiles on the device, and the commands: only these import planner beyond `planner.ir`."""
 
 

@@ -138,7 +138,7 @@ def active() -> Allocator | None:
 def thrifty_glibc() -> bool:
     """Make glibc give freed blocks of 64 KiB and more back to the system; return False where that is impossible.
 
-    For a process that already runs, such as a script with `budgeted_step`: from now on RSS follows what is allocated,
+    For a process that already runs, such as a notebook with `agent.budget`: from now on RSS follows what is allocated,
     and every page of a new block costs a page fault. Free memory that glibc holds now is given back. Does nothing
     on top of the preloaded allocator, which is thriftier already (the result is then True).
     """

@@ -1,1 +1,0 @@
-"""A RAM budget around a training loop that the user wrote, by recording one of its steps."""

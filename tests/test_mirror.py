@@ -11,6 +11,12 @@ ROOMS = ("agent/follow",)
 """Rooms that are being built: their tests go through whole programs until their modules settle."""
 
 TESTED_WITH = {
+    "tests/agent/follow/test_exec.py": (
+        "agent/cli/exec",
+        "agent/follow/exec/exec_budget",
+        "agent/follow/exec/launch",
+        "agent/follow/exec/tracebacks",
+    ),
     "tests/agent/cli/test_daemon.py": ("agent/cli/daemon_views", "agent/cli/follow_job"),
     "tests/agent/cli/test_mcu.py": ("agent/cli/mcu_views", "agent/mcu/job"),
     "tests/agent/cli/test_plan_and_train.py": ("agent/cli/progress", "planner/job"),

@@ -18,7 +18,7 @@ _set_enabled = torch.set_autocast_enabled
 _program = threading.local()
 
 
-def watch(original: Callable[..., Any]) -> Callable[..., Any]:
+def watching_autocast(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return `torch.set_autocast_enabled` that takes note of the program's own setting, each thread's for itself."""
 
     def set_autocast_enabled(*args: Any) -> Any:

@@ -34,7 +34,7 @@ class ProgramHooks:
         self._replace(threading.Thread, "run", self._followed_thread)
         self._replace(torch, "compile", _refuse_compile)
         autocast.start()
-        self._replace(torch, "set_autocast_enabled", autocast.watch)
+        self._replace(torch, "set_autocast_enabled", autocast.watching_autocast)
 
     def remove(self) -> None:
         """Take every hook away again."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+import torch
 from numpy.typing import NDArray
 
 from planner.mcu.autodiff import SparseScheme
@@ -18,6 +20,12 @@ from planner.mcu.scheme import (
 from planner.mcu.scheme_fit import EngineMeasure, fit_scheme
 from planner.mcu.zoo import DigitsNet
 from tests.planner.mcu.networks import settled
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Begin each test with the same random weights, whatever ran before."""
+    torch.manual_seed(1)
 
 
 def bars() -> tuple[NDArray[np.float32], NDArray[np.int64]]:

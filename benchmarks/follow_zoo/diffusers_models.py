@@ -1,0 +1,1 @@
+def cases(): return iter(())

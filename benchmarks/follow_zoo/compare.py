@@ -133,7 +133,7 @@ def _under_budgets(
 
 def digest_of(program: Program) -> Digest:
     """Run a program from fixed seeds and return a digest of all that it returned and of the generators' states."""
-    _seed()
+    seed()
     try:
         result = program()
         return digest(result)
@@ -143,7 +143,7 @@ def digest_of(program: Program) -> Digest:
 
 def digest_under(program: Program, setting: Setting) -> tuple[Digest, Any]:
     """Run a program under a budget; return its digest, taken after the budget is left, and the budget's report."""
-    _seed()
+    seed()
     with tempfile.TemporaryDirectory(prefix="zoo-pages-") as pages, contextlib.ExitStack() as stack:
         limit = budget(tensors=setting.tensors, page_dir=pages)
         try:
@@ -165,7 +165,8 @@ def _enter(stack: contextlib.ExitStack, limit: contextlib.AbstractContextManager
     stack.enter_context(limit)
 
 
-def _seed() -> None:
+def seed() -> None:
+    """Put the three global generators where every run of a program begins."""
     torch.manual_seed(SEED)
     random.seed(SEED)
     np.random.seed(SEED)  # noqa: NPY002 -- the programs under test draw from it

@@ -99,7 +99,7 @@ def _integer(name: str, value: int, reach: Reach) -> int:
     if reach.widths:
         small |= {_WIDTHS: WIDTH, _HEADS: HEADS, _HEAD_WIDTHS: WIDTH // HEADS, _INNERS: INNER}
     if reach.images:
-        small |= {_IMAGES: IMAGE_SIZE, _WINDOWS: 4}
+        small |= {_IMAGES: IMAGE_SIZE, _WINDOWS: 2}
     for pattern, limit in small.items():
         if pattern.search(name):
             return min(value, limit)

@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto
 
 from benchmarks.follow_zoo.children import Case
-from benchmarks.follow_zoo.compare import SETTINGS, Program, state, training_begins
+from benchmarks.follow_zoo.compare import SETTINGS, Program, seed, state, training_begins
 from benchmarks.follow_zoo.inputs import Wanted, batch_for
 from benchmarks.follow_zoo.shrink import REACHES, Reach, shrink
 
@@ -57,7 +57,7 @@ def program(model_type: str, class_name: str) -> Program:
         warnings.simplefilter("ignore")
         if not recipe:
             recipe.append(find_recipe(model_type, class_name))
-        torch.manual_seed(zlib.crc32(class_name.encode()))
+        seed()
         reach, wanted = recipe[0]
         model = make(model_type, class_name, reach)
         return four_steps(model, lambda: batch_for(model, wanted), class_name)
@@ -75,6 +75,8 @@ def make(model_type: str, class_name: str, reach: Reach) -> nn.Module:
         config_class = model_class.config_class
     fields = {k: v for k, v in config_class().to_dict().items() if k != "model_type"}
     config = config_class.from_dict(shrink(fields, reach))
+    if not hasattr(config, "decoder_start_token_id"):
+        config.decoder_start_token_id = 0
     with torch.device("meta"):
         count = sum(p.numel() for p in model_class(config).parameters())
     if count > LARGEST:
@@ -118,7 +120,7 @@ def _wishes(model: Any) -> Iterator[Wanted]:
             tokens = int(match.group(1)) // 4 if match else 0
         yield Wanted(labels, image_tokens=tokens)
         yield Wanted(labels, images=False)
-        if tokens == 0 and not hasattr(model.config, "text_config"):
+        if tokens == 0:
             yield Wanted(labels, frames=True)
 
 

@@ -1,5 +1,6 @@
 """Judge programs in child processes: a crash or a hang is the finding of one, and the others go on."""
 
+import gc
 import json
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 import torch
+import torch.utils.checkpoint
 
 from benchmarks.follow_zoo.compare import Outcome, Program, Verdict, judge
 
@@ -41,6 +43,7 @@ class _Running:
 
 def run_in_children(cases: Iterable[Case], jobs: int, timeout_s: float) -> Iterator[Outcome]:
     """Judge each case in a forked child of its own, `jobs` at a time; give outcomes as they come."""
+    warm_up()
     pending = iter(cases)
     running: list[_Running] = []
     with tempfile.TemporaryDirectory(prefix="zoo-answers-") as folder:
@@ -58,6 +61,16 @@ def run_in_children(cases: Iterable[Case], jobs: int, timeout_s: float) -> Itera
             for one in [r for r in running if not r.process.is_alive() or time.monotonic() > r.deadline]:
                 running.remove(one)
                 yield _outcome(one)
+
+
+def warm_up() -> None:
+    """Load what every child would load for itself, and keep its collector from looking through it."""
+    weight = torch.nn.Parameter(torch.ones(8))
+    optimizer = torch.optim.AdamW([weight])
+    torch.utils.checkpoint.checkpoint(torch.sin, weight, use_reentrant=False).sum().backward()
+    optimizer.step()
+    gc.collect()
+    gc.freeze()
 
 
 def _start(case: Case, folder: Path, timeout_s: float) -> _Running:

@@ -32,6 +32,7 @@ SETTINGS = ("ample", "half", "4K")  # ample first: it tells what half is
 ALL_SETTINGS = (*SETTINGS, "4K around training")
 AROUND_ALL = frozenset({"ample", "4K"})  # in the others the model is made before the budget
 EVERYTHING_LEAVES = 4096  # bytes: less than any tensor that is paged at all
+SMALL_HALF = 16 << 10  # bytes: half of what a program needs whose tensors are too small to be counted when there is room
 
 _at_training: ContextVar[Callable[[], None] | None] = ContextVar("_at_training", default=None)
 
@@ -116,7 +117,7 @@ def _under_budgets(
     done: list[str] = []
     for choice in settings:
         at(choice)
-        tensors = {"ample": AMPLE, "half": max(EVERYTHING_LEAVES, need // 2)}.get(choice, EVERYTHING_LEAVES)
+        tensors = {"ample": AMPLE, "half": max(SMALL_HALF, need // 2)}.get(choice, EVERYTHING_LEAVES)
         setting = Setting(choice, tensors, around_all=choice in AROUND_ALL)
         try:
             found, report = digest_under(program, setting)

@@ -1,0 +1,24 @@
+"""Small programs, each about one thing that training programs do."""
+
+from benchmarks.follow_zoo.compare import Program
+from benchmarks.follow_zoo.features import (
+    autograd,
+    escapes,
+    hooks,
+    layers,
+    loops,
+    losses,
+    optimizers,
+    precision,
+    reparametrized,
+    saving,
+    tensors,
+    workers,
+)
+
+_PARTS = (loops, layers, losses, optimizers, precision, reparametrized, hooks, autograd, tensors, workers, saving, escapes)
+
+
+def registered() -> dict[str, Program]:
+    """Return every feature by name."""
+    return {f"{part.FEATURES.subject}/{name}": program for part in _PARTS for name, program in part.FEATURES.programs.items()}

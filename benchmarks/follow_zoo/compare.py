@@ -36,6 +36,8 @@ SMALL_HALF = 16 << 10  # bytes: half of what a program needs whose tensors are t
 
 _at_training: ContextVar[Callable[[], None] | None] = ContextVar("_at_training", default=None)
 
+_marked_in_plain_run: ContextVar[bool] = ContextVar("_marked_in_plain_run", default=False)
+
 
 class Verdict(Enum):
     """How a program fared under budgets; the value is what the table says."""
@@ -87,6 +89,7 @@ class Outcome:
 
 def training_begins() -> None:
     """Mark where a program has made its model: the budget of some runs begins here."""
+    _marked_in_plain_run.set(True)
     enter = _at_training.get()
     if enter is not None:
         _at_training.set(None)
@@ -149,7 +152,7 @@ def digest_under(program: Program, setting: Setting) -> tuple[Digest, Any]:
         limit = budget(tensors=setting.tensors, page_dir=pages)
         try:
             with contextlib.ExitStack() as inside:
-                if setting.around_all:
+                if setting.around_all or not _marked_in_plain_run.get():
                     inside.enter_context(limit)
                 else:
                     token = _at_training.set(lambda: _enter(inside, limit))

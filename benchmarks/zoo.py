@@ -29,13 +29,17 @@ def main() -> int:
     """Parse the command line, run, write the table; exit code 1 if anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="parts of names: only cases that contain one of them")
-    parser.add_argument("--features", action="store_true", help="loops, data types, optimizers, hooks ... instead of models")
+    parser.add_argument(
+        "--features", action="store_true", help="loops, data types, optimizers, hooks ... instead of models"
+    )
     parser.add_argument("--programs", type=int, metavar="N", help="this many random programs instead of models")
     parser.add_argument("--seed", type=int, default=0, help="of the sample, and of the first random program")
     parser.add_argument("--sample", type=int, metavar="N", help="only N cases, drawn by the seed")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=180.0, metavar="SECONDS", help="per case")
-    parser.add_argument("--again", choices=["wrong", "all"], help="run what the results say is wrong, or everything, again")
+    parser.add_argument(
+        "--again", choices=["wrong", "all"], help="run what the results say is wrong, or everything, again"
+    )
     parser.add_argument("--results", type=Path, help="file of JSON lines; the table goes beside it as .md")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -32,7 +32,9 @@ SETTINGS = ("ample", "half", "4K")  # ample first: it tells what half is
 ALL_SETTINGS = (*SETTINGS, "4K around training")
 AROUND_ALL = frozenset({"ample", "4K"})  # in the others the model is made before the budget
 EVERYTHING_LEAVES = 4096  # bytes: less than any tensor that is paged at all
-SMALL_HALF = 16 << 10  # bytes: half of what a program needs whose tensors are too small to be counted when there is room
+SMALL_HALF = (
+    16 << 10
+)  # bytes: half of what a program needs whose tensors are too small to be counted when there is room
 
 _at_training: ContextVar[Callable[[], None] | None] = ContextVar("_at_training", default=None)
 
@@ -96,7 +98,9 @@ def training_begins() -> None:
         enter()
 
 
-def judge(name: str, program: Program, settings: tuple[str, ...] = SETTINGS, at: Callable[[str], object] = repr) -> Outcome:
+def judge(
+    name: str, program: Program, settings: tuple[str, ...] = SETTINGS, at: Callable[[str], object] = repr
+) -> Outcome:
     """Run `program` plainly twice, then ample, at half of what it needed, and with everything leaving.
 
     Not eligible is what fails plainly or differs from itself. `at` is told where it is, before each run.
@@ -104,7 +108,7 @@ def judge(name: str, program: Program, settings: tuple[str, ...] = SETTINGS, at:
     at("plain")
     try:
         expected = digest_of(program)
-    except Exception as error:  # noqa: BLE001 -- whatever a third party's model raises plainly makes it not eligible
+    except Exception as error:
         return Outcome(name, Verdict.NOT_ELIGIBLE, f"plain PyTorch raises {_said(error)}")
     difference = first_difference(expected, digest_of(program))
     if difference:
@@ -124,7 +128,7 @@ def _under_budgets(
         setting = Setting(choice, tensors, around_all=choice in AROUND_ALL)
         try:
             found, report = digest_under(program, setting)
-        except Exception:  # noqa: BLE001 -- plain PyTorch ran it, so whatever comes here is the finding
+        except Exception:
             return Outcome(name, Verdict.FAILED, _last_lines(traceback.format_exc()), choice, need)
         difference = first_difference(expected, found)
         if difference:
@@ -173,7 +177,7 @@ def seed() -> None:
     """Put the three global generators where every run of a program begins."""
     torch.manual_seed(SEED)
     random.seed(SEED)
-    np.random.seed(SEED)  # noqa: NPY002 -- the programs under test draw from it
+    np.random.seed(SEED)
 
 
 def digest(result: Any) -> Digest:
@@ -183,7 +187,7 @@ def digest(result: Any) -> Digest:
         leaves[path] = leaf
     leaves[".torch_rng"] = _hash(torch.get_rng_state())
     leaves[".python_rng"] = xxhash.xxh3_64_hexdigest(repr(random.getstate()).encode())
-    leaves[".numpy_rng"] = xxhash.xxh3_64_hexdigest(repr(np.random.get_state()).encode())  # noqa: NPY002
+    leaves[".numpy_rng"] = xxhash.xxh3_64_hexdigest(repr(np.random.get_state()).encode())
     return leaves
 
 

@@ -26,7 +26,9 @@ class Wanted:
 
 def configured(config: Any, *names: str, default: int) -> int:
     """Return the first of these integer fields that the configuration or one inside it has."""
-    inside = [getattr(config, n, None) for n in ("text_config", "vision_config", "audio_config", "backbone_config", "encoder")]
+    inside = [
+        getattr(config, n, None) for n in ("text_config", "vision_config", "audio_config", "backbone_config", "encoder")
+    ]
     for place in (config, *inside):
         for name in names:
             value = getattr(place, name, None)
@@ -104,7 +106,9 @@ def _add_sound(batch: dict[str, Any], names: set[str], config: Any) -> None:
         bins, length = configured(config, "num_mel_bins", default=0), configured(config, "max_length", default=0)
         batch["input_values"] = torch.randn(BATCH, length, bins) if bins and length else torch.randn(2, 4000)
     if "input_features" in names:
-        bins = configured(config, "num_mel_bins", "input_channels", "feature_size", "input_feat_per_channel", default=80)
+        bins = configured(
+            config, "num_mel_bins", "input_channels", "feature_size", "input_feat_per_channel", default=80
+        )
         positions = configured(config, "max_source_positions", default=0)
         last = configured(config, "input_feat_per_channel", default=0) or not positions
         batch["input_features"] = torch.randn(2, 96, bins) if last else torch.randn(2, bins, 2 * positions)
@@ -132,7 +136,9 @@ def _add_labels(batch: dict[str, Any], names: set[str], config: Any, kind: str) 
     classes = max(2, int(getattr(config, "num_labels", 2) or 2))
     text = batch.get("input_ids")
     if "start_positions" in names:
-        batch["start_positions"], batch["end_positions"] = (torch.randint(0, text_length(config), (BATCH,)) for _ in range(2))
+        batch["start_positions"], batch["end_positions"] = (
+            torch.randint(0, text_length(config), (BATCH,)) for _ in range(2)
+        )
     if "next_sentence_label" in names:
         batch["next_sentence_label"] = torch.randint(0, 2, (BATCH,))
     if "mask_labels" in names:

@@ -34,7 +34,7 @@ def program(seed: int) -> Program:
 def _run(seed: int) -> Any:
     draw = random.Random(seed)
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 -- one of the three sources
+    np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
     trainer = _Trainer(draw)
     training_begins()
@@ -136,7 +136,11 @@ class _Model(nn.Module):
         self.first, self.layers = nn.Linear(24, self.width), nn.ModuleList(chosen)
         self.out = nn.Linear(self.width, 8)
         self.skip, self.dropped, self.checkpointed = draw.random() < 0.5, draw.random() < 0.3, draw.random() < 0.3
-        self.repeats, self.reentrant, self.stops_by_value = draw.choice([1, 1, 2]), draw.random() < 0.4, draw.random() < 0.2
+        self.repeats, self.reentrant, self.stops_by_value = (
+            draw.choice([1, 1, 2]),
+            draw.random() < 0.4,
+            draw.random() < 0.2,
+        )
         self(torch.randn(4, 24))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -161,7 +165,7 @@ class _Trainer:
         self.kept: list[Any] = []
         self.memory = torch.zeros(draw.choice([40, 200]), 24)
         self.make_optimizer = self._optimizers()
-        self.optimizer = self.make_optimizer([p for p in self.model.parameters()])
+        self.optimizer = self.make_optimizer(list(self.model.parameters()))
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2) if draw.random() < 0.3 else None
         self.accumulate = draw.choice([1, 1, 1, 2, 3])
         self.batch_size = draw.choice([None, 6, 12])
@@ -187,7 +191,7 @@ class _Trainer:
         size = self.batch_size or random.randint(3, 14)
         x, y = torch.randn(size, 24), torch.randint(0, 8, (size,))
         if self.noise & 1:
-            x = x + torch.from_numpy(np.random.randn(size, 24).astype("f")) * 0.1  # noqa: NPY002
+            x = x + torch.from_numpy(np.random.randn(size, 24).astype("f")) * 0.1
         if self.noise & 2:
             x = x * random.uniform(0.5, 1.5)
         share = random.random()
@@ -245,7 +249,7 @@ class _Trainer:
     def result(self) -> Any:
         """Return all that is compared."""
         parts = [self.model, self.optimizer, *([self.average] if self.average is not None else [])]
-        return state(*parts), self.kept, self.memory, random.random(), float(np.random.rand())  # noqa: NPY002
+        return state(*parts), self.kept, self.memory, random.random(), float(np.random.rand())
 
 
 def _freezes(trainer: _Trainer, number: int) -> None:

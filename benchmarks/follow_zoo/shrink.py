@@ -21,15 +21,23 @@ _WIDTHS = re.compile(
 _LAYERS = re.compile(r"(layers|_blocks|n_layer|^depth|_depth|layer_num|num_blocks|n_layers|num_layers_.*)$")
 _HEADS = re.compile(r"(attention_heads|num_heads|n_head|n_heads|_heads|head_count|self_attends)$")
 _HEAD_WIDTHS = re.compile(r"^(head_dim|.*_head_dim|d_kv|kv_channels|head_size|attention_head_dim)$")
-_INNERS = re.compile(r"(intermediate_size|ffn_dim|d_ff|inner_dim|ffn_hidden_size|mlp_dim|d_inner|_ffn_size|dim_feedforward|feed_forward.*size)$")
+_INNERS = re.compile(
+    r"(intermediate_size|ffn_dim|d_ff|inner_dim|ffn_hidden_size|mlp_dim|d_inner|_ffn_size|dim_feedforward|feed_forward.*size)$"
+)
 _VOCABULARIES = re.compile(r"(vocab_size|codebook_size|num_embeddings|vocab_size_.*)$")
-_POSITIONS = re.compile(r"^(max_position_embeddings|n_positions|max_seq_len.*|max_source_positions|max_target_positions|n_ctx|max_length|.*max_sequence_length)$")
+_POSITIONS = re.compile(
+    r"^(max_position_embeddings|n_positions|max_seq_len.*|max_source_positions|max_target_positions|n_ctx|max_length|.*max_sequence_length)$"
+)
 _IMAGES = re.compile(r"^(image_size|img_size|input_size|sample_size)$")
-_EXPERTS = re.compile(r"^(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_moe_experts|encoder_num_experts|n_experts)$")
+_EXPERTS = re.compile(
+    r"^(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_moe_experts|encoder_num_experts|n_experts)$"
+)
 _CHOSEN_EXPERTS = re.compile(r"^(num_experts_per_tok|moe_topk|moe_k|top_k_experts|num_selected_experts|moe_top_k)$")
 _DROPOUTS = re.compile(r"(dropout|drop_path|layerdrop|dropout_rate|_drop|pdrop|dropout_prob|drop_rate)")
 _TOKENS = re.compile(r"(token_id|token_index|token_ids)$")
-_WIDTH_LISTS = re.compile(r"^(hidden_sizes|embed_dims|dims|neck_hidden_sizes|encoder_hidden_sizes|decoder_hidden_sizes|block_out_channels|out_channels|conv_dim|stem_channels|channels|widths)$")
+_WIDTH_LISTS = re.compile(
+    r"^(hidden_sizes|embed_dims|dims|neck_hidden_sizes|encoder_hidden_sizes|decoder_hidden_sizes|block_out_channels|out_channels|conv_dim|stem_channels|channels|widths)$"
+)
 _DEPTH_LISTS = re.compile(r"^(depths|num_blocks|layers_per_block|blocks_per_stage|depth)$")
 _HEAD_LISTS = re.compile(r"^(num_heads|num_attention_heads|heads|attention_head_dim)$")
 
@@ -49,7 +57,13 @@ class Reach:
     dropout: float = 0.1
 
 
-REACHES = (Reach(), Reach(dropout=0.0), Reach(lists=False), Reach(images=False, lists=False), Reach(widths=False, lists=False, images=False))
+REACHES = (
+    Reach(),
+    Reach(dropout=0.0),
+    Reach(lists=False),
+    Reach(images=False, lists=False),
+    Reach(widths=False, lists=False, images=False),
+)
 
 
 def shrink(fields: Mapping[str, Any], reach: Reach) -> dict[str, Any]:
@@ -60,7 +74,9 @@ def shrink(fields: Mapping[str, Any], reach: Reach) -> dict[str, Any]:
     tokens = {k: v for k, v in small.items() if _TOKENS.search(k) and isinstance(v, int) and v >= VOCABULARY}
     for i, name in enumerate(sorted(tokens)):
         small[name] = VOCABULARY - 1 - i
-    if isinstance(pattern := small.get("layer_types"), list) and isinstance(count := small.get("num_hidden_layers"), int):
+    if isinstance(pattern := small.get("layer_types"), list) and isinstance(
+        count := small.get("num_hidden_layers"), int
+    ):
         small["layer_types"] = _spread(pattern, count)
     return small
 

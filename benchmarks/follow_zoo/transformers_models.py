@@ -21,7 +21,9 @@ from benchmarks.follow_zoo.shrink import REACHES, Reach, shrink
 STEPS = 4
 SEARCH_S = 20.0  # processor seconds after which no further way to make a model is tried
 LARGEST = 12_000_000  # parameters; what cannot be made smaller than this by its configuration is left out
-WITH_A_LOSS = re.compile(r"CausalLM|ConditionalGeneration|MaskedLM|ImageClassification|ObjectDetection|CTC|Segmentation|PreTraining")
+WITH_A_LOSS = re.compile(
+    r"CausalLM|ConditionalGeneration|MaskedLM|ImageClassification|ObjectDetection|CTC|Segmentation|PreTraining"
+)
 
 
 class DoesNotTrain(RuntimeError):
@@ -70,7 +72,7 @@ def make(model_type: str, class_name: str, reach: Reach) -> nn.Module:
     import transformers
 
     model_class = getattr(transformers, class_name)
-    config_class = CONFIG_MAPPING[model_type] if model_type in CONFIG_MAPPING else model_class.config_class
+    config_class = CONFIG_MAPPING.get(model_type, model_class.config_class)
     if model_class.config_class is not None and not issubclass(config_class, model_class.config_class):
         config_class = model_class.config_class
     fields = {k: v for k, v in config_class().to_dict().items() if k != "model_type"}
@@ -95,13 +97,13 @@ def find_recipe(model_type: str, class_name: str) -> tuple[Reach, Wanted]:
             break
         try:
             model = make(model_type, class_name, reach)
-        except Exception as error:  # noqa: BLE001 -- whatever third-party code raises, the next try may go through
+        except Exception as error:
             first = first or error
             continue
         for wanted in _wishes(model):
             try:
                 four_steps(model, lambda w=wanted, m=model: batch_for(m, w), class_name, steps=1)
-            except Exception as error:  # noqa: BLE001 -- as above
+            except Exception as error:
                 first = first or error
                 continue
             return reach, wanted
@@ -115,7 +117,7 @@ def _wishes(model: Any) -> Iterator[Wanted]:
         try:
             with torch.no_grad():
                 model(**batch_for(model, Wanted(labels)))
-        except Exception as error:  # noqa: BLE001 -- its text is what is looked at
+        except Exception as error:
             match = re.search(r"features:?\s*(?:torch.Size\(\[)?(\d+)", str(error))
             tokens = int(match.group(1)) // 4 if match else 0
         yield Wanted(labels, image_tokens=tokens)

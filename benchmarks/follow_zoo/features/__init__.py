@@ -16,9 +16,26 @@ from benchmarks.follow_zoo.features import (
     workers,
 )
 
-_PARTS = (loops, layers, losses, optimizers, precision, reparametrized, hooks, autograd, tensors, workers, saving, escapes)
+_PARTS = (
+    loops,
+    layers,
+    losses,
+    optimizers,
+    precision,
+    reparametrized,
+    hooks,
+    autograd,
+    tensors,
+    workers,
+    saving,
+    escapes,
+)
 
 
 def registered() -> dict[str, Program]:
     """Return every feature by name."""
-    return {f"{part.FEATURES.subject}/{name}": program for part in _PARTS for name, program in part.FEATURES.programs.items()}
+    return {
+        f"{part.FEATURES.subject}/{name}": program
+        for part in _PARTS
+        for name, program in part.FEATURES.programs.items()
+    }

@@ -6,7 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+)
 
 from benchmarks.follow_zoo.compare import state, training_begins
 from benchmarks.follow_zoo.features.registry import Features, classify, learn, perceptron, rows, square, targets
@@ -101,7 +106,9 @@ def learning_to_learn() -> Any:
 @FEATURES.add
 def jacobians() -> Any:
     model = perceptron(nn.Tanh())
-    return learn(model, lambda m: square(torch.func.jacrev(m)(rows(count=2))) + square(torch.func.jacfwd(m)(rows(count=2))))
+    return learn(
+        model, lambda m: square(torch.func.jacrev(m)(rows(count=2))) + square(torch.func.jacfwd(m)(rows(count=2)))
+    )
 
 
 @FEATURES.add
@@ -315,7 +322,9 @@ def accumulated_over_micro_batches() -> Any:
 
 @FEATURES.add
 def unused_and_frozen_parameters() -> Any:
-    model = nn.ModuleDict({"used": perceptron(), "unused": nn.Linear(64, 64), "frozen": nn.Linear(32, 32).requires_grad_(False)})
+    model = nn.ModuleDict(
+        {"used": perceptron(), "unused": nn.Linear(64, 64), "frozen": nn.Linear(32, 32).requires_grad_(False)}
+    )
     return learn(model, lambda m: square(m["used"](m["frozen"](rows()))))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.follow_zoo.compare import state, training_begins
+from benchmarks.follow_zoo.compare import training_begins
 from benchmarks.follow_zoo.features.registry import Features, classify, learn, perceptron, rows, square
 
 FEATURES = Features("escapes")
@@ -76,7 +76,13 @@ def _typed_storage(model: nn.Module) -> Any:
 
 def _scalars(model: nn.Module) -> Any:
     weight = model[0].weight
-    return [weight[3, 4].item(), float(weight.sum()), int(weight[0, 0] * 1000), bool(weight[1, 1] > 0), weight[2].tolist()]
+    return [
+        weight[3, 4].item(),
+        float(weight.sum()),
+        int(weight[0, 0] * 1000),
+        bool(weight[1, 1] > 0),
+        weight[2].tolist(),
+    ]
 
 
 def _iterated(model: nn.Module) -> Any:
@@ -142,18 +148,18 @@ def numpy_view_taken_inside_and_held() -> Any:
 
 @FEATURES.add
 def batches_share_memory_with_numpy() -> Any:
-    data = np.random.randn(16, 32).astype(np.float32)  # noqa: NPY002
+    data = np.random.randn(16, 32).astype(np.float32)
     x = torch.from_numpy(data)
 
     def refill(step: int) -> None:
-        data[:] = np.random.randn(16, 32)  # noqa: NPY002
+        data[:] = np.random.randn(16, 32)
 
     return learn(perceptron(), lambda m: square(m(x)), after=refill)
 
 
 @FEATURES.add
 def weights_share_memory_with_numpy() -> Any:
-    held = np.random.randn(64, 32).astype(np.float32)  # noqa: NPY002
+    held = np.random.randn(64, 32).astype(np.float32)
     weight = nn.Parameter(torch.from_numpy(held))
     result = learn(nn.ParameterList([weight]), lambda m: square(rows() @ m[0].T))
     return result, held
@@ -163,7 +169,7 @@ def weights_share_memory_with_numpy() -> Any:
 def mapped_file_of_numpy() -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "data.bin"
-        np.random.randn(400, 32).astype(np.float32).tofile(path)  # noqa: NPY002
+        np.random.randn(400, 32).astype(np.float32).tofile(path)
         data = np.memmap(path, dtype=np.float32, mode="r", shape=(400, 32))
 
         def loss(m: nn.Module) -> Tensor:
@@ -199,7 +205,7 @@ def memory_from_the_buffer_protocol() -> Any:
 @FEATURES.add
 def noise_from_numpy() -> Any:
     def loss(m: nn.Module) -> Tensor:
-        return square(m(rows() + torch.from_numpy(np.random.randn(16, 32).astype(np.float32))))  # noqa: NPY002
+        return square(m(rows() + torch.from_numpy(np.random.randn(16, 32).astype(np.float32))))
 
     return learn(perceptron(), loss)
 

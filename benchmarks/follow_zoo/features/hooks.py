@@ -83,7 +83,9 @@ def optimizer_inside_backward() -> Any:
 @FEATURES.add
 def saved_tensors_halved() -> Any:
     def loss(m: nn.Module) -> Tensor:
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: (t.dtype, t.to(torch.bfloat16)), lambda s: s[1].to(s[0])):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: (t.dtype, t.to(torch.bfloat16)), lambda s: s[1].to(s[0])
+        ):
             return square(m(rows()).exp())
 
     return learn(perceptron(nn.Tanh()), loss)
@@ -143,7 +145,9 @@ def several_gradients_at_once() -> Any:
 
     def loss(m: nn.Module) -> Tensor:
         hidden, other = m[0](rows()), m[0](rows())
-        torch.autograd.graph.register_multi_grad_hook((hidden, other), lambda grads: kept.extend(g.norm() for g in grads))
+        torch.autograd.graph.register_multi_grad_hook(
+            (hidden, other), lambda grads: kept.extend(g.norm() for g in grads)
+        )
         return square(m[2](hidden * other))
 
     return learn(perceptron(nn.Tanh()), loss), kept

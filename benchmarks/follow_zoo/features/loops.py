@@ -11,7 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.follow_zoo.compare import state, training_begins
-from benchmarks.follow_zoo.features.registry import CLASSES, Features, classify, learn, perceptron, rows, square, targets
+from benchmarks.follow_zoo.features.registry import (
+    CLASSES,
+    Features,
+    classify,
+    learn,
+    perceptron,
+    rows,
+    square,
+    targets,
+)
 
 FEATURES = Features("loops")
 
@@ -44,7 +53,7 @@ def batch_in_a_dataclass_with_a_float() -> Any:
 @FEATURES.add
 def batch_of_numpy() -> Any:
     def loss(m: nn.Module) -> Tensor:
-        x, y = np.random.randn(16, 32).astype("f"), np.random.randint(0, CLASSES, 16)  # noqa: NPY002
+        x, y = np.random.randn(16, 32).astype("f"), np.random.randint(0, CLASSES, 16)
         return nn.functional.cross_entropy(m(torch.as_tensor(x)), torch.as_tensor(y))
 
     return learn(perceptron(), loss)
@@ -53,7 +62,7 @@ def batch_of_numpy() -> Any:
 @FEATURES.add
 def noise_of_three_generators() -> Any:
     def loss(m: nn.Module) -> Tensor:
-        x = rows() * random.gauss(1, 0.1) + float(np.random.rand())  # noqa: NPY002
+        x = rows() * random.gauss(1, 0.1) + float(np.random.rand())
         return square(m(x))
 
     return learn(perceptron(), loss)
@@ -254,7 +263,9 @@ def text_generated_between_steps() -> Any:
 
 @FEATURES.add
 def noise_removed_step_by_step() -> Any:
-    model = nn.Sequential(nn.Conv2d(4, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.SiLU(), nn.Conv2d(16, 4, 3, padding=1))
+    model = nn.Sequential(
+        nn.Conv2d(4, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.SiLU(), nn.Conv2d(16, 4, 3, padding=1)
+    )
     kept = torch.linspace(0.99, 0.1, 50).cumprod(0)
 
     def loss(m: nn.Module) -> Tensor:
@@ -358,7 +369,7 @@ def metrics_in_running_tensors() -> Any:
 def mixup_and_cutout() -> Any:
     def loss(m: nn.Module) -> Tensor:
         x, y = rows(), targets()
-        share = float(np.random.beta(1, 1))  # noqa: NPY002
+        share = float(np.random.beta(1, 1))
         order = torch.randperm(16)
         x = share * x + (1 - share) * x[order]
         x[:, random.randrange(24) :][:, :8] = 0

@@ -12,7 +12,9 @@ from benchmarks.follow_zoo.features.registry import CLASSES, ROWS, Features, lea
 FEATURES = Features("losses")
 
 _LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
-    "cross_entropy_weights_smoothing": lambda x: nn.CrossEntropyLoss(torch.rand(CLASSES), label_smoothing=0.1)(x, targets()),
+    "cross_entropy_weights_smoothing": lambda x: nn.CrossEntropyLoss(torch.rand(CLASSES), label_smoothing=0.1)(
+        x, targets()
+    ),
     "cross_entropy_ignored": lambda x: nn.CrossEntropyLoss(ignore_index=0)(x, targets()),
     "cross_entropy_probabilities": lambda x: nn.CrossEntropyLoss()(x, torch.rand(ROWS, CLASSES).softmax(1)),
     "nll": lambda x: nn.NLLLoss()(x.log_softmax(1), targets()),
@@ -34,7 +36,10 @@ _LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     "triplet_margin": lambda x: nn.TripletMarginLoss()(x[:5], x[5:10], x[10:15]),
     "cosine_embedding": lambda x: nn.CosineEmbeddingLoss()(x[:8], x[8:], torch.ones(8)),
     "ctc": lambda x: nn.CTCLoss()(
-        x.view(8, 2, CLASSES).log_softmax(2), torch.randint(1, CLASSES, (2, 3)), torch.tensor([8, 6]), torch.tensor([3, 2])
+        x.view(8, 2, CLASSES).log_softmax(2),
+        torch.randint(1, CLASSES, (2, 3)),
+        torch.tensor([8, 6]),
+        torch.tensor([3, 2]),
     ),
 }
 

@@ -84,7 +84,7 @@ FEATURES.named("LBFGS_strong_wolfe", partial(_searches, "strong_wolfe"))
 
 
 @FEATURES.add
-def SparseAdam() -> Any:  # noqa: N802 -- the optimizer's own name
+def SparseAdam() -> Any:
     model = nn.Embedding(800, 16, sparse=True)
     return learn(model, lambda m: square(m(torch.randint(0, 800, (40,)))), torch.optim.SparseAdam)
 
@@ -114,7 +114,9 @@ _SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
         o, [lr_scheduler.LinearLR(o, total_iters=2), lr_scheduler.PolynomialLR(o, 4)], [2]
     ),
     "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda k: 1 / (k + 1)),
-    "chained": lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.ConstantLR(o), lr_scheduler.ExponentialLR(o, 0.5)]),
+    "chained": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o), lr_scheduler.ExponentialLR(o, 0.5)]
+    ),
 }
 
 
@@ -164,7 +166,9 @@ def _clipped(clip: Callable[[Iterable[Tensor]], Any]) -> Any:
 
 FEATURES.named("clip_norm", partial(_clipped, lambda p: nn.utils.clip_grad_norm_(p, 0.1)))
 FEATURES.named("clip_norm_foreach", partial(_clipped, lambda p: nn.utils.clip_grad_norm_(p, 0.1, foreach=True)))
-FEATURES.named("clip_norm_infinite", partial(_clipped, lambda p: nn.utils.clip_grad_norm_(p, 0.1, norm_type=float("inf"))))
+FEATURES.named(
+    "clip_norm_infinite", partial(_clipped, lambda p: nn.utils.clip_grad_norm_(p, 0.1, norm_type=float("inf")))
+)
 FEATURES.named("clip_value", partial(_clipped, lambda p: nn.utils.clip_grad_value_(p, 0.01)))
 
 

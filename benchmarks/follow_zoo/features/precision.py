@@ -169,7 +169,9 @@ def mixed_types_in_one_model() -> Any:
 def deterministic_algorithms() -> Any:
     torch.use_deterministic_algorithms(True)
     try:
-        return learn(perceptron(), lambda m: square(m(rows()).index_add(0, torch.randint(0, 16, (4,)), torch.ones(4, 8))))
+        return learn(
+            perceptron(), lambda m: square(m(rows()).index_add(0, torch.randint(0, 16, (4,)), torch.ones(4, 8)))
+        )
     finally:
         torch.use_deterministic_algorithms(False)
 

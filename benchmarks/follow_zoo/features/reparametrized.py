@@ -83,7 +83,9 @@ def tied_weights() -> Any:
         def forward(self, ids: Tensor) -> Tensor:
             return self.out(self.words(ids).tanh())
 
-    return learn(Tied(), lambda m: nn.functional.cross_entropy(m(torch.randint(0, 200, (40,))), torch.randint(0, 200, (40,))))
+    return learn(
+        Tied(), lambda m: nn.functional.cross_entropy(m(torch.randint(0, 200, (40,))), torch.randint(0, 200, (40,)))
+    )
 
 
 @FEATURES.add
@@ -128,7 +130,8 @@ def gradients_of_each_row() -> Any:
         norms = torch.stack([g.flatten(1).norm(dim=1) for g in each.values()]).norm(dim=0)
         scale = (1 / norms).clamp(max=1.0)
         weights = {
-            n: w - 0.1 * torch.einsum("i,i...->...", scale, each[n]) + 0.01 * torch.randn_like(w) for n, w in weights.items()
+            n: w - 0.1 * torch.einsum("i,i...->...", scale, each[n]) + 0.01 * torch.randn_like(w)
+            for n, w in weights.items()
         }
     return weights
 
@@ -199,7 +202,15 @@ def _initialised(fill: Callable[[Tensor], Any]) -> Any:
     return learn(model, classify, steps=2)
 
 
-for _name in ("xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_", "orthogonal_", "trunc_normal_", "eye_"):
+for _name in (
+    "xavier_uniform_",
+    "xavier_normal_",
+    "kaiming_uniform_",
+    "kaiming_normal_",
+    "orthogonal_",
+    "trunc_normal_",
+    "eye_",
+):
     FEATURES.named(f"init_{_name.strip('_')}", partial(_initialised, getattr(nn.init, _name)))
 FEATURES.named("init_sparse", partial(_initialised, lambda w: nn.init.sparse_(w, 0.5)))
 

@@ -75,7 +75,9 @@ def loader_whose_workers_read_evicted_tensors() -> Any:
 
 @FEATURES.add
 def loader_of_a_tensor_data_set() -> Any:
-    return _loaded(DataLoader(TensorDataset(torch.randn(48, 32), torch.randint(0, 8, (48,))), 12, shuffle=True, drop_last=True))
+    return _loaded(
+        DataLoader(TensorDataset(torch.randn(48, 32), torch.randint(0, 8, (48,))), 12, shuffle=True, drop_last=True)
+    )
 
 
 @FEATURES.add

@@ -13,6 +13,7 @@ from agent.follow.light_dynamo import never_compile
 from agent.follow.lists import runs_by_element, split_call
 from agent.follow.memory import ProcessBudget, WorkspaceMeter
 from agent.follow.operands import (
+    bare_storages_in,
     makes_storage,
     reads_nothing,
     result_bytes,
@@ -71,6 +72,8 @@ class Follower:
         self.operators += 1
         residency.clock += 1
         inputs = [] if reads_nothing(func) else storages_in((*args, *kwargs.values()), self.table)
+        if func._schema.name == "aten::set_":
+            inputs += bare_storages_in(args, self.table)
         fingerprint = hash((id(func), *[s.nbytes for s in inputs]))
         entry = book.expect(fingerprint)
         if residency.may_recompute and entry is None:

@@ -16,7 +16,9 @@ from benchmarks.follow_zoo.compare import SETTINGS, seed
 from benchmarks.follow_zoo.shrink import WIDTH, Reach, shrink
 from benchmarks.follow_zoo.transformers_models import LARGEST, DoesNotTrain, four_steps
 
-_KINDS = re.compile(r"^(UNet|Autoencoder|Consistency|Prior|VQ|Transformer|ControlNet|DiT|T5Film)|Transformer(2D|3D)?Model$")
+_KINDS = re.compile(
+    r"^(UNet|Autoencoder|Consistency|Prior|VQ|Transformer|ControlNet|DiT|T5Film)|Transformer(2D|3D)?Model$"
+)
 _ROWS = 2
 _WORDS = 8
 
@@ -56,7 +58,15 @@ def _make(model_class: Any) -> nn.Module:
             if count <= LARGEST:
                 made: nn.Module = model_class(**options).train()
                 return made
-        except (ValueError, TypeError, RuntimeError, AttributeError, IndexError, NotImplementedError, ZeroDivisionError):
+        except (
+            ValueError,
+            TypeError,
+            RuntimeError,
+            AttributeError,
+            IndexError,
+            NotImplementedError,
+            ZeroDivisionError,
+        ):
             continue
     raise DoesNotTrain("no tiny instance of it could be made from the defaults of its constructor")
 
@@ -75,7 +85,7 @@ def _batch(model: Any) -> dict[str, Any]:
         elif name in {"encoder_hidden_states", "proj_embedding"}:
             width = _first(config.get("cross_attention_dim") or config.get("joint_attention_dim") or WIDTH)
             given[name] = torch.randn(_ROWS, _WORDS, width)
-        elif name == "class_labels":
+        elif name == "class_labels" and config.get("num_embeds_ada_norm"):
             given[name] = torch.randint(0, 4, (_ROWS,))
         elif name == "pooled_projections":
             given[name] = torch.randn(_ROWS, _first(config.get("pooled_projection_dim") or WIDTH))

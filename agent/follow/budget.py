@@ -21,9 +21,9 @@ import torch
 
 from agent.follow.escapes import Escapes
 from agent.follow.memory import ProcessBudget
-from agent.follow.mode import Follower, FollowMode
+from agent.follow.mode import Follower, FollowMode, NotFollowedError
 from agent.follow.pages import PageSpace
-from agent.follow.program import NotFollowedError, ProgramHooks
+from agent.follow.program import ProgramHooks
 from agent.follow.residency import Residency
 from agent.follow.storages import SMALLEST_BYTES, StorageTable
 from agent.malloc import thrifty_glibc

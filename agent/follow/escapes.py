@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from agent.follow.mode import Follower
-from agent.follow.operands import strided_parts
+from agent.follow.operands import bare_storages_in, strided_parts
 from agent.follow.storages import Storage, StorageTable
 
 _TENSOR_POINTERS = (
@@ -20,8 +20,8 @@ _TENSOR_POINTERS = (
 )  # fmt: skip
 """Methods of a tensor that hand out its memory."""
 
-_TENSOR_READS = ("tolist", "__deepcopy__")
-"""Methods of a tensor that read its memory while they run."""
+_TENSOR_READS = ("tolist", "__deepcopy__", "__repr__")
+"""Methods of a tensor that read its memory while they run; its text is made with every mode turned off."""
 
 _STORAGE_POINTERS = (
     "data_ptr", "share_memory_", "_share_filename_cpu_", "_share_fd_cpu_", "pin_memory", "_set_from_file",
@@ -98,7 +98,10 @@ class Escapes:
         storage = self._table.known_storage(memory)
         if storage is not None:
             self._follower.escape(storage)
-        return method(memory, *args, **kwargs)
+        with contextlib.ExitStack() as stack:
+            for source in bare_storages_in(args, self._table):
+                stack.enter_context(self._follower.reading(source))
+            return method(memory, *args, **kwargs)
 
     def _storage_read(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
         storage = self._table.known_storage(memory)

@@ -15,6 +15,7 @@ from agent.follow.light_dynamo import never_compile
 from agent.follow.lists import runs_by_element, split_call
 from agent.follow.memory import ProcessBudget, WorkspaceMeter
 from agent.follow.operands import (
+    bare_storages_in,
     makes_storage,
     reads_nothing,
     result_bytes,
@@ -29,6 +30,7 @@ from agent.follow.recompute import WORTH, recipe_of, repeatable
 from agent.follow.residency import Residency
 from agent.follow.storages import Storage, StorageTable
 from agent.follow.trace import AHEAD, LONGEST_SEGMENT, Entry, TraceBook, Use
+from planner.ir.errors import ExitCode, PortError
 
 _PACKING = frozenset(
     f"aten::{name}" for name in ("convolution", "convolution_backward", "addmm", "mm", "bmm", "baddbmm")
@@ -63,6 +65,7 @@ class Follower:
 
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an operator as it was called; its followed operands are resident while it runs. Raises PageError."""
+        _refuse_other_formula(func, args)
         with self.lock:
             self.residency.bury()
             if runs_by_element(func, args, self.residency.limit_bytes):
@@ -74,6 +77,8 @@ class Follower:
         self.operators += 1
         residency.clock += 1
         inputs = [] if reads_nothing(func) else storages_in((*args, *kwargs.values()), self.table)
+        if func._schema.name == "aten::set_":
+            inputs += bare_storages_in(args, self.table)
         fingerprint = hash((id(func), *[s.nbytes for s in inputs]))
         entry = book.expect(fingerprint)
         if residency.may_recompute and entry is None:
@@ -109,13 +114,18 @@ class Follower:
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], large: list[torch.Tensor], inputs: list[Storage],
         written: list[Storage],
     ) -> Any:  # fmt: skip
-        """Run an elementwise operator whose operands do not fit together; those that do not fit leave, or stay away."""
+        """Run an elementwise operator whose operands do not fit together; those that do not fit leave, or stay away.
+
+        They leave for the page file, not to be recomputed: a piece of them must be there to be read.
+        """
         residency = self.residency
+        may_recompute, residency.may_recompute = residency.may_recompute, False
         for storage in inputs:
             storage.pins -= 1
         try:
             residency.make_room(PIECE_BYTES * (len(large) + 1))
         finally:
+            residency.may_recompute = may_recompute
             for storage in inputs:
                 storage.pins += 1
         try:
@@ -272,6 +282,24 @@ def _call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
     with autocast.as_the_program_has_it():
         return func(*args, **kwargs)
+
+
+class NotFollowedError(PortError):
+    """The program does something that cannot be followed with the same numbers."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+
+def _refuse_other_formula(func: Any, args: Sequence[Any]) -> None:
+    """Refuse operators whose gradient torch computes by another formula while any dispatch mode is active.
+
+    `prod_backward` asks `areAnyTensorSubclassLike`, which is true then (torch/csrc/autograd/FunctionsManual.cpp).
+    """
+    if func._schema.name == "aten::prod" and torch.is_grad_enabled() and args[0].requires_grad:
+        raise NotFollowedError(
+            "the gradient of prod() has other last digits while operators are followed; take x.log().sum().exp(), or "
+            "compute it under torch.no_grad(), or run the program without a budget"
+        )
 
 
 class FollowMode(TorchDispatchMode):

@@ -54,6 +54,18 @@ def storages_in(arguments: Any, table: StorageTable) -> list[Storage]:
     return found
 
 
+def bare_storages_in(arguments: Any, table: StorageTable) -> list[Storage]:
+    """Return the followed ones among arguments that are storages without a tensor, as `Tensor.set_` takes them."""
+    found = []
+    for argument in arguments:
+        if isinstance(argument, torch.TypedStorage):
+            argument = argument._untyped_storage
+        storage = table.known_storage(argument) if isinstance(argument, torch.UntypedStorage) else None
+        if storage is not None:
+            found.append(storage)
+    return found
+
+
 _READ_NOTHING = frozenset(
     f"aten::{name}"
     for name in (

@@ -82,7 +82,7 @@ def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
     tensors = [*tensors_in(args), *tensors_in(kwargs.values())]
     largest = max((t.numel() for t in tensors), default=0)
     large = [t for t in tensors if t.numel() == largest]
-    if any(t.numel() != 1 for t in tensors if t.numel() != largest):
+    if any(t.layout is not torch.strided for t in tensors) or any(1 != t.numel() != largest for t in tensors):
         return None
     nbytes = {untyped_storage(t)._cdata: t.numel() * t.element_size() for t in large}
     made = largest * large[0].element_size() if large and makes_storage(func) else 0

@@ -3,20 +3,15 @@
 import functools
 import threading
 from collections.abc import Callable
+from concurrent.futures.thread import _WorkItem
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from agent.follow import autocast
-from agent.follow.mode import Follower, FollowMode
-from planner.ir.errors import ExitCode, PortError
-
-
-class NotFollowedError(PortError):
-    """The program does something that cannot be followed with the same numbers."""
-
-    exit_code = ExitCode.IMPOSSIBLE
+from agent.follow.mode import Follower, FollowMode, NotFollowedError
 
 
 class ProgramHooks:
@@ -31,7 +26,8 @@ class ProgramHooks:
         """Put every hook in place."""
         self._undo.append(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
         self._replace(torch.autograd, "_engine_run_backward", self._around_backward)
-        self._replace(threading.Thread, "run", self._followed_thread)
+        self._replace(threading.Thread, "start", self._start_followed)
+        self._replace(_WorkItem, "run", self._work_followed)
         self._replace(torch, "compile", _refuse_compile)
         autocast.start()
         self._replace(torch, "set_autocast_enabled", autocast.watching_autocast)
@@ -67,22 +63,39 @@ class ProgramHooks:
 
         return backward
 
-    def _followed_thread(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(thread: threading.Thread) -> None:
-            with FollowMode(self._follower):
-                original(thread)
+    def _start_followed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Follow a thread from its start, whatever it does there: `threading.Timer` and others have a run() of their own."""
+
+        def start(thread: threading.Thread) -> None:
+            thread.run = functools.partial(self._followed, thread.run)  # type: ignore[method-assign]
+            original(thread)
+
+        return start
+
+    def _work_followed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Follow the work of a pool whose threads were started before the budget."""
+
+        def run(item: Any, *args: Any) -> None:
+            if any(isinstance(mode, FollowMode) for mode in _get_current_dispatch_mode_stack()):
+                original(item, *args)
+            else:
+                self._followed(functools.partial(original, item, *args))
 
         return run
+
+    def _followed(self, run: Callable[[], object]) -> None:
+        with FollowMode(self._follower):
+            run()
 
 
 def _refuse_compile(original: Callable[..., Any]) -> Callable[..., Any]:
     def compiled(model: Any = None, **options: Any) -> Any:
         backend = options.get("backend", "inductor")
-        if backend in ("eager", "aot_eager") or options.get("disable"):
+        if backend == "aot_eager" or options.get("disable"):
             return original(model, **options)
         raise NotFollowedError(
-            f"torch.compile(backend={backend!r}) generates kernels that give other numbers than the operators that can be "
-            "followed; leave torch.compile away, or use backend='eager'"
+            f"torch.compile(backend={backend!r}) gives other numbers than the operators one by one, and only those can be "
+            "followed; leave torch.compile away"
         )
 
     return compiled

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from agent.follow.pages import PageSpace
-from agent.follow.storages import Storage, StorageTable, data_ptr, drop_mapping, populate_mapping, resize
+from agent.follow.storages import Storage, StorageTable, data_ptr, drop_mapping, is_shared, populate_mapping, resize
 from agent.follow.victims import Victims
 from agent.train.pager import PageError, Pager
 
@@ -206,7 +206,7 @@ class Residency:
         memory = storage.ref()
         if memory is None or storage.pins > 0 or storage.reading:
             return True
-        return not storage.mapped and not memory.resizable()
+        return not storage.mapped and (not memory.resizable() or is_shared(memory))
 
     def _start_write(self, storage: Storage) -> None:
         memory = _alive(storage)

@@ -32,6 +32,7 @@ _StorageBase: Any = torch._C.StorageBase
 data_ptr: Callable[[torch.UntypedStorage], int] = _StorageBase.data_ptr
 allocated_bytes: Callable[[torch.UntypedStorage], int] = _StorageBase.nbytes
 resize: Callable[[torch.UntypedStorage, int], object] = _StorageBase.resize_
+is_shared: Callable[[torch.UntypedStorage], bool] = _StorageBase.is_shared
 """torch's own methods, past those that `agent.follow.escapes` puts in their place."""
 
 
@@ -158,6 +159,8 @@ class StorageTable:
         if nbytes < self.smallest_bytes or storage.device.type != "cpu":
             return None
         if tensor.dtype is torch.int64 and nbytes < SMALL_INTEGERS_BYTES:
+            return None
+        if tensor._is_zerotensor() or is_shared(storage):
             return None
         mapped = False
         if not storage.resizable():

@@ -27,7 +27,7 @@ COMPILES = {
     "attribute": "print(torch._dynamo.config.cache_size_limit > 0, state_is_that_of_a_module(), step())",
     "from": "from torch._dynamo.utils import counters\nprint(type(counters), state_is_that_of_a_module(), step())",
     "disable": "print(torch._dynamo.disable(lambda: 7)(), torch.compiler.disable(lambda: 8)(), step())",
-    "compile": "f = torch.compile(lambda x: model(x).relu() * 2, backend='eager')\nprint(f(torch.ones(2, 100)).sum().item(), step())",
+    "compile": "f = torch.compile(lambda x: model(x).relu() * 2, backend='aot_eager')\nprint(f(torch.ones(2, 100)).sum().item(), step())",
 }
 
 
@@ -43,3 +43,10 @@ def test_the_real_one_comes_when_it_is_asked(tmp_path: Path, way: str) -> None:
     expected = plain("train.py", folder=tmp_path)
     done = followed("train.py", folder=tmp_path, bound=("--tensors", "1G"))
     assert (done.code, done.output, done.said) == (0, expected.output, expected.said)
+
+
+@pytest.mark.parametrize("backend", ["inductor", "eager"])
+def test_what_compiles_to_other_numbers_is_refused_by_name(tmp_path: Path, backend: str) -> None:
+    (tmp_path / "train.py").write_text(STEP + f"torch.compile(model, backend={backend!r})")
+    done = followed("train.py", folder=tmp_path)
+    assert done.code != 0 and "torch.compile" in done.said + "".join(done.ours)

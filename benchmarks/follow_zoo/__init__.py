@@ -1,0 +1,1 @@
+"""What shows that a followed program keeps plain PyTorch's bits: models, features, random programs."""

@@ -1,0 +1,119 @@
+"""Judge programs in child processes: a crash or a hang is the finding of one, and the others go on."""
+
+import gc
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+
+import torch
+import torch.utils.checkpoint
+
+from benchmarks.follow_zoo.compare import Outcome, Program, Verdict, judge
+
+ADDRESS_SPACE = 12 << 30  # bytes a child may map; a tiny model that wants more is not tiny
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A program by name; `make` is called in the child, `settings` are those of `compare.judge`."""
+
+    name: str
+    program: Program
+    settings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    case: Case
+    process: ForkProcess
+    answer: Path
+    deadline: float
+    began: float
+
+
+def run_in_children(cases: Iterable[Case], jobs: int, timeout_s: float) -> Iterator[Outcome]:
+    """Judge each case in a forked child of its own, `jobs` at a time; give outcomes as they come."""
+    warm_up()
+    pending = iter(cases)
+    running: list[_Running] = []
+    with tempfile.TemporaryDirectory(prefix="zoo-answers-") as folder:
+        more = True
+        while more or running:
+            while more and len(running) < jobs:
+                case = next(pending, None)
+                if case is None:
+                    more = False
+                else:
+                    running.append(_start(case, Path(folder), timeout_s))
+            if running:
+                left_s = min(r.deadline for r in running) - time.monotonic()
+                wait([r.process.sentinel for r in running], timeout=max(0.0, left_s))
+            for one in [r for r in running if not r.process.is_alive() or time.monotonic() > r.deadline]:
+                running.remove(one)
+                yield _outcome(one)
+
+
+def warm_up() -> None:
+    """Load what every child would load for itself, and keep its collector from looking through it."""
+    weight = torch.nn.Parameter(torch.ones(8))
+    optimizer = torch.optim.AdamW([weight])
+    torch.utils.checkpoint.checkpoint(torch.sin, weight, use_reentrant=False).sum().backward()
+    optimizer.step()
+    gc.collect()
+    gc.freeze()
+
+
+def _start(case: Case, folder: Path, timeout_s: float) -> _Running:
+    answer = folder / f"{abs(hash(case.name))}.json"
+    process = multiprocessing.get_context("fork").Process(target=_child, args=(case, answer))
+    process.start()
+    now = time.monotonic()
+    return _Running(case, process, answer, now + timeout_s, now)
+
+
+def _child(case: Case, answer: Path) -> None:
+    """Judge one case in a session of its own, so that what it starts ends with it."""
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+    torch.set_num_threads(1)
+    outcome = judge(case.name, case.program, case.settings, lambda at: answer.write_text(json.dumps({"at": at})))
+    answer.write_text(json.dumps(outcome.as_json()))
+
+
+def _outcome(one: _Running) -> Outcome:
+    """Return what the child said, or how it ended without saying anything."""
+    alive = one.process.is_alive()
+    with suppress(ProcessLookupError):
+        os.killpg(one.process.pid or 0, signal.SIGKILL)
+    one.process.join()
+    seconds = round(time.monotonic() - one.began, 1)
+    said = json.loads(one.answer.read_text()) if one.answer.exists() else {"at": ""}
+    if "verdict" in said:
+        return replace(Outcome.from_json(said), seconds=seconds)
+    at = said["at"]
+    if at in {"", "plain"}:
+        why = "takes longer than the limit" if alive else f"plain PyTorch ends with {_ending(one.process.exitcode)}"
+        return Outcome(one.case.name, Verdict.NOT_ELIGIBLE, why, seconds=seconds)
+    verdict = Verdict.TIMED_OUT if alive else Verdict.KILLED
+    detail = "" if alive else _ending(one.process.exitcode)
+    return Outcome(one.case.name, verdict, detail, at, seconds=seconds)
+
+
+def _ending(code: int | None) -> str:
+    if code is not None and code < 0:
+        return signal.Signals(-code).name
+    return f"exit code {code}"

@@ -1,0 +1,114 @@
+"""Whether a followed program keeps plain PyTorch's bits: `python -m benchmarks.zoo [--features | --programs N]`.
+
+Models are tiny random instances of every model type and task of transformers' auto mappings, of diffusers' models and of
+peft's methods: four AdamW steps with dropout on. Each runs in a child process twice plainly, then with an ample budget,
+with half of the bytes that it then had in tensors, and with 4 KiB, where everything leaves all the time. Losses, parameters,
+buffers, gradients, optimizer state and random states are compared to the bit. Results are appended as they come and a run
+goes on where the last one ended.
+"""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from benchmarks.follow_zoo.children import Case, run_in_children
+from benchmarks.follow_zoo.compare import ALL_SETTINGS, WRONG, Outcome
+from benchmarks.follow_zoo.table import Results, counts, markdown
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("torch", "transformers", "diffusers", "peft")
+
+
+def main() -> int:
+    """Parse the command line, run, write the table; exit code 1 if anything was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="parts of names: only cases that contain one of them")
+    parser.add_argument(
+        "--features", action="store_true", help="loops, data types, optimizers, hooks ... instead of models"
+    )
+    parser.add_argument("--programs", type=int, metavar="N", help="this many random programs instead of models")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample, and of the first random program")
+    parser.add_argument("--sample", type=int, metavar="N", help="only N cases, drawn by the seed")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--timeout", type=float, default=180.0, metavar="SECONDS", help="per case")
+    parser.add_argument(
+        "--again", choices=["wrong", "all"], help="run what the results say is wrong, or everything, again"
+    )
+    parser.add_argument("--results", type=Path, help="file of JSON lines; the table goes beside it as .md")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    kind = "features" if arguments.features else "programs" if arguments.programs else "zoo"
+    path = arguments.results or RESULTS / f"{kind}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    results = Results.read(path)
+    chosen = list(_chosen(kind, arguments, results))
+    found = run_and_tell(chosen, results, arguments.jobs, arguments.timeout)
+    results.compact()
+    versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in PACKAGES if importlib.util.find_spec(p))
+    notes = f"Written by `python -m benchmarks.zoo`; {versions}; one thread. {TITLES[kind][1]}"
+    path.with_suffix(".md").write_text(markdown(TITLES[kind][0], notes, results.outcomes.values()))
+    print(f"this run: {counts(found)}")
+    print(f"all so far: {counts(results.outcomes.values())}")
+    return 1 if any(o.verdict in WRONG for o in found) else 0
+
+
+TITLES = {
+    "zoo": ("Models under a budget", "Four AdamW steps of tiny random instances, dropout on."),
+    "features": ("Features under a budget", "Small programs, each about one thing."),
+    "programs": ("Random programs under a budget", "The name is the seed."),
+}
+
+
+def run_and_tell(chosen: list[Case], results: Results, jobs: int, timeout_s: float) -> list[Outcome]:
+    """Run the cases in children, keep each outcome at once, print a line each."""
+    found = []
+    for outcome in run_in_children(chosen, jobs, timeout_s):
+        results.add(outcome)
+        found.append(outcome)
+        where = f" at {outcome.setting}" if outcome.setting else ""
+        print(f"{len(found)}/{len(chosen)} {outcome.verdict.value:<13}{outcome.seconds:6.1f} s  {outcome.name}{where}"
+              f"  {outcome.detail[:200]}", flush=True)  # fmt: skip
+    return found
+
+
+def _chosen(kind: str, arguments: argparse.Namespace, results: Results) -> Iterator[Case]:
+    """Give the cases of this run: by name, sampled by seed, without those that have a result unless asked again."""
+    everything = list(cases_of(kind, arguments.programs or 0, arguments.seed))
+    if arguments.names:
+        everything = [c for c in everything if any(n in c.name for n in arguments.names)]
+    if arguments.sample is not None:
+        everything = random.Random(arguments.seed).sample(everything, min(arguments.sample, len(everything)))
+    for case in everything:
+        known = results.outcomes.get(case.name)
+        if known is None or arguments.again == "all" or (arguments.again == "wrong" and known.verdict in WRONG):
+            yield case
+
+
+def cases_of(kind: str, programs: int, seed: int) -> Iterator[Case]:
+    """Give every case of a kind: zoo, features or programs."""
+    if kind == "features":
+        from benchmarks.follow_zoo import features
+
+        for name, program in features.registered().items():
+            yield Case(name, program, ALL_SETTINGS)
+    elif kind == "programs":
+        from benchmarks.follow_zoo import programs as generator
+
+        for i in range(seed, seed + programs):
+            yield Case(f"program/{i}", generator.program(i), ALL_SETTINGS)
+    else:
+        from benchmarks.follow_zoo import diffusers_models, peft_methods, transformers_models
+
+        yield from transformers_models.cases()
+        yield from diffusers_models.cases()
+        yield from peft_methods.cases()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""The zoo judges what it is shown; a seeded sample of it, every feature and random programs as long tests."""
+
+import itertools
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.follow_zoo import features, programs
+from benchmarks.follow_zoo.children import Case, run_in_children
+from benchmarks.follow_zoo.compare import ALL_SETTINGS, SETTINGS, WRONG, Outcome, Verdict, digest, first_difference
+from benchmarks.follow_zoo.shrink import WIDTH, Reach, shrink
+from benchmarks.follow_zoo.table import Results, counts, markdown
+
+SAMPLE = 40
+PROGRAMS = 200
+
+
+def _judged(name: str, program: Any) -> Outcome:
+    return next(run_in_children([Case(name, program, SETTINGS)], jobs=1, timeout_s=60))
+
+
+def test_equal_program() -> None:
+    outcome = _judged("equal", lambda: torch.randn(64, 64) @ torch.randn(64, 64))
+    assert (outcome.verdict, outcome.settings) == (Verdict.EQUAL, SETTINGS)
+
+
+def test_program_that_differs_from_itself_is_not_eligible() -> None:
+    outcome = _judged("random", lambda: os.urandom(8))
+    assert outcome.verdict is Verdict.NOT_ELIGIBLE
+    assert "differs from itself" in outcome.detail
+
+
+def test_program_that_raises_plainly_is_not_eligible() -> None:
+    assert "ZeroDivisionError" in _judged("raises", lambda: 1 // 0).detail
+
+
+def test_difference_crash_and_end_under_a_budget_are_found() -> None:
+    def following(then: Any) -> Any:
+        calls = itertools.count()
+        return lambda: then() if next(calls) > 1 else 0
+
+    assert _judged("differs", following(lambda: 1)).verdict is Verdict.DIFFERS
+    assert _judged("raises", following(lambda: [][0])).verdict is Verdict.FAILED
+    assert _judged("aborts", following(os.abort)).verdict is Verdict.KILLED
+
+
+def test_digest_tells_every_bit() -> None:
+    one = {"a": torch.tensor([0.0]), "b": [1.5, "x", None]}
+    assert first_difference(digest(one), digest({"a": torch.tensor([0.0]), "b": [1.5, "x", None]})) == ""
+    assert "/a" in first_difference(digest(one), digest({"a": torch.tensor([-0.0]), "b": [1.5, "x", None]}))
+    assert "/b/0" in first_difference(digest(one), digest({"a": torch.tensor([0.0]), "b": [-1.5, "x", None]}))
+
+
+def test_shrink_keeps_names_and_reaches_inside() -> None:
+    fields = {"hidden_size": 4096, "text": {"vocab_size": 32000, "eos_token_id": 31999}, "dropout": 0.0, "flag": True}
+    small = shrink(fields, Reach())
+    assert small["hidden_size"] == WIDTH
+    assert small["text"]["eos_token_id"] < small["text"]["vocab_size"]
+    assert (small["dropout"], small["flag"]) == (0.1, True)
+
+
+def test_results_go_on_where_they_ended(tmp_path: Path) -> None:
+    results = Results.read(tmp_path / "zoo.jsonl")
+    results.add(Outcome("b", Verdict.FAILED, "x | y", "4K"))
+    results.add(Outcome("a", Verdict.EQUAL, settings=("4K",)))
+    results.add(Outcome("b", Verdict.EQUAL))
+    again = Results.read(tmp_path / "zoo.jsonl")
+    again.compact()
+    assert [o.verdict for o in again.outcomes.values()] == [Verdict.EQUAL, Verdict.EQUAL]
+    assert len((tmp_path / "zoo.jsonl").read_text().splitlines()) == 2
+    assert counts(again.outcomes.values()) == "2 eligible: 2 equal, 0 wrong; 0 not eligible"
+    assert "| a | 4K |" in markdown("t", "n", again.outcomes.values())
+
+
+@pytest.mark.long
+def test_sample_of_the_zoo() -> None:
+    pytest.importorskip("transformers")
+    from benchmarks.follow_zoo import transformers_models
+
+    chosen = random.Random(27).sample(list(transformers_models.cases()), SAMPLE)
+    outcomes = list(run_in_children(chosen, jobs=1, timeout_s=600))
+    assert [o for o in outcomes if o.verdict in WRONG] == []
+
+
+@pytest.mark.long
+def test_all_features() -> None:
+    cases = [Case(n, p, ALL_SETTINGS) for n, p in features.registered().items() if n not in features.KNOWN_WRONG]
+    assert [o for o in run_in_children(cases, jobs=1, timeout_s=300) if o.verdict in WRONG] == []
+
+
+@pytest.mark.long
+def test_random_programs() -> None:
+    cases = [Case(f"program/{seed}", programs.program(seed), ALL_SETTINGS) for seed in range(PROGRAMS)]
+    assert [o for o in run_in_children(cases, jobs=1, timeout_s=300) if o.verdict in WRONG] == []

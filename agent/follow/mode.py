@@ -5,9 +5,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
+from torch.overrides import enable_reentrant_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from agent.follow import autocast
@@ -302,6 +304,16 @@ def _refuse_other_formula(func: Any, args: Sequence[Any]) -> None:
         )
 
 
+@cache
+def _is_composite(func: Any) -> bool:
+    """Tell whether an operator is made of others.
+
+    In inference mode such operators come to a dispatch mode whole. Run there, with autograd switched off below, a product
+    with a weight is not folded as in plain PyTorch (`should_fold` in LinearAlgebra.cpp asks `requires_grad`).
+    """
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+
+
 class FollowMode(TorchDispatchMode):
     """The follower in one thread of the program; a mode belongs to a thread."""
 
@@ -320,6 +332,9 @@ class FollowMode(TorchDispatchMode):
         """Run one operator; a tensor subclass takes itself apart first, and its parts come here."""
         if types and any(is_traceable_wrapper_subclass(t) for t in tensors_in((*args, *(kwargs or {}).values()))):
             return NotImplemented
+        if torch.is_inference_mode_enabled() and _is_composite(func):
+            with enable_reentrant_dispatch(), self:
+                return func.decompose(*args, **(kwargs or {}))
         return self._follower.run(func, args, kwargs or {})
 
 

@@ -334,7 +334,8 @@ class FollowMode(TorchDispatchMode):
             return NotImplemented
         if torch.is_inference_mode_enabled() and _is_composite(func):
             with enable_reentrant_dispatch(), self:
-                return func.decompose(*args, **(kwargs or {}))
+                # torch's own kernel; `decompose` prefers decompositions in Python, which have other bits (gru)
+                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **(kwargs or {}))
         return self._follower.run(func, args, kwargs or {})
 
 

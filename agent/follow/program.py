@@ -1,6 +1,7 @@
 """Where the user's program is watched besides its operators: ends of steps, threads, forks, and what is refused."""
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures.thread import _WorkItem
@@ -12,6 +13,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from agent.follow import autocast
 from agent.follow.mode import Follower, FollowMode, NotFollowedError
+
+_SAME_BITS_BACKEND = "aot_eager"
+"""Its programs were compared; inductor generates kernels, and eager's traced optimizer steps differ in the last digits."""
 
 
 class ProgramHooks:
@@ -29,6 +33,9 @@ class ProgramHooks:
         self._replace(threading.Thread, "start", self._start_followed)
         self._replace(_WorkItem, "run", self._work_followed)
         self._replace(torch, "compile", _refuse_compile)
+        frames = sys.modules.get("torch._dynamo.eval_frame")
+        if frames is not None:  # something may have been compiled before
+            self._replace(frames, "_callback_from_stance", _refuse_compiled)
         autocast.start()
         self._replace(torch, "set_autocast_enabled", autocast.watching_autocast)
 
@@ -90,12 +97,31 @@ class ProgramHooks:
 
 def _refuse_compile(original: Callable[..., Any]) -> Callable[..., Any]:
     def compiled(model: Any = None, **options: Any) -> Any:
-        backend = options.get("backend", "inductor")
-        if backend == "aot_eager" or options.get("disable"):
-            return original(model, **options)
+        if not options.get("disable"):
+            _check_backend(options.get("backend", "inductor"))
+        return original(model, **options)
+
+    return compiled
+
+
+def _refuse_compiled(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse calls of what was compiled before the budget: a dispatch mode makes them run as if it were not."""
+
+    def callback_from_stance(callback: Any) -> Any:
+        if callback:
+            backend = callback
+            while hasattr(backend, "_torchdynamo_orig_backend"):
+                backend = backend._torchdynamo_orig_backend
+            _check_backend(getattr(backend, "compiler_name", type(backend).__name__))
+        return original(callback)
+
+    return callback_from_stance
+
+
+def _check_backend(backend: Any) -> None:
+    """Raise NotFollowedError unless what this backend of torch.compile makes has the bits of plain operators."""
+    if backend != _SAME_BITS_BACKEND:
         raise NotFollowedError(
             f"torch.compile(backend={backend!r}) gives other numbers than the operators one by one, and only those can be "
             "followed; leave torch.compile away"
         )
-
-    return compiled

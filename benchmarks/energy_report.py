@@ -9,6 +9,7 @@ again; without it the recorded results are shown.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import queue
@@ -21,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -36,7 +38,7 @@ from agent.energy.sources.registry import EnergyConfig, SourceChoice, configured
 from agent.energy.wear_account import WearAccount
 from agent.system.energy_clock import now_s
 from agent.worker.options import TorchOptions
-from agent.worker.protocol import plain_values
+from agent.worker.protocol import Event, StepDone
 from agent.worker.start import start_worker, torch_worker
 from planner.ir.bundle.bundle import read_manifest
 
@@ -130,8 +132,8 @@ def metered_run(folder: Path, steps: int) -> RunResult:
     start_s = now_s()
     calls = _train(meters, bundle, folder / "work", steps)
     seconds = now_s() - start_s
-    steps_seen = [event for _, event in calls if event.get("event") == "step"]
-    step_cpu_s = sum(event["cpu_s"] for event in steps_seen)
+    steps_seen = [event for _, event in calls if isinstance(event, StepDone)]
+    step_cpu_s = sum(event.cpu_s for event in steps_seen)
     meter_cpu_s = _replay(_meter(folder / "replay", EstimatedSource(model)), calls)
     reports = [
         read_report(folder / kind / FILE_NAME, ReportOptions())
@@ -171,8 +173,8 @@ def _meter(folder: Path, source: PowerSource) -> EnergyMeter:
     return EnergyMeter(SourceChoice((source,), ()), ledger, config, configured_model(config, None), seams=MeterSeams())
 
 
-Calls = list[tuple[float, dict[str, Any]]]
-"""When the meter was called, and with which event; an empty one is a tick alone."""
+Calls = list[tuple[float, Event | None]]
+"""When the meter was called, and with which event; None is a tick alone."""
 
 
 def _train(meters: list[EnergyMeter], bundle: Path, state_dir: Path, steps: int) -> Calls:
@@ -181,32 +183,39 @@ def _train(meters: list[EnergyMeter], bundle: Path, state_dir: Path, steps: int)
     plans = read_manifest(bundle).plans
     command = torch_worker(TorchOptions(bundle=bundle, state_dir=state_dir, steps=steps, plan=len(plans) - 1))
     worker = start_worker(command, limit_bytes=plans[-1].ram_bytes)
-    events: queue.Queue[dict[str, Any]] = queue.Queue()
+    events: queue.Queue[Event | None] = queue.Queue()
+    """What the worker says; None once it is gone."""
 
     def listen() -> None:
         for event in worker.events():
-            events.put(plain_values(event))
-        events.put({"event": "gone"})
+            events.put(event)
+        events.put(None)
 
     threading.Thread(target=listen, daemon=True).start()
-    calls: Calls = [(now_s(), {"event": "start"})]
+    calls: Calls = [(now_s(), None)]
     for meter in meters:
         meter.on_worker_start("job", calls[0][0])
-    while calls[-1][1].get("event") != "gone":
-        try:
+    gone = False
+    while not gone:
+        event = None
+        with contextlib.suppress(queue.Empty):
             event = events.get(timeout=0.5)
-        except queue.Empty:
-            event = {}
+            gone = event is None
         calls.append((now_s(), event))
         for meter in meters:
-            meter.on_event("job", event, calls[-1][0])
-            meter.tick(calls[-1][0])
+            _call(meter, *calls[-1])
     for meter in meters:
         meter.on_worker_stop("job", now_s())
         meter.close(now_s())
     if worker.process.returncode != 0:
         raise SystemExit(f"the worker ended with {worker.process.returncode}")
     return calls
+
+
+def _call(meter: EnergyMeter, at_s: float, event: Event | None) -> None:
+    if event is not None:
+        meter.on_event(event, at_s)
+    meter.tick(at_s)
 
 
 def _replay(meter: EnergyMeter, calls: Calls) -> float:
@@ -217,9 +226,8 @@ def _replay(meter: EnergyMeter, calls: Calls) -> float:
     """
     start_s = time.thread_time()
     meter.on_worker_start("job", calls[0][0])
-    for at_s, event in calls:
-        meter.on_event("job", event, at_s)
-        meter.tick(at_s)
+    for call in calls:
+        _call(meter, *call)
     meter.on_worker_stop("job", calls[-1][0])
     meter.close(calls[-1][0])
     return time.thread_time() - start_s
@@ -261,7 +269,7 @@ def overhead() -> dict[str, float]:
             counter.write(second * 7_000_000)
             for number in range(20 * second, 20 * second + 20):
                 clock.now_s += 0.05
-                meter.on_event("job", _STEP | {"step": number}, clock.now_s)
+                meter.on_event(msgspec.structs.replace(_STEP, step=number), clock.now_s)
             meter.tick(clock.now_s)
         all_s = time.thread_time() - start_s
         start_s = time.thread_time()
@@ -288,11 +296,10 @@ class _CounterFile:
         os.pwrite(self._handle, b"%012d\n" % microjoules, 0)
 
 
-_STEP = {
-    "event": "step", "step": 1, "epoch": 0, "loss": 0.5, "wall_s": 0.05, "cpu_s": 0.05, "paged_in_bytes": 0,
-    "paged_out_bytes": 0, "planned_s": 0.05, "planned_joules": 0.3,
-    "phases_s": {"forward": 0.015, "backward": 0.025, "update": 0.002, "recompute": 0.003, "stall": 0.001},
-}  # fmt: skip
+_STEP = StepDone(
+    step=1, epoch=0, loss=0.5, wall_s=0.05, cpu_s=0.05, planned_s=0.05, planned_joules=0.3,
+    phases_s={"forward": 0.015, "backward": 0.025, "update": 0.002, "recompute": 0.003, "stall": 0.001},
+)  # fmt: skip
 
 
 class _Hour:

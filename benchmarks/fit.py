@@ -175,12 +175,14 @@ def run_follow(
     ram_mib: int | None = None,
     rates: tuple[int, int] | None = None,
     page_dir: Path | None = None,
+    plans: Path | None = None,
     enter: Callable[[], None] | None = None,
 ) -> dict[str, Any] | None:
     """Run `benchmarks.loop`, an unchanged script, through `port-agent exec`; None if it does not finish.
 
     `limit_mib` is enforced by the kernel, everything included; the budget is a little less, or `ram_mib`. `rates`: pages
-    are read and written no faster, bytes per second. `enter` runs in the new process first. The result holds what
+    are read and written no faster, bytes per second. `plans`: a folder with plans of earlier runs, where new ones are kept,
+    too; without it none is used again. `enter` runs in the new process first. The result holds what
     `--report` says, too.
     """
 
@@ -190,7 +192,8 @@ def run_follow(
         if limit_mib is not None:
             resource.setrlimit(resource.RLIMIT_DATA, (limit_mib << 20, limit_mib << 20))
 
-    with tempfile.NamedTemporaryFile(suffix=".json") as report:
+    with tempfile.NamedTemporaryFile(suffix=".json") as report, tempfile.TemporaryDirectory() as fresh:
+        cache = str(plans or fresh)
         ram = ram_mib << 20 if ram_mib is not None else ((limit_mib or 0) << 20) - FOLLOW_BESIDE
         throttle = ["--read-limit", str(rates[0]), "--write-limit", str(rates[1])] if rates else []
         command = ["-m", "agent.cli", "exec", "--ram", str(ram), "--report", report.name, *throttle]
@@ -198,7 +201,8 @@ def run_follow(
             command += ["--page-dir", str(page_dir)]
         done = subprocess.run(
             [sys.executable, "-W", "ignore", *command, "--", "-m", "benchmarks.loop", model, str(steps)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"}, preexec_fn=limit, capture_output=True, text=True, timeout=1800,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": cache}, preexec_fn=limit, capture_output=True,
+            text=True, timeout=1800,
         )  # fmt: skip
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         if done.returncode != 0 or not lines:

@@ -3,7 +3,8 @@
 `benchmarks.loop`, plain and through `port-agent exec`, under four budgets: ample (nothing moves), twice the floor (the goal
 of `benchmarks.fit`), the bundles' limit, and that limit with pages as slow as an SD card (45 MB/s read, 25 MB/s written),
 there beside the bundle itself. CPU and wall seconds of the first step, and medians of the later ones; plain and followed
-take turns, and the smaller median of each counts.
+take turns, and the smaller median of each counts. Where tensors moved, the first run is long enough to be planned and every
+later one begins with its plan: `cpu s` is of the steps before that, `planned` of those with it.
 """
 
 import argparse
@@ -22,6 +23,10 @@ from benchmarks.fit import FOLLOW_TARGETS_MIB, TARGETS_MIB, run_child, run_follo
 from benchmarks.models import CASES
 
 STEPS = 6
+BEFORE_PLAN = 3
+"""Steps after the first that no plan of the same run decides: a step is recorded when it came twice, and then searched for."""
+PLANNED_STEPS = 14
+"""Steps of the run whose plan is kept."""
 TURNS = 2
 AMPLE_MIB = 6000
 SD_CARD = (45_000_000, 25_000_000)
@@ -40,8 +45,12 @@ class Row:
     first_cpu_s: float
     cpu_s: float
     ratio: float
+    planned_cpu_s: float | None
+    planned_ratio: float | None
+    plan: str | None
     first_wall_s: float
     wall_s: float
+    planned_wall_s: float | None
     read_mib: float
     written_mib: float
     recomputed_mib: float
@@ -83,16 +92,21 @@ def measure(model: str, *, bundle: bool) -> list[Row]:
     )  # fmt: skip
     rows = []
     for name, ram_mib, rates in budgets:
-        pairs = [_pair(model, ram_mib, rates) for _ in range(1 if rates else TURNS)]
+        with tempfile.TemporaryDirectory(prefix="port-follow-plans-") as plans:
+            first = _pair(model, ram_mib, rates, PLANNED_STEPS, Path(plans))
+            moved = first[1]["report"]["read_bytes"] > 0
+            pairs = [first, *(_pair(model, ram_mib, rates, STEPS, Path(plans)) for _ in range(TURNS if moved else 1))]
         beside = _bundle_wall_s(model, ram_mib, rates) if rates and bundle else None
         rows.append(_row(model, name, ram_mib, pairs, beside))
         print(rows[-1], file=sys.stderr)
     return rows
 
 
-def _pair(model: str, ram_mib: int, rates: tuple[int, int] | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    plain = run_child("eager", model, None, steps=STEPS, thrifty=False)
-    run = run_follow(model, None, steps=STEPS, ram_mib=ram_mib, rates=rates)
+def _pair(
+    model: str, ram_mib: int, rates: tuple[int, int] | None, steps: int, plans: Path
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    plain = run_child("eager", model, None, steps=steps, thrifty=False)
+    run = run_follow(model, None, steps=steps, ram_mib=ram_mib, rates=rates, plans=plans)
     if plain is None or run is None:
         raise SystemExit(f"{model} does not finish in {ram_mib} MiB")
     return plain, run
@@ -106,13 +120,19 @@ def _row(
     bundle_wall_s: float | None,
 ) -> Row:
     plain_cpu_s = min(statistics.median(plain["cpu_s"]) for plain, _ in pairs)
-    run = min((run for _, run in pairs), key=lambda run: statistics.median(run["cpu_s"]))
-    cpu_s, report = statistics.median(run["cpu_s"]), run["report"]
-    moved = (report[f"{what}_bytes"] / STEPS / 2**20 for what in ("read", "written", "recomputed"))
+    run = pairs[0][1]
+    cpu_s = statistics.median(run["cpu_s"][:BEFORE_PLAN])
+    planned = [run for _, run in pairs[1:] if run["report"]["plan"] is not None]
+    last = planned[-1] if planned else run
+    planned_cpu_s = min((statistics.median(run["cpu_s"][-BEFORE_PLAN:]) for run in planned), default=None)
+    planned_wall_s = min((statistics.median(run["wall_s"][-BEFORE_PLAN:]) for run in planned), default=None)
+    report, steps = last["report"], len(last["losses"])
+    moved = (report[f"{what}_bytes"] / steps / 2**20 for what in ("read", "written", "recomputed"))
     return Row(
         model, budget, ram_mib, run["peak_mib"], plain_cpu_s, run["first_cpu_s"], cpu_s, cpu_s / plain_cpu_s,
-        run["wall_s"][0], statistics.median(run["wall_s"][1:]), *moved, report["stall_seconds"] / STEPS, bundle_wall_s,
-        all(run["losses"] == plain["losses"] for plain, run in pairs),
+        planned_cpu_s, planned_cpu_s and planned_cpu_s / plain_cpu_s, report["plan"], run["wall_s"][0],
+        statistics.median(run["wall_s"][1 : BEFORE_PLAN + 1]), planned_wall_s, *moved, report["stall_seconds"] / steps,
+        bundle_wall_s, all(run["losses"] == plain["losses"] for plain, run in pairs),
     )  # fmt: skip
 
 

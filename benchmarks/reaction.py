@@ -1,6 +1,6 @@
 """How fast does training stop when the conditions are gone?
 
-    python benchmarks/reaction.py [--events 200] [--bundle JOB.port] [--json]
+    python benchmarks/reaction.py [--events 200] [--bundle JOB.port | --program] [--json]
 
 A real daemon and a real worker process (pure Python, 200 MB resident, instructions of 5 ms that log when they start);
 the plug of a fake battery below an injected /sys is pulled at random moments. Two figures for each event:
@@ -9,6 +9,10 @@ the plug of a fake battery below an injected /sys is pulled at random moments. T
 - returned: when the worker process was gone and its memory free (must be below 1 s).
 
 With --bundle the real training worker runs that bundle (give it many steps); then only the second figure is measured.
+
+With --program an unchanged PyTorch program runs under `port-agent exec --opportunistic`: a matrix product, an update of a
+tensor, and so on, on 200 MB. It says when each operator has ended, and its memory is back when no more is resident
+than two seconds after a pause before, and 5 %. Its page file lies in --page-dir, whose speed bounds the second figure.
 """
 
 import argparse
@@ -31,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from agent.control.client import ControlClient  # noqa: E402
+from planner.ir.units import format_bytes  # noqa: E402
 
 CONFIG = """[when]
 idle_for = 0
@@ -58,11 +63,39 @@ BATTERY = "POWER_SUPPLY_NAME=BAT0\nPOWER_SUPPLY_TYPE=Battery\nPOWER_SUPPLY_STATU
 STOP_LIMIT_S, RETURN_LIMIT_S = 0.1, 1.0
 
 
+PROGRAM = """
+import struct, sys, time, torch
+torch.ones(64, 64) @ torch.ones(64, 64)
+torch.set_num_threads(1)
+trace = open(sys.argv[1], "ab", buffering=0)
+held = [torch.randn(1000, 1000) for _ in range(50)]
+weight = torch.randn(1000, 1000)
+while True:
+    for tensor in held:
+        made = tensor[:200] @ weight
+        trace.write(struct.pack("<d", time.monotonic()))
+        tensor[:200].add_(made, alpha=1e-9)
+        trace.write(struct.pack("<d", time.monotonic()))
+"""
+PROGRAM_RAM = "600M"
+BASE_MARGIN = 1.05
+SETTLED_S = 2.0
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
 class Rig:
     """A daemon with a fake plug and one job without end."""
 
     def __init__(self, root: Path, sys_root: Path, real_bundle: Path | None) -> None:
         self.root, self.sys = root, sys_root
+        self.traced = real_bundle is None
+        self.trace = root / "state/jobs/1/state/trace"
+        self.start_daemon(real_bundle)
+        self.start_job(real_bundle)
+
+    def start_daemon(self, real_bundle: Path | None) -> None:
+        """Start the daemon with the worker that the job needs."""
+        root, sys_root = self.root, self.sys
         (root / "config.toml").write_text(CONFIG.format(keep="0s"))
         self.plug(True)
         places = [root / "state", root / "run", root / "config.toml", sys_root]
@@ -76,13 +109,14 @@ class Rig:
         self.client = ControlClient(root / "run")
         while not self.client.path.exists():
             time.sleep(0.01)
-        bundle = real_bundle or root / "job.json"
+
+    def start_job(self, real_bundle: Path | None) -> None:
+        """Give the daemon its job."""
+        bundle = real_bundle or self.root / "job.json"
         if real_bundle is None:
             bundle.write_text(json.dumps(BUNDLE))
         token = self.client.upload("/v1/uploads", bundle)["upload"]
         self.client.post("/v1/jobs", name="job", upload=token, steps=BUNDLE["steps"])
-        self.traced = real_bundle is None
-        self.trace = root / "state/jobs/1/state/trace"
 
     def plug(self, online: bool) -> None:
         """Write the fake power supplies, the plug last."""
@@ -134,7 +168,59 @@ class Rig:
         self.daemon.wait(10.0)
 
 
-def measure(events: int, real_bundle: Path | None, seed: int = 1) -> dict[str, list[float]]:
+class ProgramRig(Rig):
+    """The same with an attached program in place of a worker."""
+
+    def __init__(self, root: Path, sys_root: Path, page_dir: Path) -> None:
+        self.page_dir = page_dir
+        super().__init__(root, sys_root, None)
+
+    def start_job(self, real_bundle: Path | None) -> None:
+        """Start the program, which attaches itself."""
+        script, self.trace = self.root / "train.py", self.root / "trace"
+        script.write_text(PROGRAM)
+        options = ["--ram", PROGRAM_RAM, "--opportunistic", "--runtime-dir", str(self.root / "run")]
+        command = [sys.executable, "-m", "agent.cli", "exec", *options, "--page-dir", str(self.page_dir)]
+        self.program = subprocess.Popen(
+            [*command, "--", str(script), str(self.trace)], cwd=ROOT, stderr=subprocess.DEVNULL
+        )
+        for _ in range(2):  # after the first, torch loads what following under pressure needs
+            self.busy_pages = self.resident_pages(self.training_pid())
+            self.plug(False)
+            time.sleep(SETTLED_S)
+            self.base_pages = self.resident_pages(self.program.pid)
+            self.plug(True)
+
+    def resident_pages(self, pid: int) -> int:
+        """Return the resident memory of the program."""
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+
+    def pull_and_wait_for_end(self, pid: int) -> tuple[float, float]:
+        """Pull the plug; return seconds to the last operator's end and until its memory is back."""
+        pulled_s = time.monotonic()
+        self.plug(False)
+        while (pages := self.resident_pages(pid)) > self.base_pages * BASE_MARGIN:
+            self.busy_pages = max(self.busy_pages, pages)
+            if time.monotonic() > pulled_s + 10.0:
+                raise SystemExit(
+                    f"10 s after the plug was pulled {pages} pages are resident, {self.base_pages} at first"
+                )
+            time.sleep(0.001)
+        back_s = time.monotonic() - pulled_s
+        return max(0.0, self.last_start_s() - pulled_s), back_s
+
+    def close(self) -> None:
+        """End the program and the daemon."""
+        busy, base = (format_bytes(pages * PAGE_BYTES) for pages in (self.busy_pages, self.base_pages))
+        sys.stderr.write(f"resident: {busy} at most, {base} while paused\n")
+        self.program.kill()
+        self.program.wait()
+        super().close()
+
+
+def measure(
+    events: int, real_bundle: Path | None, seed: int = 1, page_dir: Path | None = None
+) -> dict[str, list[float]]:
     """Return the reaction times of `events` pulled plugs, in seconds."""
     rng = random.Random(seed)
     stopped, returned = [], []
@@ -143,7 +229,8 @@ def measure(events: int, real_bundle: Path | None, seed: int = 1) -> dict[str, l
         tempfile.TemporaryDirectory(prefix="port-agent-reaction-") as directory,
         tempfile.TemporaryDirectory(prefix="port-agent-sys-", dir=memory) as sys_root,
     ):
-        rig = Rig(Path(directory), Path(sys_root), real_bundle)
+        root, sysfs = Path(directory), Path(sys_root)
+        rig = Rig(root, sysfs, real_bundle) if page_dir is None else ProgramRig(root, sysfs, page_dir)
         try:
             for _ in range(events):
                 pid = rig.training_pid()
@@ -183,9 +270,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=200)
     parser.add_argument("--bundle", type=Path, metavar="JOB.port", help="use the real training worker")
+    parser.add_argument("--program", action="store_true", help="use an attached program")
+    parser.add_argument("--page-dir", type=Path, metavar="DIR", default=Path("/var/tmp"), help="its page file")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    figures = report(measure(arguments.events, arguments.bundle))
+    page_dir = arguments.page_dir if arguments.program else None
+    figures = report(measure(arguments.events, arguments.bundle, page_dir=page_dir))
     if arguments.json:
         print(json.dumps(figures, indent=2))
     else:
@@ -193,6 +283,8 @@ def main() -> int:
         for column in ("until", "median", "p99", "max", "limit", "over"):
             table.add_column(column, justify="left" if column == "until" else "right")
         names = {"stopped_s": "last instruction started", "returned_s": "worker gone, RAM returned"}
+        if arguments.program:
+            names = {"stopped_s": "last operator ended", "returned_s": "RAM returned"}
         for name, row in figures.items():
             cells = [f"{row[key] * 1000:.0f}" for key in ("median", "p99", "max", "limit")]
             table.add_row(names[name], *cells, str(row["over_limit"]))

@@ -187,6 +187,17 @@ def replace_link(link: Path, target: str) -> None:
     sync_directory(link.parent)
 
 
+def write_durably(file: Path, text: str) -> None:
+    """Write a file so that a power cut leaves it whole, or as it was."""
+    temporary = file.with_name(f".{file.name}.new")
+    with temporary.open("w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(file)
+    sync_directory(file.parent)
+
+
 def sync_directory(directory: Path) -> None:
     """Return when the entries of a directory are on disk."""
     descriptor = os.open(directory, os.O_RDONLY)
@@ -224,8 +235,13 @@ class Store:
         return self.root / "versions" / version
 
     def unconfirmed(self) -> str | None:
-        """Return the version that was switched to and has not been seen working."""
-        return self._unconfirmed.read_text().split()[0] if self._unconfirmed.exists() else None
+        """Return the version that was switched to and has not been seen working.
+
+        An empty file is what a power cut left of a switch: then the current version is the one on trial.
+        """
+        if not self._unconfirmed.exists():
+            return None
+        return next(iter(self._unconfirmed.read_text().split()), None) or self.linked("current")
 
     def switch(self, version: str) -> None:
         """Make `version` current and on trial; `previous` is where the way back leads."""
@@ -233,8 +249,7 @@ class Store:
         older = self.linked("previous") or "-"
         if before is not None and before != version:
             replace_link(self.root / "previous", f"versions/{before}")
-        self._unconfirmed.write_text(f"{version} {older}\n")
-        sync_directory(self.root)
+        write_durably(self._unconfirmed, f"{version} {older}\n")
         replace_link(self.root / "current", f"versions/{version}")
 
     def back(self, version: str, older: str | None) -> None:
@@ -322,8 +337,7 @@ def install(store: Store, payload: Payload, settings: Settings) -> str:
     smoke_test(directory)
     stamp = {"version": version, "runtime": runtime, "python": sys.executable}
     os.sync()
-    (directory / "installed.json").write_text(json.dumps(stamp) + "\n")
-    sync_directory(directory)
+    write_durably(directory / "installed.json", json.dumps(stamp) + "\n")
     return directory.name
 
 
@@ -368,8 +382,7 @@ def ensure_runtime(runtime: Path, payload: Payload, settings: Settings) -> None:
         rest.unlink()
     refuse_cuda(runtime, settings)
     os.sync()
-    (runtime / ".complete").write_text(payload.lock.read_text())
-    sync_directory(runtime)
+    write_durably(runtime / ".complete", payload.lock.read_text())
 
 
 def run_pip(command: list[str], settings: Settings) -> None:
@@ -438,8 +451,12 @@ def stay_up(store: Store, service: Service, settle_s: float) -> None:
 def rollback(store: Store, service: Service, *, only_unconfirmed: bool) -> str:
     """Go back to the version before; the rollback unit asks only for versions on trial."""
     current, before = store.linked("current"), store.linked("previous")
-    if only_unconfirmed and store.unconfirmed() is None:
+    trial = store.unconfirmed()
+    if only_unconfirmed and trial is None:
         return f"version {current} has worked before; nothing to roll back"
+    if trial is not None and current is not None and trial != current:  # the power went before the switch
+        store.back(current, store.before_trial())
+        return f"the switch to {trial} was cut off; {current} stays"
     if before is None or before == current:
         raise SetupError("there is no earlier version to go back to")
     store.back(before, store.before_trial())

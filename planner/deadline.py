@@ -63,7 +63,10 @@ def pace(now: datetime, deadline: datetime, window: Window | None, *, epochs: in
 
 
 def shortfall(wanted: Pace, step_seconds: float, sufficient_budget: str | None) -> str | None:
-    """Return what is wrong if a step takes `step_seconds`: by how much, and what would do; None if it is in time."""
+    """Return what is wrong if a step takes `step_seconds`; None if it is in time.
+
+    It says by how much, and what would do.
+    """
     if step_seconds <= wanted.seconds_per_step:
         return None
     needed = step_seconds * wanted.steps

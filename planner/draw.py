@@ -1,4 +1,7 @@
-"""Draw a plan as SVG or HTML: tensors over time, coloured by their fate, above memory and the budget line."""
+"""Draw a plan as SVG or HTML.
+
+Tensors over time, coloured by their fate, above memory and the budget line.
+"""
 
 import enum
 import html
@@ -208,7 +211,10 @@ _PLOT_WIDTH, _PLOT_HEIGHT, _MARGIN = 620, 320, 70
 
 
 def frontier_svg(marks: Sequence[Mark], chosen: int) -> str:
-    """Return an SVG of energy over memory, one circle per plan, its area as its seconds; `chosen` is filled."""
+    """Return an SVG of energy over memory, one circle per plan.
+
+    A circle's area is the plan's seconds; `chosen` is filled.
+    """
     xs, ys = [m.peak_bytes for m in marks], [m.joules for m in marks]
     slowest = max(m.seconds for m in marks) or 1.0
 
@@ -242,7 +248,7 @@ def frontier_svg(marks: Sequence[Mark], chosen: int) -> str:
 
 
 def page(picture: Drawing, marks: Sequence[Mark] = (), chosen: int = 0) -> str:
-    """Return an HTML page of its own with the drawing in it, and the frontier of `marks` where there is one."""
+    """Return an HTML page with the drawing in it, and the frontier of `marks` where there is one."""
     plot = f'<div style="max-width:40rem">{frontier_svg(marks, chosen)}</div>' if len(marks) > 1 else ""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>plan</title>'

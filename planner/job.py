@@ -1,8 +1,14 @@
-"""What a user hands over: a model, how it is trained, and the data. `train.py` defines `port_job()` returning one."""
+"""What a user hands over: a model, how it is trained, and the data.
 
+`train.py` defines `port_job()` returning one.
+"""
+
+import contextlib
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +27,43 @@ class JobError(PortError):
     exit_code = ExitCode.IMPOSSIBLE
 
 
+class ScriptError(JobError):
+    """The user's own code raised.
+
+    The message has the lines of that code that led there, and none of anyone else's.
+    """
+
+    def __init__(self, what: str, error: Exception) -> None:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_theirs(f.filename)]
+        lines = "".join((*traceback.format_list(frames), *traceback.format_exception_only(error)))
+        super().__init__(f"{what} failed; mend it and run the command again:\n{lines.rstrip()}")
+
+
+def _is_theirs(filename: str) -> bool:
+    """Say whether a file is the user's.
+
+    Neither of this project nor of Python and what is installed for it.
+    """
+    path, planner = Path(filename), Path(__file__).parent
+    others = (planner, planner.parent / "agent", Path(sysconfig.get_path("stdlib")))
+    installed = {"site-packages", "dist-packages"} & {*path.parts}
+    return not (filename.startswith("<") or installed or any(path.is_relative_to(folder) for folder in others))
+
+
+@contextlib.contextmanager
+def own_code(what: str) -> Iterator[None]:
+    """Run code of the user's: whatever it raises becomes a ScriptError that says `what` failed.
+
+    A PortError passes.
+    """
+    try:
+        yield
+    except PortError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise ScriptError(what, error) from error
+
+
 @dataclass
 class TrainingJob:
     """A training job.
@@ -29,7 +72,8 @@ class TrainingJob:
     tensor or array per argument of the batch, all with the same first dimension; a batch is some of its rows.
     `eval_data`: the same for evaluation. `scheduler`: a torch LR scheduler on `optimizer`, stepped once per update.
     `accumulate`: batches whose gradients are summed before an update (divide the loss by it yourself, as in plain
-    PyTorch). `clip_grad_norm`: clip the global norm of the gradients to this.
+    PyTorch). `clip_grad_norm`: clip the global norm of the gradients to this. `allow_nonfinite`: go on where the loss or
+    the state becomes NaN or infinite; else training stops there and keeps the last good checkpoint.
     """
 
     model: "torch.nn.Module"
@@ -43,13 +87,15 @@ class TrainingJob:
     clip_grad_norm: float | None = None
     seed: int = 0
     drop_last: bool = False
+    allow_nonfinite: bool = False
     name: str = "job"
 
 
 def load_job(script: Path) -> TrainingJob:
     """Return the job that `script` describes; its `port_job()` is called with no arguments.
 
-    Raises JobError where there is no such script, no `port_job()` in it, or it returns something else.
+    Raises JobError where there is no such script, no `port_job()` in it, or it returns something else, and ScriptError
+    where it raises.
     """
     if not script.is_file():
         raise JobError(f"{script} does not exist; write a script with a function {ENTRY}() that returns a TrainingJob")
@@ -59,14 +105,16 @@ def load_job(script: Path) -> TrainingJob:
     module = importlib.util.module_from_spec(spec)
     sys.modules[script.stem] = module
     sys.path.insert(0, str(script.parent.resolve()))
-    spec.loader.exec_module(module)
+    with own_code(f"the script {script}"):
+        spec.loader.exec_module(module)
     entry = getattr(module, ENTRY, None)
     if entry is None:
         raise JobError(
             f"{script} has no function {ENTRY}(); add one that returns planner.job.TrainingJob(model, loss_fn, optimizer, "
             "data, batch_size)"
         )
-    job = entry()
+    with own_code(f"{ENTRY}() in {script}"):
+        job = entry()
     if not isinstance(job, TrainingJob):
         raise JobError(f"{ENTRY}() in {script} returned {type(job).__name__}; it must return a planner.job.TrainingJob")
     if job.name == "job":

@@ -1,6 +1,7 @@
 """Build a bundle: capture every graph a job needs, profile, plan, write."""
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -11,8 +12,9 @@ import torch
 
 from planner.capture.step import Capture, Fill, capture_evaluation, capture_step
 from planner.ir.bundle.bundle import Manifest, PlanChoice, TensorLayout
+from planner.ir.bundle.codec import MAX_WHOLE
 from planner.ir.bundle.data_order import batch_rows
-from planner.ir.bundle.safetensors_io import Chunks
+from planner.ir.bundle.safetensors_io import STORED_DTYPES, Chunks
 from planner.ir.bundle.writer import Contents, write_bundle
 from planner.ir.costs import CostTable, DeviceCosts
 from planner.ir.errors import CaptureError, ExitCode, PortError
@@ -21,7 +23,7 @@ from planner.ir.lowering import optimizer_scalars
 from planner.ir.lowering.lower import lower
 from planner.ir.operators import check_operator
 from planner.ir.plan import Plan
-from planner.job import JobError, TrainingJob
+from planner.job import JobError, TrainingJob, own_code
 from planner.profiling.operators import Measured
 from planner.search.plan_step import PlanResult, plan_step
 
@@ -63,32 +65,55 @@ class Prepared:
 # -- capture
 
 
-def prepare(job: TrainingJob, *, updates: int = 0, verify: int = 0) -> Prepared:
-    """Capture every graph that the job's data will need: full batches, the last short one, evaluation.
+def rows_and_updates(job: TrainingJob, epochs: int) -> tuple[int, int]:
+    """Return how many samples a job has, and how many updates so many passes over them make.
 
-    `updates`: for how many updates the scheduler's hyperparameters are tabulated. `verify`: plain PyTorch runs this
-    many steps, whose losses go into the bundle for comparison; that needs plain PyTorch's memory. Raises
-    CaptureError for a step that cannot be recorded, JobError for data that cannot be trained on.
+    Raises JobError.
     """
-    data, eval_data = _columns(job.data, "data"), _columns(job.eval_data, "eval_data")
+    rows = _checked_data(job)[0].shape[0]
+    return rows, epochs * -(-rows // job.batch_size) // job.accumulate
+
+
+def _checked_data(job: TrainingJob) -> list[torch.Tensor]:
+    """Return the columns of a job's data; raise JobError for settings or data that cannot be trained on."""
+    _check_settings(job)
+    data = _columns(job.data, "data")
     if not data:
         raise JobError("the job has no data; give one tensor per argument of the batch")
     count = data[0].shape[0]
     if not 1 <= job.batch_size <= count:
         raise JobError(f"batch_size is {job.batch_size}, the data has {count} rows; choose between 1 and {count}")
-    reference = _reference(job, data, verify) if verify else {}
+    return data
+
+
+def prepare(job: TrainingJob, *, updates: int = 0, verify: int = 0) -> Prepared:
+    """Capture every graph that the job's data will need: full batches, the last short one, evaluation.
+
+    `updates`: for how many updates the scheduler's hyperparameters are tabulated. `verify`: plain PyTorch runs this
+    many steps, whose losses go into the bundle for comparison; that needs plain PyTorch's memory. Raises
+    CaptureError for a step that cannot be recorded, JobError for data or settings that cannot be trained on.
+    """
+    data, eval_data = _checked_data(job), _columns(job.eval_data, "eval_data")
+    count = data[0].shape[0]
+    loss_fn = _told(job.loss_fn)
+    reference = _reference(replace(job, loss_fn=loss_fn), data, verify) if verify else {}
     graphs: dict[str, StepGraph] = {}
     captures: list[Capture] = []
     for rows in _batch_sizes(count, job.batch_size, job.drop_last):
         capture = capture_step(
-            job.model, job.loss_fn, job.optimizer, tuple(c[:rows] for c in data),
+            job.model, loss_fn, job.optimizer, tuple(c[:rows] for c in data),
             clip_grad_norm=job.clip_grad_norm, accumulate=job.accumulate,
         )  # fmt: skip
         graphs |= {_graph_name(k, rows, job.batch_size): g for k, g in capture.graphs.items()}
         captures.append(capture)
+        if not job.allow_nonfinite and not math.isfinite(capture.loss):
+            raise JobError(
+                f"the loss on the first {rows} rows of the data is {capture.loss}; look for values in the data, the model "
+                "or its start that are not finite, or set allow_nonfinite=True in the job"
+            )
     if eval_data:
         for rows in _batch_sizes(eval_data[0].shape[0], job.batch_size, drop_last=False):
-            capture = capture_evaluation(job.model, job.loss_fn, tuple(c[:rows] for c in eval_data))
+            capture = capture_evaluation(job.model, loss_fn, tuple(c[:rows] for c in eval_data))
             graphs[_graph_name("eval", rows, job.batch_size)] = capture.graphs["eval"]
             captures.append(capture)
     for graph in graphs.values():
@@ -111,7 +136,10 @@ def prepare(job: TrainingJob, *, updates: int = 0, verify: int = 0) -> Prepared:
 
 
 def _result(model: torch.nn.Module, used: Set[str]) -> tuple[tuple[str, ...], dict[str, torch.Tensor]]:
-    """Return the names of the model's state, tied tensors once as safetensors' `save_model` does, and those not `used`."""
+    """Return the names of the model's state, and its tensors that are not `used`.
+
+    Tied tensors are named once, as safetensors' `save_model` does.
+    """
     state = {k: t for k, t in model.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
     distinct = {id(t): name for name, t in reversed(state.items())}
     distinct |= {id(t): n for n, t in (*model.named_parameters(), *model.named_buffers()) if n in state}
@@ -120,9 +148,61 @@ def _result(model: torch.nn.Module, used: Set[str]) -> tuple[tuple[str, ...], di
     return names, {n: state[n].detach() for n in names if not keys[n] & used}
 
 
+def _check_settings(job: TrainingJob) -> None:
+    """Raise JobError for what no bundle can be made of, before anything takes time."""
+    for name, kind in (("model", torch.nn.Module), ("optimizer", torch.optim.Optimizer)):
+        if not isinstance(getattr(job, name), kind):
+            raise JobError(
+                f"the {name} is a {type(getattr(job, name)).__name__}; give a {kind.__module__}.{kind.__name__}"
+            )
+    if not callable(job.loss_fn):
+        raise JobError(f"loss_fn is a {type(job.loss_fn).__name__}; give a function of the model and a batch")
+    clip = job.clip_grad_norm
+    if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or not 0 < clip < math.inf):
+        raise JobError(f"clip_grad_norm is {clip!r}; it must be a number above 0, or None")
+    for name, least in (("batch_size", 1), ("accumulate", 1), ("seed", 0)):
+        value = getattr(job, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MAX_WHOLE:
+            raise JobError(f"{name} is {value!r}; it must be a whole number, at least {least} and below 2**62")
+    if isinstance(job.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise JobError(
+            "ReduceLROnPlateau follows a metric, and a bundle's schedule is fixed when it is made; use a scheduler that "
+            "depends on the number of steps alone"
+        )
+    if job.scheduler is not None and not isinstance(job.scheduler, torch.optim.lr_scheduler.LRScheduler):
+        raise JobError(
+            f"the scheduler is a {type(job.scheduler).__name__}; give one of torch.optim.lr_scheduler, or None"
+        )
+
+
+def _told(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a loss function whose errors say on which batch, with the user's own lines."""
+
+    def told(model: torch.nn.Module, *batch: torch.Tensor) -> Any:
+        columns = ", ".join(f"{str(c.dtype).removeprefix('torch.')} {list(c.shape)}" for c in batch)
+        with own_code(f"loss_fn(model, *batch) on a batch of {columns}"):
+            return loss_fn(model, *batch)
+
+    return told
+
+
 def _columns(data: Sequence[Any], what: str) -> list[torch.Tensor]:
-    columns = [torch.as_tensor(c) for c in data]
-    lengths = {c.shape[0] if c.dim() else 0 for c in columns}
+    if isinstance(data, str) or not isinstance(data, Sequence):
+        raise JobError(f"{what} is a {type(data).__name__}; give a list with one tensor per argument of the batch")
+    columns = []
+    for i, column in enumerate(data):
+        try:
+            columns.append(torch.as_tensor(column))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise JobError(
+                f"column {i} of {what} is no array of numbers ({error}); give a tensor or an array"
+            ) from error
+        kind = str(columns[-1].dtype).removeprefix("torch.")
+        if kind not in STORED_DTYPES:
+            raise JobError(f"column {i} of {what} is {kind}; give one of {', '.join(STORED_DTYPES)}")
+        if not columns[-1].dim():
+            raise JobError(f"column {i} of {what} is a single number; give a tensor with one row per sample")
+    lengths = {c.shape[0] for c in columns}
     if len(lengths) > 1:
         raise JobError(
             f"the columns of {what} have different lengths {sorted(lengths)}; they must have one row per sample"
@@ -143,7 +223,10 @@ def _graph_name(kind: str, rows: int, batch_size: int) -> str:
 def _merge(
     captures: Sequence[Capture], graphs: dict[str, StepGraph]
 ) -> tuple[dict[str, StepGraph], dict[str, torch.Tensor | Fill]]:
-    """Give the constants of each capture names of their own, so that all graphs can share one table of tensors."""
+    """Give the constants of each capture names of their own.
+
+    So all graphs can share one table of tensors.
+    """
     tensors: dict[str, torch.Tensor | Fill] = {}
     renamed: dict[int, StepGraph] = {}
     for i, capture in enumerate(captures):
@@ -162,7 +245,10 @@ def _merge(
 
 
 def _schedule(job: TrainingJob, updates: int) -> tuple[tuple[Mapping[str, Any], ...], ...]:
-    """Tabulate the hyperparameters that the scheduler changes; optimizer and scheduler are put back afterwards."""
+    """Tabulate the hyperparameters that the scheduler changes.
+
+    Optimizer and scheduler are put back afterwards.
+    """
     if job.scheduler is None:
         return ()
     optimizer, scheduler = job.optimizer, job.scheduler
@@ -220,7 +306,10 @@ Planner = Callable[[StepGraph, CostTable, int], PlanResult]
 def plan_all(
     prepared: Prepared, measured: Measured, device: DeviceCosts, ram_bytes: int, planner: Planner
 ) -> tuple[dict[str, Plan], dict[str, CostTable]]:
-    """Return a plan and a cost table for every graph; raise InfeasibleError for the first that does not fit."""
+    """Return a plan and a cost table for every graph.
+
+    Raises InfeasibleError for the first that does not fit.
+    """
     plans, costs = {}, {}
     for (name, graph), ops in zip(prepared.graphs.items(), measured.ops, strict=True):
         costs[name] = CostTable(device, ops)
@@ -234,7 +323,10 @@ def plan_all(
 def default_planner(
     *, strategy: str, time_limit_s: float, progress: Any = None, deadline_s: float | None = None
 ) -> Planner:
-    """Return the planner that the command line uses. `deadline_s`: for one training step; evaluation has none."""
+    """Return the planner that the command line uses.
+
+    `deadline_s`: for one training step; evaluation has none.
+    """
 
     def plan(graph: StepGraph, costs: CostTable, ram_bytes: int) -> PlanResult:
         training = any(op.phase is not Phase.FORWARD for op in graph.ops)
@@ -306,7 +398,7 @@ def describe(
         result=prepared.result,
         device=device.name, estimated=estimated,
         eval_samples=prepared.eval_data[0].shape[0] if prepared.eval_data else 0,
-        schedule=prepared.schedule, reference=prepared.reference,
+        schedule=prepared.schedule, allow_nonfinite=job.allow_nonfinite, reference=prepared.reference,
     )  # fmt: skip
 
 

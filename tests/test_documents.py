@@ -1,4 +1,4 @@
-"""What ARCHITECTURE.md, CONTRIBUTING.md and README.md name is there."""
+"""What ARCHITECTURE.md, CONTRIBUTING.md, README.md and SECURITY.md name is there."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("agent", "planner", "tests", "firmware", "deploy")
 
 
-@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md"])
+@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "SECURITY.md"])
 def test_named_files_and_folders_exist(name: str) -> None:
     text = (ROOT / name).read_text()
     named = set(re.findall(rf"`((?:{'|'.join(ROOMS)})/[\w./-]*)`", text)) | set(re.findall(r"\]\(([\w./-]+)\)", text))
@@ -20,3 +20,18 @@ def test_named_files_and_folders_exist(name: str) -> None:
         if "NAME" not in path and not (ROOT / path).exists() and not (ROOT / f"{path}.py").exists()
     }
     assert named and not missing, f"{name} names {sorted(missing)}, which do not exist"
+
+
+def test_every_line_of_the_threat_model_names_a_test_that_is_there() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    assert len(named) > 40
+    missing = [
+        f"{path}::{test}"
+        for path, test in named
+        if not (ROOT / path).is_file() or not re.search(rf"^(async )?def {test}\(", (ROOT / path).read_text(), re.M)
+    ]
+    assert not missing
+    for line in text.splitlines():
+        if line.startswith("| ") and not line.startswith(("| |", "|---")):
+            assert "::test_" in line, line

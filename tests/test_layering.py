@@ -137,10 +137,11 @@ def test_the_daemon_does_without_tls(tmp_path: Path) -> None:
         "--state-dir",
         str(tmp_path),
         "--runtime-dir",
-        str(tmp_path),
+        str(tmp_path / "run"),
         "--config",
-        str(tmp_path / "none.toml"),
+        str(tmp_path / "wrong.toml"),
     ]
+    (tmp_path / "wrong.toml").write_text("[when]\nidle_for = 'soon'\n")
     program = f"import sys; from agent.cli import main; print(main({words!r}), 'asyncio' in sys.modules, '_ssl' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.split() == ["2", "True", "False"]
+    assert done.stdout.split() == ["78", "True", "False"]

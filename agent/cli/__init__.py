@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from agent.cli.arguments import CommandParser
-from planner.ir.errors import PortError
+from agent.cli.terminal import guarded
+from planner.ir.errors import ExitCode, PortError
 
 AREAS = ("exec", "plan_and_train", "devices_and_plots", "daemon", "energy", "mcu")
 """Modules of this package that add commands, in the order of `--help`. Each has `add_commands(subparsers)`; a command sets
@@ -33,15 +34,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     A `PortError` is printed without a traceback.
     """
+    with guarded():
+        return _run(argv)
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)
+        sys.stdout.flush()
     except PortError as error:
         print(f"port-agent: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        return 130
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:
         sys.stderr.close()
         return 141
+    except OSError as error:  # of a path that was given; what our own files need raises errors with their own remedies
+        path = f"{error.filename}: " if error.filename else ""
+        print(
+            f"port-agent: {path}{error.strerror or error}; check the path, its permissions and the room on its disk",
+            file=sys.stderr,
+        )
+        return ExitCode.IMPOSSIBLE
     return code

@@ -1,18 +1,31 @@
-"""What the command line's arguments are made of: a reader for each kind, refusals in one line with the remedy."""
+"""What the command line's arguments are made of.
+
+A reader for each kind, refusals in one line with the remedy.
+"""
 
 import argparse
+import errno
 import math
+import os
+import re
+import stat
+import tempfile
 import time as clock
 from collections.abc import Callable
 from datetime import time
+from pathlib import Path
 from typing import NoReturn, TypeVar
 
+from agent.cli.terminal import printable
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.times import parse_deadline, parse_hours, parse_since
 from planner.ir.units import parse_bytes, parse_duration, shown
 
 T = TypeVar("T")
 
+_WHOLE = "[-+]?[0-9]{1,19}"
+_LONGEST_NAMED = 200
+"""Characters of a path in a message: what is longer is no path that a person typed."""
 MOST = 2**63 - 1
 """What the job store's columns and the worker's counters hold."""
 
@@ -31,7 +44,7 @@ class CommandParser(argparse.ArgumentParser):
 
         Control characters of the argument are made visible.
         """
-        line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
+        line = printable(message).replace("\n", "\\n")
         self.exit(2, f"{self.prog}: {line}; see {self.prog} --help\n")
 
 
@@ -110,15 +123,127 @@ def whole_number(least: int, most: int = MOST) -> Callable[[str], int]:
     )
 
     def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
+        value = int(text) if re.fullmatch(_WHOLE, text.strip()) else least - 1
         if not least <= value <= most:
             raise argparse.ArgumentTypeError(f"{shown(text)} is no whole number {wanted}")
         return value
 
     return read
+
+
+def readable_file(text: str) -> Path:
+    """Return the path of a file that can be read now.
+
+    Raises ArgumentTypeError for anything else.
+    """
+    path = _path(text)
+    try:
+        if stat.S_ISFIFO(path.stat().st_mode):  # opening it would wait for who writes
+            raise argparse.ArgumentTypeError(f"{_named(text)} is a pipe; name a file")
+        with path.open("rb") as file:
+            file.read(1)
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(
+            f"cannot read {_named(text)}: {_reason(error)}; name a file that is there"
+        ) from error
+    return path
+
+
+def readable_folder(text: str) -> Path:
+    """Return the path of a directory that can be listed now.
+
+    Raises ArgumentTypeError for anything else.
+    """
+    path = _path(text)
+    try:
+        with os.scandir(path):
+            return path
+    except (OSError, ValueError) as error:
+        reason = _reason(error)
+        raise argparse.ArgumentTypeError(
+            f"cannot look into {_named(text)}: {reason}; name a directory that is there"
+        ) from error
+
+
+def readable_file_or_folder(text: str) -> Path:
+    """Return the path of a file or directory that can be read now.
+
+    Raises ArgumentTypeError for anything else.
+    """
+    return readable_folder(text) if os.path.isdir(_path(text)) else readable_file(text)  # noqa: PTH112  Path.is_dir raises for some
+
+
+def writable_file(text: str) -> Path:
+    """Return the path of a file that can be made or written now; nothing is done yet.
+
+    Raises ArgumentTypeError for anything else.
+    """
+    path = _path(text)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if _exists(path):
+            os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+        else:
+            _try_file(path.absolute().parent)
+    except (OSError, ValueError) as error:
+        reason = _reason(error)
+        raise argparse.ArgumentTypeError(
+            f"cannot write {_named(text)}: {reason}; name a file in a directory of yours"
+        ) from error
+    return path
+
+
+def writable_folder(text: str) -> Path:
+    """Return the path of a directory that can be written into, or made: nothing is done yet.
+
+    Raises ArgumentTypeError for anything else.
+    """
+    path = _path(text)
+    try:
+        there = path.absolute()
+        while not _exists(there):
+            there = there.parent
+        _try_file(there)
+    except (OSError, ValueError) as error:
+        reason = _reason(error)
+        raise argparse.ArgumentTypeError(
+            f"cannot write into {_named(text)}: {reason}; name a directory of yours"
+        ) from error
+    return path
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty; name one, such as . for this directory")
+    return Path(text)
+
+
+def _exists(path: Path) -> bool:
+    """Return whether something is there, where it leads.
+
+    Raises OSError for a path that leads nowhere else.
+    """
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return path.is_symlink()
+    return True
+
+
+def _try_file(folder: Path) -> None:
+    """Make a file without a name in `folder`: permissions alone do not tell. Raises OSError."""
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+def _named(path: str) -> str:
+    return path[:_LONGEST_NAMED]
+
+
+def _reason(error: OSError | ValueError) -> str:
+    """Return why a path cannot be used; ValueError is Python's for a null character."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _told(parse: Callable[[str], T], text: str) -> T:

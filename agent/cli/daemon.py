@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import re
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -12,7 +11,19 @@ from typing import Any
 from urllib.parse import quote
 
 from agent.cli import places
-from agent.cli.arguments import UsageError, deadline, deadline_or_none, duration, whole_number
+from agent.cli.arguments import (
+    UsageError,
+    deadline,
+    deadline_or_none,
+    duration,
+    readable_file,
+    readable_file_or_folder,
+    readable_folder,
+    whole_number,
+    writable_file,
+    writable_folder,
+)
+from planner.ir.units import shown
 
 Arguments = argparse.Namespace
 
@@ -34,14 +45,14 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     result = _client(commands, "result", "fetch the trained weights of a job", _result)
     _add_job(result)
-    result.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
+    result.add_argument("-o", "--output", type=writable_file, required=True, metavar="FILE")
     feed = _client(commands, "feed", "give files to a job that waits for data", _feed)
     _add_job(feed)
-    feed.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    feed.add_argument("files", nargs="+", type=readable_file, metavar="FILE")
     _client(commands, "peers", "list other agents on the local network (needs [peers] discover = true)", _peers)
     _add_control(commands)
     doctor = _client(commands, "doctor", "examine sensors, permissions, flash, cgroups and clock", _doctor)
-    doctor.add_argument("--state-dir", type=Path, help="examine from here when no agent runs")
+    doctor.add_argument("--state-dir", type=readable_folder, help="examine from here when no agent runs")
     doctor.add_argument("--no-flash", action="store_true", help="skip the flash speed test (writes 16 MB)")
     completion = commands.add_parser("completion", help="print a shell completion script")
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
@@ -54,17 +65,19 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     run = commands.add_parser("run", help="run the agent itself (systemd does this for you)")
     run.add_argument("--foreground", action="store_true", help="stay in the foreground (it always does; for clarity)")
-    run.add_argument("--state-dir", type=Path, metavar="D", help="jobs and checkpoints")
-    run.add_argument("--runtime-dir", type=Path, metavar="R", help="the control socket")
-    run.add_argument("--config", type=Path, metavar="F", help=f"default {places.SYSTEM_CONFIG} if it exists")
-    run.add_argument("--sysfs-root", type=Path, metavar="D", help="read power and heat below D instead of /sys")
+    run.add_argument("--state-dir", type=writable_folder, metavar="D", help="jobs and checkpoints")
+    run.add_argument("--runtime-dir", type=writable_folder, metavar="R", help="the control socket")
+    run.add_argument("--config", type=readable_file, metavar="F", help=f"default {places.SYSTEM_CONFIG} if it exists")
+    run.add_argument(
+        "--sysfs-root", type=readable_folder, metavar="D", help="read power and heat below D instead of /sys"
+    )
     run.set_defaults(run=_run)
 
 
 def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     submit = _client(commands, "submit", "give the agent a job", _submit)
     submit.add_argument(
-        "bundle", nargs="?", type=Path, metavar="JOB",
+        "bundle", nargs="?", type=readable_file_or_folder, metavar="JOB",
         help="a bundle made by `port-agent plan`; with --kind mcu a model directory made by `port-agent mcu compile`",
     )  # fmt: skip
     submit.add_argument("--name", help="default: the bundle's file name")
@@ -72,7 +85,7 @@ def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--kind", choices=("train", "mcu"), default="train",
         help="train: on this machine (default); mcu: on a microcontroller on a serial port",
     )  # fmt: skip
-    submit.add_argument("--data", type=Path, metavar="DIR", help="data that the agent can read")
+    submit.add_argument("--data", type=readable_folder, metavar="DIR", help="data that the agent can read")
     submit.add_argument("--inbox", action="store_true", help="train on files as they arrive in the job's inbox")
     submit.add_argument("--epochs", type=whole_number(1), help="passes over the data (default 1)")
     submit.add_argument("--steps", type=whole_number(1), help="batches instead of epochs")
@@ -148,8 +161,6 @@ def _run(arguments: Arguments) -> int:
         config=(arguments.config or places.SYSTEM_CONFIG).absolute(),
         sysfs_root=arguments.sysfs_root.absolute() if arguments.sysfs_root else None,
     )
-    if arguments.config is not None and not arguments.config.is_file():
-        raise UsageError(f"there is no configuration file {arguments.config}; leave --config away for the defaults")
     if sys.stderr.isatty():
         print(f"port-agent: state in {settings.state_dir}, socket in {settings.runtime_dir}", file=sys.stderr)
     asyncio.run(Daemon(settings).run())
@@ -172,6 +183,8 @@ def _submit(arguments: Arguments) -> int:
     client = places.connect(arguments.runtime_dir)
     if arguments.kind == "train" and arguments.bundle is None:
         raise UsageError("give a bundle: port-agent submit job.port (make one with `port-agent plan`)")
+    if arguments.kind == "train" and not arguments.bundle.is_file():
+        raise UsageError(f"{arguments.bundle} is a directory; give a bundle, or --kind mcu for a model directory")
     if arguments.kind == "mcu" and arguments.bundle is None:
         raise UsageError("give a model directory: port-agent submit build/ --kind mcu (`port-agent mcu compile`)")
     fields: dict[str, Any] = {
@@ -186,8 +199,6 @@ def _submit(arguments: Arguments) -> int:
         "deadline_at": arguments.deadline,
         "arguments": _board_arguments(arguments),
     }
-    if arguments.bundle is not None and not arguments.bundle.exists():
-        raise UsageError(f"there is no bundle {arguments.bundle}; make one with `port-agent plan`")
     if arguments.bundle is not None and arguments.kind == "mcu":
         fields["bundle"] = str(arguments.bundle.absolute())  # a directory, or a file that names others beside it
     elif arguments.bundle is not None:
@@ -209,8 +220,9 @@ def _board_arguments(arguments: Arguments) -> list[str]:
 
 
 def _job_name(arguments: Arguments) -> str:
-    stem = arguments.bundle.stem if arguments.bundle else arguments.kind
-    return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._") or "job"
+    from agent.jobs.model import name_like
+
+    return name_like(arguments.bundle.stem if arguments.bundle else arguments.kind)
 
 
 def _status(arguments: Arguments) -> int:
@@ -280,9 +292,7 @@ def _feed(arguments: Arguments) -> int:
     client = places.connect(arguments.runtime_dir)
     answers = []
     for file in arguments.files:
-        if not file.is_file():
-            raise UsageError(f"there is no file {file}")
-        answers.append(client.upload(f"/v1/inbox/{quote(arguments.job)}/{quote(file.name)}", file))
+        answers.append(client.upload(f"/v1/inbox/{_job_named(arguments)}/{quote(file.name)}", file))
     total = sum(answer["bytes"] for answer in answers)
     return _answer(arguments, {"files": answers}, f"{len(answers)} files, {total} bytes are in the inbox")
 
@@ -377,4 +387,13 @@ def _answer(arguments: Arguments, value: Any, text: str) -> int:
 
 
 def _path(arguments: Arguments) -> str:
-    return f"/v1/jobs/{quote(arguments.job, safe='')}"
+    return f"/v1/jobs/{_job_named(arguments)}"
+
+
+def _job_named(arguments: Arguments) -> str:
+    """Return the number or name that was given; raises UsageError for what can be neither."""
+    from agent.jobs.model import NAME
+
+    if not NAME.fullmatch(arguments.job):
+        raise UsageError(f"{shown(arguments.job)} is no number or name of a job; see `port-agent jobs`")
+    return str(arguments.job)

@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from agent.cli.terminal import terminal
 from planner.ir.units import format_bytes, format_joules, format_seconds
 
 _STATE_STYLE = {
@@ -29,7 +30,7 @@ _VERDICT = {"good": ("✓", "green"), "note": ("·", "yellow"), "bad": ("✗", "
 
 def show(renderable: RenderableType) -> None:
     """Print to the terminal."""
-    Console(highlight=False).print(renderable)
+    terminal().print(renderable)
 
 
 def watch(fetch: Callable[[], Mapping[str, Any]]) -> int:
@@ -37,7 +38,7 @@ def watch(fetch: Callable[[], Mapping[str, Any]]) -> int:
 
     Into a file or a pipe, one screen after the other.
     """
-    console = Console(highlight=False)
+    console = terminal()
     if not console.is_terminal:
         while True:
             console.print(Text(datetime.now().strftime("%H:%M:%S")), status_screen(fetch()), sep="\n")
@@ -75,7 +76,8 @@ def _headline(status: Mapping[str, Any]) -> Text:
 def _current_job(job: Mapping[str, Any], status: Mapping[str, Any]) -> Iterable[RenderableType]:
     table = Table.grid(padding=(0, 2))
     total = job["total_steps"]
-    table.add_row(_label("Job"), f"{job['id']} ({job['name']})")
+    whose = f", program of {job['owner']}, process {job['pid']}" if job["owner"] else ""
+    table.add_row(_label("Job"), f"{job['id']} ({job['name']}){whose}")
     if total:
         bar = Table.grid(padding=(0, 1))
         share = min(1.0, job["step"] / total)
@@ -95,7 +97,9 @@ def _current_job(job: Mapping[str, Any], status: Mapping[str, Any]) -> Iterable[
     if pace:
         table.add_row(_label(""), ", ".join(pace))
     memory = []
-    if job["plan"] is not None:
+    if job["owner"]:
+        memory.append(f"{format_bytes(job['planned_peak_bytes'] or 0)} at most")
+    elif job["plan"] is not None:
         memory.append(
             f"plan {job['plan'] + 1} of {job['plans']}, {format_bytes(job['planned_peak_bytes'] or 0)} planned"
         )
@@ -187,6 +191,8 @@ def _why(job: Mapping[str, Any]) -> str:
     parts = [job["reason"]] if job["reason"] not in ("", job["state"]) else []
     if job["retry_in_s"] is not None:
         parts.append(f"again in {format_seconds(round(job['retry_in_s']))}")
+    if job["owner"]:
+        parts.append(f"program of {job['owner']}")
     if job["priority"]:
         parts.append(f"priority {job['priority']}")
     if job["deadline_at"] is not None:

@@ -7,7 +7,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.cli.arguments import deadline, duration, hours, positive_number, size, whole_number
+import msgspec
+
+from agent.cli.arguments import (
+    UsageError,
+    deadline,
+    duration,
+    hours,
+    positive_number,
+    readable_file,
+    size,
+    whole_number,
+    writable_file,
+    writable_folder,
+)
+from agent.cli.terminal import terminal
 from planner.ir.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -43,8 +57,12 @@ def _add_profile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "Watts cannot be measured without a sensor: give them, or the file says they are assumed.",
         epilog="Example: port-agent profile -o my-pi.toml --static-watts 2.9 --compute-watts 3.4",
     )
-    parser.add_argument("-o", "--out", type=Path, default=Path("board.toml"), help="file to write (default board.toml)")
-    parser.add_argument("--page-dir", type=Path, default=Path(), help="where flash is measured (default: here)")
+    parser.add_argument(
+        "-o", "--out", type=writable_file, default=Path("board.toml"), help="file to write (default board.toml)"
+    )
+    parser.add_argument(
+        "--page-dir", type=writable_folder, default=Path(), help="where flash is measured (default: here)"
+    )
     parser.add_argument("--threads", type=whole_number(1, 1024), default=1, help="threads per operator (default 1)")
     parser.add_argument("--static-watts", type=positive_number, help="what the machine draws at rest, from a meter")
     parser.add_argument("--compute-watts", type=positive_number, help="what full load adds, from a meter")
@@ -57,8 +75,8 @@ def _add_draw(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         help="draw a plan: tensors over time, memory curve and budget",
         description="Draw what a bundle's plan keeps, recomputes and pages, as .svg or .html.",
     )
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("out", type=Path, help="file that ends in .svg or .html")
+    parser.add_argument("bundle", type=readable_file)
+    parser.add_argument("out", type=writable_file, help="file that ends in .svg or .html")
     parser.add_argument("--plan", type=whole_number(0), default=0, help="which plan of the bundle (default 0)")
     parser.set_defaults(run=_draw)
 
@@ -71,7 +89,7 @@ def _add_frontier(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "and energy; with --deadline, say which of them meet it.",
         epilog="Example: port-agent frontier job.port --deadline 2026-12-01T07:00 --epochs 3 --charging 22:00-07:00",
     )
-    parser.add_argument("bundle", type=Path)
+    parser.add_argument("bundle", type=readable_file)
     parser.add_argument("--ram", type=size, help="largest budget (default: what keeping everything takes)")
     parser.add_argument("--count", type=whole_number(1, 1000), default=4, help="number of budgets (default 4)")
     parser.add_argument(
@@ -93,12 +111,11 @@ def add_deadline(parser: argparse.ArgumentParser) -> None:
 
 
 def _boards(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
     from rich.table import Column, Table
 
     from planner.ir.boards import board_names, load_board
 
-    console = Console()
+    console = terminal()
     if arguments.board is not None:
         board = load_board(arguments.board)
         if arguments.json:
@@ -223,11 +240,12 @@ def _best(action: "Callable[[], object]", repeats: int = 10) -> float:
 def _draw(arguments: argparse.Namespace) -> int:
     from planner.draw import bundle_drawing, write_drawing
     from planner.ir.bundle.bundle import Bundle
-    from planner.ir.errors import PortError
 
     bundle = Bundle(arguments.bundle)
     if not 0 <= arguments.plan < len(bundle.plans):
-        raise PortError(f"{arguments.bundle} has {len(bundle.plans)} plans, there is no plan {arguments.plan}")
+        raise UsageError(
+            f"{arguments.bundle} has {len(bundle.plans)} plans, there is no plan {arguments.plan}; count from 0"
+        )
     picture = bundle_drawing(bundle, arguments.plan)
     write_drawing(picture, arguments.out)
     print(f"{arguments.out}: {picture.title}")
@@ -247,7 +265,7 @@ def _frontier(arguments: argparse.Namespace) -> int:
     wanted = None if asked is None else asked.seconds_per_step
     if arguments.json:
         rows = [_point_data(p) | {"in_time": wanted is None or p.seconds <= wanted} for p in points]
-        print(json.dumps({"seconds_per_step": wanted, "plans": rows}))
+        print(msgspec.json.encode({"seconds_per_step": wanted, "plans": rows}).decode())
         return 0
     print_frontier(points, wanted)
     if asked is not None and points and all(p.seconds > asked.seconds_per_step for p in points):
@@ -271,7 +289,10 @@ def wanted_pace(arguments: argparse.Namespace, samples: int, batch_size: int) ->
 
 
 def too_slow(graph: "StepGraph", costs: "CostTable", wanted: "Pace", ram_bytes: int, fastest_s: float) -> str:
-    """Return by how much a step of `fastest_s` misses the deadline within `ram_bytes`, and which budget would do."""
+    """Return by how much a step of `fastest_s` misses the deadline within `ram_bytes`.
+
+    And which budget would do.
+    """
     from planner.deadline import shortfall
     from planner.ir.lowering.lower import lower
     from planner.ir.plan import Plan
@@ -294,7 +315,6 @@ def _point_data(point: "Point") -> dict[str, object]:
 
 def print_frontier(points: "list[Point]", wanted_seconds: float | None) -> None:
     """Print the frontier as a table and, in a terminal, as a plot of energy over memory."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("plan", "budget", "peak", "step", "energy", "overhead", "in time")
@@ -304,7 +324,7 @@ def print_frontier(points: "list[Point]", wanted_seconds: float | None) -> None:
             str(k), format_bytes(point.plan.ram_bytes), format_bytes(point.peak_bytes), format_seconds(point.seconds),
             format_joules(point.joules), format_joules(point.plan.overhead_joules), in_time,
         )  # fmt: skip
-    console = Console()
+    console = terminal()
     console.print(table)
     if wanted_seconds is not None:
         console.print(f"the deadline leaves {format_seconds(wanted_seconds)} per step")

@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.cli import places
-from agent.cli.arguments import UsageError, positive_number, since, size, whole_number
+from agent.cli.arguments import (
+    UsageError,
+    positive_number,
+    readable_file,
+    readable_folder,
+    since,
+    size,
+    whole_number,
+    writable_file,
+)
+from agent.cli.terminal import draw, terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -34,7 +44,9 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     energy.add_argument("--job", help="only this job (its number)")
     form = energy.add_mutually_exclusive_group()
-    form.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page, readable offline")
+    form.add_argument(
+        "--html", type=writable_file, metavar="FILE", help="write one self-contained page, readable offline"
+    )
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--csv", action="store_true", help="print the tables as CSV")
     energy.add_argument("--sources", action="store_true", help="show the sources of this machine and test them")
@@ -54,9 +66,13 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def _add_places(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--state-dir", type=Path, metavar="D", help="read the ledger there, without asking an agent")
+    parser.add_argument(
+        "--state-dir", type=readable_folder, metavar="D", help="read the ledger there, without asking an agent"
+    )
     parser.add_argument("--runtime-dir", type=Path, metavar="R", help="where the agent's control socket is")
-    parser.add_argument("--config", type=Path, metavar="F", help=f"default {places.SYSTEM_CONFIG} if it exists")
+    parser.add_argument(
+        "--config", type=readable_file, metavar="F", help=f"default {places.SYSTEM_CONFIG} if it exists"
+    )
 
 
 def _energy(arguments: argparse.Namespace) -> int:
@@ -105,14 +121,15 @@ def _config(arguments: argparse.Namespace) -> "tuple[EnergyConfig, int]":
     from agent.policy.config import Config, load_config
 
     path = arguments.config or places.SYSTEM_CONFIG
-    if arguments.config is not None and not path.is_file():
-        raise UsageError(f"there is no configuration file {path}; leave --config away for the defaults")
     config = load_config(path) if path.is_file() else Config()
     return EnergyConfig.from_table(config.energy), config.policy.flash_write_budget_bytes_per_day
 
 
 def _read(arguments: argparse.Namespace, options: "ReportOptions") -> "EnergyReport":
-    """Return the report of the running agent, newest figures included, or else from a ledger this user may read."""
+    """Return the report of the running agent, newest figures included.
+
+    Or else from a ledger this user may read.
+    """
     from agent.control.client import ControlError
     from agent.energy.ledger import FILE_NAME
     from agent.energy.report import read_report
@@ -162,12 +179,14 @@ def _plain(info: "SourceInfo | None") -> object:
 
 
 def _show_sources(reports: "Iterable[SourceReport]") -> None:
-    """Print what works, best first, then what is broken, with the remedy, then what this machine does not have."""
-    from rich.console import Console
+    """Print what works, best first.
+
+    Then what is broken, with the remedy, then what this machine does not have.
+    """
     from rich.padding import Padding
     from rich.text import Text
 
-    console, used = Console(highlight=False), False
+    console, used = terminal(), False
     for report in reports:
         if not report.present:
             console.print(Text(f"– {report.name}: {report.text}", style="dim"))
@@ -182,9 +201,7 @@ def _show_sources(reports: "Iterable[SourceReport]") -> None:
 
 
 def _show(report: "EnergyReport") -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    console = terminal()
     if not report.total:
         which = f" of job {report.options.job}" if report.options.job else ""
         console.print(f"The ledger has no figures{which} for this time.")
@@ -228,7 +245,7 @@ def _show_power(report: "EnergyReport", console: "Console") -> None:
     form = "%H:%M" if span < 2 * 86400 else "%d %b"
     figure.ruler("x").ticks(marks, [datetime.fromtimestamp(mark).strftime(form) for mark in marks])
     figure.ruler("y").lim(0, max(watts) * 1.1)
-    print(plotext.uncolorize(figure.build().string()) if not console.is_terminal else figure.build().string())
+    draw(plotext.uncolorize(figure.build().string()) if not console.is_terminal else figure.build().string())
 
 
 def _show_amounts(
@@ -250,7 +267,10 @@ def _show_amounts(
 
 
 def _show_phases(console: "Console", report: "EnergyReport") -> None:
-    """Print what the energy was spent on, and the phases that took none: no row would leave room for doubt."""
+    """Print what the energy was spent on, and the phases that took none.
+
+    No row would leave room for doubt.
+    """
     from agent.energy.report import PHASES
 
     rows = [row for row in report.phases if row.name != "unmeasured"]
@@ -332,7 +352,10 @@ def _show_notes(console: "Console", report: "EnergyReport") -> None:
 
 
 def _show_wear(console: "Console", report: "EnergyReport") -> None:
-    """Print flash writes: of the newest day against the budget, and how long the device lasts at this rate."""
+    """Print flash writes of the newest day against the budget.
+
+    And how long the device lasts at this rate.
+    """
     from agent.energy.wear import ASSUMED_CYCLES
     from planner.ir.units import format_bytes
 

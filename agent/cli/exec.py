@@ -8,22 +8,21 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from agent.cli.arguments import UsageError, size, whole_number
+from agent.cli import places
+from agent.cli.arguments import UsageError, size, whole_number, writable_file
 from agent.follow.exec.exec_budget import ExecOptions
 from agent.follow.exec.launch import BOOTSTRAP, LaunchOptions
+from agent.follow.pages import PageSpace, check_not_in_ram, default_page_dir
+from agent.jobs.model import name_like
 from agent.malloc import preload_environment
 from agent.supervisor.job.plan_choice import data_limit, memory_max
 from agent.system.memory_belt import limit_data, scope_command
-from agent.system.mounts import file_system
+from agent.train.pager import PageError
 
 _ROOT = Path(__file__).resolve().parents[2]
-
-_PERSISTENT_TEMPORARY = Path("/var/tmp")
-"""On a disk where /tmp may be in RAM (Filesystem Hierarchy Standard 3.0, 5.15)."""
 
 _EPILOG = """\
 what it does: every operator of the program runs as the program calls it, on the same values; tensors that the next
@@ -33,13 +32,20 @@ program without a budget. The program stays unchanged, and its first step alread
 examples:
   port-agent exec --ram 600M -- train.py --epochs 3
   port-agent exec --ram 2G --page-dir /mnt/ssd -- -m my_package.train --config base.yaml
+  port-agent exec --ram 600M --opportunistic -- train.py
   port-agent exec --tensors 4K -- train.py            everything leaves all the time: a test of the program
+
+--opportunistic: the program attaches to the agent of this machine and runs when the agent's policy says so (charging, idle,
+in its time window), one job at a time. When not, it waits between two operators, and its tensors leave for the page file;
+Python, torch and the program's own objects stay. `port-agent status`, `pause`, `resume` and `cancel` know it by its name;
+`cancel` is Ctrl-C for it. While no agent answers it waits, too.
 
 how much to give: Python and torch alone take about 230 MiB, transformers 100 more; the budget cannot be below that plus
 what the largest operator reads and writes. An operator that does not fit is named with its bytes and its line. Give
 --ram a little less than what the machine can spare: the kernel holds a hard limit a little above it.
 
-child processes: DataLoader workers and other children run without a budget of their own, under the same hard limit.
+child processes: DataLoader workers and other children run without a budget of their own, under the same hard limit; they
+are not paused, but soon have nothing to do.
 """
 
 
@@ -59,25 +65,27 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--tensors", type=size, metavar="SIZE", help="memory of the tensors alone, whatever the rest takes"
     )
     parser.add_argument(
-        "--page-dir", type=Path, metavar="DIR", default=_default_page_dir(),
+        "--page-dir", type=Path, metavar="DIR", default=default_page_dir(),
         help="where tensors that are away are kept, on a disk, not in RAM (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--cpus", type=whole_number(1), metavar="N", help="run on N CPUs, one thread each (default: as without)"
     )
-    parser.add_argument("--report", type=Path, metavar="FILE", help="write what it took as JSON at the end")
+    parser.add_argument("--report", type=writable_file, metavar="FILE", help="write what it took as JSON at the end")
     parser.add_argument(
         "--read-limit", type=size, metavar="SIZE", help="read pages no faster, in bytes per second: try a slow medium"
     )
     parser.add_argument("--write-limit", type=size, metavar="SIZE", help="write pages no faster, in bytes per second")
     parser.add_argument(
+        "--opportunistic", action="store_true", help="run when the agent's policy says so, pause and make room when not"
+    )
+    parser.add_argument(
+        "--runtime-dir", type=Path, metavar="R", help="with --opportunistic: where the agent's control socket is"
+    )
+    parser.add_argument(
         "program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="the program and its own arguments"
     )
     parser.set_defaults(run=_exec)
-
-
-def _default_page_dir() -> Path:
-    return _PERSISTENT_TEMPORARY if os.access(_PERSISTENT_TEMPORARY, os.W_OK) else Path(tempfile.gettempdir())
 
 
 def _exec(arguments: argparse.Namespace) -> int:
@@ -85,8 +93,7 @@ def _exec(arguments: argparse.Namespace) -> int:
     module, program = _program(arguments.program)
     ram = arguments.ram
     _check_page_dir(arguments.page_dir, for_ram=ram is not None)
-    if arguments.report is not None and not arguments.report.absolute().parent.is_dir():
-        raise UsageError(f"--report {arguments.report}: its folder does not exist; create it first")
+    socket = _agent_socket(arguments.runtime_dir, ram) if arguments.opportunistic else None
     added = preload_environment(ram) if ram is not None else {}
     if arguments.cpus is not None:
         _use_cpus(arguments.cpus)
@@ -99,6 +106,8 @@ def _exec(arguments: argparse.Namespace) -> int:
         write_bytes_per_s=arguments.write_limit,
         report=str(arguments.report.absolute()) if arguments.report is not None else None,
         data_limited=ram is not None and not scope,
+        socket=str(socket) if socket is not None else None,
+        name=name_like(Path(program[0]).stem),
     )
     options = LaunchOptions(asdict(budget), module, {name: os.environ.get(name) for name in added})
     if ram is not None and not scope:
@@ -108,8 +117,20 @@ def _exec(arguments: argparse.Namespace) -> int:
     os.execve(command[0], command, {**os.environ, **added})
 
 
+def _agent_socket(runtime_dir: Path | None, ram: int | None) -> Path:
+    """Return the control socket of the agent, which answers; raises UsageError, ControlError."""
+    if ram is None:
+        raise UsageError("--opportunistic needs --ram: the agent must know what the program may take")
+    client = places.connect(runtime_dir)
+    client.get("/v1/status")
+    return client.path.absolute()
+
+
 def _program(words: list[str]) -> tuple[bool, list[str]]:
-    """Return whether the program is a module, and its words without `-m`. Raises UsageError where there is none."""
+    """Return whether the program is a module, and its words without `-m`.
+
+    Raises UsageError where there is none.
+    """
     if words[:1] == ["--"]:
         words = words[1:]
     if not words:
@@ -131,16 +152,16 @@ def _program(words: list[str]) -> tuple[bool, list[str]]:
 
 
 def _check_page_dir(directory: Path, *, for_ram: bool) -> None:
-    """Raise UsageError unless pages can be kept in `directory`: writable, and for a budget of RAM not itself in RAM."""
+    """Raise UsageError unless pages can be kept in `directory`.
+
+    Writable, with room, and for a budget of RAM not in RAM.
+    """
     try:
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise UsageError(
-            f"no page file can be made in {directory}: {error.strerror}; choose another --page-dir"
-        ) from error
-    if for_ram and file_system(directory) in ("tmpfs", "ramfs"):
-        raise UsageError(f"{directory} is itself in RAM (tmpfs), which saves nothing; choose a --page-dir on a disk")
+        PageSpace(directory).close()
+        if for_ram:
+            check_not_in_ram(directory)
+    except PageError as error:
+        raise UsageError(str(error)) from error
 
 
 def _use_cpus(count: int) -> None:

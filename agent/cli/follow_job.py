@@ -4,14 +4,15 @@ import signal
 import sys
 from dataclasses import dataclass, field
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from agent.cli.terminal import terminal
 from agent.worker.protocol import (
     EvaluationDone,
     Event,
     LeaveNow,
+    StateRecovered,
     StepDone,
     StopAfterStep,
     TrainingFailed,
@@ -57,6 +58,7 @@ class Summary:
         match event:
             case WorkerReady():
                 self.planned_peak_bytes = event.planned_peak_bytes or 0
+                self.peak_rss_bytes = max(self.peak_rss_bytes, event.start_peak_bytes or 0)
             case StepDone():
                 self.first_loss = event.loss if self.first_loss is None else self.first_loss
                 self.last_loss = event.loss
@@ -115,13 +117,16 @@ def _watch(worker: Worker, summary: Summary, as_json: bool) -> None:
         TextColumn("loss {task.fields[loss]}"),
     )  # fmt: skip
     quiet = as_json or not sys.stderr.isatty()
-    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bar:
+    with Progress(*columns, console=terminal(stderr=True), disable=quiet) as bar:
         task = bar.add_task("step", total=None, loss="-")
         for event in worker.events():
             if as_json:
                 print(encode_message(event).decode(), end="", flush=True)
             summary.take(event)
             match event:
+                case StateRecovered():
+                    bar.update(task, completed=event.step)
+                    sys.stderr.write(f"{event.reason}; on from step {event.step}\n")
                 case WorkerReady():
                     bar.update(task, total=event.total_steps, completed=event.step)
                 case StepDone():
@@ -150,7 +155,7 @@ def print_report(summary: Summary, manifest: Manifest, plan: int) -> None:
         table.add_row("checksum", summary.result.digest)
     if summary.result is not None and summary.result.out:
         table.add_row("weights", summary.result.out)
-    Console().print(table)
+    terminal().print(table)
 
 
 def _shown(loss: float | None) -> str:

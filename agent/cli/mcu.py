@@ -11,7 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.cli.arguments import positive_number, size, whole_number
+from agent.cli.arguments import (
+    positive_number,
+    readable_file_or_folder,
+    readable_folder,
+    size,
+    whole_number,
+    writable_file,
+    writable_folder,
+)
+from agent.cli.terminal import terminal
 
 if TYPE_CHECKING:
     from agent.mcu.board.firmware import Firmware
@@ -48,8 +57,8 @@ def _add_list(add: Adder) -> None:
 
 def _add_compile(add: Adder) -> None:
     parser = add("compile", help="compile the PyTorch model of a project (project.py) to int8 tables")
-    parser.add_argument("project", type=Path, help="directory with project.py")
-    parser.add_argument("-o", "--out", type=Path, help="directory to write (default: PROJECT/build)")
+    parser.add_argument("project", type=readable_folder, help="directory with project.py")
+    parser.add_argument("-o", "--out", type=writable_folder, help="directory to write (default: PROJECT/build)")
     parser.add_argument(
         "--sparse-update", type=size, metavar="RAM",
         help="choose which biases and weights are trained: measure what each gains on the project's training samples, "
@@ -62,28 +71,32 @@ def _add_compile(add: Adder) -> None:
 
 def _add_build(add: Adder) -> None:
     parser = add("build", help="build the firmware of a compiled model for a board")
-    parser.add_argument("model", type=Path, help="directory of a compiled model")
+    parser.add_argument("model", type=readable_folder, help="directory of a compiled model")
     parser.add_argument("--board", required=True, help="board name; see: port-agent mcu list --boards")
-    parser.add_argument("-o", "--out", type=Path, help="directory of the images (default: MODEL/firmware)")
+    parser.add_argument("-o", "--out", type=writable_folder, help="directory of the images (default: MODEL/firmware)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_build)
 
 
 def _add_flash(add: Adder) -> None:
     parser = add("flash", help="build the firmware of a model and write it to a board")
-    parser.add_argument("model", type=Path, help="directory of a compiled model")
+    parser.add_argument("model", type=readable_folder, help="directory of a compiled model")
     parser.add_argument("--board", required=True, help="board name; see: port-agent mcu list --boards")
     parser.add_argument("--port", help="serial port of the board")
-    parser.add_argument("--drive", type=Path, help="the boot loader's drive, where images are copied")
+    parser.add_argument("--drive", type=writable_folder, help="the boot loader's drive, where images are copied")
     parser.add_argument("--dry-run", action="store_true", help="print the commands only")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_flash)
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", type=Path, help="job.json, or the directory of a compiled model")
-    parser.add_argument("--data", type=Path, help=".npz or .safetensors file with x and y, or an inbox directory")
-    parser.add_argument("--test", type=Path, help="samples to evaluate on (default: every fifth of the data)")
+    parser.add_argument("job", type=readable_file_or_folder, help="job.json, or the directory of a compiled model")
+    parser.add_argument(
+        "--data", type=readable_file_or_folder, help=".npz or .safetensors file with x and y, or an inbox directory"
+    )
+    parser.add_argument(
+        "--test", type=readable_file_or_folder, help="samples to evaluate on (default: every fifth of the data)"
+    )
     _add_port(parser)
     parser.add_argument("--json", action="store_true", help="print JSON lines")
 
@@ -106,8 +119,8 @@ def _add_train(add: Adder) -> None:
     parser.add_argument(
         "--snapshot-every", type=whole_number(1), help="samples between snapshots on the host (default 200)"
     )
-    parser.add_argument("--state-dir", type=Path, help="where snapshots are kept (default: beside the job)")
-    parser.add_argument("--out", type=Path, help="write the trained parameters here")
+    parser.add_argument("--state-dir", type=writable_folder, help="where snapshots are kept (default: beside the job)")
+    parser.add_argument("--out", type=writable_file, help="write the trained parameters here")
     parser.set_defaults(run=run_train)
 
 
@@ -131,8 +144,8 @@ def _add_logs(add: Adder) -> None:
 
 def _add_record(add: Adder) -> None:
     parser = add("record", help="write a connected stream of samples into an inbox, for a job that waits for data")
-    parser.add_argument("model", type=Path, help="directory of the compiled model")
-    parser.add_argument("--inbox", type=Path, required=True, help="directory that the job reads")
+    parser.add_argument("model", type=readable_folder, help="directory of the compiled model")
+    parser.add_argument("--inbox", type=writable_folder, required=True, help="directory that the job reads")
     parser.add_argument("--source", default="-", help='"-" (standard input), a path, or tcp:HOST:PORT; JSON lines x, y')
     parser.add_argument("--per-file", type=whole_number(1), default=64, help="samples per file (default 64)")
     parser.add_argument("--json", action="store_true", help="print JSON lines")
@@ -142,7 +155,7 @@ def _add_record(add: Adder) -> None:
 def _add_simulate(add: Adder) -> None:
     parser = add("simulate", help="run the firmware without a board, in QEMU, on a real pty")
     parser.add_argument(
-        "model", type=Path, help="directory of a compiled model, or of a project: then it is adapted at once"
+        "model", type=readable_folder, help="directory of a compiled model, or of a project: then it is adapted at once"
     )
     parser.add_argument("--board", help="qemu-m4f (default), qemu-m7f, qemu-m3, qemu-m0, qemu-m0-32k or posix")
     parser.add_argument("--json", action="store_true", help="print JSON lines")
@@ -202,7 +215,6 @@ def _ask(port: Any) -> Any:
 
 
 def _list_boards(as_json: bool) -> int:
-    from rich.console import Console
     from rich.table import Table
 
     from agent.cli.mcu_views import show_json
@@ -218,7 +230,7 @@ def _list_boards(as_json: bool) -> int:
     for board in BOARDS:
         methods = ", ".join(method.value for method in board.methods)
         table.add_row(board.name, board.title, format_bytes(board.ram_bytes), format_bytes(board.flash_bytes), methods)
-    Console().print(table)
+    terminal().print(table)
     return 0
 
 

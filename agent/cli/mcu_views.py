@@ -1,15 +1,15 @@
 """How microcontrollers are shown: tables, progress bars, and the same as JSON lines."""
 
-import json
 import sys
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from rich.console import Console
+import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from agent.cli.terminal import terminal
 from agent.mcu.board.firmware import Firmware
 from agent.mcu.protocol.device import Device
 from agent.mcu.protocol.messages import DeviceInfo, DeviceStatus
@@ -26,8 +26,8 @@ UNKNOWN = "unknown"
 
 
 def show_json(content: object) -> None:
-    """Print one JSON document."""
-    print(json.dumps(content, indent=None))
+    """Print one JSON document; a number that is not finite is null there."""
+    print(msgspec.json.encode(content).decode())
 
 
 def bytes_or_unknown(count: int | None) -> str:
@@ -71,7 +71,7 @@ def show_list(rows: list[Listed]) -> None:
             row.port.path, info.board, info.firmware_version, info.model, info.model_hash.hex()[:12],
             format_bytes(info.ram_bytes), "ready",
         )  # fmt: skip
-    Console().print(table)
+    terminal().print(table)
 
 
 def firmware_json(firmware: Firmware) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def show_status(info: DeviceInfo, status: DeviceStatus) -> None:
     }
     for name, value in rows.items():
         table.add_row(name, value)
-    Console().print(table)
+    terminal().print(table)
 
 
 class TrainView:
@@ -139,9 +139,9 @@ class TrainView:
         self.evaluations: list[BoardEvaluation] = []
         self.interruptions = 0
         self._json = as_json
-        console = Console(stderr=True)
+        console = terminal(stderr=True)
         self._bar = Progress(
-            TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
+            TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}", markup=False),
             TimeRemainingColumn(), console=console, disable=as_json or not sys.stderr.isatty(),
         )  # fmt: skip
         self._task = self._bar.add_task("training", total=total, note="")
@@ -180,7 +180,7 @@ class TrainView:
 
     def _line(self, kind: str, **fields: object) -> None:
         if self._json:
-            print(json.dumps({"event": kind, **fields}), flush=True)
+            print(msgspec.json.encode({"event": kind, **fields}).decode(), flush=True)
 
 
 def summary_of(device: Device, view: TrainView, steps: int, wall_s: float) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def show_summary(figures: dict[str, Any]) -> None:
     table = Table("", "before", "after", box=None, pad_edge=False)
     if figures["accuracy_before"] is not None:
         table.add_row("accuracy", f"{figures['accuracy_before']:.1%}", f"{figures['accuracy_after']:.1%}")
-    console = Console()
+    console = terminal()
     console.print(table)
     ram = bytes_or_unknown(figures["ram_used_bytes"])
     console.print(
@@ -214,7 +214,9 @@ def show_summary(figures: dict[str, Any]) -> None:
 
 
 def fitted_json(fitted: "FittedModel") -> dict[str, Any]:
-    """Return the scheme that `mcu compile --sparse-update` chose, and what it was measured beside, for machines.
+    """Return the scheme that `mcu compile --sparse-update` chose, for machines.
+
+    And what it was measured beside.
 
     `proven`: no scheme within the limits is predicted to do better than the knapsack's answer.
     """
@@ -242,7 +244,7 @@ def show_fitted(fitted: "FittedModel") -> None:
     for f in fitted.finalists:
         measured = f"{100 * f.measured:.1f}"
         table.add_row(f.origin, str(len(f.accuracies)), f"{100 * f.predicted:.1f}", measured, f"{f.ram_bytes:,}")
-    Console().print(table)
+    terminal().print(table)
     best = fitted.best
     print(f"trained: {best.scheme.describe()}")
     print(

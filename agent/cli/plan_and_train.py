@@ -1,16 +1,26 @@
 """`plan`, `show`, `train`: from a training script to trained weights, in the foreground."""
 
 import argparse
-import json
 import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.cli.arguments import UsageError, duration, positive_number, size, whole_number
+import msgspec
+
+from agent.cli.arguments import (
+    UsageError,
+    duration,
+    positive_number,
+    readable_file,
+    size,
+    whole_number,
+    writable_file,
+    writable_folder,
+)
 from agent.cli.devices_and_plots import add_deadline, too_slow, wanted_pace
-from planner.ir.errors import PortError
+from agent.cli.terminal import draw, terminal
 from planner.ir.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -40,10 +50,14 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         epilog="Examples: port-agent plan train.py --ram 300M -o job.port; train fewer parameters instead of paging: "
         "port-agent plan train.py --ram 300M --sparse-update",
     )
-    parser.add_argument("script", type=Path, help="Python file with a function port_job()")
+    parser.add_argument("script", type=readable_file, help="Python file with a function port_job()")
     parser.add_argument("--ram", required=True, type=size, help="resident memory of the whole process, e.g. 300M")
-    parser.add_argument("-o", "--out", type=Path, help="bundle to write (default: the script's name with .port)")
-    parser.add_argument("--page-dir", type=Path, default=Path(), help="where flash is measured (default: here)")
+    parser.add_argument(
+        "-o", "--out", type=writable_file, help="bundle to write (default: the script's name with .port)"
+    )
+    parser.add_argument(
+        "--page-dir", type=writable_folder, default=Path(), help="where flash is measured (default: here)"
+    )
     parser.add_argument(
         "--threads", type=whole_number(1, 1024), default=1, help="threads per operator, fixed in the plan (default 1)"
     )
@@ -82,7 +96,7 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         help="plan for a board that is not at hand: costs measured here are scaled to it, and the bundle says estimated",
     )  # fmt: skip
     parser.add_argument(
-        "--write-model", type=Path, metavar="FILE",
+        "--write-model", type=writable_file, metavar="FILE",
         help="write the training step's planning model in the LP format (FILE.lp), its rows and columns by name",
     )  # fmt: skip
     parser.add_argument("--flash-read", type=size, help="plan for flash no faster than this, bytes per second")
@@ -97,9 +111,9 @@ def _add_show(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         help="show what a bundle keeps, recomputes and pages",
         description="Show a bundle: budget, planned peak, what is kept, recomputed and paged, and memory over the step.",
     )
-    parser.add_argument("bundle", type=Path)
+    parser.add_argument("bundle", type=readable_file)
     parser.add_argument("--plan", type=whole_number(0), default=0, help="which plan of the bundle (default 0)")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the plot as a page of its own")
+    parser.add_argument("--html", type=writable_file, metavar="FILE", help="write the plot as a page of its own")
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.set_defaults(run=_show)
 
@@ -111,14 +125,18 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Train a bundle. Ctrl-C finishes the step and stops; the same command goes on from there.",
         epilog="Example: port-agent train job.port --epochs 3 --out weights.safetensors",
     )
-    parser.add_argument("bundle", type=Path)
+    parser.add_argument("bundle", type=readable_file)
     parser.add_argument(
         "--epochs", type=whole_number(1), help="passes over the data, counted from the beginning (default 1)"
     )
     parser.add_argument("--steps", type=whole_number(1), help="batches instead of epochs")
-    parser.add_argument("--out", type=Path, help="where to write the trained weights (safetensors)")
-    parser.add_argument("--state-dir", type=Path, help="checkpoints (default: beside the bundle, NAME.state)")
-    parser.add_argument("--page-dir", type=Path, help="where temporaries are paged (default: the state directory)")
+    parser.add_argument("--out", type=writable_file, help="where to write the trained weights (safetensors)")
+    parser.add_argument(
+        "--state-dir", type=writable_folder, help="checkpoints (default: beside the bundle, NAME.state)"
+    )
+    parser.add_argument(
+        "--page-dir", type=writable_folder, help="where temporaries are paged (default: the state directory)"
+    )
     parser.add_argument("--plan", type=whole_number(0), default=0, help="which plan of the bundle (default 0)")
     parser.add_argument(
         "--verify", type=whole_number(0), default=0, metavar="N", help="compare the first N losses with plain PyTorch's"
@@ -158,7 +176,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     if sparse is not None:
         facts["sparse_update"] = _sparse_facts(sparse)
     if arguments.json:
-        print(json.dumps(facts))
+        print(msgspec.json.encode(facts).decode())
         return 0
     _print_facts(out, facts, made.manifest)
     _print_choices(arguments, made.manifest)
@@ -189,8 +207,7 @@ def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, Spars
     with StageBar(("capture", "profile", "flash", "analyse", "plan", "try"), quiet=arguments.json) as bar:
         bar.update("capture", 0.0)
         job = load_job(arguments.script)
-        rows = len(job.data[0])
-        updates = arguments.epochs * -(-rows // job.batch_size) // job.accumulate
+        rows, updates = make_bundle.rows_and_updates(job, arguments.epochs)
         prepare = partial(make_bundle.prepare, job, updates=updates, verify=arguments.verify)
         prepared = prepare(verify=0) if arguments.sparse_update else prepare()
         bar.update("capture", 1.0)
@@ -244,7 +261,6 @@ def _write_model(
 
 def _print_choices(arguments: argparse.Namespace, manifest: "Manifest") -> None:
     """Print the bundle's plans where asked, and whether a deadline can be met."""
-    from rich.console import Console
     from rich.table import Table
 
     if arguments.frontier:
@@ -256,7 +272,7 @@ def _print_choices(arguments: argparse.Namespace, manifest: "Manifest") -> None:
                 str(i), format_bytes(c.peak_bytes), format_seconds(c.seconds), format_joules(c.joules),
                 format_bytes(c.written_bytes),
             )  # fmt: skip
-        Console().print(table)
+        terminal().print(table)
     wanted = wanted_pace(arguments, manifest.samples, manifest.batch_size)
     if wanted is not None:
         print(
@@ -275,7 +291,6 @@ def _sparse_facts(sparse: "SparseJob") -> dict[str, Any]:
 
 def _print_sparse(sparse: "SparseJob") -> None:
     """Print what is trained of each layer and what that gains, then the sums."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("layer", "trained", "gain of its weights", title="what is trained, loss lowered in the probes")
@@ -286,7 +301,7 @@ def _print_sparse(sparse: "SparseJob") -> None:
         ]
         gain = f"{contributions.weight_gain(i):+.4f}" if i in contributions.weight_score else ""
         table.add_row(layer.name, " and ".join(parts) or "frozen", gain)
-    console = Console()
+    console = terminal()
     console.print(table)
     console.print(
         f"loss after the probe: predicted {sparse.predicted_loss:.4f}, measured {_probed(sparse.reached)}; "
@@ -330,7 +345,6 @@ def _facts(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
 
 
 def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> None:
-    from rich.console import Console
     from rich.table import Table
 
     board = f", {manifest.device}" if manifest.estimated else ""
@@ -358,11 +372,14 @@ def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> Non
     )
     if "planning_s" in facts:
         table.add_row("made in", format_seconds(facts["planning_s"]))
-    Console().print(table)
+    terminal().print(table)
 
 
 def _fine_bound(bundle: "Bundle") -> float | None:
-    """Return a bound in joules on the main plan's overhead that holds without coarsening; None if it took too long."""
+    """Return a bound in joules on the main plan's overhead that holds without coarsening.
+
+    None if it took too long.
+    """
     from planner.search.plan_step import fine_bound
 
     main = bundle.manifest.graphs[0]
@@ -390,10 +407,12 @@ def _show(arguments: argparse.Namespace) -> int:
     bundle = Bundle(arguments.bundle)
     manifest = bundle.manifest
     if not 0 <= arguments.plan < len(manifest.plans):
-        raise PortError(f"{arguments.bundle} has {len(manifest.plans)} plans, there is no plan {arguments.plan}")
+        raise UsageError(
+            f"{arguments.bundle} has {len(manifest.plans)} plans, there is no plan {arguments.plan}; count from 0"
+        )
     facts = _facts(arguments.bundle, bundle, arguments.plan)
     if arguments.json:
-        print(json.dumps(facts))
+        print(msgspec.json.encode(facts).decode())
         return 0
     _print_facts(arguments.bundle, facts, manifest)
     _plot(bundle, arguments.plan)
@@ -416,14 +435,13 @@ def _draw(bundle: "Bundle", index: int, target: Path) -> None:
 def _plot_frontier(manifest: "Manifest") -> None:
     """Draw the bundle's plans in the terminal: joules per step over peak memory."""
     import plotext
-    from rich.console import Console
 
     if len(manifest.plans) < 2:
         return
     plans = sorted(manifest.plans, key=lambda c: c.peak_bytes)
     figure = plotext.figure
     figure.clear()
-    figure.plot_size(min(Console().width, 110), 14)
+    figure.plot_size(min(terminal().width, 110), 14)
     figure.theme("clear")
     signal = figure.signal([c.peak_bytes / 2**20 for c in plans], [c.joules for c in plans])
     for number in range(1, len(plans)):
@@ -431,13 +449,12 @@ def _plot_frontier(manifest: "Manifest") -> None:
     figure.draw(signal)
     figure.title(f"{len(plans)} plans (show --plan N): joules per step over peak MiB")
     text = figure.build().string()
-    print(text if Console().is_terminal else plotext.uncolorize(text))
+    draw(text if terminal().is_terminal else plotext.uncolorize(text))
 
 
 def _plot(bundle: "Bundle", index: int) -> None:
     """Draw resident memory over the step's time in the terminal."""
     import plotext
-    from rich.console import Console
 
     from planner.ir.lowering.lower import lower
 
@@ -450,7 +467,7 @@ def _plot(bundle: "Bundle", index: int) -> None:
     budget = bundle.manifest.plans[index].ram_bytes / 2**20
     figure = plotext.figure
     figure.clear()
-    figure.plot_size(min(Console().width, 110), 18)
+    figure.plot_size(min(terminal().width, 110), 18)
     figure.theme("clear")
     curve = figure.signal(moments, [b / 2**20 for b in program.timeline])
     line = figure.signal([moments[0], moments[-1]], [budget, budget])
@@ -461,7 +478,7 @@ def _plot(bundle: "Bundle", index: int) -> None:
     figure.title("resident memory over the step's seconds, MiB; the straight line is the budget")
     figure.ruler("y").lim(0, max(budget, program.peak_bytes / 2**20) * 1.05)
     text = figure.build().string()
-    print(text if Console().is_terminal else plotext.uncolorize(text))
+    draw(text if terminal().is_terminal else plotext.uncolorize(text))
 
 
 # -- train
@@ -475,7 +492,9 @@ def _train(arguments: argparse.Namespace) -> int:
 
     manifest = read_manifest(arguments.bundle)
     if not 0 <= arguments.plan < len(manifest.plans):
-        raise PortError(f"{arguments.bundle} has {len(manifest.plans)} plans, there is no plan {arguments.plan}")
+        raise UsageError(
+            f"{arguments.bundle} has {len(manifest.plans)} plans, there is no plan {arguments.plan}; count from 0"
+        )
     state_dir = arguments.state_dir or arguments.bundle.with_suffix(".state")
     options = TorchOptions(
         bundle=arguments.bundle, state_dir=state_dir, plan=arguments.plan, verify=arguments.verify,

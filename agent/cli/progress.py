@@ -4,8 +4,9 @@ import sys
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from agent.cli.terminal import terminal
 
 
 class StageBar:
@@ -15,7 +16,7 @@ class StageBar:
         self._stages = stages
         self._progress = Progress(
             TextColumn("{task.description:>8}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"),
-            TimeElapsedColumn(), console=Console(stderr=True), disable=quiet or not sys.stderr.isatty(),
+            TimeElapsedColumn(), console=terminal(stderr=True), disable=quiet or not sys.stderr.isatty(),
         )  # fmt: skip
         self._tasks = {s: self._progress.add_task(s, total=1.0, start=False, visible=False) for s in stages}
 

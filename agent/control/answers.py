@@ -31,6 +31,8 @@ class JobSummary:
     retry_in_s: float | None
     eta_s: float | None
     submitted_at: float
+    owner: str | None = None
+    """Whose process it is, of an attached program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class RunStatus:
     deadline_at: float | None
     waits_for: str | None = None
     """Why it cannot get on although it may: a board that is not there."""
+    owner: str | None = None
+    """Whose process it is, of an attached program."""
 
 
 @dataclass(frozen=True, slots=True)

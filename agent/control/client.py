@@ -20,7 +20,8 @@ class ControlError(PortError):
 
     def __init__(self, message: str, status: int | None = None) -> None:
         self.status = status
-        self.exit_code = ExitCode.UNREACHABLE if status is None else ExitCode.FAILED
+        refused = status is not None and 400 <= status < 500  # nothing is wrong with the agent
+        self.exit_code = ExitCode.UNREACHABLE if status is None else ExitCode.IMPOSSIBLE if refused else ExitCode.FAILED
         super().__init__(message)
 
 

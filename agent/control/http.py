@@ -7,12 +7,16 @@ wakes ten times a second.
 import asyncio
 import contextlib
 import json
+import re
 import socket
 import struct
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NoReturn
 from urllib.parse import parse_qs, unquote, urlsplit
+
+import msgspec
 
 from planner.ir.errors import PortError
 
@@ -23,14 +27,18 @@ JSON_LIMIT_BYTES = 1 << 20
 """A request's JSON is a job description."""
 IDLE_TIMEOUT_S = 60.0
 _CHUNK_BYTES = 1 << 16
+_LENGTH = "[0-9]{1,18}"
+"""What a file can be long, in ASCII: Python's numbers also know others."""
 
 _REASONS = {
+    101: "Switching Protocols",
     200: "OK",
     201: "Created",
     400: "Bad Request",
     403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
+    408: "Request Timeout",
     409: "Conflict",
     413: "Content Too Large",
     500: "Internal Server Error",
@@ -58,28 +66,42 @@ class HttpRequest:
     reader: asyncio.StreamReader
     length: int
     consumed: int = 0
+    peer: "SocketPeer | None" = None
+    """Who asks, where it came over a Unix socket."""
 
     async def body(self) -> AsyncIterator[bytes]:
-        """Yield the body in pieces; raises HttpError where it ends early."""
+        """Yield the body in pieces; raises HttpError where it ends early or does not go on."""
         while self.consumed < self.length:
-            piece = await self.reader.read(min(_CHUNK_BYTES, self.length - self.consumed))
+            try:
+                async with asyncio.timeout(IDLE_TIMEOUT_S):
+                    piece = await self.reader.read(min(_CHUNK_BYTES, self.length - self.consumed))
+            except TimeoutError as error:
+                raise HttpError(408, f"nothing came after {self.consumed} of {self.length} bytes") from error
             if not piece:
                 raise HttpError(400, f"the connection ended after {self.consumed} of {self.length} bytes")
             self.consumed += len(piece)
             yield piece
 
-    async def json(self) -> dict[str, object]:
-        """Return the body as a JSON object, empty for an empty body; raises HttpError for another."""
+    async def json_text(self) -> bytes:
+        """Return the body of a request in JSON; raises HttpError for more than a description takes."""
         if self.length > JSON_LIMIT_BYTES:
             raise HttpError(413, f"{self.length} bytes of JSON are more than the {JSON_LIMIT_BYTES} that are read")
-        content = b"".join([piece async for piece in self.body()])
+        return b"".join([piece async for piece in self.body()])
+
+    async def json(self) -> dict[str, object]:
+        """Return the body as a JSON object, empty for an empty body; raises HttpError for another."""
+        content = await self.json_text()
         try:
-            value = json.loads(content or b"{}")
-        except ValueError as error:
+            value = json.loads(content or b"{}", parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
             raise HttpError(400, f"the body is no JSON: {error}") from error
         if not isinstance(value, dict):
             raise HttpError(400, "the body is no JSON object")
         return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON's")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +113,13 @@ class HttpResponse:
     content_type: str = "application/json"
     stream: AsyncIterator[bytes] | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    takes_over: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]] | None = None
+    """What the connection is for from here on: it speaks no HTTP any more (status 101)."""
 
 
 def json_response(value: object, status: int = 200) -> HttpResponse:
-    """Return an answer with a JSON body."""
-    return HttpResponse(status, json.dumps(value).encode() + b"\n")
+    """Return an answer with a JSON body; a number that is not finite is null there."""
+    return HttpResponse(status, msgspec.json.encode(value) + b"\n")
 
 
 Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
@@ -122,33 +146,50 @@ def peer_of(sock: socket.socket) -> SocketPeer:
     return SocketPeer(uid, gid, pid)
 
 
+def _unix_peer(writer: asyncio.StreamWriter) -> SocketPeer | None:
+    sock = writer.get_extra_info("socket")
+    return peer_of(sock) if sock.family == socket.AF_UNIX else None
+
+
 async def serve_connection(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     handler: Handler,
     refuse: Callable[[asyncio.StreamWriter], str],
+    waits: Callable[[bool], None],
 ) -> None:
-    """Answer the requests of one connection; `refuse` returns why the peer may not speak, or nothing."""
+    """Answer the requests of one connection; `refuse` returns why the peer may not speak, or nothing.
+
+    `waits` is told whether the client is waited for, or the client waits.
+    """
     try:
-        reason = refuse(writer)
-        while await _one_request(reader, writer, handler, reason):
+        reason, peer = refuse(writer), _unix_peer(writer)
+        while await _one_request(reader, writer, handler, reason, peer, waits):
             pass
-    except (ConnectionError, asyncio.IncompleteReadError, TimeoutError):
+    except (OSError, asyncio.IncompleteReadError):
         pass  # the client went away: its business
     finally:
         writer.close()
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError):
             await writer.wait_closed()
 
 
 async def _one_request(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handler: Handler, refused: str
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    handler: Handler,
+    refused: str,
+    peer: SocketPeer | None,
+    waits: Callable[[bool], None],
 ) -> bool:
     request = None
+    waits(True)
     try:
         request = await _read_request(reader)
         if request is None:
             return False
+        request.peer = peer
+        waits(False)
         if refused:
             raise HttpError(403, refused)
         response = await handler(request)
@@ -159,9 +200,13 @@ async def _one_request(
     if request is None:  # what came was no request, so where the next one begins is unknown
         await _send(writer, response, keep=False)
         return False
+    waits(True)
     await _discard_body(request)
-    keep = request.headers.get("connection", "").lower() != "close"
+    waits(False)
+    keep = request.headers.get("connection", "").lower() != "close" and response.takes_over is None
     await _send(writer, response, keep=keep)
+    if response.takes_over is not None:
+        await response.takes_over(reader, writer)
     return keep
 
 
@@ -200,9 +245,12 @@ async def _read_request(reader: asyncio.StreamReader) -> HttpRequest | None:
     if "transfer-encoding" in headers:
         raise HttpError(400, "send a Content-Length; chunked requests are not read")
     length = headers.get("content-length", "0")
-    if not length.isdigit():
-        raise HttpError(400, f"Content-Length {length[:20]!r} is no number")
-    parts = urlsplit(words[1])
+    if not re.fullmatch(_LENGTH, length):
+        raise HttpError(400, f"Content-Length {length[:20]!r} is no number of bytes")
+    try:
+        parts = urlsplit(words[1])
+    except ValueError as error:
+        raise HttpError(400, f"{words[1][:60]!r} is no address: {error}") from error
     query = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
     return HttpRequest(words[0], unquote(parts.path), query, headers, reader, int(length))
 
@@ -214,18 +262,26 @@ async def _send(writer: asyncio.StreamWriter, response: HttpResponse, *, keep: b
         "Connection": "keep-alive" if keep else "close",
         **response.headers,
     }
-    if response.stream is None:
+    if response.takes_over is None and response.stream is None:
         headers["Content-Length"] = str(len(response.content))
-    else:
+    elif response.stream is not None:
         headers["Transfer-Encoding"] = "chunked"
     lines = [f"HTTP/1.1 {response.status} {_REASONS.get(response.status, 'Status')}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + response.content)
-    await writer.drain()
+    if response.takes_over is not None:
+        return  # whoever takes over sees a client that is gone
+    await _drain(writer)
     if response.stream is not None:
         async for piece in response.stream:
             if piece:
                 writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
-                await writer.drain()
+                await _drain(writer)
         writer.write(b"0\r\n\r\n")
+        await _drain(writer)
+
+
+async def _drain(writer: asyncio.StreamWriter) -> None:
+    """Wait until the client has taken what was written; raises TimeoutError for one that takes nothing."""
+    async with asyncio.timeout(IDLE_TIMEOUT_S):
         await writer.drain()

@@ -1,1 +1,4 @@
-"""The live page and the parts it shares with the energy report: plain HTML, one vendored chart library, no network."""
+"""The live page and the parts it shares with the energy report.
+
+Plain HTML, one vendored chart library, no network.
+"""

@@ -4,14 +4,17 @@ Read only. Every figure needs the key that is in the address printed at the star
 other users of this machine nor pages of other sites can ask. Files of the page itself need none.
 """
 
-import json
 import secrets
+import sys
+import threading
 import webbrowser
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
+
+import msgspec
 
 from agent.dashboard.page import static_text
 from planner.ir.errors import PortError
@@ -30,6 +33,8 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+MOST_CONNECTIONS = 32
+"""A browser opens six; each takes a thread for as long as it is silent, half a minute at most."""
 _LOCAL_NAMES = ("127.0.0.1", "localhost")
 
 
@@ -57,10 +62,9 @@ class Dashboard:
         self._client = client
         self._energy = energy
         try:
-            self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
+            self._server = _PageServer(("127.0.0.1", port), _handler(self))
         except (OSError, OverflowError) as error:
             raise DashboardError(f"cannot listen on port {port} ({error}); give another one with --port") from error
-        self._server.daemon_threads = True
 
     @property
     def port(self) -> int:
@@ -86,25 +90,53 @@ class Dashboard:
         return self._energy(query) if path == ENERGY else self._client.get(QUESTIONS[path])
 
 
+class _PageServer(ThreadingHTTPServer):
+    """A thread for each connection, at most `MOST_CONNECTIONS`: every user of this machine may connect."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Keep quiet about a browser that goes away; other faults are shown as everywhere."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
 def _handler(dashboard: Dashboard) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         server_version = "port-agent"
         sys_version = ""
+        default_request_version = "HTTP/1.0"  # also the answer to a line that names none has a status
         timeout = 30
 
         def do_GET(self) -> None:
             """Answer one request; the name is set by http.server."""
-            address = urlsplit(self.path)
+            path, _, query = self.path.partition("?")
             if not self._from_here():
                 self._send(HTTPStatus.FORBIDDEN, {"error": "this page is only served to localhost"})
-            elif address.path == "/":
+            elif path == "/":
                 self._send_file("dashboard.html")
-            elif address.path.startswith("/static/") and address.path.removeprefix("/static/") in _FILES:
-                self._send_file(address.path.removeprefix("/static/"))
+            elif path.startswith("/static/") and path.removeprefix("/static/") in _FILES:
+                self._send_file(path.removeprefix("/static/"))
             elif not self._has_key():
                 self._send(HTTPStatus.UNAUTHORIZED, {"error": "open the address that `port-agent dashboard` printed"})
             else:
-                self._answer(address.path, dict(parse_qsl(address.query)))
+                self._answer(path, dict(parse_qsl(query)))
 
         def _from_here(self) -> bool:
             """Return whether the browser meant this machine: a foreign name that points here is another site's."""
@@ -124,7 +156,7 @@ def _handler(dashboard: Dashboard) -> type[BaseHTTPRequestHandler]:
                 self._send(HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(error)})
 
         def _send(self, status: HTTPStatus, body: object) -> None:
-            self._send_bytes(status, json.dumps(body).encode(), "application/json")
+            self._send_bytes(status, msgspec.json.encode(body), "application/json")
 
         def _send_file(self, name: str) -> None:
             kind = _TYPES[name[name.rindex(".") :]]

@@ -7,13 +7,13 @@ bytes moved at joules per byte): a transfer hidden behind compute does not take 
 """
 
 import enum
-import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from agent.energy.sources.base import Kind
 from agent.energy.timeline import Interval
+from agent.worker.protocol import StepDone
 
 
 class EnergyPhase(enum.StrEnum):
@@ -44,7 +44,10 @@ _MAX_PENDING = 1200
 
 @dataclass(frozen=True, slots=True)
 class MeteredStep:
-    """What the worker says about a finished step, checked."""
+    """What the meter needs of a finished step.
+
+    The worker's figures, its phases by their names in the ledger.
+    """
 
     step: int
     epoch: int
@@ -57,32 +60,30 @@ class MeteredStep:
     planned_joules: float | None = None
     plan: int = 0
 
+    @classmethod
+    def of(cls, event: StepDone, plan: int) -> "MeteredStep":
+        """Return the step that a worker reports while `plan` is in use; unknown phases count as `other`.
 
-def parse_step(event: Mapping[str, object], plan: int) -> MeteredStep:
-    """Return the step in a worker's event; unknown phases count as `other`. Missing figures are zero or None.
-
-    A worker may book a wait on the phase it waits in as well as on `stall`: then waits are taken out of the computing
-    phases. `page_in` and `page_out` are what its page thread measured; they run beside the others.
-    """
-    phases: dict[EnergyPhase, float] = {}
-    reported = event.get("phases_s")
-    for name, seconds in (reported if isinstance(reported, Mapping) else {}).items():
-        phase = _BY_NAME.get(str(name), EnergyPhase.OTHER)
-        phases[phase] = phases.get(phase, 0.0) + (_number(seconds) or 0.0)
-    wall_s = _number(event.get("wall_s")) or 0.0
-    _take_out_waits(phases, wall_s)
-    return MeteredStep(
-        step=int(_number(event.get("step")) or 0),
-        epoch=int(_number(event.get("epoch")) or 0),
-        wall_s=wall_s,
-        phases_s=phases,
-        paged_in_bytes=int(_number(event.get("paged_in_bytes")) or 0),
-        paged_out_bytes=int(_number(event.get("paged_out_bytes")) or 0),
-        loss=_number(event.get("loss")),
-        planned_s=_number(event.get("planned_s")),
-        planned_joules=_number(event.get("planned_joules")),
-        plan=plan,
-    )
+        A worker may book a wait on the phase it waits in as well as on `stall`: then waits are taken out of the computing
+        phases. `page_in` and `page_out` are what its page thread measured; they run beside the others.
+        """
+        phases: dict[EnergyPhase, float] = {}
+        for name, seconds in event.phases_s.items():
+            phase = _BY_NAME.get(name, EnergyPhase.OTHER)
+            phases[phase] = phases.get(phase, 0.0) + seconds
+        _take_out_waits(phases, event.wall_s)
+        return cls(
+            step=event.step,
+            epoch=event.epoch,
+            wall_s=event.wall_s,
+            phases_s=phases,
+            paged_in_bytes=event.paged_in_bytes,
+            paged_out_bytes=event.paged_out_bytes,
+            loss=event.loss,
+            planned_s=event.planned_s,
+            planned_joules=event.planned_joules,
+            plan=plan,
+        )
 
 
 def _take_out_waits(phases: dict[EnergyPhase, float], wall_s: float) -> None:
@@ -96,13 +97,6 @@ def _take_out_waits(phases: dict[EnergyPhase, float], wall_s: float) -> None:
             phases[phase] *= share
 
 
-def _number(value: object) -> float | None:
-    """Return `value` if it is a finite number; a loss that ran away is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
 @dataclass(frozen=True, slots=True)
 class PhaseCosts:
     """What phases are expected to draw above idle; only the proportions between them matter."""
@@ -112,7 +106,10 @@ class PhaseCosts:
     write_joules_per_byte: float = 0.0
 
     def shares(self, event: MeteredStep) -> dict[EnergyPhase, float]:
-        """Return each phase's share of the energy above idle; they sum to one. Waiting (`stall`) takes none of it."""
+        """Return each phase's share of the energy above idle; they sum to one.
+
+        Waiting (`stall`) takes none of it.
+        """
         weights = {
             phase: seconds * self.compute_watts
             for phase, seconds in event.phases_s.items()
@@ -349,7 +346,10 @@ class _Sums:
         self._split = True
 
     def add(self, job: str, phase: EnergyPhase, seconds: float, gross: float, net: float | None) -> None:
-        """Add to one phase; the baseline is the same for all of an interval, so net is known for all or for none."""
+        """Add to one phase.
+
+        The baseline is the same for all of an interval, so net is known for all or for none.
+        """
         if net is None:
             self._split, net = False, 0.0
         total = self._sums.get((job, phase))

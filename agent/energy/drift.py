@@ -1,4 +1,7 @@
-"""Plan against reality: when steps keep taking other seconds or joules than planned, say by which factor."""
+"""Plan against reality.
+
+When steps keep taking other seconds or joules than planned, say by which factor.
+"""
 
 from collections import deque
 from dataclasses import dataclass
@@ -45,7 +48,10 @@ class Correction:
 
 
 class DriftWatch:
-    """Watches one job's steps. After a correction the window starts anew, measured against the corrected plan."""
+    """Watches one job's steps.
+
+    After a correction the window starts anew, measured against the corrected plan.
+    """
 
     def __init__(self, job: str) -> None:
         self._job = job
@@ -57,12 +63,18 @@ class DriftWatch:
 
     @property
     def time(self) -> Ratio | None:
-        """Seconds over the window against the plan as corrected so far; None before the first step with a plan."""
+        """Seconds over the window against the plan as corrected so far.
+
+        None before the first step with a plan.
+        """
         return self._seconds.ratio()
 
     @property
     def energy(self) -> Ratio | None:
-        """Joules over the window against the plan as corrected so far; None before the first planned, measured step."""
+        """Joules over the window against the plan as corrected so far.
+
+        None before the first planned, measured step.
+        """
         return self._joules.ratio()
 
     def add(

@@ -7,6 +7,7 @@ it as a gap.
 
 import json
 import sqlite3
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from pathlib import Path
 from agent.energy.attribution import Charge, EnergyPhase, StepEnergy
 from agent.energy.sources.base import Kind
 from agent.system.clock import local_clock_s
+from agent.system.database import DamagedDatabaseError, check_content, is_damage, open_database, set_aside
 from planner.ir.errors import PortError
 
 FILE_NAME = "energy.sqlite"
@@ -27,6 +29,9 @@ STEP_ROW_S = 5.0
 """Steps shorter than this share a row, or a day of 20 ms steps would be 4 million rows."""
 _MAX_WAITING = 20_000
 """Sums kept when the disk refuses them; beyond it minutes are summed to hours. A day of one job has 16,000."""
+
+_SEAL = "seal"
+"""The key under which `meta` keeps the checksum of all its other rows."""
 
 _SCHEMA = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -140,19 +145,21 @@ class Ledger:
     def _open(self, now_unix: float) -> sqlite3.Connection:
         try:
             return _connect(self.path)
-        except sqlite3.DatabaseError as error:
-            if not self.path.exists() or isinstance(error, sqlite3.OperationalError):
+        except (sqlite3.DatabaseError, DamagedDatabaseError) as error:
+            if not is_damage(error):
                 raise LedgerError(self.path, str(error), "check permissions and free space") from error
-            aside = self.path.with_name(f"{self.path.name}.damaged-{int(now_unix)}")
-            self.path.rename(aside)
-            for suffix in ("-wal", "-shm"):
-                self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+            aside = set_aside(self.path, f"{self.path.name}.damaged-{int(now_unix)}")
             self.add_event(now_unix, "energy-ledger-damaged", f"{error}; moved to {aside.name}, a new ledger begins")
             return _connect(self.path)
 
     def _note_lost_time(self, now_unix: float) -> None:
         """Record the time since the last flush as a gap unless the ledger was closed in order."""
-        meta = dict(self._database.execute("SELECT key, value FROM meta"))
+        meta = _meta(self._database)
+        if meta is None:
+            self._database.execute("DELETE FROM meta")
+            self._database.commit()
+            self.add_event(now_unix, "energy-ledger-damaged", "what was kept of earlier runs is damaged; measured anew")
+            meta = {}
         last = float(meta.get("flushed_unix", "nan"))
         if meta.get("closed") == "0" and last < now_unix:
             self.add_gap(MeterGap(last, now_unix, "agent", "the agent stopped without closing its ledger"))
@@ -270,7 +277,10 @@ class Ledger:
         self._waiting = batch
 
     def flush(self, now_unix: float) -> int:
-        """Write all that waits, in this thread; return the bytes written. Raises `LedgerError` as `write` does."""
+        """Write all that waits, in this thread; return the bytes written.
+
+        Raises `LedgerError` as `write` does.
+        """
         batch = self.take(now_unix)
         try:
             return self.write(batch, now_unix)
@@ -303,6 +313,8 @@ def _write(database: sqlite3.Connection, batch: Batch) -> None:
         ((*key, count) for key, count in batch.wear.items()),
     )
     database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", batch.meta.items())
+    meta = dict(database.execute("SELECT key, value FROM meta WHERE key <> ?", (_SEAL,)).fetchall())
+    database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_SEAL, _checksum(meta)))
 
 
 def _merge(sums: dict[_Key, _Sum], key: _Key, more: _Sum) -> None:
@@ -396,20 +408,36 @@ def _plus(total: float | None, value: float | None) -> float | None:
 
 def _connect(path: Path) -> sqlite3.Connection:
     # One thread at a time, but not always the same one: the supervisor has a thread for writing.
-    database = sqlite3.connect(path, timeout=5.0, check_same_thread=False)
+    database = open_database(path, timeout_s=5.0)
     try:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose the last flush, never the file
+        check_content(database, _SCHEMA)
         version = database.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
             with database:
                 database.executescript(_SCHEMA)
         elif version != SCHEMA_VERSION:
             raise LedgerError(path, f"has format {version}, this agent writes {SCHEMA_VERSION}", "update the agent")
-    except (sqlite3.Error, LedgerError):
+    except (sqlite3.Error, DamagedDatabaseError, LedgerError):
         database.close()
         raise
     return database
+
+
+def _meta(database: sqlite3.Connection) -> dict[str, str] | None:
+    """Return what earlier runs kept, or None where that is not what they wrote."""
+    rows = database.execute("SELECT CAST(key AS BLOB), CAST(value AS BLOB) FROM meta").fetchall()
+    try:
+        meta = {key.decode(): value.decode() for key, value in rows}
+    except (UnicodeDecodeError, AttributeError):
+        return None
+    seal = meta.pop(_SEAL, None)
+    return meta if seal is None or seal == _checksum(meta) else None
+
+
+def _checksum(meta: Mapping[str, str]) -> str:
+    return f"{zlib.crc32(json.dumps(meta, sort_keys=True).encode()):08x}"
 
 
 def _expire(database: sqlite3.Connection, now_unix: float) -> None:
@@ -427,7 +455,10 @@ def _expire(database: sqlite3.Connection, now_unix: float) -> None:
 
 @contextmanager
 def open_for_reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Give a read-only connection to the ledger at `path`; raise `LedgerError` if there is none or it is no ledger."""
+    """Give a read-only connection to the ledger at `path`.
+
+    Raises `LedgerError` if there is none or it is no ledger.
+    """
     if not path.exists():
         raise LedgerError(path, "there is none yet", "it appears once the agent has run; see port-agent status")
     try:

@@ -1,4 +1,7 @@
-"""When and how the ledger is written: batch by batch, in a thread, as an SD card may take a second for it."""
+"""When and how the ledger is written.
+
+Batch by batch, in a thread, as an SD card may take a second for it.
+"""
 
 from concurrent.futures import Executor, Future
 
@@ -74,9 +77,9 @@ class LedgerWriter:
 
     def _count_disk(self, disk: DiskCounter, unix: float) -> None:
         try:
-            written = disk.written_since_last()
             used = disk.used_life()
             size = disk.flash_bytes()
+            written = disk.written_since_last()  # last: what it counts is lost if one of the others fails
         except SourceError as error:
             self._issues.report("energy-flash-wear", error.problem, error.remedy)
             return

@@ -1,4 +1,6 @@
-"""The meter of a running agent: fed by the supervisor with ticks and worker events, asked for figures at any time.
+"""The meter of a running agent.
+
+Fed by the supervisor with ticks and worker events, asked for figures at any time.
 
 It has no timer of its own. A tick reads the source in use and settles what became known; every few minutes what has
 gathered is handed to a thread that writes the ledger, as an SD card may take a second for it.
@@ -12,7 +14,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from agent.energy.attribution import Attributor, EnergyPhase, MeteredStep, PhaseCosts, StepEnergy, parse_step
+from agent.energy.attribution import Attributor, EnergyPhase, MeteredStep, PhaseCosts, StepEnergy
 from agent.energy.baseline import IDLE_LOAD, IdleBaseline
 from agent.energy.drift import Correction, DriftWatch, Ratio
 from agent.energy.issues import EnergyIssue, IssueList
@@ -28,6 +30,7 @@ from agent.energy.totals import JobEnergy, Totals
 from agent.energy.wear import DiskCounter
 from agent.energy.wear_account import WearAccount
 from agent.system.energy_clock import slept_s
+from agent.worker.protocol import Event, PlanSwitched, StepDone, WorkerPaused, WorkerReady, WorkerResumed
 
 IDLE_PERIOD_S = 30.0
 """How often an idle machine is sampled."""
@@ -240,26 +243,28 @@ class EnergyMeter:
             self.flush(now_s)
 
     def _sample_edge(self, now_s: float) -> None:
-        """Sample where the load changes, so that no trapezoid reaches over the edge; and again at the next tick."""
+        """Sample where the load changes, so that no trapezoid reaches over the edge.
+
+        And again at the next tick.
+        """
         self._due_s = now_s
         self.tick(now_s, machine_idle=False)
         self._due_s = now_s
 
-    def on_event(self, job: str, event: Mapping[str, object], now_s: float) -> None:
+    def on_event(self, event: Event, now_s: float) -> None:
         """Take in one event of the worker; kinds that do not matter to energy are ignored."""
-        kind = event.get("event")
-        if kind == "step":
-            self._on_step(parse_step(event, self._plan), now_s)
-        elif kind in ("ready", "plan"):
-            plan = event.get("plan")
-            self._plan = plan if isinstance(plan, int) else self._plan
-        elif kind == "paused":
-            self._sample_edge(now_s)
-            self._attributor.pause(now_s)
-            self._expected_s = IDLE_PERIOD_S  # the next tick may come at the pace of an idle machine
-        elif kind == "resumed":
-            self._sample_edge(now_s)
-            self._attributor.resume(now_s)
+        match event:
+            case StepDone():
+                self._on_step(MeteredStep.of(event, self._plan), now_s)
+            case WorkerReady() | PlanSwitched():
+                self._plan = event.plan
+            case WorkerPaused():
+                self._sample_edge(now_s)
+                self._attributor.pause(now_s)
+                self._expected_s = IDLE_PERIOD_S  # the next tick may come at the pace of an idle machine
+            case WorkerResumed():
+                self._sample_edge(now_s)
+                self._attributor.resume(now_s)
 
     def _on_step(self, step: MeteredStep, now_s: float) -> None:
         self._attributor.finish_step(step, now_s)

@@ -1,4 +1,6 @@
-"""Read the ledger into one report: what was used, by job, day, phase and epoch, against the plan, and the wear.
+"""Read the ledger into one report.
+
+What was used, by job, day, phase and epoch, against the plan, and the wear.
 
 The same report feeds the terminal, JSON, CSV, the HTML page and the dashboard. Units are in the names. What is not
 known is None.
@@ -17,11 +19,18 @@ from agent.energy.ledger import DAY_S, KEEP_S, open_for_reading
 from agent.energy.wear import WearOutlook, outlook
 from agent.system.clock import local_clock_s
 from planner.ir.errors import ExitCode, PortError
+from planner.ir.times import LATEST_UNIX
+from planner.ir.units import LARGEST_BYTES, shown
 
 JOULES_PER_KWH = 3.6e6
 PHASES = tuple(phase.value for phase in EnergyPhase if phase is not EnergyPhase.UNMEASURED)
 _PHASE_ORDER = {phase.value: place for place, phase in enumerate(EnergyPhase)}
 _MAX_POINTS = 3000
+_MOST_IN_A_QUERY = {
+    "since": LATEST_UNIX, "price_per_kwh": 1e9, "co2_grams_per_kwh": 1e9, "flash_bytes_per_day": LARGEST_BYTES,
+    "flash_endurance_bytes": LARGEST_BYTES,
+}  # fmt: skip
+"""No money and no gas is worth more than these; a moment and bytes are what calendars and files know."""
 """Points of a curve in a report: more than any screen shows, and a phone still draws them at once."""
 
 
@@ -93,7 +102,10 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True)
 class PowerCurve:
-    """Mean watts by phase over equal stretches of time; None where more than half of a stretch was not seen."""
+    """Mean watts by phase over equal stretches of time.
+
+    None where more than half of a stretch was not seen.
+    """
 
     period_s: int
     start_unix: tuple[int, ...]
@@ -168,14 +180,19 @@ class EnergyReport:
 
 
 def options_from_query(query: Mapping[str, str]) -> ReportOptions:
-    """Return the options in a query such as `since=1760000000&job=3`; raise `ReportQueryError` for a bad one."""
+    """Return the options in a query such as `since=1760000000&job=3`.
+
+    Raises `ReportQueryError` for a bad one.
+    """
     numbers: dict[str, float] = {}
-    for key in ("since", "price_per_kwh", "co2_grams_per_kwh", "flash_bytes_per_day", "flash_endurance_bytes"):
+    for key, most in _MOST_IN_A_QUERY.items():
         if key in query:
             try:
                 numbers[key] = float(query[key])
             except ValueError as error:
-                raise ReportQueryError(key, query[key]) from error
+                raise ReportQueryError(key, query[key], most) from error
+            if not 0 <= numbers[key] <= most:
+                raise ReportQueryError(key, query[key], most)
     counts = {key: int(numbers[key]) for key in ("flash_bytes_per_day", "flash_endurance_bytes") if key in numbers}
     return ReportOptions(
         numbers.get("since"),
@@ -193,8 +210,8 @@ class ReportQueryError(PortError):
 
     exit_code = ExitCode.IMPOSSIBLE
 
-    def __init__(self, key: str, value: str) -> None:
-        super().__init__(f"{key}={value!r} is no number; leave it away or give a plain number")
+    def __init__(self, key: str, value: str, most: float) -> None:
+        super().__init__(f"{key}={shown(value)} is no number from 0 to {most:g}; leave it away or give one of these")
         self.key = key
         self.value = value
 

@@ -82,3 +82,6 @@ class Sampler:
         # A dead sensor must not turn silently into an estimate: keep it and its gap.
         if measured_now or not measured_before:
             self._sources, self._nothing_until_s = choice.sources, {}
+            return
+        for source in choice.sources:
+            source.close()

@@ -1,4 +1,7 @@
-"""From readings to an unbroken row of intervals, each with its joules or with the reason why they are not known."""
+"""From readings to an unbroken row of intervals.
+
+Each with its joules or with the reason why they are not known.
+"""
 
 from dataclasses import dataclass
 

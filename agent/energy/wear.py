@@ -1,4 +1,7 @@
-"""Bytes written to flash: by the agent itself, by the whole machine, against the budget and the card's endurance."""
+"""Bytes written to flash, against the budget and the card's endurance.
+
+By the agent itself and by the whole machine.
+"""
 
 import os
 from dataclasses import dataclass
@@ -36,7 +39,9 @@ def outlook(
     used_fraction: float = 0.0,
     size_bytes: int | None = None,
 ) -> WearOutlook:
-    """Return the outlook for `written_bytes` in `days` on a device that can take `endurance_bytes` in its life.
+    """Return the outlook for `written_bytes` in `days`.
+
+    On a device that can take `endurance_bytes` in its life.
 
     Without that figure it is assumed from the size of the device.
     """
@@ -51,7 +56,10 @@ def outlook(
 
 
 def block_device_of(path: Path, root: Path) -> Path | None:
-    """Return the sysfs folder of the whole disk that holds `path`; None for a file system without one (tmpfs)."""
+    """Return the sysfs folder of the whole disk that holds `path`.
+
+    None for a file system without one (tmpfs).
+    """
     device = path.stat().st_dev
     folder = root / "sys/dev/block" / f"{os.major(device)}:{os.minor(device)}"
     if not folder.exists():
@@ -61,7 +69,10 @@ def block_device_of(path: Path, root: Path) -> Path | None:
 
 
 def parse_written_bytes(text: str) -> int:
-    """Return the bytes written since boot by a line of /sys/block/*/stat; raise `SourceError` if it is none."""
+    """Return the bytes written since boot by a line of /sys/block/*/stat.
+
+    Raises `SourceError` if it is none.
+    """
     fields = text.split()
     if len(fields) < 11 or not all(field.isdigit() for field in fields):
         raise SourceError(NAME, f"cannot read the block statistics {text[:60]!r}", "see the kernel's release notes")
@@ -98,7 +109,9 @@ class DiskCounter:
         return self._disk.name if self._disk else ""
 
     def written_since_last(self) -> int | None:
-        """Return bytes written since the last call; None on the first, without a disk, or after a counter reset.
+        """Return bytes written since the last call.
+
+        None on the first, without a disk, or after a counter reset.
 
         Raises `SourceError` if the statistics cannot be read.
         """

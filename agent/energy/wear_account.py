@@ -1,4 +1,7 @@
-"""What the agent itself wrote to flash, by local date: one count for the budget, `status` and the report."""
+"""What the agent itself wrote to flash, by local date.
+
+One count for the budget, `status` and the report.
+"""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""What a Jetson adds: temperatures and RAM from a `tegrastats` line, where sysfs shows no zone (containers)."""
+"""What a Jetson adds: temperatures and RAM from a `tegrastats` line.
+
+Where sysfs shows no zone (containers).
+"""
 
 import asyncio
 import contextlib

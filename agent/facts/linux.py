@@ -1,4 +1,7 @@
-"""Linux, any board: files below /sys and /proc, and logind, NetworkManager and vcgencmd where they exist."""
+"""Linux, any board: files below /sys and /proc.
+
+And logind, NetworkManager and vcgencmd where they exist.
+"""
 
 import os
 import shutil

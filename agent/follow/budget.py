@@ -11,25 +11,24 @@ Model, optimizers and the ends of steps are found, not named. The numbers are th
 
 import math
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import torch
-
-from agent.follow.escapes import Escapes
+from agent.follow.decisions.planning import Planning
 from agent.follow.memory import ProcessBudget
-from agent.follow.mode import Follower, FollowMode, NotFollowedError
-from agent.follow.pages import PageSpace
-from agent.follow.program import ProgramHooks
+from agent.follow.mode import Follower, FollowMode
+from agent.follow.pages import PageSpace, check_not_in_ram, default_page_dir
+from agent.follow.patches.escapes import Escapes
+from agent.follow.patches.program import ProgramHooks
+from agent.follow.patches.refusals import NotFollowedError
 from agent.follow.residency import Residency
 from agent.follow.storages import SMALLEST_BYTES, StorageTable
 from agent.malloc import thrifty_glibc
 from agent.train.pager import Pager
 from planner.ir.process_memory import peak_resident_bytes
-from planner.ir.units import SizeError, parse_bytes
+from planner.ir.units import SizeError, parse_bytes, shown
 
 _SMALLEST_FRACTION = 64
 _SMALLEST_OF_ALL_BYTES = 256
@@ -59,6 +58,11 @@ class Report:
     """Times the program did something that no trace foresaw."""
     over_bytes: int
     """The most by which single operators did not fit into the limit."""
+    plan: str | None
+    """Which search made the plan that decides what leaves (`milp`, `greedy`); None where next use does."""
+    predicted_step_seconds: float | None
+    step_seconds: float | None
+    """Of one step with the plan: as predicted, waiting for pages included, and as the last one took."""
 
 
 class Budget:
@@ -79,16 +83,20 @@ class Budget:
         self._report: Report | None = None
 
     def start(self) -> Self:
-        """Follow this thread, and those it starts, from here on. Raises PageError, BudgetTooSmallError."""
+        """Follow this thread, and those it starts, from here on.
+
+        Raises PageError, BudgetTooSmallError, or NotFollowedError where it was started already.
+        """
         if self._running is not None:
             raise NotFollowedError("this budget was started already; stop() it first")
         self._running = _Running(self._ram_bytes, self._tensor_bytes, self._page_dir, self._speeds)
         return self
 
     def stop(self, *, restore: bool = True) -> Report:
-        """Bring everything back into RAM and follow no longer. Raises PageError where a page cannot be read.
+        """Bring everything back into RAM and follow no longer.
 
-        `restore=False` leaves away what is away, for a process that ends: such tensors must not be used any more.
+        `restore=False` leaves away what is away, for a process that ends: such tensors must not be used any more. Raises
+        PageError where a page cannot be read, NotFollowedError where it was not started.
         """
         if self._running is None:
             raise NotFollowedError("this budget was not started")
@@ -100,8 +108,18 @@ class Budget:
         return self._report
 
     @property
+    def follower(self) -> Follower:
+        """What runs the operators, for who holds them from another thread.
+
+        Raises NotFollowedError before the start.
+        """
+        if self._running is None:
+            raise NotFollowedError("this budget was not started")
+        return self._running.follower
+
+    @property
     def report(self) -> Report:
-        """What happened so far."""
+        """What happened so far. Raises NotFollowedError before the start."""
         if self._running is not None:
             return self._running.report()
         if self._report is None:
@@ -129,16 +147,21 @@ def budget(
     """Give a memory budget to use as `with budget(ram="600M"):` around a training loop.
 
     `ram`: bytes of resident memory of the whole process ("600M" = 600 MiB), Python and torch included. `tensors` in its
-    place bounds the tensors alone, down to "4K". `page_dir`: where tensors are paged (a temporary directory of the
-    system by default); `read_bytes_per_s`, `write_bytes_per_s` slow the paging down to try a slower medium. Raises
+    place bounds the tensors alone, down to "4K". `page_dir`: where tensors are paged (/var/tmp by default); `read_bytes_per_s`, `write_bytes_per_s` slow the paging down to try a slower medium. Raises
     SizeError for sizes that cannot be read; see `Budget.start` for what starting raises.
     """
     if (ram is None) == (tensors is None):
         raise SizeError('give either ram="600M", for the whole process, or tensors="100M", for its tensors alone')
+    ram_bytes, tensor_bytes = (None if size is None else parse_bytes(size) for size in (ram, tensors))
+    if tensor_bytes == 0:
+        raise SizeError('a budget of nothing for tensors holds none; give at least tensors="4K"')
+    for name, speed in (("read_bytes_per_s", read_bytes_per_s), ("write_bytes_per_s", write_bytes_per_s)):
+        if speed is not None and not (isinstance(speed, int | float) and 0 < speed < math.inf):
+            raise SizeError(f"{name} is {shown(speed)}; give bytes per second above 0, or leave it away")
     return Budget(
-        None if ram is None else parse_bytes(ram),
-        None if tensors is None else parse_bytes(tensors),
-        Path(tempfile.gettempdir() if page_dir is None else page_dir),
+        ram_bytes,
+        tensor_bytes,
+        Path(default_page_dir() if page_dir is None else page_dir),
         read_bytes_per_s=read_bytes_per_s,
         write_bytes_per_s=write_bytes_per_s,
     )
@@ -164,39 +187,44 @@ class _Running:
             thrifty_glibc()
             self._process.check()
         self._ram_bytes, self._tensor_bytes = ram_bytes, tensor_bytes
+        if ram_bytes is not None:
+            check_not_in_ram(page_dir)
         self._pages = PageSpace(page_dir)
         self._pager = Pager(read_bytes_per_s=speeds[0], write_bytes_per_s=speeds[1])
         if self._process is not None:
             limit = self._process.tensor_bytes()
         self._residency = Residency(self.table, self._pages, self._pager, limit)
-        self.follower = Follower(self.table, self._residency, self._process)
+        self._planning = Planning(self._residency, self._process, tensor_bytes or ram_bytes or 0)
+        self.follower = Follower(self.table, self._residency, self._process, self._planning)
         self._escapes, self._hooks = Escapes(self.follower), ProgramHooks(self.follower)
         mode: Any = FollowMode(self.follower)
         self._mode = mode
         _Running._of_this_process = self
-        os.register_at_fork(before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._in_child)
         self._escapes.install()
         self._hooks.install()
         self._mode.__enter__()
 
     def stop(self, *, restore: bool) -> None:
-        self._mode.__exit__(None, None, None)
-        self._hooks.remove()
-        self._escapes.remove()
-        _Running._of_this_process = None
-        with self.follower.lock, torch.no_grad():
+        self._planning.close()
+        with self.follower.lock:
             self._residency.limit_bytes = math.inf
             self._residency.bury()
             self._residency.drain()
-            if restore:
-                self._residency.bring(list(self.table))
-            self.table.forget()
-        self._pager.close()
-        self._pages.close()
+            try:
+                if restore:
+                    self._residency.restore()
+            finally:
+                self._mode.__exit__(None, None, None)
+                self._hooks.remove()
+                self._escapes.remove()
+                _Running._of_this_process = None
+                self.table.forget()
+                self._pager.close()
+                self._pages.close()
 
     def report(self) -> Report:
         book, counters, paged = self.follower.book, self._residency.counters, self._pager.stats
-        limit = self._residency.limit_bytes
+        limit, plan = self._residency.limit_bytes, self._planning.adopted
         return Report(
             ram_bytes=self._ram_bytes,
             tensor_limit_bytes=self._tensor_bytes if self._tensor_bytes is not None else _finite(limit),
@@ -211,24 +239,37 @@ class _Running:
             segments=book.segment,
             deviations=book.deviations,
             over_bytes=counters.over_bytes,
+            plan=None if plan is None else plan.strategy,
+            predicted_step_seconds=None if plan is None else plan.predicted_s,
+            step_seconds=None if plan is None else plan.measured_s,
         )
 
     # -- fork: the child may read pages and writes none; the parent never overwrites what the child may read
 
-    def _before_fork(self) -> None:
-        if _Running._of_this_process is self:
-            self.follower.lock.acquire()
-            self._residency.drain()
+    @staticmethod
+    def before_fork() -> None:
+        running = _Running._of_this_process
+        if running is not None:
+            running.follower.lock.acquire()
+            running._residency.drain()
+            running._pages.about_to_fork()
 
-    def _after_fork(self) -> None:
-        if _Running._of_this_process is self:
-            self._pages.forked()
-            self.follower.lock.release()
+    @staticmethod
+    def after_fork() -> None:
+        running = _Running._of_this_process
+        if running is not None:
+            running._pages.forked()
+            running.follower.lock.release()
 
-    def _in_child(self) -> None:
-        if _Running._of_this_process is self:
-            self._residency.become_child()
-            self.follower.lock.release()
+    @staticmethod
+    def in_child() -> None:
+        running = _Running._of_this_process
+        if running is not None:
+            running.follower.become_child()
+            running.follower.lock.release()
+
+
+os.register_at_fork(before=_Running.before_fork, after_in_parent=_Running.after_fork, after_in_child=_Running.in_child)
 
 
 def _finite(value: float) -> int | None:

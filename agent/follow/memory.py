@@ -1,7 +1,11 @@
-"""How many bytes of tensors a RAM budget leaves: resident memory of the whole process counts, Python and torch included."""
+"""How many bytes of tensors a RAM budget leaves.
+
+Resident memory of the whole process counts, Python and torch included.
+"""
 
 import os
 import sys
+import weakref
 from pathlib import Path
 
 from agent.follow.storages import StorageTable
@@ -31,6 +35,9 @@ _CODE_RELEASES = 6
 """Code pages are given back when following starts and after the first segments; from then on what runs is needed."""
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_STATM = Path("/proc/self/statm")
+_STATM_BYTES = 256
+"""Seven numbers of at most 20 digits."""
 
 
 class BudgetTooSmallError(PortError):
@@ -40,17 +47,29 @@ class BudgetTooSmallError(PortError):
 
 
 class ProcessBudget:
-    """Bounds the resident memory of this process at `ram_bytes`: the rest of it is measured, tensors get what is left."""
+    """Bounds the resident memory of this process at `ram_bytes`.
+
+    The rest of it is measured, tensors get what is left.
+    """
 
     def __init__(self, ram_bytes: int, table: StorageTable) -> None:
         self.ram_bytes, self._table = ram_bytes, table
-        self._usable = int(ram_bytes * (1 - _KEPT_FREE)) - _KEPT_FREE_BYTES
+        self.beside_bytes = 0
+        """What another process takes of the budget meanwhile: the one that plans."""
         self._allocator: Allocator | None = active()
+        self._statm: int | None = None
+        if sys.platform == "linux":
+            self._statm = os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._statm)
         self._looked_at = -_LOOK_BYTES
         self._skipped = 0
         self._rest_now = self._rest_before = 0
         self._releases_left = _CODE_RELEASES
         release_code_pages()
+
+    @property
+    def _usable(self) -> int:
+        return int(self.ram_bytes * (1 - _KEPT_FREE)) - _KEPT_FREE_BYTES - self.beside_bytes
 
     def check(self) -> None:
         """Raise BudgetTooSmallError where the process alone fills the budget."""
@@ -74,14 +93,16 @@ class ProcessBudget:
             release_code_pages()
 
     def tensor_bytes(self) -> int:
-        """Return how many bytes of tensors fit now; also tells the allocator how much freed memory it may keep.
+        """Return how many bytes of tensors fit now.
+
+        Also tells the allocator how much freed memory it may keep.
 
         Blocks that were allocated and not yet written are not resident, so one look may find the rest of the process
         too small: the most that was found lately counts.
         """
         self._skipped = 0
         self._looked_at = self._table.resident_bytes
-        resident = resident_now()
+        resident = resident_now() if self._statm is None else _resident_in(os.pread(self._statm, _STATM_BYTES, 0))
         if self._allocator is None:
             return max(self._usable - self._rest(resident - self._table.resident_bytes), _LEAST_TENSOR_BYTES)
         stats = self._allocator.stats()
@@ -99,7 +120,9 @@ class ProcessBudget:
 
 
 class WorkspaceMeter:
-    """Measures what an operator allocates besides its results; 0 where the process has no allocator that tells.
+    """Measures what an operator allocates besides its results.
+
+    0 where the process has no allocator that tells.
 
     Not `enabled` where the budget is for tensors alone.
     """
@@ -115,7 +138,10 @@ class WorkspaceMeter:
             self._before = self._allocator.live_bytes()
 
     def end(self, made_bytes: int) -> int:
-        """Return the bytes at the operator's peak besides what was there and the `made_bytes` that it returned."""
+        """Return the bytes at the operator's peak besides what was there and its results.
+
+        The `made_bytes` that it returned.
+        """
         if self._allocator is None:
             return 0
         return max(self._allocator.peak_live_bytes() - self._before - made_bytes, 0)
@@ -125,4 +151,8 @@ def resident_now() -> int:
     """Return the resident memory of this process; on Linux at the price of one short read."""
     if sys.platform != "linux":
         return resident_bytes()
-    return int(Path("/proc/self/statm").read_bytes().split()[1]) * _PAGE_BYTES
+    return _resident_in(_STATM.read_bytes())
+
+
+def _resident_in(statm: bytes) -> int:
+    return int(statm.split(None, 2)[1]) * _PAGE_BYTES

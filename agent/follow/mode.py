@@ -1,7 +1,7 @@
 """The dispatch mode: every ATen operator of the program passes through here."""
 
 import contextlib
-import threading
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -10,29 +10,43 @@ from typing import Any
 
 import torch
 from torch.overrides import enable_reentrant_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+)
 
-from agent.follow import autocast
-from agent.follow.light_dynamo import never_compile
+from agent.follow.decisions.planning import Planning
+from agent.follow.decisions.recompute import SMALLEST_BYTES as RECIPE_BYTES
+from agent.follow.decisions.recompute import WORTH, recipe_of, repeatable
+from agent.follow.decisions.trace import AHEAD, LONGEST_SEGMENT, NOTHING, Entry, TraceBook, Use
+from agent.follow.decisions.victims import LEAVES
 from agent.follow.lists import runs_by_element, split_call
 from agent.follow.memory import ProcessBudget, WorkspaceMeter
 from agent.follow.operands import (
     bare_storages_in,
+    is_wrapper,
     makes_storage,
+    only_views,
     reads_nothing,
+    reads_rows,
     result_bytes,
+    stable_number,
     storages_in,
     tensors_in,
     written_arguments,
     written_storages,
 )
+from agent.follow.pace import CpuPace
+from agent.follow.patches import autocast
+from agent.follow.patches.light_dynamo import never_compile
+from agent.follow.patches.refusals import program_line, refuse_unfollowable
+from agent.follow.patches.signals import SignalSafeLock
 from agent.follow.piecewise import PIECE_BYTES, pieces_of, run_piecewise
-from agent.follow.recompute import SMALLEST_BYTES as RECIPE_BYTES
-from agent.follow.recompute import WORTH, recipe_of, repeatable
 from agent.follow.residency import Residency
-from agent.follow.storages import Storage, StorageTable
-from agent.follow.trace import AHEAD, LONGEST_SEGMENT, Entry, TraceBook, Use
-from planner.ir.errors import ExitCode, PortError
+from agent.follow.storages import NEVER, Storage, StorageTable
+from agent.malloc import release_free_memory
+from planner.ir.code_pages import release_code_pages
+from planner.ir.units import format_bytes
 
 _PACKING = frozenset(
     f"aten::{name}" for name in ("convolution", "convolution_backward", "addmm", "mm", "bmm", "baddbmm")
@@ -42,6 +56,9 @@ _PACKING = frozenset(
 _UNKNOWN_WORKSPACE = 1.0
 """Share of their operands' size that they are expected to take before they were seen."""
 
+_NAMED_FROM = 0.05
+"""An operator that lacks a smaller share of the budget is only counted: estimates are no better, and belts are wider."""
+
 _SHOWN_AT_ONCE = 2
 """`torch.save` asks for a storage's size right before it writes its bytes, one storage after the other."""
 
@@ -49,14 +66,23 @@ _SHOWN_AT_ONCE = 2
 class Follower:
     """Runs operators with their storages resident. One lock: the program's threads take turns at operators."""
 
-    def __init__(self, table: StorageTable, residency: Residency, process: ProcessBudget | None) -> None:
-        self.table, self.residency = table, residency
+    def __init__(
+        self, table: StorageTable, residency: Residency, process: ProcessBudget | None, planning: Planning
+    ) -> None:
+        self.table, self.residency, self.planning = table, residency, planning
         self._process = process
         self._workspace = WorkspaceMeter(enabled=process is not None)
         self._workspace_shares: dict[Any, float] = {}
         """The most that each operator took besides its operands and results, as a share of its operands."""
         self.book = TraceBook()
-        self.lock = threading.RLock()
+        self.lock = SignalSafeLock(self._outside_of_operators)
+        self._may_run = self.lock.condition()
+        self._held = False
+        self._pace: CpuPace | None = None
+        self._at_hand: Any = None
+        """The operator that was begun last."""
+        self._named: set[Any] = set()
+        """Operators that were said to be too large."""
         self.operators = 0
         self._fetched_to = 0
         self._escaped: list[Storage] = []
@@ -67,9 +93,13 @@ class Follower:
 
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an operator as it was called; its followed operands are resident while it runs. Raises PageError."""
-        _refuse_other_formula(func, args)
         with self.lock:
-            self.residency.bury()
+            self._wait_while_held()
+            self._at_hand = func
+            for gone in self.residency.bury():
+                self.book.ended(gone)
+                if self.planning.recording is not None:
+                    self.planning.recording.ended(gone)
             if runs_by_element(func, args, self.residency.limit_bytes):
                 return split_call(func, args, kwargs, self._run_one)
             return self._run_one(func, args, kwargs)
@@ -81,7 +111,7 @@ class Follower:
         inputs = [] if reads_nothing(func) else storages_in((*args, *kwargs.values()), self.table)
         if func._schema.name == "aten::set_":
             inputs += bare_storages_in(args, self.table)
-        fingerprint = hash((id(func), *[s.nbytes for s in inputs]))
+        fingerprint = hash((stable_number(func), *[s.nbytes for s in inputs]))
         entry = book.expect(fingerprint)
         if residency.may_recompute and entry is None:
             residency.victims.demote()
@@ -90,12 +120,22 @@ class Follower:
         large = pieces_of(func, args, kwargs, residency.limit_bytes)
         for storage in inputs:
             storage.pins += 1
+            if storage.left_at is not None and storage.resident:
+                storage.left_at.stayed()
         try:
-            residency.bring(inputs if large is None else [s for s in inputs if s.resident or not s.clean or s.mapped])
+            residency.bring(_to_bring(func, inputs, whole=large is None))
             if written_arguments(func):
-                written = self._before_write(func, args, kwargs)
+                written = written_storages(func, args, kwargs, self.table)
+                residency.change(written)
             if large is None:
-                residency.make_room(entry.need_bytes if entry else self._expected_bytes(func, args, kwargs, inputs))
+                need_bytes = entry.need_bytes if entry else self._expected_bytes(func, args, kwargs, inputs)
+                if need_bytes or written:
+                    over_bytes = residency.counters.over_bytes
+                    residency.make_room(need_bytes)
+                    if residency.counters.over_bytes > over_bytes:
+                        self._name_too_large(func, inputs, need_bytes)
+                else:
+                    residency.make_room_if_possible()
             self._workspace.begin()
             first_made = self.table.met
             began = time.perf_counter()
@@ -109,8 +149,27 @@ class Follower:
         finally:
             for storage in inputs:
                 storage.pins -= 1
-        self._after(func, args, kwargs, fingerprint, entry, inputs, first_made, result, time.perf_counter() - began)
+        if reads_rows(func):
+            residency.drop_touched(inputs)
+        seconds = time.perf_counter() - began
+        self._after(func, args, kwargs, fingerprint, entry, inputs, written, first_made, result, seconds)
         return result
+
+    def _name_too_large(self, func: Any, inputs: Sequence[Storage], need_bytes: int) -> None:
+        """Say on standard error, before it runs, which operator alone takes more than a budget of RAM leaves for tensors."""
+        if self._process is None or func in self._named:
+            return
+        held_bytes = sum(s.nbytes for s in set(inputs))
+        missing_bytes = held_bytes + need_bytes - self.residency.limit_bytes
+        if missing_bytes < _NAMED_FROM * self._process.ram_bytes:
+            return
+        self._named.add(func)
+        sys.stderr.write(
+            f"port-agent: {program_line()}: {func._schema.name} needs {format_bytes(held_bytes + need_bytes)} at once "
+            f"({format_bytes(held_bytes)} of operands), the budget of {format_bytes(self._process.ram_bytes)} leaves "
+            f"{format_bytes(self.residency.limit_bytes)} for tensors; give {format_bytes(self._process.ram_bytes + missing_bytes)}, "
+            "or smaller batches\n"
+        )
 
     def _run_piecewise(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], large: list[torch.Tensor], inputs: list[Storage],
@@ -125,12 +184,12 @@ class Follower:
         for storage in inputs:
             storage.pins -= 1
         try:
-            residency.make_room(PIECE_BYTES * (len(large) + 1))
-        finally:
-            residency.may_recompute = may_recompute
-            for storage in inputs:
-                storage.pins += 1
-        try:
+            try:
+                residency.make_room(PIECE_BYTES * (len(large) + 1))
+            finally:
+                residency.may_recompute = may_recompute
+                for storage in inputs:
+                    storage.pins += 1
             return run_piecewise(func, args, kwargs, large, written, residency, self.table)
         finally:
             for storage in written:
@@ -146,21 +205,9 @@ class Follower:
             share = _UNKNOWN_WORKSPACE if self._process is not None and func._schema.name in _PACKING else 0.0
         return made + int(share * sum(s.nbytes for s in inputs))
 
-    def _before_write(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Storage]:
-        """Make what was dropped because it could be made from what changes now; count the change before making room."""
-        written = written_storages(func, args, kwargs, self.table)
-        for storage in written:
-            dependents, storage.dependents = storage.dependents, None
-            self.residency.bring(
-                [d for d in dependents or () if not d.resident and not d.clean and d.ref() is not None]
-            )
-        for storage in written:
-            self.residency.changes(storage)
-        return written
-
     def _after(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], fingerprint: int, entry: Entry | None,
-        inputs: list[Storage], first_made: int, result: Any, seconds: float,
+        inputs: list[Storage], written: list[Storage], first_made: int, result: Any, seconds: float,
     ) -> None:  # fmt: skip
         residency, book, table = self.residency, self.book, self.table
         made: list[Storage] = []
@@ -171,30 +218,55 @@ class Follower:
                 made.append(storage)
         touched = (*inputs, *made)
         if entry is not None and len(entry.next_uses) == len(touched):
-            for storage, position in zip(touched, entry.next_uses, strict=True):
-                residency.victims.touch(storage, residency.clock, book.next_clock(storage, position))
+            self._touch(entry, touched)
         else:
             for storage in touched:
                 residency.victims.touch(storage, residency.clock, None)
         workspace_bytes = self._workspace.end(sum(s.nbytes for s in made if s.resident))
-        if residency.pressed and len(made) == 1 and repeatable(func) and self._worth_repeating(made[0], seconds):
+        again = len(made) == 1 and repeatable(func)
+        if residency.pressed and again and self._remade(entry, made[0], seconds):
             made[0].recipe = recipe_of(func, args, kwargs, inputs, made[0], result, workspace_bytes=workspace_bytes)
         if workspace_bytes:
             share = workspace_bytes / max(sum(s.nbytes for s in inputs), workspace_bytes)
             self._workspace_shares[func] = max(self._workspace_shares.get(func, 0.0), share)
+        if self.planning.recording is not None:
+            self.planning.recording.add(inputs, made, written, seconds, workspace_bytes, repeatable=again)
         book.ran(fingerprint, inputs, made, workspace_bytes)
-        if residency.pressed:
+        if residency.pressed and book.plan is None:
             self._learn(touched)
         if book.position >= LONGEST_SEGMENT:
             self.end_segment()
         if self._process is not None and self._process.due():
             residency.limit_bytes = self._process.tensor_bytes()
         if table.resident_bytes > residency.limit_bytes:
-            residency.make_room(0)
+            residency.make_room_if_possible()
         if residency.pressed and entry is not None:
             self._fetch_ahead()
 
-    def _worth_repeating(self, made: Storage, seconds: float) -> bool:
+    def _touch(self, entry: Entry, touched: Sequence[Storage]) -> None:
+        """Tell when each storage is needed next; those that the plan lets leave here begin to be written."""
+        residency, book = self.residency, self.book
+        plan = book.plan
+        leaving = None if plan is None else plan.leaving.get(book.position, NOTHING)
+        for operand, (storage, local, position) in enumerate(
+            zip(touched, entry.operands, entry.next_uses, strict=True)
+        ):
+            next_use = book.next_clock(storage, position)
+            rank = None
+            if leaving is not None and operand in leaving:
+                rank = LEAVES + min(next_use or 0, LEAVES)
+            elif next_use == NEVER and not storage.clean:
+                rank = book.end_clock(storage, local) if leaving is None else residency.clock
+            residency.victims.touch(storage, residency.clock, next_use, rank)
+        for operand, recomputed in (leaving or NOTHING).items():
+            if not recomputed and operand < len(touched):
+                residency.write_early(touched[operand])
+
+    def _remade(self, entry: Entry | None, made: Storage, seconds: float) -> bool:
+        """Tell whether a result may be made again in place of being paged."""
+        plan = self.book.plan
+        if plan is not None and entry is not None:
+            return self.book.position in plan.remade
         return made.nbytes >= RECIPE_BYTES and seconds < WORTH * self.residency.paging_seconds(made.nbytes)
 
     def _learn(self, touched: Sequence[Storage]) -> None:
@@ -229,12 +301,25 @@ class Follower:
             place += 1
         self._fetched_to = place
 
+    @contextlib.contextmanager
+    def _outside_of_operators(self) -> Iterator[None]:
+        """Follow the block also where this thread is inside of an operator, below autograd and without the mode."""
+        with contextlib.ExitStack() as stack:
+            if not any(isinstance(mode, FollowMode) for mode in _get_current_dispatch_mode_stack()):
+                with contextlib.suppress(RuntimeError):  # not inside of one: another has switched all modes off
+                    stack.enter_context(enable_reentrant_dispatch())
+                stack.enter_context(FollowMode(self))
+            yield
+
     # -- between operators
 
-    def end_segment(self) -> None:
+    def end_segment(self, *, stepped: bool = False) -> None:
         """Take note that a backward() or an optimizer's step ended. Pointers that left in the one before are void now."""
         with self.lock:
-            self.book.end_segment(self.residency.clock + 1)
+            empty = self.book.position == 0
+            whole = self.book.end_segment(self.residency.clock + 1)
+            if not empty:
+                self.planning.segment_ended(self.book.ended_last, whole=whole, stepped=stepped)
             if self._process is not None:
                 self._process.end_segment()
             self._fetched_to = 0
@@ -242,18 +327,33 @@ class Follower:
                 storage.pins -= 1
             self._escaped_before, self._escaped = self._escaped, []
 
+    def become_child(self) -> None:
+        """Go on in a forked child, which has no budget."""
+        self._process = None
+        self.planning.become_child()
+        self.residency.become_child()
+        self.go_on()
+
     def escape(self, storage: Storage) -> None:
-        """Keep a storage resident until the next segment ends: a pointer to it leaves, and may be written through."""
+        """Keep a storage resident until the next segment ends: a pointer to it leaves, and may be written through.
+
+        A mapped one stays where it is, and whether it was written is seen in its pages from here on.
+        """
         with self.lock:
+            self._wait_while_held()
+            if storage.in_file:
+                self.residency.watch(storage)
+                return
             storage.pins += 1
             self._escaped.append(storage)
             self.residency.bring([storage])
-            self.residency.changes(storage)
+            self.residency.change([storage])
 
     @contextlib.contextmanager
     def reading(self, storage: Storage) -> Iterator[None]:
         """Keep a storage resident for the time of a call that reads it past the dispatcher."""
         with self.lock:
+            self._wait_while_held()
             storage.pins += 1
             try:
                 self.residency.bring([storage])
@@ -266,17 +366,67 @@ class Follower:
         with self.lock:
             if tensor.layout is torch.strided:
                 self.table.of(tensor)
-            self.residency.make_room(0)
+            self.residency.make_room_if_possible()
 
     def show(self, storage: Storage) -> None:
         """Keep a storage resident until a few others were shown: its size is asked for, and then its bytes are read."""
         with self.lock:
+            self._wait_while_held()
             storage.pins += 1
             self._shown.append(storage)
             self.residency.bring([storage])
             while len(self._shown) > _SHOWN_AT_ONCE:
                 self._shown.popleft().pins -= 1
-            self.residency.make_room(0)
+            self.residency.make_room_if_possible()
+
+    # -- held from another thread: `agent.follow.exec.opportunistic`
+
+    def hold(self) -> str:
+        """Let no operator begin from here on, and return once the one at hand has ended: its name."""
+        self._held, at_hand = True, self._at_hand
+        with self.lock:
+            self.planning.interrupt()
+            return "" if at_hand is None else str(at_hand._schema.name)
+
+    def give_back(self) -> None:
+        """Give back the memory of a program that is held: tensors go to the page file. Raises PageError."""
+        with self.lock:
+            self.residency.bury()
+            self._fetched_to = 0
+            try:
+                self.residency.empty()
+            finally:
+                release_free_memory()
+                release_code_pages()
+
+    def go_on(self) -> None:
+        """Let operators run again."""
+        with self.lock:
+            self._held = False
+            self._may_run.notify_all()
+
+    def limit_cpu(self, cpu_percent: float) -> None:
+        """Take so much of all CPUs from here on; 100 is no limit."""
+        with self.lock:
+            self._pace = CpuPace(cpu_percent) if cpu_percent < 100 else None
+
+    def _wait_while_held(self) -> None:
+        """Wait where nothing is under way. What a signal's handler raises here ends the program: its clean-up may run."""
+        try:
+            if self._pace is not None and (delay_s := self._pace.delay_s()) > 0:
+                self._may_run.wait(delay_s)
+            while self._held:
+                self._may_run.wait()
+        except BaseException:
+            self._held = False
+            raise
+
+
+def _to_bring(func: Any, inputs: list[Storage], *, whole: bool) -> list[Storage]:
+    """Return which operands must be resident: not those that are read from a file's mapping row by row, or in pieces."""
+    if only_views(func) or reads_rows(func):
+        return [storage for storage in inputs if not storage.in_file]
+    return inputs if whole else [s for s in inputs if s.resident or not s.clean or s.mapped]
 
 
 def _call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -284,24 +434,6 @@ def _call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
     with autocast.as_the_program_has_it():
         return func(*args, **kwargs)
-
-
-class NotFollowedError(PortError):
-    """The program does something that cannot be followed with the same numbers."""
-
-    exit_code = ExitCode.IMPOSSIBLE
-
-
-def _refuse_other_formula(func: Any, args: Sequence[Any]) -> None:
-    """Refuse operators whose gradient torch computes by another formula while any dispatch mode is active.
-
-    `prod_backward` asks `areAnyTensorSubclassLike`, which is true then (torch/csrc/autograd/FunctionsManual.cpp).
-    """
-    if func._schema.name == "aten::prod" and torch.is_grad_enabled() and args[0].requires_grad:
-        raise NotFollowedError(
-            "the gradient of prod() has other last digits while operators are followed; take x.log().sum().exp(), or "
-            "compute it under torch.no_grad(), or run the program without a budget"
-        )
 
 
 @cache
@@ -330,7 +462,8 @@ class FollowMode(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run one operator; a tensor subclass takes itself apart first, and its parts come here."""
-        if types and any(is_traceable_wrapper_subclass(t) for t in tensors_in((*args, *(kwargs or {}).values()))):
+        refuse_unfollowable(func, args, types)
+        if types and any(is_wrapper(t) for t in tensors_in((*args, *(kwargs or {}).values()))):
             return NotImplemented
         if torch.is_inference_mode_enabled() and _is_composite(func):
             with enable_reentrant_dispatch(), self:

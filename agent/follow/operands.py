@@ -1,12 +1,14 @@
 """What one call of an operator reads, writes and makes, in storages."""
 
+import zlib
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from agent.follow.storages import Storage, StorageTable
+from agent.follow.storages import Storage, StorageTable, data_ptr, untyped_storage
 
 _HIDDEN_WRITES: dict[str, tuple[int, ...]] = {
     "aten::native_batch_norm": (3, 4),
@@ -27,6 +29,20 @@ def tensors_in(arguments: Any) -> Iterator[torch.Tensor]:
             yield argument
         elif isinstance(argument, (list, tuple)):
             yield from tensors_in(argument)
+
+
+_DENSE = (torch.Tensor, torch.nn.Parameter)
+
+
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor subclass has no memory of its own, but other tensors inside."""
+    if type(tensor) in _DENSE or is_traceable_wrapper_subclass(tensor):
+        return type(tensor) not in _DENSE
+    try:
+        data_ptr(untyped_storage(tensor))
+    except (RuntimeError, NotImplementedError):
+        return True
+    return False
 
 
 def strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -55,7 +71,10 @@ def storages_in(arguments: Any, table: StorageTable) -> list[Storage]:
 
 
 def bare_storages_in(arguments: Any, table: StorageTable) -> list[Storage]:
-    """Return the followed ones among arguments that are storages without a tensor, as `Tensor.set_` takes them."""
+    """Return the followed ones among arguments that are storages without a tensor.
+
+    As `Tensor.set_` takes them.
+    """
     found = []
     for argument in arguments:
         if isinstance(argument, torch.TypedStorage):
@@ -77,9 +96,32 @@ _READ_NOTHING = frozenset(
 
 
 @cache
+def stable_number(func: Any) -> int:
+    """Return a number for an operator that is the same in every process."""
+    return zlib.crc32(f"{func._schema.name}.{func._schema.overload_name}".encode())
+
+
+@cache
 def reads_nothing(func: Any) -> bool:
     """Tell whether an operator needs no byte of its operands."""
     return func._schema.name in _READ_NOTHING
+
+
+_READ_ROWS = frozenset(f"aten::{name}" for name in ("embedding", "index_select", "_local_scalar_dense"))
+"""Operators that read what they are told of an operand, not all of it."""
+
+
+@cache
+def reads_rows(func: Any) -> bool:
+    """Tell whether an operator reads the rows, or the one number, that it is told of an operand."""
+    return func._schema.name in _READ_ROWS
+
+
+@cache
+def only_views(func: Any) -> bool:
+    """Tell whether an operator reads no byte of its operands: it returns views of them."""
+    written = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
+    return bool(func._schema.returns) and not makes_storage(func) and not written
 
 
 @cache

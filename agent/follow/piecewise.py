@@ -36,6 +36,9 @@ _CREATING = frozenset(("aten::zeros_like", "aten::empty_like"))
 PIECE_BYTES = 4 * CHUNK
 """Bytes of each operand in a piece: a multiple of the checksummed chunk, and what flash likes to move at once."""
 
+_LARGEST_ITEM_BYTES = 16
+"""Of an element, complex128."""
+
 _WRITES_UNDER_WAY = 4
 """Pieces of results that may wait for the medium; each keeps its buffer."""
 
@@ -48,7 +51,10 @@ class PieceBuffers:
         self._writes: deque[Transfer] = deque()
 
     def load(self, tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-        """Return elements `start` to `stop` of a contiguous tensor. Raises PageError."""
+        """Return elements `start` to `stop` of a contiguous tensor.
+
+        Raises PageError, or RuntimeError where the tensor is away and has no page: a defect of the follower.
+        """
         storage = self._away.get(untyped_storage(tensor)._cdata)
         if storage is None:
             return tensor.view(-1)[start:stop]
@@ -61,7 +67,10 @@ class PieceBuffers:
         return buffer
 
     def store(self, storage: Storage, piece: torch.Tensor, start: int) -> None:
-        """Write a piece of a result to the page of its storage, from element `start` on. Raises PageError."""
+        """Write a piece of a result to the page of its storage, from element `start` on.
+
+        Raises PageError, or RuntimeError where the storage has no page: a defect of the follower.
+        """
         if storage.region is None:
             raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes has no page to write")
         pager, item = self._residency.pager, piece.element_size()
@@ -76,11 +85,16 @@ class PieceBuffers:
 
 
 def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_bytes: float) -> list[torch.Tensor] | None:
-    """Return the large operands of a call that must run piece by piece; None where it may, or has to, run whole."""
+    """Return the large operands of a call that must run piece by piece.
+
+    None where it may, or has to, run whole.
+    """
     if math.isinf(limit_bytes) or not _elementwise(func):
         return None
     tensors = [*tensors_in(args), *tensors_in(kwargs.values())]
     largest = max((t.numel() for t in tensors), default=0)
+    if largest * _LARGEST_ITEM_BYTES * (len(tensors) + 1) <= limit_bytes:
+        return None
     large = [t for t in tensors if t.numel() == largest]
     if any(t.layout is not torch.strided for t in tensors) or any(1 != t.numel() != largest for t in tensors):
         return None

@@ -4,27 +4,47 @@ Correct whatever the advice: an operator's storages are brought in before it run
 come back with the same bytes. The page thread moves them; this side waits only for what is needed now.
 """
 
+import contextlib
 import ctypes
-from collections.abc import Iterable
+import math
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from agent.follow.decisions.victims import Victims
 from agent.follow.pages import PageSpace
-from agent.follow.storages import Storage, StorageTable, data_ptr, drop_mapping, is_shared, populate_mapping, resize
-from agent.follow.victims import Victims
+from agent.follow.storages import (
+    Storage,
+    StorageTable,
+    data_ptr,
+    drop_mapping,
+    exposed,
+    mapping_written,
+    populate_mapping,
+    resize,
+)
 from agent.train.pager import PageError, Pager
+from planner.ir.units import format_bytes
 
 _MEASURED_FROM_BYTES = 32 << 20
 _UNMEASURED_BYTES_PER_S = 1e9
 """The medium is taken for a fast one until so much was moved."""
 
+_NAN_BYTE = 0xFF
+"""All bits set is NaN in every IEEE format, and -1 in integers."""
+
 
 @dataclass(slots=True)
 class Counters:
-    """What was moved since the start, in bytes of storages; `over_bytes` is the most that did not fit."""
+    """What was moved and recomputed since the start, in bytes of storages.
+
+    `over_bytes` is the most that did not fit.
+    """
 
     recomputed_bytes: int = 0
+    recomputing_seconds: float = 0.0
     mapped_bytes: int = 0
     over_bytes: int = 0
 
@@ -57,7 +77,9 @@ class Residency:
             self.finish_read(storage)
 
     def prefetch(self, storage: Storage, reserve_bytes: int, needed_at: int) -> bool:
-        """Start reading a storage that is away, leaving `reserve_bytes`; False where there is no room for it yet.
+        """Start reading a storage that is away, leaving `reserve_bytes`.
+
+        False where there is no room for it yet.
 
         Only storages that leave for nothing and are needed after clock `needed_at` make room: nothing waits here.
         """
@@ -67,7 +89,9 @@ class Residency:
         while self.table.resident_bytes > target:
             victim = self.victims.pick(self.clock, self._stays, self.leaves_free)
             if victim is not None and victim.writing and self.leaves_free(victim):
-                self._finish_write(victim)
+                self._settle(victim)
+            if victim is not None:
+                self.notice_writes(victim)
             if victim is None or not victim.clean:
                 return False
             if victim.next_use is not None and victim.next_use <= needed_at:
@@ -91,13 +115,13 @@ class Residency:
             raise
 
     def _start(self, storage: Storage) -> None:
-        if storage.clean and storage.mapped and storage.region is None:
-            self.make_room(storage.nbytes)
+        if storage.in_file:
+            self.make_room_if_possible(storage.nbytes)
             populate_mapping(_alive(storage))
             self._count_in(storage)
             self.counters.mapped_bytes += storage.nbytes
         elif storage.clean:
-            self.make_room(storage.nbytes)
+            self.make_room_if_possible(storage.nbytes)
             self._start_read(storage)
         else:
             self._recompute(storage)
@@ -120,10 +144,12 @@ class Residency:
         try:
             self.bring(recipe.sources)
             self.make_room(2 * storage.nbytes + recipe.workspace_bytes)
+            began = time.perf_counter()
             made = recipe.run()
             memory = _alive(storage)
             resize(memory, storage.nbytes)
             ctypes.memmove(data_ptr(memory), data_ptr(made), storage.nbytes)
+            self.counters.recomputing_seconds += time.perf_counter() - began
         finally:
             for source in recipe.sources:
                 source.pins -= 1
@@ -146,8 +172,21 @@ class Residency:
         self.pressed = True
         while self.table.resident_bytes > target:
             if not self._let_go(self.table.resident_bytes - target):
-                self.counters.over_bytes = max(self.counters.over_bytes, int(self.table.resident_bytes - target))
+                self._count_over(nbytes)
                 return
+
+    def empty(self) -> None:
+        """Let everything leave that can, without counting on making it again. Raises PageError."""
+        limit_bytes, over_bytes, may_recompute = self.limit_bytes, self.counters.over_bytes, self.may_recompute
+        self.limit_bytes, self.may_recompute = 0, False
+        try:
+            self.make_room(0)
+        finally:
+            self.limit_bytes, self.counters.over_bytes, self.may_recompute = limit_bytes, over_bytes, may_recompute
+
+    def _count_over(self, nbytes: int) -> None:
+        over_bytes = int(self.table.resident_bytes + nbytes - self.limit_bytes)
+        self.counters.over_bytes = max(self.counters.over_bytes, over_bytes)
 
     def leaves_free(self, storage: Storage) -> bool:
         """Tell whether a storage can leave without waiting for a write."""
@@ -155,12 +194,28 @@ class Residency:
             return storage.transfer.done()
         return storage.clean or (self.may_recompute and storage.recipe is not None and storage.recipe.possible(storage))
 
+    def make_room_if_possible(self, nbytes: int = 0) -> None:
+        """As `make_room`, where nothing new is made.
+
+        After an operator, or for what is read back, to be saved perhaps.
+
+        Where a full or broken medium takes nothing more, the next operator raises it before it runs.
+        """
+        try:
+            self.make_room(nbytes)
+        except PageError:
+            self._count_over(nbytes)
+
     def write_early(self, storage: Storage) -> None:
-        """Start writing a storage that left before its next use the last time, so that nobody waits when it leaves."""
+        """Start writing a storage that left before its next use the last time.
+
+        So nobody waits when it leaves.
+        """
         if not storage.resident or storage.transfer is not None or self.read_only:
             return
         if not self._stays(storage) and not self.leaves_free(storage):
-            self._start_write(storage)
+            with contextlib.suppress(PageError):  # no space: it is raised when the storage has to leave
+                self._start_write(storage)
 
     def paging_seconds(self, nbytes: int) -> float:
         """Return how long writing and reading `nbytes` takes on this medium, as measured so far."""
@@ -170,48 +225,83 @@ class Residency:
             return 2 * nbytes / _UNMEASURED_BYTES_PER_S
         return 2 * nbytes * stats.busy_seconds / total
 
+    def bytes_per_s(self, *, write: bool) -> float:
+        """Return how fast the medium writes, or reads, as measured so far."""
+        stats = self.pager.stats
+        moved, seconds = (stats.written_bytes, stats.write_seconds) if write else (stats.read_bytes, stats.read_seconds)
+        return moved / seconds if moved >= _MEASURED_FROM_BYTES else _UNMEASURED_BYTES_PER_S
+
     def _let_go(self, wanted: float) -> bool:
-        """Let at least one storage leave; several writes are begun at once where more than one is `wanted`."""
+        """Let at least one storage leave; several writes are begun at once where more than one is `wanted`.
+
+        Raises PageError where one cannot be written and nothing else can leave; it then stays, resident and valid.
+        """
         writing: list[Storage] = []
         freed = 0.0
+        failed: PageError | None = None
         while freed < wanted:
-            storage = self.victims.pick(self.clock, self._stays, self.leaves_free)
+            keep = self._stays if failed is None else self._must_be_written
+            storage = self.victims.pick(self.clock, keep, self.leaves_free)
             if storage is None and self._finish_reads():
                 continue
             if storage is None:
                 break
-            self.victims.forget(storage)
-            freed += storage.nbytes
+            self.notice_writes(storage)
+            if self._stays(storage):
+                continue
             if storage.transfer is None and self.leaves_free(storage):
+                freed += storage.nbytes
                 self._leave(storage)
                 continue
             if storage.transfer is None:
-                self._start_write(storage)
+                try:
+                    self._start_write(storage)
+                except PageError as error:
+                    failed = error
+                    continue
+            self.victims.forget(storage)
+            freed += storage.nbytes
             if storage.left_at is not None:
                 storage.left_at.left()
             writing.append(storage)
         for storage in writing:
-            self._finish_write(storage)
-            self._leave(storage)
+            try:
+                self._finish_write(storage)
+            except PageError as error:
+                failed = error
+                freed -= storage.nbytes
+            else:
+                self._leave(storage)
+        if failed is not None and freed < wanted:
+            raise failed
         return freed > 0
 
     def _finish_reads(self) -> bool:
-        """Wait for pages that were fetched in advance, so that they can leave again; tell whether there were any."""
+        """Wait for pages that were fetched in advance, so that they can leave again.
+
+        Tell whether there were any.
+        """
         fetched = [s for s in self.table if s.reading and s.pins == 0]
         for storage in fetched:
-            self.finish_read(storage)
+            with contextlib.suppress(PageError):  # away again; the operator that needs it reads it anew, and raises
+                self.finish_read(storage)
         return bool(fetched)
+
+    def _must_be_written(self, storage: Storage) -> bool:
+        return self._stays(storage) or storage.writing or not self.leaves_free(storage)
 
     def _stays(self, storage: Storage) -> bool:
         memory = storage.ref()
         if memory is None or storage.pins > 0 or storage.reading:
             return True
-        return not storage.mapped and (not memory.resizable() or is_shared(memory))
+        return not storage.mapped and exposed(memory)
 
     def _start_write(self, storage: Storage) -> None:
         memory = _alive(storage)
         if storage.region is None or not self.pages.writable(storage.region):
-            storage.region = self.pages.take(storage.nbytes)
+            inherited, storage.region = storage.region, self.pages.take(storage.nbytes)
+            if inherited is not None:
+                self.pages.give_back(inherited)
         storage.transfer = self.pager.write(storage.region, data_ptr(memory), memory)
 
     def _finish_write(self, storage: Storage) -> None:
@@ -228,13 +318,57 @@ class Residency:
             raise
         storage.clean = True
 
-    def changes(self, storage: Storage) -> None:
-        """Take note that a storage is about to be written by an operator: pages and recipes of it are void."""
-        if storage.writing:
+    def _settle(self, storage: Storage) -> None:
+        """Wait for a write that nobody depends on: where it fails the storage stays, and no page holds it."""
+        with contextlib.suppress(PageError):
             self._finish_write(storage)
-        storage.version += 1
-        storage.recipe = None
-        storage.clean = False
+
+    def change(self, storages: Sequence[Storage]) -> None:
+        """Take note that storages are about to be written: what was dropped and is made from them is made now.
+
+        Their pages and recipes are void. Raises PageError, after which nothing is changed.
+        """
+        may_recompute, self.may_recompute = self.may_recompute, False  # or making room would drop it again
+        try:
+            for storage in storages:
+                if storage.dependents:
+                    self.bring(
+                        [d for d in storage.dependents if not d.resident and not d.clean and d.ref() is not None]
+                    )
+        finally:
+            self.may_recompute = may_recompute
+        for storage in storages:
+            if storage.writing:
+                self._settle(storage)
+            storage.dependents = None
+            storage.version += 1
+            storage.recipe = None
+            storage.clean = False
+
+    def watch(self, storage: Storage) -> None:
+        """Take note that a pointer to a storage that is in its file leaves, and may be written through."""
+        self.change([storage])
+        storage.clean = storage.watched = True
+
+    def notice_writes(self, storage: Storage) -> None:
+        """Look at the pages of a mapped storage to which a pointer is about.
+
+        One that was written stays for good.
+        """
+        if storage.watched and storage.in_file and mapping_written(_alive(storage)):
+            if not storage.resident:
+                self._count_in(storage)
+            self.change([storage])
+            storage.pins += 1
+
+    def drop_touched(self, storages: Iterable[Storage]) -> None:
+        """Give back the pages that an operator touched of mapped storages that were not brought for it."""
+        for storage in storages:
+            if storage.resident:
+                continue
+            self.notice_writes(storage)
+            if storage.in_file:
+                drop_mapping(_alive(storage))
 
     def bear_away(self, storage: Storage) -> None:
         """Let a storage that holds nothing yet live in the page file: what it will hold is written there."""
@@ -242,7 +376,10 @@ class Residency:
         self._free(storage)
 
     def resized(self, storage: Storage) -> None:
-        """Take note that an operator may have given a storage that it wrote another size: its page does not fit then."""
+        """Take note that an operator may have given a storage that it wrote another size.
+
+        Its page does not fit then.
+        """
         before = storage.nbytes
         self.table.resized(storage)
         if storage.nbytes != before and storage.region is not None:
@@ -257,6 +394,7 @@ class Residency:
     def _free(self, storage: Storage) -> None:
         memory = storage.ref()
         storage.resident = False
+        storage.left_at = None
         self.victims.forget(storage)
         self.table.resident_bytes -= storage.nbytes
         if memory is None:
@@ -268,9 +406,10 @@ class Residency:
 
     # -- the end of storages
 
-    def bury(self) -> None:
-        """Give back what dead storages held."""
-        for gone in self.table.bury():
+    def bury(self) -> list[Storage]:
+        """Give back what dead storages held, and return those that died since the last call."""
+        dead = list(self.table.bury())
+        for gone in dead:
             gone.resident = False
             self.victims.forget(gone)
             if gone.region is not None:
@@ -278,19 +417,58 @@ class Residency:
                 gone.region = None
             gone.recipe = None
             gone.hold = ()
+        return dead
 
     def become_child(self) -> None:
-        """Go on in a forked child: pages are read without the page thread, which a fork does not copy."""
+        """Go on in a forked child without a limit.
+
+        It reads pages, by a page thread of its own, and writes none.
+        """
         self.read_only = True
+        self.limit_bytes = math.inf
+        self.pages.became_child()
         self.pager = Pager()
 
     def drain(self) -> None:
-        """Wait for every transfer that is under way."""
+        """Wait for every transfer that is under way; where one fails, the storage is where it was before."""
         for storage in self.table:
             if storage.reading:
-                self.finish_read(storage)
+                with contextlib.suppress(PageError):
+                    self.finish_read(storage)
             elif storage.writing:
-                self._finish_write(storage)
+                self._settle(storage)
+
+    def restore(self) -> None:
+        """Bring everything back.
+
+        Raises PageError where that cannot be, for the first; all that is lost then holds NaN.
+        """
+        lost: list[Storage] = []
+        first: PageError | None = None
+        for step in (self._start, self.finish_read):
+            for storage in self.table:
+                if storage.in_file or (storage.resident and not storage.reading):
+                    continue
+                try:
+                    step(storage)
+                except PageError as error:
+                    first = first or error
+                    lost.append(storage)
+        for storage in lost:
+            self._fill_with_nan(storage)
+        if first is not None:
+            raise PageError(
+                f"{len(lost)} tensors of {format_bytes(sum(s.nbytes for s in lost))} are lost and hold NaN now, the others "
+                f"are as they were; go on from a checkpoint. {first}",
+                first.errno,
+            ) from first
+
+    def _fill_with_nan(self, storage: Storage) -> None:
+        memory = _alive(storage)
+        if not storage.mapped:
+            resize(memory, storage.nbytes)
+        ctypes.memset(data_ptr(memory), _NAN_BYTE, storage.nbytes)
+        self._count_in(storage)
 
 
 def _alive(storage: Storage) -> torch.UntypedStorage:

@@ -1,6 +1,10 @@
-"""Storages that are followed: one record per storage of the program, found by the storage, never by a view of it."""
+"""Storages that are followed.
+
+One record per storage of the program, found by the storage, never by a view of it.
+"""
 
 import ctypes
+import os
 import sys
 import weakref
 from collections import deque
@@ -8,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -25,7 +30,7 @@ SMALLEST_MAPPING_BYTES = 64 << 10
 NEVER = 1 << 62
 """`next_use` of a storage that its trace does not use again."""
 
-_PAGE = 4096
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 untyped_storage = torch._C.TensorBase.untyped_storage
 _StorageBase: Any = torch._C.StorageBase
@@ -33,11 +38,16 @@ data_ptr: Callable[[torch.UntypedStorage], int] = _StorageBase.data_ptr
 allocated_bytes: Callable[[torch.UntypedStorage], int] = _StorageBase.nbytes
 resize: Callable[[torch.UntypedStorage, int], object] = _StorageBase.resize_
 is_shared: Callable[[torch.UntypedStorage], bool] = _StorageBase.is_shared
-"""torch's own methods, past those that `agent.follow.escapes` puts in their place."""
+"""torch's own methods, past those that `agent.follow.patches.escapes` puts in their place."""
+
+
+def exposed(memory: torch.UntypedStorage) -> bool:
+    """Tell whether others hold the address of a storage's memory for good: numpy, another process."""
+    return not memory.resizable() or is_shared(memory)
 
 
 class Recomputation(Protocol):
-    """How a storage that was dropped is made again (`agent.follow.recompute.Recipe`)."""
+    """How a storage that was dropped is made again (`agent.follow.decisions.recompute.Recipe`)."""
 
     @property
     def sources(self) -> "tuple[Storage, ...]":
@@ -63,13 +73,16 @@ class LastUse(Protocol):
     def left(self) -> None:
         """Take note that it had to be written and leave before it was needed again."""
 
+    def stayed(self) -> None:
+        """Take note that it was still resident when it was needed again."""
+
 
 class Storage:
     """What is known of one storage of the program. Bytes are of the storage, whatever its views show."""
 
     __slots__ = (
         "__weakref__", "birth", "clean", "dependents", "hold", "key", "last_use", "left_at", "mapped", "nbytes",
-        "next_use", "number", "order", "pins", "recipe", "ref", "region", "resident", "transfer", "version",
+        "next_use", "number", "order", "pins", "recipe", "ref", "region", "resident", "transfer", "version", "watched",
     )  # fmt: skip
 
     def __init__(
@@ -79,8 +92,8 @@ class Storage:
         self.number = number
         """Identity for the life of the process; `key` is used again after the storage's death."""
         self.resident = True
-        """Its memory is allocated, filled or being filled."""
-        self.clean = mapped
+        """Its memory is allocated, filled or being filled; of a mapped one: its pages were brought."""
+        self.clean = False
         """What `region` (or the mapped file) holds is what the storage holds."""
         self.region: Slot | None = None
         self.transfer: Transfer | None = None
@@ -88,10 +101,12 @@ class Storage:
         self.version = 0
         """Counts writes, so that what was computed from it knows whether it could be computed again."""
         self.pins = 0
+        self.watched = False
+        """Of a mapped one: a pointer to it is about, so whether it was written is seen in its pages."""
         self.last_use = 0
         self.next_use: int | None = None
         self.left_at: LastUse | None = None
-        """Where the program used it last."""
+        """Where the program used it last, unless it left since."""
         self.order = 0
         """Counts touches; entries of the queue of victims that carry an older count are stale."""
         self.birth: tuple[int, int, int] | None = None
@@ -101,6 +116,14 @@ class Storage:
         """While dropped: the storages that it will be made from, kept alive."""
         self.dependents: weakref.WeakSet[Storage] | None = None
         """Dropped storages that will be made from this one, and must be before it changes."""
+
+    @property
+    def in_file(self) -> bool:
+        """Whether it is a mapping whose file holds what it holds.
+
+        Its pages come by themselves when they are touched.
+        """
+        return self.mapped and self.clean and self.region is None
 
     @property
     def reading(self) -> bool:
@@ -147,20 +170,28 @@ class StorageTable:
         return self._by_number.get(number)
 
     def of(self, tensor: torch.Tensor) -> Storage | None:
-        """Return the record of a tensor's storage, made now for one that was not seen before; None where it stays."""
+        """Return the record of a tensor's storage, made now for one that was not seen before.
+
+        None where it stays.
+        """
         storage = untyped_storage(tensor)
         found = self._by_key.get(storage._cdata)
         if found is None:
             return self._meet(tensor, storage)
         return found
 
+    def of_storage(self, storage: torch.UntypedStorage) -> Storage | None:
+        """Return the record of a storage, made now for one that was not seen before; None where it stays."""
+        return self._by_key.get(storage._cdata) or self._meet_storage(storage)
+
     def _meet(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Storage | None:
+        if tensor.dtype is torch.int64 and allocated_bytes(storage) < SMALL_INTEGERS_BYTES:
+            return None
+        return None if tensor._is_zerotensor() else self._meet_storage(storage)
+
+    def _meet_storage(self, storage: torch.UntypedStorage) -> Storage | None:
         nbytes = allocated_bytes(storage)
-        if nbytes < self.smallest_bytes or storage.device.type != "cpu":
-            return None
-        if tensor.dtype is torch.int64 and nbytes < SMALL_INTEGERS_BYTES:
-            return None
-        if tensor._is_zerotensor() or is_shared(storage):
+        if nbytes < self.smallest_bytes or storage.device.type != "cpu" or is_shared(storage):
             return None
         mapped = False
         if not storage.resizable():
@@ -178,10 +209,13 @@ class StorageTable:
             self._dead.append(made)
 
         made = Storage(weakref.ref(storage, died), key, nbytes, self.met, mapped=mapped)
+        made.clean = mapped and not mapping_written(storage)
+        made.resident = not made.clean
         self.met += 1
         self._by_key[key] = made
         self._by_number[made.number] = made
-        self.add_resident(nbytes)
+        if made.resident:
+            self.add_resident(nbytes)
         return made
 
     def add_resident(self, nbytes: int) -> None:
@@ -251,6 +285,27 @@ def _whole_pages(storage: torch.UntypedStorage) -> tuple[int, int]:
     address = data_ptr(storage)
     start = -(-address // _PAGE) * _PAGE
     return start, (address + allocated_bytes(storage)) // _PAGE * _PAGE - start
+
+
+_PAGEMAP_ENTRY_BYTES = 8
+_PAGEMAP_PRESENT, _PAGEMAP_SWAPPED, _PAGEMAP_OF_FILE = 1 << 63, 1 << 62, 1 << 61
+"""Bits of an entry of /proc/PID/pagemap (Documentation/admin-guide/mm/pagemap.rst)."""
+
+
+def mapping_written(storage: torch.UntypedStorage) -> bool:
+    """Tell whether whole pages of a private file mapping were written: they are the process's own then.
+
+    True where the kernel does not tell (no CONFIG_PROC_PAGE_MONITOR).
+    """
+    start, nbytes = _whole_pages(storage)
+    try:
+        with Path("/proc/self/pagemap").open("rb", buffering=0) as pagemap:
+            pagemap.seek(start // _PAGE * _PAGEMAP_ENTRY_BYTES)
+            entries = np.frombuffer(pagemap.read(nbytes // _PAGE * _PAGEMAP_ENTRY_BYTES), np.uint64)
+    except FileNotFoundError:
+        return True
+    there = (entries & np.uint64(_PAGEMAP_PRESENT | _PAGEMAP_SWAPPED)) != 0
+    return bool((there & ((entries & np.uint64(_PAGEMAP_OF_FILE)) == 0)).any())
 
 
 def drop_mapping(storage: torch.UntypedStorage) -> None:

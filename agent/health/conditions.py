@@ -95,8 +95,23 @@ CONDITIONS = {
             "database",
             Severity.WARNING,
             "the job database was damaged",
-            "it was moved to {aside} and rebuilt from the jobs' manifests; the history before is lost",
+            "it was moved to {aside} and rebuilt from what could be read of it and the jobs' manifests; history or a pause "
+            "may be lost",
             "check the storage (SD cards wear out); delete the moved file when it is no longer of interest",
+        ),
+        Condition(
+            "job-set-aside",
+            Severity.ERROR,
+            "a stored job cannot be restored",
+            "job {job}: {reason}; its files are untouched in {directory}",
+            "an agent of the version that stored it may restore it; `port-agent cancel {id}` removes it with its files",
+        ),
+        Condition(
+            "state-damaged",
+            Severity.WARNING,
+            "the state of a job was damaged",
+            "job {job}: {reason}; it goes on from step {step}, {lost}",
+            "copy your data off the medium and replace it (SD cards wear out); the job's numbers stay exact",
         ),
         Condition(
             "clock-jumped",
@@ -173,11 +188,32 @@ CONDITIONS = {
             hidden_by=("clock-unset",),
         ),
         Condition(
+            "worker-stuck",
+            Severity.WARNING,
+            "a worker stands still",
+            "job {job} has not reported or computed anything for {silent}; it is killed and started again if that lasts",
+            "none needed: no committed step is lost; look for a dying disk or a debugger if it repeats",
+        ),
+        Condition(
             "worker-unresponsive",
             Severity.WARNING,
             "a worker did not obey in time",
             "job {job} did not answer {command} within {limit}; it was {action}",
             "none needed: no committed step is lost; report it if it repeats",
+        ),
+        Condition(
+            "long-operator",
+            Severity.INFO,
+            "an attached program stopped late",
+            "job {job}: {operator} went on for {waited} after the program was told to stop",
+            "an operator cannot be interrupted; smaller batches have shorter ones",
+        ),
+        Condition(
+            "slow-release",
+            Severity.INFO,
+            "an attached program gives its memory back slowly",
+            "job {job}: its memory was not back {limit} after it was told to stop",
+            "its tensors are written to its page file: a faster --page-dir or a smaller --ram; or its user has stopped it",
         ),
         Condition(
             "flash-budget",

@@ -1,12 +1,17 @@
-"""Examine the device: sensors, permissions, flash speed, control groups, clock; each finding with its cure."""
+"""Examine the device: sensors, permissions, flash speed, control groups, clock.
+
+Each finding with its cure.
+"""
 
 import asyncio
 import contextlib
+import ctypes
 import mmap
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +23,7 @@ from agent.health.conditions import remedy_of
 from agent.policy.config import AgentOptions, Config
 from agent.system.cgroup import CgroupError, cgroup2_mount, own_path
 from agent.system.clock import CLOCK_SET_AFTER_S
+from planner.ir.direct_io import bypass_page_cache
 from planner.ir.errors import PortError
 from planner.ir.units import format_bytes
 
@@ -122,10 +128,9 @@ def _energy(config: Config) -> Iterator[Check]:
 
 
 def _state_directory(state_dir: Path) -> Iterator[Check]:
-    probe = state_dir / ".doctor"
     try:
-        probe.write_bytes(b"x")
-        probe.unlink()
+        with _as_owner(state_dir), tempfile.TemporaryFile(dir=state_dir) as probe:
+            probe.write(b"x")
     except OSError as error:
         cure = remedy_of("state-unwritable", path=state_dir)
         yield Check("state directory", Verdict.BAD, f"{state_dir}: {error.strerror}", cure)
@@ -135,14 +140,11 @@ def _state_directory(state_dir: Path) -> Iterator[Check]:
 
 
 def _flash(state_dir: Path) -> Check:
-    path = state_dir / ".doctor-flash"
     try:
-        written_s, read_s = _flash_seconds(path)
+        with _as_owner(state_dir):
+            written_s, read_s = _flash_seconds(state_dir)
     except OSError as error:
-        return Check("flash speed", Verdict.BAD, f"{path}: {error.strerror}", "free space or check the card")
-    finally:
-        with contextlib.suppress(OSError):
-            path.unlink()
+        return Check("flash speed", Verdict.BAD, f"{state_dir}: {error.strerror}", "free space or check the card")
     write, read = FLASH_TEST_BYTES / written_s, FLASH_TEST_BYTES / read_s
     finding = f"writes {format_bytes(write)}/s with fsync, reads {format_bytes(read)}/s"
     if write < SLOW_WRITE_BYTES_PER_S:
@@ -151,20 +153,36 @@ def _flash(state_dir: Path) -> Check:
     return Check("flash speed", Verdict.GOOD, finding)
 
 
-def _flash_seconds(path: Path) -> tuple[float, float]:
-    """Return the seconds of writing (with fsync) and of reading `FLASH_TEST_BYTES`, around the page cache."""
+@contextlib.contextmanager
+def _as_owner(directory: Path) -> Iterator[None]:
+    """Let root make files in a directory as its owner does, in this thread alone: setfsuid(2).
+
+    Raises OSError.
+    """
+    owner = directory.stat()
+    if os.geteuid() != 0 or sys.platform != "linux":
+        yield
+        return
+    libc = ctypes.CDLL(None)
+    libc.setfsgid(owner.st_gid)
+    libc.setfsuid(owner.st_uid)
+    try:
+        yield
+    finally:
+        libc.setfsuid(0)
+        libc.setfsgid(os.getegid())
+
+
+def _flash_seconds(directory: Path) -> tuple[float, float]:
+    """Return the seconds of writing (with fsync) and of reading `FLASH_TEST_BYTES`, around the page cache.
+
+    In a file without a name, so that nobody can put another in its place. Raises OSError.
+    """
     block = mmap.mmap(-1, 1 << 20)  # page-aligned, as O_DIRECT wants it
     block.write(os.urandom(1 << 20))
-    direct = getattr(os, "O_DIRECT", 0)
-    for flags in (direct, 0):
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | flags, 0o600)
-        except OSError:
-            if not flags:
-                raise
-            continue  # tmpfs and some network file systems know no O_DIRECT
-        break
-    try:
+    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+        descriptor = file.fileno()
+        bypass_page_cache(descriptor)
         began = time.perf_counter()
         for _ in range(FLASH_TEST_BYTES >> 20):
             os.write(descriptor, block)
@@ -174,8 +192,6 @@ def _flash_seconds(path: Path) -> tuple[float, float]:
         for _ in range(FLASH_TEST_BYTES >> 20):
             os.readv(descriptor, [block])
         return written - began, time.perf_counter() - written
-    finally:
-        os.close(descriptor)
 
 
 def _control_groups(options: AgentOptions) -> Check:

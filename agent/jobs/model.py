@@ -1,5 +1,9 @@
-"""What a job is, what its states mean, and the pure rules: who is next, how long to wait after a failure."""
+"""What a job is, what its states mean, and the pure rules.
 
+Who is next, how long to wait after a failure.
+"""
+
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -9,14 +13,25 @@ from typing import Any
 import msgspec
 
 from planner.ir.errors import PortError
+from planner.ir.times import LATEST_UNIX
 
 RECORD_VERSION = 1
 BACKOFF_FIRST_S = 30.0
 BACKOFF_LONGEST_S = 5 * 3600.0
 """Android's JobScheduler uses the same two numbers for its exponential backoff."""
 
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_NAME_LENGTH = 63
+NAME = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{_NAME_LENGTH - 1}}}")
 """Job names become directory names of the inbox."""
+
+MOST_STEPS = 2**53
+"""Of steps, epochs and steps between checkpoints: the largest whole number that every reader of JSON keeps exact."""
+
+
+def name_like(text: str) -> str:
+    """Return a job name that resembles `text`, such as the stem of a file."""
+    name = re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")
+    return name[:_NAME_LENGTH] or "job"
 
 
 class JobRequestError(PortError):
@@ -63,6 +78,8 @@ class JobKind(Enum):
 
     TRAIN = "train"
     MCU = "mcu"
+    ATTACHED = "attached"
+    """A program of a user that attached itself (`port-agent exec --opportunistic`); nobody else can start it."""
 
 
 class WorkerOutcome(Enum):
@@ -95,6 +112,8 @@ class JobSpec:
     waits_for_data: bool = False
     arguments: tuple[str, ...] = ()
     """Passed on to the worker as they are (microcontroller jobs)."""
+    owner: str | None = None
+    """Whose process an attached program is, as the kernel says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +192,26 @@ def check_spec(spec: JobSpec) -> JobSpec:
         value = getattr(spec, name)
         if value is not None and value < 1:
             raise JobRequestError(f"{name} is {value}; it must be at least 1")
+        if value is not None and value > MOST_STEPS:
+            raise JobRequestError(f"{name} is a number above 2^53 ({MOST_STEPS}); give one that can be reached")
     if not -100 <= spec.priority <= 100:
         raise JobRequestError(f"priority {spec.priority} is not between -100 and 100")
+    if spec.deadline_at is not None and not 0 <= spec.deadline_at <= LATEST_UNIX:
+        raise JobRequestError("the deadline is not between 1970 and 2100; give one that a calendar knows")
     if spec.waits_for_data and spec.data:
-        raise JobRequestError("a job takes its data from --data or from its inbox, not from both")
+        raise JobRequestError("a job takes its data from --data or from its inbox; give one of them")
+    for name, words in (("bundle", [spec.bundle]), ("data", [spec.data]), ("arguments", spec.arguments)):
+        for word in words:
+            if word is not None and not _can_be_an_argument(word):
+                raise JobRequestError(f"{name} {word!r} cannot be passed to a program")
     return spec
+
+
+def _can_be_an_argument(text: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def backoff_s(failures: int) -> float:
@@ -205,14 +239,17 @@ def order(jobs: Iterable[Job]) -> list[Job]:
 
 
 def after_exit(job: Job, outcome: WorkerOutcome, detail: str, give_up_after: int, smaller_plan: int | None) -> Job:
-    """Return the job after its worker ended; `smaller_plan` is the next to try after running out of memory."""
+    """Return the job after its worker ended.
+
+    `smaller_plan` is the next to try after running out of memory.
+    """
     if outcome is WorkerOutcome.LEFT:
         return replace(job, state=JobState.QUEUED, reason=detail)
     if outcome is WorkerOutcome.FINISHED:
         return _finished(job, detail)
     if outcome is WorkerOutcome.CANCELLED:
         return replace(job, state=JobState.CANCELLED, reason=detail)
-    if outcome is WorkerOutcome.IMPOSSIBLE:
+    if outcome is WorkerOutcome.IMPOSSIBLE or job.spec.kind is JobKind.ATTACHED:
         return replace(job, state=JobState.FAILED, reason=detail)
     failures = 1 if job.step > job.failed_at_step else job.failures + 1
     job = replace(job, failures=failures, failed_at_step=job.step)

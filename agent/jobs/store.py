@@ -1,4 +1,6 @@
-"""Jobs and their history in SQLite, with a manifest beside each job from which a broken database is rebuilt.
+"""Jobs and their history in SQLite.
+
+With a manifest beside each job from which a broken database is rebuilt.
 
 Nothing here waits for the disk except `flush`, `add` and `history`, which any thread may call: an fsync on an SD card
 can take half a second, and the loop that calls `save` must stop a worker within 100 ms.
@@ -9,7 +11,7 @@ process can open it, and no shared-memory file is needed.
 """
 
 import contextlib
-import json
+import re
 import shutil
 import sqlite3
 import threading
@@ -18,21 +20,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.jobs.model import (
-    Job,
-    JobNotFoundError,
-    JobRequestError,
-    JobSpec,
-    JobState,
-    check_spec,
-    from_record,
-    to_record,
-)
-from agent.system.atomic_file import write_atomically
+from agent.jobs.model import Job, JobKind, JobNotFoundError, JobRequestError, JobSpec, JobState, check_spec
+from agent.jobs.records import DamagedRecordError, StoredRecord, checksum, seal, unseal
+from agent.system.atomic_file import sync_directory, write_atomically
+from agent.system.database import DamagedDatabaseError, check_content, is_damage, open_database, set_aside
 from planner.ir.errors import PortError
 
 HISTORY_ROWS = 5000
 """About 1 MB of text: years of a job a day."""
+
+_NUMBER = re.compile("[0-9]{1,15}")
+_HIGHEST_ID = 10**15
+"""A larger number of a job is damage."""
+_MANIFEST = "manifest.json"
+_BUILDING, _REMAINS = ".{}.new", ".{}.gone"
+"""Directories of a job that is not accepted yet, and of one that is being forgotten; a start removes both."""
+_SETTINGS_SEAL = "seal"
+"""The key under which the checksum of all other settings is remembered."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, state INTEGER NOT NULL,
@@ -64,6 +68,17 @@ class HistoryEntry:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class SetAsideJob:
+    """A stored job that cannot be restored; its record and files stay as they are."""
+
+    id: int
+    name: str
+    """Empty where its record does not tell."""
+    reason: str
+    directory: Path
+
+
 @dataclass(slots=True)
 class _Pending:
     """What is in memory and not yet on disk."""
@@ -93,7 +108,8 @@ class JobStore:
     """All jobs in memory, and on disk as far as the disk allows.
 
     A write that fails is kept in memory and retried by the next `flush`; `trouble` says what is wrong until then.
-    Only `add` insists on the disk, because an accepted job must never be lost.
+    Only `add` insists on the disk, because an accepted job must never be lost. Of attached programs nothing is stored but
+    that their number is taken.
     """
 
     def __init__(self, state_dir: Path) -> None:
@@ -101,6 +117,8 @@ class JobStore:
         self.path = state_dir / "jobs.db"
         self.trouble: StoreError | None = None
         self.recovered_from: Path | None = None
+        self.set_aside: dict[int, SetAsideJob] = {}
+        """Jobs that are stored but cannot be restored, by id."""
         self.on_pending: Callable[[], None] = lambda: None
         """Called when something waits to be flushed."""
         self._jobs: dict[int, Job] = {}
@@ -112,6 +130,7 @@ class JobStore:
         self._disk = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._next_id = 1
+        self._written = 0
         self._open()
 
     # --- reading from memory
@@ -121,15 +140,20 @@ class JobStore:
         return [job for _, job in sorted(self._jobs.items())]
 
     def get(self, job_id: int) -> Job:
-        """Return one job; raises JobNotFoundError when there is none."""
+        """Return one job; raises JobNotFoundError when there is none, JobRequestError when it is set aside."""
         try:
             return self._jobs[job_id]
         except KeyError:
+            if job_id in self.set_aside:
+                reason = self.set_aside[job_id].reason
+                raise JobRequestError(
+                    f"job {job_id} is set aside ({reason}); `port-agent cancel {job_id}` removes it", job_id
+                ) from None
             raise JobNotFoundError(str(job_id), job_id) from None
 
     def find(self, text: str) -> Job:
         """Return the job with this id or name (the newest of that name); raises JobNotFoundError."""
-        if text.isdigit():
+        if _NUMBER.fullmatch(text):
             return self.get(int(text))
         named = [job for job in self.all() if job.spec.name == text]
         if not named:
@@ -154,6 +178,8 @@ class JobStore:
     def save(self, job: Job, *, manifest: bool = True) -> None:
         """Keep `job`; progress alone (`manifest=False`) spares one file write."""
         self._jobs[job.id] = job
+        if job.spec.kind is JobKind.ATTACHED:
+            return
         with self._lock:
             self._pending.jobs[job.id] = job
             if manifest:
@@ -163,11 +189,15 @@ class JobStore:
     def keep_in_memory(self, job: Job) -> None:
         """Keep progress that the next flush for another reason may take along."""
         self._jobs[job.id] = job
+        if job.spec.kind is JobKind.ATTACHED:
+            return
         with self._lock:
             self._pending.jobs[job.id] = job
 
     def note(self, at: float, job_id: int | None, kind: str, text: str) -> None:
         """Add to the history."""
+        if job_id in self._jobs and self._jobs[job_id].spec.kind is JobKind.ATTACHED:
+            return
         with self._lock:
             self._pending.history = [*self._pending.history, HistoryEntry(at, job_id, kind, text)][-HISTORY_ROWS:]
         self.on_pending()
@@ -191,6 +221,7 @@ class JobStore:
     def forget(self, job_id: int) -> None:
         """Remove a job with all its files."""
         self._jobs = {key: job for key, job in self._jobs.items() if key != job_id}
+        self.set_aside.pop(job_id, None)
         with self._lock:
             self._pending.jobs.pop(job_id, None)
             self._pending.manifests.discard(job_id)
@@ -215,18 +246,51 @@ class JobStore:
                 raise self.trouble or StoreError(self.path, "the database is not open")
             state = JobState.WAITING_DATA if spec.waits_for_data else JobState.QUEUED
             job = Job(id=self._next_id, spec=spec, submitted_at=submitted_at, state=state)
+            self._written += 1
+            building = self.directory / _BUILDING.format(job.id)
             try:
-                self.job_dir(job.id).mkdir(parents=True, exist_ok=True)
-                prepare(self.job_dir(job.id))
-                self._write_manifest(job)
-                _write_row(self._connection, job)
+                building.mkdir(parents=True, exist_ok=True)
+                prepare(building)
+                write_atomically(building / _MANIFEST, seal(job, self._written).encode())
+                building.rename(self.job_dir(job.id))
+                sync_directory(self.directory)
+                _write_row(self._connection, job, self._written)
             except (OSError, sqlite3.Error) as error:
                 self.trouble = StoreError(self.path, str(error))
-                shutil.rmtree(self.job_dir(job.id), ignore_errors=True)
+                for directory in (building, self.job_dir(job.id)):
+                    shutil.rmtree(directory, ignore_errors=True)
                 raise self.trouble from error
             self._next_id += 1
             self._jobs = {**self._jobs, job.id: job}
             return job
+
+    def add_attached(self, spec: JobSpec, submitted_at: float, known_as: int | None) -> Job:
+        """Return the job of a program that attached itself, kept in memory alone.
+
+        Its number is that of an earlier life of this agent (`known_as`) or a new one, taken on disk: the ledger keeps its
+        joules under it. Raises JobRequestError for a name that is none, StoreError when the disk refuses.
+        """
+        check_spec(spec)
+        with self._disk:
+            if self._connection is None:
+                raise self.trouble or StoreError(self.path, "the database is not open")
+            number = known_as
+            if number is None or not 0 < number < self._next_id or self._is_taken(number):
+                number = self._next_id
+                try:
+                    _take_number(self._connection, number)
+                except sqlite3.Error as error:
+                    self.trouble = StoreError(self.path, str(error))
+                    raise self.trouble from error
+                self._next_id += 1
+            job = Job(id=number, spec=spec, submitted_at=submitted_at)
+            self._jobs = {**self._jobs, job.id: job}
+            return job
+
+    def _is_taken(self, number: int) -> bool:
+        twin = self._jobs.get(number)
+        ended = twin is not None and twin.spec.kind is JobKind.ATTACHED and twin.state.is_over
+        return number in self.set_aside or (twin is not None and not ended)
 
     def flush(self) -> bool:
         """Write everything that is pending; returns whether the disk took it all."""
@@ -265,101 +329,136 @@ class JobStore:
     def _open(self) -> None:
         try:
             self._connection = self._connect(self.path)
-        except sqlite3.DatabaseError as error:
-            if _is_damage(error):
-                self._move_aside(str(error))
+            if not self._jobs:
+                self._load(self._connection)
+        except (sqlite3.DatabaseError, DamagedDatabaseError) as error:
+            if is_damage(error):
+                self._rebuild(str(error))
+                self._pending.wear = dict(self._wear)
                 return
             self.trouble = StoreError(self.path, str(error))
             self._read_only_view()
-            return
         except OSError as error:
             self.trouble = StoreError(self.path, error.strerror or str(error))
             self._read_only_view()
-            return
-        if not self._jobs:
-            self._load(self._connection)
 
     def _connect(self, path: Path) -> sqlite3.Connection:
         self.directory.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(path, isolation_level=None, timeout=2.0, check_same_thread=False)
+        connection = open_database(path, timeout_s=2.0, autocommit=True)
         try:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
-            if connection.execute("PRAGMA quick_check").fetchone()[0] != "ok":
-                raise sqlite3.DatabaseError("database disk image is malformed")
+            check_content(connection, _SCHEMA)
             connection.executescript(_SCHEMA)
-        except sqlite3.Error:
+        except (sqlite3.Error, DamagedDatabaseError):
             connection.close()
             raise
         return connection
 
     def _load(self, connection: sqlite3.Connection) -> None:
-        for (text,) in connection.execute("SELECT record FROM jobs"):
-            job = from_record(json.loads(text))
-            self._jobs[job.id] = job
-        self._settings = dict(connection.execute("SELECT key, value FROM settings"))
-        self._wear = dict(connection.execute("SELECT day, bytes FROM wear ORDER BY day DESC LIMIT 3"))
-        self._recover_unlisted()
+        """Take over what is stored; raises DamagedDatabaseError, having taken over whatever of it is sound."""
+        rows, damage = _rows(connection)
+        self._settings, wrong_settings = _settings(connection)
+        wear = connection.execute("SELECT day, bytes FROM wear ORDER BY day DESC LIMIT 3").fetchall()
+        self._wear = {
+            day: count for day, count in wear if isinstance(day, str) and isinstance(count, int) and count >= 0
+        }
+        self._restore(rows, damage)
+        self._remove_remains()
         highest = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'").fetchone()
-        self._next_id = max([*self._jobs, highest[0] if highest else 0]) + 1
+        if highest and isinstance(highest[0], int) and highest[0] < _HIGHEST_ID:
+            self._next_id = max(self._next_id, highest[0] + 1)
+        if damage or wrong_settings:
+            raise DamagedDatabaseError("; ".join([*damage.values(), *wrong_settings]))
 
-    def _recover_unlisted(self) -> None:
-        """Take in jobs whose manifest is newer than the database: the cut came between the two writes."""
-        for job in self._manifests():
-            if job.id not in self._jobs:
-                self._jobs[job.id] = job
-                self._pending.jobs[job.id] = job
-
-    def _manifests(self) -> Iterator[Job]:
-        if not self.directory.is_dir():
-            return
-        for path in sorted(self.directory.glob("*/manifest.json")):
+    def _restore(self, rows: dict[int, StoredRecord], damage: dict[int, str]) -> None:
+        """Make jobs of rows and manifests, the later record of each; set aside what cannot be restored."""
+        manifests, damaged_manifests = self._manifests()
+        for number in sorted({*rows, *manifests, *damage, *damaged_manifests}):
+            row, manifest = rows.get(number), manifests.get(number)
+            record = manifest if row is None or (manifest and manifest.written > row.written) else row
+            if record is None:
+                self._set_aside(number, "", damaged_manifests.get(number) or damage[number])
+                continue
+            self._written = max(self._written, record.written)
             try:
-                job = from_record(json.loads(path.read_bytes()))
-            except (OSError, ValueError, JobRequestError):
-                continue  # torn before its first rename: such a job was never acknowledged
-            if str(job.id) == path.parent.name:
-                yield job
+                self._jobs[number] = record.job()
+            except JobRequestError as error:
+                self._set_aside(number, record.name, str(error))
+                continue
+            if record is manifest:  # the cut came between the two writes
+                self._pending.jobs[number] = self._jobs[number]
+            elif manifest is None:
+                self._pending.jobs[number] = self._jobs[number]
+                self._pending.manifests.add(number)
+        numbers = [int(path.name) for path in self.directory.glob("*") if path.name.isascii() and path.name.isdecimal()]
+        self._next_id = max([0, *self._jobs, *self.set_aside, *(n for n in numbers if n < _HIGHEST_ID)]) + 1
 
-    def _move_aside(self, reason: str) -> None:
-        """Keep the damaged database for a look, and build a new one from memory or the manifests."""
+    def _set_aside(self, number: int, name: str, reason: str) -> None:
+        self.set_aside[number] = SetAsideJob(number, name, reason, self.job_dir(number))
+
+    def _manifests(self) -> tuple[dict[int, StoredRecord], dict[int, str]]:
+        """Return the sound manifests by job id, and what is wrong with the others."""
+        sound, damaged = {}, {}
+        for path in sorted(self.directory.glob("*/manifest.json")):
+            if not (path.parent.name.isascii() and path.parent.name.isdecimal()):
+                continue
+            number = int(path.parent.name)
+            try:
+                record = unseal(path.read_bytes())
+                if record.id != number:
+                    raise DamagedRecordError(f"its manifest is that of job {record.id}")
+                sound[number] = record
+            except (OSError, DamagedRecordError) as error:
+                damaged[number] = str(error)
+        return sound, damaged
+
+    def _remove_remains(self) -> None:
+        """Remove what a cut left of jobs that were being forgotten, or were never acknowledged."""
+        for path in [*self.directory.glob(_REMAINS.format("*")), *self.directory.glob(_BUILDING.format("*"))]:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _rebuild(self, reason: str) -> None:
+        """Keep the damaged database for a look, and build a new one.
+
+        Of what is in memory or else in the manifests.
+        """
+        history = [] if self._connection is None else _sound_history(self._connection)
         if self._connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.close()
             self._connection = None
-        aside = self.path.with_name(f"{self.path.name}.corrupt-{time.time_ns() // 1_000_000_000}")
         try:
-            self.path.rename(aside)
-            for suffix in ("-wal", "-shm", "-journal"):
-                self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+            self.recovered_from = set_aside(self.path, f"{self.path.name}.corrupt-{time.time_ns() // 1_000_000_000}")
             self._connection = self._connect(self.path)
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, sqlite3.Error, DamagedDatabaseError) as error:
             self.trouble = StoreError(self.path, f"{reason}, and no new one can be made: {error}")
             return
-        self.recovered_from = aside
         if not self._jobs:
-            self._jobs = {job.id: job for job in self._manifests()}
-        self._next_id = max([*self._jobs, self._next_id - 1]) + 1
+            self._restore({}, {})
         with self._lock:
-            self._pending.jobs = {**self._jobs, **self._pending.jobs}
+            stored = {key: job for key, job in self._jobs.items() if job.spec.kind is not JobKind.ATTACHED}
+            self._pending.jobs = {**stored, **self._pending.jobs}
             self._pending.settings = {**self._settings, **self._pending.settings}
+            self._pending.history = [*history, *self._pending.history][-HISTORY_ROWS:]
         self.on_pending()
 
     def _read_only_view(self) -> None:
         """Show the jobs of a state directory that cannot be written."""
         if not self._jobs:
-            self._jobs = {job.id: job for job in self._manifests()}
-            self._next_id = max(self._jobs, default=0) + 1
+            self._restore({}, {})
 
     def _write_manifest(self, job: Job) -> None:
-        content = json.dumps(to_record(job), indent=1, sort_keys=True).encode()
-        write_atomically(self.job_dir(job.id) / "manifest.json", content)
+        write_atomically(self.job_dir(job.id) / _MANIFEST, seal(job, self._written).encode())
 
     def _write(self, pending: _Pending) -> bool:
+        self._written += 1
         try:
             for job_id in pending.manifests:
                 self._write_manifest(pending.jobs[job_id])
+            for job_id in pending.forgotten:  # first, or a cut after the row is gone brings the job back
+                self._take_away(job_id)
         except OSError as error:
             self.trouble = StoreError(self.directory, error.strerror or str(error))
             return False
@@ -369,12 +468,17 @@ class JobStore:
             return False
         with self._database_errors():
             if pending or self.trouble is not None:
-                _write_transaction(self._connection, pending)
+                _write_transaction(self._connection, pending, self._written, self._settings)
             self.trouble = None
             for job_id in pending.forgotten:
-                shutil.rmtree(self.job_dir(job_id), ignore_errors=True)
+                shutil.rmtree(self.directory / _REMAINS.format(job_id), ignore_errors=True)
             return True
         return False
+
+    def _take_away(self, job_id: int) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.job_dir(job_id).rename(self.directory / _REMAINS.format(job_id))
+            sync_directory(self.directory)
 
     @contextlib.contextmanager
     def _database_errors(self) -> Iterator[None]:
@@ -382,25 +486,79 @@ class JobStore:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            if _is_damage(error):
-                self._move_aside(str(error))
+            if is_damage(error):
+                self._rebuild(str(error))
             else:
                 self.trouble = StoreError(self.path, str(error))
 
 
-def _write_row(connection: sqlite3.Connection, job: Job) -> None:
+def _rows(connection: sqlite3.Connection) -> tuple[dict[int, StoredRecord], dict[int, str]]:
+    """Return the sound rows by job id, and what is wrong with the others by the id of their row."""
+    sound: dict[int, StoredRecord] = {}
+    damaged: dict[int, str] = {}
+    for number, content in connection.execute("SELECT id, CAST(record AS BLOB) FROM jobs").fetchall():
+        try:
+            record = unseal(content or b"")
+        except DamagedRecordError as error:
+            damaged[number] = str(error)
+            continue
+        if record.id != number:
+            damaged[record.id] = f"the row of job {record.id} is numbered {number}"
+        sound[record.id] = record
+    return sound, damaged
+
+
+def _settings(connection: sqlite3.Connection) -> tuple[dict[str, str], list[str]]:
+    """Return what was remembered, and what is wrong with it; what is not sound is left out."""
+    rows = connection.execute("SELECT CAST(key AS BLOB), CAST(value AS BLOB) FROM settings").fetchall()
+    try:
+        settings = {key.decode(): value.decode() for key, value in rows}
+    except (UnicodeDecodeError, AttributeError) as error:
+        return {}, [f"a remembered setting is damaged: {error}"]
+    seal = settings.pop(_SETTINGS_SEAL, None)
+    if seal is not None and seal != checksum(settings):
+        return {}, ["a remembered setting is damaged"]
+    return settings, []
+
+
+def _sound_history(connection: sqlite3.Connection) -> list[HistoryEntry]:
+    """Return what can be read of the history of a damaged database."""
+    entries = []
+    try:
+        rows = connection.execute(
+            "SELECT at, job, kind, text FROM history WHERE typeof(at) = 'real' AND typeof(job) IN ('integer', 'null')"
+            " AND typeof(kind) = 'text' AND typeof(text) = 'text' ORDER BY id"
+        )
+        for row in rows:
+            entries.append(HistoryEntry(*row))
+    except sqlite3.Error:
+        return entries  # as far as it goes
+    return entries
+
+
+def _write_row(connection: sqlite3.Connection, job: Job, written: int) -> None:
     connection.execute(
         "INSERT OR REPLACE INTO jobs (id, name, state, record) VALUES (?, ?, ?, ?)",
-        (job.id, job.spec.name, int(job.state), json.dumps(to_record(job))),
+        (job.id, job.spec.name, int(job.state), seal(job, written)),
     )
 
 
-def _write_transaction(connection: sqlite3.Connection, pending: _Pending) -> None:
+def _take_number(connection: sqlite3.Connection, number: int) -> None:
+    """Have no later job get this number, in this life of the agent or another; raises sqlite3.Error."""
+    connection.executescript(
+        "BEGIN IMMEDIATE; DELETE FROM sqlite_sequence WHERE name = 'jobs';"
+        f"INSERT INTO sqlite_sequence (name, seq) VALUES ('jobs', {number:d}); COMMIT"
+    )
+
+
+def _write_transaction(
+    connection: sqlite3.Connection, pending: _Pending, written: int, settings: dict[str, str]
+) -> None:
     """Write everything or nothing; raises sqlite3.Error."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         for job in pending.jobs.values():
-            _write_row(connection, job)
+            _write_row(connection, job, written)
         connection.executemany("DELETE FROM jobs WHERE id = ?", [(job_id,) for job_id in pending.forgotten])
         connection.executemany(
             "INSERT INTO history (at, job, kind, text) VALUES (?, ?, ?, ?)",
@@ -417,16 +575,13 @@ def _write_transaction(connection: sqlite3.Connection, pending: _Pending) -> Non
                 connection.execute("DELETE FROM settings WHERE key = ?", (key,))
             else:
                 connection.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (key, value))
+        if pending.settings:
+            seal = (_SETTINGS_SEAL, checksum(settings))
+            connection.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", seal)
         connection.execute("COMMIT")
+        if pending.settings:  # the log may lose its end to one flipped bit, and no manifest knows of a pause
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     except sqlite3.Error:
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
         raise
-
-
-def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    """Return whether the file itself is broken, as opposed to the disk being full, read-only or locked."""
-    return error.sqlite_errorcode in _DAMAGE if hasattr(error, "sqlite_errorcode") else "malformed" in str(error)
-
-
-_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)

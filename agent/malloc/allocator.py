@@ -1,4 +1,7 @@
-"""Read and steer the preloaded allocator of this process, or make glibc's thriftier where there is none."""
+"""Read and steer the preloaded allocator of this process.
+
+Or make glibc's thriftier where there is none.
+"""
 
 import ctypes
 import sys
@@ -20,7 +23,10 @@ _M_MMAP_THRESHOLD = -3
 
 @dataclass(frozen=True, slots=True)
 class AllocatorStats:
-    """The allocator's counters; bytes are whole pages, exact for blocks of 64 KiB and more, which are all it sees."""
+    """The allocator's counters, in whole pages.
+
+    Exact for blocks of 64 KiB and more, which are all it sees.
+    """
 
     live_bytes: int
     """Handed out and not freed."""
@@ -120,7 +126,9 @@ class Allocator:
         self._set_hard_limit(_UNLIMITED if limit_bytes is None else limit_bytes)
 
     def trim(self, keep_bytes: int = 0) -> int:
-        """Give cached blocks back to the system until `keep_bytes` of them are left; return the bytes given back.
+        """Give cached blocks back to the system until `keep_bytes` of them are left.
+
+        Returns the bytes given back.
 
         What glibc holds for small allocations is given back as well, and not counted in the result.
         """
@@ -136,7 +144,9 @@ def active() -> Allocator | None:
 
 
 def thrifty_glibc() -> bool:
-    """Make glibc give freed blocks of 64 KiB and more back to the system; return False where that is impossible.
+    """Make glibc give freed blocks of 64 KiB and more back to the system.
+
+    Returns False where that is impossible.
 
     For a process that already runs, such as a notebook with `agent.budget`: from now on RSS follows what is allocated,
     and every page of a new block costs a page fault. Free memory that glibc holds now is given back. Does nothing
@@ -156,7 +166,7 @@ def thrifty_glibc() -> bool:
 
 
 def release_free_memory() -> None:
-    """Give back to the system what this process's malloc holds and nobody uses, as far as the platform can."""
+    """Give back what this process's malloc holds and nobody uses, as far as the platform can."""
     allocator = active()
     if allocator is not None:
         allocator.trim()

@@ -1,4 +1,7 @@
-"""The environment that starts a process with the budget-aware allocator, or with the nearest thing to it."""
+"""The environment that starts a process with the budget-aware allocator.
+
+Or with the nearest thing to it.
+"""
 
 import enum
 import os
@@ -50,7 +53,9 @@ def preload_mode() -> PreloadMode:
 
 
 def preload_trouble() -> str:
-    """Return why the allocator cannot be preloaded on a machine that is made for it (Linux, glibc), or nothing.
+    """Return why the allocator cannot be preloaded on a machine made for it, or nothing.
+
+    Made for it: Linux with glibc.
 
     The object is tried in a process of its own, once per file: one that was built for another machine or against
     another C library would otherwise keep every worker from starting.

@@ -5,11 +5,12 @@ job.json: {"v": 1, "model": directory, "data": file or directory, "test": the sa
 A model directory alone is a job with the defaults.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from agent.mcu.board.catalogue import find_board
 from agent.mcu.board.firmware import build_firmware
@@ -24,6 +25,8 @@ from agent.mcu.trainer import BoardTrainer, Event, TrainSettings
 
 VERSION = 1
 DEFAULT_SIMULATED = "qemu-m4f"
+HELD_OUT_EVERY = 5
+"""Where nothing else is said, a fifth of the samples is for evaluation only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class BoardJobSpec:
     port: str | None = None
     serial: str | None = None
     simulate: bool = False
-    held_out_every: int = 5
+    held_out_every: int = HELD_OUT_EVERY
     """Without `test`: every n-th sample is for evaluation only; 0: none."""
     out: Path | None = None
     settings: TrainSettings = field(default_factory=TrainSettings)
@@ -57,23 +60,70 @@ def read_job(path: Path) -> BoardJobSpec:
     if path.is_dir():
         return read_job(path / "job.json") if (path / "job.json").is_file() else BoardJobSpec(model=path)
     try:
-        content = json.loads(path.read_text())
-        if content.get("v") != VERSION:
-            raise BoardJobError(f"{path} has version {content.get('v')}, expected {VERSION}; write it again")
-        return _spec(content, path.parent)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BoardJobError(f"cannot use the job {path}: {error!r}; see agent/mcu/job.py for its fields") from error
+        content = path.read_text()
+        version = msgspec.json.decode(content, type=_Head).v
+        if version != VERSION:
+            raise BoardJobError(f"{path} has version {version}, expected {VERSION}; write it again")
+        return _spec(msgspec.json.decode(content, type=_JobFile), path.parent)
+    except OSError as error:
+        raise BoardJobError(
+            f"cannot read the job {path}: {error.strerror}; name job.json or a model directory"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise BoardJobError(f"cannot use the job {path}: it is no text; name job.json or a model directory") from error
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BoardJobError(f"cannot use the job {path}: {error}; see agent/mcu/job.py for its fields") from error
 
 
-def _spec(content: dict[str, Any], folder: Path) -> BoardJobSpec:
-    settings = dict(content.get("settings", {}))
-    if "rule" in settings:
-        settings["rule"] = Rule[str(settings["rule"]).upper()]
-    texts = {
-        name: content[name] for name in ("board", "port", "serial", "simulate", "held_out_every") if name in content
+class _Head(msgspec.Struct):
+    v: int
+
+
+class _Settings(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields of TrainSettings; what is not there keeps its default."""
+
+    epochs: int | msgspec.UnsetType = msgspec.UNSET
+    learning_rate: float | msgspec.UnsetType = msgspec.UNSET
+    rule: str | msgspec.UnsetType = msgspec.UNSET
+    scaling: bool | msgspec.UnsetType = msgspec.UNSET
+    seed: int | msgspec.UnsetType = msgspec.UNSET
+    snapshot_every: int | msgspec.UnsetType = msgspec.UNSET
+    evaluate_every: int | msgspec.UnsetType = msgspec.UNSET
+    steps: int | None = None
+
+
+class _JobFile(msgspec.Struct, forbid_unknown_fields=True):
+    v: int
+    model: str
+    data: str | None = None
+    test: str | None = None
+    board: str | None = None
+    port: str | None = None
+    serial: str | None = None
+    simulate: bool = False
+    held_out_every: Annotated[int, msgspec.Meta(ge=0)] = HELD_OUT_EVERY
+    out: str | None = None
+    settings: _Settings = msgspec.field(default_factory=_Settings)
+
+
+def _spec(job: _JobFile, folder: Path) -> BoardJobSpec:
+    settings: dict[str, Any] = {
+        name: value for name, value in msgspec.structs.asdict(job.settings).items() if value is not msgspec.UNSET
     }
-    paths = {name: folder / content[name] for name in ("data", "test", "out") if content.get(name) is not None}
-    return BoardJobSpec(model=folder / content["model"], settings=TrainSettings(**settings), **texts, **paths)
+    if "rule" in settings:
+        known = {rule.name.lower(): rule for rule in Rule}
+        if settings["rule"] not in known:
+            raise BoardJobError(f"there is no rule {settings['rule']!r} of rounding; use {', '.join(known)}")
+        settings["rule"] = known[settings["rule"]]
+
+    def place(name: str | None) -> Path | None:
+        return None if name is None else folder / name
+
+    return BoardJobSpec(
+        model=folder / job.model, data=place(job.data), test=place(job.test), board=job.board, port=job.port,
+        serial=job.serial, simulate=job.simulate, held_out_every=job.held_out_every, out=place(job.out),
+        settings=TrainSettings(**settings),
+    )  # fmt: skip
 
 
 def make_link(spec: BoardJobSpec, model: ModelDirectory, port: Path | None) -> Link:

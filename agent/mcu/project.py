@@ -29,7 +29,9 @@ JOB = "job.json"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Project:
-    """What project.py gives: a compiled model (planner.mcu.compile.CompiledModel), data in real units, and settings.
+    """What project.py gives: a compiled model, data in real units, and settings.
+
+    The model: planner.mcu.compile.CompiledModel.
 
     `train_x` and `test_x` are float [N, C, H, W] or [N, C, W]; labels are class numbers.
     """
@@ -71,7 +73,9 @@ def load_project(folder: Path) -> Project:
 def fit_project(
     project: Project, ram_bytes: int, progress: Callable[[int, int], None]
 ) -> tuple[Project, "FittedModel"]:
-    """Return the project with what it trains chosen by contribution analysis, within `ram_bytes` of model memory.
+    """Return the project with what it trains chosen by contribution analysis.
+
+    Within `ram_bytes` of model memory.
 
     The analysis trains on the project's own `train_x` with the job's epochs and learning rate.
     """

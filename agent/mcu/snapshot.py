@@ -1,4 +1,6 @@
-"""Snapshots of a job on the host: enough to go on bit-exact after any reset of the device or death of the worker.
+"""Snapshots of a job on the host.
+
+Enough to go on bit-exact after any reset of the device or death of the worker.
 
 File: magic, u32 length of the JSON head, head, parameter bytes, SHA-256 of all before it. Written atomically.
 Beside it lies a place mark without parameters, cheap enough to write whenever the worker leaves: if the device has
@@ -104,7 +106,9 @@ def _options(fields: dict[str, Any]) -> TrainingOptions:
 
 
 def export_parameters(snapshot: Snapshot) -> bytes:
-    """Return a safetensors file with the parameter bytes as one tensor, and what they belong to as metadata.
+    """Return a safetensors file with the parameter bytes as one tensor.
+
+    What they belong to is its metadata.
 
     The same parameters give the same bytes: results can be compared by their checksum.
     """

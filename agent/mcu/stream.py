@@ -1,4 +1,6 @@
-"""Turns a connected stream of samples into files of an inbox, which a job then trains on round by round.
+"""Turns a connected stream of samples into files of an inbox.
+
+A job then trains on them round by round.
 
 The stream is JSON lines, {"x": [numbers], "y": class}, from standard input, a FIFO, a serial port or tcp:HOST:PORT: what a
 sensor program can print. Written to disk first, a sample survives power cuts and unplugs of the board that learns it.
@@ -64,7 +66,10 @@ def record(
     report: Callable[[Recorded], None],
     clock: Callable[[], float] = time.time,
 ) -> Recorded:
-    """Write every `per_file` samples of `stream` as one file into `inbox` until the stream ends; count bad lines."""
+    """Write every `per_file` samples of `stream` as one file into `inbox` until the stream ends.
+
+    Bad lines are counted.
+    """
     inbox.mkdir(parents=True, exist_ok=True)
     seen = Recorded()
     pending: list[Sample] = []

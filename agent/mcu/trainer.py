@@ -63,6 +63,8 @@ class TrainSettings:
         for name in ("epochs", "snapshot_every", "evaluate_every"):
             if getattr(self, name) < 1:
                 raise BoardJobError(f"{name} is {getattr(self, name)}; give at least 1")
+        if self.steps is not None and self.steps < 1:
+            raise BoardJobError(f"steps is {self.steps}; give at least 1")
         if not 0 <= self.learning_rate < float("inf"):
             raise BoardJobError(f"learning_rate is {self.learning_rate}; give a number from 0, such as 0.03")
         if not 0 <= self.seed < 1 << 32:
@@ -209,7 +211,10 @@ class BoardTrainer:
         self._emit(SnapshotTaken(self.position.step, size, self._clock() - start))
 
     def write_result(self, path: Path | None) -> Path | None:
-        """Write the trained parameters to `path`: a safetensors file, or with another suffix the snapshot as it is."""
+        """Write the trained parameters to `path`.
+
+        A safetensors file, or with another suffix the snapshot as it is.
+        """
         if path is None:
             return None
         content = self._snapshot_path.read_bytes()

@@ -1,4 +1,6 @@
-"""The process that runs one microcontroller job for the supervisor: `python -m agent.mcu.worker --bundle PATH ...`.
+"""The process that runs one microcontroller job for the supervisor.
+
+`python -m agent.mcu.worker --bundle PATH ...`.
 
 The bundle is a job.json or the directory of a compiled model. Speaks the workers' protocol; imports no torch.
 """
@@ -35,7 +37,10 @@ _LOOK_FOR_BOARD_S = 2.0
 
 
 class _AttachedBoard:
-    """The board's training as the control sees it: it looks between two requests, so nothing interrupts one."""
+    """The board's training as the control sees it.
+
+    It looks between two requests, so nothing interrupts one.
+    """
 
     def __init__(self) -> None:
         self.trainer: BoardTrainer | None = None

@@ -1,4 +1,6 @@
-"""Lossless packing of tensors that wait for their next use, at near memory speed, in a small C library.
+"""Lossless packing of tensors that wait for their next use.
+
+At near memory speed, in a small C library.
 
 Works on addresses of contiguous memory (`tensor.data_ptr()`), knows nothing of torch and lets the GIL go while it works.
 `available()` is False where the library was not built; a plan that packs cannot run there.

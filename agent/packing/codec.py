@@ -1,4 +1,7 @@
-"""Pack and unpack memory by address: booleans to bits, integers to their range, sparse items to a bitmap."""
+"""Pack and unpack memory by address.
+
+Booleans to bits, integers to their range, sparse items to a bitmap.
+"""
 
 import ctypes
 import enum
@@ -131,7 +134,9 @@ def packed_bytes(layout: Layout, source: int, *, level: int | None = None) -> in
 
 
 def pack(layout: Layout, source: int, target: int, capacity_bytes: int, *, level: int | None = None) -> int:
-    """Pack the memory at `source` into that at `target` and return the bytes used, at most `capacity_bytes`.
+    """Pack the memory at `source` into that at `target`; return the bytes used.
+
+    At most `capacity_bytes`.
 
     The two must not overlap. Raises PackingOverflowError or UnsuitableDataError with the source unchanged and the
     target's content undefined; memory behind the capacity is never touched.

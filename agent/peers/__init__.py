@@ -1,1 +1,4 @@
-"""Other agents on the local network: who is there. Presence only: nothing is trusted, and nothing else is exchanged."""
+"""Other agents on the local network: who is there.
+
+Presence only: nothing is trusted, and nothing else is exchanged.
+"""

@@ -1,4 +1,6 @@
-"""What an agent says of itself on the network: a DNS-SD TXT record, written and read (RFC 6763, section 6).
+"""What an agent says of itself on the network.
+
+A DNS-SD TXT record, written and read (RFC 6763, section 6).
 
 Read records come from anybody in the network. Every length has a cap, characters that could play tricks on a terminal
 are dropped, and what does not fit is no announcement.

@@ -1,4 +1,6 @@
-"""Announce this agent on the local network and listen for others: multicast DNS through python-zeroconf.
+"""Announce this agent on the local network and listen for others.
+
+Multicast DNS through python-zeroconf.
 
 Imported only where discovery is on: zeroconf costs 5 MB. Nothing listens at the announced port, which is 0.
 """

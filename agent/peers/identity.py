@@ -18,7 +18,9 @@ _SHORT = re.compile(rf"[0-9a-f]{{{SHORT_DIGITS}}}")
 
 
 def device_id(state_dir: Path) -> str:
-    """Return this device's id, 32 hexadecimal digits; makes and keeps one if there is none that can be read.
+    """Return this device's id, 32 hexadecimal digits.
+
+    Makes and keeps one if there is none that can be read.
 
     Raises OSError when the state directory cannot be read or written.
     """

@@ -8,7 +8,10 @@ import psutil
 
 @dataclass(frozen=True, slots=True, order=True)
 class Interface:
-    """A network interface and the address that stands for it: its first IPv4 one, or an IPv6 one if it has no other."""
+    """A network interface and the address that stands for it.
+
+    Its first IPv4 one, or an IPv6 one if it has no other.
+    """
 
     name: str
     index: int

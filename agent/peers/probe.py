@@ -25,12 +25,18 @@ class Probe:
 
 
 def probe() -> list[Probe]:
-    """Return what each network interface does with multicast DNS; takes up to a second for each that is blocked."""
+    """Return what each network interface does with multicast DNS.
+
+    Takes up to a second for each that is blocked.
+    """
     return [Probe(interface, _trouble(interface)) for interface in multicast_interfaces()]
 
 
 def _trouble(interface: Interface) -> str:
-    """Send a question for agents and return why it did not come back; the machine's own firewall sees it too."""
+    """Send a question for agents and return why it did not come back.
+
+    The machine's own firewall sees it too.
+    """
     family = socket.AF_INET6 if interface.is_ipv6 else socket.AF_INET
     question = _HEADER.pack(0, 0, 1, 0, 0, 0) + _NAME + struct.pack(">2H", _POINTER, _IN)
     try:

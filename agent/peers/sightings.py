@@ -1,4 +1,7 @@
-"""Which agents were heard of, and when: a table that forgets. It knows no network, and time is passed in."""
+"""Which agents were heard of, and when: a table that forgets.
+
+It knows no network, and time is passed in.
+"""
 
 from dataclasses import dataclass, replace
 

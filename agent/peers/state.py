@@ -1,4 +1,7 @@
-"""What others may know of what an agent does. A module of its own: the supervisor carries it even with discovery off."""
+"""What others may know of what an agent does.
+
+A module of its own: the supervisor carries it even with discovery off.
+"""
 
 from enum import Enum
 

@@ -1,4 +1,6 @@
-"""Read the policy from TOML: `config.toml`, then `config.d/*.toml` in order of name, later files winning.
+"""Read the policy from TOML.
+
+`config.toml`, then `config.d/*.toml` in order of name, later files winning.
 
 A file that does not fit is refused as a whole with file, line and reason.
 """
@@ -161,7 +163,10 @@ def _spans(value: object) -> list[tuple[time, time]]:
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """Where a value goes: the field of Policy ("policy"), AgentOptions ("options") or of one of the ResourceLimits."""
+    """Where a value goes.
+
+    The field of Policy ("policy"), AgentOptions ("options") or of one of the ResourceLimits.
+    """
 
     target: str
     field: str
@@ -360,7 +365,7 @@ def _check_energy(file: Path, text: str, table: Mapping[str, object]) -> None:
 
 
 def restart_needed(old: Config, new: Config) -> list[str]:
-    """Return the settings in which `new` differs from what a daemon started with, and that it takes at a start only."""
+    """Return the settings in which `new` differs and that a daemon takes at a start only."""
     fields_ = ("control_group", "metrics_listen")
     names = {entry.field: key for key, entry in KEYS.items() if entry.target == "options"}
     changed = [names[name] for name in fields_ if getattr(old.options, name) != getattr(new.options, name)]

@@ -182,7 +182,9 @@ def in_window(policy: Policy, local: datetime) -> bool:
 
 
 def window_closes_in_s(policy: Policy, local: datetime) -> float | None:
-    """Return the seconds until training is no longer allowed by the windows, or None when no such moment is near.
+    """Return the seconds until training is no longer allowed by the windows.
+
+    None when no such moment is near.
 
     Windows that touch count as one; looks a week ahead at most.
     """
@@ -315,7 +317,10 @@ def _stop(
 
 
 def _with_idle(use: Answer, memory: Memory, now: Now) -> Memory:
-    """Return `memory` with the idle count carried on; signals may fall silent for `SILENCE_S` without breaking it."""
+    """Return `memory` with the idle count carried on.
+
+    Signals may fall silent for `SILENCE_S` without breaking it.
+    """
     if use is Answer.YES:
         return replace(memory, idle_since_s=None, idle_known_at_s=None)
     if use is Answer.NO:

@@ -1,9 +1,10 @@
-"""Make a bundle on this machine: capture, profile in a bare process, plan, try it out, write. Behind `port-agent plan`."""
+"""Make a bundle on this machine: capture, profile in a bare process, plan, try it out, write.
 
-import os
+Behind `port-agent plan`.
+"""
+
 import platform
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from pathlib import Path
 import msgpack
 
 from agent.malloc import preload_environment
+from agent.system.python_process import module_command, module_environment
 from agent.worker.options import TorchOptions
 from agent.worker.protocol import StepDone, TrainingFailed, TrainingFinished, WorkerReady
 from agent.worker.start import start_worker, torch_worker
@@ -21,7 +23,7 @@ from planner.ir.bundle.bundle import Bundle, Manifest
 from planner.ir.bundle.codec import pack_graph
 from planner.ir.bundle.writer import publish_bundle, replace_plans
 from planner.ir.costs import CostTable, DeviceCosts
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import StepGraph
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
@@ -54,7 +56,12 @@ _TOLERANCE = 0.03
 
 
 class TrialError(PortError):
-    """The plan could not be tried out."""
+    """The plan could not be tried out; `ended` is the exit code of the worker that tried."""
+
+    def __init__(self, message: str, ended: int = ExitCode.FAILED) -> None:
+        super().__init__(message)
+        never = ended in (ExitCode.IMPOSSIBLE, ExitCode.DIVERGED)
+        self.exit_code = ExitCode.IMPOSSIBLE if never else ExitCode.FAILED
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +89,9 @@ def measure(graphs: Mapping[str, StepGraph], threads: int, progress: Progress) -
         source, target = Path(folder) / "graphs", Path(folder) / "costs"
         source.write_bytes(msgpack.packb([pack_graph(g) for g in graphs.values()]))
         command = [
-            sys.executable, "-m", "planner.profiling.operators", str(source), str(target), str(threads), str(_COMPUTE_WATTS)
+            *module_command("planner.profiling.operators"), str(source), str(target), str(threads), str(_COMPUTE_WATTS)
         ]  # fmt: skip
-        environment = {**os.environ, **preload_environment(None), "OMP_NUM_THREADS": str(threads)}
+        environment = {**module_environment(), **preload_environment(None), "OMP_NUM_THREADS": str(threads)}
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
             for line in process.stdout or ():
                 done, _, total = line.partition(" ")
@@ -106,7 +113,10 @@ def this_device(measured: Measured, page_dir: Path, threads: int, progress: Prog
 def other_board(
     graphs: Mapping[str, StepGraph], measured: Measured, device: DeviceCosts, name: str
 ) -> tuple[Measured, DeviceCosts]:
-    """Return what was measured here, scaled to the board of this name or file, and that board's device (estimated)."""
+    """Return what was measured here scaled to another board, and that board's device (estimated).
+
+    By its name or file.
+    """
     board = load_board(name)
     tables = [
         estimated_costs(graph, board, CostTable(device, ops))
@@ -116,7 +126,10 @@ def other_board(
 
 
 def slower_flash(device: DeviceCosts, read_bytes_per_s: float | None, write_bytes_per_s: float | None) -> DeviceCosts:
-    """Return the device with a medium no faster than the given limits, which then takes more joules per byte."""
+    """Return the device with a medium no faster than the given limits.
+
+    It then takes more joules per byte.
+    """
     flash = device.flash
     read = min(flash.read_bytes_per_s, read_bytes_per_s or flash.read_bytes_per_s)
     write = min(flash.write_bytes_per_s, write_bytes_per_s or flash.write_bytes_per_s)
@@ -188,7 +201,9 @@ def _settled(making: "_Making", quick: Planner, planner: Planner, progress: Prog
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """What a trial run measured: peaks of resident memory, and its last step's compute seconds over those planned.
+    """What a trial run measured.
+
+    Peaks of resident memory, and its last step's compute seconds over those planned.
 
     `start_bytes`: the peak before the first step, while the worker loads Python, torch and the bundle.
     """
@@ -306,8 +321,8 @@ def loading_peak() -> int:
 
     Raises TrialError where torch cannot be loaded.
     """
-    command = [sys.executable, "-m", "agent.train.torch_loading"]
-    environment = {**os.environ, **preload_environment(None)}
+    command = module_command("agent.train.torch_loading")
+    environment = {**module_environment(), **preload_environment(None)}
     try:
         return int(subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout)
     except subprocess.CalledProcessError as error:
@@ -339,7 +354,9 @@ def trial(path: Path, page_dir: Path, threads: int, throttle: Throttle | None = 
                 case TrainingFailed():
                     failure = event.message
         if worker.process.returncode:
-            raise TrialError(failure or f"the trial run ended with exit code {worker.process.returncode}")
+            raise TrialError(
+                failure or f"the trial run ended with exit code {worker.process.returncode}", worker.process.returncode
+            )
         return _Trial(peak, start, pace)
 
 

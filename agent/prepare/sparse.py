@@ -1,4 +1,7 @@
-"""Train less, so that a step fits: the parameters that gain most within the budget. Behind `plan --sparse-update`."""
+"""Train less, so that a step fits: the parameters that gain most within the budget.
+
+Behind `plan --sparse-update`.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -84,7 +87,9 @@ def train_less(
     limits: StepLimits = StepLimits(),
     progress: bundle.Progress,
 ) -> SparseJob:
-    """Freeze what is not worth its memory and capture the job again; raise InfeasibleError where nothing fits.
+    """Freeze what is not worth its memory and capture the job again.
+
+    Raises InfeasibleError where nothing fits.
 
     The contribution of each layer is measured by training it for `steps` batches with plain PyTorch. The set is the best
     whose step keeps everything resident within `ram_bytes`, so that nothing has to be paged or computed twice; the

@@ -38,8 +38,8 @@ class Admission:
         self._memory = self.decision.memory
         return self.decision
 
-    def clock_jumped(self) -> bool:
-        """Return whether the wall clock was set since the last call; sleep of the machine is no jump."""
+    def clock_jump_s(self) -> float:
+        """Return by how much the wall clock was set since the last call, 0 if not; sleep of the machine is no jump."""
         now_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
         offset_s = wall_s - self._clock.uptime_s()
         before, self._clock_offset_s = self._clock_offset_s, offset_s
@@ -49,11 +49,11 @@ class Admission:
         else:
             self._health.clear("clock-unset")
         if before is None or abs(offset_s - before) < JUMP_S:
-            return False
+            return 0.0
         jump_s = offset_s - before
         jump = f"{format_seconds(abs(jump_s))} {'forward' if jump_s > 0 else 'back'}"
         self._health.report("clock-jumped", now_s, wall_s, lasts_s=_JUMP_SHOWN_S, jump=jump)
-        return True
+        return jump_s
 
     def _report_sensors(self, facts: Facts, now_s: float, wall_s: float) -> None:
         for fault in facts.faults:

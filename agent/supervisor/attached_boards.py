@@ -1,4 +1,7 @@
-"""The microcontroller boards that are plugged in, for `status` and the live page. None of them is opened."""
+"""The microcontroller boards that are plugged in, for `status` and the live page.
+
+None of them is opened.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -33,7 +36,9 @@ class AttachedBoards:
 
 
 def attached_boards() -> list[Row]:
-    """Return known boards on USB and running simulators as plain values; other serial devices are left out.
+    """Return known boards on USB and running simulators as plain values.
+
+    Other serial devices are left out.
 
     It looks into sysfs for a few milliseconds: not for the loop.
     """

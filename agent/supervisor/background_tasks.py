@@ -1,4 +1,7 @@
-"""Work beside the loop: writing to disk, slow sensors, inboxes, tidying up. None of it may hold up the loop."""
+"""Work beside the loop: writing to disk, slow sensors, inboxes, tidying up.
+
+None of it may hold up the loop.
+"""
 
 import asyncio
 import contextlib
@@ -84,19 +87,27 @@ class BackgroundTasks:
     async def keep_house(self) -> None:
         """Delete the scratch of jobs that are over, jobs beyond the history's limits, and forgotten uploads."""
         core = self._core
-        running = core.runner.job
         done = (JobState.FINISHED, JobState.CANCELLED)
-        idle = [job for job in core.store.all() if job.state in done and (running is None or job.id != running.id)]
+        idle = [job for job in core.store.all() if job.state in done and self._is_at_rest(job)]
         await asyncio.to_thread(_shed_scratch, [core.store.job_dir(job.id) for job in idle])
-        over = sorted((job for job in core.store.all() if job.state.is_over), key=lambda job: job.finished_at or 0.0)
+        over = sorted(filter(self._is_at_rest, core.store.all()), key=lambda job: job.finished_at or 0.0)
         sizes = await asyncio.to_thread(_sizes, {job.id: core.store.job_dir(job.id) for job in over})
         for job_id in too_old(over, sizes, core.config.options.keep_jobs, core.config.options.keep_results_bytes):
-            core.store.forget(job_id)
+            if self._is_at_rest(core.store.get(job_id)):  # a failed job may have been resumed meanwhile
+                core.store.forget(job_id)
         await asyncio.to_thread(_clean_uploads, core.settings.state_dir / "uploads")
+
+    def _is_at_rest(self, job: Job) -> bool:
+        """Return whether a job is over and its worker is gone: a cancelled one has it for another second."""
+        running = self._core.runner.job
+        return job.state.is_over and (running is None or job.id != running.id)
 
 
 def too_old(over: list[Job], sizes: dict[int, int], keep_jobs: int, keep_bytes: int) -> list[int]:
-    """Return the ids of the oldest jobs that exceed the allowed count or size; `over` begins with the oldest."""
+    """Return the ids of the oldest jobs that exceed the allowed count or size.
+
+    `over` begins with the oldest.
+    """
     removed = []
     kept_bytes = sum(sizes[job.id] for job in over)
     for kept, job in zip(range(len(over), 0, -1), over, strict=True):

@@ -1,6 +1,10 @@
-"""The parts of a running supervisor, put together once and shared by its loop and its control interface."""
+"""The parts of a running supervisor, put together once.
+
+Its loop and its control interface share them.
+"""
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,8 +76,18 @@ class Core:
 
     def paused_until(self) -> float | None:
         """Return until when the user paused everything (Unix time, infinity for good), or None."""
-        setting = self.store.setting(PAUSE_SETTING)
-        if setting is None:
-            return None
-        until = float(setting)
+        until = self._pause_end()
         return until if until > self.clock.wall_s() else None
+
+    def move_pause(self, jump_s: float) -> None:
+        """Let a pause last as long as was asked for after the wall clock was set by `jump_s`: an hour stays an hour."""
+        until = self._pause_end() + jump_s
+        if math.isfinite(until):
+            self.store.remember(PAUSE_SETTING, repr(until) if until > self.clock.wall_s() else None)
+
+    def _pause_end(self) -> float:
+        setting = self.store.setting(PAUSE_SETTING)
+        try:
+            return float(setting) if setting is not None else -math.inf
+        except ValueError:
+            return math.inf  # no agent wrote that; it was a pause, and `resume` ends it

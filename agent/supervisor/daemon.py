@@ -24,7 +24,7 @@ from agent.supervisor.context import PAUSE_SETTING, Core, DaemonSeams, Settings
 from agent.supervisor.dispatch import Dispatcher
 from agent.supervisor.http_api import ControlServer, ServerSettings
 from agent.supervisor.inbox import Inboxes
-from agent.supervisor.job.runner import Runner
+from agent.supervisor.job.runner import LAST_COMMIT_S, Runner
 from agent.supervisor.job.worker_process import RequestedState, WorkerPhase
 from agent.supervisor.metering import report_issues
 from agent.supervisor.old_worker import clear_old_worker
@@ -41,7 +41,8 @@ from planner.ir.errors import PortError
 
 IDLE_LOOK_S = 30.0
 """How often to look while there is nothing to do: often enough for health items and `status`."""
-STOP_PATIENCE_S = 3.0
+STOP_PATIENCE_S = LAST_COMMIT_S + 2.0
+"""Well below TimeoutStopSec of the unit."""
 _STORE_RETRY_S = 10.0
 _DISK_THREADS = 2
 """One for the store and one for uploads and the doctor; each thread costs memory."""
@@ -68,7 +69,10 @@ class Daemon:
         self._status = ""
 
     async def run(self) -> None:
-        """Serve until told to stop; raises InstanceError when another daemon is there, ConfigError at the start."""
+        """Serve until told to stop.
+
+        Raises InstanceError when another daemon is there, ConfigError at the start.
+        """
         self._locks = _directories(self._settings)
         try:
             await self._serve()
@@ -136,6 +140,7 @@ class Daemon:
             core.timers.stop()
             await server.stop()
             await asyncio.gather(self._end_worker(), core.peers.stop())
+            core.runner.attachments.close()
             self._close()
 
     def _build(self, config: Config) -> Core:
@@ -198,6 +203,12 @@ class Daemon:
                 core.store.save(replace(job, state=JobState.QUEUED, reason="the agent was restarted"))
             if job.spec.deadline_at is not None and not job.state.is_over:
                 core.timers.set_deadline(job.id, job.spec.deadline_at)
+        for aside in core.store.set_aside.values():
+            core.health.report(
+                "job-set-aside", now_s, core.clock.wall_s(), key=str(aside.id), id=aside.id,
+                job=f"{aside.id} ({aside.name})" if aside.name else str(aside.id),
+                reason=aside.reason, directory=aside.directory,
+            )  # fmt: skip
         if core.store.recovered_from is not None:
             core.health.report("database", now_s, core.clock.wall_s(), aside=core.store.recovered_from)
 
@@ -212,7 +223,7 @@ class Daemon:
 
     async def _end_worker(self) -> None:
         runner = self._core.runner
-        runner.leave("the agent stops")
+        runner.leave("the agent stops", LAST_COMMIT_S)
         end = time.monotonic() + STOP_PATIENCE_S
         while runner.job is not None:
             if time.monotonic() >= end:
@@ -248,8 +259,9 @@ class Daemon:
         core = self._core
         now_s = core.clock.monotonic_s()
         self._stall_watch.looked()
-        if core.admission.clock_jumped():
+        if jump_s := core.admission.clock_jump_s():
             core.timers.clock_changed()
+            core.move_pause(jump_s)
         self._count_wear()
         self._watch_store(now_s)
         if core.paused_until() is None and core.store.setting(PAUSE_SETTING) is not None:

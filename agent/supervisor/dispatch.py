@@ -1,9 +1,10 @@
 """From the decision to the worker: who runs next, who goes on, who leaves."""
 
-from agent.jobs.model import Job, JobState, may_run, order
+from agent.jobs.model import Job, JobKind, JobState, may_run, order
 from agent.policy.decide import PolicyDecision, State, window_closes_in_s
 from agent.supervisor.context import Core
 from agent.supervisor.job.run_state import Surroundings
+from agent.supervisor.job.runner import LAST_COMMIT_S
 from agent.system.clock import local_time
 
 BEFORE_CLOSING_S = 15.0
@@ -13,32 +14,40 @@ WARM_MARGIN_C = 7.0
 
 
 class Dispatcher:
-    """Starts, steers and ends the worker of the one job that may run, as the device's conditions and the user say."""
+    """Starts, steers and ends the worker of the one job that may run.
+
+    As the device's conditions and the user say.
+    """
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._fitting: dict[int, tuple[tuple[int | None, int | None], bool]] = {}
+        """By job id: the memory limit and the job's ceiling for which it was looked whether a plan fits, and the answer."""
 
     def act(self, decision: PolicyDecision) -> None:
         """Do what `decision` and the state of the jobs ask for; called at every look."""
         runner = self._core.runner
+        runner.watch_silence()
+        runner.attachments.tell_cancelled()
         job = runner.job
         if job is not None and job.state is JobState.CANCELLED:
             runner.cancel()
         elif job is not None and job.state is JobState.PAUSED:
-            runner.leave("you paused the job")
+            runner.leave("you paused the job", LAST_COMMIT_S)
         elif decision.state is State.PAUSE:
             runner.pause()
         elif decision.state is State.LEAVE:
-            runner.leave("; ".join(decision.reasons))
+            runner.leave("; ".join(decision.reasons), 0.0 if "memory" in decision.codes else LAST_COMMIT_S)
         elif job is not None:
             self._go_on(job, decision)
         else:
             self._start_next(decision)
 
     def _go_on(self, job: Job, decision: PolicyDecision) -> None:
-        core = self._core
-        first = next(iter(self._candidates()), job)
-        if first.id != job.id and first.spec.priority > job.spec.priority:
+        core, around = self._core, self._surroundings(decision)
+        better = (other for other in self._candidates() if other.spec.priority > job.spec.priority)
+        first = next((other for other in better if self._fits(other, around)), None)
+        if first is not None:
             core.runner.leave_after_checkpoint(f"job {first.label} has a higher priority")
             return
         core.runner.resume()
@@ -47,7 +56,18 @@ class Dispatcher:
             core.runner.checkpoint_within(BEFORE_CLOSING_S)
         pressure = core.admission.facts.memory_pressure_percent
         under_pressure = pressure is not None and pressure > core.config.policy.memory_pressure_percent
-        core.runner.adapt(self._surroundings(decision), under_pressure)
+        core.runner.adapt(around, under_pressure)
+
+    def _fits(self, job: Job, around: Surroundings) -> bool:
+        """Return whether `job` would start.
+
+        A worker that leaves for one that cannot would leave again at every look.
+        """
+        asked = (around.memory_bytes, job.memory_ceiling_bytes)
+        known = self._fitting.get(job.id)
+        if known is None or known[0] != asked:
+            known = self._fitting[job.id] = (asked, self._core.runner.fits(job, around))
+        return known[1]
 
     def _start_next(self, decision: PolicyDecision) -> None:
         core = self._core
@@ -63,6 +83,8 @@ class Dispatcher:
         ready = []
         for job in core.store.all():
             waited = False
+            if job.spec.kind is JobKind.ATTACHED and not core.runner.attachments.answers(job.id):
+                continue
             if job.state is JobState.BACKOFF:
                 waited = now_s >= self._retry_at(job, now_s)
             else:

@@ -5,18 +5,17 @@ else that answers questions listens on the network; discovery of other agents (a
 """
 
 import asyncio
-import contextlib
 import grp
 import os
 import pwd
 import re
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from agent.control.answers import API_VERSION
 from agent.control.http import (
-    HEADER_LIMIT_BYTES,
     SOCKET_NAME,
     HttpError,
     HttpRequest,
@@ -24,26 +23,39 @@ from agent.control.http import (
     error_response,
     json_response,
     peer_of,
-    serve_connection,
 )
+from agent.control.listener import Listener
 from agent.control.requests import job_change, job_spec, pause_span_s
 from agent.jobs.model import JobNotFoundError, JobRequestError
 from agent.jobs.store import StoreError
 from agent.supervisor.attached_boards import AttachedBoards
 from agent.supervisor.service import BUNDLE_NAME, MeterUnavailableError, Service
+from agent.system.directory_handle import DirectoryHandle
 from agent.system.prometheus import CONTENT_TYPE
+from agent.worker.attach import ATTACH_PATH, JOB_HEADER, UPGRADE, read_request
 from planner.ir.errors import PortError
+from planner.ir.units import format_bytes, shown
 
 _TEXT = "text/plain; charset=utf-8"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._ -]{0,200}")
-_TOKEN = re.compile(r"[0-9a-f]{32}")
+_COUNT = re.compile("[0-9]{1,9}")
+_TOKEN_BYTES = 16
+_TOKEN = re.compile(rf"[0-9a-f]{{{2 * _TOKEN_BYTES}}}")
+
+MOST_CLIENTS = 48
+"""At once: commands, pages and followed logs of a few users. Each holds up to 40 kB and a descriptor."""
+MOST_SCRAPERS = 8
+"""Connections to the metrics port, which every user of this machine may open."""
 
 Route = tuple[str, re.Pattern[str], Callable[..., Awaitable[HttpResponse]]]
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Where the control socket lies and who may use it; `metrics_listen` is host and port of `/metrics`, or None."""
+    """Where the control socket lies and who may use it.
+
+    `metrics_listen` is host and port of `/metrics`, or None.
+    """
 
     runtime_dir: Path
     state_dir: Path
@@ -58,47 +70,47 @@ class ControlServer:
         """`report` takes what is wrong with a setting; the server goes on without it."""
         self._service, self._settings, self._report = service, settings, report
         self._boards = AttachedBoards()
-        self._servers: list[asyncio.Server] = []
+        self._listeners: list[Listener] = []
         self._path = settings.runtime_dir / SOCKET_NAME
         self._routes = [(method, re.compile(pattern), action) for method, pattern, action in self._table()]
 
     async def start(self) -> None:
         """Begin to listen; raises OSError when the socket cannot be made."""
         self._path.unlink(missing_ok=True)  # we hold the instance lock, so this is a dead daemon's
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o117)
         try:
-            server = await asyncio.start_unix_server(self._on_unix, str(self._path), limit=HEADER_LIMIT_BYTES)
+            sock.bind(str(self._path))
+        except OSError:
+            sock.close()
+            raise
         finally:
             os.umask(before)
-        self._servers.append(server)
         if self._settings.group is not None:
             try:
                 os.chown(self._path, -1, grp.getgrnam(self._settings.group).gr_gid)
             except (KeyError, PermissionError) as error:
                 self._report(f"control.group: the socket cannot be given to {self._settings.group!r}: {error}")
+        self._listeners.append(Listener(sock, self._handle, self._refuse, most=MOST_CLIENTS))
         if self._settings.metrics_listen is not None:
-            await self._serve_metrics(*self._settings.metrics_listen)
+            self._serve_metrics(*self._settings.metrics_listen)
 
-    async def _serve_metrics(self, host: str, port: int) -> None:
+    def _serve_metrics(self, host: str, port: int) -> None:
         """Serve /metrics on a local port; one that is taken is a health item, no reason not to train."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            server = await asyncio.start_server(self._on_tcp, host, port, limit=HEADER_LIMIT_BYTES)
+            sock = socket.create_server((host, port), family=family)
         except OSError as error:
             self._report(f"metrics.listen: cannot listen on {host}:{port}: {error.strerror}")
         else:
-            self._servers.append(server)
+            listener = Listener(sock, self._handle_metrics_only, lambda writer: "", most=MOST_SCRAPERS)
+            self._listeners.append(listener)
 
     async def stop(self) -> None:
         """Stop listening and remove the socket."""
-        for server in self._servers:
-            server.close()
+        for listener in self._listeners:
+            listener.close()
         self._path.unlink(missing_ok=True)
-
-    async def _on_unix(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await serve_connection(reader, writer, self._handle, self._refuse)
-
-    async def _on_tcp(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await serve_connection(reader, writer, self._handle_metrics_only, lambda writer: "")
 
     def _refuse(self, writer: asyncio.StreamWriter) -> str:
         """Return why this peer may not speak: it is neither root, nor our user, nor in the socket's group."""
@@ -153,6 +165,7 @@ class ControlServer:
             ("GET", "/v1/energy", self._energy),
             ("GET", "/v1/peers", self._peers),
             ("POST", "/v1/jobs", self._submit),
+            ("POST", ATTACH_PATH, self._attach),
             ("GET", job, self._job),
             ("GET", f"{job}/logs", self._logs),
             ("GET", f"{job}/result", self._result),
@@ -199,8 +212,8 @@ class ControlServer:
 
     async def _logs(self, request: HttpRequest, name: str) -> HttpResponse:
         lines = request.query.get("lines", "200")
-        if not lines.isdigit():
-            raise HttpError(400, f"lines={lines!r} is no number")
+        if not _COUNT.fullmatch(lines):
+            raise HttpError(400, f"lines={shown(lines)} is no number of lines")
         if request.query.get("follow") != "1":
             return HttpResponse(200, self._service.log(name, int(lines)).encode(), _TEXT)
         return HttpResponse(200, b"", _TEXT, _encoded(self._service.follow_log(name, int(lines))))
@@ -225,31 +238,52 @@ class ControlServer:
         spec = job_spec(fields, BUNDLE_NAME if upload is not None else None)
         return json_response((await self._service.submit(spec, upload)).as_json(), 201)
 
+    async def _attach(self, request: HttpRequest) -> HttpResponse:
+        if request.peer is None:
+            raise HttpError(403, "a program attaches over the control socket")
+        asked = read_request(await request.json_text())
+        job, converse = await self._service.attach(asked, request.peer)
+        headers = {"Connection": "Upgrade", "Upgrade": UPGRADE, JOB_HEADER: f"{job.id} {job.spec.name}"}
+        return HttpResponse(101, headers=headers, takes_over=converse)
+
     async def _upload(self, request: HttpRequest) -> HttpResponse:
-        path = self._service.new_upload()
-        await _receive(request, path)
-        return json_response({"v": API_VERSION, "upload": path.name, "bytes": request.consumed}, 201)
+        token = _new_token()
+        with self._service.uploads() as uploads:
+            await _receive(request, uploads, token, self._service.kept_free_bytes)
+        return json_response({"v": API_VERSION, "upload": token, "bytes": request.consumed}, 201)
 
     async def _feed(self, request: HttpRequest, name: str, file: str) -> HttpResponse:
-        inbox = self._service.inbox(name)
         if not _FILE_NAME.fullmatch(file):
             raise HttpError(400, f"{file!r} is no plain file name")
-        await _receive(request, inbox / f".{file}.part")
-        target = (inbox / f".{file}.part").rename(inbox / file)
-        return json_response({"v": API_VERSION, "file": str(target), "bytes": request.consumed}, 201)
+        with self._service.inbox(name) as inbox:
+            arriving = f".{_new_token()}.part"
+            await _receive(request, inbox, arriving, self._service.kept_free_bytes)
+            inbox.rename(arriving, file)
+        return json_response({"v": API_VERSION, "file": str(inbox.path / file), "bytes": request.consumed}, 201)
 
     async def _pause_job(self, request: HttpRequest, name: str) -> HttpResponse:
+        self._check_owner(request, name)
         return json_response(asdict(await self._service.pause_job(name)))
 
     async def _resume_job(self, request: HttpRequest, name: str) -> HttpResponse:
+        self._check_owner(request, name)
         return json_response(asdict(await self._service.resume_job(name)))
 
     async def _cancel_job(self, request: HttpRequest, name: str) -> HttpResponse:
+        self._check_owner(request, name)
         return json_response(asdict(await self._service.cancel_job(name)))
 
     async def _change_job(self, request: HttpRequest, name: str) -> HttpResponse:
+        self._check_owner(request, name)
         change = job_change(await request.json())
         return json_response(asdict(await self._service.change_job(name, change)))
+
+    def _check_owner(self, request: HttpRequest, name: str) -> None:
+        """Raise HttpError unless the peer may steer this job: another user's program belongs to that user."""
+        owner = self._service.owner(name)
+        if owner is None or (request.peer is not None and request.peer.uid in (0, os.geteuid(), owner)):
+            return
+        raise HttpError(403, f"job {name} is a program of user {owner}; only that user, this agent's and root steer it")
 
     async def _pause(self, request: HttpRequest) -> HttpResponse:
         until = await self._service.pause_all(pause_span_s(await request.json()))
@@ -263,22 +297,44 @@ class ControlServer:
         return json_response({"v": API_VERSION, **asdict(self._service.reload())})
 
 
-async def _receive(request: HttpRequest, path: Path) -> None:
-    """Write a request's body to `path`, durable; a torn transfer leaves nothing behind."""
+async def _receive(request: HttpRequest, directory: DirectoryHandle, name: str, kept_free_bytes: int) -> None:
+    """Write a request's body to a new file, durable.
+
+    What ends early, or takes what is to stay free, leaves nothing.
+    """
+    _check_room(directory, request.length, kept_free_bytes)
+    file = directory.create(name)
+    whole = False
     try:
-        with path.open("wb") as file:
+        with file:
             async for piece in request.body():
                 await asyncio.to_thread(file.write, piece)  # a full write-back cache would hold up the loop
+                _check_room(directory, request.length - request.consumed, kept_free_bytes)
             file.flush()
             await asyncio.to_thread(os.fsync, file.fileno())
-    except (OSError, HttpError):
-        _discard(path)
-        raise
+        whole = True
+    finally:
+        if not whole:  # also where the server stops meanwhile
+            directory.remove(name)
 
 
-def _discard(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink()
+def _check_room(directory: DirectoryHandle, length: int, kept_free_bytes: int) -> None:
+    """Raise HttpError where `length` bytes more would take what is to stay free.
+
+    Others write meanwhile, too.
+    """
+    disk = os.fstatvfs(directory.descriptor)
+    free = disk.f_bavail * disk.f_frsize
+    if free - length < kept_free_bytes:
+        raise HttpError(
+            507,
+            f"{format_bytes(length)} do not fit: {format_bytes(free)} are free and {format_bytes(kept_free_bytes)} stay "
+            "free ([storage] min_free); delete old jobs or other files",
+        )
+
+
+def _new_token() -> str:
+    return os.urandom(_TOKEN_BYTES).hex()
 
 
 async def _encoded(texts: AsyncIterator[str]) -> AsyncIterator[bytes]:

@@ -1,12 +1,17 @@
 """Data that arrives: `inbox/<job>/` grows, and each round of the job trains on what is new."""
 
+import contextlib
+import errno
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_IMODE, S_IRWXG, S_ISVTX
 
 from agent.system.atomic_file import sync_directory, write_atomically
+from agent.system.directory_handle import DirectoryHandle
 
 _UNFINISHED = (".part", ".tmp", ".crdownload", "~")
 _CONSUMED = "consumed.json"
@@ -34,7 +39,7 @@ class Inboxes:
     def scan(self, name: str, job_dir: Path) -> InboxState:
         """Look into the inbox of job `name` and return what is new and complete."""
         try:
-            found = _files(self.root / name)
+            found = self._arrived(name)
         except OSError as error:
             state = InboxState(error=f"{self.root / name}: {error.strerror}")
             self._new[name] = state
@@ -45,15 +50,38 @@ class Inboxes:
         self._seen[name], self._new[name] = found, state
         return state
 
+    def _arrived(self, name: str) -> dict[str, Stamp]:
+        """Return what lies in an inbox and is not being written; a link is nobody's data. Raises OSError."""
+        try:
+            with self.open(name) as inbox:
+                found = {file: _stamp(status) for file, status in inbox.files() if status.st_size > 0}
+        except FileNotFoundError:
+            return {}
+        return {
+            file: stamp for file, stamp in found.items() if not file.startswith(".") and not file.endswith(_UNFINISHED)
+        }
+
     def state(self, name: str) -> InboxState:
         """Return the result of the last scan."""
         return self._new.get(name, InboxState())
 
-    def create(self, name: str) -> Path:
-        """Make the inbox of a new job, open to the agent's group."""
-        path = self.root / name
-        path.mkdir(parents=True, exist_ok=True)
-        return path
+    def create(self, name: str) -> None:
+        """Make the inbox of a new job, open to the agent's group whatever the umask.
+
+        Each removes only its own files.
+
+        Raises OSError.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        with DirectoryHandle.open(self.root) as root, root.below(name, make=True) as inbox:
+            mode = S_IMODE(os.fstat(inbox.descriptor).st_mode)
+            with contextlib.suppress(PermissionError):  # another user's directory stays as that user made it
+                os.fchmod(inbox.descriptor, mode | S_IRWXG | S_ISVTX)
+
+    def open(self, name: str) -> DirectoryHandle:
+        """Return a handle of a job's inbox. Raises OSError, also where a link stands in its place."""
+        with DirectoryHandle.open(self.root) as root:
+            return root.below(name)
 
     def forget(self, name: str) -> None:
         """Drop what is known of a job that is over; its files are the user's and stay."""
@@ -67,7 +95,8 @@ class Inboxes:
     def round_directory(self, name: str, job_dir: Path, number: int) -> Path:
         """Return the directory with the data of round `number`; made from what is new if it is not there yet.
 
-        Its files are links, so it costs no space, and it stays the same when the round is resumed.
+        Its files are links, so it costs no space, and it stays the same when the round is resumed. How long they were and
+        when they changed last is noted beside it: what somebody adds from now on is not in this round.
         Raises OSError.
         """
         target = job_dir / "rounds" / str(number)
@@ -76,8 +105,11 @@ class Inboxes:
         building = target.with_name(f".{number}.new")
         shutil.rmtree(building, ignore_errors=True)
         building.mkdir(parents=True)
-        for file in self.state(name).new:
-            _link(self.root / name / file, building / file)
+        seen = self._seen.get(name, {})
+        with self.open(name) as inbox, DirectoryHandle.open(building) as taken:
+            for file in self.state(name).new:
+                _take(inbox, file, taken)
+        _write_stamps(_taken(job_dir, number), {file: seen[file] for file in self.state(name).new})
         building.rename(target)
         sync_directory(target.parent)
         self._new[name] = InboxState()
@@ -86,46 +118,50 @@ class Inboxes:
     def drop_round(self, job_dir: Path, number: int) -> None:
         """Take a round apart that failed for good, so that the next try sees the inbox as it is then."""
         shutil.rmtree(job_dir / "rounds" / str(number), ignore_errors=True)
+        _taken(job_dir, number).unlink(missing_ok=True)
 
     def finish_round(self, name: str, job_dir: Path, number: int) -> None:
-        """Note the files of a finished round as consumed. Raises OSError."""
+        """Note the files of a finished round as consumed, as they were when it took them. Raises OSError."""
         directory = job_dir / "rounds" / str(number)
         if not directory.is_dir():
             return
-        consumed = {key: list(stamp) for key, stamp in read_consumed(job_dir).items()}
-        for file, stamp in _files(directory).items():
-            consumed[file] = list(stamp)
-        write_atomically(job_dir / _CONSUMED, json.dumps(consumed, sort_keys=True).encode())
+        taken = _taken(job_dir, number)
+        _write_stamps(job_dir / _CONSUMED, {**read_consumed(job_dir), **_read_stamps(taken)})
         self._new[name] = InboxState()  # scans during the round still counted its files as new
         shutil.rmtree(directory, ignore_errors=True)
+        taken.unlink(missing_ok=True)
 
 
 def read_consumed(job_dir: Path) -> dict[str, Stamp]:
     """Return the files that earlier rounds trained on."""
+    return _read_stamps(job_dir / _CONSUMED)
+
+
+def _taken(job_dir: Path, number: int) -> Path:
+    return job_dir / "rounds" / f"{number}.json"
+
+
+def _write_stamps(path: Path, stamps: Mapping[str, Stamp]) -> None:
+    write_atomically(path, json.dumps(stamps, sort_keys=True).encode())
+
+
+def _read_stamps(path: Path) -> dict[str, Stamp]:
     try:
-        content = json.loads((job_dir / _CONSUMED).read_bytes())
+        content = json.loads(path.read_bytes())
         return {str(file): (int(stamp[0]), int(stamp[1])) for file, stamp in content.items()}
     except (OSError, ValueError, AttributeError, LookupError, TypeError):
         return {}  # nothing was consumed yet; at worst a round repeats data
 
 
-def _files(directory: Path) -> dict[str, Stamp]:
-    found = {}
+def _take(inbox: DirectoryHandle, file: str, taken: DirectoryHandle) -> None:
     try:
-        entries = list(os.scandir(directory))
-    except FileNotFoundError:
-        return {}
-    for entry in entries:
-        if entry.name.startswith(".") or entry.name.endswith(_UNFINISHED) or not entry.is_file():
-            continue
-        stat = entry.stat()
-        if stat.st_size > 0:
-            found[entry.name] = (stat.st_size, stat.st_mtime_ns)
-    return found
+        inbox.link(file, taken)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EXDEV):
+            raise
+        # a file of another user (protected_hardlinks), or on another file system
+        os.symlink(inbox.path / file, file, dir_fd=taken.descriptor)
 
 
-def _link(source: Path, target: Path) -> None:
-    try:
-        target.hardlink_to(source)
-    except OSError:  # another file system, or a file of another user (protected_hardlinks)
-        target.symlink_to(source)
+def _stamp(status: os.stat_result) -> Stamp:
+    return status.st_size, status.st_mtime_ns

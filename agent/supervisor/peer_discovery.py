@@ -1,4 +1,7 @@
-"""Discovery of other agents, as the supervisor runs it: switched by the configuration, shown by `status`."""
+"""Discovery of other agents, as the supervisor runs it.
+
+Switched by the configuration, shown by `status`.
+"""
 
 import asyncio
 from collections.abc import Callable

@@ -1,37 +1,56 @@
-"""What a user can ask of a running supervisor: the verbs behind the control interface, with typed answers."""
+"""What a user can ask of a running supervisor.
+
+The verbs behind the control interface, with typed answers.
+"""
 
 import asyncio
 import contextlib
 import math
-import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.control.agent_metrics import agent_families
 from agent.control.answers import AgentStatus, JobDetail, JobSummary, Row, SettingsInForce
+from agent.control.http import SocketPeer
 from agent.control.requests import JobChange
 from agent.energy.metrics import meter_families
 from agent.health.conditions import HealthItem
-from agent.jobs.model import Job, JobRequestError, JobSpec, JobState
+from agent.jobs.model import (
+    Job,
+    JobKind,
+    JobNotFoundError,
+    JobRequestError,
+    JobSpec,
+    JobState,
+    check_spec,
+)
 from agent.policy.config import describe_config, restart_needed
 from agent.supervisor.context import PAUSE_SETTING, Core
 from agent.supervisor.job.log import read_log, read_more
-from agent.supervisor.status import agent_status, job_summary
+from agent.supervisor.status import agent_status, job_summary, set_aside_summary
 from agent.system.atomic_file import sync_directory
+from agent.system.directory_handle import DirectoryHandle
 from agent.system.prometheus import exposition
+from agent.worker.attach import AttachRequest
 from planner.ir.errors import PortError
 
 if TYPE_CHECKING:
     from agent.health.doctor import Check
 
+Conversation = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
 BUNDLE_NAME = "bundle.port"
+MOST_UPLOADS = 16
+"""Each lies on the disk until a job takes it, an hour at most."""
 _FLUSH_PATIENCE_S = 5.0
 """How long a report waits for the newest figures to be on disk."""
 _FOLLOW_POLL_S = 0.5
 _HISTORY_SHOWN = 50
 _OVER_SHOWN = 10
+_ENDS_WITH_JOB = ("job-does-not-fit", "job-failing", "deadline-missed")
+"""Conditions of a job that mean nothing once it is over."""
 
 
 class MeterUnavailableError(PortError):
@@ -82,7 +101,8 @@ class Service:
         if not with_all_over:
             over = [job for job in jobs if job.state.is_over][-_OVER_SHOWN:]
             jobs = [job for job in jobs if not job.state.is_over or job in over]
-        return tuple(job_summary(self._core, job) for job in jobs)
+        aside = (set_aside_summary(job) for job in self._core.store.set_aside.values())
+        return (*(job_summary(self._core, job) for job in jobs), *aside)
 
     async def job(self, name: str) -> JobDetail:
         """Return everything about a job."""
@@ -128,9 +148,10 @@ class Service:
     async def submit(self, spec: JobSpec, upload: Path | None) -> JobDetail:
         """Return the new job, durable; `upload` is the bundle as it arrived, which becomes the job's own.
 
-        Raises `JobRequestError` for a job that cannot be run.
+        Raises `JobRequestError` for a job that cannot be run, `PortError` for a bundle that is broken.
         """
         core = self._core
+        await asyncio.to_thread(self._check_bundle, spec, upload)
 
         def prepare(directory: Path) -> None:
             if upload is not None:
@@ -146,22 +167,60 @@ class Service:
         core.wake.set()
         return await self._detail(job)
 
-    def new_upload(self) -> Path:
-        """Return where to put a bundle that arrives; its name is the token that `upload` takes."""
+    async def attach(self, request: AttachRequest, peer: SocketPeer) -> tuple[Job, Conversation]:
+        """Return the job of a program that asks to be attached, and what its connection is for from here on.
+
+        Raises `JobRequestError` for a name that is none.
+        """
+        attachments = self._core.runner.attachments
+        job = await attachments.attach(request, peer)
+
+        async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await attachments.converse(job, request, peer, reader, writer)
+
+        return job, converse
+
+    def owner(self, name: str) -> int | None:
+        """Return the user id of whose program a job is, or None for a job that belongs to nobody."""
+        try:
+            program = self._core.runner.attachments.get(self._core.store.find(name).id)
+        except JobRequestError:  # none, or set aside: who asks is told by what is asked
+            return None
+        return None if program is None else program.uid
+
+    def uploads(self) -> DirectoryHandle:
+        """Return where bundles go that arrive.
+
+        Raises `JobRequestError` while many wait for their job, and OSError.
+        """
         self._uploads.mkdir(exist_ok=True)
-        return self._uploads / os.urandom(16).hex()
+        directory = DirectoryHandle.open(self._uploads)
+        waiting = sum(1 for _ in directory.files())
+        if waiting >= MOST_UPLOADS:
+            directory.close()
+            raise JobRequestError(f"{waiting} uploads wait for their job; submit them, or wait until they are deleted")
+        return directory
 
     def upload(self, token: str) -> Path | None:
-        """Return the bundle that arrived under this token of `new_upload`, or None."""
+        """Return the bundle that arrived under this name in `uploads`, or None."""
         path = self._uploads / token
         return path if path.is_file() else None
 
-    def inbox(self, name: str) -> Path:
-        """Return the directory that a job takes its data from; raises `JobRequestError` if it takes none."""
+    def inbox(self, name: str) -> DirectoryHandle:
+        """Return the directory that a job takes its data from.
+
+        Raises `JobRequestError` if it takes none, and OSError.
+        """
         job = self._core.store.find(name)
         if not job.spec.waits_for_data:
             raise JobRequestError(f"job {job.label} takes no data from an inbox; submit it with --inbox", job.id)
-        return self._core.inboxes.create(job.spec.name)
+        self._core.inboxes.create(job.spec.name)
+        return self._core.inboxes.open(job.spec.name)
+
+    @property
+    def kept_free_bytes(self) -> int:
+        """How much of the disk nothing that arrives may take."""
+        return self._core.config.policy.min_free_disk_bytes
 
     async def pause_job(self, name: str) -> JobSummary:
         """Hold a job until `resume_job`; its worker gives the memory back. Raises `JobRequestError`."""
@@ -173,6 +232,8 @@ class Service:
     async def resume_job(self, name: str) -> JobSummary:
         """Let a paused, waiting or given-up job go on; raises `JobRequestError`."""
         job = self._core.store.find(name)
+        if job.spec.kind is JobKind.ATTACHED and job.state.is_over:
+            raise JobRequestError(f"job {job.label} was a program of {job.spec.owner}; start it again there", job.id)
         if job.state in (JobState.FINISHED, JobState.CANCELLED):
             raise JobRequestError(f"job {job.label} is {job.state.name.lower()}; submit it again", job.id)
         if job.state in (JobState.QUEUED, JobState.RUNNING, JobState.WAITING_DATA):
@@ -187,12 +248,23 @@ class Service:
         return await self._change(replace(job, state=state, reason="", failures=0, finished_at=None), "resumed")
 
     async def cancel_job(self, name: str) -> JobSummary:
-        """End a job for good; its files stay until the history is trimmed. Raises `JobRequestError`."""
+        """End a job for good; its files stay until the history is trimmed. Raises `JobRequestError`.
+
+        One that could not be restored is removed with its files.
+        """
+        aside = next((one for one in self._core.store.set_aside.values() if name == str(one.id)), None)
+        if aside is not None:
+            self._core.store.forget(aside.id)
+            self._core.health.clear("job-set-aside", str(aside.id))
+            await self._settle()
+            return set_aside_summary(aside)
         job = self._core.store.find(name)
         if job.state.is_over:
             raise JobRequestError(f"job {job.label} is already over ({job.state.name.lower()})", job.id)
         self._core.timers.set_deadline(job.id, None)
         self._core.inboxes.forget(job.spec.name)
+        for code in _ENDS_WITH_JOB:
+            self._core.health.clear(code, str(job.id))
         now = self._core.clock.wall_s()
         over = replace(job, state=JobState.CANCELLED, reason="cancelled by you", finished_at=now)
         return await self._change(over, "cancelled")
@@ -200,7 +272,7 @@ class Service:
     async def change_job(self, name: str, change: JobChange) -> JobSummary:
         """Change priority or deadline of a job."""
         job = self._core.store.find(name)
-        job = replace(job, spec=change.apply(job.spec))
+        job = replace(job, spec=check_spec(change.apply(job.spec)))
         if change.moves_deadline:
             self._core.timers.set_deadline(job.id, job.spec.deadline_at)
             self._core.health.clear("deadline-missed", str(job.id))
@@ -234,6 +306,19 @@ class Service:
     def _uploads(self) -> Path:
         return self._core.settings.state_dir / "uploads"
 
+    def _check_bundle(self, spec: JobSpec, upload: Path | None) -> None:
+        path = upload if upload is not None else spec.bundle and Path(spec.bundle)
+        if not path:
+            return
+        try:
+            self._core.seams.kinds[spec.kind].read_bundle(path)
+        except PortError:
+            if upload is not None:
+                upload.unlink(missing_ok=True)
+            raise
+        except OSError as error:
+            raise JobRequestError(f"the agent cannot read the bundle {path}: {error.strerror}") from error
+
     def _directory(self, name: str) -> Path:
         return self._core.store.job_dir(self._core.store.find(name).id)
 
@@ -248,7 +333,10 @@ class Service:
         text, position = read_log(directory, lines)
         yield text
         while True:
-            ended = self._core.store.get(job.id).state.is_over
+            try:
+                ended = self._core.store.get(job.id).state.is_over
+            except JobNotFoundError:
+                return  # over, and tidied away between two looks
             text, position = read_more(directory, position)
             if text:
                 yield text
@@ -267,6 +355,9 @@ class Service:
         self._core.store.note(self._core.clock.wall_s(), job.id, kind, text)
 
     async def _settle(self) -> None:
-        """Wait until what was asked for is on disk; raises `StoreError` when the disk refuses (it still holds)."""
+        """Wait until what was asked for is on disk.
+
+        Raises `StoreError` when the disk refuses (it still holds).
+        """
         if not await asyncio.to_thread(self._core.store.flush) and self._core.store.trouble is not None:
             raise self._core.store.trouble

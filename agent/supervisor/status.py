@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from agent.control.answers import AgentStatus, DeviceState, IdleSignalState, JobSummary
 from agent.facts import Facts
 from agent.jobs.model import Job, JobState
+from agent.jobs.store import SetAsideJob
 from agent.policy.decide import next_window
 from agent.supervisor.context import Core
 from agent.supervisor.job.plan_choice import eta_s
@@ -81,18 +82,27 @@ def job_summary(core: Core, job: Job) -> JobSummary:
         retry_in_s=waits_s if job.state is JobState.BACKOFF else None,
         eta_s=None if job.state.is_over else eta_s(job.step, job.total_steps, job.measured.step_s),
         submitted_at=job.submitted_at,
+        owner=job.spec.owner,
     )
+
+
+def set_aside_summary(job: SetAsideJob) -> JobSummary:
+    """Return one line about a stored job that cannot be restored; its state's number is 0."""
+    return JobSummary(
+        id=job.id, name=job.name, kind="", state="set aside", state_number=0, reason=job.reason, step=0, total_steps=None,
+        loss=None, priority=0, deadline_at=None, retry_in_s=None, eta_s=None, submitted_at=0.0,
+    )  # fmt: skip
 
 
 def _headline(core: Core, alive: Sequence[Job]) -> tuple[str, list[str]]:
     """Return the state in a word, and why."""
-    decision, phase = core.admission.decision, core.runner.phase
+    decision, phase = core.admission.decision, core.runner.shown_phase
     conditions = list(decision.reasons) if decision else ["starting"]
     if phase is not None and core.runner.requested is not None:
         shown = {RequestedState.PAUSE: "paused", RequestedState.LEAVE: "leaving"}
         waits_for = core.runner.waits_for
         reasons = [waits_for, *conditions] if waits_for else conditions
-        return shown.get(core.runner.requested, phase.value), reasons
+        return shown.get(core.runner.requested, phase), reasons
     if not alive:
         return "idle", ["no jobs; `port-agent submit job.port` adds one"]
     if decision is not None and decision.state.trains:

@@ -1,7 +1,10 @@
 """Write files so that a power cut leaves the old or the new content, never a mixture."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -10,7 +13,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     Raises OSError; the old file is then untouched.
     """
     temporary = path.with_name(f".{path.name}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    temporary.unlink(missing_ok=True)  # what a cut left, or a link that somebody put there
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         view = memoryview(content)
         while view:
@@ -22,14 +26,29 @@ def write_atomically(path: Path, content: bytes) -> None:
     sync_directory(path.parent)
 
 
-def publish(temporary: Path, path: Path) -> None:
-    """Give a finished file its name, durably. Raises OSError."""
-    descriptor = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+@contextlib.contextmanager
+def atomic_stream(path: Path, nbytes: int) -> Iterator[BinaryIO]:
+    """Give a stream whose content becomes `path` when the block is left, durably.
+
+    Room for `nbytes` is taken first.
+
+    Raises OSError; whatever is raised in the block or here, the old file is untouched and nothing is left beside it.
+    """
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    temporary.replace(path)
+        with open(os.open(temporary, flags, 0o600), "wb") as stream:
+            if nbytes and hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(stream.fileno(), 0, nbytes)
+            yield stream
+            stream.truncate()
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     sync_directory(path.parent)
 
 

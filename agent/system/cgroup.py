@@ -1,4 +1,6 @@
-"""The worker's own control group: a hard memory limit, no swap, low CPU and IO weight (cgroup v2, delegated).
+"""The worker's own control group.
+
+A hard memory limit, no swap, low CPU and IO weight (cgroup v2, delegated).
 
 systemd 252 (Pi OS bookworm) does not know DelegateSubgroup=, so the agent moves itself into a leaf; only then may
 controllers be enabled for the worker's group beside it. Without delegation nothing here is possible, and the reason
@@ -94,7 +96,10 @@ class WorkerGroup:
         return None if usage_us is None else usage_us / 1e6
 
     def kill(self) -> None:
-        """Kill everything inside (cgroup.kill, kernel 5.14 and later; older ones are left to the caller's signal)."""
+        """Kill everything inside (cgroup.kill, kernel 5.14 and later).
+
+        Older ones are left to the caller's signal.
+        """
         with contextlib.suppress(OSError):
             _write(self.path / "cgroup.kill", "1")
 
@@ -205,7 +210,10 @@ def _move_to_leaf(base: Path) -> None:
 
 
 def _enable(base: Path, controllers: list[str]) -> None:
-    """Enable controllers for the children one by one: a missing io controller must not cost the memory limit."""
+    """Enable controllers for the children one by one.
+
+    A missing io controller must not cost the memory limit.
+    """
     for name in controllers:
         try:
             _write(base / "cgroup.subtree_control", f"+{name}")

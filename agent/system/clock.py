@@ -50,5 +50,8 @@ def day_of(wall_s: float) -> str:
 
 
 def local_clock_s(wall_s: float) -> int:
-    """Return what a clock on the wall shows, in seconds as if it showed UTC: dates of tables are multiples of a day."""
+    """Return what a clock on the wall shows, in seconds as if it showed UTC.
+
+    Dates of tables are multiples of a day.
+    """
     return calendar.timegm(local_time(wall_s).timetuple())

@@ -1,4 +1,6 @@
-"""The hard belt around a foreground program: what the kernel refuses or kills when a budget does not hold.
+"""The hard belt around a foreground program.
+
+What the kernel refuses or kills when a budget does not hold.
 
 A systemd scope where there is a manager that enforces memory limits for this user: it counts what is really used, it holds
 for every process of the program together, and it goes away with the last of them. RLIMIT_DATA elsewhere: it counts address
@@ -21,7 +23,9 @@ _PAGE = 4096
 
 
 def scope_command(limit_bytes: int, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the words that run a command in a scope of at most `limit_bytes`, or none where nobody enforces it.
+    """Return the words that run a command in a scope of at most `limit_bytes`.
+
+    None where nobody enforces it.
 
     Tried with a process of its own, because systemd takes the limit also where the controller is not delegated.
     """

@@ -4,7 +4,9 @@ from pathlib import Path
 
 
 def file_system(path: Path, proc: Path = Path("/proc")) -> str:
-    """Return the kind of file system under `path` as the kernel names it ("ext4", "tmpfs"), "" where it does not say.
+    """Return the kind of file system under `path` as the kernel names it ("ext4", "tmpfs").
+
+    "" where it does not say.
 
     From the device number in mountinfo, proc_pid_mountinfo(5); btrfs and overlays give files other numbers.
     """

@@ -1,4 +1,7 @@
-"""Metrics in Prometheus' text format, units in the names (https://prometheus.io/docs/practices/naming/)."""
+"""Metrics in Prometheus' text format, units in the names.
+
+https://prometheus.io/docs/practices/naming/
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -20,7 +20,10 @@ class Notifier:
         """How often systemd wants to hear from us; None when it does not watch."""
 
     def send(self, **fields: object) -> None:
-        """Send one message, such as `send(READY=1, STATUS="waiting")`; a lost one is worth neither an error nor a wait."""
+        """Send one message, such as `send(READY=1, STATUS="waiting")`.
+
+        A lost one is worth neither an error nor a wait.
+        """
         if not self._address:
             return
         text = "\n".join(f"{name}={str(value).replace(chr(10), ' ')}" for name, value in fields.items())

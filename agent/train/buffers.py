@@ -1,4 +1,7 @@
-"""Blocks of memory for storages that come back from flash, and the views of a storage that operators take."""
+"""Blocks of memory for storages that come back from flash.
+
+And the views of a storage that operators take.
+"""
 
 import mmap
 
@@ -13,7 +16,9 @@ _PREPARED = active()
 
 
 def block(nbytes: int) -> torch.Tensor:
-    """Return a byte tensor of at least `nbytes`, whole blocks long and aligned where the allocator gives that.
+    """Return a byte tensor of at least `nbytes`, whole blocks long.
+
+    Aligned where the allocator gives that.
 
     Under the preloaded allocator torch's own blocks are page-aligned; elsewhere a private anonymous map is, which, unlike
     a shared one, the kernel counts as data of this process and gives back the moment it is freed.
@@ -24,6 +29,12 @@ def block(nbytes: int) -> torch.Tensor:
     return torch.frombuffer(
         mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8, count=size
     )
+
+
+def whole_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of the storage that `tensor` lies in."""
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 def view(base: torch.Tensor, value: Value) -> torch.Tensor:

@@ -6,7 +6,7 @@ commit, changed storages go to the slot that neither the last commit nor the one
 instant leaves the last commit intact, and a block that rots leaves the one before.
 """
 
-import contextlib
+import errno
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,9 @@ import torch
 import xxhash
 
 from agent.system.atomic_file import sync_directory, write_atomically
-from agent.train.buffers import block
-from agent.train.pager import PageFile, Pager, Slot, Transfer, padded
+from agent.train.buffers import block, whole_bytes
+from agent.train.finite import check_state
+from agent.train.pager import PageError, PageFile, Pager, Slot, Transfer, make_directory, padded, page_error
 from planner.ir.errors import PortError
 
 SLOTS = 3
@@ -41,9 +42,19 @@ class Commit:
 class StateStore:
     """Persistent storages on flash, by key. See the module's text."""
 
-    def __init__(self, directory: Path, sizes: Mapping[str, int], pager: Pager, *, job: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        sizes: Mapping[str, int],
+        pager: Pager,
+        *,
+        job: str,
+        finite: Mapping[str, torch.dtype] | None = None,
+    ) -> None:
+        """`finite`: storages, and what their bytes are, that never reach flash with NaN or infinities in them."""
         self.directory, self.pager, self.job = directory, pager, job
-        directory.mkdir(parents=True, exist_ok=True)
+        self._finite = finite or {}
+        make_directory(directory)
         self.file = PageFile(directory / "state.pages")
         self.sizes: dict[str, int] = {}
         self._slots: dict[str, list[Slot]] = {}
@@ -54,7 +65,11 @@ class StateStore:
         self._working: dict[str, int] = {}
         self.under_way: dict[str, Transfer] = {}
         """Writes of storages' new contents that nobody has waited for yet."""
+        self._damaged: set[tuple[str, int]] = set()
+        """Slots, by key and place, that gave back something else than was written."""
         self.sequence = 0
+        self.damage = ""
+        """What `open` found wrong with a record that was newer than the one it took; empty: nothing."""
 
     def add(self, sizes: Mapping[str, int]) -> None:
         """Make room for storages that are not known yet."""
@@ -69,6 +84,9 @@ class StateStore:
 
     def create(self, contents: Callable[[str], Iterable[torch.Tensor]], progress: Mapping[str, Any]) -> Commit:
         """Start a new state: `contents(key)` gives a storage's bytes in chunks of at most CHUNK, in order."""
+        self._committed = dict.fromkeys(self._slots, 0)
+        self._working.clear()
+        self._damaged.clear()
         self.file.reserve(self._file_bytes)
         for key, slots in self._slots.items():
             start = 0
@@ -86,7 +104,15 @@ class StateStore:
         for transfer in self.under_way.values():
             transfer.finished.wait()
         self.under_way.clear()
-        for record in sorted(self._records(), key=lambda r: -int(r["sequence"])):
+        self.damage = ""
+        found, damaged = self._records()
+        records = [record for record in found if record["version"] == _VERSION]
+        if found and not records:
+            raise CheckpointError(
+                f"{self.directory} holds state of format {found[0]['version']}, this agent reads {_VERSION}; go on with the "
+                "version that wrote it, or choose another --state-dir"
+            )
+        for record in sorted(records, key=lambda r: -int(r["sequence"])):
             if record["job"] != self.job:
                 raise CheckpointError(
                     f"{self.directory} holds the state of another job ({record['job'][:12]}, this one is {self.job[:12]}); "
@@ -99,27 +125,52 @@ class StateStore:
                 self._slots[key][index].sums = list(sums)
             self._working.clear()
             self.sequence = record["sequence"]
+            if (self.sequence + 1) % SLOTS in damaged:
+                self.damage = f"{self._record_path(self.sequence + 1)} is damaged"
             self.file.reserve(self._file_bytes)
             return Commit(self.sequence, record["step"], record["progress"])
+        if damaged:
+            self.damage = f"all commit records in {self.directory} are damaged"
         return None
 
     def discard_latest(self) -> None:
         """Forget the latest commit because one of its blocks is damaged; `open` then finds the one before."""
-        self._record_path(self.sequence).unlink(missing_ok=True)
-        sync_directory(self.directory)
+        try:
+            self._record_path(self.sequence).unlink(missing_ok=True)
+            sync_directory(self.directory)
+        except OSError as error:
+            raise page_error(error, self._record_path(self.sequence), "removed", 0) from error
 
     def _record_path(self, sequence: int) -> Path:
         return self.directory / f"commit.{sequence % SLOTS}"
 
-    def _records(self) -> Iterable[dict[str, Any]]:
-        for i in range(SLOTS):
-            with contextlib.suppress(FileNotFoundError):
-                data = (self.directory / f"commit.{i}").read_bytes()
-                body, digest = data[:-8], data[-8:]
-                if len(data) > 8 and xxhash.xxh3_64_digest(body) == digest:
-                    record = msgpack.unpackb(body)
-                    if record["version"] == _VERSION:
-                        yield record
+    def _records(self) -> tuple[list[dict[str, Any]], set[int]]:
+        """Return the sound commit records, and the places of those that are not."""
+        sound, damaged = [], set()
+        for place in range(SLOTS):
+            try:
+                data = (self.directory / f"commit.{place}").read_bytes()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                data = b""
+            body, digest = data[:-8], data[-8:]
+            if len(data) > 8 and xxhash.xxh3_64_digest(body) == digest:
+                sound.append(msgpack.unpackb(body))
+            else:
+                damaged.add(place)
+        return sound, damaged
+
+    def avoid(self, offset: int) -> bool:
+        """Write nothing more where the byte at `offset` of the page file lies; say whether the latest commit lies there."""
+        for key, slots in self._slots.items():
+            for index, slot in enumerate(slots):
+                if slot.offset <= offset < slot.offset + padded(slot.nbytes):
+                    self._damaged.add((key, index))
+                    return index == self._committed[key]
+        return False
 
     # -- transfers
 
@@ -128,15 +179,35 @@ class StateStore:
         return self._slots[key][self._working.get(key, self._committed[key])]
 
     def working_slot(self, key: str) -> Slot:
-        """Return the slot that new contents of a storage go to until the next commit."""
+        """Return the slot that new contents of a storage go to until the next commit.
+
+        Raises PageError where no sound one is left.
+        """
         if key not in self._working:
-            taken = {self._committed[key], self._before[key]}
-            self._working[key] = next(i for i in range(SLOTS) if i not in taken)
+            sound = [i for i in range(SLOTS) if i != self._committed[key] and (key, i) not in self._damaged]
+            if not sound:
+                raise PageError(
+                    f"{self.file.path}: no sound block is left for {key}; copy your data off it and replace it"
+                )
+            self._working[key] = min(sound, key=lambda i: i == self._before[key])
         return self._slots[key][self._working[key]]
 
+    def check(self, key: str, contents: torch.Tensor) -> None:
+        """Raise NonFiniteError where these bytes of a storage, about to be written, are no numbers to go on with."""
+        if key in self._finite:
+            check_state(key, contents, self._finite[key])
+
     def write(self, key: str, tensor: torch.Tensor) -> Transfer:
-        """Queue a write of a storage's new contents."""
-        storage = tensor.untyped_storage()
+        """Queue a write of a storage's new contents.
+
+        Raises NonFiniteError where they are none to go on with, CheckpointError where they are too few bytes.
+        """
+        storage, contents = tensor.untyped_storage(), whole_bytes(tensor)
+        if contents.numel() < self.sizes[key]:
+            raise CheckpointError(
+                f"{key} has {contents.numel()} bytes instead of {self.sizes[key]}; plan the job again"
+            )
+        self.check(key, contents[: self.sizes[key]])
         transfer = self.pager.write(self.working_slot(key), storage.data_ptr(), storage)
         self.under_way[key] = transfer
         return transfer
@@ -172,7 +243,10 @@ class StateStore:
             "slots": {k: (i, self._committed[k], self._slots[k][i].sums) for k, i in now.items()},
         }  # fmt: skip
         body = msgpack.packb(record)
-        write_atomically(self._record_path(sequence), body + xxhash.xxh3_64_digest(body))
+        try:
+            write_atomically(self._record_path(sequence), body + xxhash.xxh3_64_digest(body))
+        except OSError as error:
+            raise page_error(error, self._record_path(sequence), "written", len(body)) from error
         self._before, self._committed = self._committed, now
         self._working = {}
         self.sequence = sequence

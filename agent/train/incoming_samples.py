@@ -1,26 +1,46 @@
-"""Samples that arrived after planning: `.npz` and `.safetensors` files in a directory, one array per column of the batch.
+"""Samples that arrived after planning.
+
+`.npz` and `.safetensors` files in a directory, one array per column of the batch.
 
 Arrays are taken in the order of their names ("0", "1", ... or arr_0, arr_1, ...); each must have the column's dtype and
-row shape. They are copied once to plain column files beside the checkpoints, one array in memory at a time, so that
-batches read single rows.
+row shape. They are copied once to plain column files beside the checkpoints, a mebibyte in memory at a time however
+large the files are, so that batches read single rows.
 """
 
 import contextlib
+import math
 import os
+import struct
+import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from safetensors import SafetensorError, safe_open
+from numpy.lib import format as npy
 
-from planner.ir.bundle.safetensors_io import Member
+from planner.ir.bundle.safetensors_io import Member, index, read_header
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.torch_operators import dtype
 
-Array = npt.NDArray[np.generic]
+_PIECE_BYTES = 1 << 20
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+_DAMAGE = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    EOFError,
+    RuntimeError,
+    zlib.error,
+    struct.error,
+    zipfile.BadZipFile,
+)
+"""What the readers of both formats raise for a file that is damaged, encrypted or of another kind."""
 
 
 class DataError(PortError):
@@ -44,39 +64,33 @@ class Arrivals:
             raise DataError(f"{directory} has no .npz or .safetensors file; give one array per column of the batch")
         total = 0
         with contextlib.ExitStack() as stack:
-            streams = [stack.enter_context(open(p, "wb")) for p in paths]
+            targets = [stack.enter_context(open(p, "wb", buffering=0)) for p in paths]
             for file in files:
                 rows = set()
-                for i, array in enumerate(self._arrays(file)):
-                    rows.add(array.shape[0])
-                    streams[i].write(np.ascontiguousarray(array).tobytes())
+                try:
+                    for i, array in enumerate(
+                        _numpy_arrays(file) if file.suffix == ".npz" else _safetensors_arrays(file)
+                    ):
+                        self._check(file, i, array)
+                        rows.add(array.shape[0])
+                        _copy_rows(file, array, targets[i])
+                except _DAMAGE as error:
+                    raise DataError(f"{file} cannot be read ({error}); copy it again") from error
                 if len(rows) != 1:
                     raise DataError(f"{file}: its arrays have {sorted(rows)} rows; they must have the same number")
                 total += rows.pop()
         return total
 
-    def _arrays(self, file: Path) -> Iterator[Array]:
-        try:
-            if file.suffix == ".npz":
-                with np.load(file, allow_pickle=False) as archive:
-                    names = sorted(archive.files, key=_place)
-                    yield from (self._checked(file, i, len(names), archive[n]) for i, n in enumerate(names))
-            else:
-                with safe_open(file, framework="numpy") as archive:
-                    names = sorted(archive.keys(), key=_place)
-                    yield from (self._checked(file, i, len(names), archive.get_tensor(n)) for i, n in enumerate(names))
-        except (OSError, ValueError, zipfile.BadZipFile, SafetensorError) as error:
-            raise DataError(f"{file} cannot be read ({error}); copy it again") from error
-
-    def _checked(self, file: Path, i: int, found: int, array: Array) -> Array:
-        if found != len(self._columns):
-            raise DataError(f"{file} has {found} arrays, a batch of this job has {len(self._columns)}")
+    def _check(self, file: Path, i: int, array: "_StoredArray") -> None:
+        if array.together != len(self._columns):
+            raise DataError(f"{file} has {array.together} arrays, a batch of this job has {len(self._columns)}")
         kind, shape, _ = self._columns[i]
-        if str(array.dtype) != kind or array.shape[1:] != tuple(shape):
+        if not array.shape:
+            raise DataError(f"{file}: array {i} is a single {array.dtype}; give an array with a row per sample")
+        if array.dtype != kind or array.shape[1:] != tuple(shape):
             raise DataError(
                 f"{file}: array {i} is {array.dtype} with rows of {array.shape[1:]}, the job needs {kind} {tuple(shape)}"
             )
-        return array
 
     def batch(self, rows: Sequence[int]) -> list[torch.Tensor]:
         """Return one tensor per column with these rows, in this order."""
@@ -90,6 +104,84 @@ class Arrivals:
     def close(self) -> None:
         for fd in self._fds:
             os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredArray:
+    """An array in a file: what it is, and where its bytes are read from.
+
+    And how many arrays the file has together.
+
+    `by_columns`: they lie in Fortran's order, as those of pandas do.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    stream: IO[bytes]
+    together: int
+    by_columns: bool = False
+
+
+def _numpy_arrays(file: Path) -> Iterator[_StoredArray]:
+    with zipfile.ZipFile(file) as archive:
+        names = sorted(archive.namelist(), key=lambda name: _place(name.removesuffix(".npy")))
+        for name in names:
+            with archive.open(name) as stream:
+                version = npy.read_magic(stream)
+                if version not in _HEADERS:
+                    raise ValueError(f"{name} is of the npy version {version}")
+                shape, by_columns, kind = _HEADERS[version](stream)
+                if kind.hasobject:
+                    raise ValueError(f"{name} holds Python objects, which are not unpacked")
+                nbytes = math.prod(shape) * kind.itemsize
+                yield _StoredArray(str(kind), shape, nbytes, stream, len(names), by_columns and len(shape) > 1)
+
+
+def _safetensors_arrays(file: Path) -> Iterator[_StoredArray]:
+    size = file.stat().st_size
+    with open(file, "rb") as stream:
+        members = index(read_header(stream, size), size, 0)
+        for name in sorted(members, key=_place):
+            member = members[name]
+            stream.seek(member.offset)
+            yield _StoredArray(member.dtype, member.shape, member.nbytes, stream, len(members))
+
+
+def _copy_rows(file: Path, array: _StoredArray, target: IO[bytes]) -> None:
+    """Copy an array row by row. Raises DataError where it ends early, PortError where the disk is full."""
+    if not array.by_columns:
+        _copy_bytes(file, array, target)
+        return
+    with tempfile.TemporaryFile(dir=Path(target.name).parent, buffering=0) as columns:
+        _copy_bytes(file, array, columns)
+        rows, inner = array.shape[0], array.shape[1:]
+        item, count = array.nbytes // max(1, math.prod(array.shape)), math.prod(inner)
+        step = max(1, _PIECE_BYTES // max(1, item * count))
+        for first in range(0, rows, step):
+            size = min(step, rows - first) * item
+            pieces = [os.pread(columns.fileno(), size, (c * rows + first) * item) for c in range(count)]
+            block = np.frombuffer(b"".join(pieces), np.dtype((np.void, item))).reshape(*reversed(inner), -1)
+            _write(target, np.ascontiguousarray(block.transpose()).tobytes())
+
+
+def _copy_bytes(file: Path, array: _StoredArray, target: IO[bytes]) -> None:
+    left = array.nbytes
+    while left:
+        piece = array.stream.read(min(left, _PIECE_BYTES))
+        if not piece:
+            raise DataError(f"{file} ends in the middle of an array; copy it again")
+        left -= len(piece)
+        _write(target, piece)
+
+
+def _write(target: IO[bytes], data: bytes) -> None:
+    rest = memoryview(data)
+    try:
+        while rest:
+            rest = rest[target.write(rest) :]
+    except OSError as error:
+        raise PortError(f"samples could not be written to {target.name}: {error.strerror}; free space there") from error
 
 
 def _place(name: str) -> tuple[int, str]:

@@ -13,6 +13,7 @@ import fcntl
 import mmap
 import os
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -39,7 +40,10 @@ _STACK_BYTES = 1 << 20
 
 
 class PageError(PortError):
-    """A transfer to or from flash failed. `errno` is the system's, None for a checksum that does not match."""
+    """A transfer to or from flash failed.
+
+    `errno` is the system's, None for a checksum that does not match.
+    """
 
     def __init__(self, message: str, number: int | None = None) -> None:
         super().__init__(message)
@@ -47,11 +51,14 @@ class PageError(PortError):
 
 
 class CorruptPageError(PageError):
-    """What came back from flash is not what was written. `path` is the file."""
+    """What came back from flash is not what was written, or nothing came back.
 
-    def __init__(self, path: Path, message: str) -> None:
-        super().__init__(message)
-        self.path = path
+    `path` is the file, `offset` the byte.
+    """
+
+    def __init__(self, path: Path, offset: int, message: str, number: int | None = None) -> None:
+        super().__init__(message, number)
+        self.path, self.offset = path, offset
 
 
 def padded(nbytes: int) -> int:
@@ -64,13 +71,13 @@ class PageFile:
 
     def __init__(self, path: Path, *, direct: bool = True) -> None:
         self.path = path
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self.direct = direct and hasattr(os, "O_DIRECT")
         try:
             self.fd = os.open(path, flags | (os.O_DIRECT if self.direct else 0), 0o600)
         except OSError as error:
             if error.errno != errno.EINVAL or not self.direct:
-                raise _page_error(error, path, "opened", 0) from error
+                raise page_error(error, path, "opened", 0) from error
             self.direct = False
             self.fd = os.open(path, flags, 0o600)
         if sys.platform == "darwin" and direct:
@@ -78,7 +85,9 @@ class PageFile:
             self.direct = True
 
     def reserve(self, nbytes: int) -> None:
-        """Make the file at least `nbytes` long, its space allocated, so that a full disk shows now and not later.
+        """Make the file at least `nbytes` long, its space allocated.
+
+        So a full disk shows now and not later.
 
         Raises PageError with the remedy where there is no room.
         """
@@ -90,7 +99,7 @@ class PageFile:
             else:
                 os.ftruncate(self.fd, nbytes)
         except OSError as error:
-            raise _page_error(error, self.path, "extended", nbytes) from error
+            raise page_error(error, self.path, "extended", nbytes) from error
 
     def sync(self) -> None:
         """Return when everything written so far is on the medium.
@@ -103,15 +112,49 @@ class PageFile:
             else:
                 os.fdatasync(self.fd)
         except OSError as error:
-            raise _page_error(error, self.path, "synchronised", 0) from error
+            raise page_error(error, self.path, "synchronised", 0) from error
 
     def close(self) -> None:
         os.close(self.fd)
 
 
-def _page_error(error: OSError, path: Path, verb: str, nbytes: int) -> PageError:
+def make_directory(path: Path) -> None:
+    """Make a directory for page files if there is none; raises PageError with the remedy."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise page_error(error, path, "made", 0) from error
+
+
+def unnamed_page_file(directory: Path) -> PageFile:
+    """Return a new page file in `directory` that has no name: nothing is left however the process ends.
+
+    Raises PageError where none can be made.
+    """
+    try:
+        handle, name = tempfile.mkstemp(prefix=".port-agent-pages-", dir=directory)
+    except OSError as error:
+        raise PageError(
+            f"no page file can be made in {directory}: {os.strerror(error.errno or 0)}; choose another --page-dir "
+            "(page_dir=)",
+            error.errno,
+        ) from error
+    os.close(handle)
+    path = Path(name)
+    try:
+        return PageFile(path)
+    finally:
+        path.unlink()
+
+
+def page_error(error: OSError, path: Path, verb: str, nbytes: int) -> PageError:
+    """Return what a system call said of a file that could not be `verb`, with the remedy.
+
+    `nbytes` 0 is not told.
+    """
     remedy = {
         errno.ENOSPC: "free space there or choose another --page-dir",
+        errno.EFBIG: "raise the limit of file sizes (ulimit -f) or choose another --page-dir",
         errno.EDQUOT: "raise the quota or choose another --page-dir",
         errno.EROFS: "the file system is read-only; remount it or choose another --page-dir",
         errno.EACCES: "give this user write access or choose another --page-dir",
@@ -144,14 +187,14 @@ class Transfer:
     nbytes: int
     write: bool
     keep: Any
-    error: PageError | None = None
+    error: Exception | None = None
     finished: threading.Event = field(default_factory=threading.Event)
 
     def done(self) -> bool:
         return self.finished.is_set()
 
     def join(self) -> None:
-        """Return when the transfer is done; raise its PageError if it failed."""
+        """Return when the transfer is done; raise what it failed with, a PageError for all that flash can do."""
         self.finished.wait()
         if self.error is not None:
             raise self.error
@@ -159,7 +202,10 @@ class Transfer:
 
 @dataclass(slots=True)
 class PagerStats:
-    """Totals since the pager started; seconds the page thread read and wrote, seconds compute waited for it."""
+    """Totals since the pager started.
+
+    Seconds the page thread read and wrote, seconds compute waited for it.
+    """
 
     read_bytes: int = 0
     written_bytes: int = 0
@@ -238,9 +284,10 @@ class Pager:
             try:
                 self._move(transfer, begin)
             except OSError as error:
-                verb = "written" if transfer.write else "read"
-                transfer.error = _page_error(error, transfer.slot.file.path, verb, transfer.nbytes)
-            except PageError as error:
+                transfer.error = _transfer_error(error, transfer)
+            except (
+                Exception
+            ) as error:  # whatever it is: it belongs to whoever waits for this transfer, who else waits for ever
                 transfer.error = error
             if transfer.write:
                 self.stats.write_seconds += time.perf_counter() - begin
@@ -298,6 +345,14 @@ class Pager:
         _memory(address + size - tail, tail)[:] = whole[:tail]
 
 
+def _transfer_error(error: OSError, transfer: Transfer) -> PageError:
+    verb, slot = "written" if transfer.write else "read", transfer.slot
+    failed = page_error(error, slot.file.path, verb, transfer.nbytes)
+    if error.errno == errno.EIO and not transfer.write:  # how a controller says that a block has rotted
+        return CorruptPageError(slot.file.path, slot.offset + transfer.start, str(failed), error.errno)
+    return failed
+
+
 def _checksums(memory: memoryview, place: int) -> Iterator[tuple[int, int]]:
     """Yield place and checksum of each chunk of `memory`, which starts at byte `place` of its slot."""
     for start in range(0, len(memory), CHUNK):
@@ -309,6 +364,7 @@ def _verify(slot: Slot, place: int, checksum: int) -> None:
     if expected is not None and checksum != expected:
         raise CorruptPageError(
             slot.file.path,
+            slot.offset + place,
             f"{slot.file.path}: the block at offset {slot.offset + place} is not what was written "
             f"(checksum {checksum:016x}, expected {expected:016x}); the medium may be failing",
         )
@@ -320,7 +376,9 @@ def _read_fully(file: PageFile, into: list[memoryview], offset: int) -> None:
     while left:
         count = os.preadv(file.fd, left, offset)
         if count == 0:
-            raise CorruptPageError(file.path, f"{file.path} ends at offset {offset}; it was cut off or replaced")
+            raise CorruptPageError(
+                file.path, offset, f"{file.path} ends at offset {offset}; it was cut off or replaced"
+            )
         offset += count
         while left and count >= len(left[0]):
             count -= len(left.pop(0))

@@ -1,7 +1,9 @@
-"""Weights, buffers and optimizer state of a running job: which are in RAM, which on flash, and what is not yet safe."""
+"""Weights, buffers and optimizer state of a running job.
+
+Which are in RAM, which on flash, and what is not yet safe.
+"""
 
 import functools
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -51,11 +53,17 @@ class Persistents:
 
     def commit(self, step: int, progress: Mapping[str, Any]) -> Commit:
         """Make everything durable as the state after `step` steps."""
-        for key in sorted(self._dirty):
+        for key in sorted(self._dirty & self.resident.keys()):  # the others left for flash in a step that never ended
             self.store.write(key, self.resident[key])
         commit = self.store.commit(step, progress)
         self._dirty.clear()
         return commit
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """What a commit would have to write, transfers under way included."""
+        keys = (self._dirty & self.resident.keys()) | self.store.under_way.keys()
+        return sum(self.store.sizes[key] for key in keys)
 
     def forget(self) -> None:
         """Drop what is in RAM, as after a step that failed; the last commit is the truth."""
@@ -105,26 +113,19 @@ def _row_major(layout: TensorLayout) -> bool:
 def bundle_chunks(bundle: Bundle, key: str) -> Chunks:
     """Return a tensor of a bundle for writing it elsewhere."""
     member = bundle.tensors[key]
-
-    def pieces() -> Iterator[bytes]:
-        with open(bundle.path, "rb") as stream:
-            for start in range(0, member.nbytes, CHUNK):
-                yield bundle.read(stream.fileno(), member, start, CHUNK)
-
-    return Chunks(member.dtype, member.shape, pieces)
+    return Chunks(member.dtype, member.shape, lambda: bundle.contents(key, CHUNK))
 
 
 def initial_contents(bundle: Bundle, key: str, nbytes: int) -> Iterator[torch.Tensor]:
-    """Yield the bytes that a storage starts from, in chunks."""
+    """Yield the bytes that a storage starts from, in chunks.
+
+    Raises BundleError where they are not as written.
+    """
     fill = bundle.manifest.fills.get(key)
-    fd = os.open(bundle.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        for start in range(0, nbytes, CHUNK):
-            size = min(CHUNK, nbytes - start)
-            if fill is None:
-                yield torch.frombuffer(bytearray(bundle.read(fd, bundle.tensors[key], start, size)), dtype=torch.uint8)
-            else:
-                kind = dtype(bundle.manifest.layouts[key].dtype)
-                yield torch.full((size // kind.itemsize,), fill, dtype=kind).view(torch.uint8)
-    finally:
-        os.close(fd)
+    if fill is None:
+        for piece in bundle.contents(key, CHUNK):
+            yield torch.frombuffer(bytearray(piece), dtype=torch.uint8)
+        return
+    kind = dtype(bundle.manifest.layouts[key].dtype)
+    for start in range(0, nbytes, CHUNK):
+        yield torch.full((min(CHUNK, nbytes - start) // kind.itemsize,), fill, dtype=kind).view(torch.uint8)

@@ -1,21 +1,43 @@
-"""One run of a worker, from the bundle to the last commit: what it tells, when it evaluates, switches plans and stops."""
+"""One run of a worker, from the bundle to the last commit.
+
+What it tells, when it evaluates, switches plans and stops.
+"""
 
 import contextlib
 import os
+from pathlib import Path
 
 from agent.malloc import active
+from agent.system.locks import LockFile
 from agent.train.checkpoint import Commit
+from agent.train.pager import PageError
+from agent.train.result import check_result
 from agent.train.trainer import Evaluation, StepEvent, Trainer, TrainOptions, step_message
 from agent.worker.control import Control, LeftOnRequest, Tell
 from agent.worker.options import TorchOptions
-from agent.worker.protocol import CheckpointWritten, EvaluationDone, PlanSwitched, TrainingFinished, WorkerReady
+from agent.worker.protocol import (
+    CheckpointWritten,
+    EvaluationDone,
+    PlanSwitched,
+    StateRecovered,
+    TrainingFinished,
+    WorkerReady,
+)
 from planner.ir.bundle.bundle import Bundle
 from planner.ir.code_pages import release_code_pages
+from planner.ir.errors import PortError
 from planner.ir.process_memory import peak_resident_bytes, reset_peak, resident_bytes
 
 
+class StateInUseError(PortError):
+    """Another run holds the state directory."""
+
+
 def train(told: TorchOptions, control: Control, tell: Tell) -> None:
-    """Train as the worker's command line says, obeying `control`; raises LeftOnRequest when it left as asked."""
+    """Train as the worker's command line says, obeying `control`.
+
+    Raises LeftOnRequest when it left as asked.
+    """
     release_code_pages()
     bundle = Bundle(told.bundle)
     options = TrainOptions(
@@ -25,15 +47,32 @@ def train(told: TorchOptions, control: Control, tell: Tell) -> None:
         read_bytes_per_s=told.read_limit, write_bytes_per_s=told.write_limit,
     )  # fmt: skip
     trainer = Trainer(bundle, options)
-    trainer.gate = control.gate
+    lock = _lock_state(told.state_dir)
+    trainer.gate = lambda: control.gate(trainer.finishes_first)
     control.attach(trainer)
     try:
         _run(trainer, told, control, tell)
     finally:
         trainer.close()
+        lock.close()
+
+
+def _lock_state(directory: Path) -> LockFile:
+    """Return the lock of a state directory: two runs in one would take each other's commits for their own."""
+    lock = LockFile(directory / "lock")
+    if not lock.try_lock():
+        holder = lock.read() or "unknown"
+        lock.close()
+        raise StateInUseError(
+            f"process {holder} trains in {directory}; wait until it ends, or give this run its own --state-dir"
+        )
+    lock.write(str(os.getpid()))
+    return lock
 
 
 def _run(trainer: Trainer, told: TorchOptions, control: Control, tell: Tell) -> None:
+    if told.out:
+        check_result(trainer.bundle, told.out)
     _limit_cache(trainer, new_plan=True)
     commit = trainer.start()
     start_peak = peak_resident_bytes()
@@ -44,6 +83,8 @@ def _run(trainer: Trainer, told: TorchOptions, control: Control, tell: Tell) -> 
             planned_peak_bytes=trainer.planned_peak_bytes, resident_bytes=resident_bytes(), start_peak_bytes=start_peak,
         )
     )  # fmt: skip
+    if trainer.store.damage:
+        tell(StateRecovered(step=commit.step, reason=trainer.store.damage))
     with contextlib.suppress(OSError):
         reset_peak()
     if commit.step == 0:
@@ -69,13 +110,22 @@ def _run(trainer: Trainer, told: TorchOptions, control: Control, tell: Tell) -> 
         if control.stopping:
             trainer.commit(on_commit)
             raise LeftOnRequest("stopped on request")
+        if control.leaving:
+            raise LeftOnRequest("left on request")
 
-    trainer.train(on_step, on_commit)
-    digest = trainer.digest() if told.digest else None
-    if told.out:
-        trainer.save_weights(told.out)
-    out = str(told.out) if told.out else None
-    tell(TrainingFinished(step=trainer.step, out=out, digest=digest, peak_rss_bytes=peak_resident_bytes()))
+    def finish() -> None:
+        digest = trainer.digest() if told.digest else None
+        if told.out:
+            trainer.save_weights(told.out)
+        out = str(told.out) if told.out else None
+        tell(TrainingFinished(step=trainer.step, out=out, digest=digest, peak_rss_bytes=peak_resident_bytes()))
+
+    try:
+        trainer.train(on_step, on_commit, finish, tell)
+    except LeftOnRequest:
+        with contextlib.suppress(PageError):  # the commit before stands
+            trainer.commit_finished_steps(control.leave_within_s, on_commit)
+        raise
 
 
 def _limit_cache(trainer: Trainer, *, new_plan: bool = False) -> None:

@@ -6,8 +6,8 @@ import torch
 
 from agent.train.buffers import block
 from agent.train.checkpoint import StateStore
-from agent.train.pager import PageError, PageFile, Pager, Slot, Transfer, padded
-from agent.train.step_values import GraphChangedError, StepValues
+from agent.train.pager import Pager, Slot, Transfer, padded, unnamed_page_file
+from agent.train.step_values import StepValues
 from planner.ir.errors import PortError
 from planner.ir.program import Code, Program
 
@@ -48,14 +48,18 @@ class StepPaging:
         return self.store
 
     def write(self, s: int) -> None:
-        """Begin to write a resident storage; the transfer holds its memory. Raises GraphChangedError if it is short."""
-        storage = self.values.resident(s).untyped_storage()
-        if storage.nbytes() < self.storages[s].nbytes:
-            raise GraphChangedError(
-                f"storage {s} ({self.storages[s].name}) has {storage.nbytes()} bytes, recorded were "
-                f"{self.storages[s].nbytes}; plan the job again on this version of torch"
-            )
-        self._writes[s] = self.pager.write(self.target(s), storage.data_ptr(), storage)
+        """Begin to write a resident storage; the transfer holds its memory.
+
+        Raises GraphChangedError if it is short.
+        """
+        contents = self.values.whole(s)
+        self.check(s, contents)
+        self._writes[s] = self.pager.write(self.target(s), contents.data_ptr(), contents.untyped_storage())
+
+    def check(self, s: int, contents: torch.Tensor) -> None:
+        """Raise NonFiniteError where these bytes of a persistent storage are none to go on with."""
+        if self.storages[s].persistent:
+            self._store().check(self.storages[s].key, contents)
 
     def finish_write(self, s: int) -> None:
         """Wait until a storage is written, if it is being written."""
@@ -87,14 +91,20 @@ class StepPaging:
             self._store().under_way |= {self.storages[s].key: t for s, t in self._writes.items()}
             self._writes.clear()
 
-    def failed_write(self) -> PageError | None:
-        """Return why a write failed, if one did: then what was read after it is not corrupt but was never written."""
+    def failed_write(self) -> Exception | None:
+        """Return why a write failed, if one did.
+
+        Then what was read after it is not corrupt but was never written.
+        """
         for transfer in self._writes.values():
             transfer.finished.wait()
         return next((t.error for t in self._writes.values() if t.error is not None), None)
 
     def drop(self) -> bool:
-        """Let every transfer under way end and forget it; say whether a persistent storage could not be written."""
+        """Let every transfer under way end and forget it.
+
+        Says whether a persistent storage could not be written.
+        """
         for transfer in (*self._writes.values(), *(t for t, _ in self._reads.values())):
             transfer.finished.wait()
         lost = any(t.error is not None and self.storages[s].persistent for s, t in self._writes.items())
@@ -104,10 +114,10 @@ class StepPaging:
 
 
 class Scratch:
-    """The page file of a step's temporaries; a slot per storage, reused on every step."""
+    """The page file of a step's temporaries in a directory; a slot per storage, reused on every step."""
 
-    def __init__(self, path: Path) -> None:
-        self.file = PageFile(path)
+    def __init__(self, directory: Path) -> None:
+        self.file = unnamed_page_file(directory)
         self._slots: dict[int, Slot] = {}
         self._end = 0
 
@@ -120,4 +130,3 @@ class Scratch:
 
     def close(self) -> None:
         self.file.close()
-        self.file.path.unlink(missing_ok=True)

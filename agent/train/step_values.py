@@ -1,14 +1,18 @@
-"""The tensors of a step under way: a base for every storage that is resident, a view of it for every value in use."""
+"""The tensors of a step under way.
+
+A base for every storage that is resident, a view of it for every value in use.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from agent.train.buffers import view
+from agent.train.buffers import view, whole_bytes
+from agent.train.finite import NonFiniteError
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, Value
-from planner.ir.torch_operators import literal, resolve
+from planner.ir.torch_operators import COORDINATES, MOST_COORDINATE, check_arguments, literal, resolve
 
 
 class GraphChangedError(PortError):
@@ -47,6 +51,16 @@ class StepValues:
             raise PortError(f"storage {s} is not resident; the program is wrong, report this")
         return base
 
+    def whole(self, s: int) -> torch.Tensor:
+        """Return the bytes of storage `s`, which may go to flash; raise GraphChangedError where it is short."""
+        nbytes, found = self.graph.storages[s].nbytes, whole_bytes(self.resident(s))
+        if found.numel() < nbytes:
+            raise GraphChangedError(
+                f"storage {s} ({self.graph.storages[s].name}) has {found.numel()} bytes, recorded were {nbytes}; plan the "
+                "job again on this version of torch"
+            )
+        return found[:nbytes]
+
     def bind(self, v: int, tensor: torch.Tensor) -> None:
         """Take `tensor` as a value, and as its storage's base where there is none."""
         s = self.values[v].storage
@@ -62,7 +76,10 @@ class StepValues:
             env[v] = None
 
     def load_batch(self, batch: Sequence[torch.Tensor]) -> None:
-        """Bind the tensors of a batch; raise GraphChangedError where they are not of the recorded shape and kind."""
+        """Bind the tensors of a batch.
+
+        Raises GraphChangedError where they are not of the recorded shape and kind.
+        """
         graph = self.graph
         for v, tensor in zip(graph.batch, batch, strict=True):
             value = graph.values[v]
@@ -79,7 +96,10 @@ class StepValues:
     def caller(self, op: Op, args: tuple[Argument, ...]) -> Callable[[], Any]:
         """Return a function that calls the operator on the present values."""
         function = resolve(op.name)
+        check_arguments(op, self.graph)
         positional = [self.fetcher(a) for a in args]
+        if op.name in COORDINATES:
+            positional[COORDINATES[op.name]] = _within_reach(op, positional[COORDINATES[op.name]])
         keywords = [(k, self.fetcher(a)) for k, a in op.kwargs]
         if not keywords:
             return lambda: function(*[fetch() for fetch in positional])
@@ -103,6 +123,26 @@ class StepValues:
             return lambda: [fetch() for fetch in parts]
         constant = literal(argument)
         return lambda: constant
+
+
+def _within_reach(op: Op, fetch: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """Return a function that gives the coordinates an operator takes.
+
+    It raises NonFiniteError where they are none.
+    """
+
+    def checked() -> torch.Tensor:
+        grid = fetch()
+        if grid.numel():
+            least, most = (bound.item() for bound in torch.aminmax(grid))
+            if not -MOST_COORDINATE <= least <= most <= MOST_COORDINATE:
+                raise NonFiniteError(
+                    f"{op.name} is given coordinates from {least} to {most}, which no image has; the last good checkpoint is "
+                    "kept: look for such values in the data, or lower the learning rate and plan again"
+                )
+        return grid
+
+    return checked
 
 
 def check_layout(op: Op, value: Value, tensor: torch.Tensor) -> None:

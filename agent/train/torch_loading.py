@@ -1,4 +1,6 @@
-"""Load torch with a lower peak of resident memory: its library alone first, then what Python needs of it.
+"""Load torch with a lower peak of resident memory.
+
+Its library alone first, then what Python needs of it.
 
 Loading the library runs 50 MiB of code once, to register every operator. Given back before Python's part of torch is
 imported, it is not resident beside that: 188 MiB at the peak instead of 223 (torch 2.13, x86-64). As a program
@@ -22,7 +24,10 @@ def load_torch() -> None:
 
 
 def load_torch_library() -> None:
-    """Load torch's library, and give back what only loading it needs; what is left is Python's import of torch."""
+    """Load torch's library, and give back what only loading it needs.
+
+    What is left is Python's import of torch.
+    """
     found = importlib.util.find_spec("torch")
     if sys.platform == "linux" and "torch" not in sys.modules and found is not None and found.origin:
         with contextlib.suppress(OSError):  # a build with other libraries: Python's import loads them in its own way

@@ -1,4 +1,7 @@
-"""Run a bundle: batches, steps, commits, evaluation, resume. The worker's inside; single-threaded but for the page thread."""
+"""Run a bundle: batches, steps, commits, evaluation, resume.
+
+The worker's inside; single-threaded but for the page thread.
+"""
 
 import math
 import time
@@ -10,23 +13,29 @@ from typing import Any
 import torch
 import xxhash
 
-from agent.system.atomic_file import publish
 from agent.train.bundle_samples import Samples
-from agent.train.checkpoint import Commit, StateStore
+from agent.train.checkpoint import SLOTS, Commit, StateStore
 from agent.train.executor import Executor, StepReport
+from agent.train.finite import check_loss
 from agent.train.incoming_samples import Arrivals, DataError
-from agent.train.pager import CorruptPageError, Pager, PagerStats
-from agent.train.resident_state import Persistents, bundle_chunks, initial_contents
+from agent.train.pager import CHUNK, CorruptPageError, Pager, PagerStats, make_directory
+from agent.train.resident_state import Persistents, initial_contents
+from agent.train.result import save_result
 from agent.train.step_paging import Scratch
-from agent.worker.protocol import StepDone
+from agent.train.step_values import GraphChangedError
+from agent.worker.protocol import StateRecovered, StepDone
 from planner.ir.bundle.bundle import Bundle
 from planner.ir.bundle.data_order import batch_rows
-from planner.ir.bundle.safetensors_io import encode
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.lowering.lower import lower
 from planner.ir.lowering.optimizer_scalars import OptimizerSpec, StepScalars
+from planner.ir.operand_rules import verify_operands
 from planner.ir.process_memory import peak_resident_bytes
 from planner.ir.program import Program
+from planner.ir.torch_operators import dtype
+
+_KNOWN_SPEED_BYTES = 16 << 20
+"""From so many bytes on, what the page thread has written tells the medium's speed."""
 
 
 class MismatchError(PortError):
@@ -74,6 +83,18 @@ class StepEvent:
     """What the page thread did during the step, what the program found in the wrong place included."""
 
 
+@dataclass(frozen=True, slots=True)
+class _OpenStep:
+    """The step that is being run.
+
+    What a commit of the steps before it says, and when it began (perf_counter).
+    """
+
+    progress: dict[str, Any]
+    executor: Executor
+    began_s: float
+
+
 @dataclass(slots=True)
 class Evaluation:
     """Loss and metric over the evaluation data; `best`: the lowest loss so far."""
@@ -91,11 +112,13 @@ class Trainer:
     def __init__(self, bundle: Bundle, options: TrainOptions) -> None:
         self.bundle, self.options, self.manifest = bundle, options, bundle.manifest
         torch.set_num_threads(self.manifest.threads)
-        options.state_dir.mkdir(parents=True, exist_ok=True)
-        options.page_dir.mkdir(parents=True, exist_ok=True)
+        make_directory(options.state_dir)
+        make_directory(options.page_dir)
         self.pager = Pager(read_bytes_per_s=options.read_bytes_per_s, write_bytes_per_s=options.write_bytes_per_s)
         sizes = {s.key: s.nbytes for g in bundle.graphs.values() for s in g.storages if s.persistent}
-        self.store = StateStore(options.state_dir, sizes, self.pager, job=bundle.id)
+        layouts = {} if self.manifest.allow_nonfinite else self.manifest.layouts
+        finite = {key: dtype(layout.dtype) for key, layout in layouts.items()}
+        self.store = StateStore(options.state_dir, sizes, self.pager, job=bundle.id, finite=finite)
         self.persistents = Persistents(self.store, self.manifest.layouts)
         self.samples: Samples | Arrivals = Samples(bundle, "train/")
         if options.data is not None:
@@ -118,20 +141,32 @@ class Trainer:
         self.step = 0
         self.best_loss = math.inf
         self.uncommitted = 0
+        self._open: _OpenStep | None = None
+        self._last_step_s = math.inf
+        self._recoveries = 0
+        """Since a step ended that never had before."""
+        self._furthest = 0
         self.commit_bytes = 0
         """What the last commit wrote beside the step's own paging."""
 
     # -- beginning and end
 
     def start(self) -> Commit:
-        """Take up the last commit, or begin."""
-        commit = self.store.open()
-        if commit is None:
-            torch.manual_seed(self.manifest.seed)
-            sizes = self.store.sizes
-            commit = self.store.create(lambda key: initial_contents(self.bundle, key, sizes[key]), self._progress())
+        """Take up the last commit, or begin; raise BundleError where a tensor of the bundle is damaged."""
+        for key in self.bundle.tensors.keys() - self.store.sizes.keys() - self.constants.keys():
+            for _ in self.bundle.contents(key, CHUNK):
+                pass  # only the result takes these: better refused now than after training
+        commit = self.store.open() or self._create()
         self._restore(commit)
         return commit
+
+    def _create(self) -> Commit:
+        spec = self.manifest.optimizer
+        self.scalars = StepScalars(OptimizerSpec(spec["name"], tuple(spec["groups"])))
+        self.best_loss = math.inf
+        torch.manual_seed(self.manifest.seed)
+        sizes = self.store.sizes
+        return self.store.create(lambda key: initial_contents(self.bundle, key, sizes[key]), self._progress())
 
     def _restore(self, commit: Commit) -> None:
         self.step = commit.step if commit.progress.get("round", 0) == self.options.round else 0
@@ -140,6 +175,7 @@ class Trainer:
         torch.set_rng_state(torch.frombuffer(bytearray(commit.progress["rng"]), dtype=torch.uint8))
         self.persistents.forget()
         self.uncommitted = 0
+        self._open = None
 
     def _progress(self) -> dict[str, Any]:
         return {
@@ -161,18 +197,25 @@ class Trainer:
     # -- programs
 
     def program(self, name: str) -> Program:
-        """Return the program of one graph under the present plan; a plan over its budget is refused here."""
+        """Return the program of one graph under the present plan; a plan over its budget is refused here.
+
+        Raises GraphChangedError where no graph has this name, and what `lower` and `verify_operands` raise.
+        """
         key = (self.plan_index, name)
         if key not in self._programs:
+            if name not in self.bundle.graphs:
+                raise GraphChangedError(f"the bundle has no graph {name!r} for this batch; plan the job again")
             plan = self.bundle.plans[self.plan_index][name]
-            self._programs[key] = lower(self.bundle.graphs[name], self.bundle.costs[name], plan)
+            program = lower(self.bundle.graphs[name], self.bundle.costs[name], plan)
+            verify_operands(program.graph)
+            self._programs[key] = program
         return self._programs[key]
 
     def _executor(self, name: str) -> Executor:
         key = (self.plan_index, name)
         if key not in self._executors:
             if name not in self.scratch:
-                self.scratch[name] = Scratch(self.options.page_dir / f"scratch-{name}.pages")
+                self.scratch[name] = Scratch(self.options.page_dir)
             executor = Executor(
                 self.program(name), self.constants, self.persistents.resident, self.store, self.pager,
                 self.scratch[name],
@@ -209,19 +252,37 @@ class Trainer:
 
     # -- training
 
-    def train(self, on_step: Callable[[StepEvent], None], on_commit: Callable[[Commit, float], None]) -> None:
-        """Run until `options.steps` batches are done in all; a damaged block restarts from the last good commit."""
-        total = self.total_steps
-        while self.step < total:
+    def train(
+        self,
+        on_step: Callable[[StepEvent], None],
+        on_commit: Callable[[Commit, float], None],
+        finish: Callable[[], None] = lambda: None,
+        on_recovery: Callable[[StateRecovered], None] = lambda event: None,
+    ) -> None:
+        """Run until `options.steps` batches are done in all, then `finish`.
+
+        A damaged block leads back to a sound commit.
+
+        Raises CorruptPageError where the medium damages every commit again.
+        """
+        while True:
             try:
-                self._train_until(total, on_step, on_commit)
+                self._train_until(self.total_steps, on_step, on_commit)
+                finish()
+                return
             except CorruptPageError as error:
-                if error.path == self.store.file.path:
-                    self.store.discard_latest()
-                commit = self.store.open()
-                if commit is None:
+                self._recoveries += 1
+                if self._recoveries > SLOTS + 1:  # every commit there can be, and a new beginning
                     raise
-                self._restore(commit)
+                on_recovery(self._recover(error))
+
+    def _recover(self, error: CorruptPageError) -> StateRecovered:
+        """Go back to the latest commit that does not hold the damaged block."""
+        reached, self._furthest = self.step, max(self.step, self._furthest)
+        if error.path == self.store.file.path and self.store.avoid(error.offset):
+            self.store.discard_latest()
+        self._restore(self.store.open() or self._create())
+        return StateRecovered(step=self.step, lost_steps=reached - self.step, reason=str(error))
 
     @property
     def total_steps(self) -> int:
@@ -235,7 +296,10 @@ class Trainer:
         return full + (1 if rest and not self._drop_last(rest) else 0)
 
     def _drop_last(self, rest: int) -> bool:
-        """Say whether the last, short batch is left out: as the job says, or because no plan was made for its size."""
+        """Say whether the last, short batch is left out.
+
+        As the job says, or because no plan was made for its size.
+        """
         known = any(name.endswith(f"@{rest}") and not name.startswith("eval") for name in self.bundle.graphs)
         return self.manifest.drop_last or not known
 
@@ -263,26 +327,70 @@ class Trainer:
         if not self.uncommitted:
             return
         begin, written = time.perf_counter(), self.pager.stats.written_bytes
-        commit = self.persistents.commit(self.step, self._progress())
+        progress = self._progress() if self._open is None else self._open.progress
+        commit = self.persistents.commit(self.step, progress)
         self.uncommitted = 0
         self.commit_bytes = self.pager.stats.written_bytes - written
         on_commit(commit, time.perf_counter() - begin)
+
+    def commit_finished_steps(self, within_s: float, on_commit: Callable[[Commit, float], None]) -> None:
+        """Make the finished steps durable, in the middle of one that never ends.
+
+        If that takes less than `within_s`.
+
+        Does nothing where it is too late: the open step has begun its update.
+        """
+        if self._commit_s() < within_s and not (self._open and self._open.executor.changed):
+            if self._open is not None:
+                self._open.executor.undo()
+            self.commit(on_commit)
+
+    def finishes_first(self, within_s: float) -> bool:
+        """Return whether the open step has begun its update, and can be finished and committed in `within_s`.
+
+        Half an update is worth nothing: neither the state before nor the one after is left. Without finished steps that
+        wait for a commit only the open step would be lost.
+        """
+        if self._open is None or not self._open.executor.changed or not self.uncommitted:
+            return False
+        left_s = max(0.0, self._last_step_s - (time.perf_counter() - self._open.began_s))
+        return left_s + self._commit_s() < within_s
+
+    def _commit_s(self) -> float:
+        """Return how long a commit is expected to take, at the speed of the writes so far or else of the plan."""
+        stats = self.pager.stats
+        flash = next(iter(self.bundle.costs.values())).device.flash
+        known = stats.written_bytes >= _KNOWN_SPEED_BYTES and stats.write_seconds > 0
+        speed = stats.written_bytes / stats.write_seconds if known else flash.write_bytes_per_s
+        return self.persistents.unwritten_bytes / speed
 
     def _one_step(self, epoch: int, batch: list[torch.Tensor]) -> StepEvent:
         m = self.manifest
         kind = _kind(self.step, m.accumulate)
         rows = batch[0].shape[0]
         name = kind if rows == m.batch_size else f"{kind}@{rows}"
+        self._open = _OpenStep(self._progress(), self._executor(name), time.perf_counter())
         scalars: list[float | int] = []
         if kind in ("step", "last"):
             self._apply_schedule()
             scalars = self.scalars.advance()
         wall, cpu = time.perf_counter(), time.process_time()
         before = replace(self.pager.stats)
-        report = self._run(name, batch, scalars)
+        try:
+            report = self._run(name, batch, scalars)
+        except IndexError as error:
+            raise DataError(
+                f"step {self.step + 1} takes a label or index that does not exist ({error}); look for it in the data"
+            ) from error
+        self._open = None
+        self._last_step_s = time.perf_counter() - wall
         self.step += 1
         self.uncommitted += 1
+        if self.step > self._furthest:
+            self._furthest, self._recoveries = self.step, 0
         loss = report.loss.item()
+        if not m.allow_nonfinite:
+            check_loss(loss, self.step)
         program = self.program(name)
         event = StepEvent(
             self.step, epoch, loss, time.perf_counter() - wall, time.process_time() - cpu, report,
@@ -324,6 +432,12 @@ class Trainer:
         if not self.eval_samples.count:
             return None
         generator, before = torch.get_rng_state(), replace(self.pager.stats)
+        try:
+            return self._evaluate(before)
+        finally:
+            torch.set_rng_state(generator)
+
+    def _evaluate(self, before: PagerStats) -> Evaluation:
         total = metric = 0.0
         has_metric = False
         size = self.manifest.batch_size
@@ -335,7 +449,6 @@ class Trainer:
             if report.aux and report.aux[0].numel() == 1:
                 has_metric = True
                 metric += float(report.aux[0].item()) * len(rows)
-        torch.set_rng_state(generator)
         count = self.eval_samples.count
         loss = total / count
         best = loss < self.best_loss
@@ -345,20 +458,11 @@ class Trainer:
         return Evaluation(self.step, loss, metric / count if has_metric else None, best, paging)
 
     def save_weights(self, path: Path) -> int:
-        """Write the model's state as safetensors, atomically; return the bytes written.
+        """Write the model's state as safetensors, atomically; return the bytes written. Raises ResultError.
 
         Names are those of `model.state_dict()`, tied tensors once: read it with `safetensors.torch.load_model`.
         """
-        keys = {name: self.bundle.result_key(name) for name in self.manifest.result}
-        tensors = self.persistents.chunks([k for k in keys.values() if k in self.manifest.layouts])
-        tensors |= {name: bundle_chunks(self.bundle, k) for name, k in keys.items() if name not in tensors}
-        temporary = path.with_name(path.name + ".new")
-        written = 0
-        with open(temporary, "wb") as stream:
-            for piece in encode(tensors, {"format": "pt", "step": str(self.step)}):
-                written += stream.write(piece)
-        publish(temporary, path)
-        return written
+        return save_result(self.bundle, self.persistents, self.step, path)
 
     def digest(self) -> str:
         """Return a checksum over every persistent tensor, names included; equal digests mean equal bits."""

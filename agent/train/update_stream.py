@@ -40,7 +40,10 @@ class UpdateThread:
         self._futures[update.index] = self._pool.submit(update.run, self._gate)
 
     def result(self, group: int, timeout_s: float) -> float | None:
-        """Return the seconds that the update of a group computed, None if it is not done yet; raise what it raised."""
+        """Return the seconds that the update of a group computed, None if it is not done yet.
+
+        Raises what it raised.
+        """
         future = self._futures[group]
         try:
             return future.result(timeout_s)
@@ -109,7 +112,7 @@ class SlicedUpdate:
             run()
         computed_s = time.perf_counter() - begin
         away = [s for s in self.streamed if self.values.base[s] is None]
-        here = {s: _bytes(self.values.resident(s)) for s in self.streamed if s not in away}
+        here = {s: self.values.whole(s) for s in self.streamed if s not in away}
         sources = {s: self.paging.slot(s) for s in away}
         targets = {s: self.paging.target(s) for s in (*(s for s in away if s in self.written), *self.leaving)}
         size = max(stop - start for start, stop in self.bounds)
@@ -139,6 +142,8 @@ class SlicedUpdate:
             begin = time.perf_counter()
             self._compute()
             computed_s += time.perf_counter() - begin
+            for s in targets:
+                self.paging.check(s, self.slices[s])
             writes[k % 2] = [
                 self.paging.pager.write(targets[s], self.slices[s].data_ptr(), owners[s], start, stop - start)
                 for s in targets
@@ -195,11 +200,6 @@ class SlicedUpdate:
                 tensor = data
             self.views[v] = tensor
         return tensor
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    storage = tensor.untyped_storage()
-    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 def _storages(values: tuple[Value, ...], op: Op) -> set[int]:

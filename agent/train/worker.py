@@ -1,4 +1,6 @@
-"""The worker process: trains one bundle, tells its supervisor how it goes, pauses and leaves when told.
+"""The worker process.
+
+It trains one bundle, tells its supervisor how it goes, pauses and leaves when told.
 
 `python -m agent.train.worker --bundle job.port --state-dir DIR ...`; started by the supervisor and by
 `port-agent train` (see `agent.worker.start`), which prepare its malloc. How it ends: `planner.ir.errors.ExitCode`.

@@ -1,4 +1,6 @@
-"""The line between a worker and who started it, over one end of a socket pair: events up, commands down.
+"""The line between a worker and who started it, over one end of a socket pair.
+
+Events up, commands down.
 
 Torch-free: both sides use it. A message that this version does not know is skipped.
 """
@@ -24,7 +26,8 @@ class Channel:
 
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        """Reentrant: a second Ctrl-C comes while the handler of the first one sends."""
 
     def send(self, message: Event | Command) -> None:
         """Send one message; a peer that is gone is not an error here, the reading side sees it."""
@@ -41,21 +44,31 @@ class Channel:
                 continue
             yield event
 
+    def commands(self) -> Iterator[Command]:
+        """Yield what the supervisor says until it closes the line."""
+        for line in self._lines():
+            try:
+                command = decode_command(line)
+            except ProtocolError:
+                continue
+            yield command
+
     def listen(self, handle: Callable[[Command], None], gone: Callable[[], None]) -> threading.Thread:
         """Call `handle` for each command in a thread of its own, `gone` when the supervisor has closed."""
 
         def run() -> None:
-            for line in self._lines():
-                try:
-                    command = decode_command(line)
-                except ProtocolError:
-                    continue
+            for command in self.commands():
                 handle(command)
             gone()
 
         thread = threading.Thread(target=run, name="control", daemon=True)
         thread.start()
         return thread
+
+    def shut(self) -> None:
+        """End the line both ways: whoever waits on either end sees it."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close our end."""

@@ -1,4 +1,7 @@
-"""What the supervisor wants of a worker, between the thread that hears it and the one that trains. Torch-free."""
+"""What the supervisor wants of a worker, between the thread that hears it and the one that trains.
+
+Torch-free.
+"""
 
 import threading
 from collections.abc import Callable
@@ -17,6 +20,9 @@ from agent.worker.protocol import (
     WriteCheckpoint,
 )
 from planner.ir.errors import PortError
+
+ORPHAN_COMMIT_S = 1.0
+"""For a last commit where the supervisor is gone: the next one waits two seconds for the worker that was left behind."""
 
 Tell = Callable[[Event], None]
 """Sends an event to the supervisor."""
@@ -51,6 +57,8 @@ class Control:
         self._paused = self._news = self._checkpoint = False
         self._switch: SwitchPlan | None = None
         self.leaving = self.stopping = False
+        self.leave_within_s = 0.0
+        """How long a last commit may take."""
 
     def handle(self, command: Command) -> None:
         """Take in what the supervisor says."""
@@ -61,6 +69,7 @@ class Control:
                 case ResumeTraining():
                     self._paused = False
                 case LeaveNow():
+                    self.leave_within_s = command.within_s
                     self._begin_to_leave()
                 case StopAfterStep():
                     self.stopping = True
@@ -74,7 +83,7 @@ class Control:
 
     def leave(self) -> None:
         """Have the worker end: it was told to, or the supervisor is gone."""
-        self.handle(LeaveNow())
+        self.handle(LeaveNow(within_s=ORPHAN_COMMIT_S))
 
     def attach(self, trainer: Training) -> None:
         """Let what was heard so far, and what comes, hold for this trainer."""
@@ -88,8 +97,11 @@ class Control:
         with self._changed:
             return self._paused or self.leaving or self.stopping or self._checkpoint
 
-    def gate(self) -> None:
-        """Wait while paused; raise LeftOnRequest to leave."""
+    def gate(self, finishes_first: Callable[[float], bool] = lambda within_s: False) -> None:
+        """Wait while paused; raise LeftOnRequest to leave.
+
+        Does not raise where `finishes_first` says that the step at hand is better finished in the seconds there are.
+        """
         with self._changed:
             if self._paused and not self.leaving:
                 self._tell(WorkerPaused(step=self._step()))
@@ -97,7 +109,7 @@ class Control:
                     self._changed.wait()
                 if not self.leaving:
                     self._tell(WorkerResumed(step=self._step()))
-            if self.leaving:
+            if self.leaving and not finishes_first(self.leave_within_s):
                 raise LeftOnRequest("left on request")
 
     def wait(self, seconds: float) -> None:

@@ -1,16 +1,19 @@
-"""The command line of every worker, spelled once: what starts a worker writes these options, the worker reads them."""
+"""The command line of every worker, spelled once.
+
+What starts a worker writes these options, the worker reads them.
+"""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, get_args, get_type_hints
 
+from agent.system.python_process import module_command
 from planner.ir.units import parse_bytes
 
-TORCH_WORKER = (sys.executable, "-m", "agent.train.worker")
-BOARD_WORKER = (sys.executable, "-m", "agent.mcu.worker")
+TORCH_WORKER = module_command("agent.train.worker")
+BOARD_WORKER = module_command("agent.mcu.worker")
 """The programs of the two workers."""
 
 CONTROL_FD_PLACE = "{control_fd}"
@@ -88,7 +91,10 @@ class TorchOptions(WorkerOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardOptions(WorkerOptions):
-    """What the worker of a microcontroller job is told beside that; each overrides what the job's file says."""
+    """What the worker of a microcontroller job is told beside that.
+
+    Each overrides what the job's file says.
+    """
 
     test: Path | None = field(default=None, metadata={"help": "samples that are held out"})
     board: str | None = field(default=None, metadata={"help": "the board's name"})

@@ -1,4 +1,6 @@
-"""What a worker and its supervisor say to each other: frozen events and commands, one JSON object a line, both ways.
+"""What a worker and its supervisor say to each other.
+
+Frozen events and commands, one JSON object a line, both ways.
 
 A line carries the version beside the message: `{"v":1,"event":"paused","step":7}`. Fields that the reader does not
 know are skipped; a line that is no message of this version is refused with ProtocolError, and the reader goes on.
@@ -28,6 +30,8 @@ class FailureCause(StrEnum):
     """It outgrew its plan: the next run takes a smaller one."""
     IMPOSSIBLE = "impossible"
     """It can never run as it is."""
+    DIVERGED = "diverged"
+    """Its numbers became NaN or infinite: the same steps would give the same again."""
     OTHER = "failed"
     """It may be tried again."""
 
@@ -54,7 +58,10 @@ class WorkerReady(_EventMessage, frozen=True, kw_only=True, tag="ready"):
 
 
 class StepDone(_EventMessage, frozen=True, kw_only=True, tag="step"):
-    """A step (for a board: a request of several samples) is done. What is not measured or not planned is None."""
+    """A step (for a board: a request of several samples) is done.
+
+    What is not measured or not planned is None.
+    """
 
     step: int
     epoch: int
@@ -94,6 +101,17 @@ class CheckpointWritten(_EventMessage, frozen=True, kw_only=True, tag="checkpoin
     wall_s: float
 
 
+class StateRecovered(_EventMessage, frozen=True, kw_only=True, tag="recovered"):
+    """A part of the state was damaged; the run goes on from the commit at `step`.
+
+    `lost_steps` are trained again; None where nobody knows how many there were.
+    """
+
+    step: int
+    reason: str
+    lost_steps: int | None = None
+
+
 class PlanSwitched(_EventMessage, frozen=True, kw_only=True, tag="plan"):
     """From the next step on another plan of the bundle is run."""
 
@@ -101,10 +119,25 @@ class PlanSwitched(_EventMessage, frozen=True, kw_only=True, tag="plan"):
     reason: str = ""
 
 
-class WorkerPaused(_EventMessage, frozen=True, kw_only=True, tag="paused"):
+class WorkerPaused(_EventMessage, frozen=True, kw_only=True, tag="paused", omit_defaults=True):
     """No instruction runs until the supervisor says so; the memory stays."""
 
     step: int
+    operator: str | None = None
+    """Of an attached program: the operator that it was in when it was told, which ended `waited_s` later."""
+    waited_s: float = 0.0
+
+
+class MemoryReleased(_EventMessage, frozen=True, kw_only=True, tag="released"):
+    """An attached program computes nothing, and what it had in memory lies in its page file.
+
+    `wall_s`: after it was told.
+    """
+
+    step: int
+    resident_bytes: int
+    wall_s: float
+    paged_out_bytes: int = 0
 
 
 class WorkerResumed(_EventMessage, frozen=True, kw_only=True, tag="resumed"):
@@ -121,7 +154,10 @@ class DeviceInterrupted(_EventMessage, frozen=True, kw_only=True, tag="interrupt
 
 
 class TrainingFinished(_EventMessage, frozen=True, kw_only=True, tag="finished"):
-    """The job is done. `out`: the file of its weights, `digest`: a checksum over its state, where asked for."""
+    """The job is done.
+
+    `out`: the file of its weights, `digest`: a checksum over its state, where asked for.
+    """
 
     step: int
     out: str | None = None
@@ -130,7 +166,10 @@ class TrainingFinished(_EventMessage, frozen=True, kw_only=True, tag="finished")
 
 
 class TrainingFailed(_EventMessage, frozen=True, kw_only=True, tag="failed"):
-    """The worker ends for a reason it can name. `code`: the error's class, `message`: a sentence for the user."""
+    """The worker ends for a reason it can name.
+
+    `code`: the error's class, `message`: a sentence for the user.
+    """
 
     code: str
     message: str
@@ -138,8 +177,8 @@ class TrainingFailed(_EventMessage, frozen=True, kw_only=True, tag="failed"):
 
 
 Event = (
-    WorkerReady | StepDone | EvaluationDone | CheckpointWritten | PlanSwitched | WorkerPaused | WorkerResumed
-    | DeviceInterrupted | TrainingFinished | TrainingFailed
+    WorkerReady | StepDone | EvaluationDone | CheckpointWritten | StateRecovered | PlanSwitched | WorkerPaused
+    | WorkerResumed | MemoryReleased | DeviceInterrupted | TrainingFinished | TrainingFailed
 )  # fmt: skip
 
 
@@ -151,12 +190,28 @@ class PauseTraining(_CommandMessage, frozen=True, tag="pause"):
     """Stop between two instructions and keep the memory."""
 
 
-class ResumeTraining(_CommandMessage, frozen=True, tag="resume"):
+class ResumeTraining(_CommandMessage, frozen=True, kw_only=True, tag="resume", omit_defaults=True):
     """Go on after a pause."""
 
+    cpu_percent: float = 100.0
+    """Of an attached program: how much of all CPUs it may take; workers are limited by their cgroups."""
 
-class LeaveNow(_CommandMessage, frozen=True, tag="leave"):
-    """End at once and give the memory back; at worst the unfinished step is lost."""
+
+class ReleaseMemory(_CommandMessage, frozen=True, kw_only=True, tag="release"):
+    """To an attached program: stop between two operators, give the memory back and wait for `resume`."""
+
+    reason: str = ""
+
+
+class LeaveNow(_CommandMessage, frozen=True, kw_only=True, tag="leave", omit_defaults=True):
+    """End and give the memory back.
+
+    At once, or after a commit of the finished steps that takes less than `within_s`.
+
+    An attached program gets Ctrl-C.
+    """
+
+    within_s: float = 0.0
 
 
 class StopAfterStep(_CommandMessage, frozen=True, tag="stop"):
@@ -174,7 +229,9 @@ class SwitchPlan(_CommandMessage, frozen=True, kw_only=True, tag="plan"):
     reason: str = ""
 
 
-Command = PauseTraining | ResumeTraining | LeaveNow | StopAfterStep | WriteCheckpoint | SwitchPlan
+Command = (
+    PauseTraining | ResumeTraining | ReleaseMemory | LeaveNow | StopAfterStep | WriteCheckpoint | SwitchPlan
+)  # fmt: skip
 
 
 class _Head(msgspec.Struct):

@@ -4,7 +4,9 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from agent.worker.channel import Channel
 from agent.worker.control import Control, LeftOnRequest, Tell
@@ -13,6 +15,12 @@ from planner.ir.errors import ExitCode, PortError
 
 Work = Callable[[Control, Tell], None]
 """Trains until it is done; raises LeftOnRequest when it left as asked, and any error it cannot go on with."""
+
+_CAUSES: Mapping[int, FailureCause] = {
+    ExitCode.IMPOSSIBLE: FailureCause.IMPOSSIBLE,
+    ExitCode.DIVERGED: FailureCause.DIVERGED,
+}
+"""What an error's exit code means for the job."""
 
 _TORCH_OUT_OF_MEMORY = "can't allocate memory"
 """From c10's CPU allocator, which raises a plain RuntimeError."""
@@ -39,7 +47,7 @@ def serve(control_fd: int | None, work: Work, *, leave_patience_s: float | None 
         work(control, tell)
     except LeftOnRequest:
         return ExitCode.LEFT
-    except (PortError, OSError, RuntimeError, MemoryError) as error:
+    except Exception as error:  # whatever ends the work is said in one line, to whoever waits for it
         return _failed(error, tell if channel is not None else None)
     return ExitCode.DONE
 
@@ -47,7 +55,7 @@ def serve(control_fd: int | None, work: Work, *, leave_patience_s: float | None 
 def failure_cause(error: Exception) -> FailureCause:
     """Return what an error means for the job it ended."""
     if isinstance(error, PortError):
-        return FailureCause.IMPOSSIBLE if error.exit_code == ExitCode.IMPOSSIBLE else FailureCause.OTHER
+        return _CAUSES.get(error.exit_code, FailureCause.OTHER)
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return FailureCause.OUT_OF_MEMORY
     if isinstance(error, RuntimeError) and any(
@@ -57,10 +65,20 @@ def failure_cause(error: Exception) -> FailureCause:
     return FailureCause.OTHER
 
 
+def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, PortError | RuntimeError | MemoryError):
+        return str(error) or "out of memory"
+    place = traceback.extract_tb(error.__traceback__)[-1:]
+    where = "".join(f" ({Path(frame.filename).name}, line {frame.lineno})" for frame in place)
+    return f"{type(error).__name__}: {error}{where}; plan the job again, and report this if it stays"
+
+
 def _failed(error: Exception, tell: Tell | None) -> ExitCode:
     cause = failure_cause(error)
     if tell is None:
-        sys.stderr.write(f"port-agent worker: {error}\n")
+        sys.stderr.write(f"port-agent worker: {_sentence(error)}\n")
     else:
-        tell(TrainingFailed(code=type(error).__name__, message=str(error) or "out of memory", cause=cause))
-    return ExitCode.IMPOSSIBLE if cause is FailureCause.IMPOSSIBLE else ExitCode.FAILED
+        tell(TrainingFailed(code=type(error).__name__, message=_sentence(error), cause=cause))
+    return next((ExitCode(code) for code, meant in _CAUSES.items() if meant is cause), ExitCode.FAILED)

@@ -1,6 +1,5 @@
 """Start a worker with the environment it needs, and follow what it says. Torch-free."""
 
-import os
 import resource
 import socket
 import subprocess
@@ -8,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from agent.malloc import preload_environment
+from agent.system.python_process import module_environment
 from agent.worker.channel import Channel
 from agent.worker.options import TORCH_WORKER, TorchOptions
 from agent.worker.protocol import Command, Event
@@ -43,10 +43,13 @@ def start_worker(
     data_limit_bytes: int | None = None,
     stderr: int | None = None,
 ) -> Worker:
-    """Start a worker. `limit_bytes`: for the allocator's cache; `data_limit_bytes`: a hard RLIMIT_DATA, for proofs."""
+    """Start a worker.
+
+    `limit_bytes`: for the allocator's cache; `data_limit_bytes`: a hard RLIMIT_DATA, for proofs.
+    """
     ours, theirs = socket.socketpair()
     environment = {
-        **os.environ, **preload_environment(limit_bytes), "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads),
+        **module_environment(), **preload_environment(limit_bytes), "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads),
     }  # fmt: skip
 
     def limit() -> None:

@@ -4,6 +4,10 @@
 
 #include <stdint.h>
 
+/* a + b, and past the ends of int32 on from the other end: parameters come from outside, and whatever they are, nothing is
+ * undefined. What the compiler writes stays below 2^30 and never gets there. */
+static inline int32_t port_wrapping_sum(int32_t a, int32_t b) { return (int32_t)((uint32_t)a + (uint32_t)b); }
+
 static inline int8_t port_clamp(int32_t value, int8_t low, int8_t high) {
     return (int8_t)(value < low ? low : value > high ? high : value);
 }

@@ -30,7 +30,7 @@ static void convolve_rows(const port_bound *bound, const int8_t *weight, uint16_
             int8_t *out = bound->out + (i * op->out_w + j) * op->out_c;
             const int8_t *row = weight;
             for (uint16_t o = first; o < last; o++, row += row_bytes) {
-                int32_t sum = bound->bias[o] + window_sum(op, bound->in, row, vertical, horizontal);
+                int32_t sum = port_wrapping_sum(bound->bias[o], window_sum(op, bound->in, row, vertical, horizontal));
                 int32_t value = port_requantize(sum, op->multiplier[o], op->shift[o]) + op->out_zero;
                 out[o] = port_clamp(value, op->out_min, op->out_max);
             }
@@ -47,7 +47,7 @@ static void classify_rows(const port_bound *bound, const int8_t *weight, uint16_
     const port_op *op = bound->op;
     int32_t row_bytes = op->in_h * op->in_w * op->in_c;
     for (uint16_t o = first; o < last; o++, weight += row_bytes) {
-        int32_t sum = bound->bias[o] + dot(bound->in, weight, row_bytes, op->in_zero);
+        int32_t sum = port_wrapping_sum(bound->bias[o], dot(bound->in, weight, row_bytes, op->in_zero));
         bound->logits[o] = (float)sum * (op->in_scale * op->weight_scale[o]);
     }
 }

@@ -209,10 +209,14 @@ void port_conv_weight_update(const port_bound *bound, const float *gradient, por
 
 /* ---- bias, of convolution, depthwise and classifier alike -------------------------------------------------------- */
 
+static int32_t within(int32_t bias) {
+    const int32_t limit = (int32_t)1 << 30;
+    return bias > limit ? limit : bias < -limit ? -limit : bias;
+}
+
 /* Bias is int32 at scale in_scale * weight_scale: finer than the weights, but the rule holds for it too. */
 void port_bias_update(const port_bound *bound, const float *gradient, port_update *update) {
     const port_op *op = bound->op;
-    const int32_t limit = (int32_t)1 << 30;
     int32_t pixels = op->out_h * op->out_w;
     for (int32_t o = 0; o < op->out_c; o++) {
         float sum = 0.0f;
@@ -223,7 +227,6 @@ void port_bias_update(const port_bound *bound, const float *gradient, port_updat
         int32_t change = update->rule == PORT_RULE_STOCHASTIC ? port_floor(port_uniform(drawn) - step)
                          : update->rule == PORT_RULE_TRUNCATE ? -(int32_t)step
                                                               : -port_round_half_away(step);
-        int32_t value = bound->trained_bias[o] + change; /* |bias| <= 2^30, |change| <= 10^8: no overflow */
-        bound->trained_bias[o] = value > limit ? limit : value < -limit ? -limit : value;
+        bound->trained_bias[o] = within(within(bound->trained_bias[o]) + change); /* 2^30 + 10^8: no overflow */
     }
 }

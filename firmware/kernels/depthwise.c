@@ -23,7 +23,7 @@ void port_depthwise_forward(const port_bound *bound) {
         for (int32_t j = 0; j < op->out_w; j++) {
             port_taps horizontal = port_window(j, op->stride_w, op->pad_left, op->kernel_w, op->in_w);
             for (uint16_t c = 0; c < op->out_c; c++) {
-                int32_t sum = bound->bias[c] + window_sum(op, bound->in + c, weight + c, vertical, horizontal);
+                int32_t sum = port_wrapping_sum(bound->bias[c], window_sum(op, bound->in + c, weight + c, vertical, horizontal));
                 int32_t value = port_requantize(sum, op->multiplier[c], op->shift[c]) + op->out_zero;
                 *out++ = port_clamp(value, op->out_min, op->out_max);
             }

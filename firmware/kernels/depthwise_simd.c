@@ -93,7 +93,8 @@ static int8_t one_channel(const port_op *op, const window *at, int32_t bias, int
     int32_t sum = bias;
     for (int32_t u = 0; u < at->rows; u++)
         for (int32_t v = 0; v < at->columns; v++)
-            sum += (at->x[u * at->x_row + v * at->step + c] - op->in_zero) * at->w[u * at->w_row + v * at->step + c];
+            sum = port_wrapping_sum(
+                sum, (at->x[u * at->x_row + v * at->step + c] - op->in_zero) * at->w[u * at->w_row + v * at->step + c]);
     return finish(op, op->out_zero, sum, c, 1);
 }
 

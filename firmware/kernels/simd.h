@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "arithmetic.h"
 #include "port_model.h"
 
 static inline uint32_t port_load4(const void *bytes) { /* unaligned: one LDR on Cortex-M4 */
@@ -93,10 +94,10 @@ static inline uint32_t port_sxtab16_odd(uint32_t base, uint32_t x) {
     return port_pair(port_low(base) + port_byte(x, 1), port_high(base) + port_byte(x, 3));
 }
 static inline int32_t port_smlad(uint32_t x, uint32_t y, int32_t sum) {
-    return sum + port_low(x) * port_low(y) + port_high(x) * port_high(y);
+    return port_wrapping_sum(sum, port_wrapping_sum(port_low(x) * port_low(y), port_high(x) * port_high(y)));
 }
-static inline int32_t port_smlabb(uint32_t x, uint32_t y, int32_t sum) { return sum + port_low(x) * port_low(y); }
-static inline int32_t port_smlatt(uint32_t x, uint32_t y, int32_t sum) { return sum + port_high(x) * port_high(y); }
+static inline int32_t port_smlabb(uint32_t x, uint32_t y, int32_t sum) { return port_wrapping_sum(sum, port_low(x) * port_low(y)); }
+static inline int32_t port_smlatt(uint32_t x, uint32_t y, int32_t sum) { return port_wrapping_sum(sum, port_high(x) * port_high(y)); }
 
 #endif
 

@@ -1,4 +1,7 @@
-"""Assemble a recorded tape into a step graph: updates as early as possible, nothing dead, numbered from zero."""
+"""Assemble a recorded tape into a step graph.
+
+Updates as early as possible, nothing dead, numbered from zero.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -31,7 +34,10 @@ class UpdateRecipe:
 def assemble(
     tape: Tape, batch: tuple[int, ...], loss: int, aux: tuple[int, ...], recipe: UpdateRecipe | None, kind: str
 ) -> tuple[StepGraph, dict[str, torch.Tensor]]:
-    """Return the graph of `kind` ("step", "first", "next", "last", "eval") and the contents of its constants."""
+    """Return the graph of `kind` and the contents of its constants.
+
+    `kind`: "step", "first", "next", "last" or "eval".
+    """
     tape = Tape(list(tape.storages), list(tape.values), [op for op in tape.ops if op.phase is not Phase.UPDATE])
     as_kernels_compute(tape)
     kept = {tape.values[v].storage for v in (loss, *aux)}
@@ -63,7 +69,9 @@ def _last_touch(tape: Tape) -> dict[int, int]:
 
 
 def _accumulate_in_place(tape: Tape, kept: set[int], gradients: set[int]) -> dict[int, int]:
-    """Let sums of gradients overwrite a summand that dies there, as autograd itself does outside of recording.
+    """Let sums of gradients overwrite a summand that dies there.
+
+    So does autograd itself outside of recording.
 
     Addition is commutative to the bit, so either summand may be the one to be overwritten. Returns, for each storage
     that is gone, the one that took its place.
@@ -86,7 +94,7 @@ def _accumulate_in_place(tape: Tape, kept: set[int], gradients: set[int]) -> dic
             free = mine.role is Role.TEMPORARY and last[t.storage] == i and t.storage not in kept | gradients
             if same and free and tape.values[other.value].storage != t.storage:
                 tape.ops[i] = RecordedOp(
-                    "aten::add_.Tensor", (target, other), (), op.outputs, (t.storage,), op.phase, False, op.where
+                    "aten::add_.Tensor", (target, other), (), op.outputs, (t.storage,), op.phase, False
                 )
                 _merge(tape, out.storage, t.storage)
                 merged = {gone: t.storage if into == out.storage else into for gone, into in merged.items()}
@@ -186,7 +194,10 @@ def _summing_op(tape: Tape, gradient: int, moved: set[int]) -> int | None:
 
 
 def _alive(tape: Tape, ops: list[RecordedOp], kept: set[int]) -> list[RecordedOp]:
-    """Drop ops whose results nothing reads; keep those that change what outlives the step, draw numbers or guard."""
+    """Drop ops whose results nothing reads.
+
+    Those stay that change what outlives the step, draw numbers or guard.
+    """
     needed = set(kept)
     result = []
     for op in reversed(ops):

@@ -1,4 +1,4 @@
-"""Backward operators of several gradients, some of which are not wanted because their parameters are frozen.
+"""Backward operators of several gradients, some of which frozen parameters do not want.
 
 Convolution: autograd computes its three gradients by one operator and so saves the input even where only the gradients
 of input or bias are asked for, which need nothing of it but its shape. Here that operand becomes a stand-in of the same
@@ -21,7 +21,7 @@ INPUT, WEIGHT, MASK = 1, 2, 10
 
 
 def as_kernels_compute(tape: Tape) -> None:
-    """Let backward operators of the tape return what the kernels return, and hold no input that is not read."""
+    """Let backward operators return what the kernels return, and hold no input that is not read."""
     for i, op in enumerate(tape.ops):
         if op.name == _NORM_BACKWARD and isinstance(mask := op.args[-1], tuple) and mask[0] is False:
             tape.ops[i] = replace(op, outputs=op.outputs[-sum(map(bool, mask)) :])
@@ -30,7 +30,10 @@ def as_kernels_compute(tape: Tape) -> None:
 
 
 def is_plain(value: Value) -> bool:
-    """Return whether a value lies in its storage row after row; in other layouts the kernels look at the strides."""
+    """Return whether a value lies in its storage row after row.
+
+    In other layouts the kernels look at the strides.
+    """
     step = 1
     for size, stride in zip(reversed(value.shape), reversed(value.stride), strict=True):
         if stride != step:

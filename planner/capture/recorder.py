@@ -38,7 +38,7 @@ class RecordedStorage:
 
 @dataclass(slots=True)
 class RecordedOp:
-    """One call. `where` is the innermost line of user code that led to it."""
+    """One call."""
 
     name: str
     args: tuple[Argument, ...]
@@ -47,7 +47,6 @@ class RecordedOp:
     writes: tuple[int, ...]
     phase: Phase
     random: bool
-    where: str = ""
 
 
 @dataclass(slots=True)
@@ -184,7 +183,7 @@ class StepRecorder(TorchDispatchMode):
         random = torch.Tag.nondeterministic_seeded in func.tags
         op = RecordedOp(
             _name(func), encoded, encoded_kwargs, tuple(self.value_of(t) for t in _flat_outputs(result)), writes,
-            self.phase, random, _user_line() if self.phase is Phase.FORWARD else "",
+            self.phase, random,
         )  # fmt: skip
         self._spread_taint(op)
         self.tape.ops.append(op)
@@ -210,13 +209,12 @@ class StepRecorder(TorchDispatchMode):
         return result
 
     def _guard(self, value: int, result: Any) -> None:
-        where = _user_line()
         if isinstance(result, float):
             raise CaptureError(
-                f"{where} reads the value {result} of a tensor in Python (.item(), float(), printing); it would be frozen "
+                f"{_user_line()} reads the value {result} of a tensor in Python (.item(), float(), printing); it would be frozen "
                 "into the plan. Return it as an extra output instead: loss_fn may return (loss, aux)"
             )
-        self.tape.ops.append(RecordedOp(GUARD, (Ref(value), result), (), (), (), self.phase, False, where))
+        self.tape.ops.append(RecordedOp(GUARD, (Ref(value), result), (), (), (), self.phase, False))
 
     def _writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
         """Return the storages that a call changes in place: by its schema, or known to without it saying so."""
@@ -282,6 +280,7 @@ def _flat_outputs(result: Any) -> list[torch.Tensor]:
 
 
 def _user_line() -> str:
+    """Return file and line of the innermost user code that led here."""
     for frame in reversed(traceback.extract_stack(limit=40)):
         if "/torch/" not in frame.filename and not frame.filename.endswith(
             ("planner/capture/recorder.py", "planner/capture/step.py")

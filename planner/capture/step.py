@@ -1,8 +1,11 @@
-"""Capture a training step: model + loss + optimizer + example batch -> step graphs and the tensors they start from."""
+"""Capture a training step as step graphs and the tensors that they start from.
+
+It is recorded from a model, a loss function, an optimizer and one batch.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,26 +19,10 @@ from planner.ir.errors import CaptureError
 from planner.ir.graph import PERSISTENT, Argument, Phase, Role, Scalar, StepGraph, storage_key, verify_graph
 from planner.ir.lowering import optimizer_scalars
 from planner.ir.lowering.optimizer_scalars import OptimizerSpec
-from planner.ir.operators import GUARD, check_operator
+from planner.ir.operators import check_operator
 
 LossFunction = Callable[..., Any]
 """`loss_fn(model, *batch)` returns a scalar tensor, or a pair of it and anything made of tensors."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchSpec:
-    """Shapes and dtypes of a batch's tensors, in the order of its leaves."""
-
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[str, ...]
-
-    @classmethod
-    def of(cls, batch: tuple[Any, ...]) -> "BatchSpec":
-        tensors = [t for t in pytree.tree_leaves(batch) if isinstance(t, torch.Tensor)]
-        return cls(tuple(tuple(t.shape) for t in tensors), tuple(_dtype_name(t) for t in tensors))
-
-    def __str__(self) -> str:
-        return ", ".join(f"{d}{list(s)}" for d, s in zip(self.dtypes, self.shapes, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +40,14 @@ class Capture:
 
     `graphs`: "step", or "first"/"next"/"last" where gradients are accumulated over micro-batches, or "eval".
     Persistent storages have the same (role, name) in all of them. `tensors`: what each persistent storage and constant
-    starts from, by key "role/name"; `layouts`: how it lies in its storage. `aux`: structure of the extra outputs.
+    starts from, by key "role/name"; `layouts`: how it lies in its storage. `loss`: what it was on this batch.
     """
 
     graphs: Mapping[str, StepGraph]
     tensors: Mapping[str, torch.Tensor | Fill]
-    batch: BatchSpec
     optimizer: OptimizerSpec | None
     layouts: Mapping[str, TensorLayout]
-    aux: Any = None
-    guards: tuple[str, ...] = field(default=())
+    loss: float
 
 
 def _dtype_name(tensor: torch.Tensor) -> str:
@@ -88,10 +73,10 @@ def capture_step(
     spec = optimizer_scalars.describe_optimizer(optimizer)
     session = _Session(model, batch)
     with _undisturbed(model):
-        loss, aux = session.forward(loss_fn)
+        loss = session.forward(loss_fn)
         grads = session.backward(loss, _trained(optimizer))
     recipe = session.update(optimizer, spec, grads, clip_grad_norm, accumulating=accumulate > 1)
-    kinds = ("step",) if accumulate == 1 else ("first", "next", "last")
+    kinds = ("step",) if accumulate == 1 else ("first", "last") if accumulate == 2 else ("first", "next", "last")
     graphs = {}
     tensors: dict[str, torch.Tensor | Fill] = {}
     for kind in kinds:
@@ -99,7 +84,7 @@ def capture_step(
         graphs[kind] = _verified(graph)
         tensors |= data
     tensors |= {k: t for k, t in session.persistent.items() if k not in tensors}
-    return Capture(graphs, tensors, BatchSpec.of(batch), spec, session.layouts(), aux, tuple(session.guards()))
+    return Capture(graphs, tensors, spec, session.layouts(), loss.item())
 
 
 def capture_evaluation(model: torch.nn.Module, loss_fn: LossFunction, batch: tuple[Any, ...]) -> Capture:
@@ -109,16 +94,14 @@ def capture_evaluation(model: torch.nn.Module, loss_fn: LossFunction, batch: tup
     model.eval()
     try:
         with _undisturbed(model), torch.no_grad():
-            _, aux = session.forward(loss_fn)
+            loss = session.forward(loss_fn)
     finally:
         for module, mode in training.items():
             module.training = mode
     graph, constants = assemble(session.recorder.tape, session.batch_values, session.loss, session.aux, None, "eval")
     tensors: dict[str, torch.Tensor | Fill] = dict(constants)
     tensors |= {k: t for k, t in session.persistent.items() if k not in tensors}
-    return Capture(
-        {"eval": _verified(graph)}, tensors, BatchSpec.of(batch), None, session.layouts(), aux, tuple(session.guards())
-    )
+    return Capture({"eval": _verified(graph)}, tensors, None, session.layouts(), loss.item())
 
 
 def _verified(graph: StepGraph) -> StepGraph:
@@ -183,7 +166,7 @@ class _Session:
         self.names[tensor] = name
         self.recorder.add(tensor, role, name)
 
-    def forward(self, loss_fn: LossFunction) -> tuple[torch.Tensor, Any]:
+    def forward(self, loss_fn: LossFunction) -> torch.Tensor:
         with saved_as_notes(self.recorder), self.recorder:
             result = loss_fn(self.model, *self.batch)
         loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
@@ -193,9 +176,7 @@ class _Session:
         self.loss = self.recorder.value_of(loss)
         leaves = [t for t in pytree.tree_leaves(aux) if isinstance(t, torch.Tensor)]
         self.aux = tuple(self.recorder.value_of(t) for t in leaves)
-        places = iter(range(len(leaves)))
-        structure = pytree.tree_map(lambda x: {"aux": next(places)} if isinstance(x, torch.Tensor) else x, aux)
-        return loss, structure
+        return loss
 
     def backward(self, loss: torch.Tensor, groups: list[list[torch.Tensor]]) -> dict[torch.Tensor, torch.Tensor]:
         parameters = [p for g in groups for p in g]
@@ -326,9 +307,6 @@ class _Session:
                 found[key] = TensorLayout(value.dtype, value.shape, value.stride, value.offset)
         return found
 
-    def guards(self) -> list[str]:
-        return [op.where for op in self.recorder.tape.ops if op.name == GUARD]
-
 
 def _with_slots(ops: tuple[RecordedOp, ...], first: int) -> tuple[tuple[RecordedOp, ...], int]:
     """Replace the numbers among the arguments by per-step scalars `first`, `first + 1`, ..."""
@@ -346,7 +324,7 @@ def _with_slots(ops: tuple[RecordedOp, ...], first: int) -> tuple[tuple[Recorded
     result = tuple(
         RecordedOp(
             op.name, tuple(convert(a) for a in op.args), tuple((k, convert(v)) for k, v in op.kwargs),
-            op.outputs, op.writes, op.phase, op.random, op.where,
+            op.outputs, op.writes, op.phase, op.random,
         )
         for op in ops
     )  # fmt: skip

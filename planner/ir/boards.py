@@ -1,4 +1,7 @@
-"""Boards: shipped TOML files with a source beside every number, and costs estimated for a board that is not at hand."""
+"""Boards: shipped TOML files with a source beside every number.
+
+And costs estimated for a board that is not at hand.
+"""
 
 import math
 import tomllib
@@ -67,6 +70,9 @@ def board_names() -> list[str]:
     return sorted(path.stem for path in BOARDS.glob("*.toml"))
 
 
+_HOW = "`port-agent profile` writes a whole one"
+
+
 def load_board(name: str) -> Board:
     """Return a shipped board by name, or the board in the file at that path.
 
@@ -80,7 +86,7 @@ def load_board(name: str) -> Board:
     except FileNotFoundError as error:
         raise BoardError(f"there is no board {name!r}; choose one of {', '.join(board_names())} or a file") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise BoardError(f"cannot read the board file {path}: {error}") from error
+        raise BoardError(f"cannot read the board file {path}: {error}; {_HOW}") from error
     return parse_board(data, str(path))
 
 
@@ -105,7 +111,7 @@ def parse_board(data: dict[str, Any], where: str) -> Board:
         numbers[key] = Number(float(value), str(entry["unit"]), entry["kind"], str(entry["source"]))
     missing = [key for key in REQUIRED if key not in numbers]
     if missing:
-        raise BoardError(f"{where} lacks {', '.join(missing)}")
+        raise BoardError(f"{where} lacks {', '.join(missing)}; {_HOW}")
     return Board(str(data.get("name", where)), str(data.get("title", where)), str(data.get("kind", "linux")), numbers)
 
 
@@ -176,7 +182,10 @@ def estimated_costs(graph: StepGraph, board: Board, measured: CostTable | None =
 
 
 def _scaled(works: list[Work], modelled: list[float], measured: CostTable) -> list[float]:
-    """Scale measured seconds so that dense ops and the others each take as long in sum as the board's rates say."""
+    """Scale measured seconds so that they are in sum what the board's rates say.
+
+    Dense ops and the others each by their own factor.
+    """
     sums = {True: [0.0, 0.0], False: [0.0, 0.0]}
     for work, there, here in zip(works, modelled, measured.ops, strict=True):
         sums[work.dense][0] += there

@@ -1,4 +1,6 @@
-"""Give back the code that a process has run and will not run again: importing torch touches 65 to 100 MiB of it.
+"""Give back the code that a process has run and will not run again.
+
+Importing torch touches 65 to 100 MiB of it.
 
 Code is mapped from files and never changed, so its pages can go at any time; what is needed again comes back from the
 page cache, 30 MiB of it for a training step, or up to 85 where Linux 6.18 finds freshly installed libraries there in
@@ -32,7 +34,10 @@ def release_code_pages() -> None:
 
 
 def code_mappings(smaps: str) -> list[tuple[int, int]]:
-    """Return the address ranges of clean private executable file mappings in the text of a /proc/PID/smaps."""
+    """Return the address ranges of clean private executable file mappings.
+
+    They are read from the text of a /proc/PID/smaps.
+    """
     found: list[tuple[int, int]] = []
     candidate: tuple[int, int] | None = None
     for line in smaps.splitlines():

@@ -1,4 +1,7 @@
-"""What a step costs on one device: seconds, joules and workspace per operator, bandwidth of flash, watts at rest."""
+"""What a step costs on one device.
+
+Seconds, joules and workspace per operator, bandwidth of flash, watts at rest.
+"""
 
 from dataclasses import dataclass
 

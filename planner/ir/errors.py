@@ -19,6 +19,8 @@ class ExitCode(IntEnum):
     """As asked it can never work: a wrong argument, a broken bundle, a budget below the possible."""
     UNREACHABLE = 3
     """No daemon answers."""
+    DIVERGED = 4
+    """The loss or the state became NaN or infinite; the last good checkpoint is kept."""
     LEFT = 75
     """EX_TEMPFAIL: a worker left on request and can be resumed; the place is taken by another daemon."""
     CONFIG = 78

@@ -200,7 +200,10 @@ class StepGraph:
         return frozenset(self.values[v].storage for v in (self.loss, *self.aux))
 
     def label(self, s: int) -> str:
-        """Return what a reader knows a storage by: its name, or the op that creates it and the shape, `mul output [8, 64]`."""
+        """Return what a reader knows a storage by.
+
+        Its name, or the op that creates it and the shape: `mul output [8, 64]`.
+        """
         if self.storages[s].name:
             return self.storages[s].name
         for op in (self.ops[i] for i in self.uses[s]):
@@ -269,20 +272,22 @@ MAX_STORAGE_BYTES = 1 << 40
 """No device this project is for holds a terabyte tensor; a larger size is a damaged or hostile file."""
 
 
+def view_bytes(dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> int:
+    """Return how far a view reaches into its storage, in bytes; raise GraphError for one that cannot be."""
+    if len(shape) != len(stride) or min((*shape, *stride, offset), default=0) < 0:
+        raise GraphError(f"a view has shape {shape}, stride {stride}, offset {offset}; the graph is damaged")
+    if 0 in shape:
+        return 0
+    return (offset + sum((n - 1) * k for n, k in zip(shape, stride, strict=True)) + 1) * ITEM_BYTES[dtype]
+
+
 def _verify_view(graph: StepGraph, index: int, value: Value) -> None:
     _in_range(value.storage, len(graph.storages), f"storage of value {index}")
     nbytes = graph.storages[value.storage].nbytes
     if not 0 <= nbytes <= MAX_STORAGE_BYTES:
         raise GraphError(f"storage {value.storage} claims {nbytes} bytes; the limit is {MAX_STORAGE_BYTES}")
-    item = ITEM_BYTES.get(value.dtype)
-    if item is None:
+    if value.dtype not in ITEM_BYTES:
         raise GraphError(f"value {index} has dtype {value.dtype!r}, which is not supported")
-    if len(value.shape) != len(value.stride) or min((*value.shape, *value.stride, value.offset), default=0) < 0:
-        raise GraphError(f"value {index} has shape {value.shape}, stride {value.stride}, offset {value.offset}")
-    if 0 in value.shape:
-        return
-    last = value.offset + sum((n - 1) * k for n, k in zip(value.shape, value.stride, strict=True))
-    if (last + 1) * item > nbytes:
-        raise GraphError(
-            f"value {index} reaches byte {(last + 1) * item} of storage {value.storage}, which has {nbytes}"
-        )
+    reached = view_bytes(value.dtype, value.shape, value.stride, value.offset)
+    if reached > nbytes:
+        raise GraphError(f"value {index} reaches byte {reached} of storage {value.storage}, which has {nbytes}")

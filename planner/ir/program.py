@@ -1,4 +1,7 @@
-"""The straight line of instructions that an executor follows, and what is known about it: memory, time, energy."""
+"""The straight line of instructions that an executor follows, and what is known about it.
+
+Its memory, its time and its energy.
+"""
 
 import enum
 import itertools
@@ -105,13 +108,6 @@ class Program:
     recompute_seconds: float
     read_bytes: int
     written_bytes: int
-
-    @property
-    def paged_storages(self) -> frozenset[int]:
-        """Storages that are on flash at some moment of the step."""
-        moved = {i.index for i in self.instructions if i.code in (Code.READ, Code.WRITE)}
-        written = {s for _, storages in self.slice_written for s in storages}
-        return frozenset(moved | written | self.starts_on_flash)
 
     timeline: tuple[int, ...] = field(repr=False, default=())
     """Resident bytes (base included) while each op runs."""

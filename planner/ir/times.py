@@ -14,6 +14,8 @@ _HOW = 'write it like 8h, 3d, 07:00, 2026-12-24 or "2026-12-24 18:00"'
 _HOW_HOURS = 'write it like "22:00-07:00"'
 _LAST_YEAR = 9000
 """Calendars of 64-bit seconds go on; those of Python and of databases end at 9999, in every time zone."""
+LATEST_UNIX = 4102444800.0
+"""2100-01-01: calendars and time zones are certain to know it."""
 
 
 class MomentError(UnitError):

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from planner.ir.graph import Argument, GraphError, Named
-from planner.ir.operators import OperatorError, check_operator
+from planner.ir.graph import Argument, GraphError, Named, Op, StepGraph, references
+from planner.ir.operators import MAXIMUM_OUT, OperatorError, check_operator
 
 _DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
@@ -32,6 +32,12 @@ _NAMED: dict[str, dict[str, Any]] = {
 }
 
 
+COORDINATES = {"aten::grid_sampler_2d": 1, "aten::grid_sampler_2d_backward": 2}
+"""Which argument of an operator holds coordinates that it turns into addresses whatever they are, NaN included."""
+MOST_COORDINATE = 1e30
+"""Still finite in float32 when it is scaled to pixels."""
+
+
 def resolve(name: str) -> Callable[..., Any]:
     """Return torch's operator of this name.
 
@@ -43,8 +49,28 @@ def resolve(name: str) -> Callable[..., Any]:
     overload = getattr(packet, match[2] or "default", None) if match and packet is not None else None
     if overload is None:
         raise OperatorError(f"torch {torch.__version__} has no operator {name}; plan the job again with this version")
+    if name != MAXIMUM_OUT and any(argument.is_out for argument in overload._schema.arguments):
+        raise OperatorError(f"the operator {name} writes into a tensor it is given, which is not supported")
     result: Callable[..., Any] = overload
     return result
+
+
+def check_arguments(op: Op, graph: StepGraph) -> None:
+    """Raise GraphError where a call leaves a tensor out, or changes a storage without saying so.
+
+    torch reads through what is not there, and what is checked of a storage holds as long as nobody changes it unseen.
+    """
+    given = dict(op.kwargs)
+    if COORDINATES.get(op.name, -1) >= len(op.args):
+        raise GraphError(f"{op.name} is called without its coordinates; plan the job again")
+    for i, parameter in enumerate(resolve(op.name)._schema.arguments):  # type: ignore[attr-defined]
+        argument = op.args[i] if i < len(op.args) else given.get(parameter.name)
+        if argument is None and isinstance(parameter.type, torch.TensorType):
+            raise GraphError(f"{op.name} is called without its tensor {parameter.name}; plan the job again")
+        if parameter.alias_info is not None and parameter.alias_info.is_write:
+            changed = {graph.values[v].storage for v in references(argument)}
+            if not changed <= set(op.writes):
+                raise GraphError(f"{op.name} changes a storage that its graph does not name; plan the job again")
 
 
 def dtype(name: str) -> torch.dtype:

@@ -59,6 +59,10 @@ def parse_bytes(text: str | int) -> int:
     "300M" and "300MiB" are binary (300 * 2**20), "300MB" is decimal (300 * 10**6), a bare number is bytes.
     Raises SizeError for anything else, and for sizes below 0 or above 2**63 - 1.
     """
+    if isinstance(text, bool) or not isinstance(text, int | str):
+        raise SizeError(
+            f"the size {shown(text)} is a {type(text).__name__}; give a text or a whole number: {_HOW_SIZES}"
+        )
     if isinstance(text, int):
         count = Decimal(text)
     else:
@@ -75,7 +79,9 @@ def parse_bytes(text: str | int) -> int:
 
 
 def parse_duration(text: str | float) -> float:
-    """Return the seconds that "90s", "5min", "8h", "3d", "2w", "1d12h", "PT8H" or a bare number (seconds) mean.
+    """Return the seconds that "90s", "5min", "8h", "1d12h" or a bare number (seconds) mean.
+
+    Also "3d", "2w" and "PT8H".
 
     Raises DurationError for anything else, DurationRangeError below 0 and above ten years.
     """

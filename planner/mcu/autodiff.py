@@ -207,7 +207,10 @@ def _mark_accumulation(steps: tuple[Step, ...]) -> tuple[Step, ...]:
 
 
 def prune(program: SampleProgram, scheme: SparseScheme) -> SampleProgram:
-    """Return the program without the updates the scheme leaves out and without everything only they needed."""
+    """Return the program without the updates that the scheme leaves out.
+
+    Everything that only they needed goes too.
+    """
     _check_scheme(program.graph, scheme)
     needed: set[str] = set()
     kept: list[Step] = []
@@ -296,7 +299,7 @@ def training_program(graph: Graph, scheme: SparseScheme) -> SampleProgram:
 
 
 def verify_program(program: SampleProgram) -> None:
-    """Raise ProgramError unless every buffer is written before it is read and no weight is read after its update."""
+    """Raise ProgramError where a buffer is read unwritten, or a weight after its update."""
     written = {program.graph.input_name}
     updated: set[str] = set()
     for index, step in enumerate(program.steps):

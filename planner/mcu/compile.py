@@ -1,4 +1,7 @@
-"""The compiler's front door: a PyTorch module and calibration data in, C tables with a static memory plan out."""
+"""The compiler's front door.
+
+A PyTorch module and calibration data in, C tables with a static memory plan out.
+"""
 
 from __future__ import annotations
 

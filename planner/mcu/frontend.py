@@ -42,7 +42,9 @@ class NodeValue:
 
 
 def import_module(module: nn.Module, input_shape: Sequence[int], name: str = "model") -> Graph:
-    """Return the float graph of a module in eval mode, for one sample of `input_shape` ([C, H, W] or [C, W]).
+    """Return the float graph of a module in eval mode.
+
+    For one sample of `input_shape`: [C, H, W] or [C, W].
 
     Raises McuCompileError, with the layer and what to do, for anything the firmware has no kernel for.
     """

@@ -1,4 +1,6 @@
-"""The firmware's engine built for this machine: the oracle, and a fast way to train int8 models in experiments.
+"""The firmware's engine built for this machine.
+
+The oracle, and a fast way to train int8 models in experiments.
 
 The C sources are those of the firmware, compiled with -ffp-contract=off into a shared library together with one model.
 """

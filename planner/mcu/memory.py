@@ -1,4 +1,7 @@
-"""What a scheme costs in bytes: lifetimes of every buffer, the arena, and the layout of the trainable parameters."""
+"""What a scheme costs in bytes.
+
+Lifetimes of every buffer, the arena, and the layout of the trainable parameters.
+"""
 
 from __future__ import annotations
 

@@ -126,7 +126,9 @@ def _clamped(clamp: Clamp, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def quantize(graph: Graph, calibration: NDArray[np.float32], headroom: float = HEADROOM) -> QuantizedGraph:
-    """Return the int8 graph, its ranges taken from `calibration` [N, C, H, W] (a few dozen samples are enough).
+    """Return the int8 graph, its ranges taken from `calibration` [N, C, H, W].
+
+    A few dozen samples are enough.
 
     `headroom` widens every activation range but the input's, for a model that will keep learning. Weights get as
     much, up to WEIGHT_HEADROOM: with none, the largest weight of every row starts at its limit and cannot grow.
@@ -206,14 +208,20 @@ def _quantize_weighted(
 
 
 def _representable(output: QuantizedTensor, largest_sum_scale: float) -> QuantizedTensor:
-    """Coarsen the output until every ratio is below 1/4, which a shift of 33 needs (only tiny outputs come here)."""
+    """Coarsen the output until every ratio is below 1/4, which a shift of 33 needs.
+
+    Only tiny outputs come here.
+    """
     if largest_sum_scale / float(output.scale) < 0.2499:
         return output
     return QuantizedTensor(np.float32(largest_sum_scale / 0.2499), output.zero)
 
 
 def requantisation(ratios: NDArray[np.float64]) -> tuple[Int32Array, NDArray[np.uint8]]:
-    """Return multiplier and shift per channel: ratio = multiplier / 2**shift, 33 <= shift <= 62, multiplier < 2**31."""
+    """Return multiplier and shift per channel: ratio = multiplier / 2**shift.
+
+    33 <= shift <= 62, multiplier < 2**31.
+    """
     _, exponent = np.frexp(ratios)
     shift = np.clip(31 - exponent, 33, 62)
     multiplier = np.round(ratios * 2.0**shift)

@@ -1,4 +1,6 @@
-"""The sparse update found by measuring: contribution analysis, and an exact choice over real planner bytes.
+"""The sparse update found by measuring.
+
+Contribution analysis, and an exact choice over real planner bytes.
 
 arXiv 2206.15472 section 2.3 with two differences: the gains are measured on the user's own task with the firmware's
 engine; and the choice is exact (`planner.sparse.choose.choose_best`) over the arena and parameter bytes this compiler
@@ -36,7 +38,10 @@ differences between schemes are paired.
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one choice gained: the weights of `rows` channels of `layer`, over the same biases without them."""
+    """What one choice gained over the same biases without it.
+
+    The choice: the weights of `rows` channels of `layer`.
+    """
 
     layer: str
     rows: int
@@ -45,7 +50,9 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class ContributionTable:
-    """Measured accuracies: untrained, biases of the last k layers for each k, and every weight choice's gain.
+    """Measured accuracies.
+
+    Untrained, with the biases of the last k layers for each k, and every weight choice's gain.
 
     `error` is the standard error of a weight choice's gain, pooled over all of them.
     """
@@ -95,7 +102,10 @@ class ContributionTable:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a step may cost: static RAM in bytes, backward multiply-accumulates, and seconds or joules where measured."""
+    """What a step may cost.
+
+    Static RAM in bytes, backward multiply-accumulates, and seconds or joules where measured.
+    """
 
     ram_bytes: int
     backward_macs: int | None = None
@@ -216,7 +226,9 @@ class Needs:
 def find_scheme(
     graph: Graph, table: ContributionTable, limits: Limits, *, q88: bool = False, simd: bool = True
 ) -> SchemeChoice:
-    """Return the scheme of the largest predicted accuracy within the limits, by exact search over planner bytes.
+    """Return the scheme of the largest predicted accuracy within the limits.
+
+    An exact search over planner bytes.
 
     Raises BudgetError when not even inference fits. Raises ArenaBudgetError where no scheme fits.
     """

@@ -1,4 +1,4 @@
-"""A compiled model and its training samples in, the model with the sparse update that suits them best out."""
+"""Fits a compiled model to its training samples: the sparse update that suits them best."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from planner.mcu.scheme_race import MOST_FINALISTS, Finalist, find_finalists, ra
 
 @dataclass(frozen=True, eq=False)
 class EngineMeasure:
-    """Accuracy after a short adaptation with the firmware's own engine, by repeated cross-validation; a `Measure`.
+    """Accuracy after a short adaptation with the firmware's own engine.
+
+    By repeated cross-validation; a `Measure`.
 
     So many draws in a row as there are folds judge every sample once; each fold is judged by a model that trained on the
     others, from its initial parameters.
@@ -83,7 +85,9 @@ def fit_scheme(
     options: UpdateOptions = UpdateOptions(),  # noqa: B008 - frozen
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FittedModel:
-    """Return `model` compiled for the best scheme within `limits`, found on samples that it will be adapted to.
+    """Return `model` compiled for the best scheme within `limits`.
+
+    It is found on samples that the model will be adapted to.
 
     Contribution analysis, knapsack and race, all by cross-validation within the samples; `epochs` and `options` should
     be those of the job. `progress` is given adaptations, done and in all. Raises BudgetError when not even inference fits.

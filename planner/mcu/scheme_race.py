@@ -1,4 +1,6 @@
-"""The race: schemes that look best by the sum of measured gains are trained themselves, and the one that measures best wins.
+"""The race of the schemes that look best by the sum of measured gains.
+
+They are trained themselves, and the one that measures best wins.
 
 Measured gains are noisy and do not quite add up; so the knapsack's best few answers run beside last-k schemes.
 """
@@ -27,7 +29,10 @@ MOST_FINALISTS = 2 * (2 * RUNNERS_UP + 2)
 
 @dataclass(frozen=True, slots=True)
 class Finalist:
-    """A scheme of the race: how it was found, what it needs, and its accuracies, one per draw that it stayed in for."""
+    """A scheme of the race: how it was found, what it needs, and its accuracies.
+
+    One for each draw that it stayed in for.
+    """
 
     origin: str
     scheme: SparseScheme
@@ -80,7 +85,10 @@ def _runners_up(table: ContributionTable, needs: Needs) -> list[SparseScheme]:
 
 
 def _filled(graph: Graph, table: ContributionTable, scheme: SparseScheme, needs: Needs) -> SparseScheme:
-    """Return the scheme with more channels of the layers that gain, most per byte first, as far as they fit."""
+    """Return the scheme with more channels of the layers that gain, as far as they fit.
+
+    Those that gain most per byte go first.
+    """
     best = (max(choices, key=lambda c: c.gain) for choices in table.by_layer.values())
     gaining = sorted((c for c in best if c.gain > 0), key=lambda c: -c.gain / (c.rows * row_bytes(graph.op(c.layer))))
     for contribution in gaining:
@@ -98,7 +106,9 @@ def _filled(graph: Graph, table: ContributionTable, scheme: SparseScheme, needs:
 def race(
     field: Sequence[Finalist], measure: Measure, *, draws: int = DRAWS, rounds: int = ROUNDS
 ) -> tuple[Finalist, ...]:
-    """Return the finalists with their measured accuracies, the winner first: successive halving (arXiv 1502.07943).
+    """Return the finalists with their measured accuracies, the winner first.
+
+    Successive halving (arXiv 1502.07943).
 
     All are measured on the same draws; the better half stays and is measured on as many again. The winner's accuracy is
     that of the best of several, so it is a little more than the scheme would reach on new draws.

@@ -1,4 +1,4 @@
-"""Reference models for tests, benchmarks and the simulator, written as anyone would write them in PyTorch."""
+"""Reference models for tests, benchmarks and the simulator, in plain PyTorch."""
 
 from __future__ import annotations
 

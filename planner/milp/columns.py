@@ -1,4 +1,7 @@
-"""The columns of the planning model: what is decided about each gap, under the letters of FORMULATION.md."""
+"""The columns of the planning model.
+
+What is decided about each gap, under the letters of FORMULATION.md.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -87,7 +90,9 @@ class Columns:
         self.slack = np.inf if problem.deadline_s is None else max(problem.deadline_s - problem.base_seconds, 0.0)
 
     def hiding_column(self, name: str, nbytes: int) -> int:
-        """Create the column that says whether, or of a small tensor how much of, a transfer hides behind compute.
+        """Create the column that says whether a transfer hides behind compute.
+
+        Of a small tensor: how much of it.
 
         A transfer under way holds its whole buffer; only of small tensors a share is near enough.
         """
@@ -117,7 +122,10 @@ class Columns:
         return rematerialization if seconds <= self.slack * (1 + 1e-12) else None
 
     def presence(self, tensor: int, version: int, stage: int) -> list[Term] | None:
-        """Return the columns whose sum says that `version` of `tensor` is there when `stage` starts; None: always."""
+        """Return the columns whose sum says that a version of a tensor is there.
+
+        When `stage` starts; None: always.
+        """
         problem = self.problem
         info = problem.tensors[tensor]
         if stage in self.access_sets[tensor]:
@@ -159,7 +167,10 @@ class Columns:
 
 
 def _joule_scale(problem: Problem) -> float:
-    """Return the joules of a typical decision: with raw joules, solvers stop at gaps above the whole overhead."""
+    """Return the joules of a typical decision.
+
+    With raw joules, solvers stop at gaps above the whole overhead.
+    """
     sizes = [p.joules_in + p.joules_out for t in problem.tensors for p in t.paging[:1]]
     sizes = sizes or [r.joules for t in problem.tensors for r in t.rematerializations if r is not None]
     positive = [s for s in sizes if s > 0]
@@ -251,7 +262,10 @@ def _define_pages(f: Columns, g: int, columns: GapColumns, stages: list[int]) ->
 
 
 def define_intermediates(f: Columns) -> None:
-    """Create c[i, s] where a rematerialization at stage s may need tensor i while it is gone, also after its last access."""
+    """Create c[i, s] where a rematerialization at stage s may need tensor i while it is gone.
+
+    Also after its last access.
+    """
     problem = f.problem
     reach: list[dict[int, float]] = [{} for _ in problem.tensors]
     for g, columns in f.gaps.items():

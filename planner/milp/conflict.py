@@ -1,4 +1,7 @@
-"""Which rows make a model infeasible, and by how much: an elastic phase over the limits that a user can move."""
+"""Which rows make a model infeasible, and by how much.
+
+An elastic phase over the limits that a user can move.
+"""
 
 import enum
 from dataclasses import dataclass, replace
@@ -37,7 +40,9 @@ class Shortfall:
 
 
 def shortfalls(f: Columns, time_limit_s: float) -> tuple[Shortfall, ...]:
-    """Return the limits that the relaxed model misses if it misses as little as it can in sum, the worst first.
+    """Return the limits that the relaxed model misses, the worst first.
+
+    It misses as little as it can in sum.
 
     Empty where the relaxation meets them all, or where the time was too short to tell: then whole decisions or what
     lowering adds are to blame, and no row can be named. One LP.
@@ -56,7 +61,10 @@ def shortfalls(f: Columns, time_limit_s: float) -> tuple[Shortfall, ...]:
 
 
 def _elastic(model: LinearModel) -> tuple[LinearModel, dict[str, int]]:
-    """Return the model with every limit missed at a price and all else free, and the column that misses each."""
+    """Return the model with every limit missed at a price, and the column that misses each.
+
+    All else is free.
+    """
     elastic = replace(
         model, names=model.names.copy(), cost=[0.0] * model.columns, lower=model.lower.copy(),
         upper=model.upper.copy(), integral=model.integral.copy(), row_start=[0], index=[], value=[],

@@ -48,7 +48,10 @@ def eq3_inputs(f: Columns) -> None:
 
 
 def eq4_page_out(f: Columns) -> None:
-    """o[i,v,d] >= sum of the page-ins of each gap: contents are written once, then read as often as needed."""
+    """o[i,v,d] >= sum of the page-ins of each gap.
+
+    Contents are written once, then read as often as needed.
+    """
     model = f.model
     for g, columns in f.gaps.items():
         gap = f.problem.gaps[g]

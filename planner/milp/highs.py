@@ -1,4 +1,6 @@
-"""A linear model with named columns and rows, and its solution by HiGHS: one thread, deterministic, with progress.
+"""A linear model with named columns and rows, and its solution by HiGHS.
+
+One thread, deterministic, with progress.
 
 Names keep to the LP format (parentheses, no brackets): HiGHS replaces others by c0, c1, ... when it writes a file.
 """
@@ -174,6 +176,8 @@ class HighsSession:
         """Solve within `time_limit_s` and return what was found."""
         if self.model.impossible:
             return SolverRun(SolverStatus.INFEASIBLE, INFINITY, INFINITY, None, 0.0)
+        if not self.model.columns:  # nothing to decide, which HiGHS calls an empty model
+            return SolverRun(SolverStatus.OPTIMAL, 0.0, 0.0, np.zeros(0), 0.0, np.zeros(0))
         highs, begin = self.highs, time.perf_counter()
         highs.setOptionValue("time_limit", max(time_limit_s, 0.01))
         highs.setOptionValue("mip_rel_gap", gap)

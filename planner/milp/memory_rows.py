@@ -1,16 +1,21 @@
-"""The rows of the model that are about memory: bytes before and after each stage, in-stage order, sliced updates."""
+"""The rows of the model that are about memory.
+
+Bytes before and after each stage, in-stage order, sliced updates.
+"""
 
 import numpy as np
 
 from planner.milp.columns import Columns, GapColumns, Term
 from planner.milp.highs import Vector
 from planner.milp.time_rows import add_overlap_loads
-from planner.problem.model import Gap, Problem, Rematerialization, Semantics
-from planner.problem.replay import page_out_ready, read_window, write_window
+from planner.problem.model import Gap, Rematerialization, Semantics
+from planner.problem.replay import gaps_around, page_out_ready, read_window, write_window
 
 
 def eq5_eq6_memory(f: Columns) -> None:
-    """Bytes before a stage's output exists (with intermediates) and after it exists, both within the budget.
+    """Bytes before and after a stage's output exists, both within the budget.
+
+    Before it, intermediates count too.
 
     Rows whose columns repeat those of another row with a higher fixed load say nothing new and are left out.
     """
@@ -20,6 +25,9 @@ def eq5_eq6_memory(f: Columns) -> None:
     intermediates: list[list[Term]] = [[] for _ in range(problem.size)]
     for (i, s), v in f.intermediates.items():
         intermediates[s].append((v, problem.tensors[i].nbytes / f.byte_scale))
+    workspaces = {
+        s for _, s, rematerialization, _ in f.rematerialization_columns() if rematerialization.workspace_bytes
+    }
     work_before = _rematerialization_workspaces(f)
     limit = (problem.ram_bytes or 0) / f.byte_scale
     tightest: dict[tuple[Term, ...], tuple[float, str]] = {}
@@ -32,7 +40,7 @@ def eq5_eq6_memory(f: Columns) -> None:
             continue
         _offer_row(tightest, f"eq6_memory_after({s})", terms[s] + sliced_after, after)
         before = fixed[s] - born[s]
-        if intermediates[s] and f.breadth.exact_stages:
+        if f.breadth.exact_stages and (intermediates[s] or s in workspaces):
             eq5_in_stage(f, s, terms[s] + sliced_before, fixed[s] - born[s], limit)
             intermediates[s] = []
         extra = intermediates[s] + ([(work_before[s], 1.0)] if s in work_before else [])
@@ -59,7 +67,9 @@ def _rematerialization_workspaces(f: Columns) -> dict[int, int]:
 
 
 def eq5_in_stage(f: Columns, stage: int, base: list[Term], fixed: float, limit: float) -> None:
-    """Bytes after each rematerialization of a stage: what comes later is not there yet, used-up intermediates are gone again.
+    """Bytes after each rematerialization of a stage.
+
+    What comes later is not there yet, used-up intermediates are gone again.
 
     l[q,j] >= c[q] + v[k] - 1: intermediate q lives on at position j while any later rematerialization k reads it.
     """
@@ -90,7 +100,9 @@ def eq5_in_stage(f: Columns, stage: int, base: list[Term], fixed: float, limit: 
 
 
 def _stage_rematerializations(f: Columns, stage: int) -> list[tuple[int, Rematerialization, int]]:
-    """Return (tensor, rematerialization, column) of all that may be rematerialized at `stage`, in the order of their computation.
+    """Return (tensor, rematerialization, column) of all that may be rematerialized at `stage`.
+
+    In the order of their computation.
 
     A tensor that may be both an intermediate and come back appears twice: only one of the two is ever chosen.
     """
@@ -129,7 +141,10 @@ def _fixed_loads(f: Columns) -> tuple[Vector, Vector, Vector]:
 
 
 def _gap_loads(f: Columns) -> list[list[Term]]:
-    """Return, per stage, the bytes that decisions hold there: kept, back early, packed, landing, being written."""
+    """Return, per stage, the bytes that decisions hold there.
+
+    Kept, back early, packed, landing, being written.
+    """
     problem, size = f.problem, f.problem.size
     loads: list[list[Term]] = [[] for _ in range(size)]
     for g, columns in f.gaps.items():
@@ -176,17 +191,9 @@ def _add_transfer_loads(f: Columns, gap: Gap, columns: GapColumns, loads: list[l
 def define_slices(f: Columns) -> None:
     """Create z[k]: update k runs slice by slice."""
     for k, slicing in enumerate(f.problem.slicings):
-        sides = [_sides(f.problem, i, slicing.stage) for i in slicing.members]
+        sides = [gaps_around(f.problem, i, slicing.stage) for i in slicing.members]
         if all(g in f.gaps and f.gaps[g].page for pair in sides for g in pair) and all(sides):
             f.slices[k] = f.model.column(f"z({k})", integral=True)
-
-
-def _sides(problem: Problem, tensor: int, stage: int) -> list[int]:
-    """Return the gaps that end or start at `stage`."""
-    return [
-        g for g in problem.gaps_of[tensor]
-        if stage in (problem.gaps[g].after, problem.gaps[g].before % problem.size)
-    ]  # fmt: skip
 
 
 def _slice_terms(f: Columns, stage: int) -> tuple[list[Term], list[Term]]:
@@ -209,7 +216,7 @@ def eq10_slices(f: Columns) -> None:
     for k, v in f.slices.items():
         slicing = f.problem.slicings[k]
         for i in slicing.members:
-            for g in _sides(f.problem, i, slicing.stage):
+            for g in gaps_around(f.problem, i, slicing.stage):
                 columns = f.gaps[g]
                 end = f.problem.gaps[g].before
                 terms = [(v, 1.0)] + [(y, -1.0) for (s, _), y in columns.page.items() if s == end]

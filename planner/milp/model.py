@@ -76,7 +76,10 @@ class Formulation(Columns):
         return [c for c, flag in enumerate(self.model.integral) if flag and c not in self.hiding]
 
     def start_values(self, schedule: Schedule) -> dict[int, float] | None:
-        """Return the integral columns of decisions under `schedule`; None if the model does not offer one of them."""
+        """Return the integral columns of decisions under `schedule`.
+
+        None if the model does not offer one of them.
+        """
         values = dict.fromkeys(self.decisions(), 0.0)
         chosen = {c.gap: c for c in schedule.choices}
         for g, columns in self.gaps.items():

@@ -1,4 +1,6 @@
-"""The rows of the model that are about time: transfers beside compute, stalls, static power, the deadline.
+"""The rows of the model that are about time.
+
+Transfers beside compute, stalls, static power, the deadline.
 
 Two versions. REAL: a transfer has fixed windows, its buffer is charged there, and what compute does not cover stalls the
 stage. ELASTIC: how much of a transfer hides behind compute is a decision; what is hidden needs its buffer and a share
@@ -65,7 +67,10 @@ def add_overlap_loads(f: Columns, gap: Gap, columns: GapColumns, loads: list[lis
 
 
 def _hidden(problem: Problem, gap: Gap, columns: GapColumns) -> Iterator[tuple[int, list[tuple[int, float]]]]:
-    """Yield the columns h and w of a gap, each with the (stage, seconds) shares behind which its transfer hides."""
+    """Yield the columns h and w of a gap.
+
+    Each with the (stage, seconds) shares behind which its transfer hides.
+    """
     for paging in problem.tensors[gap.tensor].paging:
         if paging.target in columns.read_ahead:
             yield columns.read_ahead[paging.target], _window(problem, gap, paging.seconds_in, -1)
@@ -114,7 +119,10 @@ def eq7_bucket_stall(f: Columns) -> None:
 
 
 def eq7_total_stall(f: Columns) -> None:
-    """The step's stall covers all transfers that compute does not, and what is exposed or does not fit a piece."""
+    """The step's stall covers all transfers that compute does not.
+
+    And what is exposed or does not fit a piece.
+    """
     problem = f.problem
     stall = f.stalls[-1] = f.model.column("stall", _stall_cost(f), np.inf)
     total: list[Term] = [(stall, 1.0)]

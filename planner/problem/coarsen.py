@@ -95,7 +95,10 @@ def coarsen(
     min_bytes: int = MIN_DECIDED_BYTES,
     write_limit_bytes: float | None = None,
 ) -> Coarse:
-    """Return the problem of planning `graph` (run in `order`) within `ram_bytes`, the worker's base included."""
+    """Return the problem of planning `graph` within `ram_bytes`, the worker's base included.
+
+    `order`: in which its ops run.
+    """
     if order:
         graph = graph.reordered(order)
         costs = CostTable(costs.device, tuple(costs.ops[i] for i in order))
@@ -103,7 +106,10 @@ def coarsen(
 
 
 class _Coarsening:
-    """Builds one Coarse: stages, then which storages are tensors, then their rematerializations and the fixed load."""
+    """Builds one Coarse.
+
+    Stages, then which storages are tensors, then their rematerializations and the fixed load.
+    """
 
     def __init__(self, graph: StepGraph, costs: CostTable, order: tuple[int, ...], min_bytes: int) -> None:
         self.graph, self.costs, self.order = graph, costs, order
@@ -295,7 +301,9 @@ class _Coarsening:
         return found
 
     def _touched(self, stage: int) -> dict[int, tuple[int, int]]:
-        """Return the tensors' storages used in `stage`, with the first and last op there at which they are resident.
+        """Return the tensors' storages used in `stage`.
+
+        With the first and last op there at which they are resident.
 
         What is older than the stage is back when its first op runs, and may leave after its last use.
         """

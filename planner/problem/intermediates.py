@@ -4,7 +4,10 @@ from planner.problem.model import Choice, Fate, Problem, Schedule
 
 
 def prune_intermediates(problem: Problem, choices: tuple[Choice, ...], wanted: set[tuple[int, int]]) -> Schedule:
-    """Return the schedule without intermediates that are resident anyway or that no rematerialization of their stage reads."""
+    """Return the schedule without intermediates that nothing needs.
+
+    They are resident anyway, or no rematerialization of their stage reads them.
+    """
     chosen = {choice.gap: choice for choice in choices}
     todo = [
         (problem.gaps[c.gap].tensor, problem.gaps[c.gap].version, c.stage % problem.size)
@@ -24,7 +27,10 @@ def prune_intermediates(problem: Problem, choices: tuple[Choice, ...], wanted: s
 
 
 def _present(problem: Problem, chosen: dict[int, Choice], tensor: int, stage: int) -> bool:
-    """Say whether a tensor is resident at `stage`: in use there, kept through an idle gap, or back already."""
+    """Say whether a tensor is resident at `stage`.
+
+    In use there, kept through an idle gap, or back already.
+    """
     if stage in problem.tensors[tensor].accesses:
         return stage != problem.tensors[tensor].birth
     for g in problem.gaps_of[tensor]:

@@ -102,8 +102,15 @@ class Tensor:
     pinned: bool = False
     """Always kept between its accesses; after the last one it may come back as an intermediate."""
 
+    def rematerialization(self, version: int) -> Rematerialization | None:
+        """Return how to compute a version again; None where that is not possible."""
+        return self.rematerializations[version] if 0 <= version < len(self.rematerializations) else None
+
     def version_after(self, stage: int) -> int:
-        """Return how many writes have happened once `stage` has run, minus one (-1: contents from before the step)."""
+        """Return how many writes have happened once `stage` has run, minus one.
+
+        -1: contents from before the step.
+        """
         return sum(w <= stage for w in self.writes) - 1
 
     def version_before(self, stage: int) -> int:
@@ -111,7 +118,10 @@ class Tensor:
         return sum(w < stage for w in self.writes) - 1
 
     def contents(self, version: int) -> int:
-        """Return which contents a version holds: a persistent tensor starts a step with those of the last write."""
+        """Return which contents a version holds.
+
+        A persistent tensor starts a step with those of the last write.
+        """
         return version % len(self.writes) if self.persistent and self.writes else version
 
     @property
@@ -137,7 +147,9 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Slicing:
-    """An update that may run slice by slice, once the persistent `members` are paged in before and out after it.
+    """An update that may run slice by slice.
+
+    Once the persistent `members` are paged in before and out after it.
 
     Then neither the members nor `saved_bytes` of the stage's workspace are resident, only `buffer_bytes`. `other_bytes`
     (the gradient) may pass in slices too if it is paged there; only a bound counts on that.
@@ -258,7 +270,10 @@ class Fate(enum.Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Choice:
-    """A gap that is not simply kept: its fate, the stage at whose start the tensor is back, the paging target."""
+    """A gap that is not simply kept.
+
+    Its fate, the stage at whose start the tensor is back, the paging target.
+    """
 
     gap: int
     stage: int
@@ -268,7 +283,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Decisions for a problem; gaps that do not appear are kept. `intermediates` are (tensor, stage) pairs.
+    """Decisions for a problem; gaps that do not appear are kept.
+
+    `intermediates` are (tensor, stage) pairs.
 
     Return stages of wrapping gaps may exceed the number of stages; those of intermediates do not. `sliced`: indices of
     the slicings in use.

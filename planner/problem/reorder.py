@@ -1,4 +1,6 @@
-"""Reorders a step before it is planned: updates as early as possible, the branch that frees most first.
+"""Reorders a step before it is planned.
+
+Updates as early as possible, the branch that frees most first.
 
 Only operators that do not depend on each other change places, so every number stays the same to the bit: reads wait
 for the last write of what they read, writes for all reads of what they change, random operators keep their sequence.

@@ -1,4 +1,7 @@
-"""Replays a schedule of an abstract problem and measures it. Written without the solver, so it can judge one."""
+"""Replays a schedule of an abstract problem and measures it.
+
+Written without the solver, so it can judge one.
+"""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -37,7 +40,9 @@ class ScheduleCost:
 
 
 def transfer_window(problem: Problem, stage: int, seconds: float, step: int) -> list[tuple[int, float]]:
-    """Return (stage, seconds) shares of a transfer that ends before `stage` (step -1) or starts at it (step +1).
+    """Return (stage, seconds) shares of a transfer.
+
+    It ends before `stage` (step -1) or starts at it (step +1).
 
     A read fills the compute time of the stages before its use, nearest first; a write fills the stages after. What
     does not fit within MAX_PREFETCH_STAGES stalls the stage nearest to the use.
@@ -86,12 +91,18 @@ def _inside(problem: Problem, gap: Gap, shares: list[tuple[int, float]]) -> list
 
 
 def replay(problem: Problem, schedule: Schedule) -> ScheduleCost:
-    """Return what `schedule` costs and every rule it breaks (rematerialization inputs, memory, deadline, wear)."""
+    """Return what `schedule` costs and every rule it breaks.
+
+    Rematerialization inputs, memory, deadline, wear.
+    """
     return _Replay(problem, schedule).run()
 
 
 class _Replay:
-    """One replay: residency per tensor and stage first, then rematerializations stage by stage, then time and energy."""
+    """One replay.
+
+    Residency per tensor and stage first, then rematerializations stage by stage, then time and energy.
+    """
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
         self.problem, self.schedule = problem, schedule
@@ -214,16 +225,13 @@ class _Replay:
         """A sliced update holds neither its streamed members nor its temporaries, only slice buffers."""
         self.spared = np.zeros(self.problem.size)
         self.spared_before = np.zeros(self.problem.size)
-        paged = {
-            (self.problem.gaps[c.gap].tensor, stage % self.problem.size)
-            for c in self.schedule.choices
-            if c.fate is Fate.PAGE and c.stage == self.problem.gaps[c.gap].before
-            for stage in (self.problem.gaps[c.gap].after, self.problem.gaps[c.gap].before)
-        }
+        gaps = self.problem.gaps
+        paged = {c.gap for c in self.schedule.choices if c.fate is Fate.PAGE and c.stage == gaps[c.gap].before}
         for k in self.schedule.sliced:
             slicing = self.problem.slicings[k]
             members = sum(self.problem.tensors[i].nbytes for i in slicing.members)
-            if any((i, slicing.stage) not in paged for i in slicing.members):
+            around = [gaps_around(self.problem, i, slicing.stage) for i in slicing.members]
+            if any(not sides or not paged.issuperset(sides) for sides in around):
                 self._fail(f"the update at stage {slicing.stage} is sliced, but not all it streams is paged around it")
             self.spared[slicing.stage] += members + slicing.saved_bytes - slicing.buffer_bytes
             self.spared_before[slicing.stage] += members
@@ -246,7 +254,10 @@ class _Replay:
         self.result.peak_bytes = round(float(self.result.load_bytes[self.result.peak_stage]))
 
     def _rematerialize_stage(self, stage: int, load: float) -> float:
-        """Run the rematerializations of one stage in the order of their first computation; return their peak bytes."""
+        """Run the rematerializations of one stage; return their peak bytes.
+
+        In the order of their first computation.
+        """
         tensors = self.problem.tensors
         todo = self._in_order(self.rematerializations[stage])
         if len(todo) < len(self.rematerializations[stage]):
@@ -290,9 +301,7 @@ class _Replay:
 
         def visit(i: int) -> None:
             seen.add(i)
-            version = entries[i][1]
-            known = 0 <= version < len(tensors[i].rematerializations)
-            rematerialization = tensors[i].rematerializations[version] if known else None
+            rematerialization = tensors[i].rematerialization(entries[i][1])
             for u, _ in rematerialization.inputs if rematerialization else ():
                 if u in entries and u not in seen:
                     visit(u)
@@ -334,6 +343,14 @@ class _Replay:
             self._fail(f"the step takes {result.seconds:g} s, the deadline is {problem.deadline_s:g} s")
         if problem.write_limit_bytes is not None and result.written_bytes > problem.write_limit_bytes:
             self._fail(f"{result.written_bytes} B are written, the limit is {problem.write_limit_bytes:.0f} B")
+
+
+def gaps_around(problem: Problem, tensor: int, stage: int) -> list[int]:
+    """Return the gaps of a tensor that end or start at `stage`."""
+    return [
+        g for g in problem.gaps_of[tensor]
+        if stage in (problem.gaps[g].after, problem.gaps[g].before % problem.size)
+    ]  # fmt: skip
 
 
 def _rematerialized_at(problem: Problem, gap: Gap, chosen: dict[int, Choice]) -> int | None:

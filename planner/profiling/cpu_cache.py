@@ -1,4 +1,6 @@
-"""What the processor's cache holds while a step runs, so that an operator is timed on operands as cold as it finds them.
+"""What the processor's cache holds while a step runs.
+
+So an operator is timed on operands as cold as it finds them.
 
 An operator that runs again and again on the same tensors finds them in the cache; in a step, weights and saved activations
 come from memory. Timed hot, a step of small operators looks a quarter faster than it is.
@@ -19,7 +21,10 @@ LARGEST_CACHE_BYTES = 32 << 20
 
 
 def last_level_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
-    """Return the size of the largest cache that Linux lists for the first core (ABI: sysfs-devices-system-cpu)."""
+    """Return the size of the largest cache that Linux lists for the first core.
+
+    ABI: sysfs-devices-system-cpu.
+    """
     sizes = []
     for path in folder.glob("index*/size"):
         with contextlib.suppress(OSError, ValueError):
@@ -28,7 +33,10 @@ def last_level_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) 
 
 
 def cold_operands(graph: StepGraph, cache_bytes: int) -> tuple[frozenset[int], ...]:
-    """Return, per op, the storages among its operands that the cache has lost: more than it holds was touched since."""
+    """Return, per op, the storages among its operands that the cache has lost.
+
+    More than it holds was touched since.
+    """
     size = [s.nbytes for s in graph.storages]
     traffic = 0
     touched: dict[int, int] = {}

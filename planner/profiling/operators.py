@@ -1,17 +1,19 @@
-"""Measure what a step costs on this machine: seconds and workspace per operator, flash bandwidth, base memory.
+"""Measure what a step costs on this machine.
+
+Seconds and workspace per operator, flash bandwidth, base memory.
 
 Operators with the same name, shapes and arguments, on operands as cold, are measured once. Run as a process of its own
 (`python -m planner.profiling.operators GRAPHS OUT`), so that the memory it reports is that of a bare worker; with the budget-aware
 allocator preloaded, workspace counts whatever a kernel takes, oneDNN's scratch included.
 """
 
-import contextlib
 import ctypes
 import itertools
 import mmap
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -24,6 +26,7 @@ import torch
 from planner.ir.bundle.codec import unpack_graph
 from planner.ir.code_pages import release_code_pages
 from planner.ir.costs import Flash, OpCost
+from planner.ir.direct_io import bypass_page_cache
 from planner.ir.errors import PortError
 from planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, references
 from planner.ir.operators import GUARD
@@ -96,7 +99,10 @@ def profile_operators(
 
 
 def _resident_after(calls: Iterable["_Call"]) -> tuple[int, int]:
-    """Return what is resident now, and what once code is given back and only these calls have fetched theirs again."""
+    """Return what is resident now, and what once code is given back.
+
+    Only these calls have fetched theirs again then.
+    """
     _give_back()
     loaded = resident_bytes()
     release_code_pages()
@@ -234,14 +240,19 @@ class FlashError(PortError):
 
 
 def medium_joules(bytes_per_s: float) -> float:
-    """Return an estimate of what a medium of this bandwidth takes per byte, as POET derives it: watts over bandwidth."""
+    """Return an estimate of what a medium of this bandwidth takes per byte.
+
+    As POET derives it: watts over bandwidth.
+    """
     return max(MEDIUM_WATTS / bytes_per_s, LEAST_MEDIUM_JOULES)
 
 
 def measure_flash(
     directory: Path, *, compute_watts: float, name: str = "flash", progress: Progress | None = None
 ) -> Flash:
-    """Return bandwidth and latency of the medium under `directory`, past the page cache where the system allows it.
+    """Return bandwidth and latency of the medium under `directory`.
+
+    Past the page cache where the system allows it.
 
     Writes and reads a 64 MiB file; FlashError where that fails. Energy per byte is the CPU time that the transfers take,
     measured, at `compute_watts`, and an estimate for the medium.
@@ -257,16 +268,12 @@ def measure_flash(
 
 def _timed_flash(directory: Path, compute_watts: float, name: str, progress: Progress | None) -> Flash:
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / ".port-flash-test"
-    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
-    try:
-        fd = os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o600)
-    except OSError:
-        fd = os.open(path, flags, 0o600)
     buffer = mmap.mmap(-1, _CHUNK)
     buffer.write(os.urandom(_CHUNK))
     rounds = _FLASH_SAMPLE_BYTES // _CHUNK
-    try:
+    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:  # without a name: nobody puts another in its place
+        fd = file.fileno()
+        bypass_page_cache(fd)
         write_s = []
         cpu = [time.thread_time()]
         for i in range(rounds):
@@ -294,10 +301,6 @@ def _timed_flash(directory: Path, compute_watts: float, name: str, progress: Pro
             begin = time.perf_counter()
             os.preadv(fd, [memoryview(buffer)[:4096]], i * _CHUNK)
             small.append(time.perf_counter() - begin)
-    finally:
-        os.close(fd)
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
     read, write = _FLASH_SAMPLE_BYTES / sum(read_s), _FLASH_SAMPLE_BYTES / (sum(write_s) + sync)
     write_cpu, read_cpu = (compute_watts * (b - a) / _FLASH_SAMPLE_BYTES for a, b in itertools.pairwise(cpu))
     return Flash(
@@ -310,7 +313,10 @@ def _timed_flash(directory: Path, compute_watts: float, name: str, progress: Pro
 
 
 def main(arguments: list[str]) -> int:
-    """Profile the graphs in file `arguments[0]`, write the result to `arguments[1]`; progress as "done total" lines."""
+    """Profile the graphs in file `arguments[0]`, write the result to `arguments[1]`.
+
+    Progress as "done total" lines.
+    """
     source, target, threads, watts = arguments
     torch.set_num_threads(int(threads))
     graphs = [unpack_graph(g) for g in msgpack.unpackb(Path(source).read_bytes())]

@@ -1,4 +1,6 @@
-"""The anytime ladder: greedy, narrow models, the LP bound of the full model, the full model with dear columns fixed.
+"""The anytime ladder.
+
+Greedy, narrow models, the LP bound of the full model, the full model with dear columns fixed.
 
 Every rung is judged by the replay, never by the solver's own word; the best valid schedule so far is kept.
 """
@@ -15,7 +17,7 @@ from planner.milp.highs import HighsSession, Progress, SolverRun, SolverStatus, 
 from planner.milp.model import Formulation
 from planner.problem.model import Problem, Semantics
 from planner.problem.replay import replay
-from planner.search.greedy import greedy, greedy_variants
+from planner.search.greedy.search import greedy, greedy_variants
 from planner.search.incumbent import OPTIMAL_GAP, Climb, Judge
 from planner.search.neighbourhood import neighbourhood_search
 from planner.search.recipes import cheap_segments, simple_schedules
@@ -104,7 +106,10 @@ def captured_breadth(problem: Problem) -> Breadth:
 
 
 def offer_recipes(state: Climb, seconds: float) -> None:
-    """Offer what recipes and variants of the greedy search give, baselines' among them, for `seconds` of CPU time."""
+    """Offer what recipes and variants of the greedy search give, for `seconds` of CPU time.
+
+    Baselines' among them.
+    """
     stop_at = state.left - seconds
     for schedule in simple_schedules(state.problem):
         state.offer(schedule, "simple")
@@ -127,7 +132,10 @@ def _formulation(state: Climb, breadth: Breadth) -> Formulation:
 
 
 def _returns(problem: Problem, breadth: Breadth) -> int:
-    """Return how many return stages a model of this breadth offers: what building it takes grows with them."""
+    """Return how many return stages a model of this breadth offers.
+
+    What building it takes grows with them.
+    """
     lengths = (gap.before - gap.after for gap in problem.gaps if not gap.dead)
     return sum(length if breadth.window is None else min(length, breadth.window + 1) for length in lengths)
 
@@ -147,7 +155,10 @@ def small_bound(state: Climb) -> None:
 
 
 def relaxation_bound(problem: Problem, time_limit_s: float) -> float | None:
-    """Return the smallest relaxation's bound on the overhead joules of `problem`; None if time was too short."""
+    """Return the smallest relaxation's bound on the overhead joules of `problem`.
+
+    None if time was too short.
+    """
     formulation = Formulation(problem, SMALLEST)
     run = HighsSession(formulation.model, relaxed=True).run(time_limit_s)
     return run.bound * formulation.joule_scale if run.status is SolverStatus.OPTIMAL else None
@@ -219,7 +230,10 @@ def search(
 
 
 def scaled_progress(state: Climb, formulation: Formulation) -> Progress | None:
-    """Return a callback that reports in joules what the solver reports in its own units; never worse than known."""
+    """Return a callback that reports in joules what the solver reports in its own units.
+
+    Never worse than known.
+    """
     if state.progress is None:
         return None
     watch, scale = state.progress, formulation.joule_scale
@@ -275,7 +289,9 @@ def certain_columns(formulation: Formulation, relaxed: SolverRun) -> list[int]:
     """Return the integral columns that the LP sets to one."""
     if relaxed.values is None:
         return []
-    return [int(c) for c in np.flatnonzero(np.array(formulation.model.integral) & (relaxed.values > 1 - 1e-6))]
+    return [
+        int(c) for c in np.flatnonzero(np.array(formulation.model.integral, dtype=bool) & (relaxed.values > 1 - 1e-6))
+    ]
 
 
 def dear_columns(formulation: Formulation, relaxed: SolverRun, room: float) -> list[int]:
@@ -283,7 +299,7 @@ def dear_columns(formulation: Formulation, relaxed: SolverRun, room: float) -> l
     if relaxed.reduced_costs is None or not math.isfinite(room):
         return []
     limit = room / formulation.joule_scale * (1 + 1e-6) + 1e-9
-    integral = np.array(formulation.model.integral)
+    integral = np.array(formulation.model.integral, dtype=bool)
     values: Vector = relaxed.values if relaxed.values is not None else np.zeros(len(integral))
     dear = integral & (relaxed.reduced_costs > limit) & (values < 1e-6)
     return [int(c) for c in np.flatnonzero(dear)]

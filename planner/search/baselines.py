@@ -1,4 +1,6 @@
-"""What others do, as planning strategies behind the same interface and the same judge, so that anyone can compare.
+"""What others do, as planning strategies behind the same interface and the same judge.
+
+So anyone can compare.
 
 Keep-all; page-all; Chen's sqrt(n) checkpointing (arXiv 1604.06174); Checkmate, optimal recomputation (arXiv 1910.02653);
 Capuchin-like greedy swap or recompute by time (ASPLOS 2020); POFO-like segments of a chain chosen by dynamic programming,
@@ -28,7 +30,10 @@ def page_all(problem: Problem, time_limit_s: float, judge: Judge) -> Climb:
 
 
 def chen(problem: Problem, time_limit_s: float, judge: Judge) -> Climb:
-    """Offer sqrt(n) equal segments of the forward pass: boundaries kept, insides recomputed segment by segment."""
+    """Offer sqrt(n) equal segments of the forward pass.
+
+    Boundaries are kept, insides recomputed segment by segment.
+    """
     return _first_valid(problem, time_limit_s, judge, [sqrt_segments(problem)], "chen")
 
 

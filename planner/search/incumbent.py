@@ -9,7 +9,7 @@ from planner.milp.conflict import Shortfall
 from planner.milp.highs import Progress
 from planner.problem.model import Problem, Schedule
 from planner.problem.replay import ScheduleCost, replay
-from planner.search.greedy import Greedy
+from planner.search.greedy.search import Greedy
 
 OPTIMAL_GAP = 1e-4
 """Relative distance at which a schedule counts as optimal; HiGHS works to about this precision."""
@@ -82,5 +82,8 @@ class Climb:
 
 
 def objective(problem: Problem, evaluation: ScheduleCost) -> float:
-    """Return the joules that planning minimises: overhead, and static power while the step waits for transfers."""
+    """Return the joules that planning minimises.
+
+    Overhead, and static power while the step waits for transfers.
+    """
     return evaluation.overhead_joules + problem.static_watts * evaluation.stall_seconds

@@ -1,4 +1,6 @@
-"""Neighbourhood search: all decisions but those of a few gaps are fixed to the best schedule, the rest is solved.
+"""Neighbourhood search.
+
+All decisions but those of a few gaps are fixed to the best schedule, the rest is solved.
 
 Where the LP is weak (recompute-heavy graphs at tight budgets) a solver on the whole model finds next to nothing; on
 pieces of fifty gaps it finds the optimum in a fraction of a second. Pieces follow each other in time, by the stage where

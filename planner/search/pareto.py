@@ -1,4 +1,7 @@
-"""Several plans over RAM x time x energy, none beaten by another in all three: what an agent switches between."""
+"""Several plans over RAM, time and energy, none beaten by another in all three.
+
+What an agent switches between.
+"""
 
 import bisect
 from collections.abc import Iterable, Sequence
@@ -9,7 +12,7 @@ from planner.ir.graph import StepGraph
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.problem.coarsen import coarsen
-from planner.search.greedy import smallest_budget
+from planner.search.greedy.search import smallest_budget
 from planner.search.plan_step import HURRIED_WATTS, plan_step
 
 
@@ -51,7 +54,10 @@ def least_budget(graph: StepGraph, costs: CostTable) -> int:
 
 
 def budgets(graph: StepGraph, costs: CostTable, ram_bytes: int, count: int = 4) -> list[int]:
-    """Return `count` budgets from `ram_bytes` (or what keeping everything takes) down to the least, evenly spaced."""
+    """Return `count` budgets from `ram_bytes` down to the least, evenly spaced.
+
+    None: from what keeping everything takes.
+    """
     most = min(ram_bytes, lower(graph, costs, Plan()).peak_bytes)
     least = min(least_budget(graph, costs), most)
     if count < 2 or least >= most:
@@ -67,7 +73,10 @@ def frontier(
     time_limit_s: float = 20.0,
     strategy: str = "milp",
 ) -> list[Point]:
-    """Return the non-dominated plans at these budgets: least energy, and hurried; `time_limit_s` is for all together."""
+    """Return the non-dominated plans at these budgets: least energy, and hurried.
+
+    `time_limit_s` is for all together.
+    """
     share = time_limit_s / max(2 * len(limits), 1)
     hurried = replace(costs, device=replace(costs.device, static_watts=HURRIED_WATTS[1] + costs.device.static_watts))
     points = []

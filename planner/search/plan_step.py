@@ -1,4 +1,6 @@
-"""Plans of captured steps: coarsen, reorder where that lowers the peak, solve, lower, meet the deadline.
+"""Plans of captured steps.
+
+Coarsen, reorder where that lowers the peak, solve, lower, meet the deadline.
 
 Every plan that leaves here has been lowered to the program an executor follows, and its figures are that program's.
 """
@@ -19,7 +21,7 @@ from planner.problem.model import Problem, Schedule
 from planner.problem.reorder import peak_bytes, reorder
 from planner.problem.replay import ScheduleCost
 from planner.search.anytime import relaxation_bound
-from planner.search.greedy import greedy
+from planner.search.greedy.search import greedy
 from planner.search.incumbent import Judge, objective
 from planner.search.solve import Outcome, Solution, relative_gap, solve
 
@@ -69,7 +71,9 @@ def plan_step(
     progress: Progress | None = None,
     rivals: Iterable[Plan] = (),
 ) -> PlanResult:
-    """Return a plan for one captured step within `ram_bytes` of resident memory, the worker's own base included.
+    """Return a plan for one captured step within `ram_bytes` of resident memory.
+
+    The worker's own base is included.
 
     `deadline_s`: seconds that one step may take. `rivals`: plans of the same step, from other strategies say; where
     one of them is valid and needs less energy, it is the answer.
@@ -163,7 +167,7 @@ def better_of(
     found: PlanResult,
     rivals: Iterable[Plan],
 ) -> PlanResult:
-    """Return `found`, or the cheapest of `rivals` in its place if that is valid within these budgets and cheaper."""
+    """Return `found`, or the cheapest of `rivals` if that is valid within these budgets and cheaper."""
     for rival in rivals:
         found = _cheaper(graph, costs, ram_bytes, deadline_s, found, rival)
     return found
@@ -176,7 +180,9 @@ def _nearly(coarse: Coarse, solution: Solution) -> bool:
 
 
 def fine_bound(graph: StepGraph, costs: CostTable, *, ram_bytes: int, time_limit_s: float = 10.0) -> float | None:
-    """Return a bound in joules on the overhead of every plan, coarsened or not; None if time was too short.
+    """Return a bound in joules on the overhead of every plan, coarsened or not.
+
+    None if time was too short.
 
     It is the smallest relaxation with a stage for each operator and every storage decided about. What coarsening a step
     for this budget cost is at most a plan's overhead minus this.
@@ -185,7 +191,10 @@ def fine_bound(graph: StepGraph, costs: CostTable, *, ram_bytes: int, time_limit
 
 
 def best_order(graph: StepGraph, costs: CostTable, ram_bytes: int) -> tuple[int, ...]:
-    """Return an order of the ops with a lower peak, if a quick plan in it needs less energy too; empty: as recorded."""
+    """Return an order of the ops with a lower peak; empty: as recorded.
+
+    If a quick plan in it needs less energy too.
+    """
     order = reorder(graph)
     if not order or peak_bytes(graph.reordered(order)) > (1 - WORTH_REORDERING) * peak_bytes(graph):
         return ()

@@ -1,4 +1,6 @@
-"""Schedules after fixed recipes: page everything, sqrt(n) segments, a chain cut by dynamic programming, greedy by time.
+"""Schedules after fixed recipes.
+
+Page everything, sqrt(n) segments, a chain cut by dynamic programming, greedy by time.
 
 They are the baselines that the planner is compared with, and starting points that its search must not fall behind.
 """
@@ -10,7 +12,8 @@ from collections.abc import Iterator
 from planner.problem.intermediates import prune_intermediates
 from planner.problem.model import Choice, Fate, Problem, Schedule
 from planner.problem.replay import page_out_ready, transfers_fit
-from planner.search.greedy import Greedy, GreedySearch, Move
+from planner.search.greedy.moves import Move
+from planner.search.greedy.search import Greedy, GreedySearch
 
 MAX_SEGMENT = 96
 """Longest segment, in forward stages, that the chain DP looks at."""
@@ -39,7 +42,10 @@ def page_everything(problem: Problem) -> Schedule:
 
 
 def sqrt_segments(problem: Problem) -> Schedule:
-    """Return Chen's schedule: sqrt(n) equal segments of the forward pass, boundaries kept, insides recomputed."""
+    """Return Chen's schedule: sqrt(n) equal segments of the forward pass.
+
+    Boundaries are kept, insides recomputed.
+    """
     turn = _turning_stage(problem)
     count = max(round(math.sqrt(turn)), 1)
     bounds = [round(k * turn / count) for k in range(count + 1)]
@@ -57,8 +63,7 @@ class _ByTime(GreedySearch):
 
     def price(self, move: Move) -> float:
         """Return the seconds that a move adds to the step."""
-        exposed = max(self.io_seconds + move.io_seconds - self.problem.base_seconds, 0.0)
-        return move.seconds + min(exposed, move.io_seconds)
+        return move.seconds + min(self.moves.exposed_s(move.io_seconds), move.io_seconds)
 
 
 def _turning_stage(problem: Problem) -> int:
@@ -80,7 +85,9 @@ def segment_schedule(
     kept: frozenset[int] = frozenset(),
     cheap: frozenset[int] | None = None,
 ) -> Schedule:
-    """Return the schedule in which each segment's inner tensors come back together when the first is needed.
+    """Return the schedule in which each segment's inner tensors come back together.
+
+    When the first is needed.
 
     Tensors that a later segment reads are boundaries: kept, or paged if their segment is in `paged`. Segments in
     `kept` are not recomputed at all; of the others only the tensors in `cheap`, if it is given. The replay says if a
@@ -125,7 +132,9 @@ CHEAP_QUANTILES = (0.2, 0.35, 0.5, 0.65, 0.8)
 
 
 def cheap_segments(problem: Problem) -> Iterator[Schedule]:
-    """Yield segmentations in which only tensors that are cheap to rematerialize for their size are dropped.
+    """Yield segmentations in which only tensors that come back cheaply are dropped.
+
+    Cheaply for their size.
 
     A residual net keeps its convolutions' outputs and rematerializes norms, activations and sums from them; how cheap is
     cheap and how many segments is tried out.
@@ -151,7 +160,10 @@ def cheap_segments(problem: Problem) -> Iterator[Schedule]:
 
 
 def _rematerialization_prices(problem: Problem) -> dict[int, float]:
-    """Return, per tensor that a rematerialization can bring back, joules per byte, what it needs of tensors without later use too."""
+    """Return, per tensor that a rematerialization can bring back, joules per byte.
+
+    What it needs of tensors without later use counts too.
+    """
     lasting = {gap.tensor for gap in problem.gaps if not gap.dead and not problem.tensors[gap.tensor].pinned}
     joules: dict[int, float] = {}
     for i in sorted(range(len(problem.tensors)), key=lambda i: problem.tensors[i].birth):
@@ -175,8 +187,7 @@ def _weighted_quantile(problem: Problem, prices: dict[int, float], share: float)
 
 def _rematerializable(problem: Problem, g: int) -> bool:
     gap = problem.gaps[g]
-    rematerializations = problem.tensors[gap.tensor].rematerializations
-    return 0 <= gap.version < len(rematerializations) and rematerializations[gap.version] is not None
+    return problem.tensors[gap.tensor].rematerialization(gap.version) is not None
 
 
 def chain_schedules(problem: Problem) -> Iterator[Schedule]:

@@ -1,4 +1,7 @@
-"""Solutions: from an abstract problem to a schedule, with a bound, a gap and a plain statement of what it is."""
+"""Solutions: from an abstract problem to a schedule.
+
+With a bound, a gap and a plain statement of what it is.
+"""
 
 import enum
 import time
@@ -11,7 +14,7 @@ from planner.problem.model import Problem, Schedule
 from planner.problem.replay import ScheduleCost, replay
 from planner.search.anytime import climb
 from planner.search.baselines import BASELINES
-from planner.search.greedy import greedy
+from planner.search.greedy.search import greedy
 from planner.search.incumbent import Climb, Judge
 
 NAMED_ROWS = 3

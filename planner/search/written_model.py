@@ -1,4 +1,7 @@
-"""The planning model of a captured step as a file that a person can read: names of FORMULATION.md, and a legend."""
+"""The planning model of a captured step as a file that a person can read.
+
+Names of FORMULATION.md, and a legend.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""What training only some parameters needs, for any set of them, from one capture that trains them all.
+"""What training only some parameters needs, for any set of them.
+
+From one capture that trains them all.
 
 A parameter that is not trained takes with it its optimizer's ops, the ops that only its gradient needs, their results
 and its optimizer state. What is left is a graph whose resident bytes are counted op by op as `planner.ir.lowering.lower` counts
@@ -43,7 +45,10 @@ class GraphBytes:
         self._creator = np.array([graph.uses[s][0] if not self._lasting[s] else -1 for s in used], np.int64)
 
     def peak(self, trained: Iterable[str]) -> int:
-        """Return the resident bytes of the fullest op, the process itself included, with only `trained` updated."""
+        """Return the resident bytes of the fullest op, with only `trained` updated.
+
+        The process itself is included.
+        """
         needed = self._running(trained)
         ops = len(needed)
         alive = needed[self._event_op]
@@ -78,7 +83,10 @@ class GraphBytes:
 
 
 class TrainedBytes:
-    """The `bytes_of` of `planner.sparse.choose.choose_trainable`: the fullest of all graphs that a job runs."""
+    """The `bytes_of` of `planner.sparse.choose.choose_trainable`.
+
+    The fullest of all graphs that a job runs.
+    """
 
     def __init__(self, graphs: Mapping[str, StepGraph], costs: Mapping[str, CostTable]) -> None:
         self._graphs = [GraphBytes(graph, costs[name]) for name, graph in graphs.items()]
@@ -96,7 +104,10 @@ class TrainedBytes:
 
 
 def trained_parameters(graph: StepGraph) -> tuple[str, ...]:
-    """Return the names of the parameters that the graph updates, in the order in which the forward pass reads them."""
+    """Return the names of the parameters that the graph updates.
+
+    In the order in which the forward pass reads them.
+    """
     updated = {_owner(graph, op) for op in graph.ops} - {None}
     first = {
         storage.name: graph.uses[s][0]
@@ -107,7 +118,10 @@ def trained_parameters(graph: StepGraph) -> tuple[str, ...]:
 
 
 def _owner(graph: StepGraph, op: Op) -> str | None:
-    """Return the parameter that `op` updates, or whose state or gradient it changes; None if it is no such op."""
+    """Return the parameter that `op` updates, or whose state or gradient it changes.
+
+    None if it is no such op.
+    """
     if op.phase is Phase.FORWARD:
         return None
     for s in op.writes:
@@ -137,7 +151,10 @@ def _needed_ops(graph: StepGraph) -> tuple[NDArray[np.bool_], dict[str, NDArray[
 
 
 def _sources(graph: StepGraph, index: int) -> tuple[int, ...]:
-    """Return the earlier ops whose results op `index` takes, but for the norms of all gradients that a clip stacks."""
+    """Return the earlier ops whose results op `index` takes.
+
+    But for the norms of all gradients that a clip stacks.
+    """
     op = graph.ops[index]
     taken = {graph.values[a.value].storage for a in (*op.args, *(a for _, a in op.kwargs)) if isinstance(a, Ref)}
     if op.phase is not Phase.UPDATE:
@@ -146,12 +163,18 @@ def _sources(graph: StepGraph, index: int) -> tuple[int, ...]:
 
 
 def _foreign(graph: StepGraph, storage: int, writer: int) -> bool:
-    """Return whether the writer is last step's business: an update of a tensor that lives on, read before it."""
+    """Return whether the writer is last step's business.
+
+    An update of a tensor that lives on, read before it.
+    """
     return graph.storages[storage].role in _UPDATED and graph.ops[writer].phase is Phase.UPDATE
 
 
 def _weight_gradients(graph: StepGraph, events: Sequence[tuple[int, int]]) -> list[tuple[int, NDArray[np.int64]]]:
-    """Return each backward convolution's use of its input, with the ops that read the weight gradient it serves."""
+    """Return each backward convolution's use of its input.
+
+    With the ops that read the weight gradient it serves.
+    """
     places = {event: place for place, event in enumerate(events)}
     found = []
     for i, op in enumerate(graph.ops):

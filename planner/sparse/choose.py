@@ -1,4 +1,6 @@
-"""Which parameters to train when not all fit: contribution analysis and an exact choice under a budget.
+"""Which parameters to train when not all fit.
+
+Contribution analysis and an exact choice under a budget.
 
 The analysis is that of arXiv 2206.15472 section 2.3: measure what training the biases of the last k layers gains, and what
 each layer's weights gain on top, and add the gains up. The choice is ours: the paper searches by evolution over an
@@ -56,7 +58,10 @@ def _by_efficiency(step: tuple[float, float]) -> float:
 
 
 def _hull(item: Sequence[Option]) -> list[tuple[float, float]]:
-    """Return the steps of the upper hull over (cost, gain), which relaxes "one option or none" to fractions."""
+    """Return the steps of the upper hull over (cost, gain).
+
+    It relaxes "one option or none" to fractions.
+    """
     points = sorted([(0.0, 0.0), *((max(0.0, o.least_cost), o.gain) for o in item if o.gain > 0)])
     hull: list[tuple[float, float]] = []
     for cost, gain in points:
@@ -91,13 +96,18 @@ class SparseChoice:
 
 
 def choose(problem: ChoiceProblem, node_limit: int = NODE_LIMIT) -> SparseChoice | None:
-    """Return the selection of the largest gain within the budget, or None when even the empty one exceeds it."""
+    """Return the selection of the largest gain within the budget.
+
+    None when even the empty one exceeds it.
+    """
     found = choose_best(problem, 1, node_limit)
     return found[0] if found else None
 
 
 def choose_best(problem: ChoiceProblem, count: int, node_limit: int = NODE_LIMIT) -> tuple[SparseChoice, ...]:
-    """Return the `count` selections of the largest gains within the budget, best first; options without gain are left out.
+    """Return the `count` selections of the largest gains within the budget, best first.
+
+    Options without gain are left out.
 
     Depth-first branch and bound; the bound on the gain is the fractional relaxation over `least_cost`.
     """
@@ -162,7 +172,10 @@ class _Search:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of any model: the names of its weights and of its biases, as `named_parameters` gives them."""
+    """One layer of any model: the names of its weights and of its biases.
+
+    As `named_parameters` gives them.
+    """
 
     name: str
     weights: tuple[str, ...]
@@ -184,7 +197,9 @@ def layers_of(parameter_names: Sequence[str]) -> tuple[Layer, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Contributions:
-    """Scores measured: of the untrained model, with the biases of the last k layers, with each layer's weights added.
+    """Scores measured.
+
+    Of the untrained model, with the biases of the last k layers, with each layer's weights added.
 
     `weight_score[i]` was measured with the biases of the last `reference_depth` layers and the weights of layer i.
     """
@@ -216,7 +231,9 @@ class TrainableChoice:
 
 
 def analyse(layers: Sequence[Layer], measure: Callable[[frozenset[str]], float]) -> Contributions:
-    """Return the contributions of every layer; `measure(names)` trains only these and returns a score, higher is better.
+    """Return the contributions of every layer.
+
+    `measure(names)` trains only these and returns a score, higher is better.
 
     Costs one short training per layer for the biases and one per layer for the weights. Layers without biases are
     measured by their weights alone.

@@ -1,4 +1,7 @@
-"""Score a set of trained parameters by training only these for a short while: the `measure` of planner.sparse.choose."""
+"""Score a set of trained parameters by training only these for a short while.
+
+The `measure` of planner.sparse.choose.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ HELD_OUT = 5
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """Mean loss over the evaluation batches, and the mean of the loss function's metric where it returns one."""
+    """Mean loss over the evaluation batches, and mean metric where the loss function returns one."""
 
     loss: float
     metric: float | None
@@ -34,7 +37,9 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingProbe:
-    """Trains sets of parameters for `train_batches`, each set once; module and generator are left as they were found.
+    """Trains sets of parameters for `train_batches`, each set once.
+
+    Module and generator are left as they were found.
 
     The score is the negative mean loss over `eval_batches`: higher is better. Call it with the names to train, as
     `named_parameters` gives them. `results` keeps what every set came to.

@@ -168,7 +168,7 @@ def planned(
     pager = Pager()
     sizes = {s.key: s.nbytes for g in capture.graphs.values() for s in g.storages if s.persistent}
     store = StateStore(folder, sizes, pager, job="test")
-    scratch = {name: Scratch(folder / f"scratch-{name}") for name in programs}
+    scratch = {name: Scratch(folder) for name in programs}
     try:
         store.create(lambda key: pieces(capture.tensors[key], sizes[key]), {})
         persistents = Persistents(store, capture.layouts)

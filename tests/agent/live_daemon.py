@@ -154,7 +154,7 @@ READY_S = 60.0
 """An agent is ready within a second; a loaded machine needs the long end."""
 
 
-def start_agent(root: Path, *command: str) -> "subprocess.Popen[bytes]":
+def start_agent(root: Path, *command: str, stderr: int | None = None) -> "subprocess.Popen[bytes]":
     """Start an agent, by default with the test worker, and return its process once it says READY as to systemd."""
     words = command or ("tests.agent.live", *(str(root / name) for name in ("state", "run", "config.toml", "sys")))
     address = root / "notify"
@@ -163,7 +163,7 @@ def start_agent(root: Path, *command: str) -> "subprocess.Popen[bytes]":
         manager.bind(str(address))
         manager.settimeout(READY_S)
         environment = {**os.environ, "NOTIFY_SOCKET": str(address)}
-        process = subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, env=environment)
+        process = subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, env=environment, stderr=stderr)
         try:
             while b"READY=1" not in manager.recv(4096):
                 pass

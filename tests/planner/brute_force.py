@@ -1,6 +1,7 @@
 """Finds the cheapest schedule of a small problem by trying all of them, without the solver's model."""
 
 import itertools
+import math
 import random
 from collections.abc import Iterator
 
@@ -70,22 +71,23 @@ def _tensor(
 
 def cheapest(problem: Problem, most: int = 60_000) -> tuple[float | None, bool]:
     """Return the least cost of any valid schedule (None: there is none), and whether all could be tried."""
-    options = [list(_options(problem, g)) for g in range(len(problem.gaps)) if not problem.gaps[g].dead]
-    count = 1
-    for choices in options:
-        count *= len(choices)
-    if count > most:
+    options = _all_options(problem)
+    if math.prod(map(len, options)) > most:
         return None, False
-    best: float | None = None
-    for combination in itertools.product(*options):
-        chosen = tuple(c for c in combination if c is not None)
-        schedule = with_intermediates(problem, chosen)
-        if schedule is None:
-            continue
-        found = replay(problem, schedule)
-        if found.valid and (best is None or cost(problem, found) < best):
-            best = cost(problem, found)
-    return best, True
+    found = (replay(problem, schedule) for schedule in every_schedule(problem))
+    return min((cost(problem, one) for one in found if one.valid), default=None), True
+
+
+def every_schedule(problem: Problem) -> Iterator[Schedule]:
+    """Yield all combinations of decisions whose rematerializations can have their inputs, budgets apart."""
+    for combination in itertools.product(*_all_options(problem)):
+        schedule = with_intermediates(problem, tuple(c for c in combination if c is not None))
+        if schedule is not None:
+            yield schedule
+
+
+def _all_options(problem: Problem) -> list[list[Choice | None]]:
+    return [list(_options(problem, g)) for g in range(len(problem.gaps)) if not problem.gaps[g].dead]
 
 
 def cost(problem: Problem, found: ScheduleCost) -> float:

@@ -38,7 +38,7 @@ def test_installed_agent_is_ready_hardened_and_reachable(container: Container) -
         "port-agent 750",
         "port-agent 750",
     ]
-    assert check(container, "stat -c '%G %a' /var/lib/port-agent/inbox") == "port-agent 2770"
+    assert check(container, "stat -c '%G %a' /var/lib/port-agent/inbox") == "port-agent 3770"
     assert "port-agent" in check(container, "id -nG port-agent") and "dialout" in check(container, "id -nG port-agent")
     site = "/opt/port-agent/current/lib/python3.11/site-packages"
     check(container, f"ls {site}/planner/ir/board_files/*.toml {site}/agent/dashboard/static/*.html")

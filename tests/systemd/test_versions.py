@@ -140,6 +140,38 @@ def test_stopped_service_stays_stopped_and_on_trial(store: Store, tmp_path: Path
     assert "nothing to roll back" in versions.rollback(store, service, only_unconfirmed=True)
 
 
+def test_an_empty_trial_is_the_crash_it_is(store: Store, tmp_path: Path) -> None:
+    service = Recorder(store)
+    for version in ("1.0", "1.1"):
+        add(store, service, make_payload(tmp_path / version, version))
+    (store.root / "unconfirmed").touch()
+    assert store.unconfirmed() == "1.1"
+    assert versions.rollback(store, service, only_unconfirmed=True) == "went back from 1.1 to 1.0"
+    assert store.unconfirmed() is None
+
+
+def test_a_switch_that_was_cut_off_leaves_what_ran(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = Recorder(store)
+    for version in ("1.0", "1.1"):
+        add(store, service, make_payload(tmp_path / version, version))
+    replace_link = versions.replace_link
+
+    def cut(link: Path, target: str) -> None:
+        if link.name == "current":
+            raise KeyboardInterrupt
+        replace_link(link, target)
+
+    monkeypatch.setattr(versions, "replace_link", cut)
+    with pytest.raises(KeyboardInterrupt):
+        add(store, service, make_payload(tmp_path / "1.2", "1.2"))
+    monkeypatch.undo()
+    assert (store.linked("current"), store.unconfirmed()) == ("1.1", "1.2")
+    assert "1.1 stays" in versions.rollback(store, service, only_unconfirmed=True)
+    assert (store.linked("current"), store.linked("previous"), store.unconfirmed()) == ("1.1", "1.0", None)
+
+
 def test_same_version_again_replaces_itself(store: Store, tmp_path: Path) -> None:
     service = Recorder(store)
     payload = make_payload(tmp_path / "a", "1.0")

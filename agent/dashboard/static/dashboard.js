@@ -56,7 +56,7 @@ function showJob(job) {
     return;
   }
   const total = job.total_steps;
-  at("job-name").textContent = "Job " + job.id + ": " + job.name;
+  at("job-name").textContent = "Job " + job.id + ": " + job.name + (job.owner ? ", program of " + job.owner : "");
   const parts = ["step " + job.step + (total ? " of " + total : "")];
   if (job.loss !== null) parts.push("loss " + job.loss.toPrecision(4));
   if (job.step_s) parts.push(formatSeconds(job.step_s) + " per step");

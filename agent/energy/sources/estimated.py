@@ -1,4 +1,7 @@
-"""Power computed from a model of the board, for machines without a sensor: always labelled `estimated`."""
+"""Power computed from a model of the board, for machines without a sensor.
+
+Always labelled `estimated`.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +15,10 @@ NAME = "estimated"
 
 @dataclass(frozen=True, slots=True)
 class PowerModel:
-    """What a board draws, as a straight line over processor load, plus joules per byte moved to and from flash."""
+    """What a board draws, as a straight line over processor load.
+
+    Plus joules per byte moved to and from flash.
+    """
 
     name: str
     static_watts: float

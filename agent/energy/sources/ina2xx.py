@@ -1,4 +1,6 @@
-"""INA219, INA226 and INA260 on HATs and UPS boards: by the kernel's hwmon driver, or read directly over I2C.
+"""INA219, INA226 and INA260 on HATs and UPS boards.
+
+By the kernel's hwmon driver, or read directly over I2C.
 
 What such a chip measures depends on the wire it sits in, which no file tells. In a supply line it sees what the
 board draws. On a UPS HAT it sees what goes in and out of the battery: a negative current is the board running from
@@ -65,7 +67,9 @@ def find_hwmon(root: Path) -> Path | None:
 
 
 def read_hwmon(folder: Path) -> BusReading:
-    """Return voltage (in1, mV) and current (curr1, mA) of a hwmon folder; raise `SourceError` if one fails.
+    """Return voltage (in1, mV) and current (curr1, mA) of a hwmon folder.
+
+    Raises `SourceError` if one fails.
 
     power1_input is not used: its register has no sign.
     """
@@ -79,7 +83,9 @@ _SHUNT_REGISTER, _BUS_REGISTER = 0x01, 0x02
 
 
 def decode_registers(shunt_register: int, bus_register: int, shunt_ohms: float) -> BusReading:
-    """Return what two raw registers of an INA219 mean (datasheet SBOS448G, 8.6.3): 10 uV and 4 mV per step.
+    """Return what two raw registers of an INA219 mean (datasheet SBOS448G, 8.6.3).
+
+    10 uV and 4 mV per step.
 
     Raises `SourceError` when the chip flags an overflow (bit 0 of the bus register).
     """
@@ -90,7 +96,9 @@ def decode_registers(shunt_register: int, bus_register: int, shunt_ohms: float) 
 
 
 def read_i2c(device: Path, address: int, shunt_ohms: float) -> BusReading:
-    """Return a reading of an INA219 at `address` of the I2C bus `device`, for HATs without a kernel driver.
+    """Return a reading of an INA219 at `address` of the I2C bus `device`.
+
+    For HATs without a kernel driver.
 
     Raises SourceError where the bus cannot be opened or nothing answers.
     """

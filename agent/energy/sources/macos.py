@@ -1,4 +1,6 @@
-"""Power of a Mac: `powermetrics` (root only), the battery's own registers (`ioreg`), Intel Power Gadget logs.
+"""Power of a Mac.
+
+`powermetrics` (root only), the battery's own registers (`ioreg`), Intel Power Gadget logs.
 
 powermetrics on Apple silicon printed `Package Power` up to macOS 12 and `Combined Power (CPU + GPU + ANE)` since;
 Intel Macs print one line of the processor's energy model. AppleSmartBattery currents are signed 64-bit numbers that

@@ -1,4 +1,7 @@
-"""Power of a Raspberry Pi 5 from its power chip. Older Pis have no sensor at all: they take the estimated source."""
+"""Power of a Raspberry Pi 5 from its power chip.
+
+Older Pis have no sensor at all: they take the estimated source.
+"""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,6 @@
-"""Energy counters of x86 processors, from the powercap tree (`intel-rapl:*`; AMD Zen uses the same names).
+"""Energy counters of x86 processors, from the powercap tree.
+
+`intel-rapl:*`; AMD Zen uses the same names.
 
 Which zones count: `psys` is the whole platform and already contains the packages, so where it moves it stands
 alone; otherwise packages and their `dram` sub-zones, which the package counter leaves out (Intel SDM vol. 3,

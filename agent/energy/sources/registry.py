@@ -1,4 +1,6 @@
-"""Which sources this machine has, best first: the plug before the board's input, before parts, before a model.
+"""Which sources this machine has, best first.
+
+The plug before the board's input, before parts, before a model.
 
 Other people's meters come in through the entry point group `port_agent.power_sources` (see README.md).
 """
@@ -63,7 +65,10 @@ class EnergyConfig:
 
     @staticmethod
     def from_table(table: Mapping[str, object]) -> "EnergyConfig":
-        """Return the configuration in a TOML table; raise `EnergyConfigError` for unknown keys and wrong types."""
+        """Return the configuration in a TOML table.
+
+        Raises `EnergyConfigError` for unknown keys and wrong types.
+        """
         values: dict[str, Any] = {}
         for key, value in table.items():
             if key not in _CHECKS:
@@ -198,7 +203,9 @@ def configured_model(config: EnergyConfig, model: PowerModel | None) -> PowerMod
 
 
 def diagnose(config: EnergyConfig, model: PowerModel | None, root: Path) -> tuple[SourceReport, ...]:
-    """Return the report on every source, and leave nothing open: those that work, best first; broken ones; absent ones.
+    """Return the report on every source, and leave nothing open.
+
+    Those that work, best first; broken ones; absent ones.
 
     The agent takes the first.
     """

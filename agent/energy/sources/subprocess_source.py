@@ -1,4 +1,7 @@
-"""Output of the system's own tools as power: the answer of a short command, or the newest record of one that keeps on."""
+"""Output of the system's own tools as power.
+
+The answer of a short command, or the newest record of one that keeps on.
+"""
 
 import os
 import re
@@ -37,7 +40,10 @@ class ToolSource:
         watts: Callable[[str], float | None],
         close: Callable[[], None] = lambda: None,
     ) -> None:
-        """`text` gives the tool's words at a time, None before the first; `watts` reads them, None: nothing to measure."""
+        """`text` gives the tool's words at a time, None before the first.
+
+        `watts` reads them, None: nothing to measure.
+        """
         self.info = info
         self._text = text
         self._watts = watts

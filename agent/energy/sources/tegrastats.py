@@ -1,4 +1,6 @@
-"""Power of a Jetson board from lines of `tegrastats`, for boards whose sensors are not readable directly.
+"""Power of a Jetson board from lines of `tegrastats`.
+
+For boards whose sensors are not readable directly.
 
 Rails come as `now/average` milliwatts without a unit (L4T R32), `nowmW/averagemW` (R35, R36) or
 `nowmW/averagemW/peakmW` (R39). Temperatures look like `cpu@52.9C`, since R39 `cpu@52.9C/52.9C`; a zone that is

@@ -1,1 +1,4 @@
-"""Run a whole program inside a budget: what `port-agent exec` becomes. Torch is loaded when the program asks for it."""
+"""Run a whole program inside a budget: what `port-agent exec` becomes.
+
+Torch is loaded when the program asks for it.
+"""

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from agent.system.atomic_file import write_atomically
 from agent.system.memory_belt import widen_data_limit
+from planner.ir.code_pages import release_code_pages
 from planner.ir.errors import PortError
 from planner.ir.process_memory import peak_resident_bytes
 from planner.ir.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from agent.follow.budget import Budget, Report
+    from agent.follow.exec.opportunistic import Opportunistic
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,10 @@ class ExecOptions:
     """Where the figures go as JSON at the end."""
     data_limited: bool
     """Whether RLIMIT_DATA is the belt."""
+    socket: str | None = None
+    """The control socket of the daemon that says when the program runs; None: it runs at once."""
+    name: str = ""
+    """What the daemon calls it."""
 
 
 class ExecBudget:
@@ -39,14 +45,20 @@ class ExecBudget:
 
     def __init__(self, options: ExecOptions, program: Sequence[str]) -> None:
         self._options, self._program = options, list(program)
+        self.failure: BaseException | None = None
+        """What the program ended with."""
         self._budget: Budget | None = None
+        self._attached: Opportunistic | None = None
         self._refused = False
         self._begin = time.perf_counter()
 
     def start(self) -> None:
-        """Begin to hold the budget, torch being there now. Ends the process with one line where that is impossible."""
-        from agent.follow import light_dynamo
+        """Begin to hold the budget, torch being there now.
+
+        Ends the process with one line where that is impossible.
+        """
         from agent.follow.budget import budget
+        from agent.follow.patches import light_dynamo
 
         light_dynamo.hold_place()
         options = self._options
@@ -56,6 +68,7 @@ class ExecBudget:
                 read_bytes_per_s=options.read_bytes_per_s, write_bytes_per_s=options.write_bytes_per_s,
             )  # fmt: skip
             self._budget = made.start()
+            self._attach()
         except PortError as error:
             self._refused = True
             _say(str(error))
@@ -63,14 +76,28 @@ class ExecBudget:
         if options.data_limited:
             _exempt_file_mappings()
 
+    def _attach(self) -> None:
+        options, budget = self._options, self._budget
+        if options.socket is None or options.ram_bytes is None or budget is None:
+            return
+        from agent.follow.exec.opportunistic import AttachOptions, Opportunistic
+
+        attach = AttachOptions(options.socket, options.name, options.ram_bytes)
+        attached = Opportunistic(attach, budget.follower, lambda: budget.report, _say)
+        attached.start()
+        self._attached = attached
+
     def finish(self) -> None:
         """Say what it took on standard error, and in the file of `--report`."""
         if self._budget is None:
             if not self._refused:
                 _say("the program ended without importing torch; nothing was done")
             return
+        if self._attached is not None:
+            self._attached.finish(self.failure)
         report = self._budget.report
         self._budget.stop(restore=False)
+        release_code_pages()  # the interpreter's end runs code that was not needed before
         _say(_summary(report, self._options, time.perf_counter() - self._begin))
         if self._options.report is not None:
             try:
@@ -83,6 +110,8 @@ class ExecBudget:
             "program": self._program, "ram_bytes": self._options.ram_bytes, "tensors_bytes": self._options.tensors_bytes,
             "wall_s": time.perf_counter() - self._begin, "cpu_s": time.process_time(), **asdict(report),
         }  # fmt: skip
+        if self._attached is not None:
+            facts |= {"pauses": self._attached.pauses, "paused_s": self._attached.paused_s}
         return json.dumps(facts, indent=1).encode() + b"\n"
 
 
@@ -93,9 +122,10 @@ def _summary(report: "Report", options: ExecOptions, wall_s: float) -> str:
         else f"tensors {format_bytes(report.peak_tensor_bytes)} of {format_bytes(options.tensors_bytes or 0)}"
     )
     moved = f"read {format_bytes(report.read_bytes)}, wrote {format_bytes(report.written_bytes)}"
+    planned = "" if report.plan is None else f"; planned ({report.plan})"
     return (
         f"peak {format_bytes(peak_resident_bytes())} {bound}; {format_seconds(wall_s)}; {moved}, "
-        f"recomputed {format_bytes(report.recomputed_bytes)}, waited {format_seconds(report.stall_seconds)}"
+        f"recomputed {format_bytes(report.recomputed_bytes)}, waited {format_seconds(report.stall_seconds)}{planned}"
     )
 
 
@@ -108,7 +138,10 @@ def _say(text: str) -> None:
 
 
 def _exempt_file_mappings() -> None:
-    """Count no private mapping of a weights file against RLIMIT_DATA: its pages leave, and come back from the file."""
+    """Count no private mapping of a weights file against RLIMIT_DATA.
+
+    Its pages leave, and come back from the file.
+    """
     import torch
 
     mapped = torch.UntypedStorage.from_file

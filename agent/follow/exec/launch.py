@@ -24,9 +24,12 @@ from agent.follow.exec.exec_budget import ExecBudget, ExecOptions
 from agent.follow.exec.tracebacks import clean_exception
 from agent.train.torch_loading import load_torch_library
 
-BOOTSTRAP = "import sys; sys.path.insert(0, sys.argv[1]); from agent.follow.exec.launch import main; main()"
+BOOTSTRAP = (
+    "import sys; sys.path[: not sys.flags.safe_path] = sys.argv[1:2]; from agent.follow.exec.launch import main; main()"
+)
 """What the interpreter runs (`python -c`); its arguments are the folder that holds this package, `LaunchOptions` as JSON,
-and the program with its own arguments."""
+and the program with its own arguments. The folder takes the place of the working directory, from which nothing of ours
+is imported."""
 
 _OURS = ("agent", "planner")
 """Our top-level packages. A program beside which lies an `agent.py` means that one."""
@@ -49,8 +52,6 @@ def main() -> None:
     options = LaunchOptions(**json.loads(described))
     _restore(options.restore_environment)
     sys.path.remove(root)
-    if not sys.flags.safe_path:
-        sys.path.pop(0)  # the '' of `python -c`
     sys.orig_argv = [sys.executable, *(["-m"] if options.module else []), *words]
     sys.argv = ["-m", *words[1:]] if options.module else words
     sys.modules["__main__"] = _fresh_main()
@@ -61,7 +62,8 @@ def main() -> None:
     atexit.register(_finish, aside, budget, os.getpid())  # registered first, so that it runs last
     try:
         run()
-    except BaseException:
+    except BaseException as error:
+        budget.failure = error
         _show_only_theirs()
         raise
 

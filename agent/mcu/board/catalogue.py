@@ -1,4 +1,6 @@
-"""The boards the firmware is ported to: memory, compiler flags, USB identities, how to flash, how to simulate.
+"""The boards the firmware is ported to.
+
+Memory, compiler flags, USB identities, how to flash, how to simulate.
 
 Addresses and sizes come from the sources named in each port under firmware/ports. "Emulated" boards run in QEMU and
 in this project's tests; the others are compiled there, and have not been run by its authors on real hardware.
@@ -7,7 +9,7 @@ in this project's tests; the others are compiled there, and have not been run by
 import enum
 from dataclasses import dataclass, field, replace
 
-from agent.mcu.errors import PortNotFoundError
+from agent.mcu.errors import BoardJobError
 
 KIB = 1024
 
@@ -176,11 +178,11 @@ BOARDS: tuple[FirmwareBoard, ...] = (
 
 
 def find_board(name: str) -> FirmwareBoard:
-    """Return the board called `name`; raise PortNotFoundError with the known names."""
+    """Return the board called `name`; raise BoardJobError with the known names."""
     for board in BOARDS:
         if board.name == name:
             return board
-    raise PortNotFoundError(f"no board is called {name!r}; known are {', '.join(board.name for board in BOARDS)}")
+    raise BoardJobError(f"no board is called {name!r}; known are {', '.join(board.name for board in BOARDS)}")
 
 
 def boards_with_usb(vendor: int, product: int) -> tuple[FirmwareBoard, ...]:

@@ -1,4 +1,7 @@
-"""What a host does with one device: move parameters, train, evaluate, infer, snapshot. Sizes follow HELLO's limits."""
+"""What a host does with one device: move parameters, train, evaluate, infer, snapshot.
+
+Sizes follow HELLO's limits.
+"""
 
 import time
 import zlib

@@ -1,4 +1,6 @@
-"""The connection of a job to its board: opens it, checks that firmware and model are the right ones, re-finds it.
+"""The connection of a job to its board.
+
+Opens it, checks that firmware and model are the right ones, re-finds it.
 
 After an unplug there are two cases. The board kept its power and its boot nonce: the session goes on where it was,
 even in the middle of a request. Or it was reset: DeviceResetError, and the job restores its snapshot.

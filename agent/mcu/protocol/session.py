@@ -1,4 +1,6 @@
-"""Requests to one device, each with exactly one effect, over a line that may lose bytes or be unplugged.
+"""Requests to one device, each with exactly one effect.
+
+Over a line that may lose bytes or be unplugged.
 
 A request is repeated until it is answered; the device answers a repeated effect from its cache. The session outlives
 the transport: `attach` opens it again on a new one, and as long as the boot nonce is the same, an effect that was

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from agent.health.conditions import HealthBoard
-from agent.jobs.model import Job, JobState, WorkerOutcome, after_exit
+from agent.jobs.model import Job, JobKind, JobState, WorkerOutcome, after_exit
 from agent.jobs.store import JobStore
 from agent.supervisor.job.log import JobLog
 from agent.supervisor.job.plan_choice import PlanFigures, memory_max, smaller_plan
@@ -78,6 +78,8 @@ class JobRecords:
 
     def _report_failures(self, job: Job) -> None:
         key = str(job.id)
+        if job.spec.kind is JobKind.ATTACHED:
+            return  # its user sees how it ended
         if job.state is JobState.FAILED:
             self._health.clear("job-failing", key)
             self.report("job-given-up", key=key, lasts_s=_SHOWN_A_WEEK_S, job=job.label, id=job.id, reason=job.reason)

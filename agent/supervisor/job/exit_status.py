@@ -42,6 +42,8 @@ def classify(end: WorkerExit) -> tuple[WorkerOutcome, str]:
     message = end.failure.message if end.failure is not None else ""
     if cause is FailureCause.OUT_OF_MEMORY:
         return WorkerOutcome.OUT_OF_MEMORY, f"the worker ran out of memory: {message}"
+    if cause is FailureCause.DIVERGED:
+        return WorkerOutcome.IMPOSSIBLE, message
     if cause is FailureCause.IMPOSSIBLE or end.returncode == ExitCode.IMPOSSIBLE:
         return WorkerOutcome.IMPOSSIBLE, message or "the worker says that this job can never run as it is"
     if end.returncode < 0:

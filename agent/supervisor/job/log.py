@@ -58,7 +58,7 @@ def read_log(directory: Path, lines: int) -> tuple[str, int]:
     older = _content(directory / f"{FILE_NAME}.1")
     newest = _content(directory / FILE_NAME)
     text = (older + newest).decode("utf-8", "replace")
-    return "".join(text.splitlines(keepends=True)[-lines:]), len(newest)
+    return "".join(text.splitlines(keepends=True)[-lines:] if lines else []), len(newest)
 
 
 def read_more(directory: Path, position: int) -> tuple[str, int]:

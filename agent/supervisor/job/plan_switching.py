@@ -1,10 +1,14 @@
-"""Fit a run to what surrounds it: which plan, which limits, when a checkpoint, whether the deadline holds."""
+"""Fit a run to what surrounds it.
+
+Which plan, which limits, when a checkpoint, whether the deadline holds.
+"""
 
 from dataclasses import replace
 
 from agent.energy.drift import Correction
 from agent.health.conditions import HealthBoard
 from agent.jobs.model import Job
+from agent.supervisor.job.attachments import AttachedProgram
 from agent.supervisor.job.bookkeeping import JobRecords
 from agent.supervisor.job.plan_choice import (
     PlanFigures,
@@ -78,6 +82,8 @@ class PlanSwitcher:
         run.limits = limits
         if run.granted is not None:
             run.worker.widen_belt(data_limit(run.granted.peak_bytes))
+        if isinstance(run.worker, AttachedProgram):
+            run.worker.limit_cpu(limits.cpu_percent)
         if run.worker.group is None:
             return
         try:

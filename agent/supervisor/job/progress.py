@@ -12,17 +12,24 @@ from agent.worker.protocol import (
     DeviceInterrupted,
     EvaluationDone,
     Event,
+    MemoryReleased,
     PlanSwitched,
+    StateRecovered,
     StepDone,
     TrainingFailed,
     TrainingFinished,
+    WorkerPaused,
     WorkerReady,
 )
-from planner.ir.units import format_bytes
+from planner.ir.units import format_bytes, format_seconds
 
 PROGRESS_FLUSH_S = 60.0
 """Progress goes to the database this often: the worker's own checkpoints are what counts after a power cut."""
 _STEP_SMOOTHING = 0.2
+LONG_OPERATOR_S = 0.1
+"""An attached program stops between two operators; one that went on for longer is named."""
+_LONG_OPERATOR_SHOWN_S = 3600.0
+_DAMAGE_SHOWN_S = 7 * 86400.0
 
 
 class ProgressRecorder:
@@ -45,9 +52,15 @@ class ProgressRecorder:
                 self._on_step(run, job, event)
             case WorkerReady():
                 run.waits_for = None
-                self._store.keep_in_memory(replace(job, reason="", step=event.step, total_steps=event.total_steps))
+                peak = max(event.start_peak_bytes or 0, job.measured.peak_rss_bytes or 0) or None
+                measured = replace(job.measured, peak_rss_bytes=peak)
+                self._store.keep_in_memory(
+                    replace(job, reason="", step=event.step, total_steps=event.total_steps, measured=measured)
+                )
             case CheckpointWritten():
                 self._on_checkpoint(run, job, event)
+            case StateRecovered():
+                self._on_recovery(job, event)
             case PlanSwitched():
                 self._on_plan(run, job, event)
             case EvaluationDone():
@@ -56,6 +69,14 @@ class ProgressRecorder:
                 self._log(run, f"evaluated at step {event.step}: loss {event.loss}{best}")
             case DeviceInterrupted():
                 self._on_interruption(run, job, event)
+            case WorkerPaused() if event.operator is not None and event.waited_s > LONG_OPERATOR_S:
+                waited, label = format_seconds(event.waited_s), job.label
+                self._records.report(
+                    "long-operator", key=str(job.id), lasts_s=_LONG_OPERATOR_SHOWN_S, job=label,
+                    operator=event.operator, waited=waited,
+                )  # fmt: skip
+            case MemoryReleased():
+                self._written_bytes += event.paged_out_bytes
             case TrainingFinished():
                 run.out = event.out
             case TrainingFailed():
@@ -64,9 +85,8 @@ class ProgressRecorder:
     def _on_step(self, run: Run, job: Job, event: StepDone) -> None:
         now_s = self._clock.monotonic_s()
         since_s, run.last_step_s = None if run.last_step_s is None else now_s - run.last_step_s, now_s
-        pace_s = (
-            event.wall_s if since_s is None else max(event.wall_s, since_s)
-        )  # reports and checkpoints take time too
+        steps = max(event.step - job.step, 1)  # an attached program reports short ones together
+        pace_s = max(event.wall_s, since_s or 0.0) / steps  # reports and checkpoints take time too
         known = job.measured.step_s
         step_s = pace_s if known is None else known + _STEP_SMOOTHING * (pace_s - known)
         peak = max(event.peak_rss_bytes or 0, job.measured.peak_rss_bytes or 0) or None
@@ -91,6 +111,19 @@ class ProgressRecorder:
         run.last_checkpoint_s = self._clock.monotonic_s()
         measured = replace(job.measured, checkpoint_s=event.wall_s, checkpoint_bytes=event.bytes)
         self._store.keep_in_memory(replace(job, measured=measured))
+
+    def _on_recovery(self, job: Job, event: StateRecovered) -> None:
+        self._store.save(replace(job, step=event.step))
+        lost = (
+            "what was lost is trained again"
+            if event.lost_steps is None
+            else f"{event.lost_steps} steps are trained again"
+        )
+        self._records.report(
+            "state-damaged", key=str(job.id), lasts_s=_DAMAGE_SHOWN_S, job=job.label, step=event.step, lost=lost,
+            reason=event.reason,
+        )  # fmt: skip
+        self._records.note(job.id, "recovered", f"{event.reason}; on from step {event.step}, {lost}")
 
     def _on_plan(self, run: Run, job: Job, event: PlanSwitched) -> None:
         run.plan = event.plan

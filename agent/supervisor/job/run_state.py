@@ -1,16 +1,18 @@
 """One run of a job: its worker process, its plan, its limits, and what it was started into."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from agent.control.answers import RunStatus
 from agent.jobs.model import Job
 from agent.policy.decide import ResourceLimits
+from agent.supervisor.job.attachments import AttachedProgram
 from agent.supervisor.job.log import JobLog
 from agent.supervisor.job.plan_choice import PlanFigures, eta_s, memory_max
+from agent.supervisor.job.silence import SilenceWatch
 from agent.supervisor.job.worker_process import WorkerProcess
 from agent.system.cgroup import WorkerLimits
+from agent.worker.protocol import Event
 
 
 class Meter(Protocol):
@@ -22,7 +24,7 @@ class Meter(Protocol):
     def on_worker_stop(self, job: str, now_s: float) -> None:
         """The worker has ended."""
 
-    def on_event(self, job: str, event: Mapping[str, object], now_s: float) -> None:
+    def on_event(self, event: Event, now_s: float) -> None:
         """The worker reported something."""
 
 
@@ -52,7 +54,7 @@ class Run:
     """The state of one worker process."""
 
     job_id: int
-    worker: WorkerProcess
+    worker: WorkerProcess | AttachedProgram
     log: JobLog
     plans: tuple[PlanFigures, ...]
     plan: int | None
@@ -64,6 +66,7 @@ class Run:
     last_checkpoint_s: float
     last_flush_s: float
     switched_at_s: float
+    silence: SilenceWatch
     last_step_s: float | None = None
     """When the newest step was reported; None after a pause, which is no part of a step."""
     pressed_until_s: float = 0.0
@@ -86,13 +89,18 @@ class Run:
         """The peak of its plan; 0 without one."""
         return self.figures.peak_bytes if self.figures else 0
 
+    @property
+    def shown_phase(self) -> str:
+        """What the worker does, in a word for people."""
+        return "stuck" if self.silence.stuck else self.worker.phase.value
+
     def status(self, job: Job) -> RunStatus:
         """Return the run as `status` shows it."""
         return RunStatus(
             id=job.id,
             name=job.spec.name,
             kind=job.spec.kind.value,
-            phase=self.worker.phase.value,
+            phase=self.shown_phase,
             waits_for=self.waits_for,
             requested=self.worker.requested.value,
             pid=self.worker.pid,
@@ -108,4 +116,5 @@ class Run:
             peak_rss_bytes=job.measured.peak_rss_bytes,
             planned_joules=job.planned_joules,
             deadline_at=job.spec.deadline_at,
+            owner=job.spec.owner,
         )

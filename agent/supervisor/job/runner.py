@@ -13,13 +13,15 @@ from agent.jobs.model import Job, JobKind, JobRequestError, JobState, WorkerOutc
 from agent.jobs.store import JobStore
 from agent.policy.decide import ResourceLimits
 from agent.supervisor.inbox import Inboxes
+from agent.supervisor.job.attachments import AttachedProgram, Attachments, process_cpu_s
 from agent.supervisor.job.bookkeeping import Ended, JobRecords
 from agent.supervisor.job.exit_status import WorkerExit, classify
 from agent.supervisor.job.log import JobLog
-from agent.supervisor.job.plan_choice import PlanFigures, data_limit
+from agent.supervisor.job.plan_choice import PlanFigures, data_limit, fitting
 from agent.supervisor.job.plan_switching import PLAN_SWITCH_PAUSE_S, PlanSwitcher, no_plan_fits
 from agent.supervisor.job.progress import ProgressRecorder
 from agent.supervisor.job.run_state import Meter, Run, Surroundings
+from agent.supervisor.job.silence import SilenceWatch
 from agent.supervisor.job.worker_kinds import (
     BundleFacts,
     RunPaths,
@@ -32,9 +34,13 @@ from agent.supervisor.job.worker_process import Launch, RequestedState, WorkerPh
 from agent.system.cgroup import CgroupError, DelegatedTree, WorkerGroup, WorkerLimits
 from agent.system.clock import Clock
 from agent.system.locks import LockFile
-from agent.worker.protocol import CheckpointWritten, Event, PlanSwitched, StepDone, plain_values
+from agent.worker.protocol import CheckpointWritten, Event, PlanSwitched, StepDone
 from planner.ir.errors import PortError
 from planner.ir.units import format_bytes, format_seconds
+
+_SHOWN_AN_HOUR_S = 3600.0
+LAST_COMMIT_S = 10.0
+"""How long a worker may take to commit what it did when it is told to leave for any reason but memory."""
 
 FAREWELL_S = 10.0
 """How long a worker that may stay a little gets for its last checkpoint."""
@@ -60,6 +66,7 @@ class Runner:
         self._records = JobRecords(store, health, clock)
         self._plan_switcher = PlanSwitcher(self._records, health, clock)
         self._progress = ProgressRecorder(store, self._records, clock)
+        self.attachments = Attachments(store, clock, on_change)
         self._run: Run | None = None
         self._surroundings = Surroundings(ResourceLimits(), None)
 
@@ -81,6 +88,11 @@ class Runner:
         return None if self._run is None else self._run.worker.requested
 
     @property
+    def shown_phase(self) -> str | None:
+        """What the worker does, in a word for people; None without one."""
+        return None if self._run is None else self._run.shown_phase
+
+    @property
     def pid(self) -> int | None:
         """The worker's process id."""
         return None if self._run is None else self._run.worker.pid
@@ -94,19 +106,18 @@ class Runner:
         """Return CPU seconds of this process and its workers, living and ended."""
         times = os.times()
         living = 0.0 if self._run is None else self._worker_cpu_s(self._run.worker)
-        return times.user + times.system + times.children_user + times.children_system + living
+        own = times.user + times.system + times.children_user + times.children_system
+        return own + living + self.attachments.cpu_s()
 
-    def _worker_cpu_s(self, worker: WorkerProcess) -> float:
+    def _worker_cpu_s(self, worker: WorkerProcess | AttachedProgram) -> float:
+        if isinstance(worker, AttachedProgram):
+            return 0.0  # counted with all that are attached
         used = worker.group.cpu_s() if worker.group is not None else None
         if used is not None:
             return used
         if sys.platform == "darwin":
             return _mac_cpu_s(worker.pid)
-        try:
-            fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
-            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        except (OSError, ValueError, IndexError):
-            return 0.0
+        return process_cpu_s(worker.pid)
 
     def status(self) -> RunStatus | None:
         """Return the run as `status` shows it, or None without one."""
@@ -118,11 +129,34 @@ class Runner:
 
     # --- starting
 
+    def fits(self, job: Job, around: Surroundings) -> bool:
+        """Return whether a plan of `job` may run; a health item says where none may, as at `start`.
+
+        Reads the bundle. Of one that cannot be read `start` says what is wrong.
+        """
+        program = self.attachments.get(job.id)
+        bundle = bundle_path(job, self._store.job_dir(job.id))
+        plans = program.plans if program is not None else ()
+        try:
+            if bundle is not None:
+                plans = self._kinds[job.spec.kind].read_bundle(bundle).plans
+        except (PortError, OSError):
+            return True
+        if not plans or fitting(plans, around.memory_bytes, job.memory_ceiling_bytes):
+            return True
+        self._records.no_fit(job, plans, around.memory_bytes)
+        return False
+
     def start(self, job: Job, around: Surroundings) -> bool:
-        """Start the worker of `job`; returns False when it cannot run now (a health item or its state says why)."""
+        """Start the worker of `job`; return False when it cannot run now: a health item or its state says why.
+
+        Raises JobRequestError while another one runs.
+        """
         if self._run is not None:
             raise JobRequestError(f"job {self._run.job_id} is still running; one worker at a time", job.id)
         self._surroundings, self._records.log_bytes = around, around.job_log_bytes
+        if job.spec.kind is JobKind.ATTACHED:
+            return self._begin_attached(job, around)
         kind = self._kinds[job.spec.kind]
         job_dir = self._store.job_dir(job.id)
         bundle = bundle_path(job, job_dir)
@@ -145,6 +179,35 @@ class Runner:
         except OSError as error:
             self._settle(job, WorkerOutcome.FAILED, f"the worker cannot be started: {error}")
             return False
+
+    def _begin_attached(self, job: Job, around: Surroundings) -> bool:
+        """Let an attached program run, if it fits."""
+        program = self.attachments.get(job.id)
+        if program is None:
+            return False
+        plan = self._plan_switcher.choose(job, program.plans, around)
+        if plan is None:
+            self._records.no_fit(job, program.plans, around.memory_bytes)
+            return False
+        self._health.clear("job-does-not-fit", str(job.id))
+        now_s, limits = self._clock.monotonic_s(), around.worker_limits(plan)
+        log = JobLog(self._store.job_dir(job.id), around.job_log_bytes)
+        self._run = Run(
+            job.id, program, log, program.plans, plan.index, plan, limits, None,
+            last_checkpoint_s=now_s, last_flush_s=now_s, switched_at_s=now_s - PLAN_SWITCH_PAUSE_S,
+            silence=SilenceWatch(now_s),
+        )  # fmt: skip
+        self._mark_running(job, plan.index)
+        if self.meter is not None:
+            self.meter.on_worker_start(str(job.id), now_s, job.label)
+        program.begin(limits.cpu_percent, self._on_event, self._on_exit, self._on_disobedience)
+        return True
+
+    def _mark_running(self, job: Job, plan: int | None) -> None:
+        started = job.started_at if job.started_at is not None else self._clock.wall_s()
+        self._store.save(
+            replace(job, state=JobState.RUNNING, reason="", started_at=started, plan=plan, attempts=job.attempts + 1)
+        )
 
     def _paths(self, job: Job, job_dir: Path, bundle: Path | None) -> RunPaths:
         if not job.spec.waits_for_data:
@@ -173,7 +236,7 @@ class Runner:
             command = worker_command(kind, job, paths, plan.index if plan else None, every)
             belt = data_limit(plan.peak_bytes) if plan else None
             self._say_what_lacks(kind, job)
-            launch = Launch(command, paths.job_dir, group, belt, kind.environment(facts, plan))
+            launch = Launch(command, group, belt, kind.environment(facts, plan))
             log = JobLog(paths.job_dir, around.job_log_bytes)
             worker = self._worker(launch, log)
             worker.start(lock)
@@ -197,11 +260,9 @@ class Runner:
             last_checkpoint_s=now_s,
             last_flush_s=now_s,
             switched_at_s=now_s - PLAN_SWITCH_PAUSE_S,
+            silence=SilenceWatch(now_s),
         )
-        started = job.started_at if job.started_at is not None else self._clock.wall_s()
-        self._store.save(
-            replace(job, state=JobState.RUNNING, reason="", started_at=started, plan=index, attempts=job.attempts + 1)
-        )
+        self._mark_running(job, index)
         shown = (
             "" if plan is None else f", plan {plan.index + 1} of {len(facts.plans)} ({format_bytes(plan.peak_bytes)})"
         )
@@ -254,18 +315,27 @@ class Runner:
             self._run.worker.resume()
             self._run.farewell_at_s = None
 
-    def leave(self, reason: str) -> None:
-        """Give the memory back within a second."""
-        if self._run is not None and self._run.worker.requested is not RequestedState.LEAVE:
-            self._run.log.note(f"leaving: {reason}", self._clock.wall_s())
-            self._run.worker.leave()
+    def leave(self, reason: str, within_s: float = 0.0) -> None:
+        """Give the memory back: within a second, or after a commit that takes less than `within_s`.
+
+        Asked again, a shorter time holds.
+        """
+        if self._run is not None:
+            if self._run.worker.requested is not RequestedState.LEAVE:
+                self._run.log.note(f"leaving: {reason}", self._clock.wall_s())
+            worker = self._run.worker
+            if isinstance(worker, AttachedProgram):
+                worker.leave(reason)
+            else:
+                worker.leave(within_s)
 
     def leave_after_checkpoint(self, reason: str) -> None:
         """Leave when the next checkpoint is written, or after `FAREWELL_S`: for reasons that can wait so long."""
         run, now_s = self._run, self._clock.monotonic_s()
         if run is None or run.worker.requested is RequestedState.LEAVE:
             return
-        if run.worker.phase is not WorkerPhase.TRAINING or run.worker.requested is not RequestedState.TRAIN:
+        trains = run.worker.phase is WorkerPhase.TRAINING and run.worker.requested is RequestedState.TRAIN
+        if not trains or isinstance(run.worker, AttachedProgram):  # which loses nothing
             self.leave(reason)
         elif run.farewell_at_s is None:
             run.farewell_at_s, run.last_checkpoint_s = now_s, now_s
@@ -279,6 +349,27 @@ class Runner:
         if run is not None and run.worker.phase is WorkerPhase.TRAINING and now_s - run.last_checkpoint_s > span_s:
             run.last_checkpoint_s = now_s
             run.worker.checkpoint()
+
+    def watch_silence(self) -> None:
+        """Notice a worker that may work and does not; kill it when that lasts. Called about once a second."""
+        run = self._run
+        if run is None or isinstance(run.worker, AttachedProgram):
+            return
+        works = run.worker.phase is WorkerPhase.TRAINING and run.worker.requested is RequestedState.TRAIN
+        if not works or run.waits_for is not None:
+            run.silence.heard()
+            return
+        job, was_stuck = self._store.get(run.job_id), run.silence.stuck
+        killed = run.silence.look(self._clock.monotonic_s(), self._worker_cpu_s(run.worker), job.measured.step_s)
+        if run.silence.stuck and not was_stuck:
+            silent = format_seconds(round(run.silence.silent_s))
+            self._records.report(
+                "worker-stuck", key=str(job.id), lasts_s=_SHOWN_AN_HOUR_S, job=job.label, silent=silent
+            )
+            self._records.note(job.id, "stuck", f"it has not said or computed anything for {silent}")
+        if killed:
+            self._records.note(job.id, "stuck", "killed; it starts again from its checkpoint")
+            run.worker.kill()
 
     def cancel(self) -> None:
         """End the job for good."""
@@ -315,7 +406,8 @@ class Runner:
         if run is None:
             return
         if self.meter is not None:
-            self.meter.on_event(str(run.job_id), plain_values(event), self._clock.monotonic_s())
+            self.meter.on_event(event, self._clock.monotonic_s())
+        run.silence.heard()
         self._progress.take(run, event)
         if isinstance(event, PlanSwitched):
             self._plan_switcher.switched(run, self._surroundings)
@@ -329,11 +421,15 @@ class Runner:
         if run is None:
             return
         job = self._store.get(run.job_id)
+        if isinstance(run.worker, AttachedProgram):
+            key, limit = str(job.id), format_seconds(limit_s)
+            self._records.report("slow-release", key=key, lasts_s=_SHOWN_AN_HOUR_S, job=job.label, limit=limit)
+            return
         action = "stopped by a signal" if command == "pause" else "killed"
         self._records.report(
             "worker-unresponsive",
             key=str(job.id),
-            lasts_s=3600.0,
+            lasts_s=_SHOWN_AN_HOUR_S,
             job=job.label,
             command=command,
             limit=format_seconds(limit_s),

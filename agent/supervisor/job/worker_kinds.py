@@ -1,4 +1,7 @@
-"""How the worker of each kind of job is started, and what its bundle offers: the two seams of the supervisor."""
+"""How the worker of each kind of job is started, and what its bundle offers.
+
+The two seams of the supervisor.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +26,10 @@ class BundleFacts:
 
 @dataclass(frozen=True, slots=True)
 class WorkerKind:
-    """One kind of worker: the start of its command, how to read its bundle, and what its environment needs."""
+    """One kind of worker.
+
+    The start of its command, how to read its bundle, and what its environment needs.
+    """
 
     program: tuple[str, ...]
     read_bundle: Callable[[Path], BundleFacts]
@@ -43,7 +49,10 @@ def no_environment(facts: BundleFacts, plan: PlanFigures | None) -> Mapping[str,
 
 
 def torch_environment(facts: BundleFacts, plan: PlanFigures | None) -> Mapping[str, str]:
-    """Return the environment of a torch worker: its allocator, which must be there from the start, and its threads."""
+    """Return the environment of a torch worker.
+
+    Its allocator, which must be there from the start, and its threads.
+    """
     from agent.malloc import preload_environment
 
     threads = str(facts.threads)
@@ -59,7 +68,10 @@ def torch_lacks() -> str:
 
 
 def read_training_bundle(bundle: Path) -> BundleFacts:
-    """Return the frontier of a training bundle; raises PortError when it is broken, OSError when unreadable."""
+    """Return the frontier of a training bundle.
+
+    Raises PortError when it is broken, OSError when unreadable.
+    """
     from planner.ir.bundle.bundle import read_manifest
 
     manifest = read_manifest(bundle)

@@ -1,11 +1,15 @@
-"""One worker process: started with its limits, spoken to over a socket pair, obeyed within its deadlines.
+"""One worker process.
+
+Started with its limits, spoken to over a socket pair, obeyed within its deadlines.
 
 Pause asks first; a worker that does not answer within `PAUSE_PATIENCE_S` is stopped by a signal, so that no training
-instruction starts 100 ms after the request. Leave asks first too, and kills after `LEAVE_PATIENCE_S`.
+instruction starts 100 ms after the request. Leave asks first too, and kills `LEAVE_PATIENCE_S` after the time that the
+worker has for a last commit.
 """
 
 import asyncio
 import contextlib
+import math
 import os
 import resource
 import signal
@@ -15,11 +19,11 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from pathlib import Path
 
 from agent.supervisor.job.exit_status import WorkerExit
 from agent.system.cgroup import MemoryEvents, WorkerGroup, system_oom_kills
 from agent.system.locks import LockFile
+from agent.system.python_process import NEUTRAL_DIRECTORY, module_command, module_environment
 from agent.worker.options import CONTROL_FD_PLACE
 from agent.worker.protocol import (
     Command,
@@ -71,7 +75,6 @@ class Launch:
 
     command: tuple[str, ...]
     """Without the control descriptor; `{control_fd}` in an argument stands for it."""
-    directory: Path
     group: WorkerGroup | None = None
     data_limit_bytes: int | None = None
     environment: Mapping[str, str] | None = None
@@ -99,6 +102,7 @@ class WorkerProcess:
         self._lines = LineSplitter()
         self._stopped_by_signal = False
         self._cancelled = False
+        self._leaves_within_s = math.inf
         self._killed_after_s: float | None = None
         self._finished = False
         self._failure: TrainingFailed | None = None
@@ -117,7 +121,7 @@ class WorkerProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
-                    cwd=self._launch.directory,
+                    cwd=NEUTRAL_DIRECTORY,
                     env=self._environment(),
                     pass_fds=(theirs.fileno(), lock.descriptor),
                     start_new_session=True,
@@ -153,15 +157,20 @@ class WorkerProcess:
         self._continue_by_signal()
         self.send(ResumeTraining())
 
-    def leave(self) -> None:
-        """Ask to end and give the memory back; at worst the unfinished step is lost."""
-        if self.requested is RequestedState.LEAVE or self.phase is WorkerPhase.ENDED:
+    def leave(self, within_s: float = 0.0) -> None:
+        """Ask to end and give the memory back, after a commit if that takes less than `within_s`.
+
+        Asked again, a shorter time holds; a worker that has not begun has nothing to commit.
+        """
+        if self.phase is WorkerPhase.STARTING:
+            within_s = 0.0
+        if within_s >= self._leaves_within_s or self.phase is WorkerPhase.ENDED:
             return
-        self.requested = RequestedState.LEAVE
+        self.requested, self._leaves_within_s = RequestedState.LEAVE, within_s
         self._disarm()
         self._continue_by_signal()
-        self.send(LeaveNow())
-        self._arm(LEAVE_PATIENCE_S, self._kill)
+        self.send(LeaveNow(within_s=within_s))
+        self._arm(within_s + LEAVE_PATIENCE_S, self._kill)
 
     def cancel(self) -> None:
         """Leave, and never come back."""
@@ -202,7 +211,7 @@ class WorkerProcess:
     # --- inside
 
     def _command(self, control_fd: int) -> list[str]:
-        launcher = [sys.executable, "-m", "agent.system.exec_with_limits"]
+        launcher = [*module_command("agent.system.exec_with_limits")]
         if self._launch.group is not None:
             launcher += ["--cgroup", str(self._launch.group.path)]
         if self._launch.data_limit_bytes is not None:
@@ -211,10 +220,7 @@ class WorkerProcess:
         return [*launcher, "--", *arguments]
 
     def _environment(self) -> dict[str, str]:
-        """Return the worker's environment: ours with our import path."""
-        root = str(Path(__file__).resolve().parents[3])
-        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-        return {**os.environ, "PYTHONPATH": path, **(self._launch.environment or {})}
+        return {**module_environment(), **(self._launch.environment or {})}
 
     def _watch_exit(self) -> None:
         if sys.platform == "linux":
@@ -359,10 +365,10 @@ class WorkerProcess:
     def _kill(self) -> None:
         if self.phase is WorkerPhase.ENDED:
             return
-        self._killed_after_s = LEAVE_PATIENCE_S
+        self._killed_after_s = self._leaves_within_s + LEAVE_PATIENCE_S
         was_starting = self.phase is WorkerPhase.STARTING
         self._process.kill()
         if self.group is not None:
             self.group.kill()
         if not was_starting:
-            self._on_disobedience("leave", LEAVE_PATIENCE_S)
+            self._on_disobedience("leave", self._killed_after_s)

@@ -263,3 +263,39 @@ def random_state_saved_and_restored() -> Any:
         return square(first - m(rows()) + noise)
 
     return learn(perceptron(), loss)
+
+
+class _Wrapped(Tensor):
+    """A tensor around another one, as quantizing libraries make them, without `__tensor_flatten__`."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Any:
+        made = Tensor._make_wrapper_subclass(cls, inner.size(), dtype=inner.dtype)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def opened(value: Any) -> Any:
+            return value.inner if isinstance(value, _Wrapped) else value
+
+        tree_map = torch.utils._pytree.tree_map
+        made = func(*tree_map(opened, args), **tree_map(opened, kwargs or {}))
+        return tree_map(lambda value: _Wrapped(value) if isinstance(value, Tensor) else value, made)
+
+
+@FEATURES.add
+def subclass_around_a_tensor() -> Any:
+    weight = nn.Parameter(_Wrapped(torch.randn(128, 128)))
+    training_begins()
+    losses = []
+    for _ in range(4):
+        loss = (torch.randn(64, 128) @ weight).tanh().square().mean()
+        loss.backward()
+        losses.append(loss.detach().inner)
+        with torch.no_grad():
+            weight.sub_(weight.grad, alpha=0.1)
+        weight.grad = None
+    return losses, weight.data.inner

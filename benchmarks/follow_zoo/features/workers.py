@@ -291,3 +291,8 @@ def timer_looks_at_weights() -> Any:
         timer.start()
         timer.join()
     return seen, state(model)
+
+
+@FEATURES.add
+def data_parallel_on_the_cpu() -> Any:
+    return _steps(nn.DataParallel(perceptron(nn.Tanh())), lambda m: classify(m).backward())

@@ -1,8 +1,12 @@
-"""A job on disk: one file that holds graphs, plans, costs, initial tensors and data. It can compute; it cannot run code.
+"""A job on disk: one file that holds graphs, plans, costs, initial tensors and data.
 
-A zip archive: `manifest.json` (with the SHA-256 of every other member), `graphs.msgpack`, `plans.msgpack`,
-`costs.msgpack`, and `tensors.safetensors` and `data.safetensors`, both stored uncompressed so that single rows and
-chunks can be read in place. Reading needs no torch and never unpacks to a path that the archive names.
+It can compute; it cannot run code.
+
+A zip archive: `manifest.json`, `graphs.msgpack`, `plans.msgpack`, `costs.msgpack`, and `tensors.safetensors` and
+`data.safetensors`, both stored uncompressed so that single rows and chunks can be read in place. The manifest has the
+hash of every other member (of the last two: of their headers) and of every tensor; `sums/train/0` holds the checksums
+of the rows of `train/0` by blocks. Whatever is read is checked. Reading needs no torch and never unpacks to a path that
+the archive names.
 """
 
 import hashlib
@@ -11,27 +15,35 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgpack
+import msgspec
 
 from planner.ir.bundle import safetensors_io
-from planner.ir.bundle.codec import unpack_costs, unpack_graph, unpack_plan
+from planner.ir.bundle.checksums import SUM_BYTES, block_sum, rows_per_block, tensor_hasher
+from planner.ir.bundle.codec import MAX_WHOLE, Count, unpack_costs, unpack_graph, unpack_plan
 from planner.ir.bundle.safetensors_io import Member
 from planner.ir.errors import ExitCode, PortError
-from planner.ir.graph import ITEM_BYTES, MAX_STORAGE_BYTES, Role, storage_key
+from planner.ir.graph import ITEM_BYTES, MAX_STORAGE_BYTES, Role, storage_key, view_bytes
 from planner.ir.operators import OPTIMIZERS
 
-FORMAT = 1
+FORMAT = 2
+"""Format 1 had no checksums of tensors."""
+SUMS = "sums/"
+"""Begins the name of the checksums of a column of data."""
 MAX_HEADER_BYTES = 64 << 20
 """The largest compressed member measured is 0.4 MB; a larger one is damaged or hostile."""
 MAX_MANIFEST_BYTES = 32 << 20
 _ZIP_ERRORS = (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError, RuntimeError, zlib.error)
 """What the standard library raises for an archive that is damaged, encrypted, or of a version it does not know."""
 _PACKED = ("graphs.msgpack", "plans.msgpack", "costs.msgpack")
+MOST_THREADS = 1024
+"""More than any processor has that trains here."""
+Positive = Annotated[int, msgspec.Meta(ge=1, lt=MAX_WHOLE)]
 TENSOR_MEMBERS = ("tensors.safetensors", "data.safetensors")
 
 
@@ -46,22 +58,22 @@ class TensorLayout:
     """How a tensor lies in its storage."""
 
     dtype: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int = 0
+    shape: tuple[Count, ...]
+    stride: tuple[Count, ...]
+    offset: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PlanChoice:
     """One entry of the frontier: a plan per graph and what the agent needs to choose among them."""
 
-    ram_bytes: int
-    peak_bytes: int
+    ram_bytes: Count
+    peak_bytes: Count
     seconds: float
     joules: float
     overhead_joules: float
     bound_joules: float | None
-    written_bytes: int
+    written_bytes: Count
     strategy: str
 
 
@@ -72,16 +84,16 @@ class Manifest:
     `graphs`: names such as "step", "step@1" (the last, short batch), "eval". `fills`: storages whose initial contents
     are one value. `layouts`: persistent storages by key. `result`: names of the tensors that training results in, as
     `model.state_dict()` has them, tied ones once; those that no graph uses lie in the bundle as `unused/NAME`. `schedule`: hyperparameters that change, by update.
-    `reference`: losses of the first steps as plain PyTorch computed them where the bundle was made.
+    `allow_nonfinite`: training goes on with NaN or infinities. `reference`: losses of the first steps as plain PyTorch computed them where the bundle was made.
     """
 
     name: str
     torch: str
-    threads: int
-    seed: int
-    batch_size: int
-    accumulate: int
-    samples: int
+    threads: Annotated[int, msgspec.Meta(ge=1, le=MOST_THREADS)]
+    seed: Count
+    batch_size: Positive
+    accumulate: Positive
+    samples: Count
     drop_last: bool
     graphs: tuple[str, ...]
     batch: tuple[TensorLayout, ...]
@@ -92,8 +104,9 @@ class Manifest:
     result: tuple[str, ...]
     device: str
     estimated: bool
-    eval_samples: int = 0
+    eval_samples: Count = 0
     schedule: tuple[tuple[Mapping[str, Any], ...], ...] = ()
+    allow_nonfinite: bool = False
     reference: Mapping[str, Any] = field(default_factory=dict)
 
     def steps_per_epoch(self) -> int:
@@ -112,16 +125,19 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def manifest_hashes(path: Path) -> dict[str, str]:
-    """Return the SHA-256 of every member that the manifest names; raise BundleError where it has none."""
+    """Return the hashes in a manifest: SHA-256 of members by name, XXH3 of tensors by `MEMBER/NAME`.
+
+    Raises BundleError where it has none.
+    """
     with _open(path) as archive:
         return _hashes(_read_manifest_json(archive, path), path)
 
 
 def _hashes(raw: Mapping[str, Any], path: Path) -> dict[str, str]:
-    hashes = raw.get("hashes")
-    if not isinstance(hashes, dict):
-        raise BundleError(f"{path}: the manifest has no hashes; make the bundle again")
-    return {str(k): str(v) for k, v in hashes.items()}
+    try:
+        return msgspec.convert(raw.get("hashes"), dict[str, str])
+    except msgspec.ValidationError as error:
+        raise BundleError(f"{path}: the manifest has no hashes ({error}); make the bundle again") from error
 
 
 class Bundle:
@@ -142,9 +158,12 @@ class Bundle:
             if not isinstance(plans, list):
                 raise BundleError(f"{path}: expected a list of plans, found {str(plans)[:60]!r}")
             self.plans = [{k: unpack_plan(p) for k, p in _mapping(c, path).items()} for c in plans]
-            self.id = hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
-            self.tensors, self.data = (_index(archive, name, path) for name in TENSOR_MEMBERS)
-            self.hashes = hashes
+            self.id = hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()
+            """Of everything in the bundle: the state of a job with another id belongs to another job."""
+            self.tensors, data = (_index(archive, name, hashes, path) for name in TENSOR_MEMBERS)
+            self.data = {k: m for k, m in data.items() if not k.startswith(SUMS)}
+            self._sums = {k.removeprefix(SUMS): m for k, m in data.items() if k.startswith(SUMS)}
+            self._hashes = hashes
         self._check(path)
 
     def _check(self, path: Path) -> None:
@@ -158,6 +177,7 @@ class Bundle:
         for choice in self.plans:
             if set(choice) != names:
                 raise BundleError(f"{path}: a plan is for the graphs {sorted(choice)}, the bundle has {sorted(names)}")
+        sizes: dict[str, int] = {}
         for name, graph in self.graphs.items():
             if len(self.costs[name].ops) != len(graph.ops):
                 raise BundleError(
@@ -165,11 +185,41 @@ class Bundle:
                 )
             for storage in graph.storages:
                 self._check_initial(path, storage.key, storage.nbytes, persistent=storage.persistent)
-
+                if storage.persistent:
+                    self._check_layout(path, storage.key, storage.nbytes)
+                    if sizes.setdefault(storage.key, storage.nbytes) != storage.nbytes:
+                        raise BundleError(f"{path}: {storage.key} has {sizes[storage.key]} and {storage.nbytes} bytes")
+        self._check_data(path)
         for name in self.manifest.result:
             key = self.result_key(name)
             if key not in self.manifest.layouts and key not in self.tensors:
                 raise BundleError(f"{path}: the result names a tensor {name[:60]!r} that the bundle does not have")
+
+    def _check_data(self, path: Path) -> None:
+        """Every graph has a column of data for each tensor of its batch, and each its checksums.
+
+        All of one length.
+        """
+        counts = {"train": self.manifest.samples, "eval": self.manifest.eval_samples}
+        wanted: dict[str, int] = {}
+        for name, graph in self.graphs.items():
+            part = "eval" if name.startswith("eval") else "train"
+            wanted |= {f"{part}/{i}": counts[part] for i in range(len(graph.batch))}
+            found = sum(key.startswith(f"{part}/") for key in self.data)
+            if found != len(graph.batch):
+                raise BundleError(f"{path}: graph {name} takes {len(graph.batch)} columns of data, there are {found}")
+        if not set(wanted) == set(self.data) == set(self._sums):
+            raise BundleError(f"{path}: the data's columns are {sorted(self.data)}, the graphs take {sorted(wanted)}")
+        for key, count in wanted.items():
+            self._check_column(path, key, count)
+
+    def _check_column(self, path: Path, key: str, count: int) -> None:
+        column = self.data[key]
+        if not count or column.shape[:1] != (count,):
+            raise BundleError(f"{path}: {key} has the shape {list(column.shape)}, the manifest says {count} samples")
+        blocks = -(-count // rows_per_block(column.nbytes // count)) if column.nbytes else 0
+        if self._sums[key].nbytes != blocks * SUM_BYTES:
+            raise BundleError(f"{path}: {key} lacks checksums for its {blocks} blocks of rows; make the bundle again")
 
     def result_key(self, name: str) -> str:
         """Return the key of the persistent storage that holds a tensor of the result.
@@ -188,40 +238,53 @@ class Bundle:
             found = "none" if member is None else f"{member.nbytes}"
             raise BundleError(f"{path}: the initial contents of {key} should have {nbytes} bytes, found {found}")
 
-    def verify_tensors(self) -> None:
-        """Read the whole file once and compare the hashes of the tensors.
+    def _check_layout(self, path: Path, key: str, nbytes: int) -> None:
+        layout = self.manifest.layouts.get(key)
+        if layout is None or view_bytes(layout.dtype, layout.shape, layout.stride, layout.offset) > nbytes:
+            raise BundleError(f"{path}: the layout of {key} is missing or does not fit its {nbytes} bytes")
 
-        Raises BundleError on a difference.
+    def contents(self, key: str, chunk_bytes: int) -> Iterator[bytes]:
+        """Yield a tensor's bytes in pieces of `chunk_bytes`.
+
+        Raises BundleError at the end where they are not as written.
         """
-        with _open(self.path) as archive:
-            for name in TENSOR_MEMBERS:
-                if _digest(archive, name, self.path) != self.hashes.get(name):
-                    raise BundleError(
-                        f"{self.path}: {name} is damaged (SHA-256 differs); copy or make the bundle again"
-                    )
+        member, hasher = self.tensors[key], tensor_hasher()
+        with open(self.path, "rb") as stream:
+            for start in range(0, member.nbytes, chunk_bytes):
+                piece = self._read(stream.fileno(), member, start, chunk_bytes)
+                hasher.update(piece)
+                yield piece
+        if hasher.hexdigest() != self._hashes[f"{TENSOR_MEMBERS[0]}/{key}"]:
+            raise BundleError(
+                f"{self.path}: the tensor {key} is damaged (its checksum differs); copy or make the bundle again"
+            )
 
-    def read(self, fd: int, member: Member, start: int, nbytes: int) -> bytes:
-        """Return `nbytes` of a tensor from byte `start`.
+    def row(self, fd: int, key: str, row: int) -> bytes:
+        """Return one row of a column of data; `fd` is an open descriptor of the file.
 
-        `fd` is an open descriptor of the file.
-
-        Raises BundleError where the file ends in the middle of it.
+        Raises BundleError where there is no such row or its block is not as it was written.
         """
+        column = self.data[key]
+        if not 0 <= row < column.shape[0]:
+            raise BundleError(f"{self.path}: row {row} of {key} does not exist, the data has {column.shape[0]}")
+        width = column.nbytes // column.shape[0]
+        if not width:
+            return b""
+        block, inside = divmod(row, rows_per_block(width))
+        first = (row - inside) * width
+        data = self._read(fd, column, first, rows_per_block(width) * width)
+        if block_sum(data) != self._read(fd, self._sums[key], block * SUM_BYTES, SUM_BYTES):
+            raise BundleError(
+                f"{self.path}: {key} is damaged near row {row} (its checksum differs); copy or make the bundle again"
+            )
+        return data[inside * width : (inside + 1) * width]
+
+    def _read(self, fd: int, member: Member, start: int, nbytes: int) -> bytes:
+        """Return up to `nbytes` of a tensor from byte `start`; raise BundleError where the file ends before."""
         data = os.pread(fd, min(nbytes, member.nbytes - start), member.offset + start)
         if len(data) != min(nbytes, member.nbytes - start):
             raise BundleError(f"{self.path} ends in the middle of a tensor; copy or make the bundle again")
         return data
-
-
-def _digest(archive: zipfile.ZipFile, name: str, path: Path) -> str:
-    digest = hashlib.sha256()
-    try:
-        with archive.open(name) as stream:
-            while piece := stream.read(1 << 20):
-                digest.update(piece)
-    except _ZIP_ERRORS as error:
-        raise BundleError(f"{path}: {name} is damaged ({error}); copy or make the bundle again") from error
-    return digest.hexdigest()
 
 
 def _open(path: Path) -> zipfile.ZipFile:
@@ -259,7 +322,9 @@ def _read_manifest_json(archive: zipfile.ZipFile, path: Path) -> dict[str, Any]:
         raise BundleError(f"{path}: the manifest is no JSON ({error})") from error
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         found = raw.get("format") if isinstance(raw, dict) else None
-        raise BundleError(f"{path} has format {found}, this version reads {FORMAT}; make the bundle again")
+        raise BundleError(
+            f"{path} has format {found}, this version reads {FORMAT}; plan the job again with port-agent plan"
+        )
     return raw
 
 
@@ -279,25 +344,14 @@ def _mapping(data: Any, path: Path) -> dict[str, Any]:
     return data
 
 
-def _manifest(raw: dict[str, Any], path: Path) -> Manifest:
+def _manifest(raw: Mapping[str, Any], path: Path) -> Manifest:
     try:
-        fields = {name: raw[name] for name in Manifest.__dataclass_fields__}
-        fields["batch"] = tuple(_layout(x) for x in fields["batch"])
-        fields["layouts"] = {str(k): _layout(v) for k, v in fields["layouts"].items()}
-        fields["plans"] = tuple(PlanChoice(**p) for p in fields["plans"])
-        fields["graphs"] = tuple(map(str, fields["graphs"]))
-        fields["result"] = tuple(map(str, fields["result"]))
-        fields["schedule"] = tuple(tuple(groups) for groups in fields["schedule"])
-        fields["fills"] = {str(k): float(v) for k, v in fields["fills"].items()}
-        for name in ("threads", "seed", "batch_size", "accumulate", "samples", "eval_samples"):
-            fields[name] = _whole(fields[name], name)
-        _check_optimizer(fields["optimizer"])
-        manifest = Manifest(**fields)
-        if min(manifest.threads, manifest.batch_size, manifest.accumulate) < 1 or manifest.threads > 1024:
-            raise ValueError("threads, batch_size and accumulate must be 1 or more")
-        for choice in manifest.plans:
-            _whole(choice.ram_bytes, "ram_bytes"), _whole(choice.peak_bytes, "peak_bytes")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        manifest = msgspec.convert(raw, Manifest)
+        _check_optimizer(manifest.optimizer)
+        for layout in (*manifest.batch, *manifest.layouts.values()):
+            if layout.dtype not in ITEM_BYTES:
+                raise ValueError(f"dtype {layout.dtype!r}")
+    except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
         raise BundleError(f"{path}: the manifest is incomplete or wrong ({error}); make the bundle again") from error
     return manifest
 
@@ -309,26 +363,8 @@ def _check_optimizer(data: Mapping[str, Any]) -> None:
         raise ValueError("the optimizer has no parameter groups")
 
 
-def _whole(number: Any, name: str) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 62:
-        raise ValueError(f"{name} is {number!r}")
-    return number
-
-
-def _layout(data: Mapping[str, Any]) -> TensorLayout:
-    layout = TensorLayout(
-        str(data["dtype"]), tuple(map(int, data["shape"])), tuple(map(int, data["stride"])), int(data["offset"])
-    )
-    if layout.dtype not in ITEM_BYTES:
-        raise ValueError(f"dtype {layout.dtype!r}")
-    return layout
-
-
-def _index(archive: zipfile.ZipFile, name: str, path: Path) -> dict[str, Member]:
-    """Return where each tensor of a safetensors member lies in the file.
-
-    Every number checked.
-    """
+def _index(archive: zipfile.ZipFile, name: str, hashes: Mapping[str, str], path: Path) -> dict[str, Member]:
+    """Return where each tensor of a safetensors member lies in the file, every number checked."""
     try:
         info = archive.getinfo(name)
     except KeyError:
@@ -337,9 +373,15 @@ def _index(archive: zipfile.ZipFile, name: str, path: Path) -> dict[str, Member]
         raise BundleError(f"{path}: {name} is compressed or too large; make the bundle with port-agent plan")
     try:
         with archive.open(info) as stream:
-            return safetensors_io.index(stream, info.file_size, _payload_offset(archive, info))
+            header = safetensors_io.read_header(stream, info.file_size)
+        if hashlib.sha256(header).hexdigest() != hashes.get(name):
+            raise BundleError(f"{path}: {name} is damaged (SHA-256 differs); copy or make the bundle again")
+        found = safetensors_io.index(header, info.file_size, _payload_offset(archive, info))
     except (*_ZIP_ERRORS, struct.error, TypeError, KeyError, AttributeError) as error:
         raise BundleError(f"{path}: {name} is damaged ({error}); copy or make the bundle again") from error
+    if {f"{name}/{key}" for key in found} != {key for key in hashes if key.startswith(f"{name}/")}:
+        raise BundleError(f"{path}: {name} has other tensors than the manifest has checksums; make the bundle again")
+    return found
 
 
 def _payload_offset(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:

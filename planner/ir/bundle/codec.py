@@ -5,8 +5,10 @@ And back, with every length and number checked.
 
 import itertools
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import msgspec
 
 from planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
 from planner.ir.errors import ExitCode, PortError
@@ -20,6 +22,57 @@ MAX_NESTING = 4
 """Arguments are numbers, tensors, or lists of them; nothing in aten nests deeper."""
 
 T = TypeVar("T")
+
+MAX_WHOLE = 1 << 62
+"""Counts, sizes and seeds of a bundle are below it."""
+Count = Annotated[int, msgspec.Meta(ge=0, lt=MAX_WHOLE)]
+"""A number of bytes or an index; far from where sums of a few overflow 64 bits."""
+_Counts = tuple[Count, ...]
+_Number = Annotated[float, msgspec.Meta(ge=0, lt=1e30)]
+"""Seconds, joules, watts: finite, not below 0."""
+_Positive = Annotated[float, msgspec.Meta(gt=0, lt=1e30)]
+_Text = Annotated[str, msgspec.Meta(max_length=1000)]
+_Many = msgspec.Meta(max_length=4 * MAX_OPS)
+
+
+class _OpRecord(NamedTuple):
+    name: _Text
+    args: list[Any]
+    kwargs: list[tuple[_Text, Any]]
+    outputs: tuple[Count | None, ...]
+    writes: _Counts
+    phase: Phase
+    random: bool
+
+
+class _GraphRecord(NamedTuple):
+    storages: Annotated[list[tuple[Count, Role, _Text]], _Many]
+    values: Annotated[list[tuple[Count, _Text, _Counts, _Counts, Count]], _Many]
+    ops: Annotated[list[_OpRecord], _Many]
+    batch: _Counts
+    loss: Count
+    aux: _Counts
+    scalars: Count
+
+
+class _Special(msgspec.Struct, forbid_unknown_fields=True):
+    """An argument that is no plain value: the value, scalar or torch object of this number or name."""
+
+    v: Count | None = None
+    s: Count | None = None
+    n: tuple[_Text, _Text] | None = None
+
+
+class _PlanRecord(NamedTuple):
+    integers: bytes
+    figures: tuple[Count, Count, _Number, _Number, _Number, _Number | None]
+    strategy: _Text
+
+
+class _CostRecord(NamedTuple):
+    device: tuple[_Text, Count, _Number, _Number, Count]
+    flash: tuple[_Text, _Positive, _Positive, _Number, _Number, _Number, _Positive | None]
+    ops: list[tuple[_Number, Count, _Number]]
 
 
 class WireError(PortError):
@@ -52,41 +105,23 @@ def unpack_graph(data: Any) -> StepGraph:
 
     Raises WireError, GraphError or OperatorError for one that is not valid.
     """
-    storages, values, ops, batch, loss, aux, scalars = _list(data, 7)
-    if max(len(_list(storages)), len(_list(values)), len(_list(ops))) > 4 * MAX_OPS:
-        raise WireError(
-            f"the graph has {len(ops)} operators and {len(values)} values; the limit is {MAX_OPS} operators"
-        )
+    record = _read(data, _GraphRecord, "a graph")
     graph = StepGraph(
-        storages=tuple(_storage(s) for s in storages),
-        values=tuple(_value(v) for v in values),
-        ops=tuple(_op(o) for o in ops),
-        batch=_ints(batch), loss=_int(loss), aux=_ints(aux), scalars=_int(scalars),
+        storages=tuple(Storage(*s) for s in record.storages),
+        values=tuple(Value(*v) for v in record.values),
+        ops=tuple(
+            Op(
+                op.name, tuple(map(_unpack, op.args)), tuple((k, _unpack(a)) for k, a in op.kwargs), op.outputs,
+                op.writes, op.phase, op.random,
+            )
+            for op in record.ops
+        ),
+        batch=record.batch, loss=record.loss, aux=record.aux, scalars=record.scalars,
     )  # fmt: skip
     verify_graph(graph)
     for op in graph.ops:
         check_operator(op.name)
     return graph
-
-
-def _storage(data: Any) -> Storage:
-    nbytes, role, name = _list(data, 3)
-    return Storage(_int(nbytes), _enum(Role, role), _text(name))
-
-
-def _value(data: Any) -> Value:
-    storage, dtype, shape, stride, offset = _list(data, 5)
-    return Value(_int(storage), _text(dtype), _ints(shape), _ints(stride), _int(offset))
-
-
-def _op(data: Any) -> Op:
-    name, args, kwargs, outputs, writes, phase, random = _list(data, 7)
-    pairs = [_list(pair, 2) for pair in _list(kwargs)]
-    return Op(
-        _text(name), tuple(_unpack(a) for a in _list(args)), tuple((_text(k), _unpack(a)) for k, a in pairs),
-        tuple(None if v is None else _int(v) for v in _list(outputs)), _ints(writes), _enum(Phase, phase),
-        _bool(random),
-    )  # fmt: skip
 
 
 def _pack(argument: Argument) -> Any:
@@ -109,14 +144,13 @@ def _unpack(data: Any, depth: int = 0) -> Argument:
     if isinstance(data, list):
         return tuple(_unpack(a, depth + 1) for a in data)
     if isinstance(data, dict) and len(data) == 1:
-        (kind, content), *_ = data.items()
-        if kind == "v":
-            return Ref(_int(content))
-        if kind == "s":
-            return Scalar(_int(content))
-        if kind == "n":
-            name, value = _list(content, 2)
-            return Named(_text(name), _text(value))
+        special = _read(data, _Special, "an argument")
+        if special.v is not None:
+            return Ref(special.v)
+        if special.s is not None:
+            return Scalar(special.s)
+        if special.n is not None:
+            return Named(*special.n)
     raise WireError(f"an argument is {str(data)[:60]!r}, which is no number, tensor or list")
 
 
@@ -148,7 +182,7 @@ def unpack_plan(data: Any) -> Plan:
 
     Raises WireError for data that is no plan.
     """
-    packed, figures, strategy = _list(data, 3)
+    packed, figures, strategy = _read(data, _PlanRecord, "a plan")
     numbers = iter(unpack_integers(packed, most=16 * MAX_OPS))
     count, length = next(numbers, 0), next(numbers, 0)
     if not (0 <= count <= 3 * MAX_OPS and 0 <= length <= MAX_OPS):
@@ -157,19 +191,18 @@ def unpack_plan(data: Any) -> Plan:
     order, pairs = list(itertools.islice(numbers, length)), list(numbers)
     if len(actions) != count or len(order) != length or len(pairs) % 2:
         raise WireError(f"a plan ends before its {count} decisions and {length} operators do")
-    ram, peak, seconds, joules, overhead, bound = _list(figures, 6)
+    ram, peak, seconds, joules, overhead, bound = figures
     after = list(itertools.accumulate(after))
     before = [a + b for a, b in zip(after, before, strict=True)]
     return Plan(
         decisions=tuple(
-            Decision(s, a, b, _enum(Action, action))
+            Decision(s, a, b, _read(action, Action, "an action"))
             for s, a, b, action in zip(itertools.accumulate(storages), after, before, actions, strict=True)
         ),
         order=_permutation(tuple(itertools.accumulate(order))),
         sliced=tuple((pairs[i], pairs[i + 1]) for i in range(0, len(pairs), 2)),
-        ram_bytes=_int(ram), peak_bytes=_int(peak), seconds=_number(seconds), joules=_number(joules),
-        overhead_joules=_number(overhead), bound_joules=None if bound is None else _number(bound),
-        strategy=_text(strategy),
+        ram_bytes=ram, peak_bytes=peak, seconds=seconds, joules=joules, overhead_joules=overhead, bound_joules=bound,
+        strategy=strategy,
     )  # fmt: skip
 
 
@@ -178,7 +211,10 @@ def _differences(numbers: Sequence[int]) -> list[int]:
 
 
 def pack_integers(numbers: Iterable[int]) -> bytes:
-    """Return integers as compressed base-128 numbers, least significant digits first, the sign in the lowest bit."""
+    """Return integers as compressed base-128 numbers.
+
+    The least significant digits go first, the sign is in the lowest bit.
+    """
     data = bytearray()
     for number in numbers:
         rest = -2 * number - 1 if number < 0 else 2 * number
@@ -189,13 +225,11 @@ def pack_integers(numbers: Iterable[int]) -> bytes:
     return zlib.compress(bytes(data), 9)
 
 
-def unpack_integers(data: Any, *, most: int) -> list[int]:
+def unpack_integers(data: bytes, *, most: int) -> list[int]:
     """Return the integers of `pack_integers`.
 
     Raises WireError for other data, or for more than `most` of them.
     """
-    if not isinstance(data, bytes):
-        raise WireError(f"expected packed integers, found {str(data)[:60]!r}")
     decompressor = zlib.decompressobj()
     try:
         digits = decompressor.decompress(data, 5 * most)
@@ -240,69 +274,14 @@ def pack_costs(costs: CostTable) -> list[Any]:
 
 
 def unpack_costs(data: Any) -> CostTable:
-    """Return the cost table that `data` describes."""
-    device, flash, ops = _list(data, 3)
-    name, base, static, compute, threads = _list(device, 5)
-    medium, read, write, latency, read_j, write_j, endurance = _list(flash, 7)
-    return CostTable(
-        DeviceCosts(
-            _text(name), _int(base), _number(static), _number(compute),
-            Flash(
-                _text(medium), _positive(read), _positive(write), _number(latency), _number(read_j), _number(write_j),
-                None if endurance is None else _positive(endurance),
-            ),
-            max(1, _int(threads)),
-        ),
-        tuple(OpCost(_number(s), _int(w), _number(j)) for s, w, j in (_list(op, 3) for op in _list(ops))),
-    )  # fmt: skip
+    """Return the cost table that `data` describes; raises WireError for data that is none."""
+    (name, base, static, compute, threads), flash, ops = _read(data, _CostRecord, "a cost table")
+    device = DeviceCosts(name, base, static, compute, Flash(*flash), max(1, threads))
+    return CostTable(device, tuple(OpCost(*op) for op in ops))
 
 
-# -- pieces
-
-
-def _list(data: Any, length: int | None = None) -> list[Any]:
-    if not isinstance(data, list) or (length is not None and len(data) != length):
-        what = f"a list of {length}" if length is not None else "a list"
-        raise WireError(f"expected {what}, found {str(data)[:60]!r}")
-    return data
-
-
-def _int(data: Any) -> int:
-    if isinstance(data, bool) or not isinstance(data, int) or not 0 <= data < 1 << 62:
-        raise WireError(f"expected a whole number from 0 on, found {str(data)[:60]!r}")
-    return data
-
-
-def _ints(data: Any) -> tuple[int, ...]:
-    return tuple(_int(n) for n in _list(data))
-
-
-def _number(data: Any) -> float:
-    if isinstance(data, bool) or not isinstance(data, int | float) or not 0 <= data < 1e30:
-        raise WireError(f"expected a number from 0 on, found {str(data)[:60]!r}")
-    return float(data)
-
-
-def _positive(data: Any) -> float:
-    if (number := _number(data)) <= 0:
-        raise WireError("expected a number above 0, found 0")
-    return number
-
-
-def _text(data: Any) -> str:
-    if not isinstance(data, str) or len(data) > 1000:
-        raise WireError(f"expected a short text, found {str(data)[:60]!r}")
-    return data
-
-
-def _bool(data: Any) -> bool:
-    if not isinstance(data, bool):
-        raise WireError(f"expected true or false, found {str(data)[:60]!r}")
-    return data
-
-
-def _enum(cls: Callable[[int], T], data: Any) -> T:
+def _read(data: Any, kind: type[T], what: str) -> T:
     try:
-        return cls(_int(data))
-    except ValueError:
-        raise WireError(f"{data} is not a known {getattr(cls, '__name__', 'number')}") from None
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise WireError(f"{what} cannot be read: {error}") from error

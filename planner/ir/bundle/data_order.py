@@ -1,4 +1,7 @@
-"""The order in which a job goes through its data: the same in the worker, in plain PyTorch and after a resume."""
+"""The order in which a job goes through its data.
+
+It is the same in the worker, in plain PyTorch and after a resume.
+"""
 
 from collections.abc import Iterator
 

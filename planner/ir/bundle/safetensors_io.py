@@ -1,4 +1,6 @@
-"""Safetensors, written piece by piece and read in place: no tensor needs to be in memory whole, and no torch.
+"""Safetensors, written piece by piece and read in place.
+
+No tensor needs to be in memory whole, and no torch.
 
 Format: u64 little-endian header length, JSON header (name -> dtype, shape, byte range), data.
 """
@@ -17,6 +19,8 @@ _SAFE_NAMES = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64", "float16": "F16",
     "bfloat16": "BF16", "float32": "F32", "float64": "F64",
 }  # fmt: skip
+STORED_DTYPES = tuple(_SAFE_NAMES)
+"""What tensors in such a file may be."""
 _DTYPE_NAMES = {v: k for k, v in _SAFE_NAMES.items()}
 
 
@@ -47,8 +51,8 @@ def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:
     return size
 
 
-def encode(tensors: Mapping[str, Chunks], metadata: Mapping[str, str] | None = None) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a safetensors file."""
+def encoded_header(tensors: Mapping[str, Chunks], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return what a safetensors file begins with; the tensors follow in the order of their names."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for key in sorted(tensors):
@@ -60,27 +64,39 @@ def encode(tensors: Mapping[str, Chunks], metadata: Mapping[str, str] | None = N
         offset += size
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
-    yield struct.pack("<Q", len(encoded))
-    yield encoded
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+def encode(tensors: Mapping[str, Chunks], metadata: Mapping[str, str] | None = None) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a safetensors file."""
+    yield encoded_header(tensors, metadata)
     for key in sorted(tensors):
         yield from tensors[key].pieces()
 
 
-def index(stream: IO[bytes], available: int, start: int) -> dict[str, Member]:
-    """Return where each tensor lies.
+def read_header(stream: IO[bytes], available: int) -> bytes:
+    """Return the header of a file of `available` bytes, its length included.
 
-    `stream` is at the header, `start` the absolute offset of the file's first byte.
-
-    Raises ValueError, KeyError, TypeError or struct.error for a header whose numbers do not fit `available` bytes.
+    Raises ValueError or struct.error where there is none.
     """
-    length = struct.unpack("<Q", stream.read(8))[0]
-    if length > min(MAX_HEADER_BYTES, available):
+    prefix = stream.read(8)
+    length = struct.unpack("<Q", prefix)[0]
+    if length > min(MAX_HEADER_BYTES, available - 8):
         raise ValueError(f"the header claims {length} bytes")
-    header = json.loads(stream.read(length))
-    payload = start + 8 + length
+    return prefix + stream.read(length)
+
+
+def index(header: bytes, available: int, start: int) -> dict[str, Member]:
+    """Return where each tensor lies; `start`: the absolute offset of the file's first byte.
+
+    Raises ValueError, KeyError, TypeError or AttributeError for a header that is none, or whose numbers do not fit
+    `available` bytes.
+    """
+    tensors, length = json.loads(header[8:]), len(header)
     return {
-        str(k): _member(str(k), v, payload, available - 8 - length) for k, v in header.items() if k != "__metadata__"
-    }
+        str(k): _member(str(k), v, start + length, available - length)
+        for k, v in tensors.items() if k != "__metadata__"
+    }  # fmt: skip
 
 
 def _member(key: str, entry: Mapping[str, Any], start: int, available: int) -> Member:

@@ -1,11 +1,14 @@
-"""Write a bundle: what is large once and first, plans behind it, so that other plans do not cost the weights again."""
+"""Write a bundle: what is large once and first, plans behind it.
+
+So other plans do not cost the weights again.
+"""
 
 import hashlib
 import json
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +17,15 @@ import msgpack
 from planner.ir.bundle import safetensors_io
 from planner.ir.bundle.bundle import (
     FORMAT,
+    SUMS,
     TENSOR_MEMBERS,
     BundleError,
     Manifest,
-    PlanChoice,
-    TensorLayout,
     manifest_hashes,
 )
+from planner.ir.bundle.checksums import block_sums, tensor_hasher
 from planner.ir.bundle.codec import pack_costs, pack_graph, pack_plan
-from planner.ir.bundle.safetensors_io import Chunks
+from planner.ir.bundle.safetensors_io import Chunks, tensor_bytes
 from planner.ir.costs import CostTable
 from planner.ir.graph import StepGraph
 from planner.ir.plan import Plan
@@ -50,10 +53,10 @@ def write_bundle(path: Path, contents: Contents) -> None:
     temporary = path.with_name(path.name + ".new")
     try:
         with zipfile.ZipFile(temporary, "w") as archive:
-            hashes = {
-                name: _write_tensors(archive, name, tensors)
-                for name, tensors in zip(TENSOR_MEMBERS, (contents.tensors, contents.data), strict=True)
-            }
+            hashes: dict[str, str] = {}
+            data = {**contents.data, **{SUMS + key: _sums(column) for key, column in contents.data.items()}}
+            for name, tensors in zip(TENSOR_MEMBERS, (contents.tensors, data), strict=True):
+                hashes |= _write_tensors(archive, name, tensors)
             graphs = {name: pack_graph(g) for name, g in contents.graphs.items()}
             hashes["graphs.msgpack"] = _write_packed(archive, "graphs.msgpack", graphs)
             _write_plans(archive, contents.manifest, contents.plans, contents.costs, hashes)
@@ -86,7 +89,10 @@ def replace_plans(
 
 
 def publish_bundle(finished: Path, path: Path) -> None:
-    """Make a finished bundle durable and give it its name; raise BundleError, and drop it, where that fails."""
+    """Make a finished bundle durable and give it its name.
+
+    Raises BundleError, and drops it, where that fails.
+    """
     try:
         with open(finished, "rb") as stream:
             os.fsync(stream.fileno())
@@ -114,7 +120,7 @@ def _write_plans(
         _PLANS: _write_packed(archive, _PLANS, packed),
         _COSTS: _write_packed(archive, _COSTS, {name: pack_costs(c) for name, c in costs.items()}),
     }
-    data = {"format": FORMAT, "hashes": all_hashes, **_manifest_to_json(manifest)}
+    data = {"format": FORMAT, "hashes": all_hashes, **asdict(manifest)}
     archive.writestr(zipfile.ZipInfo(_MANIFEST), json.dumps(data), zipfile.ZIP_DEFLATED)
 
 
@@ -124,22 +130,26 @@ def _write_packed(archive: zipfile.ZipFile, name: str, content: Any) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _write_tensors(archive: zipfile.ZipFile, name: str, tensors: Mapping[str, Chunks]) -> str:
-    """Write a safetensors member in pieces; return its SHA-256."""
-    digest = hashlib.sha256()
+def _write_tensors(archive: zipfile.ZipFile, name: str, tensors: Mapping[str, Chunks]) -> dict[str, str]:
+    """Write a safetensors member in pieces.
+
+    Returns the SHA-256 of its header and the checksum of each tensor.
+    """
+    header = safetensors_io.encoded_header(tensors)
+    hashes = {name: hashlib.sha256(header).hexdigest()}
     with archive.open(zipfile.ZipInfo(name), "w", force_zip64=True) as stream:
-        for piece in safetensors_io.encode(tensors):
-            stream.write(piece)
-            digest.update(piece)
-    return digest.hexdigest()
+        stream.write(header)
+        for key in sorted(tensors):
+            hasher = tensor_hasher()
+            for piece in tensors[key].pieces():
+                stream.write(piece)
+                hasher.update(piece)
+            hashes[f"{name}/{key}"] = hasher.hexdigest()
+    return hashes
 
 
-def _manifest_to_json(manifest: Manifest) -> dict[str, Any]:
-    def plain(item: Any) -> Any:
-        if isinstance(item, TensorLayout | PlanChoice):
-            return {name: plain(getattr(item, name)) for name in type(item).__dataclass_fields__}
-        if isinstance(item, Mapping):
-            return {k: plain(v) for k, v in item.items()}
-        return [plain(x) for x in item] if isinstance(item, tuple | list) else item
-
-    return {name: plain(getattr(manifest, name)) for name in Manifest.__dataclass_fields__}
+def _sums(column: Chunks) -> Chunks:
+    """Return the checksums of a column of data, for writing."""
+    rows = column.shape[0]
+    sums = block_sums(tensor_bytes(column.dtype, column.shape) // max(1, rows), column.pieces())
+    return Chunks("uint8", (len(sums),), lambda: [sums])

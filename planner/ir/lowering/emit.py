@@ -1,4 +1,7 @@
-"""The last pass of lowering: instructions in order, with a clock for compute and one for the page thread."""
+"""The last pass of lowering: instructions in order.
+
+It keeps a clock for compute and one for the page thread.
+"""
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
@@ -28,7 +31,10 @@ class _Pending:
 
 
 def emit(placement: Placement) -> Program:
-    """Return the program of a placed plan, in the state in which it follows itself: with writes left by the step before."""
+    """Return the program of a placed plan, in the state in which it follows itself.
+
+    The writes left by the step before are still under way.
+    """
     alone = _Emitter(placement, ())
     alone.emit()
     left = alone.left_under_way()
@@ -40,7 +46,9 @@ def emit(placement: Placement) -> Program:
 
 
 class _Emitter:
-    """Writes the instruction list and simulates its time: one compute thread, one page thread with a FIFO queue.
+    """Writes the instruction list and simulates its time.
+
+    There is one compute thread and one page thread with a FIFO queue.
 
     Sliced updates go on behind the compute thread; their compute is booked on it all the same. `carried`: writes of the
     step before that are still under way when this one starts, moments counted from there.
@@ -144,7 +152,10 @@ class _Emitter:
             self._put(Code.FREE, s)
 
     def _settle(self, touched: Set[int], changed: Set[int]) -> None:
-        """Wait for the updates under way that change what is about to be touched, or touch what is about to change."""
+        """Wait for the updates under way that what comes next would disturb.
+
+        They change what is about to be touched, or touch what is about to change.
+        """
         while any(
             p.wait is Code.WAIT_SLICED
             and not (

@@ -1,4 +1,6 @@
-"""Lower a plan into a Program, the straight line of instructions that the executor follows, with its memory and time.
+"""Lower a plan into a Program, the straight line of instructions that the executor follows.
+
+Its memory and time are counted on the way.
 
 The lowering decides what the plan leaves open: when a read is issued (early enough to hide behind compute, late enough
 to fit) and when a finished write is waited for. It knows the resident bytes at every instruction, so the peak is a
@@ -39,7 +41,10 @@ def lower(graph: StepGraph, costs: CostTable, plan: Plan, *, check_budget: bool 
 
 
 class _Lowering:
-    """Puts a plan's decisions in their places, then its reads, which need to know how long everything else takes."""
+    """Puts a plan's decisions in their places, then its reads.
+
+    Reads need to know how long everything else takes.
+    """
 
     def __init__(self, graph: StepGraph, costs: CostTable, plan: Plan, limit: int | None) -> None:
         self.graph, self.costs, self.plan, self.limit = graph, costs, plan, limit

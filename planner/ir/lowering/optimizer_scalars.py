@@ -1,4 +1,6 @@
-"""Optimizers as data: which ones are supported, how their update is recorded, and its numbers for each step.
+"""Optimizers as data.
+
+Which ones are supported, how their update is recorded, and its numbers for each step.
 
 What changes from step to step (learning rate, Adam's bias corrections) are numbers among the operators' arguments. They
 are found by running the same torch optimizer on one single element per parameter group and reading them off.
@@ -98,7 +100,7 @@ def initial_fill(name: str, group: Mapping[str, Any]) -> float:
 
 
 class StepScalars:
-    """Gives the per-step scalars of every parameter group, step after step, exactly as torch computes them.
+    """Gives the scalars of every parameter group, step after step, exactly as torch does.
 
     Runs torch's own update functions on one element per group. Not the Optimizer classes: their first step imports
     torch's compiler, which costs a worker 70 MiB.

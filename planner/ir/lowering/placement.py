@@ -1,4 +1,7 @@
-"""What a plan decides, put in its places around the ops: made by `lower`, turned into instructions by `emit`."""
+"""What a plan decides, put in its places around the ops.
+
+It is made by `lower` and turned into instructions by `emit`.
+"""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -70,7 +73,10 @@ class SlicedUpdates:
         return g if g is not None and op == self.groups[g].last else None
 
     def resident_bytes(self, g: int) -> int:
-        """Return the bytes that a sliced group holds besides whole storages: two buffers per streamed one, one per temporary."""
+        """Return the bytes that a sliced group holds besides whole storages.
+
+        Two buffers for each streamed one, one for each temporary.
+        """
         group = self.groups[g]
         size = max(stop - start for start, stop in slice_bounds(group.nbytes, self.counts[g]))
         streamed = len(self.streamed[g] - set(group.temporaries))

@@ -1,4 +1,7 @@
-"""Which operators must run again to rematerialize a storage, and in which form, so that no side effect happens twice."""
+"""Which operators must run again to rematerialize a storage.
+
+And in which form, so that no side effect happens twice.
+"""
 
 from collections.abc import Iterable
 

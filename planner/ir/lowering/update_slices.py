@@ -53,6 +53,8 @@ def slice_bounds(nbytes: int, count: int) -> list[tuple[int, int]]:
 
 
 def _group(graph: StepGraph, parameter: int, first: int, last: int) -> UpdateGroup | None:
+    if not graph.storages[parameter].nbytes:
+        return None  # nothing to cut
     whole: list[int] = []
     storages: set[int] = set()
     for i in range(first, last + 1):

@@ -1,6 +1,7 @@
 """Wrong arguments of every command: one line with cause and remedy, exit code 2, before anything is done."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,15 @@ CASES = [
     (("train", "job.port", "\x1b[2J"), r"unrecognized arguments: \\x1b\[2J"),
     (("plan",), "the following arguments are required"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def files_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let only the other arguments be wrong."""
+    for name in ("train.py", "job.port", "job"):
+        (tmp_path / name).touch()
+    (tmp_path / "p").mkdir()
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(("words", "remedy"), CASES)

@@ -155,4 +155,8 @@ def test_scripts_that_describe_no_job(content: str, message: str, tmp_path: Path
 def test_files_that_do_not_exist(tmp_path: Path) -> None:
     for words in (["plan", "none.py", "--ram", "1G"], ["show", "none.port"], ["train", "none.port"]):
         done = run(tmp_path, *words)
-        assert done.returncode == 2 and "does not exist" in done.stderr and "Traceback" not in done.stderr
+        assert (
+            done.returncode == 2
+            and "No such file or directory; name a file" in done.stderr
+            and "Traceback" not in done.stderr
+        )

@@ -1,6 +1,8 @@
 """The control socket: HTTP as it should and should not come, whole, in pieces, glued, and from whom."""
 
 import asyncio
+import json
+import math
 import os
 import socket
 from typing import Any
@@ -23,10 +25,16 @@ async def echo(request: HttpRequest) -> HttpResponse:
         raise HttpError(409, "it is as it is")
     if request.path == "/stream":
         return HttpResponse(200, b"", "text/plain", pieces())
+    if request.path == "/take":
+        return HttpResponse(101, headers={"Connection": "Upgrade"}, takes_over=shout)
     if request.path == "/ignore":
         return json_response({})
     fields = await request.json()
     return json_response({"method": request.method, "path": request.path, "query": dict(request.query), **fields})
+
+
+async def shout(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write((await reader.read()).upper())
 
 
 async def pieces() -> Any:
@@ -37,10 +45,14 @@ async def pieces() -> Any:
 def converse(data: bytes, step: int | None = None, refused: str = "") -> bytes:
     """Return everything the server answers to `data`, sent whole or in pieces of `step` bytes."""
 
+    waits: list[bool] = []
+
     async def run() -> bytes:
         ours, theirs = socket.socketpair()
         server_reader, server_writer = await asyncio.open_unix_connection(sock=theirs)
-        task = asyncio.create_task(serve_connection(server_reader, server_writer, echo, lambda writer: refused))
+        task = asyncio.create_task(
+            serve_connection(server_reader, server_writer, echo, lambda _: refused, waits.append)
+        )
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         size = step or len(data) or 1
         for start in range(0, len(data), size):
@@ -63,8 +75,8 @@ POST = b'POST /p HTTP/1.1\r\nContent-Length: 7\r\n\r\n{"a":1}'
 def test_requests_whole_in_pieces_and_glued(step: int | None) -> None:
     answer = converse(GET + POST + GET, step)
     assert answer.count(b"HTTP/1.1 200 OK") == 3
-    assert b'"path": "/a b", "query": {"x": "1", "y": ""}' in answer
-    assert b'"path": "/p", "query": {}, "a": 1' in answer
+    assert b'"path":"/a b","query":{"x":"1","y":""}' in answer
+    assert b'"path":"/p","query":{},"a":1' in answer
     assert answer.count(b"Port-Agent-Api: 1") == 3
 
 
@@ -113,3 +125,18 @@ def test_the_kernel_says_who_connected() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert peer_of(theirs) == SocketPeer(os.geteuid(), os.getegid(), os.getpid())
+
+
+def test_a_connection_that_is_taken_over_speaks_no_http_any_more() -> None:
+    answer = converse(b"POST /take HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}now this GET")
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 101 Switching Protocols\r\n") and b"Connection: Upgrade" in head
+    assert b"Content-Length" not in head and b"chunked" not in head
+    assert rest == b"NOW THIS GET"
+
+
+def test_a_number_that_is_not_finite_is_null_in_an_answer() -> None:
+    assert json.loads(json_response({"loss": math.nan, "figures": [math.inf, 1.5]}).content) == {
+        "loss": None,
+        "figures": [None, 1.5],
+    }

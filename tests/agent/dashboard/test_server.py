@@ -1,13 +1,16 @@
 """The live page: who may ask, what is handed on, and what a real browser makes of it."""
 
+import contextlib
 import http.client
 import json
+import socket
 import struct
+import threading
 from pathlib import Path
 
 import pytest
 
-from agent.dashboard.server import Dashboard, DashboardError
+from agent.dashboard.server import MOST_CONNECTIONS, Dashboard, DashboardError
 from tests.agent.dashboard.browser import chromium, dump_dom, screenshot
 from tests.agent.dashboard.conftest import FakeAgent
 
@@ -52,6 +55,16 @@ def test_other_host_names_are_refused(dashboard: Dashboard) -> None:
 )
 def test_nothing_else_is_served(dashboard: Dashboard, path: str) -> None:
     assert ask(dashboard, path, **with_key(dashboard))[0] == 404
+
+
+def test_silent_connections_take_so_many_threads_and_no_more(dashboard: Dashboard) -> None:
+    before = threading.active_count()
+    with contextlib.ExitStack() as held:
+        for _ in range(2 * MOST_CONNECTIONS):
+            held.enter_context(socket.create_connection(("127.0.0.1", dashboard.port)))
+        last = held.enter_context(socket.create_connection(("127.0.0.1", dashboard.port)))
+        assert last.recv(1) == b""  # closed at once
+        assert threading.active_count() - before == MOST_CONNECTIONS
 
 
 def test_only_reading(dashboard: Dashboard) -> None:

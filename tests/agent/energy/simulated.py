@@ -8,6 +8,7 @@ from agent.energy.meter import EnergyMeter, MeterSeams
 from agent.energy.sources.estimated import PowerModel
 from agent.energy.sources.registry import EnergyConfig, SourceChoice
 from agent.energy.wear_account import WearAccount
+from agent.worker.protocol import CheckpointWritten, StepDone, WorkerPaused, WorkerResumed
 from tests.agent.energy.recordings import ScriptedSource
 
 START_UNIX = 1_762_160_400.0
@@ -54,12 +55,12 @@ class Afternoon:
                 "stall": 0.07,
                 "packing": 0.02,
             }
-            event: dict[str, object] = {
-                "event": "step", "step": number, "epoch": epoch, "loss": 2.3 * math.exp(-number / 400) + 0.2,
-                "wall_s": float(wall_s), "phases_s": {k: v * wall_s for k, v in share.items()} | {"page_in": 0.5, "page_out": 0.6},
-                "paged_in_bytes": paged, "paged_out_bytes": paged, "planned_s": 1.9, "planned_joules": 9.7,
-            }  # fmt: skip
-            self.meter.on_event(job, event, self.now_s)
+            event = StepDone(
+                step=number, epoch=epoch, loss=2.3 * math.exp(-number / 400) + 0.2, wall_s=float(wall_s), cpu_s=float(wall_s),
+                phases_s={k: v * wall_s for k, v in share.items()} | {"page_in": 0.5, "page_out": 0.6},
+                paged_in_bytes=paged, paged_out_bytes=paged, planned_s=1.9, planned_joules=9.7,
+            )  # fmt: skip
+            self.meter.on_event(event, self.now_s)
             self.wear.add(paged)
 
     def run(self) -> None:
@@ -68,9 +69,9 @@ class Afternoon:
         self.meter.on_worker_start("1", self.now_s, "1 (camera-net)")
         for epoch in range(6):
             if epoch == 2:
-                self.meter.on_event("1", {"event": "paused", "step": 300}, self.now_s)
+                self.meter.on_event(WorkerPaused(step=300), self.now_s)
                 self.idle(600)
-                self.meter.on_event("1", {"event": "resumed", "step": 300}, self.now_s)
+                self.meter.on_event(WorkerResumed(step=300), self.now_s)
             if epoch == 4:
                 self.source.value = "no answer from the bus"
                 self.train("1", epoch * 150, 100, epoch)
@@ -78,7 +79,7 @@ class Afternoon:
                 self.train("1", epoch * 150 + 100, 50, epoch)
             else:
                 self.train("1", epoch * 150, 150, epoch)
-            self.meter.on_event("1", {"event": "checkpoint", "step": 1, "bytes": 45_000_000}, self.now_s)
+            self.meter.on_event(CheckpointWritten(step=1, bytes=45_000_000, wall_s=1.0), self.now_s)
             self.wear.add(45_000_000)
         self.meter.on_worker_stop("1", self.now_s)
         self.idle(900)

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.energy.attribution import Attributor, Charge, EnergyPhase, MeteredStep, PhaseCosts, StepEnergy, parse_step
+from agent.energy.attribution import Attributor, Charge, EnergyPhase, MeteredStep, PhaseCosts, StepEnergy
 from agent.energy.sources.base import Kind
 from agent.energy.timeline import Interval
+from agent.worker.protocol import StepDone
 
 BASELINE = 3.0
 
@@ -162,11 +163,11 @@ def test_hours_of_one_step_keep_memory_bounded_and_energy_whole() -> None:
 
 
 def test_event_of_the_wire() -> None:
-    event = parse_step(
-        {"event": "step", "step": 7, "epoch": 1, "loss": 0.5, "wall_s": 2.0, "paged_in_bytes": 10, "planned_s": 1.5,
-         "phases_s": {"forward": 0.5, "pack": 0.1, "unpack": 0.2, "novel": 0.25}, "planned_joules": None},
-        plan=2,
-    )  # fmt: skip
+    phases_s = {"forward": 0.5, "pack": 0.1, "unpack": 0.2, "novel": 0.25}
+    done = StepDone(
+        step=7, epoch=1, loss=0.5, wall_s=2.0, cpu_s=2.0, paged_in_bytes=10, planned_s=1.5, phases_s=phases_s
+    )
+    event = MeteredStep.of(done, plan=2)
     assert event.phases_s == pytest.approx(
         {EnergyPhase.FORWARD: 0.5, EnergyPhase.PACKING: 0.3, EnergyPhase.OTHER: 0.25}
     )
@@ -175,12 +176,14 @@ def test_event_of_the_wire() -> None:
     )  # fmt: skip
 
 
+def _metered(wall_s: float, phases_s: dict[str, float]) -> MeteredStep:
+    """Return the metered step of a report with these phases."""
+    done = StepDone(step=0, epoch=0, loss=None, wall_s=wall_s, cpu_s=wall_s, phases_s=phases_s)
+    return MeteredStep.of(done, plan=0)
+
+
 def test_waits_booked_twice_are_taken_out_and_transfers_stay_as_measured() -> None:
-    event = parse_step(
-        {"event": "step", "wall_s": 2.0, "paged_in_bytes": 300, "paged_out_bytes": 100,
-         "phases_s": {"forward": 1.0, "backward": 1.0, "stall": 0.5, "page_in": 0.6, "page_out": 0.9}},
-        plan=0,
-    )  # fmt: skip
+    event = _metered(2.0, {"forward": 1.0, "backward": 1.0, "stall": 0.5, "page_in": 0.6, "page_out": 0.9})
     assert event.phases_s == pytest.approx(
         {
             EnergyPhase.FORWARD: 0.75,
@@ -190,7 +193,7 @@ def test_waits_booked_twice_are_taken_out_and_transfers_stay_as_measured() -> No
             EnergyPhase.PAGE_OUT: 0.9,
         }
     )
-    all_wait = parse_step({"wall_s": 1.0, "phases_s": {"forward": 1.0, "stall": 1.0}}, plan=0)
+    all_wait = _metered(1.0, {"forward": 1.0, "stall": 1.0})
     assert PhaseCosts().shares(all_wait) == {EnergyPhase.OTHER: 1.0}
 
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from agent.energy.ledger import Ledger, LedgerError
 from agent.energy.meter import EnergyMeter, MeterSeams, open_meter
-from agent.energy.metrics import meter_families
 from agent.energy.report import ReportOptions, read_report
 from agent.energy.sources.base import Kind, PowerSource
 from agent.energy.sources.estimated import CpuTime, EstimatedSource, LoadProbe, PowerModel
@@ -26,7 +25,7 @@ from agent.energy.sources.registry import EnergyConfig, SourceChoice
 from agent.energy.sources.tegrastats import parse_line
 from agent.energy.wear import DiskCounter
 from agent.energy.wear_account import WearAccount
-from agent.system.prometheus import exposition
+from agent.worker.protocol import StepDone, WorkerPaused, WorkerResumed
 from tests.agent.energy.device_trees import RANGE_UJ, STAT, disk, hwmon, zone
 from tests.agent.energy.recordings import ScriptedSource, local
 
@@ -59,13 +58,21 @@ class Bench:
         self.now_s += seconds
         self.meter.tick(self.now_s)
 
-    def step(self, number: int, wall_s: float = 1.0, epoch: int = 0, **more: object) -> None:
+    def step(
+        self,
+        number: int,
+        wall_s: float = 1.0,
+        epoch: int = 0,
+        planned_s: float | None = None,
+        planned_joules: float | None = None,
+    ) -> None:
         """Let a step end now."""
-        event: dict[str, object] = {
-            "v": 1, "event": "step", "step": number, "epoch": epoch, "loss": 1.0 / (number + 1), "wall_s": wall_s,
-            "phases_s": {"forward": 0.4 * wall_s, "backward": 0.5 * wall_s, "update": 0.1 * wall_s},
-        }  # fmt: skip
-        self.meter.on_event("job", event | more, self.now_s)
+        phases_s = {"forward": 0.4 * wall_s, "backward": 0.5 * wall_s, "update": 0.1 * wall_s}
+        event = StepDone(
+            step=number, epoch=epoch, loss=1.0 / (number + 1), wall_s=wall_s, cpu_s=wall_s, phases_s=phases_s,
+            planned_s=planned_s, planned_joules=planned_joules,
+        )  # fmt: skip
+        self.meter.on_event(event, self.now_s)
 
     def rows(self, query: str) -> list[sqlite3.Row]:
         """Return rows of the ledger as another process would read them."""
@@ -178,7 +185,6 @@ def test_dying_sensor_is_a_gap_and_a_health_item_and_never_a_zero(tmp_path: Path
     assert (issue.code, issue.key) == ("energy-source", "ina3221")
     assert "cannot read" in issue.reason and "driver" in issue.remedy
     assert bench.meter.snapshot().watts is None
-    assert "port_agent_power_watts{" not in exposition(meter_families(bench.meter))
     (folder / "away").rename(folder / "curr1_input")
     for number in range(10, 15):
         bench.tick()
@@ -286,13 +292,13 @@ def test_ledger_closes_on_random_days(tmp_path: Path, loads: list[tuple[str, flo
         if action in ("step", "pause", "dead") and not bench.meter.snapshot().job:
             bench.meter.on_worker_start("job", bench.now_s)
         if action == "pause":
-            bench.meter.on_event("job", {"event": "paused"}, bench.now_s)
+            bench.meter.on_event(WorkerPaused(step=0), bench.now_s)
         for number in range(count):
             bench.tick(wall_s if action in ("step", "dead") else 10.0)
             if action in ("step", "dead"):
                 bench.step(number, wall_s)
         if action == "pause":
-            bench.meter.on_event("job", {"event": "resumed"}, bench.now_s)
+            bench.meter.on_event(WorkerResumed(step=0), bench.now_s)
         if action == "stop":
             bench.meter.on_worker_stop("job", bench.now_s)
     bench.now_s += 1.0
@@ -463,24 +469,3 @@ def test_opens_on_this_machine_with_some_source(tmp_path: Path) -> None:
     assert (snapshot.source, snapshot.kind, snapshot.baseline_watts) == ("estimated", "estimated", 5.0)
     assert snapshot.watts is not None and 5.0 <= snapshot.watts <= 9.0
     meter.close(4.0)
-
-
-def test_metrics_have_units_and_parse(tmp_path: Path) -> None:
-    source = ScriptedSource()
-    source.value = 5.0
-    bench = Bench(tmp_path, source)
-    bench.meter.on_worker_start('odd "name"\n', bench.now_s)
-    bench.tick()
-    bench.step(0)
-    bench.tick()
-    text = exposition(meter_families(bench.meter))
-    sample = re.compile(r'port_agent_\w+(\{(\w+="(\\.|[^"\\\n])*",?)+\})? -?\d+(\.\d+)?(e[+-]?\d+)?$')
-    for line in text.splitlines():
-        assert line.startswith("# ") or sample.match(line), line
-    assert 'port_agent_power_watts{source="scripted",kind="measured"} 5.0' in text
-    assert 'port_agent_phase_energy_joules_total{phase="forward",kind="measured"} 2.0' in text
-    names = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
-    units = ("_watts", "_joules", "_joules_total", "_seconds_total", "_bytes", "_ratio", "_steps_total", "_issues")
-    assert all(name.endswith(units) for name in names)
-    for name in names:
-        assert f"# TYPE {name} " in text

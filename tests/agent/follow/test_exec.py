@@ -53,6 +53,27 @@ def test_trains_to_the_same_losses(tmp_path: Path) -> None:
     assert report["program"] == ["train.py"] and report["peak_resident_bytes"] <= 400 << 20
 
 
+def test_the_end_of_the_process_is_within_the_budget_too(tmp_path: Path) -> None:
+    written(
+        tmp_path,
+        """
+        import torch
+        model = torch.nn.Sequential(*(torch.nn.Linear(2000, 2000) for _ in range(12)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(3):
+            model(torch.ones(2, 2000)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    )
+    with subprocess.Popen([*exec_words(("--ram", "330M"), tmp_path), "train.py"], cwd=tmp_path) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    if sys.platform == "linux":
+        assert usage.ru_maxrss << 10 <= 330 << 20
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -212,7 +233,10 @@ def test_signals_from_outside(tmp_path: Path, number: signal.Signals) -> None:
         (("--ram", "1G", "--", "-x"), "-x is not a program"),
         (("--ram", "1G", "--", "nowhere.py"), "cannot open nowhere.py: No such file"),
         (("--ram", "1G", "--page-dir", "nowhere", "--", "train.py"), "choose another --page-dir"),
-        (("--ram", "1G", "--report", "nowhere/r.json", "--", "train.py"), "its folder does not exist"),
+        (
+            ("--ram", "1G", "--report", "nowhere/r.json", "--", "train.py"),
+            "cannot write nowhere/r.json: No such file or directory",
+        ),
         (("--ram", "1G", "--cpus", "9999", "--", "train.py"), "--cpus 9999"),
         (("--ram", "1G", "--write-limit", "0", "--", "train.py"), "at least one byte"),
     ],
@@ -231,6 +255,13 @@ def test_pages_in_ram_are_refused(tmp_path: Path) -> None:
     written(tmp_path, "")
     refused = followed("train.py", folder=tmp_path, bound=("--ram", "1G", "--page-dir", "/dev/shm"))
     assert refused.code == 2 and "itself in RAM" in refused.ours[0]
+
+
+def test_an_operator_that_cannot_fit_is_named_with_its_line(tmp_path: Path) -> None:
+    written(tmp_path, "import torch\nx = torch.ones(4000, 4000)\ny = x @ x\nz = x @ x\n")
+    named = [line for line in followed("train.py", folder=tmp_path, bound=("--ram", "320M")).ours if "needs" in line]
+    assert len(named) == 1, "once for each operator, before it runs"
+    assert named[0].startswith("port-agent: train.py:3: aten::mm needs ") and "or smaller batches" in named[0]
 
 
 def test_help_teaches(tmp_path: Path) -> None:

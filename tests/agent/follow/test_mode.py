@@ -1,5 +1,8 @@
 """The dispatch mode alone: where its mere presence would change bits, and what it refuses."""
 
+import os
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +10,7 @@ import pytest
 import torch
 
 from agent import budget
-from agent.follow.mode import NotFollowedError
+from agent.follow.patches.refusals import NotFollowedError
 
 LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
     "rnn": lambda: torch.nn.RNN(24, 24, batch_first=True),
@@ -37,3 +40,31 @@ def test_a_gradient_of_other_bits_is_refused_by_name(tmp_path: Path) -> None:
             x.prod(1)
         with pytest.raises(NotFollowedError, match="prod"):
             x.prod(1)
+
+
+def test_while_held_no_operator_runs_and_the_memory_is_away(tmp_path: Path) -> None:
+    made: list[torch.Tensor] = []
+    with budget(tensors="100M", page_dir=tmp_path) as b:
+        x = torch.randn(1000, 1000)
+        y = x @ x
+        expected = [(y + 1).sum().item(), x.sum().item()]
+        assert b.follower.hold() == "aten::_local_scalar_dense"
+        thread = threading.Thread(target=lambda: made.append(y + 1))
+        thread.start()
+        b.follower.give_back()
+        assert b.follower.table.resident_bytes == 0 and made == []
+        b.follower.go_on()
+        thread.join()
+        assert [made[0].sum().item(), x.sum().item()] == expected
+        assert b.report.over_bytes == 0
+
+
+def test_ctrl_c_ends_the_wait_of_a_held_program_and_its_clean_up_runs(tmp_path: Path) -> None:
+    with budget(tensors="100M", page_dir=tmp_path) as b:
+        x = torch.ones(1000, 1000)
+        b.follower.hold()
+        b.follower.give_back()
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            x.add_(1)
+        assert x.sum().item() == 1_000_000

@@ -1,5 +1,6 @@
 """The doctor: each finding that needs attention says how to cure it."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +41,34 @@ def test_a_healthy_device(tmp_path: Path, options: AgentOptions) -> None:
     assert "fsync" in found["flash speed"].finding
     assert not (tmp_path / ".doctor-flash").exists()
     assert "delegated" in found["memory limits"].finding
+
+
+def test_links_and_files_that_others_put_there_are_left_alone(tmp_path: Path, options: AgentOptions) -> None:
+    write_tree(tmp_path, {"victim": "kept", "state/mine": "kept"})
+    for name in (".doctor", ".doctor-flash", ".port-flash-test"):
+        (tmp_path / "state" / name).symlink_to(tmp_path / "victim")
+    before = {path: path.lstat().st_mtime_ns for path in (tmp_path / "state").iterdir()}
+    found = findings(tmp_path / "state", options, flash_test=True)
+    assert found["flash speed"].verdict is Verdict.GOOD and found["state directory"].verdict is Verdict.GOOD
+    assert (tmp_path / "victim").read_text() == "kept"
+    assert {path: path.lstat().st_mtime_ns for path in (tmp_path / "state").iterdir()} == before
+
+
+@pytest.mark.root
+def test_root_looks_with_the_rights_of_the_owner(tmp_path: Path, options: AgentOptions) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to have others' directories")
+    state = tmp_path / "state"
+    state.mkdir(mode=0o500)
+    os.chown(state, 65534, 65534)
+    for parent in (tmp_path, *tmp_path.parents):
+        if parent.owner() == "root" and str(parent).startswith("/tmp/pytest"):
+            parent.chmod(0o755)
+    found = findings(state, options, flash_test=True)  # root itself could write there
+    assert [found[name].verdict for name in ("state directory", "flash speed")] == [Verdict.BAD, Verdict.BAD]
+    assert "Permission denied" in found["state directory"].finding
+    (tmp_path / "mine").write_text("")
+    assert (tmp_path / "mine").stat().st_uid == 0  # and is root again
 
 
 def test_everything_that_is_bad_has_a_cure(tmp_path: Path, options: AgentOptions) -> None:

@@ -69,7 +69,7 @@ def test_a_foreign_record_is_refused(record: dict[str, object]) -> None:
         (replace(SPEC, steps=5), "not both"),
         (replace(SPEC, epochs=0), "at least 1"),
         (replace(SPEC, priority=1000), "between -100 and 100"),
-        (replace(SPEC, data="/data", waits_for_data=True), "not from both"),
+        (replace(SPEC, data="/data", waits_for_data=True), "give one of them"),
     ],
 )
 def test_specs_that_cannot_run_are_refused(spec: JobSpec, words: str) -> None:

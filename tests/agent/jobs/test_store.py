@@ -1,6 +1,8 @@
 """Rules of jobs, and a store that loses none."""
 
+import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -10,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from agent.jobs.model import (
+    JobKind,
     JobRequestError,
     JobSpec,
     JobState,
+    to_record,
 )
 from agent.jobs.store import JobStore, StoreError
 
@@ -50,6 +54,24 @@ def test_an_id_is_never_used_twice(tmp_path: Path) -> None:
     store.close()
     again = JobStore(tmp_path)
     assert again.add(SPEC, 2.0).id == first.id + 1
+    again.close()
+
+
+def test_of_an_attached_program_nothing_is_stored_but_that_its_number_is_taken(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    job = store.add_attached(JobSpec(name="train", bundle=None, kind=JobKind.ATTACHED), 1.0, known_as=5)
+    assert job.id == 1  # 5 was never given
+    store.save(replace(job, state=JobState.PAUSED))
+    store.keep_in_memory(replace(job, step=3))
+    store.note(2.0, job.id, "started", "it runs")
+    assert store.find("train").step == 3
+    assert store.history() == [] and not store.job_dir(job.id).exists()
+    store.close()
+    again = JobStore(tmp_path)
+    assert again.all() == [] and again.set_aside == {}
+    assert again.add(SPEC, 3.0).id == 2
+    assert again.add_attached(job.spec, 4.0, known_as=1).id == 1
+    assert again.add_attached(replace(job.spec, name="other"), 4.0, known_as=2).id == 3
     again.close()
 
 
@@ -101,7 +123,7 @@ def test_damage_while_running_is_rebuilt_from_memory(tmp_path: Path) -> None:
     assert JobStore(tmp_path).get(first.id) == first
 
 
-def test_a_torn_manifest_of_an_unacknowledged_job_is_ignored(tmp_path: Path) -> None:
+def test_a_damaged_manifest_without_a_row_is_set_aside(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
     first = store.add(SPEC, 1.0)
     store.close()
@@ -109,7 +131,125 @@ def test_a_torn_manifest_of_an_unacknowledged_job_is_ignored(tmp_path: Path) -> 
     (tmp_path / "jobs/9/manifest.json").write_text('{"v": 1, "id": 9, "sp')
     (tmp_path / "jobs.db").unlink()
     again = JobStore(tmp_path)
-    assert again.all() == [first]
+    assert again.all() == [first] and list(again.set_aside) == [9]
+    again.close()
+
+
+def edit_row(state_dir: Path, job_id: int, record: str) -> None:
+    """Put another record into the row of a job."""
+    connection = sqlite3.connect(state_dir / "jobs.db")
+    with connection:
+        connection.execute("UPDATE jobs SET record = ? WHERE id = ?", (record, job_id))
+    connection.close()
+
+
+def test_a_damaged_row_is_replaced_by_the_manifest(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    jobs = [store.add(replace(SPEC, name=f"job{n}"), float(n)) for n in range(3)]
+    store.note(5.0, 1, "kept", "what happened before")
+    store.close()
+    edit_row(tmp_path, 2, '{"v": 1, "id": 2, "spec": {"na')
+    again = JobStore(tmp_path)
+    assert again.all() == jobs and again.recovered_from is not None and not again.set_aside
+    assert [entry.text for entry in again.history()] == ["what happened before"]
+    again.close()
+    assert JobStore(tmp_path).recovered_from is None
+
+
+def test_a_job_without_a_sound_record_is_set_aside_and_the_rest_runs(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    jobs = [store.add(replace(SPEC, name=f"job{n}"), float(n)) for n in range(3)]
+    store.close()
+    edit_row(tmp_path, 2, "{}")
+    (tmp_path / "jobs/2/manifest.json").write_text("{}")
+    (tmp_path / "jobs/2/weights").write_text("dear")
+    for _ in range(2):
+        again = JobStore(tmp_path)
+        assert again.all() == [jobs[0], jobs[2]]
+        assert "damaged" in again.set_aside[2].reason
+        with pytest.raises(JobRequestError, match=r"set aside .* cancel 2"):
+            again.get(2)
+        assert (tmp_path / "jobs/2/weights").read_text() == "dear"
+        again.close()
+    again = JobStore(tmp_path)
+    assert again.add(replace(SPEC, name="next"), 9.0).id == 4
+    again.forget(2)
+    assert again.flush() and not (tmp_path / "jobs/2").exists()
+    again.close()
+    assert not JobStore(tmp_path).set_aside
+
+
+def test_a_job_of_a_later_agent_waits_for_its_return(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    first, second = (store.add(replace(SPEC, name=name), 1.0) for name in ("one", "two"))
+    store.close()
+    later = {**to_record(second), "v": 2, "tensor_cores": True}
+    edit_row(tmp_path, 2, json.dumps(later))
+    (tmp_path / "jobs/2/manifest.json").write_text(json.dumps(later))
+    again = JobStore(tmp_path)
+    assert again.all() == [first] and "version 2" in again.set_aside[2].reason and again.set_aside[2].name == "two"
+    assert again.recovered_from is None
+    again.close()
+    edit_row(tmp_path, 2, json.dumps(to_record(second)))
+    (tmp_path / "jobs/2/manifest.json").write_text(json.dumps(to_record(second)))
+    assert JobStore(tmp_path).all() == [first, second]
+
+
+def test_a_newer_manifest_counts_when_the_cut_came_between_the_two_writes(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    first = store.add(SPEC, 1.0)
+    store.flush()
+    shutil.copytree(tmp_path, tmp_path / "cut")
+    store.save(replace(first, state=JobState.CANCELLED))
+    store.close()
+    shutil.copytree(tmp_path / "jobs", tmp_path / "cut/jobs", dirs_exist_ok=True)
+    again = JobStore(tmp_path / "cut")
+    assert again.get(first.id).state is JobState.CANCELLED
+    again.close()
+
+
+def test_a_forgotten_job_stays_forgotten_when_the_cut_comes_before_its_files_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = JobStore(tmp_path)
+    first = store.add(SPEC, 1.0)
+    (tmp_path / "jobs/1/weights").write_text("many")
+    monkeypatch.setattr(shutil, "rmtree", lambda *arguments, **options: None)
+    store.forget(first.id)
+    assert store.flush()
+    store.close()
+    monkeypatch.undo()
+    again = JobStore(tmp_path)
+    assert again.all() == [] and list((tmp_path / "jobs").iterdir()) == []
+    again.close()
+
+
+def test_what_a_cut_left_of_a_job_that_was_never_accepted_goes(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+
+    def cut(directory: Path) -> None:
+        (directory / "bundle.port").write_text("large")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.add(SPEC, 1.0, cut)
+    store.close()
+    again = JobStore(tmp_path)
+    assert again.all() == [] and list((tmp_path / "jobs").iterdir()) == []
+    again.close()
+
+
+def test_a_damaged_setting_is_not_believed(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    store.add(SPEC, 1.0)
+    store.remember("paused", "1790000000.0")
+    store.close()
+    connection = sqlite3.connect(tmp_path / "jobs.db")
+    with connection:
+        connection.execute("UPDATE settings SET value = '1190000000.0' WHERE key = 'paused'")
+    connection.close()
+    again = JobStore(tmp_path)
+    assert again.setting("paused") is None and again.recovered_from is not None
     again.close()
 
 

@@ -15,15 +15,11 @@ import pytest
 
 from agent.cli import main
 from agent.control.client import ControlClient, ControlError
-from agent.health.conditions import HealthBoard
 from agent.peers import discovery
 from agent.peers.announcement import Announcement
 from agent.peers.discovery import Discovery
 from agent.peers.interfaces import Interface
 from agent.peers.state import PublicState
-from agent.policy.config import AgentOptions
-from agent.supervisor.peer_discovery import PeerDiscovery
-from agent.system.clock import SystemClock
 from tests.agent.live_daemon import LONG, daemon
 from tests.agent.live_daemon import until as eventually
 from tests.agent.peers.networks import ROOT, agent_in, cable
@@ -212,42 +208,3 @@ def test_an_interface_that_vanished_is_reported(monkeypatch: pytest.MonkeyPatch)
 
 def test_no_network_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_until_reported(monkeypatch, ()) == [""]
-
-
-def test_a_fault_of_ours_ends_discovery_visibly_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail() -> tuple[Interface, ...]:
-        raise ZeroDivisionError("no such thing")
-
-    monkeypatch.setattr(discovery, "multicast_interfaces", fail)
-    health = HealthBoard()
-
-    async def run() -> None:
-        discovery = PeerDiscovery(tmp_path, health, SystemClock())
-        fault = asyncio.Event()
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: fault.set())
-        discovery.apply(AgentOptions(discover_peers=True))
-        await asyncio.wait_for(fault.wait(), 60.0)
-        (item,) = health.items(time.monotonic())
-        assert (item.code, item.text) == ("no-discovery", "ZeroDivisionError: no such thing")
-        discovery.apply(AgentOptions(discover_peers=False))
-        assert not health.items(time.monotonic()) and discovery.rows() is None
-        await discovery.stop()
-
-    asyncio.run(run())
-
-
-def test_a_state_directory_that_cannot_be_written_is_a_health_item(tmp_path: Path) -> None:
-    health = HealthBoard()
-
-    async def run() -> None:
-        discovery = PeerDiscovery(tmp_path / "nowhere", health, SystemClock())
-        discovery.apply(AgentOptions(discover_peers=True))
-        await eventually(lambda: health.holds("no-discovery"))
-        assert discovery.rows() == []
-        await discovery.stop()
-
-    asyncio.run(run())
-    (item,) = health.items(time.monotonic())
-    assert "device id cannot be kept" in item.text

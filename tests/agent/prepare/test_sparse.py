@@ -140,6 +140,7 @@ def test_a_step_that_a_limit_cuts_trains_less(
 
 
 def test_joules_per_step_need_a_sparse_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.py").touch()
     assert main(["plan", str(tmp_path / "train.py"), "--ram", "1G", "--step-joules", "2"]) == 2
     assert "--sparse-update" in capsys.readouterr().err
 

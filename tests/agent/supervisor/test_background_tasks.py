@@ -1,7 +1,20 @@
-"""Which finished jobs are deleted first."""
+"""Which finished jobs are deleted first, and which not yet."""
 
-from agent.jobs.model import Job, JobSpec
-from agent.supervisor.background_tasks import too_old
+import asyncio
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.jobs.model import Job, JobSpec, JobState
+from agent.policy.config import AgentOptions, Config
+from agent.supervisor import background_tasks
+from agent.supervisor.background_tasks import BackgroundTasks, too_old
+from agent.supervisor.dispatch import Dispatcher
+from agent.supervisor.job.worker_process import WorkerPhase
+from tests.agent.live_daemon import LONG, go
+from tests.agent.supervisor.parts import TRAIN, parts
 
 
 def test_the_oldest_jobs_go_first_beyond_count_or_size() -> None:
@@ -13,3 +26,48 @@ def test_the_oldest_jobs_go_first_beyond_count_or_size() -> None:
     assert too_old(jobs, sizes, keep_jobs=10, keep_bytes=40) == [1, 2]
     assert too_old(jobs, sizes, keep_jobs=10, keep_bytes=5) == [1, 2, 3, 4, 5]
     assert too_old([], {}, keep_jobs=0, keep_bytes=0) == []
+
+
+@go
+async def test_a_cancelled_job_stays_until_its_worker_is_gone(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        core = made.core
+        core.config = Config(options=AgentOptions(keep_jobs=0))
+        job, tasks = made.add("birds", LONG), BackgroundTasks(core)
+        Dispatcher(core).act(TRAIN)
+        await made.until(lambda: core.runner.phase is WorkerPhase.TRAINING)
+        core.store.save(replace(core.store.get(job.id), state=JobState.CANCELLED))
+        await tasks.keep_house()
+        assert core.runner.job is not None and (core.store.job_dir(job.id) / "state").is_dir()
+        core.runner.cancel()
+        await made.until(lambda: core.runner.job is None)
+        await tasks.keep_house()
+        assert core.store.all() == []
+
+
+def test_a_failed_job_that_is_resumed_while_sizes_are_counted_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def keep_house() -> list[str]:
+        loop, counting, resumed = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+        def count_slowly(directory: Path) -> int:
+            loop.call_soon_threadsafe(counting.set)
+            resumed.wait()
+            return 0
+
+        monkeypatch.setattr(background_tasks, "_tree_bytes", count_slowly)
+        async with parts(tmp_path) as made:
+            store = made.core.store
+            made.core.config = Config(options=AgentOptions(keep_jobs=0))
+            failed, other = made.add("birds"), made.add("cats")
+            for job in (failed, other):
+                store.save(replace(job, state=JobState.FAILED))
+            house = asyncio.create_task(BackgroundTasks(made.core).keep_house())
+            await counting.wait()
+            store.save(replace(failed, state=JobState.QUEUED))
+            resumed.set()
+            await house
+            return [job.label for job in store.all()]
+
+    assert asyncio.run(asyncio.wait_for(keep_house(), 60.0)) == ["1 (birds)"]

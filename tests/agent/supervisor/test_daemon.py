@@ -237,7 +237,13 @@ async def test_a_broken_bundle_fails_at_once(tmp_path: Path) -> None:
         path = tmp_path / "broken.json"
         path.write_text("{no json")
         token = (await live.ask(live.client.upload, "/v1/uploads", path))["upload"]
-        await live.ask(live.client.post, "/v1/jobs", name="broken", upload=token)
+        with pytest.raises(ControlError, match="Expecting property name"):
+            await live.ask(live.client.post, "/v1/jobs", name="broken", upload=token)
+        assert live.core.store.all() == [] and not list((tmp_path / "state/uploads").iterdir())
+        path.write_text(json.dumps(BUNDLE))
+        await live.ask(live.client.post, "/v1/jobs", name="broken", bundle=str(path), waits_for_data=True)
+        path.write_text("{no json")
+        (tmp_path / "state/inbox/broken/a.txt").write_text("0.1\n")
         job = await live.until_state(1, JobState.FAILED)
         assert "bundle cannot be used" in job.reason
 

@@ -4,12 +4,14 @@ import asyncio
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent.control.client import ControlError
-from agent.jobs.model import JobState
+from agent.jobs.model import JobSpec, JobState
+from agent.jobs.store import JobStore
 from tests.agent.live_daemon import BUNDLE, LONG, go, running
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -31,6 +33,42 @@ async def test_a_corrupt_database_costs_no_job(tmp_path: Path) -> None:
         status = await live.ask(live.client.get, "/v1/status")
         (item,) = [item for item in status["health"] if item["code"] == "database"]
         assert "jobs.db.corrupt-" in item["text"] and "SD cards" in item["remedy"]
+
+
+@go
+async def test_jobs_that_cannot_be_restored_keep_nobody_from_starting(tmp_path: Path) -> None:
+    """As an agent stored them that did not look: a deadline that no calendar knows, and steps without end."""
+    store = JobStore(tmp_path / "state")
+    for name, change in (("far", {"deadline_at": 8.64e12}), ("long", {"steps": 10**400})):
+        store.save(replace(job := store.add(JobSpec(name, "b.json"), 1.0), spec=replace(job.spec, **change)))
+    store.close()
+    async with running(tmp_path) as live:
+        done = await live.submit(BUNDLE, "done")
+        await live.until_state(done, JobState.FINISHED)
+        status = await live.ask(live.client.get, "/v1/status")
+        told = [item["text"] for item in status["health"] if item["code"] == "job-set-aside"]
+        assert len(told) == 2 and "1970 and 2100" in told[0] and "2^53" in told[1]
+        jobs = await live.ask(live.client.get, "/v1/jobs")
+        assert [(job["id"], job["state"]) for job in jobs["jobs"]] == [
+            (3, "finished"),
+            (1, "set aside"),
+            (2, "set aside"),
+        ]
+        await live.ask(live.client.post, "/v1/jobs/1/cancel")
+    async with running(tmp_path) as live:
+        assert list(live.core.store.set_aside) == [2]
+
+
+@go
+async def test_what_no_agent_could_restore_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path) as live:
+        for fields in ({"deadline_at": 8.64e12}, {"deadline_at": -1}, {"steps": 2**60}, {"data": "/tmp\0/x"}):
+            with pytest.raises(ControlError) as caught:
+                await live.submit(BUNDLE, "job", **fields)
+            assert 400 <= caught.value.status < 500
+        number = await live.submit(LONG)
+        with pytest.raises(ControlError, match="1970 and 2100"):
+            await live.ask(live.client.post, f"/v1/jobs/{number}/change", deadline_at=8.64e12)
 
 
 def fill(path: Path) -> None:

@@ -1,5 +1,6 @@
 """The routes of the control socket, asked of a running agent: what is refused, metrics, strangers."""
 
+import json
 import os
 import socket
 import subprocess
@@ -10,22 +11,23 @@ from pathlib import Path
 import pytest
 
 from agent.control.client import ControlError
-from tests.agent.live_daemon import CONFIG, ROOT, daemon
+from agent.supervisor.service import MOST_UPLOADS
+from tests.agent.live_daemon import BUNDLE, CONFIG, ROOT, daemon
 
 
 def test_requests_that_are_refused(tmp_path: Path) -> None:
     with daemon(tmp_path) as client:
         for fields, words in (
-            ({}, "needs a name"),
+            ({}, "missing required field `name`"),
             ({"name": "x"}, "needs a bundle"),
             ({"name": "x", "upload": "../../etc/passwd"}, "no upload"),
             ({"name": "x", "bundle": "/nowhere.port"}, "cannot read the bundle"),
-            ({"name": "x", "bundle": __file__, "epochs": "3"}, "expected int"),
-            ({"name": "x", "bundle": __file__, "epochs": True}, "expected int"),
+            ({"name": "x", "bundle": __file__, "epochs": "3"}, r"got `str` - at `\$.epochs`"),
+            ({"name": "x", "bundle": __file__, "epochs": True}, r"got `bool` - at `\$.epochs`"),
             ({"name": "x", "bundle": __file__, "colour": "red"}, "unknown settings of a job: colour"),
             ({"name": "x", "bundle": __file__, "kind": "cloud"}, "no job kind"),
             ({"name": "x", "bundle": __file__, "data": "/nowhere"}, "port-agent feed"),
-            ({"name": "x", "bundle": __file__, "arguments": "word"}, "list of words"),
+            ({"name": "x", "bundle": __file__, "arguments": "word"}, "Expected `array`"),
         ):
             with pytest.raises(ControlError, match=words):
                 client.post("/v1/jobs", **fields)
@@ -83,3 +85,43 @@ def test_a_metrics_port_that_is_taken_is_a_health_item(tmp_path: Path) -> None:
         with daemon(tmp_path, CONFIG + f'[metrics]\nlisten = "127.0.0.1:{port}"\n') as client:
             (item,) = [item for item in client.get("/v1/health")["health"] if item["code"] == "config"]
             assert f"127.0.0.1:{port}" in item["text"]
+
+
+def test_data_for_one_job_never_lands_in_another_place(tmp_path: Path) -> None:
+    with daemon(tmp_path) as client:
+        (tmp_path / "argparse.py").write_text("raise SystemExit")
+        (tmp_path / "bundle").write_text(json.dumps(BUNDLE))
+        job = client.post("/v1/jobs", name="evil", bundle=str(tmp_path / "bundle"), waits_for_data=True)
+        inbox = Path(job["inbox"])
+        inbox.rmdir()
+        inbox.symlink_to("../jobs/1")
+        with pytest.raises(ControlError, match="not followed"):
+            client.upload("/v1/inbox/evil/argparse.py", tmp_path / "argparse.py")
+        assert not (tmp_path / "state/jobs/1/argparse.py").exists()
+        inbox.unlink()
+        inbox.mkdir()
+        (inbox / "argparse.py").symlink_to(tmp_path / "config.toml")
+        client.upload("/v1/inbox/evil/argparse.py", tmp_path / "argparse.py")  # takes the link's place
+        assert (inbox / "argparse.py").read_text() == "raise SystemExit" and not (inbox / "argparse.py").is_symlink()
+        assert (tmp_path / "config.toml").read_text() == CONFIG
+        assert [path.name for path in inbox.iterdir()] == ["argparse.py"]
+
+
+def test_what_arrives_leaves_the_disk_its_rest(tmp_path: Path) -> None:
+    config = CONFIG.replace("[storage]\nmin_free = 0", '[storage]\nmin_free = "1000T"')
+    assert config != CONFIG
+    (tmp_path / "bundle").write_bytes(b"x" * 100)
+    with daemon(tmp_path, config) as client:
+        with pytest.raises(ControlError, match=r"100 B do not fit: .* stay free") as caught:
+            client.upload("/v1/uploads", tmp_path / "bundle")
+        assert caught.value.status == 507
+        assert list((tmp_path / "state/uploads").iterdir()) == []
+
+
+def test_uploads_that_nobody_submits_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "bundle").write_bytes(b"x")
+    with daemon(tmp_path) as client:
+        for _ in range(MOST_UPLOADS):
+            client.upload("/v1/uploads", tmp_path / "bundle")
+        with pytest.raises(ControlError, match="16 uploads wait"):
+            client.upload("/v1/uploads", tmp_path / "bundle")

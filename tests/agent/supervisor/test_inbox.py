@@ -1,9 +1,22 @@
 """Which files of an inbox make a round, and when they are whole."""
 
+import os
+import stat
 from pathlib import Path
+
+import pytest
 
 from agent.supervisor.inbox import Inboxes
 from tests.agent.trees import write_tree
+
+
+def test_an_inbox_is_open_to_the_group_under_the_umask_of_the_service(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        Inboxes(tmp_path / "inbox").create("birds")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "inbox/birds").stat().st_mode) == 0o1770
 
 
 def test_inbox_waits_until_files_stop_growing(tmp_path: Path) -> None:
@@ -41,6 +54,48 @@ def test_a_file_that_changed_after_its_round_is_new(tmp_path: Path) -> None:
     for _ in range(2):
         state = inboxes.scan("birds", job_dir)
     assert state.new == ("log.csv",)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_file_that_grows_during_its_round_is_new(tmp_path: Path, restarted: bool) -> None:
+    """The round's files are links: they grow with what is appended to the file in the inbox."""
+    inboxes, job_dir = Inboxes(tmp_path), tmp_path / "job"
+    job_dir.mkdir()
+    write_tree(tmp_path / "birds", {"log.csv": "1", "whole.csv": "7"})
+    for _ in range(2):
+        inboxes.scan("birds", job_dir)
+    taken = inboxes.round_directory("birds", job_dir, 1)
+    with open(tmp_path / "birds/log.csv", "a") as stream:
+        stream.write(" 2 3")
+    assert (taken / "log.csv").read_text() == "1 2 3"
+    if restarted:
+        inboxes = Inboxes(tmp_path)
+    for _ in range(2):
+        inboxes.scan("birds", job_dir)
+    inboxes.finish_round("birds", job_dir, 1)
+    for _ in range(2):
+        state = inboxes.scan("birds", job_dir)
+    assert state.new == ("log.csv",)
+    assert list((job_dir / "rounds").iterdir()) == []
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    inboxes, job_dir = Inboxes(tmp_path / "inbox"), tmp_path / "jobs/1"
+    write_tree(tmp_path, {"jobs/1/manifest.json": "{}", "secret.npz": "s", "inbox/birds/a.npz": "a"})
+    (tmp_path / "inbox/birds/b.npz").symlink_to(tmp_path / "secret.npz")
+    os.mkfifo(tmp_path / "inbox/birds/c.npz")
+    for _ in range(2):
+        state = inboxes.scan("birds", job_dir)
+    assert state.new == ("a.npz",)
+    (tmp_path / "inbox/birds/a.npz").unlink()
+    (tmp_path / "inbox/birds/a.npz").symlink_to(tmp_path / "secret.npz")  # swapped after it was looked at
+    with pytest.raises(OSError, match="no regular file"):
+        inboxes.round_directory("birds", job_dir, 1)
+    (tmp_path / "inbox/evil").symlink_to("../jobs/1")
+    assert "a link, which is not followed" in inboxes.scan("evil", job_dir).error
+    for act in (inboxes.create, inboxes.open):
+        with pytest.raises(OSError, match="not followed"):
+            act("evil")
 
 
 def test_an_unreadable_inbox_says_so(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.system.atomic_file import publish, write_atomically
+from agent.system.atomic_file import atomic_stream, write_atomically
 
 
 def test_the_new_content_replaces_the_old_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -31,8 +31,31 @@ def test_a_disk_that_refuses_leaves_the_old_content(call: str, tmp_path: Path, m
     assert path.read_bytes() == b"old"
 
 
-def test_a_finished_file_gets_its_name(tmp_path: Path) -> None:
-    (tmp_path / "made").write_bytes(b"new")
-    (tmp_path / "result").write_bytes(b"old")
-    publish(tmp_path / "made", tmp_path / "result")
-    assert (tmp_path / "result").read_bytes() == b"new" and not (tmp_path / "made").exists()
+def test_a_planted_link_is_replaced_and_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_bytes(b"kept")
+    (tmp_path / ".state.new").symlink_to("victim")
+    write_atomically(tmp_path / "state", b"new")
+    assert (tmp_path / "victim").read_bytes() == b"kept"
+    assert (tmp_path / "state").read_bytes() == b"new" and not (tmp_path / "state").is_symlink()
+
+
+def test_a_stream_becomes_the_file_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "result"
+    path.write_bytes(b"old")
+    with atomic_stream(path, 1 << 20) as stream:
+        stream.write(b"new")
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new" and [entry.name for entry in tmp_path.iterdir()] == ["result"]
+
+
+@pytest.mark.parametrize("call", ["posix_fallocate", "fsync"])
+def test_a_stream_on_a_disk_that_refuses_leaves_nothing(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, call, refuse)
+    with pytest.raises(OSError, match="No space left"), atomic_stream(tmp_path / "result", 100) as stream:
+        stream.write(b"new")
+    assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,17 @@ import pytest
 import torch
 
 from agent.train.buffers import block
-from agent.train.pager import BLOCK, CHUNK, CorruptPageError, PageError, PageFile, Pager, Slot, padded
+from agent.train.pager import (
+    BLOCK,
+    CHUNK,
+    CorruptPageError,
+    PageError,
+    PageFile,
+    Pager,
+    Slot,
+    padded,
+    unnamed_page_file,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 SIZES = (1, 511, BLOCK, BLOCK + 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 12345)
@@ -325,3 +335,33 @@ def test_closing_finishes_what_is_queued(tmp_path: Path) -> None:
     assert not any(t.name == "page-thread" and t.is_alive() and t is pager._thread for t in threading.enumerate())
     file.close()
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 1 << 20
+
+
+def test_a_page_file_is_no_link_and_a_temporary_one_has_no_name(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_bytes(b"kept")
+    (tmp_path / "state.pages").symlink_to("victim")
+    with pytest.raises(PageError, match="could not be opened"):
+        PageFile(tmp_path / "state.pages")
+    file = unnamed_page_file(tmp_path)
+    file.reserve(1 << 20)
+    file.close()
+    assert (tmp_path / "victim").read_bytes() == b"kept" and len(list(tmp_path.iterdir())) == 2
+    with pytest.raises(PageError, match=r"no page file can be made in .*nowhere: No such file"):
+        unnamed_page_file(tmp_path / "nowhere")
+
+
+def test_whatever_goes_wrong_reaches_who_waits_and_the_thread_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pager, slot = Pager(), Slot(PageFile(tmp_path / "pages"), 0, 4096)
+    source = torch.arange(4096, dtype=torch.uint8)
+
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError("none left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Pager, "_write_piece", fail)
+        with pytest.raises(MemoryError, match="none left"):
+            pager.wait(pager.write(slot, source.data_ptr(), source))
+    pager.wait(pager.write(slot, source.data_ptr(), source))
+    pager.close()

@@ -1,6 +1,7 @@
 """A bundle trained in this process: the numbers of plain PyTorch, from any commit, whatever the medium does."""
 
 import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from agent.train.checkpoint import CheckpointError
+from agent.train.incoming_samples import DataError
 from agent.train.pager import PageError, Pager
 from agent.train.trainer import MismatchError, StepEvent, Trainer, TrainOptions, step_message
+from agent.worker.control import LeftOnRequest
+from agent.worker.protocol import StateRecovered
 from planner import make_bundle
-from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.bundle import Bundle, BundleError
 from planner.ir.errors import PortError
 from planner.job import TrainingJob
 from tests.agent.jobs_small import BATCH, ROWS, Odd, make_job, next_token, small_bundle, write_job
@@ -32,6 +37,61 @@ def _flip(path: Path, place: int) -> None:
         byte = stream.read(1)[0]
         stream.seek(place)
         stream.write(bytes([byte ^ 4]))
+
+
+@pytest.mark.parametrize("key", ["parameter/7.weight", "buffer/1.running_mean"])
+def test_a_flipped_bit_in_the_weights_starts_no_training(key: str, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.port"
+    copy.write_bytes(small_bundle().read_bytes())
+    _flip(copy, Bundle(copy).tensors[key].offset)
+    t = Trainer(Bundle(copy), TrainOptions(tmp_path / "state", tmp_path, steps=2))
+    with pytest.raises(BundleError, match=f"tensor {key} is damaged"):
+        t.start()
+    assert t.store.open() is None
+    t.close()
+
+
+def test_a_flipped_bit_in_the_data_ends_training_before_the_step_that_reads_it(tmp_path: Path) -> None:
+    copy = tmp_path / "copy.port"
+    copy.write_bytes(small_bundle().read_bytes())
+    column = Bundle(copy).data["train/0"]
+    _flip(copy, column.offset + column.nbytes - 1)
+    t = Trainer(Bundle(copy), TrainOptions(tmp_path / "state", tmp_path))
+    t.start()
+    with pytest.raises(BundleError, match="train/0 is damaged near row"):
+        t.train(lambda e: None, lambda *_: None)
+    assert 0 <= t.store.open().step < t.steps_per_epoch  # type: ignore[union-attr]
+    t.close()
+
+
+def test_a_label_that_does_not_exist_is_named_with_its_step(tmp_path: Path) -> None:
+    """`plan` looks at the first rows only."""
+    job = make_job(eval_data=())
+    job.data[1][ROWS - 1] = 99
+    write_job(tmp_path / "job.port", job)
+    t = Trainer(Bundle(tmp_path / "job.port"), TrainOptions(tmp_path / "state", tmp_path))
+    t.start()
+    with pytest.raises(DataError, match=r"a label or index that does not exist.*99 is out of bounds") as caught:
+        t.train(lambda e: None, lambda *_: None)
+    assert f"step {t.step + 1} " in str(caught.value) and caught.value.exit_code == 2
+    t.close()
+
+
+def test_a_state_is_refused_by_a_bundle_with_other_weights_and_back(tmp_path: Path) -> None:
+    other = make_job()
+    with torch.no_grad():
+        next(other.model.parameters())[0, 0, 0, 0] += 1
+    write_job(tmp_path / "other.port", other)
+    paths = [small_bundle(), tmp_path / "other.port"]
+    for i, path in enumerate(paths):
+        t = Trainer(Bundle(path), TrainOptions(tmp_path / f"state{i}", tmp_path))
+        t.start()
+        t.close()
+    for i, path in enumerate(paths):
+        t = Trainer(Bundle(path), TrainOptions(tmp_path / f"state{1 - i}", tmp_path))
+        with pytest.raises(CheckpointError, match="another job"):
+            t.start()
+        t.close()
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
@@ -228,3 +288,207 @@ def test_the_result_is_the_whole_state_under_its_own_names(tmp_path: Path) -> No
     fresh = Odd()
     assert load_model(fresh, tmp_path / "w.safetensors", strict=True) == (set(), [])
     assert all(torch.equal(fresh.state_dict()[k], v) for k, v in job.model.state_dict().items())
+
+
+# -- rot after the last step
+
+
+def _rotten_slot(t: Trainer) -> Any:
+    """Return the slot of a weight that the last commit wrote anew."""
+    key = "parameter/7.weight"
+    return t.store._slots[key][t.store._committed[key]]
+
+
+@pytest.mark.parametrize("done", ["digest", "weights"])
+def test_rot_after_the_last_step_costs_one_commit(
+    done: str, tmp_path: Path, reference: tuple[list[float], str]
+) -> None:
+    train(tmp_path)
+    t = trainer(tmp_path)
+    t.start()
+    _flip(t.store.file.path, _rotten_slot(t).offset + 77)
+    told: list[StateRecovered] = []
+    results: list[str] = []
+
+    def finish() -> None:
+        if done == "weights":
+            t.save_weights(tmp_path / "w.safetensors")
+        results.append(t.digest())
+
+    t.train(lambda e: None, lambda *_: None, finish, told.append)
+    t.close()
+    assert results == [reference[1]]
+    (event,) = told
+    assert (event.step, event.lost_steps) == (STEPS - 1, 1) and "state.pages" in event.reason
+
+
+def test_a_block_that_cannot_be_read_is_rot(
+    tmp_path: Path, reference: tuple[list[float], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tmp_path)
+    t = trainer(tmp_path)
+    t.start()
+    slot, read = _rotten_slot(t), os.preadv
+
+    def refuse(fd: int, buffers: Any, offset: int) -> int:
+        if fd == t.store.file.fd and slot.offset <= offset < slot.offset + slot.nbytes:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", refuse)
+    told: list[StateRecovered] = []
+    digests: list[str] = []
+    t.train(lambda e: None, lambda *_: None, lambda: digests.append(t.digest()), told.append)
+    t.close()
+    assert digests == [reference[1]] and [event.lost_steps for event in told] == [1]
+
+
+def test_without_a_sound_commit_training_begins_anew_and_says_so(
+    tmp_path: Path, reference: tuple[list[float], str]
+) -> None:
+    train(tmp_path, checkpoint_every=STEPS)
+    t = trainer(tmp_path)
+    t.start()
+    for key, slots in t.store._slots.items():
+        if t.store.sizes[key]:
+            for slot in slots:
+                _flip(t.store.file.path, slot.offset)
+    told: list[StateRecovered] = []
+    digests: list[str] = []
+    t.train(lambda e: None, lambda *_: None, lambda: digests.append(t.digest()), told.append)
+    t.close()
+    assert digests == [reference[1]]
+    assert told[-1].step == 0 and sum(event.lost_steps or 0 for event in told) == STEPS
+
+
+def test_a_medium_that_damages_everything_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    t = trainer(tmp_path)
+    t.start()
+
+    def refuse(*_: Any) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", refuse)
+    with pytest.raises(PageError, match="replace it"):
+        t.train(lambda e: None, lambda *_: None)
+    t.close()
+
+
+def test_a_damaged_newest_record_is_told(tmp_path: Path) -> None:
+    train(tmp_path)
+    t = trainer(tmp_path)
+    newest = t.start()
+    t.close()
+    _flip(t.store._record_path(newest.sequence), 9)
+    t = trainer(tmp_path)
+    assert t.start().step == STEPS - 1 and "damaged" in t.store.damage
+    t.close()
+
+
+# -- leaving in the middle of a step
+
+
+def _leave_at(t: Trainer, step: int, instruction: int) -> bool:
+    """Train until an instruction of a step and leave there; say whether that step had begun its update."""
+    passed = [0]
+
+    def gate() -> None:
+        if t.step == step:
+            if passed[0] == instruction:
+                raise LeftOnRequest
+            passed[0] += 1
+
+    t._pass_gate = gate  # type: ignore[method-assign]
+    t.interrupted = True
+    t.start()
+    with pytest.raises(LeftOnRequest):
+        t.train(lambda e: None, lambda *_: None)
+    assert t._open is not None
+    return t._open.executor.changed
+
+
+def _leave_everywhere(plan: int, every: int, folder: Path, digest: str) -> list[bool]:
+    """Leave at each so many-th instruction of the fifth step and resume; say where the update had begun."""
+    probe = trainer(folder / "probe", plan=plan)
+    count = len(probe.program("step").instructions)
+    probe.close()
+    updating = []
+    for instruction in range(1, count, every):
+        t = trainer(folder / str(instruction), plan=plan, checkpoint_every=100)
+        updating.append(_leave_at(t, 4, instruction))
+        t.commit_finished_steps(60.0, lambda *_: None)
+        t.close()
+        losses, got = train(folder / str(instruction), plan=plan)
+        assert got == digest, instruction
+        assert len(losses) == (STEPS if updating[-1] else STEPS - 4), instruction
+    return updating
+
+
+@pytest.mark.parametrize("plan", [0, 1])
+def test_leaving_in_the_middle_of_a_step_loses_that_step_alone(
+    plan: int, tmp_path: Path, reference: tuple[list[float], str]
+) -> None:
+    """Running statistics are put back, the order of random numbers too; from the update on the commit before stands."""
+    updating = _leave_everywhere(plan, 30, tmp_path, reference[1])
+    assert updating == sorted(updating)
+    assert updating[:2] == [False, False], "batch norm has changed its statistics by then, which is no update"
+    assert updating[-1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("plan", [0, 1])
+def test_leaving_at_every_instruction(plan: int, tmp_path: Path, reference: tuple[list[float], str]) -> None:
+    _leave_everywhere(plan, 1, tmp_path, reference[1])
+
+
+@pytest.mark.parametrize("where", ["between steps", "in an evaluation", "after a short batch"])
+def test_leaving_elsewhere_loses_nothing_that_was_finished(
+    where: str, tmp_path: Path, reference: tuple[list[float], str]
+) -> None:
+    """Nothing of a step that ended is put back: not its statistics, and not those of the short batch before it."""
+    t = trainer(tmp_path, checkpoint_every=100)
+
+    def leave() -> None:
+        raise LeftOnRequest
+
+    def on_step(event: StepEvent) -> None:
+        if event.step == 7 and where != "after a short batch":
+            t.gate = leave
+            t.interrupt()
+            if where == "in an evaluation":
+                t.evaluate()
+            raise LeftOnRequest
+
+    t.start()
+    if where == "after a short batch":
+        t.close()
+        t = trainer(tmp_path, checkpoint_every=100)
+        assert not _leave_at(t, 7, 40)
+    else:
+        with pytest.raises(LeftOnRequest):
+            t.train(on_step, lambda *_: None)
+    t.commit_finished_steps(60.0, lambda *_: None)
+    t.close()
+    losses, digest = train(tmp_path)
+    assert digest == reference[1]
+    assert len(losses) == STEPS - 7
+
+
+def test_a_commit_that_would_take_too_long_is_not_begun(tmp_path: Path) -> None:
+    t = trainer(tmp_path, plan=0, checkpoint_every=100)
+    assert not _leave_at(t, 4, 1)
+    commits: list[int] = []
+    t.commit_finished_steps(0.0, lambda *_: commits.append(1))
+    assert commits == []
+    t.commit_finished_steps(60.0, lambda *_: commits.append(1))
+    assert commits == [1]
+    t.close()
+
+
+def test_a_step_that_has_begun_its_update_is_finished_if_there_is_time(tmp_path: Path) -> None:
+    t = trainer(tmp_path, plan=0, checkpoint_every=100)
+    count = len(t.program("step").instructions)
+    assert _leave_at(t, 4, count - 8)
+    assert t.finishes_first(60.0)
+    assert not t.finishes_first(0.0)
+    t.close()

@@ -7,12 +7,10 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from agent.train import run
 from agent.worker.options import TorchOptions
 from agent.worker.protocol import (
     LeaveNow,
@@ -131,6 +129,39 @@ def test_leaving(way: str, tmp_path: Path, reference: str) -> None:
     assert finish(start(tmp_path))["digest"] == reference
 
 
+def test_leaving_with_time_for_a_commit_loses_the_open_step_alone(tmp_path: Path, reference: str) -> None:
+    worker = start(tmp_path, checkpoint_every=100)
+    events = said(worker)
+    until(worker, events, "step", 4)
+    worker.send(LeaveNow(within_s=60.0))
+    rest = _left(worker, events)
+    done = max([4, *(event["step"] for event in rest if event["event"] == "step")])
+    assert [event["step"] for event in rest if event["event"] == "checkpoint"] == [done]
+    again = start(tmp_path, checkpoint_every=100)
+    events = said(again)
+    assert until(again, events, "ready")["step"] == done
+    assert list(events)[-1]["digest"] == reference
+
+
+def test_a_place_for_the_weights_that_cannot_be_is_refused_before_training(tmp_path: Path) -> None:
+    worker = start(tmp_path / "state", out=tmp_path / "missing/w.safetensors")
+    (failed,) = said(worker)
+    assert worker.process.returncode == 2
+    assert failed["code"] == "ResultPlaceError" and "no directory" in failed["message"]
+
+
+def test_two_runs_in_one_state_directory_are_refused(tmp_path: Path, reference: str) -> None:
+    first = start(tmp_path)
+    events = said(first)
+    until(first, events, "step", 2)
+    first.send(PauseTraining())
+    until(first, events, "paused")
+    (failed,) = said(start(tmp_path))
+    assert failed["code"] == "StateInUseError" and f"process {first.process.pid} trains" in failed["message"]
+    first.send(ResumeTraining())
+    assert list(events)[-1]["digest"] == reference
+
+
 def test_leaving_while_torch_is_loaded_is_at_once_and_without_a_trace(tmp_path: Path) -> None:
     worker = start(tmp_path / "state")
     worker.send(LeaveNow())
@@ -196,34 +227,6 @@ def test_checkpoint_on_request_and_plan_switch(tmp_path: Path, reference: str) -
     switched = until(worker, events, "plan")
     assert (switched["plan"], switched["reason"]) == (1, "less memory")
     assert list(events)[-1]["digest"] == reference
-
-
-class _Allocator:
-    """Remembers its limit. Live blocks took 30 MiB at their peak, and 5 MiB since that was reset."""
-
-    def __init__(self) -> None:
-        self.peak, self.limit = 30 << 20, 0
-
-    def peak_live_bytes(self) -> int:
-        return self.peak
-
-    def reset_peak(self) -> None:
-        self.peak = 5 << 20
-
-    def set_limit(self, limit_bytes: int) -> None:
-        self.limit = limit_bytes
-
-
-@pytest.mark.parametrize(("new_plan", "limit_mib"), [(False, 30), (True, 20)])
-def test_freed_blocks_are_kept_up_to_the_plan_or_the_peak_of_live_ones(
-    monkeypatch: pytest.MonkeyPatch, new_plan: bool, limit_mib: int
-) -> None:
-    allocator = _Allocator()
-    monkeypatch.setattr(run, "active", lambda: allocator)
-    costs = SimpleNamespace(device=SimpleNamespace(base_bytes=100 << 20))
-    trainer: Any = SimpleNamespace(planned_peak_bytes=120 << 20, bundle=SimpleNamespace(costs={"step": costs}))
-    run._limit_cache(trainer, new_plan=new_plan)
-    assert allocator.limit == limit_mib << 20
 
 
 def test_nonsense_on_the_line_is_ignored(tmp_path: Path, reference: str) -> None:

@@ -13,8 +13,11 @@ from agent.worker.protocol import (
     FailureCause,
     LeaveNow,
     LineSplitter,
+    MemoryReleased,
     PauseTraining,
     ProtocolError,
+    ReleaseMemory,
+    StateRecovered,
     StepDone,
     SwitchPlan,
     TrainingFailed,
@@ -33,7 +36,16 @@ STEP = StepDone(step=3, epoch=0, loss=0.5, wall_s=1.0, cpu_s=0.9, phases_s={"for
     ("message", "line"),
     [
         (WorkerPaused(step=7), b'{"v":1,"event":"paused","step":7}\n'),
+        (
+            WorkerPaused(step=7, operator="aten::mm", waited_s=0.5),
+            b'{"v":1,"event":"paused","step":7,"operator":"aten::mm","waited_s":0.5}\n',
+        ),
+        (
+            MemoryReleased(step=7, resident_bytes=9, wall_s=0.5),
+            b'{"v":1,"event":"released","step":7,"resident_bytes":9,"wall_s":0.5,"paged_out_bytes":0}\n',
+        ),
         (PauseTraining(), b'{"v":1,"cmd":"pause"}\n'),
+        (ReleaseMemory(reason="heat"), b'{"v":1,"cmd":"release","reason":"heat"}\n'),
         (SwitchPlan(plan=2, reason="heat"), b'{"v":1,"cmd":"plan","plan":2,"reason":"heat"}\n'),
         (
             TrainingFailed(code="MemoryError", message="none left", cause=FailureCause.OUT_OF_MEMORY),
@@ -52,6 +64,7 @@ def test_lines_as_they_are_on_the_wire(message: Event | Command, line: bytes) ->
         STEP,
         EvaluationDone(step=3, loss=None),
         DeviceInterrupted(reason="unplugged"),
+        StateRecovered(step=3, reason="rot", lost_steps=2),
         TrainingFinished(step=9, out="w.safetensors"),
         TrainingFailed(code="BundleError", message="broken", cause=FailureCause.IMPOSSIBLE),
     ],

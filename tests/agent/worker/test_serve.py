@@ -1,12 +1,16 @@
 """What an error that ends a worker means for its job."""
 
 import errno
+import signal
 
 import pytest
+import torch
 
+from agent.train.finite import NonFiniteError
+from agent.worker.control import Control, Tell
 from agent.worker.protocol import FailureCause
-from agent.worker.serve import failure_cause
-from planner.ir.errors import CaptureError, PortError
+from agent.worker.serve import failure_cause, serve
+from planner.ir.errors import CaptureError, ExitCode, PortError
 
 
 @pytest.mark.parametrize(
@@ -25,7 +29,28 @@ from planner.ir.errors import CaptureError, PortError
         (RuntimeError("shape mismatch"), FailureCause.OTHER),
         (PortError("the disk refuses"), FailureCause.OTHER),
         (CaptureError("never"), FailureCause.IMPOSSIBLE),
+        (NonFiniteError("the loss of step 3 is nan"), FailureCause.DIVERGED),
     ],
 )
 def test_causes(error: Exception, cause: FailureCause) -> None:
     assert failure_cause(error) is cause
+
+
+def test_what_nobody_expected_is_one_line_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """A bundle may have an operator take what it does not: torch raises TypeError, ValueError and the like."""
+
+    def work(control: Control, tell: Tell) -> None:
+        torch.empty("x")  # type: ignore[call-overload]
+
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    try:
+        assert serve(None, work) == ExitCode.FAILED
+    finally:
+        signal.signal(signal.SIGINT, before[0]), signal.signal(signal.SIGTERM, before[1])
+    said = capsys.readouterr().err
+    assert (
+        said.startswith("port-agent worker: ")
+        and "TypeError" in said
+        and "(test_serve.py, line" in said
+        and "Traceback" not in said
+    )

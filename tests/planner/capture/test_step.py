@@ -136,7 +136,6 @@ def test_a_branch_on_data_becomes_a_guard() -> None:
     capture = capture_step(model, loss_fn, sgd(model), batch())
     guards = [op for op in capture.graphs["step"].ops if op.name == GUARD]
     assert len(guards) == 1 and isinstance(guards[0].args[1], bool)
-    assert "test_step.py" in capture.guards[0]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,43 @@
 """The operators of a plan are those of this torch, or named."""
 
+from dataclasses import replace
+
 import pytest
 
+from planner.ir.graph import Argument, GraphError, Op, Phase, Ref, Role, StepGraph, Storage, Value
 from planner.ir.operators import OperatorError
-from planner.ir.torch_operators import resolve
+from planner.ir.torch_operators import check_arguments, resolve
 
 
 def test_an_operator_that_this_torch_does_not_have_is_named() -> None:
     with pytest.raises(OperatorError, match="has no operator"):
         resolve("aten::add.NoSuchOverload")
+
+
+@pytest.mark.parametrize("name", ["aten::avg_pool2d_backward.grad_input", "aten::sort.values", "aten::topk.values"])
+def test_an_operator_that_writes_into_a_given_tensor_is_refused(name: str) -> None:
+    with pytest.raises(OperatorError, match="writes into a tensor it is given"):
+        resolve(name)
+
+
+def one_call(name: str, *args: Argument, writes: tuple[int, ...] = ()) -> tuple[Op, StepGraph]:
+    """Return a call on two storages, and the graph of it."""
+    op = Op(name, args, (), (), writes, Phase.FORWARD)
+    storages = (Storage(16, Role.BATCH, "a"), Storage(16, Role.BATCH, "b"))
+    values = tuple(Value(s, "float32", (4,), (1,), 0) for s in range(2))
+    return op, StepGraph(storages, values, (op,), (0, 1), 0)
+
+
+def test_a_call_without_its_tensor_is_refused() -> None:
+    with pytest.raises(GraphError, match="without its tensor self"):
+        check_arguments(*one_call("aten::copy", None, Ref(1)))
+    check_arguments(*one_call("aten::clamp.Tensor", Ref(0), None, Ref(1)))
+
+
+def test_a_change_that_the_graph_does_not_name_is_refused() -> None:
+    with pytest.raises(GraphError, match="changes a storage"):
+        check_arguments(*one_call("aten::copy_", Ref(0), Ref(1), writes=(1,)))
+    check_arguments(*one_call("aten::copy_", Ref(0), Ref(1), writes=(0,)))
+    with pytest.raises(GraphError, match="changes a storage"):
+        op, graph = one_call("aten::maximum.out", Ref(0), Ref(1))
+        check_arguments(replace(op, kwargs=(("out", Ref(1)),)), graph)

@@ -10,7 +10,7 @@ from planner.ir.plan import Plan
 from planner.milp.columns import Breadth
 from planner.milp.model import Formulation
 from planner.problem.coarsen import coarsen
-from planner.search.greedy import greedy, greedy_variants
+from planner.search.greedy.search import greedy, greedy_variants
 from planner.search.recipes import cheap_segments, simple_schedules
 from tests.planner.steps import costs_of
 

@@ -25,6 +25,14 @@ def test_a_transfer_also_takes_the_time_of_the_cpu(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_planted_link_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_bytes(b"kept")
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages/.port-flash-test").symlink_to("../victim")
+    measure_flash(tmp_path / "pages", compute_watts=0.0)
+    assert (tmp_path / "victim").read_bytes() == b"kept"
+
+
 def test_a_directory_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FlashError, match=r"file could not be measured.*--page-dir"):

@@ -10,7 +10,7 @@ from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.problem.coarsen import coarsen
 from planner.search.anytime import relaxation_bound
-from planner.search.greedy import greedy_variants
+from planner.search.greedy.search import greedy_variants
 from planner.search.incumbent import objective
 from planner.search.pareto import budget_for
 from planner.search.plan_step import better_of, fine_bound, plan_step, program_judge

@@ -3,7 +3,7 @@
 import pytest
 
 from agent.mcu.board.catalogue import BOARDS, find_board
-from agent.mcu.errors import PortNotFoundError
+from agent.mcu.errors import BoardJobError
 
 
 def test_board_table_is_consistent() -> None:
@@ -13,5 +13,5 @@ def test_board_table_is_consistent() -> None:
         assert board.ring_bytes & (board.ring_bytes - 1) == 0
         assert board.uart_interrupt < board.interrupts
         assert find_board(board.name) is board
-    with pytest.raises(PortNotFoundError, match="qemu-m4f"):
+    with pytest.raises(BoardJobError, match="qemu-m4f"):
         find_board("unknown")

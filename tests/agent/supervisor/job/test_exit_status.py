@@ -30,6 +30,7 @@ def failed(message: str, cause: FailureCause = FailureCause.OTHER) -> TrainingFa
         (WorkerExit(-15, told_to_leave=True), WorkerOutcome.LEFT, "on request"),
         (WorkerExit(2), WorkerOutcome.IMPOSSIBLE, "never run"),
         (WorkerExit(1, failure=failed("bad", FailureCause.IMPOSSIBLE)), WorkerOutcome.IMPOSSIBLE, "bad"),
+        (WorkerExit(4, failure=failed("nan", FailureCause.DIVERGED)), WorkerOutcome.IMPOSSIBLE, "nan"),
         (WorkerExit(1, failure=failed("no data")), WorkerOutcome.FAILED, "no data"),
         (WorkerExit(3), WorkerOutcome.FAILED, "exit status 3"),
     ],

@@ -19,5 +19,6 @@ def test_job_log_is_capped_and_followed(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 22_000
     text, _ = read_log(tmp_path, 3)
     assert len(text.splitlines()) == 3
+    assert read_log(tmp_path, 0)[0] == ""
     assert read_more(tmp_path, position)[0]  # after a rotation it starts anew
     assert read_log(tmp_path / "nowhere", 5) == ("", 0)

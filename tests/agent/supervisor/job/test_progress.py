@@ -1,10 +1,12 @@
 """What a real worker reports, as it stands in its job's record, history and log."""
 
+import time
 from pathlib import Path
 
 import pytest
 
 from agent.supervisor.job.log import read_log
+from agent.worker.protocol import StateRecovered
 from tests.agent.live_daemon import BUNDLE, LONG, go
 from tests.agent.supervisor.job.running_job import running_job
 
@@ -40,3 +42,14 @@ async def test_a_failure_is_logged_with_the_workers_own_words(tmp_path: Path) ->
         job = await live.over()
         assert job.step == 3
         assert "told to fail" in read_log(live.store.job_dir(live.id), 100)[0]
+
+
+@go
+async def test_damaged_state_sets_the_job_back_and_says_so(tmp_path: Path) -> None:
+    async with running_job(tmp_path, LONG) as live:
+        assert live.start()
+        await live.until(lambda: live.job.total_steps is not None)
+        live.runner._on_event(StateRecovered(step=2, reason="state.pages: a block has rotted", lost_steps=5))
+        assert "recovered" in live.history()
+        (item,) = [item for item in live.health.items(time.monotonic()) if item.code == "state-damaged"]
+        assert "5 steps are trained again" in item.text and "a block has rotted" in item.text

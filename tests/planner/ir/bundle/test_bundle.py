@@ -11,8 +11,10 @@ from typing import Any
 
 import msgpack
 import pytest
+import torch
 
 from planner.ir.bundle.bundle import OPTIMIZERS, Bundle, BundleError, read_manifest
+from planner.ir.bundle.checksums import rows_per_block
 from planner.ir.bundle.codec import WireError, pack_integers, pack_plan, unpack_plan
 from planner.ir.errors import PortError
 from planner.ir.graph import GraphError
@@ -21,8 +23,8 @@ from planner.ir.lowering.optimizer_scalars import SUPPORTED
 from planner.ir.operators import OperatorError
 from planner.ir.plan import Action
 from planner.ir.program import BudgetError, PlanError
-from tests.agent.jobs_small import small_bundle
-from tests.planner.bundles import assemble, closed_plan, members, opened_plan, rewrite
+from tests.agent.jobs_small import make_job, small_bundle, write_job
+from tests.planner.bundles import assemble, closed_plan, members, opened_plan, read_everything, rewrite, write_mutated
 
 
 def load(path: Path) -> Bundle:
@@ -36,7 +38,7 @@ def load(path: Path) -> Bundle:
 
 def test_a_good_bundle_loads_and_hashes_fit(tmp_path: Path) -> None:
     bundle = load(small_bundle())
-    bundle.verify_tensors()
+    read_everything(bundle)
     assert read_manifest(small_bundle()) == bundle.manifest
     copy = tmp_path / "copy.port"
     rewrite(small_bundle(), copy, {})
@@ -171,6 +173,18 @@ def test_hostile_plans(what: str, tmp_path: Path) -> None:
 MANIFESTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "other format": lambda m: {**m, "format": 99},
     "no hashes": lambda m: {**m, "hashes": None},
+    "no checksum of a tensor": lambda m: {
+        **m,
+        "hashes": {k: v for k, v in m["hashes"].items() if not k.endswith("7.weight")},
+    },
+    "more samples than there are": lambda m: {**m, "samples": m["samples"] + 1},
+    "no layout": lambda m: {**m, "layouts": {k: v for k, v in m["layouts"].items() if not k.endswith("7.weight")}},
+    "layout beyond its storage": lambda m: {
+        **m,
+        "layouts": {k: {**v, "offset": v["offset"] + 1} for k, v in m["layouts"].items()},
+    },
+    "no samples": lambda m: {**m, "samples": 0},
+    "no held out samples": lambda m: {**m, "eval_samples": 0},
     "missing field": lambda m: {k: v for k, v in m.items() if k != "plans"},
     "batch size 0": lambda m: {**m, "batch_size": 0},
     "a million threads": lambda m: {**m, "threads": 10**6},
@@ -202,7 +216,7 @@ def test_members_that_nobody_asked_for_do_nothing(tmp_path: Path) -> None:
     before = set(tmp_path.parent.rglob("*"))
     path = tmp_path / "x.port"
     assemble(path, content)
-    load(path).verify_tensors()
+    read_everything(load(path))
     assert not marker.exists() and not Path("/tmp/port-absolute").exists()
     assert set(tmp_path.parent.rglob("*")) - before <= {path}
 
@@ -259,103 +273,74 @@ def test_truncated_files(keep: float, tmp_path: Path) -> None:
         load(path)
 
 
-def test_a_flipped_bit_in_the_tensors_is_found(tmp_path: Path) -> None:
+def _flipped(path: Path, place: int, bit: int = 0) -> Bundle:
+    """Return the small bundle with one bit flipped at byte `place`."""
     data = bytearray(small_bundle().read_bytes())
-    bundle = Bundle(small_bundle())
-    member = bundle.tensors["parameter/7.weight"]
-    data[member.offset + member.nbytes // 2] ^= 1
-    (tmp_path / "x.port").write_bytes(data)
-    with pytest.raises(BundleError, match="damaged"):
-        Bundle(tmp_path / "x.port").verify_tensors()
+    data[place] ^= 1 << bit
+    path.write_bytes(data)
+    return Bundle(path)
+
+
+def test_a_flipped_bit_is_found_where_it_is_read_and_named(tmp_path: Path) -> None:
+    good = Bundle(small_bundle())
+    weight, column = good.tensors["parameter/7.weight"], good.data["train/0"]
+    bad = _flipped(tmp_path / "weight.port", weight.offset + weight.nbytes // 2)
+    with pytest.raises(BundleError, match=r"tensor parameter/7\.weight is damaged"):
+        list(bad.contents("parameter/7.weight", 1 << 20))
+    assert b"".join(bad.contents("parameter/7.bias", 7)) == b"".join(good.contents("parameter/7.bias", 1 << 20))
+    row_bytes = column.nbytes // column.shape[0]
+    bad = _flipped(tmp_path / "row.port", column.offset + 10 * row_bytes)
+    with open(bad.path, "rb") as stream:
+        damaged = []
+        for row in range(column.shape[0]):
+            try:
+                assert bad.row(stream.fileno(), "train/0", row) == good.row(stream.fileno(), "train/0", row)
+            except BundleError as error:
+                assert "train/0 is damaged near row" in str(error)
+                damaged.append(row)
+    per_block = rows_per_block(row_bytes)
+    assert damaged == [row for row in range(column.shape[0]) if row // per_block == 10 // per_block]
+
+
+def test_a_flipped_bit_anywhere_is_refused_or_changes_nothing(tmp_path: Path) -> None:
+    good, rng = Bundle(small_bundle()), random.Random(0)
+    size, refused = small_bundle().stat().st_size, 0
+    for _ in range(200):
+        try:
+            found = _flipped(tmp_path / "x.port", rng.randrange(size), rng.randrange(8))
+            read_everything(found)
+        except BundleError:
+            refused += 1
+        else:
+            assert (found.id, found.graphs, found.plans, found.costs) == (good.id, good.graphs, good.plans, good.costs)
+    assert refused > 150
+
+
+def test_a_bundle_without_checksums_is_to_be_planned_again(tmp_path: Path) -> None:
+    content = members(small_bundle())
+    content["manifest.json"] = json.dumps({**json.loads(content["manifest.json"]), "format": 1}).encode()
+    assemble(tmp_path / "old.port", content)
+    with pytest.raises(BundleError, match=r"format 1, this version reads 2.*plan the job again"):
+        Bundle(tmp_path / "old.port")
+
+
+def test_the_identity_covers_weights_data_and_how_it_is_trained(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    same, other = make_job(), make_job()
+    with torch.no_grad():
+        next(other.model.parameters())[0, 0, 0, 0] += 1
+    rows = make_job()
+    rows.data[0][0, 0, 0, 0] += 1
+    rate = make_job()
+    rate.optimizer.param_groups[0]["lr"] = 2e-2
+    ids = []
+    for i, job in enumerate((same, other, rows, rate)):
+        write_job(tmp_path / f"{i}.port", job)
+        ids.append(Bundle(tmp_path / f"{i}.port").id)
+    assert ids[0] == Bundle(small_bundle()).id and len(set(ids)) == 4
 
 
 # -- hostile by chance
-
-
-def _mutate_bytes(rng: random.Random, data: bytes) -> bytes:
-    changed = bytearray(data)
-    for _ in range(rng.choice([1, 1, 2, 8])):
-        i = rng.randrange(len(changed))
-        match rng.randrange(4):
-            case 0:
-                changed[i] ^= 1 << rng.randrange(8)
-            case 1:
-                changed[i] = rng.randrange(256)
-            case 2:
-                del changed[i : i + rng.choice([1, 4, 100])]
-            case _:
-                changed[i:i] = rng.randbytes(rng.choice([1, 4, 100]))
-    return bytes(changed)
-
-
-STRANGE = (0, 1, -1, 2, 7, 255, 1 << 31, 1 << 62, 1 << 63, -(1 << 60), 0.5, float("nan"), float("inf"), "", "aten::add.Tensor",
-           "x" * 5000, None, True, [], {}, [0] * 100, {"v": 0}, {"v": 10**7}, {"s": 3}, {"n": ["dtype", "float32"]}, b"\0")  # fmt: skip
-
-
-def _mutate_tree(rng: random.Random, tree: Any) -> Any:
-    """Change one random leaf or branch of nested lists and tables."""
-    node, path = tree, []
-    while isinstance(node, list | dict) and node and (len(path) < 2 or rng.random() < 0.85):
-        key = rng.choice(list(node)) if isinstance(node, dict) else rng.randrange(len(node))
-        path.append((node, key))
-        node = node[key]
-    if not path:
-        return rng.choice(STRANGE)
-    parent, key = path[-1]
-    match rng.randrange(5):
-        case 0 | 1:
-            parent[key] = rng.choice(STRANGE)
-        case 2 if isinstance(node, int) and not isinstance(node, bool):
-            parent[key] = node + rng.choice([-1, 1, 8, -8, 1000])
-        case 3:
-            del parent[key]
-        case _:
-            if isinstance(parent, list):
-                other = rng.randrange(len(parent))
-                parent[key], parent[other] = parent[other], parent[key]
-            else:
-                parent[key] = rng.choice(STRANGE)
-    return tree
-
-
-def _mutated(rng: random.Random, content: dict[str, bytes], path: Path) -> None:
-    name = rng.choice(
-        ["graphs.msgpack"] * 4 + ["plans.msgpack"] * 3 + ["costs.msgpack", "manifest.json", "tensors.safetensors"]
-    )
-    content = dict(content)
-    match rng.randrange(6):
-        case 0:
-            assemble(path, content)
-            path.write_bytes(_mutate_bytes(rng, path.read_bytes()))
-        case 1:
-            content[name] = _mutate_bytes(rng, content[name])
-            assemble(path, content, rehash=name != "manifest.json")
-        case _ if name == "manifest.json":
-            content[name] = json.dumps(_mutate_tree(rng, json.loads(content[name])), default=str).encode()
-            assemble(path, content, rehash=False)
-        case _ if name.endswith(".safetensors"):
-            content[name] = _mutate_bytes(rng, content[name][:2000]) + content[name][2000:]
-            assemble(path, content)
-        case _:
-            tree = msgpack.unpackb(content[name])
-            if name == "plans.msgpack":
-                tree = [{k: opened_plan(p) for k, p in choice.items()} for choice in tree]
-                tree = [{k: closed_plan(p) for k, p in choice.items()} for choice in _bounded(_mutate_tree(rng, tree))]
-            else:
-                tree = _bounded(_mutate_tree(rng, tree))
-            content[name] = msgpack.packb(tree)
-            assemble(path, content)
-
-
-def _bounded(tree: Any) -> Any:
-    """Bring integers into the range that msgpack can hold."""
-    if isinstance(tree, dict):
-        return {k: _bounded(v) for k, v in tree.items()}
-    if isinstance(tree, list):
-        return [_bounded(x) for x in tree]
-    if isinstance(tree, int) and not isinstance(tree, bool):
-        return max(-(1 << 63), min(tree, (1 << 64) - 1))
-    return tree
 
 
 def _fuzz(tmp_path: Path, seed: int, count: int) -> None:
@@ -365,7 +350,7 @@ def _fuzz(tmp_path: Path, seed: int, count: int) -> None:
     for i in range(count):
         path = tmp_path / "x.port"
         try:
-            _mutated(rng, content, path)
+            write_mutated(rng, content, path)
         except (ValueError, TypeError, AttributeError, OverflowError):
             continue  # the mutation itself made something that cannot be written
         try:

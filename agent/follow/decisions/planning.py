@@ -1,0 +1,295 @@
+"""A plan for the step that the program repeats: recorded once, searched for beside the program, adopted if it moves less.
+
+The plan says what leaves after which operator. Everything else is as without one: who must leave when room is short is
+chosen anew each time, those that the plan names first, so a plan that does not fit any more costs time and nothing else.
+It goes again if the steps with it take longer than those before. Plans are kept for the next run of the same program.
+"""
+
+import contextlib
+import os
+import subprocess
+import tempfile
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import IO
+
+import msgspec
+
+from agent.follow.decisions.kept_plans import KeptPlan, forget_plan, keep_plan, plan_name, read_plan
+from agent.follow.decisions.step_recording import StepRecording
+from agent.follow.decisions.trace import Trace
+from agent.follow.memory import ProcessBudget
+from agent.follow.residency import Residency
+from agent.system.python_process import module_command, module_environment
+from planner.ir.costs import DeviceCosts, Flash
+from planner.ir.traced import GREEDY_BYTES, SEARCH_BYTES, TracedPlan, TracedRequest, read_traced_plans
+
+LONGEST_STEP = 32
+"""Segments in a step: an accumulation over more micro-batches is not planned."""
+
+_SEARCHES = 8
+"""Steps of different shapes that are planned in one run."""
+
+_SEARCH_S = 12.0
+"""CPU seconds of one search: GPT-2's is within 1 % of its bound by then."""
+
+_LONGEST_SEARCH_S = 60.0
+"""A search that a busy machine lets take longer ends with what it found: meanwhile its memory is missing."""
+
+_MOST_PLAN_BYTES = 64 << 20
+
+_LARGEST_SHARE = 0.25
+"""Share of the room for tensors that the searching process may take while it runs; with less only the greedy plan is made."""
+
+_SLACK_SHARE = 0.04
+"""Share of the room for tensors that plans leave free, for pages on their way in."""
+
+_STATIC_WATTS, _COMPUTE_WATTS = 2.0, 4.0
+"""A small board at rest and what a busy core adds, as where a bundle is made."""
+
+_MEDIUM_WATTS = 0.5
+_PAGING_CPU_S_PER_BYTE = 0.1e-9
+"""Of the page thread, checksums included: 0.06 with huge pages, 0.14 without (x86-64)."""
+
+_LATENCY_S = 1e-4
+
+_JUDGED_STEPS = 3
+"""A plan goes when the best of so many steps moved and recomputed for longer than the step before it."""
+
+
+@dataclass(slots=True)
+class Adopted:
+    """A plan in force; seconds of a step as predicted and as measured last; what steps moved before and with it."""
+
+    segments: tuple[Trace, ...]
+    strategy: str
+    predicted_s: float
+    bytes_per_s: tuple[float, float]
+    moved_before_s: float
+    moved_s: list[float] = field(default_factory=list)
+    measured_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Spent:
+    """Totals at the end of a segment."""
+
+    at_s: float
+    read_bytes: int
+    written_bytes: int
+    recomputing_s: float
+
+    def moved_s(self, earlier: "_Spent", bytes_per_s: tuple[float, float]) -> float:
+        """Return how long what was moved since takes at these speeds, with what was recomputed: no busy machine changes it."""
+        read, written = self.read_bytes - earlier.read_bytes, self.written_bytes - earlier.written_bytes
+        return read / bytes_per_s[0] + written / bytes_per_s[1] + self.recomputing_s - earlier.recomputing_s
+
+
+@dataclass
+class _Search:
+    """A process that plans a recorded step."""
+
+    recording: StepRecording
+    name: str
+    process: "subprocess.Popen[bytes]"
+    plans: IO[bytes]
+    """A file without a name, which the process writes."""
+    until_s: float
+    before_s: float
+    """What the recorded step moved and recomputed, in seconds."""
+    seen: int = 0
+    """Plans that were read."""
+
+    def newest(self) -> TracedPlan | None:
+        """Return the best plan so far, None if none came since the last call."""
+        plans = list(read_traced_plans(os.pread(self.plans.fileno(), _MOST_PLAN_BYTES, 0)))
+        if len(plans) == self.seen:
+            return None
+        self.seen = len(plans)
+        return plans[-1]
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.plans.close()
+
+
+class Planning:
+    """Finds the step in the segments that end, and a plan for it."""
+
+    def __init__(self, residency: Residency, process: ProcessBudget | None, budget_bytes: int) -> None:
+        self._residency, self._process, self._budget_bytes = residency, process, budget_bytes
+        self.recording: StepRecording | None = None
+        self.adopted: Adopted | None = None
+        self._search: _Search | None = None
+        self._tried: set[tuple[int, ...]] = set()
+        self._searches_left = _SEARCHES
+        self._history: deque[Trace] = deque(maxlen=2 * LONGEST_STEP)
+        self._spent: deque[_Spent] = deque(maxlen=LONGEST_STEP + 1)
+        self._optimizers = False
+
+    def segment_ended(self, trace: Trace | None, *, whole: bool, stepped: bool) -> None:
+        """Take note that a segment ended; `stepped`: with an optimizer's step. Adopts what was found meanwhile."""
+        self._optimizers = self._optimizers or stepped
+        if self._search is not None:
+            self._look()
+        if trace is None:
+            return
+        if not whole:
+            self.recording = None
+        self._history.append(trace)
+        stats, counters = self._residency.pager.stats, self._residency.counters
+        self._spent.append(
+            _Spent(time.perf_counter(), stats.read_bytes, stats.written_bytes, counters.recomputing_seconds)
+        )
+        if self.recording is not None:
+            self.recording.end_segment(trace)
+            if self.recording.broken:
+                self.recording = None
+            elif self.recording.complete:
+                self._begin_search(self.recording)
+                self.recording = None
+            return
+        if self._residency.pressed and (stepped or not self._optimizers):
+            self._step_ended()
+
+    def _step_ended(self) -> None:
+        step = repeated(self._history)
+        if step is None:
+            return
+        key = tuple(t.prefixes[-1] for t in step)
+        if self.adopted is not None and self.adopted.segments == step:
+            self._judge(self.adopted)
+        elif key not in self._tried and self._search is None and self._searches_left > 0:
+            self._tried.add(key)
+            self._searches_left -= 1
+            kept = read_plan(self._kept_name(step))
+            if kept is not None and kept.suits(self._bytes_per_s()):
+                self._adopt(step, kept)
+            else:
+                self.recording = StepRecording(step)
+
+    def _moved_s(self, segments: int, bytes_per_s: tuple[float, float]) -> float:
+        """Return what the last step, one of so many segments, moved and recomputed, in seconds."""
+        if len(self._spent) <= segments:
+            return float("inf")
+        return self._spent[-1].moved_s(self._spent[-1 - segments], bytes_per_s)
+
+    # -- searching
+
+    def _begin_search(self, recording: StepRecording) -> None:
+        room = min(recording.tensor_bytes, self._residency.limit_bytes)
+        searching_bytes = (
+            SEARCH_BYTES if self._process is None or room * _LARGEST_SHARE >= SEARCH_BYTES else GREEDY_BYTES
+        )
+        if self._process is not None and room * _LARGEST_SHARE < GREEDY_BYTES:
+            return
+        request = TracedRequest(
+            recording.step(), self._device(), int(room * (1 - _SLACK_SHARE)),
+            _SEARCH_S if searching_bytes == SEARCH_BYTES else 0.0,
+        )  # fmt: skip
+        environment = {**module_environment(), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        with contextlib.ExitStack() as opened:
+            try:
+                given, plans = (opened.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+                given.write(msgspec.msgpack.encode(request))
+                given.seek(0)
+                process = subprocess.Popen(
+                    module_command("planner.search.traced_plan"), env=environment, stdin=given, stdout=plans,
+                    stderr=subprocess.DEVNULL,
+                )  # fmt: skip
+            except OSError:  # no space, no process: the program goes on without a plan
+                return
+            opened.pop_all()
+        given.close()
+        until_s = time.perf_counter() + _LONGEST_SEARCH_S
+        before_s = self._moved_s(len(recording.segments), self._bytes_per_s())
+        self._search = _Search(recording, self._kept_name(recording.segments), process, plans, until_s, before_s)
+        if self._process is not None:
+            self._process.beside_bytes = searching_bytes
+
+    def _look(self) -> None:
+        """Adopt a plan that was found since the last look; let go of a search that ended."""
+        search = self._search
+        if search is None:
+            return
+        over = search.process.poll() is not None or time.perf_counter() > search.until_s
+        plan = search.newest()
+        if plan is not None and plan.moved_seconds < search.before_s:
+            kept = KeptPlan.of(plan, search.recording.segment_plans(plan.departures), self._bytes_per_s())
+            self._adopt(search.recording.segments, kept)
+            keep_plan(search.name, kept)
+        if over:
+            self.close()
+
+    def _device(self) -> DeviceCosts:
+        """Return what the medium gives, as measured so far, and watts as where a bundle is planned."""
+        read, write = self._bytes_per_s()
+        cpu = _COMPUTE_WATTS * _PAGING_CPU_S_PER_BYTE
+        flash = Flash("pages", read, write, _LATENCY_S, cpu + _MEDIUM_WATTS / read, cpu + _MEDIUM_WATTS / write)
+        return DeviceCosts("this machine", 0, _STATIC_WATTS, _COMPUTE_WATTS, flash)
+
+    # -- plans in force
+
+    def _adopt(self, segments: tuple[Trace, ...], kept: KeptPlan) -> None:
+        speeds = self._bytes_per_s()
+        before_s = self._moved_s(len(segments), speeds)
+        if self.adopted is not None and self.adopted.segments == segments:
+            speeds, before_s = self.adopted.bytes_per_s, self.adopted.moved_before_s
+        for trace, plan in zip(segments, kept.segment_plans(len(segments)), strict=True):
+            trace.plan = plan
+        self.adopted = Adopted(segments, kept.strategy, kept.predicted_s, speeds, before_s)
+
+    def _judge(self, adopted: Adopted) -> None:
+        """Measure the step that ended with the plan; let the plan go if it moves more than what was there before."""
+        count = len(adopted.segments)
+        if len(self._spent) > count:
+            adopted.measured_s = self._spent[-1].at_s - self._spent[-1 - count].at_s
+        if len(adopted.moved_s) > _JUDGED_STEPS:
+            return
+        adopted.moved_s.append(self._moved_s(count, adopted.bytes_per_s))
+        judged = adopted.moved_s[1:]  # in the first, what was resident was not the plan's choice
+        if len(judged) == _JUDGED_STEPS and min(judged) > adopted.moved_before_s:
+            for trace in adopted.segments:
+                trace.plan = None
+            forget_plan(self._kept_name(adopted.segments))
+            self.adopted = None
+
+    def _kept_name(self, step: Sequence[Trace]) -> str:
+        hashes = [t.prefixes[-1] for t in step]
+        return plan_name(hashes, self._budget_bytes, whole_process=self._process is not None)
+
+    def _bytes_per_s(self) -> tuple[float, float]:
+        return self._residency.bytes_per_s(write=False), self._residency.bytes_per_s(write=True)
+
+    def close(self) -> None:
+        """End the search, if one is under way."""
+        search, self._search = self._search, None
+        if self._process is not None:
+            self._process.beside_bytes = 0
+        if search is not None:
+            search.close()
+
+    def interrupt(self) -> None:
+        """End the search, if one is under way; it is begun anew when the program has repeated its step once more."""
+        if self._search is not None:
+            self._tried.discard(tuple(t.prefixes[-1] for t in self._search.recording.segments))
+            self._searches_left += 1
+            self.close()
+
+    def become_child(self) -> None:
+        """Plan nothing in a forked child: the search is the parent's."""
+        self._search = self.recording = None
+        self._searches_left = 0
+
+
+def repeated(history: Sequence[Trace]) -> tuple[Trace, ...] | None:
+    """Return the shortest run of segments that came twice at the end of `history`, None where none did."""
+    ended = list(history)
+    for length in range(1, len(ended) // 2 + 1):
+        if all(a is b for a, b in zip(ended[-length:], ended[-2 * length : -length], strict=True)):
+            return tuple(ended[-length:])
+    return None

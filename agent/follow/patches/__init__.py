@@ -1,0 +1,6 @@
+"""What is put in the place of functions of torch and Python while a program is followed.
+
+It is taken away afterwards.
+
+`program`: ends of steps, threads, refusals; `escapes`: what reads past the dispatcher; `autocast`; `light_dynamo`.
+"""

@@ -1,0 +1,156 @@
+"""Methods that read past the dispatcher.
+
+Their storage is brought in first, and stays while its pointer may be used.
+
+Patched one by one. A TorchFunctionMode would see them too, but an active one turns off the fast paths of
+`nn.TransformerEncoder` and others, and with them the bits.
+"""
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from agent.follow.mode import Follower
+from agent.follow.operands import bare_storages_in, is_wrapper, strided_parts
+from agent.follow.storages import Storage, StorageTable
+
+_TENSOR_POINTERS = (
+    "numpy", "data_ptr", "const_data_ptr", "mutable_data_ptr", "__array__", "__dlpack__", "share_memory_",
+)  # fmt: skip
+"""Methods of a tensor that hand out its memory."""
+
+_TENSOR_READS = ("tolist", "__deepcopy__", "__repr__")
+"""Methods of a tensor that read its memory while they run; its text is made with every mode turned off."""
+
+_STORAGE_POINTERS = (
+    "share_memory_", "_share_filename_cpu_", "_share_fd_cpu_", "pin_memory", "_set_from_file",
+    "_swap_data_ptr_",
+)  # fmt: skip
+_STORAGE_READS = (
+    "tolist", "clone", "byteswap", "_byteswap", "_write_file", "__getitem__", "__iter__", "__copy__", "__deepcopy__",
+    "__reduce__", "cpu", "to", "type", "new", "bool", "byte", "char", "short", "int", "long", "half", "float", "double",
+    "bfloat16", "complex_float", "complex_double",
+)  # fmt: skip
+_STORAGE_WRITES = ("__setitem__", "copy_", "fill_")
+_STORAGE_SIZES = ("nbytes", "size", "__len__", "__sizeof__")
+"""Methods of a storage that would tell 0 for one that is away."""
+
+_ASKING_FRAME = 2
+"""From a guard: `guarded` is the first, then the one that calls the method."""
+
+Guard = Callable[[Callable[..., Any], Any, Any, Any], Any]
+
+
+class Escapes:
+    """Puts guards around the methods, and takes them away."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        self._table: StorageTable = follower.table
+        self._saved: list[tuple[type, str, Any]] = []
+
+    def install(self) -> None:
+        """Guard the methods."""
+        self._guard(torch.Tensor, _TENSOR_POINTERS, self._tensor_pointer)
+        self._guard(torch.Tensor, _TENSOR_READS, self._tensor_read)
+        self._guard(torch.UntypedStorage, (*_STORAGE_POINTERS, *_STORAGE_WRITES), self._storage_pointer)
+        self._guard(torch.UntypedStorage, ("data_ptr",), self._storage_address)
+        self._guard(torch.UntypedStorage, _STORAGE_READS, self._storage_read)
+        self._guard(torch.UntypedStorage, _STORAGE_SIZES, self._storage_size)
+        self._guard(torch.UntypedStorage, ("resize_",), self._storage_resize)
+
+    def remove(self) -> None:
+        """Put the methods back as they were."""
+        for owner, name, method in reversed(self._saved):
+            if method is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, method)
+        self._saved.clear()
+
+    def _guard(self, owner: type, names: tuple[str, ...], guard: Guard) -> None:
+        for name in names:
+            method = getattr(owner, name, None)
+            if method is not None:
+                self._saved.append((owner, name, owner.__dict__.get(name)))
+                setattr(owner, name, _guarded(method, guard))
+
+    # -- guards
+
+    def _storages(self, tensor: torch.Tensor) -> list[Storage]:
+        """Return the storages of a tensor, met now at the latest.
+
+        The method calls operators, which would let them leave.
+        """
+        if tensor.device.type != "cpu" or is_wrapper(tensor):
+            return []
+        found = (self._table.of(part) for part in strided_parts(tensor))
+        return [storage for storage in found if storage is not None]
+
+    def _tensor_pointer(self, method: Callable[..., Any], tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
+        for storage in self._storages(tensor):
+            self._follower.escape(storage)
+        return method(tensor, *args, **kwargs)
+
+    def _tensor_read(self, method: Callable[..., Any], tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            for storage in self._storages(tensor):
+                stack.enter_context(self._follower.reading(storage))
+            result = method(tensor, *args, **kwargs)
+        if isinstance(result, torch.Tensor):
+            self._follower.meet(result)
+        return result
+
+    def _storage_pointer(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
+        storage = self._table.of_storage(memory)
+        if storage is not None:
+            self._follower.escape(storage)
+        with contextlib.ExitStack() as stack:
+            for source in bare_storages_in(args, self._table):
+                stack.enter_context(self._follower.reading(source))
+            return method(memory, *args, **kwargs)
+
+    def _storage_address(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
+        """As `_storage_pointer`, but for torch.save, which only asks whether two addresses are the same.
+
+        What leaves gives its address to others, so another number tells them apart, and nothing has to stay.
+        """
+        asking = sys._getframe(_ASKING_FRAME).f_code.co_filename
+        if asking == torch.serialization.__file__ and self._table.known_storage(memory) is not None:
+            return memory._cdata
+        return self._storage_pointer(method, memory, args, kwargs)
+
+    def _storage_read(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
+        storage = self._table.known_storage(memory)
+        if storage is None:
+            return method(memory, *args, **kwargs)
+        with self._follower.reading(storage):
+            return method(memory, *args, **kwargs)
+
+    def _storage_size(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
+        storage = self._table.known_storage(memory)
+        if storage is not None:
+            self._follower.show(storage)
+        return method(memory, *args, **kwargs)
+
+    def _storage_resize(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
+        storage = self._table.known_storage(memory)
+        if storage is None:
+            return method(memory, *args, **kwargs)
+        with self._follower.reading(storage):
+            self._follower.residency.change([storage])
+            result = method(memory, *args, **kwargs)
+            self._follower.residency.resized(storage)
+        return result
+
+
+def _guarded(method: Callable[..., Any], guard: Guard) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return guard(method, self, args, kwargs)
+
+    return guarded

@@ -1,0 +1,147 @@
+"""Where the user's program is watched besides its operators.
+
+Ends of steps, threads, forks, and what is refused.
+"""
+
+import functools
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures.thread import _WorkItem
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from agent.follow.mode import Follower, FollowMode
+from agent.follow.patches import autocast
+from agent.follow.patches.refusals import not_followed
+from agent.follow.patches.signals import deferring_signal, rewrap_handlers, unwrapped_getsignal
+
+_SAME_BITS_BACKEND = "aot_eager"
+"""Its programs were compared; inductor generates kernels, and eager's traced optimizer steps differ in the last digits."""
+
+
+class ProgramHooks:
+    """Hooks into torch and threading while a program is followed."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        self._undo: list[Callable[[], None]] = []
+        self._depth = 0
+
+    def install(self) -> None:
+        """Put every hook in place."""
+        self._undo.append(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
+        self._replace(torch.autograd, "_engine_run_backward", self._around_backward)
+        self._replace(threading.Thread, "start", self._start_followed)
+        self._replace(_WorkItem, "run", self._work_followed)
+        self._replace(torch, "compile", _refuse_compile)
+        frames = sys.modules.get("torch._dynamo.eval_frame")
+        if frames is not None:  # something may have been compiled before
+            self._replace(frames, "_callback_from_stance", _refuse_compiled)
+        autocast.start()
+        self._replace(torch, "set_autocast_enabled", autocast.watching_autocast)
+        self._undo.append(rewrap_handlers)
+        self._replace(signal, "getsignal", unwrapped_getsignal)
+        self._replace(signal, "signal", lambda original: deferring_signal(original, self._follower.lock))
+        rewrap_handlers()
+
+    def remove(self) -> None:
+        """Take every hook away again."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _replace(self, owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        original = getattr(owner, name)
+        replaced = functools.wraps(original)(around(original))
+        setattr(owner, name, replaced)
+
+        def undo() -> None:
+            if getattr(owner, name) is replaced:
+                setattr(owner, name, original)
+
+        self._undo.append(undo)
+
+    def _optimizer_stepped(self, *_: Any) -> None:
+        self._follower.end_segment(stepped=True)
+
+    def _around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            self._depth += 1
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    self._follower.end_segment()
+
+        return backward
+
+    def _start_followed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Follow a thread from its start, whatever it does there.
+
+        `threading.Timer` and others have a run() of their own.
+        """
+
+        def start(thread: threading.Thread) -> None:
+            thread.run = functools.partial(self._followed, thread.run)  # type: ignore[method-assign]
+            original(thread)
+
+        return start
+
+    def _work_followed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Follow the work of a pool whose threads were started before the budget."""
+
+        def run(item: Any, *args: Any) -> None:
+            if any(isinstance(mode, FollowMode) for mode in _get_current_dispatch_mode_stack()):
+                original(item, *args)
+            else:
+                self._followed(functools.partial(original, item, *args))
+
+        return run
+
+    def _followed(self, run: Callable[[], object]) -> None:
+        with FollowMode(self._follower):
+            run()
+
+
+def _refuse_compile(original: Callable[..., Any]) -> Callable[..., Any]:
+    def compiled(model: Any = None, **options: Any) -> Any:
+        if not options.get("disable"):
+            _check_backend(options.get("backend", "inductor"))
+        return original(model, **options)
+
+    return compiled
+
+
+def _refuse_compiled(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse calls of what was compiled before the budget.
+
+    A dispatch mode makes them run as if it were not.
+    """
+
+    def callback_from_stance(callback: Any) -> Any:
+        if callback:
+            backend = callback
+            while hasattr(backend, "_torchdynamo_orig_backend"):
+                backend = backend._torchdynamo_orig_backend
+            _check_backend(getattr(backend, "compiler_name", type(backend).__name__))
+        return original(callback)
+
+    return callback_from_stance
+
+
+def _check_backend(backend: Any) -> None:
+    """Raise NotFollowedError unless what this backend makes has the bits of plain operators.
+
+    A backend of torch.compile.
+    """
+    if backend != _SAME_BITS_BACKEND:
+        raise not_followed(
+            f"torch.compile(backend={backend!r}) gives other numbers than the operators one by one, and only those can be "
+            "followed",
+            "leave torch.compile away",
+        )

@@ -1,0 +1,108 @@
+"""Handlers of signals wait while the follower moves storages.
+
+As plain PyTorch's wait for the end of an operator.
+
+Python runs them between any two bytecodes of the main thread. A KeyboardInterrupt between giving back a storage's memory and
+counting it as away would leave tensors that are neither; a handler that saves a checkpoint would find them so.
+"""
+
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import FrameType, TracebackType
+from typing import Any
+
+Handler = Callable[[int, FrameType | None], Any]
+
+
+class SignalSafeLock:
+    """A reentrant lock; signals that arrive while the main thread holds it are handled as it lets go.
+
+    `as_the_program`: in this context handlers run, which may use tensors like any code of the program.
+    """
+
+    def __init__(self, as_the_program: Callable[[], AbstractContextManager[None]]) -> None:
+        self._as_the_program = as_the_program
+        self._lock = threading.RLock()
+        self._waiting: deque[tuple[Handler, int, FrameType | None]] = deque()
+
+    def condition(self) -> threading.Condition:
+        """Return a condition of this lock.
+
+        Who waits for it does not hold the lock, and signals are handled at once.
+        """
+        return threading.Condition(self._lock)
+
+    def acquire(self) -> None:
+        self._lock.acquire()
+
+    def release(self) -> None:
+        """Let go, and run what waited; raises what a handler raises."""
+        self._lock.release()
+        if self._waiting and threading.current_thread() is threading.main_thread():
+            while self._waiting and not self._held():
+                self.handle(*self._waiting.popleft())
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _held(self) -> bool:
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # as threading.Condition asks it
+
+    def handle(self, handler: Handler, number: int, frame: FrameType | None) -> None:
+        """Run a handler now, or as soon as the main thread lets go."""
+        if self._held():
+            self._waiting.append((handler, number, frame))
+        else:
+            with self._as_the_program():
+                handler(number, frame)
+
+
+class _Deferred:
+    """What the interpreter calls in place of a program's handler."""
+
+    def __init__(self, lock: SignalSafeLock, handler: Handler) -> None:
+        self._lock, self.handler = lock, handler
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._lock.handle(self.handler, number, frame)
+
+
+def _own(handler: Any) -> Any:
+    return handler.handler if isinstance(handler, _Deferred) else handler
+
+
+def deferring_signal(original: Callable[..., Any], lock: SignalSafeLock) -> Callable[..., Any]:
+    """Return `signal.signal` whose handlers wait for `lock`."""
+
+    def set_handler(signalnum: int, handler: Any) -> Any:
+        return _own(original(signalnum, _Deferred(lock, handler) if callable(handler) else handler))
+
+    return set_handler
+
+
+def unwrapped_getsignal(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `signal.getsignal` that shows the handlers that the program set."""
+    return lambda signalnum: _own(original(signalnum))
+
+
+def rewrap_handlers() -> None:
+    """Set every handler written in Python anew.
+
+    With `deferring_signal` in place they wait, without it they do not.
+
+    Outside the main thread, where no handler may be set, they stay as they are.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        if callable(handler):
+            signal.signal(number, _own(handler))

@@ -1,0 +1,362 @@
+"""What operators do not check themselves.
+
+Torch trusts autograd to call them with tensors that fit each other.
+
+A bundle may call them with anything, and these read or write out of bounds then. What they are called with is checked
+here, by the layouts that the graph declares; indices whose values nobody checks must be those that the operator's own
+forward pass made or took. The list is what `tests/attack/operators.py` found in torch 2.13.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from planner.ir.graph import Argument, GraphError, Op, Ref, StepGraph, Value
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """An operator of a graph and what it is called with, by the names of its parameters."""
+
+    graph: "_Writers"
+    index: int
+    arguments: Mapping[str, Argument]
+
+    def value(self, name: str) -> Value | None:
+        argument = self.arguments.get(name)
+        return self.graph.graph.values[argument.value] if isinstance(argument, Ref) else None
+
+    def shape(self, name: str) -> Shape:
+        """Return the shape of an operand that must be there."""
+        value = self.value(name)
+        if value is None:
+            raise _UnfitError
+        return value.shape
+
+    def sizes(self, name: str) -> Shape:
+        """Return an argument that is a list of sizes."""
+        argument = self.arguments.get(name)
+        if not isinstance(argument, tuple):
+            raise _UnfitError
+        return tuple(_whole(n) for n in argument)
+
+    def size(self, name: str) -> int:
+        return _whole(self.arguments.get(name))
+
+    def all_of(self, names: str, shape: Shape) -> bool:
+        """Say whether every one of these operands that is there has this shape."""
+        return all(self.shape(n) == shape for n in names.split() if self.arguments.get(n) is not None)
+
+    def made_by(self, name: str, forward: str, output: int) -> "_Call":
+        """Return the earlier call whose output this operand is, never written since."""
+        wanted = self.value(name)
+        for i, op in enumerate(self.graph.graph.ops[: self.index]):
+            if _base(op) == forward and wanted is not None and len(op.outputs) > output:
+                v = op.outputs[output]
+                made = v is not None and self.graph.graph.values[v] == wanted
+                if made and self.graph.touching[wanted.storage] == [i]:
+                    return _call(self.graph, i)
+        raise _UnfitError
+
+    def taken_by(self, name: str, forward: str) -> list["_Call"]:
+        """Return the earlier calls that took this operand under the same name, if it was not written since."""
+        wanted = self.value(name)
+        if wanted is None:
+            raise _UnfitError
+        last = max(self.graph.touching[wanted.storage], default=-1)
+        ops = self.graph.graph.ops
+        calls = [_call(self.graph, i) for i in range(last + 1, self.index) if _base(ops[i]) == forward]
+        return [call for call in calls if call.value(name) == wanted]
+
+
+class _UnfitError(Exception):
+    """What an operator is called with does not fit; `verify_operands` says it with all there is to say."""
+
+
+class _Writers:
+    """A graph, and which of its operators make or change each storage."""
+
+    def __init__(self, graph: StepGraph) -> None:
+        self.graph = graph
+
+    @cached_property
+    def touching(self) -> list[list[int]]:
+        touching: list[list[int]] = [[] for _ in self.graph.storages]
+        for i, op in enumerate(self.graph.ops):
+            made = {self.graph.values[v].storage for v in op.outputs if v is not None}
+            for s in made | set(op.writes):
+                touching[s].append(i)
+        return touching
+
+
+def _whole(number: object) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or abs(number) > 1 << 40:
+        raise _UnfitError
+    return number
+
+
+# -- one function per family of operators: does the call fit?
+
+
+def _same_shapes(call: _Call) -> bool:
+    return call.shape("grad_output") == call.shape("output")
+
+
+def _batch_norm(call: _Call) -> bool:
+    shape = call.shape("input")
+    if len(shape) < 2 or 0 in shape:
+        return False
+    training = call.arguments.get("training", call.arguments.get("train"))
+    running, saved = "running_mean running_var", "save_mean save_invstd"
+    needed = running if not training else saved if "train" in call.arguments else ""
+    there = all(call.shape(name) == shape[1:2] for name in needed.split())
+    one_each = f"weight bias {running} {saved if training else ''}"
+    return there and call.all_of(one_each, shape[1:2]) and call.all_of("grad_out", shape)
+
+
+def _layer_norm_backward(call: _Call) -> bool:
+    shape, inner = call.shape("input"), call.sizes("normalized_shape")
+    rows = math.prod(shape[: len(shape) - len(inner)])
+    return (
+        call.shape("grad_out") == shape and shape[len(shape) - len(inner) :] == inner and bool(inner)
+        and math.prod(call.shape("mean")) == math.prod(call.shape("rstd")) == rows and call.all_of("weight bias", inner)
+    )  # fmt: skip
+
+
+def _weight_norm(call: _Call) -> bool:
+    v, backward = "v" if "v" in call.arguments else "saved_v", "saved_v" in call.arguments
+    shape, dim = call.shape(v), call.size("dim") if "dim" in call.arguments else 0
+    if len(shape) < 1 or 0 in shape or dim not in (0, len(shape) - 1):
+        return False
+    norms = tuple(n if i == dim else 1 for i, n in enumerate(shape))
+    return call.all_of("g saved_g saved_norms", norms) and (not backward or call.shape("grad_w") == shape)
+
+
+def _attention(call: _Call) -> bool:
+    q, k, v = (call.shape(name) for name in ("query", "key", "value"))
+    if {len(q), len(k), len(v)} != {4} or 0 in (*q, *k, *v):
+        return False
+    fits = q[0] == k[0] and k == v and q[3] == k[3] and q[1] % k[1] == 0
+    if call.arguments.get("attn_mask") is not None:
+        mask, wanted = call.shape("attn_mask"), (q[0], q[1], q[2], k[2])
+        fits &= len(mask) in (2, 4) and all(n in (1, m) for n, m in zip(mask[::-1], wanted[::-1], strict=False))
+    rows = ("query", "key", "value", "out")
+    dense = all(value.stride[-1] == 1 for name in rows if (value := call.value(name)) is not None)
+    return fits and dense and call.all_of("grad_out out", q) and call.all_of("logsumexp", q[:3])
+
+
+def _adaptive_average(spatial: int) -> Callable[[_Call], bool]:
+    def fits(call: _Call) -> bool:
+        grad, shape = call.shape("grad_output"), call.shape("self")
+        outer = len(shape) - spatial
+        return (
+            outer in (1, 2) and len(grad) == len(shape) and grad[:outer] == shape[:outer] and 0 not in (*grad, *shape)
+        )
+
+    return fits
+
+
+def _average_pool(spatial: int) -> Callable[[_Call], bool]:
+    def fits(call: _Call) -> bool:
+        grad, shape = call.shape("grad_output"), call.shape("self")
+        return len(grad) == len(shape) and grad[: len(shape) - spatial] == shape[: len(shape) - spatial]
+
+    return fits
+
+
+def _padding(spatial: int, *, reflection: bool) -> Callable[[_Call], bool]:
+    def fits(call: _Call) -> bool:
+        grad, shape, pads = call.shape("grad_output"), call.shape("self"), call.sizes("padding")
+        if len(pads) != 2 * spatial or len(shape) - spatial not in (1, 2) or 0 in shape:
+            return False
+        inner = shape[len(shape) - spatial :]
+        pairs = [(pads[2 * i], pads[2 * i + 1]) for i in reversed(range(spatial))]
+        if reflection and any(min(pair) < 0 or max(pair) >= n for pair, n in zip(pairs, inner, strict=True)):
+            return False
+        padded = tuple(n + sum(pair) for n, pair in zip(inner, pairs, strict=True))
+        return grad == (*shape[: len(shape) - spatial], *padded) and min(padded) > 0
+
+    return fits
+
+
+def _grid_sampler(call: _Call) -> bool:
+    """Reflection at the border (padding mode 2) takes coordinates that are infinite for pixels."""
+    image, grid = call.shape("input"), call.shape("grid")
+    fits = len(image) == len(grid) == 4 and 0 not in image and call.size("padding_mode") in (0, 1)
+    return fits and call.all_of("grad_output", (*image[:2], *grid[1:3]))
+
+
+def _max_pool(forward: str) -> Callable[[_Call], bool]:
+    def fits(call: _Call) -> bool:
+        made = call.made_by("indices", forward, 1)
+        return made.shape("self") == call.shape("self") and call.shape("grad_output") == call.shape("indices")
+
+    return fits
+
+
+def _nll_loss(forward: str) -> Callable[[_Call], bool]:
+    """The forward pass checks every label; the backward pass none."""
+
+    def fits(call: _Call) -> bool:
+        plain = ("ignore_index", "reduction")
+        checked = [
+            f for f in call.taken_by("target", forward)
+            if f.shape("self") == call.shape("self") and all(f.arguments.get(n) == call.arguments.get(n) for n in plain)
+        ]  # fmt: skip
+        classes, rows = call.shape("self")[-1 if forward == "nll_loss_forward" else 1], call.shape("target")
+        grad = rows if call.arguments.get("reduction") == 0 else ()
+        return (
+            bool(checked) and call.all_of("weight", (classes,)) and call.shape("grad_output") == grad
+            and math.prod(call.shape("total_weight")) == 1
+        )  # fmt: skip
+
+    return fits
+
+
+def _embedding(call: _Call) -> bool:
+    """The forward pass checks every index; the backward pass none."""
+    rows = call.size("num_weights")
+    checked = [f for f in call.taken_by("indices", "embedding") if f.shape("weight")[:1] == (rows,)]
+    return bool(checked) and call.shape("grad_output")[:-1] == call.shape("indices")
+
+
+def _unfold(call: _Call) -> bool:
+    shape, dim = call.sizes("input_sizes"), call.size("dim")
+    size, step = call.size("size"), call.size("step")
+    if not 0 <= dim < len(shape) or step < 1 or not 0 < size <= shape[dim] or min(shape) < 1:
+        return False
+    return call.shape("grad_in") == (*shape[:dim], (shape[dim] - size) // step + 1, *shape[dim + 1 :], size)
+
+
+def _upsampled(spatial: int) -> Callable[[_Call], bool]:
+    """A scale beside the sizes must be about what they say: source indices are computed with it."""
+
+    def fits(call: _Call) -> bool:
+        source = call.sizes("input_size") if "input_size" in call.arguments else call.shape("self")
+        target = call.sizes("output_size")
+        scales = [call.arguments.get(n) for n in (("scales",) if spatial == 1 else ("scales_h", "scales_w"))]
+        sizes = zip(source[-spatial:], target, scales, strict=False)
+        return len(source) == spatial + 2 and len(target) == spatial and all(
+            scale is None or (isinstance(scale, int | float) and math.isfinite(scale) and scale > 0 and out <= scale * n + 1)
+            for n, out, scale in sizes
+        )  # fmt: skip
+
+    return fits
+
+
+_UPSAMPLE = {1: ("nearest1d", "nearest_exact1d", "linear1d"), 2: ("nearest2d", "nearest_exact2d", "bilinear2d", "bicubic2d", "bicubic2d_aa")}  # fmt: skip
+_ALIGNED = ("linear1d", "bilinear2d", "bicubic2d", "bicubic2d_aa")
+
+
+def _upsample_rules() -> dict[str, tuple[str, Callable[[_Call], bool]]]:
+    rules = {}
+    for spatial, kinds in _UPSAMPLE.items():
+        scales = "scales" if spatial == 1 else "scales_h scales_w"
+        for kind in kinds:
+            corners = "align_corners " if kind in _ALIGNED else ""
+            hidden = "_" if kind.endswith("_aa") or "exact" in kind else ""
+            name = f"{hidden}upsample_{kind}"
+            rules[name] = (f"self output_size {corners}{scales}", _upsampled(spatial))
+            rules[f"{name}_backward"] = (f"grad_output output_size input_size {corners}{scales}", _upsampled(spatial))
+    return rules
+
+
+_POOL = "grad_output self kernel_size stride padding dilation ceil_mode indices"
+_POOLED = "self kernel_size stride padding dilation ceil_mode"
+_AVERAGE = "grad_output self kernel_size stride padding ceil_mode count_include_pad divisor_override"
+_LOSS = "self target weight reduction ignore_index"
+_NORMED = "input weight bias running_mean running_var training momentum eps"
+_ATTENDED = "query key value dropout_p is_causal attn_mask scale"
+
+_RULES: dict[str, tuple[str, Callable[[_Call], bool]]] = {
+    "_log_softmax_backward_data": ("grad_output output dim input_dtype", _same_shapes),
+    "_softmax_backward_data": ("grad_output output dim input_dtype", _same_shapes),
+    "native_batch_norm": (_NORMED, _batch_norm),
+    "native_batch_norm_backward": (
+        "grad_out input weight running_mean running_var save_mean save_invstd train eps output_mask", _batch_norm
+    ),
+    "native_layer_norm_backward": (
+        "grad_out input normalized_shape mean rstd weight bias output_mask", _layer_norm_backward
+    ),
+    "_weight_norm_interface": ("v g dim", _weight_norm),
+    "_weight_norm_interface_backward": ("grad_w saved_v saved_g saved_norms dim", _weight_norm),
+    "_scaled_dot_product_flash_attention_for_cpu": (_ATTENDED, _attention),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": (
+        "grad_out query key value out logsumexp dropout_p is_causal attn_mask scale", _attention
+    ),
+    "_adaptive_avg_pool2d_backward": ("grad_output self", _adaptive_average(2)),
+    "_adaptive_avg_pool3d_backward": ("grad_output self", _adaptive_average(3)),
+    "avg_pool2d_backward": (_AVERAGE, _average_pool(2)),
+    "avg_pool3d_backward": (_AVERAGE, _average_pool(3)),
+    "reflection_pad1d_backward": ("grad_output self padding", _padding(1, reflection=True)),
+    "reflection_pad2d_backward": ("grad_output self padding", _padding(2, reflection=True)),
+    "replication_pad1d_backward": ("grad_output self padding", _padding(1, reflection=False)),
+    "replication_pad2d_backward": ("grad_output self padding", _padding(2, reflection=False)),
+    "grid_sampler_2d": ("input grid interpolation_mode padding_mode align_corners", _grid_sampler),
+    "grid_sampler_2d_backward": (
+        "grad_output input grid interpolation_mode padding_mode align_corners output_mask", _grid_sampler
+    ),
+    "max_pool2d_with_indices_backward": (_POOL, _max_pool("max_pool2d_with_indices")),
+    "max_pool3d_with_indices_backward": (_POOL, _max_pool("max_pool3d_with_indices")),
+    "adaptive_max_pool2d_backward": ("grad_output self indices", _max_pool("adaptive_max_pool2d")),
+    "nll_loss_backward": (f"grad_output {_LOSS} total_weight", _nll_loss("nll_loss_forward")),
+    "nll_loss2d_backward": (f"grad_output {_LOSS} total_weight", _nll_loss("nll_loss2d_forward")),
+    "embedding_dense_backward": ("grad_output indices num_weights padding_idx scale_grad_by_freq", _embedding),
+    "unfold_backward": ("grad_in input_sizes dim size step", _unfold),
+    "_pdist_forward": ("self p", lambda call: len(call.shape("self")) == 2),
+    **_upsample_rules(),
+}  # fmt: skip
+
+_FORWARD = {
+    "max_pool2d_with_indices": _POOLED,
+    "max_pool3d_with_indices": _POOLED,
+    "adaptive_max_pool2d": "self output_size",
+    "nll_loss_forward": _LOSS,
+    "nll_loss2d_forward": _LOSS,
+    "embedding": "weight indices padding_idx scale_grad_by_freq sparse",
+}
+"""Parameters of the operators whose indices another takes over."""
+
+
+def verify_operands(graph: StepGraph) -> None:
+    """Raise GraphError where an operator would be called with operands that do not fit.
+
+    Those that it does not check itself.
+
+    `graph` is in the order in which it is run.
+    """
+    writers = _Writers(graph)
+    for i, op in enumerate(graph.ops):
+        if _base(op) in _RULES:
+            try:
+                fits = op.name.endswith(_base(op)) and _RULES[_base(op)][1](_call(writers, i))
+            except (
+                _UnfitError,
+                IndexError,
+                TypeError,
+                ValueError,
+            ):  # too few dimensions, or no number where one belongs
+                fits = False
+            if not fits:
+                shapes = ", ".join(
+                    str(list(graph.values[a.value].shape)) for a in (*op.args, *(a for _, a in op.kwargs))
+                    if isinstance(a, Ref)
+                )  # fmt: skip
+                raise GraphError(
+                    f"op {i} ({op.name}) takes tensors of shapes {shapes} that do not fit each other, or indices that nothing "
+                    "checked; the bundle is damaged or hostile: plan the job again"
+                )
+
+
+def _base(op: Op) -> str:
+    return op.name.removeprefix("aten::").partition(".")[0]
+
+
+def _call(graph: _Writers, index: int) -> _Call:
+    op = graph.graph.ops[index]
+    base = _base(op)
+    names = (_RULES[base][0] if base in _RULES else _FORWARD[base]).split()
+    return _Call(graph, index, {**dict(zip(names, op.args, strict=False)), **dict(op.kwargs)})

@@ -1,0 +1,100 @@
+"""What is decided about each idle gap, and where tensors are because of it."""
+
+import contextlib
+from collections.abc import Iterator
+
+from planner.problem.model import Choice, Fate, Paging, Problem, Semantics
+from planner.problem.replay import page_out_ready, read_window, write_window
+from planner.search.greedy.load import step_slices
+
+
+class Decisions:
+    """The choices made so far, by gap; gaps without one are kept."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.choices: dict[int, Choice] = {}
+        self.spans = [step_slices(gap.after + 1, gap.before, problem.size) for gap in problem.gaps]
+        """Gap -> stages in which its tensor is idle."""
+        self.gap_at: list[dict[int, int]] = [{} for _ in problem.tensors]
+        """Tensor -> stage in which it is idle -> gap."""
+        for g, gap in enumerate(problem.gaps):
+            for part in self.spans[g]:
+                self.gap_at[gap.tensor].update(dict.fromkeys(range(part.start, part.stop), g))
+
+    @contextlib.contextmanager
+    def supposing(self, choice: Choice) -> Iterator[None]:
+        """Take an undecided gap as decided for a while."""
+        self.choices[choice.gap] = choice
+        try:
+            yield
+        finally:
+            del self.choices[choice.gap]
+
+    def unrolled(self, g: int, stage: int) -> int:
+        """Return a stage of the step on the time line of a gap, which may run past the step's end."""
+        return stage if stage > self.problem.gaps[g].after else stage + self.problem.size
+
+    def resident(self, tensor: int, version: int, stage: int) -> bool:
+        """Say whether `version` of `tensor` is there when `stage` starts."""
+        info = self.problem.tensors[tensor]
+        g = self.gap_at[tensor].get(stage)
+        if g is None:
+            return stage != info.birth and stage in info.accesses and info.version_before(stage) == version
+        gap = self.problem.gaps[g]
+        if gap.version != version or gap.dead:
+            return False
+        choice = self.choices.get(g)
+        return choice is None or self.unrolled(g, stage) >= choice.stage
+
+    def freed(self, choice: Choice) -> list[slice]:
+        """Return the stages in which the gap's tensor is gone, transfer buffers aside."""
+        return step_slices(self.problem.gaps[choice.gap].after + 1, choice.stage, self.problem.size)
+
+    def buffers(self, choice: Choice) -> list[int]:
+        """Return the stages in which a paged tensor still occupies RAM: being written, or landing."""
+        problem, gap = self.problem, self.problem.gaps[choice.gap]
+        if choice.fate is not Fate.PAGE:
+            return []
+        late = [(gap.after + 1) % problem.size] if page_out_ready(problem, gap, None) > gap.after + 2 else []
+        if problem.semantics is not Semantics.REAL:
+            return late
+        paging = self.paging_of(choice)
+        reads = read_window(problem, gap, choice.stage, paging.seconds_in)
+        return [s for s, _ in (*reads, *write_window(problem, gap, paging.seconds_out))]
+
+    def paging_of(self, choice: Choice) -> Paging:
+        """Return what a choice to page costs."""
+        tensor = self.problem.tensors[self.problem.gaps[choice.gap].tensor]
+        return next(p for p in tensor.paging if p.target == choice.target)
+
+    def writes_first(self, g: int) -> bool:
+        """Say whether paging this gap must write: no other paged gap holds the same contents."""
+        gap = self.problem.gaps[g]
+        tensor = self.problem.tensors[gap.tensor]
+        if tensor.persistent and not tensor.writes:
+            return False
+        contents = tensor.contents(gap.version)
+        return not any(
+            h in self.choices
+            and self.choices[h].fate is Fate.PAGE
+            and tensor.contents(self.problem.gaps[h].version) == contents
+            for h in self.problem.gaps_of[gap.tensor]
+            if h != g
+        )
+
+    def clashes(self, g: int, fate: Fate, *, before: bool) -> bool:
+        """Say whether the neighbouring gap has `fate`.
+
+        POET cannot page out in the stage that rematerializes a tensor.
+        """
+        if self.problem.semantics is not Semantics.POET:
+            return False
+        gap = self.problem.gaps[g]
+        for h in self.problem.gaps_of[gap.tensor]:
+            other = self.problem.gaps[h]
+            near = other.before == gap.after if before else other.after == gap.before
+            choice = self.choices.get(h)
+            if near and choice is not None and choice.fate is fate:
+                return not before or choice.stage == other.before
+        return False

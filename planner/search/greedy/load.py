@@ -1,0 +1,83 @@
+"""How many bytes each stage of a step takes under the decisions made so far."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.problem.model import Problem
+
+Bytes = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Bytes over the limit at each stage, and what each of them counts.
+
+    `urgency` None: all the same.
+    """
+
+    over: Bytes
+    urgency: Bytes | None
+
+    def touches(self, where: list[slice]) -> bool:
+        """Say whether memory is short in any of these stages."""
+        return any(self.over[part].any() for part in where)
+
+    def covered(self, where: slice | list[int], nbytes: int) -> float:
+        """Return how many of the missing byte-stages `nbytes` fewer in these stages would cover."""
+        covered = np.minimum(self.over[where], nbytes)
+        return float((covered if self.urgency is None else covered * self.urgency[where]).sum())
+
+
+class StageLoad:
+    """Bytes per stage, shape (stages,).
+
+    `before`: while its rematerializations run, `after`: while its own operators do.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        """Begin with every idle gap kept; gaps after the last use of a tensor hold nothing."""
+        self.limit = float(problem.ram_bytes if problem.ram_bytes is not None else 1 << 62)
+        self.after = np.array([float(s.fixed_bytes + s.workspace_bytes) for s in problem.stages])
+        self.before = np.array([float(s.fixed_bytes) for s in problem.stages])
+        for tensor in problem.tensors:
+            where = list(tensor.accesses)
+            self.after[where] += tensor.nbytes
+            self.before[where] += tensor.nbytes
+            if tensor.birth >= 0:
+                self.before[tensor.birth] -= tensor.nbytes
+        for gap in problem.gaps:
+            if not gap.dead:
+                self.hold(step_slices(gap.after + 1, gap.before, problem.size), problem.tensors[gap.tensor].nbytes)
+
+    def hold(self, where: list[slice], nbytes: float) -> None:
+        """Let `nbytes` more (or fewer) be resident in these stages, from their start to their end."""
+        for part in where:
+            self.after[part] += nbytes
+            self.before[part] += nbytes
+
+    def peaks(self) -> Bytes:
+        """Return the most that each stage takes."""
+        peaks: Bytes = np.maximum(self.after, self.before)
+        return peaks
+
+    def shortage(self, emphasis: float = 0.0) -> "Shortage":
+        """Return what is missing at each stage; `emphasis`: how much more it counts where most is missing."""
+        over: Bytes = np.maximum(self.peaks() - self.limit, 0.0)
+        return Shortage(over, (over / (float(over.max()) or 1.0)) ** emphasis if emphasis else None)
+
+    def allows(self, stage: int, more_bytes: float) -> bool:
+        """Say whether rematerializations may take that much more at a stage.
+
+        Within the limit, or no more than it has now.
+        """
+        present = float(self.before[stage])
+        return present + more_bytes <= max(self.limit, present, float(self.after[stage]))
+
+
+def step_slices(start: int, stop: int, size: int) -> list[slice]:
+    """Return the stages start..stop-1, which may run past the step's end, as slices."""
+    if stop <= size:
+        return [slice(start, stop)] if start < stop else []
+    return [p for p in (slice(start, size), slice(0, stop - size)) if p.start < p.stop]

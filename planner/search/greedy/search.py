@@ -1,0 +1,286 @@
+"""A valid schedule in a fraction of a second, without a solver.
+
+Relieve the fullest stages at the least energy.
+
+While memory is short anywhere, the gap that costs the least joules per byte-stage of missing memory is bridged by
+paging or rematerializing; afterwards decisions that turned out to be unnecessary or dear are taken back. Rematerializations carry
+their intermediates with them, so that every intermediate state is a consistent schedule.
+"""
+
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.problem.model import Choice, Fate, Problem, Schedule
+from planner.search.greedy.closures import MAX_CHAIN, Closures
+from planner.search.greedy.decisions import Decisions
+from planner.search.greedy.load import Shortage, StageLoad
+from planner.search.greedy.moves import Additions, Move, Moves
+
+EMPHASES = (0.5, 1.0, 4.0)
+
+LARGE_STAGES, LARGE_TOLERANCE = 1500, 0.05
+"""Beyond this many stages a move is made if it is within this share of the cheapest: equal blocks tie all the time."""
+TOLERANCE = 1e-9
+"""Below it, only rounding may separate a move from the cheapest."""
+
+
+@dataclass(slots=True)
+class Greedy:
+    """What the greedy search found. `schedule` is None if even paging everything does not fit.
+
+    `needed_bytes`: the least budget for which this search finds a schedule; `stage`: where that much is needed.
+    """
+
+    schedule: Schedule | None
+    needed_bytes: int
+    stage: int
+
+
+class GreedySearch:
+    """One search: which move is made next, which is taken back."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        paging: bool = True,
+        recompute: bool = True,
+        start: Schedule | None = None,
+        emphasis: float = 0.0,
+    ) -> None:
+        """`start`: decisions to begin with. `emphasis`: how much more relief counts where memory is shortest."""
+        self.problem, self.emphasis = problem, emphasis
+        self.paging, self.recompute = paging, recompute
+        self.tolerance = LARGE_TOLERANCE if problem.size > LARGE_STAGES else TOLERANCE
+        self.load, self.added = StageLoad(problem), Additions()
+        self.decisions = Decisions(problem)
+        self.closures = Closures(problem, self.decisions)
+        self.moves = Moves(problem, self.decisions, self.closures, self.load, self.added)
+        self.made: dict[int, Move] = {}
+        """Gap -> the move that bridged it."""
+        self.sliced: set[int] = set()
+        if start is not None:
+            self._adopt(start)
+
+    def _adopt(self, start: Schedule) -> None:
+        """Begin with the decisions of `start` instead of keeping everything.
+
+        What they need is looked up again.
+        """
+        problem, self.closures.chain_limit = self.problem, max(MAX_CHAIN, len(start.intermediates))
+        for choice in start.choices:
+            gap = problem.gaps[choice.gap]
+            if choice.fate is Fate.PAGE:
+                joules, io_seconds = self.moves.page_cost(choice.gap, self.decisions.paging_of(choice))
+                self._make(Move(choice, joules, 0.0, io_seconds))
+            elif choice.fate is Fate.RECOMPUTE:
+                rematerialization = problem.tensors[gap.tensor].rematerialization(gap.version)
+                if rematerialization is not None:
+                    self._make(Move(choice, rematerialization.joules, rematerialization.seconds, 0.0))
+        for stage in list(self.closures.roots):
+            self._refresh(stage)
+            self.added.seconds += self.closures.cost(self.closures.intermediates[stage]).seconds
+
+    # -- what a move changes
+
+    def _make(self, move: Move) -> None:
+        g, gap = move.choice.gap, self.problem.gaps[move.choice.gap]
+        nbytes = self.problem.tensors[gap.tensor].nbytes
+        if move.choice.fate is Fate.PAGE and self.decisions.writes_first(g):
+            self.added.written_bytes += nbytes
+        self.decisions.choices[g], self.made[g] = move.choice, move
+        self._free(move.choice, nbytes)
+        if move.choice.fate is Fate.RECOMPUTE:
+            self.closures.roots[move.choice.stage % self.problem.size][gap.tensor] = gap.version
+        for stage in move.closures:
+            self._refresh(stage)
+        self.added.seconds += move.seconds
+        self.added.io_seconds += move.io_seconds
+
+    def _take_back(self, move: Move) -> None:
+        choice, gap = move.choice, self.problem.gaps[move.choice.gap]
+        del self.decisions.choices[choice.gap], self.made[choice.gap]
+        nbytes = self.problem.tensors[gap.tensor].nbytes
+        if choice.fate is Fate.PAGE and self.decisions.writes_first(choice.gap):
+            self.added.written_bytes -= nbytes
+        self._free(choice, -nbytes)
+        idle = self.decisions.gap_at[gap.tensor]
+        touched = {
+            stage
+            for stage, found in self.closures.intermediates.items()
+            if gap.tensor in found and idle.get(stage) == choice.gap
+        }
+        if choice.fate is Fate.RECOMPUTE:
+            at = choice.stage % self.problem.size
+            del self.closures.roots[at][gap.tensor]
+            touched.add(at)
+        for stage in touched:
+            self._refresh(stage)
+        self.added.seconds -= move.seconds
+        self.added.io_seconds -= move.io_seconds
+
+    def _free(self, choice: Choice, nbytes: float) -> None:
+        self.load.hold(self.decisions.freed(choice), -nbytes)
+        self.load.hold([slice(s, s + 1) for s in self.decisions.buffers(choice)], nbytes)
+
+    def _refresh(self, stage: int) -> None:
+        self.load.before[stage] += self.closures.refresh(stage)
+
+    # -- the search
+
+    def run(self) -> Greedy:
+        """Return the schedule found, or how much memory the step would need."""
+        feasible = self._relieve()
+        if not feasible and self.paging:
+            self._use_slices()
+            feasible = self._relieve()
+        peaks = self.load.peaks()
+        stage = int(np.argmax(peaks))
+        needed_bytes = round(float(peaks[stage]))
+        if not feasible:
+            return Greedy(None, needed_bytes, stage)
+        self._drop_needless()
+        return Greedy(self.schedule(), needed_bytes, stage)
+
+    def _relieve(self) -> bool:
+        """Make moves until nothing exceeds the limit; False if no move is left that helps."""
+        short = self.load.shortage(self.emphasis)
+        heap: list[tuple[float, int]] = []
+        for g, gap in enumerate(self.problem.gaps):
+            movable = not gap.dead and g not in self.made and not self.problem.tensors[gap.tensor].pinned
+            if movable and short.touches(self.decisions.spans[g]):
+                heap.append((0.0, g))
+        heapq.heapify(heap)
+        while heap and short.over.any():
+            key, g = heapq.heappop(heap)
+            best = self._best_move(g, short)
+            if best is None:
+                continue
+            if heap and best[0] > heap[0][0] * (1 + self.tolerance) and best[0] > key:
+                heapq.heappush(heap, (best[0], g))
+                continue
+            self._make(best[1])
+            short = self.load.shortage(self.emphasis)
+        return not short.over.any()
+
+    def _best_move(self, g: int, short: Shortage) -> tuple[float, Move] | None:
+        if not short.touches(self.decisions.spans[g]):
+            return None
+        best: tuple[float, Move] | None = None
+        for move in self._open_moves(g):
+            relief = self._relief(move.choice, short)
+            price = max(self.price(move), 0.0)
+            if relief > 0 and (best is None or price / relief < best[0]):
+                best = (price / relief, move)
+        return best
+
+    def _open_moves(self, g: int) -> Iterator[Move]:
+        return self.moves.of(g, paging=self.paging, recompute=self.recompute)
+
+    def price(self, move: Move) -> float:
+        """Return what a move costs: joules."""
+        return move.joules
+
+    def _relief(self, choice: Choice, short: Shortage) -> float:
+        """Return how many of the missing byte-stages a choice covers, less those that its transfers take."""
+        nbytes = self.problem.tensors[self.problem.gaps[choice.gap].tensor].nbytes
+        relief = sum(short.covered(part, nbytes) for part in self.decisions.freed(choice))
+        buffers = self.decisions.buffers(choice)
+        return relief - short.covered(buffers, nbytes) if buffers else relief
+
+    def _use_slices(self) -> None:
+        """Slice the updates at stages that stay too full, their members paged in before and out after."""
+        over = self.load.shortage().over
+        for k, slicing in enumerate(self.problem.slicings):
+            if not over[slicing.stage]:
+                continue
+            if not all(self._paged_around(i, slicing.stage) for i in slicing.members):
+                continue
+            self.sliced.add(k)
+            members = sum(self.problem.tensors[i].nbytes for i in slicing.members)
+            self.load.after[slicing.stage] -= slicing.saved_bytes + members - slicing.buffer_bytes
+            self.load.before[slicing.stage] -= members
+
+    def _paged_around(self, tensor: int, stage: int) -> bool:
+        """Page the gaps on both sides of `stage`.
+
+        False if a neighbouring use or a rematerialization forbids it.
+        """
+        gaps = self.problem.gaps
+        sides = [
+            g for g in self.problem.gaps_of[tensor] if stage in (gaps[g].after, gaps[g].before % self.problem.size)
+        ]
+        needed = 1 if len(self.problem.tensors[tensor].accesses) == 1 else 2
+        if len(sides) < needed:
+            return False
+        for g in sides:
+            end, choice = gaps[g].before, self.decisions.choices.get(g)
+            if choice is None:
+                whole = (m for m in self._open_moves(g) if m.choice.fate is Fate.PAGE and m.choice.stage == end)
+                move = next(whole, None)
+                if move is None:
+                    return False
+                self._make(move)
+            elif choice.fate is not Fate.PAGE or choice.stage != end:
+                return False
+        return True
+
+    def _drop_needless(self) -> None:
+        """Take moves back, the dearest first, where there is room after all."""
+        locked = {g for k in self.sliced for i in self.problem.slicings[k].members for g in self.problem.gaps_of[i]}
+        for g, move in sorted(self.made.items(), key=lambda item: -item[1].joules):
+            if g in locked or move.joules <= 0:
+                continue
+            nbytes = self.problem.tensors[self.problem.gaps[g].tensor].nbytes
+            peaks = self.load.peaks()
+            peaks[self.decisions.buffers(move.choice)] -= nbytes
+            if all((peaks[part] + nbytes <= self.load.limit).all() for part in self.decisions.freed(move.choice)):
+                self._take_back(move)
+
+    def schedule(self) -> Schedule:
+        """Return the present decisions."""
+        intermediates = tuple(sorted((i, s) for s, found in self.closures.intermediates.items() for i in found))
+        choices = self.decisions.choices
+        return Schedule(tuple(choices[g] for g in sorted(choices)), intermediates, tuple(sorted(self.sliced)))
+
+
+def greedy(problem: Problem, *, paging: bool = True, recompute: bool = True) -> Greedy:
+    """Return a schedule of `problem` within its budgets, found without a solver.
+
+    Rematerializations can lead into a dead end, where their inputs hold what they were to free; paging alone cannot, so it is
+    tried next if both are allowed.
+    """
+    found = GreedySearch(problem, paging=paging, recompute=recompute).run()
+    if found.schedule is None and paging and recompute:
+        second = GreedySearch(problem, paging=True, recompute=False).run()
+        return second if second.schedule is not None or second.needed_bytes < found.needed_bytes else found
+    return found
+
+
+def greedy_variants(problem: Problem, starts: Iterable[Schedule]) -> Iterator[Schedule]:
+    """Yield what the search finds when it weighs the fullest stages more.
+
+    And when it begins with each of `starts`.
+    """
+    for emphasis in EMPHASES:
+        found = GreedySearch(problem, emphasis=emphasis).run().schedule
+        if found is not None:
+            yield found
+    for start in starts:
+        found = GreedySearch(problem, start=start).run().schedule
+        if found is not None:
+            yield found
+
+
+def smallest_budget(problem: Problem) -> int:
+    """Return the least bytes for which paging alone finds a schedule, to within 0.1 %."""
+    low = max((s.fixed_bytes for s in problem.stages), default=0)
+    high = sum(t.nbytes for t in problem.tensors) + max(s.fixed_bytes + s.workspace_bytes for s in problem.stages)
+    while high - low > max(high // 1000, 1):
+        middle = (low + high) // 2
+        found = GreedySearch(replace(problem, ram_bytes=middle, deadline_s=None), recompute=False).run()
+        low, high = (low, middle) if found.schedule is not None else (middle, high)
+    return high

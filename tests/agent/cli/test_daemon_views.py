@@ -1,0 +1,146 @@
+"""The daemon's answers in a terminal: what is known is shown, what is not says so or stays away."""
+
+import time
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from rich.console import RenderableType
+
+from agent.cli.daemon_views import doctor_screen, job_screen, jobs_table, peers_screen, show, status_screen
+
+FACTS = {
+    "power": "external", "battery_percent": None, "temperature_c": None, "throttled": "unknown", "voices": [],
+    "free_disk_bytes": None, "available_memory_bytes": None,
+}  # fmt: skip
+STATUS: Mapping[str, Any] = {
+    "state": "idle", "reasons": ["no jobs"], "job": None, "waiting": [], "facts": FACTS, "health": [], "mcus": [],
+    "flash_written_today_bytes": 0, "flash_budget_bytes": 16 << 30, "peers": None, "next_window": None, "energy": None,
+}  # fmt: skip
+JOB: Mapping[str, Any] = {
+    "id": 3, "name": "birds", "state": "queued", "reason": "", "step": 0, "total_steps": None, "loss": None,
+    "priority": 0, "deadline_at": None, "retry_in_s": None, "owner": None,
+}  # fmt: skip
+RUN: Mapping[str, Any] = {
+    **JOB, "pid": 77, "step": 30, "total_steps": 120, "loss": 0.25, "step_s": 2.0, "eta_s": 180.0, "plan": 1, "plans": 3,
+    "planned_peak_bytes": 300 << 20, "memory_limit_bytes": 400 << 20, "peak_rss_bytes": 290 << 20, "planned_joules": 40.0,
+}  # fmt: skip
+
+
+def text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, screen: RenderableType) -> str:
+    """Return what a wide terminal shows."""
+    monkeypatch.setenv("COLUMNS", "200")
+    show(screen)
+    return capsys.readouterr().out
+
+
+@pytest.fixture
+def shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    return lambda screen: text(capsys, monkeypatch, screen)
+
+
+def test_an_idle_machine_without_sensors(shown: Any) -> None:
+    out = shown(status_screen(STATUS))
+    assert out.startswith("idle: no jobs\n")
+    words = " ".join(out.split())
+    for line in ("Heat no sensor", "In use? unknown", "Free unknown", "0 B of 16.0 GiB written today"):
+        assert line in words
+    assert "Job" not in out and "Peers" not in out and "Window" not in out and "Board" not in out
+
+
+def test_a_training_job_with_pace_memory_and_energy(shown: Any) -> None:
+    energy = {"job": "3", "job_net_joules": 36.0, "kind": "measured", "source": "rapl", "watts": 4.25}
+    out = shown(status_screen({**STATUS, "state": "training", "reasons": ["left alone"], "job": RUN, "energy": energy}))
+    assert "training: left alone" in out and "3 (birds)" in out and "25%  step 30 of 120" in out
+    assert "loss 0.25" in out and "a step" in out and "of training left" in out
+    assert "plan 2 of 3, 300.0 MiB planned, limit 400.0 MiB, peak 290.0 MiB" in out
+    assert "used by this job (measured, rapl), 4.2 W now" in out and "as planned so far" in out
+    estimated = {**energy, "kind": "estimated", "source": "estimated"}
+    assert "(estimated)" in shown(status_screen({**STATUS, "job": RUN, "energy": estimated})), "said once"
+    other = shown(status_screen({**STATUS, "job": RUN, "energy": {**energy, "job": "9"}}))
+    assert "used by this job" not in other, "another job's joules are not this one's"
+
+
+def test_a_program_that_is_attached_shows_whose_it_is(shown: Any) -> None:
+    out = shown(status_screen({**STATUS, "job": {**RUN, "owner": "ada", "total_steps": None}}))
+    assert "3 (birds), program of ada, process 77" in out and "300.0 MiB at most" in out and "plan 2" not in out
+    assert "step 30" in out and "%" not in out.split("Energy")[0].split("Progress")[1]
+
+
+def test_of_many_that_wait_six_are_shown(shown: Any) -> None:
+    waiting = [{**JOB, "id": number, "name": f"job{number}"} for number in range(1, 10)]
+    out = shown(status_screen({**STATUS, "waiting": waiting}))
+    assert "job6" in out and "job7" not in out and "and 3 more; port-agent jobs" in out
+
+
+def test_what_is_in_use_is_asked_the_other_way_round(shown: Any) -> None:
+    voices = [{"name": "mouse", "idle": "no"}, {"name": "load", "idle": "yes"}, {"name": "login", "idle": "unknown"}]
+    facts = {**FACTS, "voices": voices, "temperature_c": 61.4, "throttled": "yes", "battery_percent": 80.0}
+    out = shown(status_screen({**STATUS, "facts": facts}))
+    assert "mouse yes, load no, login unknown" in out and "61 °C, throttled" in out and "external, battery 80 %" in out
+
+
+def test_what_is_wrong_stands_with_its_remedy(shown: Any) -> None:
+    item = {
+        "severity": "warning",
+        "title": "a sensor cannot be read",
+        "text": "[temp]: no answer",
+        "remedy": "see [doctor]",
+    }
+    out = shown(status_screen({**STATUS, "health": [item, {**item, "severity": "error", "remedy": ""}]}))
+    assert "! a sensor cannot be read: [temp]: no answer\n  see [doctor]" in out and "✗ a sensor" in out
+
+
+def test_reasons_in_brackets_are_shown_and_break_nothing(shown: Any) -> None:
+    """An error names a port or a dtype; rich would read a style into it."""
+    reason = "needs [float32], found [/dev/ttyACM0]"
+    job = {**JOB, "state": "backoff", "reason": reason, "retry_in_s": 29.6, "priority": 5}
+    assert f"{reason}; again in 30.0 s; priority 5" in shown(jobs_table([job]))
+    detail = {
+        **job, "submitted_at": time.time(), "trained_s": 90.0, "attempts": 1, "planned_joules": 0.0,
+        "result": "/home/[me]/out", "inbox": None, "directory": "/var/[x]", "history": [{"at": 0.0, "kind": "failed", "text": reason}],
+    }  # fmt: skip
+    out = shown(job_screen(detail))
+    assert out.count(reason) == 2 and "/home/[me]/out" in out and "/var/[x]" in out and "in 1 run" in out
+    assert "Inbox" not in out and "Energy" not in out
+
+
+def test_a_table_of_jobs(shown: Any) -> None:
+    assert "no jobs; `port-agent submit job.port` adds one" in shown(jobs_table([]))
+    done = {**JOB, "state": "waiting_data", "reason": "waiting_data", "step": 5, "total_steps": 9, "loss": 1e-5}
+    out = shown(jobs_table([done, {**JOB, "owner": "ada"}]))
+    assert "waiting data" in out and "5/9" in out and "1e-05" in out and "program of ada" in out
+    assert "waiting_data" not in out, "a state is not its own reason"
+
+
+def test_a_moment_of_today_needs_no_date(shown: Any) -> None:
+    today = datetime.now().replace(hour=12, minute=34)
+    tomorrow = today + timedelta(days=1)
+    out = shown(jobs_table([{**JOB, "deadline_at": moment.timestamp()} for moment in (today, tomorrow)]))
+    assert "due 12:34" in out and f"due {tomorrow:%a %d %b} 12:34" in out
+
+
+def test_other_agents_are_shown_as_they_call_themselves(shown: Any) -> None:
+    assert "discovery is off; set discover = true" in shown(peers_screen({"discover": False}))
+    answer: dict[str, Any] = {"discover": True, "interfaces": [], "name": "attic", "id": "ab", "peers": []}
+    out = shown(peers_screen(answer))
+    assert "no other agent was heard of" in out and "attic (ab), announced nowhere" in out
+    peer = {
+        "name": "[bold]evil[/bold]", "board": "b", "state": "unknown", "version": "1", "address": None, "last_seen_s": 0,
+        "id": "cd",
+    }  # fmt: skip
+    out = shown(peers_screen({**answer, "interfaces": ["eth0"], "peers": [peer, {**peer, "last_seen_s": 30}]}))
+    assert out.count("[bold]evil[/bold]") == 2 and "now" in out and "30.0 s ago" in out and "announced on eth0" in out
+    line = shown(status_screen({**STATUS, "peers": [peer] * 7}))
+    assert line.count("[bold]evil[/bold] unknown") == 5 and "and 2 more; port-agent peers" in line
+
+
+def test_the_doctor_counts_what_needs_attention(shown: Any) -> None:
+    good = {"name": "torch", "verdict": "good", "finding": "2.13", "cure": ""}
+    bad = {"name": "cgroup", "verdict": "bad", "finding": "not delegated", "cure": "run under systemd"}
+    assert "everything needed works" in shown(doctor_screen({"checks": [good], "health": []}))
+    item = {"severity": "info", "title": "no temperature sensor", "text": "none", "remedy": ""}
+    out = shown(doctor_screen({"checks": [good, bad], "health": [item]}))
+    assert "✗ cgroup: not delegated\n  run under systemd" in out and "1 of 2 checks need attention" in out
+    assert "The running agent says:\n· no temperature sensor: none" in out

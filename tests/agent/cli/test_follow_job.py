@@ -1,0 +1,152 @@
+"""What the events of a run add up to, and what the report says of it beside what was planned."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from agent.cli.follow_job import Summary, TrainingFailedError, follow, print_report
+from agent.worker.protocol import (
+    EvaluationDone,
+    Event,
+    StepDone,
+    TrainingFailed,
+    TrainingFinished,
+    WorkerReady,
+    encode_message,
+)
+from agent.worker.start import start_worker
+from planner.ir.bundle.bundle import Manifest, read_manifest
+from tests.agent.jobs_small import small_bundle
+
+READY = WorkerReady(pid=1, step=0, total_steps=2, planned_peak_bytes=300 << 20)
+STEP = StepDone(
+    step=1, epoch=0, loss=0.5, wall_s=2.0, cpu_s=1.0, phases_s={}, paged_in_bytes=10, paged_out_bytes=20, transfer_s=1.0,
+    hidden_s=0.75, peak_rss_bytes=200 << 20,
+)  # fmt: skip
+LAST = StepDone(step=2, epoch=0, loss=0.25, wall_s=4.0, cpu_s=3.0, phases_s={}, peak_rss_bytes=None)
+EVENTS: tuple[Event, ...] = (
+    READY, EvaluationDone(step=0, loss=0.75, metric=0.5), STEP, LAST, EvaluationDone(step=2, loss=0.5, metric=0.75),
+    TrainingFinished(step=2, out="/home/[me]/w", digest="ab12", peak_rss_bytes=250 << 20),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def manifest() -> Manifest:
+    return replace(read_manifest(small_bundle()), name="birds")
+
+
+def taken(events: Sequence[Event]) -> Summary:
+    summary = Summary()
+    for event in events:
+        summary.take(event)
+    return summary
+
+
+def test_events_add_up() -> None:
+    summary = taken(EVENTS)
+    assert (summary.steps, summary.wall_s, summary.cpu_s, summary.first_loss, summary.last_loss) == (
+        2,
+        6.0,
+        4.0,
+        0.5,
+        0.25,
+    )
+    assert (summary.read_bytes, summary.written_bytes, summary.transfer_s, summary.hidden_s) == (10, 20, 1.0, 0.75)
+    assert (summary.planned_peak_bytes, summary.peak_rss_bytes, len(summary.evaluations)) == (300 << 20, 250 << 20, 2)
+    assert taken([TrainingFailed(code="E", message="too big")]).failure == "too big"
+
+
+def shown(capsys: pytest.CaptureFixture[str], summary: Summary, manifest: Manifest) -> str:
+    print_report(summary, manifest, 0)
+    return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+def test_a_report_says_what_the_run_did(
+    capsys: pytest.CaptureFixture[str], manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "150")
+    out = shown(capsys, taken(EVENTS), manifest)
+    for words in (
+        "birds: 2 steps", "planned peak 300.0 MiB", "measured peak 250.0 MiB", "75 % hidden behind compute",
+        "3.0 s on average", "evaluation metric 0.5000 -> 0.7500", "checksum ab12", "weights /home/[me]/w",
+    ):  # fmt: skip
+        assert words in out, words
+
+
+def test_a_report_leaves_out_what_was_not(
+    capsys: pytest.CaptureFixture[str], manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "150")
+    out = shown(capsys, taken([READY]), manifest)
+    assert "birds: 0 steps" in out
+    assert not any(word in out for word in ("on average", "loss", "evaluation", "transfers", "checksum", "weights"))
+
+
+WORKER = """
+import os, signal, socket, sys
+from agent.worker.protocol import *
+line = socket.socket(fileno=int(sys.argv[-1]))
+say = lambda *events: line.sendall(b"".join(map(encode_message, events)))
+hear = lambda: [type(decode_command(text)) for text in line.recv(4096).splitlines()]
+READY = WorkerReady(pid=0, step=0, total_steps=2)
+STEP = StepDone(step=1, epoch=0, loss=None, wall_s=1.0, cpu_s=1.0, phases_s={})
+"""
+
+
+def followed(program: str, manifest: Manifest, *, as_json: bool = True) -> int:
+    worker = start_worker([sys.executable, "-c", WORKER + program], limit_bytes=1 << 30, stderr=subprocess.DEVNULL)
+    return follow(worker, manifest, 0, as_json=as_json)
+
+
+def test_json_is_what_the_worker_said(capsys: pytest.CaptureFixture[str], manifest: Manifest) -> None:
+    assert followed("say(READY, STEP, TrainingFinished(step=1))", manifest) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [f"{line}\n".encode() for line in lines] == [
+        encode_message(WorkerReady(pid=0, step=0, total_steps=2)),
+        encode_message(StepDone(step=1, epoch=0, loss=None, wall_s=1.0, cpu_s=1.0, phases_s={})),
+        encode_message(TrainingFinished(step=1)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("program", "message", "code"),
+    [
+        ("say(TrainingFailed(code='E', message='the card is full')); sys.exit(1)", "the card is full. What was", 1),
+        ("sys.exit(2)", "the worker ended with exit code 2", 2),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "the worker was killed by signal 9", 9),
+    ],
+)
+def test_a_worker_that_fails_is_said_with_what_is_safe(
+    manifest: Manifest, program: str, message: str, code: int
+) -> None:
+    with pytest.raises(TrainingFailedError, match=message) as caught:
+        followed(program, manifest)
+    assert caught.value.exit_code == code and "the same command resumes" in str(caught.value)
+
+
+@pytest.mark.parametrize(("presses", "heard"), [(1, "StopAfterStep"), (2, "LeaveNow")])
+def test_ctrl_c_asks_to_stop_and_again_to_leave(
+    capsys: pytest.CaptureFixture[str], manifest: Manifest, presses: int, heard: str
+) -> None:
+    """The worker presses for the user, and answers each time."""
+    program = f"""
+say(READY)
+for _ in range({presses}):
+    os.kill(os.getppid(), signal.SIGINT)
+    last = hear()[-1]
+say(TrainingFinished(step=0, out=last.__name__))
+sys.exit(75)
+"""
+    before = signal.getsignal(signal.SIGINT)
+    assert followed(program, manifest) == 130
+    assert signal.getsignal(signal.SIGINT) is before, "the handler of before is back"
+    out, err = capsys.readouterr()
+    assert heard in out and "the same command goes on from the last checkpoint" in err
+
+
+def test_a_worker_that_left_by_itself_is_no_interruption(manifest: Manifest) -> None:
+    assert followed("sys.exit(75)", manifest) == 75

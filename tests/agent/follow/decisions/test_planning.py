@@ -1,0 +1,174 @@
+"""A plan found beside the program: adopted between segments, kept for the next run, never seen in the numbers."""
+
+import math
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from agent import budget
+from agent.follow.budget import Budget, _Running
+from agent.follow.decisions import kept_plans
+from agent.follow.decisions.planning import Planning, repeated
+from agent.follow.decisions.trace import SegmentPlan, Trace
+
+LIMIT = "500K"
+TURNS = 10
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep plans below the test's own folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("agent.follow.decisions.planning._SEARCH_S", 0.3)
+    return tmp_path / "cache" / "port-agent" / "plans"
+
+
+class Training:
+    """A small network whose weights, gradients and states do not fit the limit together."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(*[torch.nn.Linear(144, 144) for _ in range(3)])
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+
+    def step(self) -> float:
+        """Train for one step; return the loss."""
+        loss = self.model(torch.randn(4, 144)).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return float(loss.item())
+
+
+def planning() -> Planning:
+    """Return the planning of the budget that is active."""
+    running = _Running._of_this_process
+    assert running is not None
+    return running.follower.planning
+
+
+def steps_until_planned(training: Training, active: Budget) -> Iterator[float]:
+    """Train until the search is over and its plan decides, with patience for a busy machine."""
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        yield training.step()
+        search = planning()._search
+        if search is not None:
+            search.before_s = math.inf  # so small a step is decided well without a plan
+            search.process.wait(timeout=120)
+        elif active.report.plan is not None:
+            return
+    raise AssertionError("no plan was adopted")
+
+
+def test_the_step_is_planned_and_the_plan_is_kept_for_the_next_run(tmp_path: Path, cache: Path) -> None:
+    losses: list[list[float]] = []
+    counts = []
+    for _ in range(2):
+        training = Training()
+        with budget(tensors=LIMIT, page_dir=tmp_path) as active:
+            found = list(steps_until_planned(training, active))
+            counts.append(len(found))
+            found += [training.step() for _ in range(3)]
+            report = active.report
+        assert report.plan in ("greedy", "milp")
+        assert report.predicted_step_seconds is not None and report.step_seconds is not None
+        losses.append(found)
+    shorter = min(map(len, losses))
+    assert losses[0][:shorter] == losses[1][:shorter]
+    plain = Training()
+    assert losses[0] == [plain.step() for _ in losses[0]]
+    assert counts[1] < counts[0]  # neither recorded nor searched again
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_random_plans_change_no_bit(tmp_path: Path) -> None:
+    plain = Training()
+    expected = [plain.step() for _ in range(TURNS)]
+    dice = random.Random(0)
+    training = Training()
+    with budget(tensors=LIMIT, page_dir=tmp_path):
+        assert [_with_random_plan(training, dice) for _ in range(TURNS)] == expected
+    for mine, theirs in zip(training.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def _with_random_plan(training: Training, dice: random.Random) -> float:
+    running = _Running._of_this_process
+    assert running is not None
+    running.follower.planning.close()
+    for trace in running.follower.book.traces:
+        places = range(len(trace.entries))
+        leaving = {p: {dice.randrange(4): dice.random() < 0.5} for p in places if dice.random() < 0.4}
+        trace.plan = SegmentPlan(leaving, {p for p in places if dice.random() < 0.4})
+    return training.step()
+
+
+def test_a_plan_that_moves_more_than_before_goes(tmp_path: Path, cache: Path) -> None:
+    training = Training()
+    with budget(tensors=LIMIT, page_dir=tmp_path) as active:
+        for _ in steps_until_planned(training, active):
+            pass
+        adopted = planning().adopted
+        assert adopted is not None
+        adopted.moved_s.clear()
+        adopted.moved_before_s = 0.0
+        for _ in range(5):
+            training.step()
+        assert active.report.plan is None and planning().adopted is None
+        assert list(cache.iterdir()) == []
+
+
+def test_a_damaged_plan_is_made_anew(tmp_path: Path, cache: Path) -> None:
+    for _ in range(2):
+        with budget(tensors=LIMIT, page_dir=tmp_path) as active:
+            for _ in steps_until_planned(Training(), active):
+                pass
+        (kept,) = cache.iterdir()
+        kept.write_bytes(b"\x93 no plan")
+        assert kept_plans.read_plan(kept.name) is None
+
+
+def test_the_search_ends_with_the_budget(tmp_path: Path) -> None:
+    training = Training()
+    with budget(tensors=LIMIT, page_dir=tmp_path):
+        while (search := planning()._search) is None:
+            training.step()
+    assert search.process.returncode is not None
+    assert search.plans.closed
+
+
+def test_a_plan_that_promises_no_less_is_not_adopted(tmp_path: Path, cache: Path) -> None:
+    training = Training()
+    with budget(tensors=LIMIT, page_dir=tmp_path) as active:
+        while (search := planning()._search) is None:
+            training.step()
+        search.before_s = 0.0
+        search.process.wait(timeout=120)
+        training.step()
+        assert planning()._search is None and search.seen > 0
+        assert active.report.plan is None and not cache.exists()
+
+
+def test_while_the_program_is_held_nothing_searches_and_later_it_begins_anew(tmp_path: Path, cache: Path) -> None:
+    with budget(tensors=LIMIT, page_dir=tmp_path) as active:
+        training = Training()
+        while (search := planning()._search) is None:
+            training.step()
+        active.follower.hold()
+        assert search.process.returncode is not None and planning()._search is None
+        active.follower.go_on()
+        while (again := planning()._search) is None:
+            training.step()
+        assert again is not search
+
+
+def test_a_step_is_the_shortest_run_that_came_twice() -> None:
+    forward, update, other = Trace(), Trace(), Trace()
+    assert repeated([forward, update, forward]) is None
+    assert repeated([other, forward, update, forward, update]) == (forward, update)
+    assert repeated([forward, forward, update, forward, forward, update]) == (forward, forward, update)

@@ -1,0 +1,60 @@
+"""Recipes: believed only while what they read is what it was."""
+
+from typing import Any
+
+import torch
+
+from agent.follow.decisions.recompute import Recipe, recipe_of, repeatable
+from agent.follow.storages import Storage, StorageTable, untyped_storage
+
+ATEN = torch.ops.aten
+
+
+def made(table: StorageTable, func: Any, *args: Any) -> tuple[torch.Tensor, Storage, Recipe | None]:
+    """Run an operator; return its result, the result's record, and how it could be made again."""
+    sources = [s for s in (table.of(a) for a in args if isinstance(a, torch.Tensor)) if s is not None]
+    result = func(*args)
+    record = table.of(result)
+    assert record is not None
+    record.next_use = 9
+    return result, record, recipe_of(func, args, {}, sources, record, result, workspace_bytes=0)
+
+
+def test_what_is_random_or_writes_is_not_repeatable() -> None:
+    assert all(repeatable(f) for f in (ATEN.mul.Tensor, ATEN.mm.default, ATEN.native_layer_norm.default))
+    drawn = (ATEN.native_dropout.default, ATEN.bernoulli.default, ATEN.rand_like.default, ATEN.empty_like.default)
+    assert not any(repeatable(f) for f in (*drawn, ATEN.add_.Tensor, ATEN.native_batch_norm.default, ATEN.view.default))
+
+
+def test_a_recipe_makes_the_same_bytes() -> None:
+    table, x = StorageTable(256), torch.randn(64, 64)
+    result, record, recipe = made(table, ATEN.mul.Tensor, x.t(), torch.tensor(3.0))
+    assert recipe is not None and recipe.possible(record)
+    again = torch.empty(0).set_(recipe.run(), 0, result.size(), result.stride())
+    assert torch.equal(again, result)
+
+
+def test_it_is_void_when_a_source_changes_or_is_gone() -> None:
+    table, x = StorageTable(256), torch.randn(64, 64)
+    _, record, recipe = made(table, ATEN.mul.Tensor, x, 2.0)
+    assert recipe is not None and recipe.possible(record)
+    source = table.of(x)
+    assert source is not None
+    source.version += 1
+    assert not recipe.possible(record)
+    source.version -= 1
+    held = recipe.take_hold(record)
+    assert held[0]._cdata == untyped_storage(x)._cdata and record in (source.dependents or ())
+    del held, x
+    assert not recipe.possible(record)
+
+
+def test_what_others_may_write_is_never_a_source() -> None:
+    table, x, y = StorageTable(256), torch.randn(64, 64), torch.randn(64, 64)
+    assert table.of(x) is not None
+    x.numpy()
+    assert made(table, ATEN.mul.Tensor, x, 2.0)[2] is None
+    pinned = table.of(y)
+    assert pinned is not None
+    pinned.pins = 1
+    assert made(table, ATEN.mul.Tensor, y, 2.0)[2] is None

@@ -1,0 +1,76 @@
+"""Who leaves first."""
+
+import torch
+
+from agent.follow.decisions.victims import Victims
+from agent.follow.storages import NEVER, Storage, StorageTable
+
+NOW = 100
+
+
+def storages(count: int) -> tuple[list[Storage], list[torch.Tensor]]:
+    """Return records of resident storages, and what keeps them alive."""
+    table = StorageTable(smallest_bytes=0)
+    tensors = [torch.empty(64) for _ in range(count)]
+    return [s for s in map(table.of, tensors) if s is not None], tensors
+
+
+def order_of(victims: Victims, clean: set[Storage]) -> list[Storage]:
+    """Return who leaves, one after the other."""
+    found: list[Storage] = []
+    while (victim := victims.pick(NOW, found.__contains__, clean.__contains__)) is not None:
+        found.append(victim)
+    return found
+
+
+def test_what_is_needed_last_leaves_first() -> None:
+    (soon, later, last), _alive = storages(3)
+    victims = Victims()
+    for storage, next_use in ((later, 140), (soon, 110), (last, 190)):
+        victims.touch(storage, NOW, next_use)
+    assert order_of(victims, {soon, later, last}) == [last, later, soon]
+
+
+def test_a_written_one_that_is_needed_little_later_than_a_clean_one_stays() -> None:
+    (written, clean), _alive = storages(2)
+    victims = Victims()
+    victims.touch(written, NOW, 200)
+    victims.touch(clean, NOW, 180)
+    assert order_of(victims, {clean}) == [clean, written]
+
+
+def test_one_that_is_given_up_soon_is_not_written_before() -> None:
+    (given_up, needed), _alive = storages(2)
+    victims = Victims()
+    victims.touch(given_up, NOW, NEVER, 110)
+    victims.touch(needed, NOW, 160)
+    assert order_of(victims, set()) == [needed, given_up]
+    assert given_up.next_use == NEVER
+
+
+def test_after_a_deviation_the_least_recently_used_leaves_first() -> None:
+    (first, second), _alive = storages(2)
+    victims = Victims()
+    victims.touch(first, NOW - 2, 110)
+    victims.touch(second, NOW - 1, 190)
+    victims.demote()
+    assert order_of(victims, set()) == [first, second]
+
+
+def test_choosing_does_not_look_at_all() -> None:
+    """An LSTM over a thousand steps keeps 100,000 storages."""
+    some, _alive = storages(600)
+    victims, asked = Victims(), 0
+    for i, storage in enumerate(some):
+        victims.touch(storage, NOW, None if i % 3 == 0 else NOW + i)
+
+    def keeps(storage: Storage) -> bool:
+        nonlocal asked
+        asked += 1
+        return False
+
+    for _ in some:
+        victim = victims.pick(NOW, keeps, lambda storage: True)
+        assert victim is not None
+        victims.forget(victim)
+    assert asked <= 10 * len(some)

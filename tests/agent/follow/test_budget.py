@@ -1,0 +1,67 @@
+"""What users import: starting, stopping, reporting, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agent import budget
+from agent.follow.patches.refusals import NotFollowedError
+from planner.ir.units import SizeError
+
+
+def step(model: torch.nn.Module) -> float:
+    loss = model(torch.ones(8, 256)).square().mean()
+    loss.backward()
+    return loss.item()
+
+
+def test_started_and_stopped_by_hand(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4)))
+    expected = step(model)
+    model.zero_grad()
+    b = budget(tensors="300K", page_dir=tmp_path)
+    assert b.start() is b
+    assert step(model) == expected
+    running = b.report
+    stopped = b.stop()
+    assert stopped.operators == running.operators > 0 and stopped.segments == 1
+    assert stopped.read_bytes > 0 and stopped.written_bytes > 0
+    assert step(model) == expected, "everything is back, and nothing is followed"
+    assert b.report == stopped or b.report.operators == stopped.operators
+
+
+def test_used_wrongly_it_says_so(tmp_path: Path) -> None:
+    b = budget(tensors="1G", page_dir=tmp_path)
+    for wrong in (b.stop, lambda: b.report):
+        with pytest.raises(NotFollowedError, match="not started"):
+            wrong()
+    with b:
+        with pytest.raises(NotFollowedError, match=r"stop\(\) it first"):
+            b.start()
+        with pytest.raises(NotFollowedError, match="one at a time"):
+            budget(tensors="1G", page_dir=tmp_path).start()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        ({}, "give either"),
+        ({"ram": "1G", "tensors": "1M"}, "give either"),
+        ({"ram": "abc"}, "write it like 300M"),
+        ({"ram": -1}, "negative"),
+        ({"ram": 1.5}, "is a float; give a text or a whole number"),
+        ({"ram": True}, "is a bool"),
+        ({"ram": [1]}, "is a list"),
+        ({"tensors": 0}, 'at least tensors="4K"'),
+        ({"tensors": "1M", "read_bytes_per_s": 0}, "read_bytes_per_s is 0; give bytes per second above 0"),
+        ({"tensors": "1M", "read_bytes_per_s": float("nan")}, "is nan"),
+        ({"tensors": "1M", "write_bytes_per_s": float("inf")}, "is inf"),
+        ({"tensors": "1M", "write_bytes_per_s": "20M"}, "is '20M'"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_followed(arguments: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(SizeError, match=remedy):
+        budget(**arguments)

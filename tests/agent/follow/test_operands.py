@@ -1,0 +1,67 @@
+"""What a call reads, writes and makes."""
+
+import torch
+
+from agent.follow import operands
+from agent.follow.storages import StorageTable
+
+ATEN = torch.ops.aten
+
+
+def table() -> StorageTable:
+    return StorageTable(256)
+
+
+def test_storages_are_found_in_lists_and_in_sparse_tensors() -> None:
+    known, dense = table(), torch.ones(64, 64)
+    found = operands.storages_in((1, [dense, dense[3:]], dense.to_sparse(), dense.to_sparse_csr()), known)
+    assert found[0] is found[1]
+    assert len({s.number for s in found}) == 1 + 2 + 2, "the pointers of CSR are small integers"
+    assert all(s.resident for s in found)
+
+
+def test_small_tensors_and_other_devices_stay() -> None:
+    assert operands.storages_in((torch.ones(4), torch.ones(99, 99, device="meta"), None), table()) == []
+
+
+def test_what_is_written_includes_what_no_schema_says() -> None:
+    names = [name for _, name in operands.written_arguments(ATEN.native_batch_norm.default)]
+    assert names == ["running_mean", "running_var"]
+    assert [name for _, name in operands.written_arguments(ATEN.add_.Tensor)] == ["self"]
+    assert operands.written_arguments(ATEN.add.Tensor) == ()
+    known, a, b = table(), torch.ones(99), torch.ones(99)
+    operands.storages_in((a, b), known)
+    assert operands.written_storages(ATEN.add.out, (a, a), {"out": b}, known) == [known.known(b)]
+
+
+def test_shapes_alone_are_read_by_some() -> None:
+    assert operands.reads_nothing(ATEN.zeros_like.default) and not operands.reads_nothing(ATEN.mul.Tensor)
+    assert operands.makes_storage(ATEN.mul.Tensor) and not operands.makes_storage(ATEN.view.default)
+
+
+def test_results_are_foreseen_where_a_meta_kernel_tells() -> None:
+    x = torch.ones(8, 16)
+    assert operands.result_bytes(ATEN.mm.default, (x, torch.ones(16, 4)), {}) == 8 * 4 * 4
+    assert (
+        operands.result_bytes(ATEN.native_layer_norm.default, (x, [16], None, None, 1e-5), {}) == 8 * 16 * 4 + 2 * 8 * 4
+    )
+    assert operands.result_bytes(ATEN.view.default, (x, [128]), {}) == 0
+    assert operands.result_bytes(ATEN.nonzero.default, (x,), {}) is None
+
+
+def test_wrappers_are_told_from_tensors_with_memory() -> None:
+    class Around(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner: torch.Tensor) -> torch.Tensor:
+            return torch.Tensor._make_wrapper_subclass(cls, inner.size(), dtype=inner.dtype)
+
+        @classmethod
+        def __torch_dispatch__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> object:
+            raise NotImplementedError
+
+    class Marked(torch.Tensor):
+        pass
+
+    plain = torch.ones(8)
+    assert operands.is_wrapper(Around(plain))
+    assert not any(operands.is_wrapper(t) for t in (plain, torch.nn.Parameter(plain), plain.as_subclass(Marked)))

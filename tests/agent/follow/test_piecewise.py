@@ -1,0 +1,39 @@
+"""Elementwise operators over operands that do not fit together."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from agent import budget
+from agent.follow.piecewise import PIECE_BYTES, pieces_of
+
+ATEN = torch.ops.aten
+ELEMENTS = 3 * PIECE_BYTES // 4 + 77
+
+
+def test_only_whole_contiguous_elementwise_operands_are_cut() -> None:
+    x, limit = torch.ones(ELEMENTS), 1 << 20
+    assert pieces_of(ATEN.mul.Tensor, (x, x), {}, limit) is not None
+    assert pieces_of(ATEN.mul.Tensor, (x, x), {}, float("inf")) is None
+    assert pieces_of(ATEN.mul.Tensor, (x[1:], x[1:]), {}, limit) is None
+    assert pieces_of(ATEN.cumsum.default, (x, 0), {}, limit) is None
+    assert pieces_of(ATEN.mul.Tensor, (x[:100], x[:100]), {}, 16) is None
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+def test_an_update_larger_than_the_budget_has_the_same_bits(foreach: bool, tmp_path: Path) -> None:
+    def train() -> torch.Tensor:
+        torch.manual_seed(0)
+        weight = torch.nn.Parameter(torch.randn(ELEMENTS))
+        optimizer = torch.optim.AdamW([weight], lr=0.1, foreach=foreach)
+        for _ in range(2):
+            weight.grad = weight.detach() * 0.5
+            optimizer.step()
+        return weight.detach()
+
+    expected = train()
+    with budget(tensors=2 * PIECE_BYTES, page_dir=tmp_path) as b:
+        followed = train()
+        assert b.report.peak_tensor_bytes < 4 * 4 * ELEMENTS, "weight, gradient and two moments never meet"
+    assert torch.equal(followed, expected)

@@ -1,0 +1,102 @@
+"""Moving storages, without a dispatch mode: what leaves comes back, what stays says why."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from agent.follow.pages import PageSpace
+from agent.follow.residency import Residency
+from agent.follow.storages import Storage, StorageTable, allocated_bytes
+from agent.train.pager import Pager
+
+ROW = 64 << 10
+
+
+@pytest.fixture
+def residency(tmp_path: Path) -> Iterator[Residency]:
+    pager, space = Pager(), PageSpace(tmp_path)
+    made = Residency(StorageTable(256), space, pager, 2 * ROW)
+    yield made
+    made.limit_bytes = float("inf")
+    made.restore()
+    pager.close()
+    space.close()
+
+
+def rows(residency: Residency, count: int) -> tuple[list[torch.Tensor], list[Storage]]:
+    """Return tensors of `ROW` bytes and their records, touched one after the other."""
+    tensors = [torch.full((ROW // 4,), float(i)) for i in range(count)]
+    records = []
+    for clock, tensor in enumerate(tensors):
+        record = residency.table.of(tensor)
+        assert record is not None
+        residency.victims.touch(record, clock, None)
+        records.append(record)
+    return tensors, records
+
+
+def test_the_least_recently_used_leave_and_come_back(residency: Residency) -> None:
+    tensors, records = rows(residency, 4)
+    residency.make_room(0)
+    assert [r.resident for r in records] == [False, False, True, True]
+    assert allocated_bytes(tensors[0].untyped_storage()) == 0 and residency.pressed
+    residency.bring(records[:1])
+    assert torch.equal(tensors[0], torch.zeros(ROW // 4))
+    assert residency.table.resident_bytes <= 2 * ROW
+
+
+def test_a_clean_one_leaves_without_a_write(residency: Residency) -> None:
+    _, records = rows(residency, 3)
+    residency.make_room(0)
+    residency.bring(records[:1])
+    written = residency.pager.stats.written_bytes
+    residency.limit_bytes = 0
+    records[1].pins = records[2].pins = 1
+    residency.make_room(0)
+    assert not records[0].resident and residency.pager.stats.written_bytes == written
+    records[1].pins = records[2].pins = 0
+
+
+def test_a_change_makes_its_page_void(residency: Residency) -> None:
+    tensors, records = rows(residency, 3)
+    residency.make_room(0)
+    residency.bring(records[:1])
+    residency.change(records[:1])
+    tensors[0].fill_(9)
+    residency.limit_bytes = 0
+    residency.make_room(0)
+    residency.bring(records[:1])
+    assert float(tensors[0][7]) == 9.0 and records[0].version == 1
+
+
+def test_what_is_pinned_or_shared_with_numpy_stays_and_is_counted(residency: Residency) -> None:
+    tensors, records = rows(residency, 2)
+    kept = tensors[0].numpy()
+    records[1].pins = 1
+    residency.limit_bytes = 0
+    residency.make_room(0)
+    assert all(r.resident for r in records) and residency.counters.over_bytes == 2 * ROW
+    assert float(kept[0]) == 0.0
+    records[1].pins = 0
+
+
+def test_prefetch_waits_for_nothing(residency: Residency) -> None:
+    tensors, records = rows(residency, 3)
+    residency.make_room(0)
+    assert not residency.prefetch(records[0], 0, 5), "dirty ones would have to be written first"
+    residency.limit_bytes = 4 * ROW
+    assert residency.prefetch(records[0], 0, 5) and records[0].reading
+    residency.finish_read(records[0])
+    assert torch.equal(tensors[0], torch.zeros(ROW // 4))
+
+
+def test_the_dead_give_their_pages_back(residency: Residency) -> None:
+    tensors, records = rows(residency, 3)
+    residency.make_room(0)
+    region = records[0].region
+    assert region is not None
+    tensors.pop(0)
+    residency.bury()
+    assert residency.pages.take(ROW).offset == region.offset

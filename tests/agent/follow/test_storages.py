@@ -1,0 +1,55 @@
+"""The table of storages, and mappings of files."""
+
+import gc
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from agent.follow import storages
+from agent.follow.storages import StorageTable
+
+
+def test_views_share_a_record_and_sizes_are_counted() -> None:
+    table, x = StorageTable(1024), torch.ones(64, 64)
+    record = table.of(x)
+    assert record is not None and table.of(x[5:]) is record and table.known(x.t()) is record
+    assert (table.resident_bytes, table.peak_bytes, len(table)) == (x.nbytes, x.nbytes, 1)
+    assert table.numbered(record.number) is record and table.of_storage(x.untyped_storage()) is record
+
+
+def test_what_is_read_past_the_dispatcher_is_left_alone() -> None:
+    table = StorageTable(256)
+    lengths, rows = torch.arange(100), torch.arange(100_000)
+    assert table.of(lengths) is None
+    assert table.of(rows[:10]) is not None, "asked by storage, not by view"
+    assert table.of(torch.ones(999).share_memory_()) is None
+    assert table.of(torch.from_numpy(torch.ones(999).numpy().copy())) is None
+
+
+def test_the_dead_are_buried_and_their_address_is_forgotten() -> None:
+    table, x = StorageTable(256), torch.ones(999)
+    record = table.of(x)
+    del x
+    gc.collect()
+    assert list(table.bury()) == [record]
+    assert (table.resident_bytes, len(table)) == (0, 0)
+
+
+def test_an_operator_may_resize() -> None:
+    table, x = StorageTable(256), torch.ones(999)
+    record = table.of(x)
+    assert record is not None
+    x.resize_(4000)
+    table.resized(record)
+    assert record.nbytes == table.resident_bytes == 16_000
+
+
+def test_weights_of_a_file_are_mapped_and_come_back(tmp_path: Path) -> None:
+    save_file({"w": torch.arange(1 << 16, dtype=torch.float32)}, tmp_path / "w.safetensors")
+    weight = load_file(tmp_path / "w.safetensors")["w"]
+    record = StorageTable(256).of(weight)
+    assert record is not None and record.mapped and record.clean
+    storages.drop_mapping(weight.untyped_storage())
+    storages.populate_mapping(weight.untyped_storage())
+    assert torch.equal(weight, torch.arange(1 << 16, dtype=torch.float32))

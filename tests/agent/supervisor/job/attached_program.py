@@ -1,0 +1,94 @@
+"""A program that attaches itself to a daemon and obeys, without torch: the real protocol over the real socket."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agent.worker.attach import AttachRequest, attach
+from agent.worker.channel import Channel
+from agent.worker.protocol import (
+    Command,
+    Event,
+    LeaveNow,
+    MemoryReleased,
+    PauseTraining,
+    ReleaseMemory,
+    ResumeTraining,
+    StepDone,
+    WorkerPaused,
+    WorkerResumed,
+)
+
+MIB = 1 << 20
+
+
+class ObedientProgram:
+    """What `agent.follow.exec.opportunistic` does on the line; `heard` are the commands."""
+
+    def __init__(self, path: Path, *, name: str = "train", ram_bytes: int = 300 * MIB, job: int | None = None) -> None:
+        attached = attach(path, AttachRequest(name=name, ram_bytes=ram_bytes, pid=os.getpid(), job=job))
+        self.job, self.name = attached.job, attached.name
+        self.heard: list[Command] = []
+        self.step = 0
+        self.answers = True
+        self._channel = Channel(attached.line.detach())
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def tell(self, event: Event) -> None:
+        self._channel.send(event)
+
+    def do_step(self, wall_s: float = 0.01, paged_out_bytes: int = 0) -> None:
+        """Say that a step is done."""
+        self.step += 1
+        self.tell(
+            StepDone(
+                step=self.step, epoch=0, loss=None, wall_s=wall_s, cpu_s=wall_s, phases_s={},
+                paged_out_bytes=paged_out_bytes,
+            )
+        )  # fmt: skip
+
+    def end(self) -> None:
+        """End the line, as a killed process does."""
+        self._channel.shut()
+        self._thread.join(10.0)
+        self._channel.close()
+
+    def _listen(self) -> None:
+        for command in self._channel.commands():
+            self.heard.append(command)
+            if self.answers:
+                self._answer(command)
+
+    def _answer(self, command: Command) -> None:
+        match command:
+            case PauseTraining():
+                self.tell(WorkerPaused(step=self.step, operator="aten::mm", waited_s=0.3))
+            case ReleaseMemory():
+                self.tell(WorkerPaused(step=self.step))
+                self.tell(MemoryReleased(step=self.step, resident_bytes=MIB, wall_s=0.1, paged_out_bytes=7 * MIB))
+            case ResumeTraining():
+                self.tell(WorkerResumed(step=self.step))
+            case LeaveNow():
+                self._channel.shut()
+
+
+@contextmanager
+def attached(path: Path, **said: object) -> Iterator[ObedientProgram]:
+    """Attach a program, and end its line at the end."""
+    program = ObedientProgram(path, **said)  # type: ignore[arg-type]
+    try:
+        yield program
+    finally:
+        program.end()
+
+
+def wait_until_heard(program: ObedientProgram, kind: type[Command]) -> None:
+    """Wait until a program was told something."""
+    end = time.monotonic() + 60.0
+    while not any(isinstance(command, kind) for command in program.heard):
+        assert time.monotonic() < end, program.heard
+        time.sleep(0.005)

@@ -1,0 +1,93 @@
+"""The parts of a supervisor without its loop: real store, sensors of plain files, a set clock, the test worker."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent.energy.wear_account import WearAccount
+from agent.health.conditions import HealthBoard
+from agent.jobs.model import Job, JobSpec
+from agent.jobs.store import JobStore
+from agent.policy.config import Config
+from agent.policy.decide import Memory, Policy, PolicyDecision, State
+from agent.supervisor.admission import Admission
+from agent.supervisor.context import Core, Settings
+from agent.supervisor.inbox import Inboxes
+from agent.supervisor.job.runner import Runner
+from agent.supervisor.peer_discovery import PeerDiscovery
+from agent.supervisor.timers import Timers
+from agent.system.locks import LockFile
+from tests.agent.facts.machines import linux
+from tests.agent.live import KINDS, seams
+from tests.agent.live_daemon import BUNDLE
+from tests.agent.set_clock import SetClock
+
+ANY_TIME = Policy(
+    idle_for_s=0.0, min_pause_s=0.0, min_free_disk_bytes=0, min_free_memory_bytes=0, train_while_in_use=True
+)
+TRAIN = PolicyDecision(State.TRAIN, (), (), Memory())
+PATIENCE_S = 120.0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A core, its clock, and how often a reload was asked for; every change of the run wakes the core."""
+
+    core: Core
+    clock: SetClock
+    reloads: list[None]
+
+    def add(self, name: str, bundle: dict[str, Any] = BUNDLE, **spec: Any) -> Job:
+        """Put a job into the store."""
+
+        def write(directory: Path) -> None:
+            (directory / "bundle.json").write_text(json.dumps(bundle))
+
+        return self.core.store.add(JobSpec(name, "bundle.json", **spec), self.clock.wall, write)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a change of the run makes `condition` true."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                self.core.wake.clear()
+                await self.core.wake.wait()
+
+
+@asynccontextmanager
+async def parts(root: Path, policy: Policy = ANY_TIME) -> AsyncIterator[Parts]:
+    """Put the parts together; at the end the worker, if there is one, is killed."""
+    (root / "state").mkdir(parents=True)
+    clock, health, wake, reloads = SetClock(), HealthBoard(), asyncio.Event(), list[None]()
+    store, inboxes = JobStore(root / "state"), Inboxes(root / "state/inbox")
+    config = Config(policy=policy)
+    core = Core(
+        settings=Settings(root / "state", root / "run"),
+        seams=seams(),
+        config=config,
+        started_with=config,
+        clock=clock,
+        health=health,
+        store=store,
+        inboxes=inboxes,
+        admission=Admission(linux(root), clock, health, root),
+        runner=Runner(store, inboxes, health, clock, KINDS, lambda: LockFile(root / "state/worker.lock"), wake.set),
+        timers=Timers(wake.set),
+        wake=wake,
+        started_s=clock.now,
+        reload=lambda: reloads.append(None),
+        peers=PeerDiscovery(root / "state", health, clock),
+        wear=WearAccount(clock.wall_s, store),
+    )
+    made = Parts(core, clock, reloads)
+    core.timers.start()
+    try:
+        yield made
+    finally:
+        core.runner.kill()
+        await made.until(lambda: core.runner.job is None)
+        core.timers.stop()
+        store.close()

@@ -1,0 +1,246 @@
+"""Who runs next, who goes on, who leaves: decisions of a test, real workers."""
+
+import os
+import signal
+from dataclasses import replace
+from datetime import datetime, time
+from pathlib import Path
+
+from agent.facts import Facts
+from agent.jobs.model import Job, JobState
+from agent.policy.config import Config
+from agent.policy.decide import DAYS, Memory, PolicyDecision, ResourceLimits, State, TimeWindow
+from agent.supervisor.dispatch import BEFORE_CLOSING_S, WARM_MARGIN_C, Dispatcher
+from agent.supervisor.job.runner import LAST_COMMIT_S
+from agent.supervisor.job.silence import RESTART_AFTER, SHORTEST_S
+from agent.supervisor.job.worker_process import RequestedState, WorkerPhase
+from agent.system.clock import local_time
+from tests.agent.live_daemon import BUNDLE, LONG, go, process_state, until
+from tests.agent.supervisor.parts import ANY_TIME, TRAIN, Parts, parts
+
+MIB = 1 << 20
+HUGE = {**BUNDLE, "plans": [{"peak_bytes": 900 * MIB, "seconds": 0.01, "joules": 0.1}]}
+HALF_A_GIB = replace(ANY_TIME, not_in_use=ResourceLimits(memory_bytes=512 * MIB))
+
+
+def decided(state: State, *reasons: str) -> PolicyDecision:
+    return PolicyDecision(state, reasons, (), Memory())
+
+
+async def training(made: Parts, dispatcher: Dispatcher) -> Job:
+    """Start the next job; return it once its worker trains."""
+    dispatcher.act(TRAIN)
+    await made.until(lambda: made.core.runner.phase is WorkerPhase.TRAINING)
+    job = made.core.runner.job
+    assert job is not None
+    return job
+
+
+async def left(made: Parts) -> None:
+    await made.until(lambda: made.core.runner.job is None)
+
+
+@go
+async def test_the_best_job_that_can_run_is_started(tmp_path: Path) -> None:
+    async with parts(tmp_path, HALF_A_GIB) as made:
+        store = made.core.store
+        paused = made.add("paused", priority=9)
+        store.save(replace(paused, state=JobState.PAUSED))
+        made.add("without-data", priority=8, waits_for_data=True)
+        broken = made.add("broken", priority=7)
+        (store.job_dir(broken.id) / "bundle.json").write_text("{")
+        huge = made.add("huge", HUGE, priority=6)
+        made.add("later", LONG)
+        soon = made.add("soon", LONG, deadline_at=made.clock.wall + 9000.0)
+        dispatcher = Dispatcher(made.core)
+        assert await training(made, dispatcher) == store.get(soon.id)
+        assert store.get(broken.id).state is JobState.FAILED
+        assert store.get(huge.id).state is JobState.QUEUED and made.core.health.holds("job-does-not-fit", str(huge.id))
+
+
+@go
+async def test_nothing_starts_while_what_it_learns_could_not_be_kept(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        made.add("birds", LONG)
+        store, dispatcher = made.core.store, Dispatcher(made.core)
+        (tmp_path / "state/jobs").rename(tmp_path / "state/gone")
+        (tmp_path / "state/jobs").write_text("in the way of every manifest")
+        store.save(store.get(1))
+        assert not store.flush() and store.trouble is not None
+        dispatcher.act(TRAIN)
+        assert made.core.runner.job is None
+        (tmp_path / "state/jobs").unlink()
+        (tmp_path / "state/gone").rename(tmp_path / "state/jobs")
+        assert store.flush()
+        assert (await training(made, dispatcher)).id == 1
+
+
+@go
+async def test_a_worker_that_stands_still_is_shown_and_started_again(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        made.add("birds", LONG)
+        dispatcher, runner, health = Dispatcher(made.core), made.core.runner, made.core.health
+        job = await training(made, dispatcher)
+        assert runner.pid is not None
+        os.kill(runner.pid, signal.SIGSTOP)
+        await until(lambda: runner.pid is not None and process_state(runner.pid) == "T")
+        shown = []
+        for _ in range(round(RESTART_AFTER * SHORTEST_S) + 10):
+            made.clock.now += 1.0
+            dispatcher.act(TRAIN)
+            if (status := runner.status()) is not None:
+                shown.append(status.phase)
+        assert shown[0] == "training" and shown[-1] == "stuck" and health.holds("worker-stuck", str(job.id))
+        await left(made)
+        assert made.core.store.get(job.id).state is JobState.BACKOFF
+
+
+@go
+async def test_only_a_lack_of_memory_leaves_no_time_for_a_last_commit(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        made.add("birds", LONG)
+        dispatcher = Dispatcher(made.core)
+        await training(made, dispatcher)
+        given: list[float] = []
+        made.core.runner.leave = lambda reason, within_s=0.0: given.append(within_s)  # type: ignore[method-assign]
+        for codes in (("battery",), ("user",), ("memory", "window")):
+            dispatcher.act(PolicyDecision(State.LEAVE, codes, codes, Memory()))
+        assert given == [LAST_COMMIT_S, LAST_COMMIT_S, 0.0]
+
+
+@go
+async def test_a_decision_to_pause_keeps_the_worker_and_one_to_leave_does_not(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        job, dispatcher = made.add("birds", LONG), Dispatcher(made.core)
+        await training(made, dispatcher)
+        dispatcher.act(decided(State.PAUSE, "too hot"))
+        await made.until(lambda: made.core.runner.phase is WorkerPhase.PAUSED)
+        dispatcher.act(TRAIN)
+        await made.until(lambda: made.core.runner.phase is WorkerPhase.TRAINING)
+        dispatcher.act(decided(State.LEAVE, "on battery 20 %", "hot"))
+        await left(made)
+        log = (made.core.store.job_dir(job.id) / "job.log").read_text()
+        assert "leaving: on battery 20 %; hot\n" in log
+        assert made.core.store.get(job.id).state is JobState.QUEUED
+
+
+@go
+async def test_what_the_user_says_of_the_job_comes_before_the_decision(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        job, store, dispatcher = made.add("birds", LONG), made.core.store, Dispatcher(made.core)
+        for said in (JobState.PAUSED, JobState.CANCELLED):
+            running = await training(made, dispatcher)
+            store.save(replace(running, state=said, reason="as you said"))
+            dispatcher.act(decided(State.PAUSE, "too hot"))
+            assert made.core.runner.requested is RequestedState.LEAVE
+            await left(made)
+            assert (store.get(job.id).state, store.get(job.id).reason) == (said, "as you said")
+            store.save(replace(store.get(job.id), state=JobState.QUEUED))
+
+
+@go
+async def test_a_job_of_higher_priority_takes_the_place_after_a_checkpoint(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        low, dispatcher = made.add("low", {**LONG, "checkpoint_every": 10**6}), Dispatcher(made.core)
+        await training(made, dispatcher)
+        made.add("twin", LONG, deadline_at=1.0)
+        dispatcher.act(TRAIN)
+        assert made.core.runner.requested is RequestedState.TRAIN, "an equal does not push another aside"
+        high = made.add("high", LONG, priority=1)
+        dispatcher.act(TRAIN)
+        await left(made)
+        assert made.core.store.get(low.id).measured.checkpoint_bytes
+        assert (await training(made, dispatcher)).id == high.id
+
+
+@go
+async def test_a_job_that_cannot_start_pushes_none_aside(tmp_path: Path) -> None:
+    """Its memory is not there: the job that runs would leave for nothing, at every look anew."""
+    async with parts(tmp_path, HALF_A_GIB) as made:
+        low, dispatcher = made.add("low", {**LONG, "checkpoint_every": 10**6}), Dispatcher(made.core)
+        await training(made, dispatcher)
+        huge = made.add("huge", HUGE, priority=6)
+        dispatcher.act(TRAIN)
+        step = made.core.store.get(low.id).step
+        await until(lambda: made.core.store.get(low.id).step > step + 1)
+        assert made.core.runner.requested is RequestedState.TRAIN
+        assert made.core.store.get(low.id).measured.checkpoint_bytes is None
+        made.add("fits", LONG, priority=1)
+        dispatcher.act(TRAIN)
+        await left(made)
+        assert (await training(made, dispatcher)).spec.name == "fits"
+        roomy = replace(ANY_TIME, not_in_use=ResourceLimits(memory_bytes=2048 * MIB))
+        made.core.config = Config(policy=roomy)
+        dispatcher.act(TRAIN)
+        await left(made)
+        assert (await training(made, dispatcher)).id == huge.id
+        assert made.core.store.get(low.id).attempts == 1
+
+
+@go
+async def test_a_backoff_is_waited_for_on_the_clock_that_does_not_jump(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        job, dispatcher = made.add("birds", LONG), Dispatcher(made.core)
+        failed = replace(job, state=JobState.BACKOFF, failures=1, retry_after_s=30.0)
+        made.core.store.save(failed)
+        dispatcher.act(TRAIN)
+        made.clock.wall += 1e6
+        made.clock.now += 29.9
+        dispatcher.act(TRAIN)
+        assert made.core.runner.job is None
+        made.core.store.save(replace(failed, failures=2, retry_after_s=60.0))
+        dispatcher.act(TRAIN)
+        made.clock.now += 59.9
+        dispatcher.act(TRAIN)
+        assert made.core.runner.job is None, "another failure counts from when it was seen"
+        made.clock.now += 0.2
+        assert (await training(made, dispatcher)).id == job.id
+        dispatcher.act(TRAIN)
+        assert made.core.retry_at_s == {}
+
+
+@go
+async def test_shortly_before_the_window_closes_one_checkpoint_is_asked_for(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        job, dispatcher = made.add("birds", {**LONG, "checkpoint_every": 10**6}), Dispatcher(made.core)
+        await training(made, dispatcher)
+        now = local_time(made.clock.wall)
+        noon = datetime.combine(now, time(12)).timestamp()
+        window = TimeWindow(now.weekday(), time(11), time(12))
+        assert DAYS[window.weekday] == now.strftime("%a").lower()
+        made.core.config = Config(policy=replace(ANY_TIME, windows=(window,)))
+        for before_s, asked in ((BEFORE_CLOSING_S + 1, False), (BEFORE_CLOSING_S - 1, True)):
+            made.clock.wall = noon - before_s
+            made.clock.now += 100.0
+            dispatcher.act(TRAIN)
+            if asked:
+                await made.until(lambda: bool(made.core.store.get(job.id).measured.checkpoint_bytes))
+            assert bool(made.core.store.get(job.id).measured.checkpoint_bytes) is asked
+        assert made.core.runner.requested is RequestedState.TRAIN
+
+
+@go
+async def test_limits_follow_whether_somebody_uses_the_device(tmp_path: Path) -> None:
+    policy = replace(HALF_A_GIB, in_use=ResourceLimits(memory_bytes=150 * MIB))
+    async with parts(tmp_path, policy) as made:
+        made.add("birds", LONG)
+        Dispatcher(made.core).act(decided(State.TRAIN_GENTLY))
+        job = made.core.runner.job
+        assert job is not None and job.plan == 1, "only the smaller plan fits beside somebody"
+
+
+@go
+async def test_near_the_limit_of_heat_the_plan_of_least_power_runs(tmp_path: Path) -> None:
+    cool = {"peak_bytes": 100 * MIB, "seconds": 1.0, "joules": 2.0}
+    quick = {"peak_bytes": 100 * MIB, "seconds": 0.1, "joules": 1.0}
+    async with parts(tmp_path) as made:
+        made.add("birds", {**LONG, "plans": [quick, cool]})
+        dispatcher = Dispatcher(made.core)
+        edge = ANY_TIME.max_temperature_c - WARM_MARGIN_C
+        for celsius, plan in ((edge, 0), (edge + 0.1, 1), (None, 0)):
+            made.core.admission.facts = Facts(temperature_c=celsius)
+            dispatcher.act(TRAIN)
+            job = made.core.runner.job
+            assert job is not None and job.plan == plan
+            made.core.runner.leave("next")
+            await left(made)

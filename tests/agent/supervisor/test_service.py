@@ -1,0 +1,234 @@
+"""The verbs on the parts of a supervisor: what each changes, what it refuses with which words, what it wakes."""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.control.requests import JobChange
+from agent.jobs.model import Job, JobNotFoundError, JobRequestError, JobSpec, JobState
+from agent.policy.config import Config
+from agent.supervisor import service as service_module
+from agent.supervisor.context import PAUSE_SETTING
+from agent.supervisor.job.log import JobLog
+from agent.supervisor.service import BUNDLE_NAME, MeterUnavailableError, Service
+from tests.agent.live_daemon import BUNDLE, go
+from tests.agent.supervisor.parts import Parts, parts
+
+
+def put(made: Parts, job: Job, state: JobState, **changes: object) -> Job:
+    """Give a job another state, and nobody a reason to look before the next verb."""
+    made.core.store.save(replace(job, state=state, **changes))  # type: ignore[arg-type]
+    made.core.wake.clear()
+    return made.core.store.get(job.id)
+
+
+@go
+async def test_a_submitted_job_owns_its_upload_and_is_on_disk(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        service = Service(made.core)
+        token = "e" * 32
+        with service.uploads() as uploads, uploads.create(token) as stream:
+            stream.write(json.dumps(BUNDLE).encode())
+        path = service.upload(token)
+        assert path is not None and service.upload("f" * 32) is None
+        spec = JobSpec("birds", BUNDLE_NAME, waits_for_data=True, deadline_at=made.clock.wall + 60.0)
+        detail = await service.submit(spec, path)
+        assert (detail.job.state, detail.inbox) == (JobState.WAITING_DATA, tmp_path / "state/inbox/birds")
+        assert not path.exists() and json.loads((detail.directory / BUNDLE_NAME).read_text()) == BUNDLE
+        assert detail.inbox is not None and detail.inbox.is_dir()
+        assert [entry.kind for entry in detail.history] == ["submitted"]
+        assert made.core.timers.has("deadline-1") and made.core.wake.is_set()
+        with pytest.raises(JobRequestError, match=r"job 1 \(birds\) has this name and is not over"):
+            await service.submit(replace(spec, bundle=str(detail.directory / BUNDLE_NAME)), None)
+
+
+@go
+async def test_the_list_shows_what_goes_on_and_the_newest_that_are_over(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        service = Service(made.core)
+        for number in range(12):
+            put(made, made.add(f"old{number}"), JobState.FINISHED)
+        made.add("birds")
+        assert [job.name for job in service.jobs(with_all_over=False)] == [f"old{n}" for n in range(2, 12)] + ["birds"]
+        assert len(service.jobs(with_all_over=True)) == 13
+        for verb in (service.job("dogs"), service.pause_job("99"), service.change_job("99", JobChange())):
+            with pytest.raises(JobNotFoundError, match="there is no job"):
+                await verb
+
+
+@go
+async def test_a_paused_job_stays_until_it_is_resumed(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        service, job = Service(made.core), made.add("birds")
+        paused = await service.pause_job("birds")
+        assert (paused.state, paused.reason) == ("paused", "paused by you") and made.core.wake.is_set()
+        resumed = await service.resume_job("1")
+        assert (resumed.state, resumed.reason) == ("queued", "")
+        assert [entry.text for entry in made.core.store.history(job.id)] == ["paused", "resumed"]
+        made.core.wake.clear()
+        assert (await service.resume_job("1")).state == "queued"
+        assert len(made.core.store.history(job.id)) == 2, "a job that is not held has nothing to resume"
+        put(made, job, JobState.FINISHED)
+        with pytest.raises(JobRequestError, match=r"job 1 \(birds\) is over \(finished\); nothing to pause"):
+            await service.pause_job("1")
+
+
+@pytest.mark.parametrize("state", [JobState.FINISHED, JobState.CANCELLED])
+def test_what_is_done_is_not_resumed(tmp_path: Path, state: JobState) -> None:
+    async def resume() -> None:
+        async with parts(tmp_path) as made:
+            put(made, made.add("birds"), state)
+            with pytest.raises(JobRequestError, match=rf"job 1 \(birds\) is {state.name.lower()}; submit it again"):
+                await Service(made.core).resume_job("1")
+
+    asyncio.run(resume())
+
+
+@go
+async def test_a_job_that_was_given_up_begins_anew(tmp_path: Path) -> None:
+    """Its failures are forgotten, its unfinished round is taken apart, and the health item goes."""
+    async with parts(tmp_path) as made:
+        core, job = made.core, made.add("birds", waits_for_data=True)
+        failed = put(made, job, JobState.FAILED, failures=6, rounds=2, reason="given up", finished_at=5.0)
+        core.health.report("job-given-up", 0.0, 0.0, key="1", job=job.label, id=1, reason="given up")
+        (core.store.job_dir(1) / "rounds/3").mkdir(parents=True)
+        resumed = await Service(core).resume_job("1")
+        assert resumed.state == "waiting_data" and not core.health.holds("job-given-up", "1")
+        assert not (core.store.job_dir(1) / "rounds/3").exists()
+        assert core.store.get(1) == replace(
+            failed, state=JobState.WAITING_DATA, failures=0, reason="", finished_at=None
+        )
+
+
+@go
+async def test_a_pause_in_the_middle_of_a_round_goes_on_with_that_round(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        job = made.add("birds", waits_for_data=True)
+        put(made, job, JobState.PAUSED, rounds=2)
+        (made.core.store.job_dir(1) / "rounds/3").mkdir(parents=True)
+        assert (await Service(made.core).resume_job("1")).state == "queued"
+        assert (made.core.store.job_dir(1) / "rounds/3").is_dir()
+
+
+@go
+async def test_a_cancelled_job_leaves_no_condition_and_no_deadline_behind(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        core, service = made.core, Service(made.core)
+        deadline, bundle = made.clock.wall + 60.0, tmp_path / "bundle.json"
+        bundle.write_text(json.dumps(BUNDLE))
+        for name in ("birds", "cats"):
+            await service.submit(JobSpec(name, str(bundle), deadline_at=deadline), None)
+        codes = ("job-does-not-fit", "job-failing", "deadline-missed")
+        for key in ("1", "2"):
+            for code in codes:
+                core.health.report(code, 0.0, 0.0, key=key)
+        cancelled = await service.cancel_job("birds")
+        assert (cancelled.state, cancelled.reason) == ("cancelled", "cancelled by you")
+        assert core.store.get(1).finished_at == made.clock.wall
+        assert not any(core.health.holds(code, "1") for code in codes)
+        assert all(core.health.holds(code, "2") for code in codes)
+        assert not core.timers.has("deadline-1") and core.timers.has("deadline-2")
+        with pytest.raises(JobRequestError, match=r"job 1 \(birds\) is already over \(cancelled\)"):
+            await service.cancel_job("1")
+
+
+@go
+async def test_a_change_of_the_deadline_moves_the_timer(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        core, service = made.core, Service(made.core)
+        made.add("birds")
+        at = made.clock.wall + 60.0
+        assert (await service.change_job("1", JobChange(deadline_at=at))).deadline_at == at
+        assert core.timers.has("deadline-1")
+        changed = await service.change_job("1", JobChange(priority=7))
+        assert (changed.priority, changed.deadline_at) == (7, at) and core.timers.has("deadline-1")
+        assert (await service.change_job("1", JobChange(deadline_at=None))).deadline_at is None
+        assert not core.timers.has("deadline-1")
+        assert [entry.text for entry in core.store.history(1)][1] == "priority is now 7"
+
+
+@go
+async def test_a_pause_of_everything_is_remembered_across_restarts(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        service = Service(made.core)
+        assert await service.pause_all(90.0) == made.clock.wall + 90.0 == made.core.paused_until()
+        assert await service.pause_all(None) is None
+        assert made.core.paused_until() == math.inf and made.core.wake.is_set()
+        await service.resume_all()
+        assert made.core.paused_until() is None and made.core.store.setting(PAUSE_SETTING) is None
+
+
+@go
+async def test_what_a_job_has_not_is_said(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        service, job = Service(made.core), made.add("birds")
+        with pytest.raises(JobRequestError, match=r"job 1 \(birds\) has no result yet \(queued\)"):
+            service.result("birds")
+        put(made, job, JobState.FINISHED, result=str(tmp_path / "gone.safetensors"))
+        with pytest.raises(JobRequestError, match=r"has no result yet \(finished\)"):
+            service.result("birds")
+        (tmp_path / "gone.safetensors").write_text("weights")
+        assert service.result("birds").read_text() == "weights"
+        with pytest.raises(JobRequestError, match="takes no data from an inbox; submit it with --inbox"):
+            service.inbox("birds")
+        with pytest.raises(MeterUnavailableError, match="could not be opened"):
+            await service.energy_report({})
+
+
+async def next_piece(pieces: AsyncIterator[str]) -> str:
+    """Return what a followed log shows next."""
+    return await asyncio.wait_for(anext(pieces), 60.0)
+
+
+def test_a_followed_log_ends_with_the_job_or_when_it_is_tidied_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "_FOLLOW_POLL_S", 0.0)
+
+    async def follow() -> None:
+        async with parts(tmp_path) as made:
+            service, store = Service(made.core), made.core.store
+            for ends_by_itself in (True, False):
+                job = made.add("birds")
+                log = JobLog(store.job_dir(job.id), 1 << 20)
+                for text in ("one", "two"):
+                    log.note(text, 0.0)
+                pieces = service.follow_log("birds", 1)
+                assert (await next_piece(pieces)).endswith("agent: two\n")
+                log.note("three", 0.0)
+                assert (await next_piece(pieces)).endswith("agent: three\n")
+                if ends_by_itself:
+                    log.note("the end", 0.0)
+                    put(made, job, JobState.FINISHED)
+                    assert (await next_piece(pieces)).endswith("agent: the end\n"), "what came before the end is shown"
+                else:
+                    store.forget(job.id)
+                with pytest.raises(StopAsyncIteration):
+                    await next_piece(pieces)
+
+    asyncio.run(follow())
+
+
+@go
+async def test_a_reload_names_what_waits_for_a_restart(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        made.core.config = replace(made.core.config, options=replace(Config().options, metrics_listen=("::1", 9)))
+        in_force = Service(made.core).reload()
+        assert len(made.reloads) == 1 and in_force.after_restart == ("metrics.listen",)
+
+
+@go
+async def test_the_supervisors_own_view(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        service = Service(made.core)
+        made.core.health.report("no-meter", 0.0, 0.0, reason="no source")
+        assert [item.code for item in service.health()] == ["no-meter"]
+        assert service.peer_rows() is None and service.peers()["discover"] is False
+        made.add("birds")
+        text = service.metrics()
+        assert 'port_agent_state{state="waiting"} 1.0' in text and "joules" not in text

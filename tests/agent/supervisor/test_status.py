@@ -1,0 +1,111 @@
+"""What the supervisor says it does, and why, for every situation it can be in."""
+
+from dataclasses import replace
+from datetime import datetime, time
+from pathlib import Path
+
+import pytest
+
+from agent.facts import Answer, Facts, IdleSignal, Power
+from agent.jobs.model import Job, JobMeasurements, JobSpec, JobState
+from agent.policy.config import Config
+from agent.policy.decide import TimeWindow
+from agent.supervisor.context import PAUSE_SETTING
+from agent.supervisor.dispatch import Dispatcher
+from agent.supervisor.job.worker_process import WorkerPhase
+from agent.supervisor.status import agent_status, device_state, job_summary
+from agent.system.clock import local_time
+from tests.agent.live_daemon import LONG, go
+from tests.agent.supervisor.parts import ANY_TIME, TRAIN, Parts, parts
+
+
+def headline(made: Parts) -> tuple[str, tuple[str, ...]]:
+    shown = agent_status(made.core)
+    return shown.state, shown.reasons
+
+
+@go
+async def test_the_headline_without_a_worker(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        assert headline(made) == ("idle", ("no jobs; `port-agent submit job.port` adds one",))
+        job = made.add("birds")
+        assert headline(made) == ("waiting", ("starting",)), "nothing was decided yet"
+        made.core.admission.decision = TRAIN
+        assert headline(made) == ("waiting", ("1 (birds): queued",))
+        made.core.store.save(replace(job, state=JobState.BACKOFF, reason="killed by SIGSEGV"))
+        for number in range(9):
+            made.add(f"more{number}")
+        state, reasons = headline(made)
+        assert (state, reasons[0], len(reasons)) == ("waiting", "1 (birds): killed by SIGSEGV", 5)
+        made.core.admission.decision = replace(TRAIN, state=type(TRAIN.state).LEAVE, reasons=("on battery 20 %",))
+        assert headline(made) == ("waiting", ("on battery 20 %",))
+        assert not agent_status(made.core).may_train
+
+
+@go
+async def test_the_headline_with_a_worker(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        made.add("birds", LONG)
+        made.add("cats")
+        core = made.core
+        core.admission.decision = replace(TRAIN, reasons=("left alone",))
+        Dispatcher(core).act(TRAIN)
+        assert headline(made) == ("starting", ("left alone",))
+        await made.until(lambda: core.runner.phase is WorkerPhase.TRAINING)
+        assert headline(made) == ("training", ("left alone",))
+        shown = agent_status(core)
+        assert shown.job is not None and (shown.job.name, shown.job.plans) == ("birds", 2)
+        assert [job.name for job in shown.waiting] == ["cats"], "the job that runs does not wait"
+        core.runner._run.waits_for = "board gone"  # type: ignore[union-attr]
+        assert headline(made) == ("training", ("board gone", "left alone"))
+        core.runner.pause()
+        assert headline(made)[0] == "paused"
+        core.runner.leave("enough")
+        assert headline(made)[0] == "leaving"
+
+
+@go
+async def test_moments_and_spans(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        made.clock.pass_time(60.0)
+        core, clock = made.core, made.clock
+        assert (agent_status(core).uptime_s, agent_status(core).paused_until) == (60.0, None)
+        for setting, shown in ((repr(clock.wall + 5.0), clock.wall + 5.0), ("inf", None), (repr(clock.wall), None)):
+            core.store.remember(PAUSE_SETTING, setting)
+            assert agent_status(core).paused_until == shown
+        noon = datetime.combine(local_time(clock.wall), time(12))
+        clock.wall = noon.timestamp()
+        later = TimeWindow(noon.weekday(), time(13), time(14))
+        core.config = Config(policy=replace(ANY_TIME, windows=(later,)))
+        assert agent_status(core).next_window == clock.wall + 3600.0
+        clock.wall += 3600.0
+        assert agent_status(core).next_window is None
+        core.wear.add(4096)
+        assert agent_status(core).flash_written_today_bytes == 4096
+
+
+@go
+async def test_a_line_about_a_job(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        core, now = made.core, made.clock.now
+        job = Job(3, JobSpec("birds", "b"), 5.0, step=10, total_steps=40, measured=JobMeasurements(step_s=2.0))
+        assert job_summary(core, job).eta_s == 60.0
+        assert job_summary(core, replace(job, state=JobState.CANCELLED)).eta_s is None
+        assert job_summary(core, replace(job, total_steps=None)).eta_s is None
+        waiting = replace(job, state=JobState.BACKOFF, failures=1)
+        assert job_summary(core, waiting).retry_in_s is None, "its failure was not looked at yet"
+        for at, left in ((now + 30.0, 30.0), (now - 5.0, 0.0)):
+            core.retry_at_s[3] = (1, at)
+            assert job_summary(core, waiting).retry_in_s == left
+            assert job_summary(core, job).retry_in_s is None
+
+
+@pytest.mark.parametrize("answer", Answer)
+def test_what_no_sensor_knows_is_unknown_and_not_zero(answer: Answer) -> None:
+    facts = Facts(power=Power.EXTERNAL, online=answer, idle_signals=(IdleSignal("mouse", answer, "moved"),))
+    shown = device_state(facts)
+    assert (shown.power, shown.online, shown.metered) == ("external", answer.value, "unknown")
+    assert (shown.battery_percent, shown.temperature_c, shown.free_disk_bytes) == (None, None, None)
+    assert [(signal.name, signal.idle, signal.detail) for signal in shown.idle_signals] == [
+        ("mouse", answer.value, "moved")
+    ]

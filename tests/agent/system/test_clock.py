@@ -1,0 +1,48 @@
+"""Two clocks, and what a clock on the wall shows where the machine stands."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from datetime import datetime
+
+import pytest
+
+from agent.system.clock import CLOCK_SET_AFTER_S, SystemClock, day_of, local_clock_s, local_time
+
+DAY_S = 86400
+
+
+@pytest.fixture(params=["UTC", "Europe/Berlin", "America/St_Johns", "Pacific/Kiritimati"])
+def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("TZ", request.param)
+    time.tzset()
+    yield request.param
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_the_wall_clock_shows_local_time_and_its_date(zone: str) -> None:
+    for month in (1, 7):
+        moment = datetime(2026, month, 3, 23, 30)
+        wall_s = moment.timestamp()
+        assert local_time(wall_s) == moment and day_of(wall_s) == f"2026-0{month}-03"
+        assert day_of(wall_s + 1800) == f"2026-0{month}-04", "midnight here, wherever here is"
+        assert local_clock_s(wall_s) % DAY_S == 23.5 * 3600
+
+
+def test_a_date_is_a_multiple_of_a_day_also_when_clocks_are_set_forward(zone: str) -> None:
+    starts = [local_clock_s(datetime(2026, 3, day).timestamp()) for day in range(27, 32)]
+    assert [b - a for a, b in itertools.pairwise(starts)] == [DAY_S] * 4
+    assert all(start % DAY_S == 0 for start in starts)
+
+
+def test_spans_never_jump_and_go_on_while_the_machine_sleeps() -> None:
+    clock = SystemClock()
+    first, second = (clock.monotonic_s(), clock.uptime_s()), (clock.monotonic_s(), clock.uptime_s())
+    assert second[0] >= first[0] and second[1] >= first[1]
+    assert clock.uptime_s() >= clock.monotonic_s() - 0.01, "sleep counts"
+    assert abs(clock.wall_s() - time.time()) < 1.0
+
+
+def test_this_program_is_younger_than_a_clock_that_was_never_set() -> None:
+    assert datetime(2026, 1, 1).timestamp() > CLOCK_SET_AFTER_S > datetime(2024, 12, 30).timestamp()

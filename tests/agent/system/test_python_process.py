@@ -1,0 +1,79 @@
+"""Nothing of ours runs code that lies where it is started."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.system.python_process import module_command, module_environment
+from agent.worker.options import BOARD_WORKER, TORCH_WORKER
+
+ROOT = Path(__file__).resolve().parents[3]
+STANDARD = ("argparse", "json", "socket", "signal", "contextlib", "dataclasses", "subprocess", "tempfile")
+OTHERS = ("msgpack", "msgspec", "numpy", "torch", "xxhash", "safetensors", "psutil", "rich", "zeroconf", "serial")
+
+
+@pytest.fixture
+def trap(tmp_path: Path) -> Path:
+    """Return a directory full of modules by the names of those that we import; each leaves its name when it runs."""
+    for name in (*STANDARD, *OTHERS, "agent", "planner", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text(
+            f"import builtins; builtins.open({str(tmp_path / 'ran')!r}, 'a').write({name!r})\n"
+        )
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (*TORCH_WORKER, "--help"),
+        (*BOARD_WORKER, "--help"),
+        (*module_command("agent.system.exec_with_limits"), "--", "true"),
+        (*module_command("planner.profiling.operators"), "nowhere", "nowhere", "1", "1"),
+        (*module_command("agent.cli"), "train", "job.port"),
+        (*module_command("agent.cli"), "exec", "--tensors", "1M", "--", "elsewhere/program.py"),
+    ],
+    ids=lambda command: " ".join(command[3:6]),
+)
+def test_modules_in_the_working_directory_are_not_run(trap: Path, command: tuple[str, ...]) -> None:
+    (trap / "elsewhere").mkdir()
+    (trap / "elsewhere/program.py").write_text("import argparse, msgpack; print('it ran')")
+    environment = {**module_environment(), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=trap, env=environment, capture_output=True, text=True, check=False)
+    assert not (trap / "ran").exists(), (trap / "ran").read_text()
+    assert "ModuleNotFoundError" not in done.stderr, done.stderr
+
+
+def test_a_module_is_found_from_anywhere_and_no_relative_path_is_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "relative", "/absolute"]))
+    environment = module_environment()
+    assert environment["PYTHONPATH"] == os.pathsep.join([str(ROOT), "/absolute"])
+    program = "import agent, json, sys; print(json.dumps([agent.__file__, sys.path]))"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=tmp_path, env=environment, capture_output=True, check=True
+    )
+    found, path = json.loads(done.stdout)
+    assert found == str(ROOT / "agent/__init__.py") and "" not in path and str(tmp_path) not in path
+
+
+def test_no_other_module_starts_python() -> None:
+    """Who names `sys.executable` says it in a message, isolates it, or runs the user's own program."""
+    allowed = {
+        "agent/system/python_process.py",
+        "agent/malloc/environment.py",  # a trial with -I
+        "agent/health/doctor.py",  # names it
+        "agent/cli/exec.py",  # becomes the user's program; its bootstrap drops the working directory
+        "agent/follow/exec/launch.py",
+    }
+    naming = set()
+    for path in (file for room in ("agent", "planner") for file in (ROOT / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr == "executable":
+                naming.add(str(path.relative_to(ROOT)))
+    assert naming == allowed

@@ -1,0 +1,175 @@
+"""One bit flips in a file of the state directory, at rest or after a kill; then the agent starts on it."""
+
+import collections
+import random
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from agent.energy.attribution import Charge, EnergyPhase
+from agent.energy.ledger import Ledger, LedgerError, MeterGap
+from agent.energy.sources.base import Kind
+from agent.jobs.model import Job, JobSpec, JobState
+from agent.jobs.store import JobStore
+from planner.ir.bundle.bundle import Bundle, BundleError
+from tests.agent.jobs_small import small_bundle
+from tests.attack.outcome import AttackOutcome
+from tests.planner.bundles import read_everything
+
+NOON = 1_760_011_200.0
+PAUSE = repr(NOON + 600)
+
+
+def flips(files: list[Path], every_bytes: int, seed: int) -> Iterator[tuple[Path, int]]:
+    """Yield file and number of a random bit in each stretch of `every_bytes`."""
+    choose = random.Random(seed)
+    for file in files:
+        nbytes = file.stat().st_size
+        for start in range(0, nbytes, every_bytes):
+            yield file, choose.randrange(start * 8, min(start + every_bytes, nbytes) * 8)
+
+
+def flip_each(
+    name: str, original: Path, scratch: Path, every_bytes: int, seed: int, judge: Callable[[Path], tuple[str, str]]
+) -> AttackOutcome:
+    """Flip bit after bit in copies of a directory; `judge` says how it ended, and what is wrong if anything is."""
+    files = sorted(path for path in original.rglob("*") if path.is_file())
+    endings: collections.Counter[str] = collections.Counter()
+    harmed = []
+    for file, bit in flips(files, every_bytes, seed):
+        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.copytree(original, scratch)
+        victim = scratch / file.relative_to(original)
+        content = bytearray(victim.read_bytes())
+        content[bit // 8] ^= 1 << bit % 8
+        victim.write_bytes(content)
+        ending, wrong = judge(scratch)
+        endings[ending] += 1
+        if wrong:
+            harmed.append(f"{file.relative_to(original)} bit {bit}: {wrong}")
+    tried = sum(endings.values())
+    notes = ", ".join(f"{count} {ending}" for ending, count in sorted(endings.items()))
+    return AttackOutcome(name, tried, tried - len(harmed), tuple(harmed), notes)
+
+
+# --- the job store
+
+
+def fill_job_store(state_dir: Path) -> list[Job]:
+    """Make a store with jobs in several states, history, wear and a pause, and leave it open as a kill would."""
+    store = JobStore(state_dir)
+    for number, state in enumerate((JobState.QUEUED, JobState.PAUSED, JobState.CANCELLED, JobState.FINISHED)):
+        spec = JobSpec(f"job{number}", "bundle.port", epochs=3, priority=number, deadline_at=NOON + number)
+        job = store.add(spec, NOON)
+        store.note(NOON, job.id, "submitted", "by the test")
+        store.save(replace(job, state=state, step=10 * number, loss=0.5))
+        store.flush()
+    store.remember("paused", PAUSE)
+    store.add_wear("2026-06-03", 12345)
+    store.flush()
+    store.save(replace(store.get(2), state=JobState.CANCELLED))
+    store.flush()
+    return store.all()
+
+
+def attack_job_store(scratch: Path, *, closed: bool, every_bytes: int, seed: int = 1) -> AttackOutcome:
+    """Flip bits in database, log and manifests: no job is lost or changed, and what was lost of the rest is said."""
+    made = scratch / "made"
+    jobs = fill_job_store(made)
+    original = scratch / "original"
+    shutil.copytree(made, original)
+    if closed:
+        JobStore(original).close()
+
+    def judge(state_dir: Path) -> tuple[str, str]:
+        try:
+            store = JobStore(state_dir)
+        except Exception as error:
+            return "not started", f"{type(error).__name__}: {error}"
+        try:
+            return _judge_store(store, jobs)
+        finally:
+            store.close()
+
+    return flip_each(
+        f"bit flips, jobs ({'at rest' if closed else 'killed'})", original, scratch / "x", every_bytes, seed, judge
+    )
+
+
+def _judge_store(store: JobStore, jobs: list[Job]) -> tuple[str, str]:
+    told = store.recovered_from is not None or bool(store.set_aside)
+    ending = "set aside and said" if told else "harmless"
+    if store.trouble is not None:
+        return ending, f"nothing can be written: {store.trouble}"
+    kept = {job.id: job for job in store.all()}
+    for job in jobs:
+        if job.id not in kept and job.id not in store.set_aside:
+            return ending, f"job {job.id} is lost"
+        if job.id in kept and kept[job.id] != job:
+            return ending, f"job {job.id} is another: {kept[job.id]}"
+    if store.setting("paused") != PAUSE and not told:
+        return ending, f"the pause is {store.setting('paused')}, and nobody says so"
+    added = store.add(JobSpec("next", "bundle.port"), NOON)
+    if added.id in {job.id for job in jobs} or not store.flush():
+        return ending, "it takes no job any more"
+    return ending, ""
+
+
+# --- the ledger of energy
+
+
+def attack_ledger(scratch: Path, *, every_bytes: int, seed: int = 1) -> AttackOutcome:
+    """Flip bits in the ledger: it opens, or says why not, and can be written."""
+    original = scratch / "original"
+    ledger = Ledger(original / "energy.sqlite", NOON)
+    ledger.set_meta("baselines", '{"cpu": 3.25}')
+    for minute in range(40):
+        charge = Charge(NOON + 60 * minute, f"{minute % 3}", EnergyPhase.FORWARD, Kind.MEASURED, 1.0, 2.0, 1.0)
+        ledger.add_charges([charge], 0.0)
+        ledger.add_event(NOON + minute, "test", "an event")
+        ledger.add_gap(MeterGap(NOON + minute, NOON + minute + 0.5, "cpu", f"gap {minute}"))
+    ledger.close(NOON + 3600)
+
+    def judge(directory: Path) -> tuple[str, str]:
+        try:
+            ledger = Ledger(directory / "energy.sqlite", NOON + 4000)
+        except LedgerError as error:
+            return "refused and said", "" if "format" in str(error) else str(error)
+        except Exception as error:
+            return "not started", f"{type(error).__name__}: {error}"
+        aside = any(".damaged-" in path.name for path in directory.iterdir())
+        try:
+            baselines = ledger.meta("baselines")
+            ledger.add_charges([Charge(NOON + 4000, "0", EnergyPhase.FORWARD, Kind.MEASURED, 1.0, 2.0, 1.0)], 0.0)
+            ledger.close(NOON + 4001)
+        except (LedgerError, sqlite3.Error) as error:
+            return "not written", str(error)
+        told = aside or baselines is None
+        wrong = "" if baselines in (None, '{"cpu": 3.25}') else f"a baseline of {baselines}"
+        return "set aside and said" if told else "harmless or a figure", wrong
+
+    return flip_each("bit flips, energy ledger", original, scratch / "x", every_bytes, seed, judge)
+
+
+# --- a bundle
+
+
+def attack_bundle(scratch: Path, *, every_bytes: int, seed: int = 1) -> AttackOutcome:
+    """Flip bits in a bundle: whoever reads all of it is refused, or finds what was there before."""
+    original = scratch / "original"
+    original.mkdir()
+    shutil.copy(small_bundle(), original / "job.port")
+    good = Bundle(original / "job.port")
+
+    def judge(directory: Path) -> tuple[str, str]:
+        try:
+            found = Bundle(directory / "job.port")
+            read_everything(found)
+        except BundleError:
+            return "refused", ""
+        same = (found.id, found.graphs, found.plans, found.costs) == (good.id, good.graphs, good.plans, good.costs)
+        return "harmless", "" if same else "it is another bundle, and nobody says so"
+
+    return flip_each("bit flips, bundle", original, scratch / "x", every_bytes, seed, judge)

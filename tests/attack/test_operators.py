@@ -1,0 +1,27 @@
+"""No operator that a bundle may name reads or writes out of bounds, whatever it is called with."""
+
+import pytest
+
+from tests.attack.operators import attack_operators
+from tests.attack.outcome import Survived
+
+TRUSTING = (
+    "nn.functional.max_pool2d", "nn.functional.max_pool3d", "nn.functional.adaptive_max_pool2d", "nn.functional.nll_loss",
+    "nn.functional.embedding", "nn.functional.batch_norm", "nn.functional.layer_norm", "log_softmax",
+    "nn.functional.avg_pool2d", "nn.functional.adaptive_avg_pool2d", "nn.functional.grid_sample", "nn.functional.interpolate",
+    "unfold",
+)  # fmt: skip
+"""Functions of torch whose operators crashed before they were checked."""
+
+
+def test_operators_that_trust_their_callers(survived: Survived) -> None:
+    outcome = attack_operators(seed=1, count=2000, functions=TRUSTING)
+    survived(outcome)
+    assert outcome.tried == outcome.clean == 2000
+    assert all(words in outcome.notes for words in ("ran", "refused when loaded", "refused by torch")), outcome.notes
+
+
+@pytest.mark.long
+def test_every_operator(survived: Survived) -> None:
+    outcome = attack_operators(seed=2, count=200_000)
+    survived(outcome)

@@ -1,0 +1,47 @@
+"""What a run of the tests says at its end: a table of the attacks that were made, and what they came to."""
+
+import signal
+from collections.abc import Callable
+from dataclasses import asdict
+
+import pytest
+
+from tests.attack.outcome import AttackOutcome, Survived
+
+_PROPERTY = "attack"
+_SHOWN_HARM = 20
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C, as do the programs that tests start: a shell that puts the tests into the background turns it off."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def survived(record_property: Callable[[str, object], None]) -> Survived:
+    """Return what notes an attack for the table at the end, and fails where it did harm."""
+
+    def check(outcome: AttackOutcome) -> None:
+        record_property(_PROPERTY, asdict(outcome))
+        assert not outcome.harmed, "\n".join(outcome.harmed[:_SHOWN_HARM])
+
+    return check
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the table: what was tried, how much of it did no harm, how the rest of it ended."""
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    rows = [
+        value
+        for report in reports
+        if isinstance(report, pytest.TestReport) and report.when == "call"
+        for name, value in report.user_properties
+        if name == _PROPERTY and isinstance(value, dict)
+    ]
+    if not rows:
+        return
+    terminalreporter.section("attacks")
+    terminalreporter.write_line(f"{'attack':42} {'tried':>9} {'clean':>9}  how they ended")
+    for row in rows:
+        terminalreporter.write_line(f"{row['name']:42} {row['tried']:>9,} {row['clean']:>9,}  {row['notes']}")

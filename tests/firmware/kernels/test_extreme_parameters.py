@@ -1,0 +1,56 @@
+"""Parameters come from outside, a snapshot or a damaged board: whatever they are, the kernels do nothing undefined."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = """
+import sys
+import numpy as np
+from planner.mcu import HostEngine, UpdateOptions, UpdateRounding, compile_model
+from tests.planner.mcu.networks import NETWORKS
+
+name, *flags = sys.argv[1:]
+module, data = NETWORKS[name]()
+model = compile_model(module, data, name=name, q88=True)
+engine = HostEngine(model, ("-fsanitize=undefined", "-fno-sanitize-recover=all", *flags))
+samples, size = model.quantize_input(data), len(engine.parameters)
+rng = np.random.default_rng(1)
+extremes = np.array([2**31 - 1, -(2**31), 2**31 - 128, 0], "<i4")
+images = [np.full(size, byte, np.uint8) for byte in (0x7F, 0x80, 0x00, 0xFF)]
+images += [rng.integers(0, 256, size, np.uint8) for _ in range(8)]
+images += [np.resize(np.roll(extremes, k).view(np.uint8), size) for k in range(4)]
+tried = 0
+for image in images:
+    for rule in UpdateRounding:
+        engine.set_options(UpdateOptions(1e30, rule))
+        for number, sample in enumerate([samples[0], np.full_like(samples[0], -128), np.full_like(samples[0], 127)]):
+            engine.parameters = image.tobytes()
+            engine.infer(sample)
+            engine.train(sample, number)
+            tried += 1
+print(tried)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.parametrize("flags", [(), ("-DPORT_SIMD_EMULATE",)], ids=["scalar", "simd"])
+@pytest.mark.parametrize("name", ["every_layer", "hidden_linear", "stream"])
+def test_extreme_parameters_are_defined(name: str, flags: tuple[str, ...]) -> None:
+    runtime = subprocess.run(["cc", "-print-file-name=libubsan.so"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, name, *flags],
+        cwd=ROOT,
+        env={**os.environ, "LD_PRELOAD": runtime.stdout.strip(), "UBSAN_OPTIONS": "print_stacktrace=1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) > 100

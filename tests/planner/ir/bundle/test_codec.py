@@ -1,0 +1,198 @@
+"""Graphs, plans and costs as lists and back; and every piece of a list that is not what it should be."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.ir.bundle.codec import (
+    MAX_NESTING,
+    MAX_OPS,
+    WireError,
+    pack_costs,
+    pack_graph,
+    pack_integers,
+    pack_plan,
+    unpack_costs,
+    unpack_graph,
+    unpack_integers,
+    unpack_plan,
+)
+from planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
+from planner.ir.graph import Named, Ref, Scalar
+from planner.ir.plan import Action, Decision, Plan
+from tests.planner.steps import tiny_step
+
+WHOLE = st.integers(0, 2**40)
+
+
+def through(data: Any) -> Any:
+    """Return what a file gives back."""
+    return msgpack.unpackb(msgpack.packb(data))
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_a_captured_graph_comes_back_as_it_was(optimizer: str) -> None:
+    graph = tiny_step(optimizer).graphs["step"]
+    assert unpack_graph(through(pack_graph(graph))) == graph
+
+
+def test_arguments_of_every_kind_come_back() -> None:
+    graph = tiny_step("SGD").graphs["step"]
+    odd = (None, True, -3, 0.1, "mean", Named("dtype", "float32"), (Ref(0), (1, Scalar(0)), ()), float("inf"))
+    first = replace(graph.ops[0], args=odd, kwargs=(("alpha", Scalar(0)), ("out", Ref(0))))
+    changed = replace(graph, ops=(first, *graph.ops[1:]), scalars=1)
+    assert unpack_graph(through(pack_graph(changed))).ops[0] == first
+
+
+@given(
+    st.lists(st.builds(Decision, WHOLE, WHOLE, WHOLE, st.sampled_from(Action)), max_size=30),
+    st.permutations(range(9)),
+    st.lists(st.tuples(WHOLE, WHOLE), max_size=4),
+    st.one_of(st.none(), st.floats(0, 1e29)),
+)
+def test_any_plan_comes_back(
+    decisions: list[Decision], order: list[int], sliced: list[tuple[int, int]], bound: float | None
+) -> None:
+    plan = Plan(tuple(decisions), tuple(order), tuple(sliced), 7, 5, 0.25, 1e-3, 0.0, bound, "greedy")
+    assert unpack_plan(through(pack_plan(plan))) == plan
+
+
+def test_a_plan_takes_a_few_bytes_for_each_decision() -> None:
+    decisions = tuple(Decision(3 * i, 5 * i, 5 * i + 400, Action.PAGE) for i in range(1000))
+    packed = pack_plan(Plan(decisions, tuple(range(5000))))[0]
+    assert len(packed) < 3 * len(decisions)
+
+
+@given(st.lists(st.integers(-(2**62), 2**62), max_size=50))
+def test_integers_come_back(numbers: list[int]) -> None:
+    assert unpack_integers(pack_integers(numbers), most=50) == numbers
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_raise_anything_else(data: bytes) -> None:
+    try:
+        assert len(unpack_integers(data, most=20)) <= 20
+    except WireError:
+        return
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"not compressed", "packed integers are damaged"),
+        (pack_integers(range(100))[:-4], "cut off"),
+        (pack_integers(range(9)), "there are 9 packed integers, at most 8 are read"),
+        (pack_integers([0] * 1000), "cut off, or there are too many"),
+        (pack_integers([1 << 80]), "a packed integer has more than 64 bits"),
+    ],
+)
+def test_integers_that_are_none(data: Any, message: str) -> None:
+    with pytest.raises(WireError, match=message):
+        unpack_integers(data, most=8)
+
+
+COSTS = CostTable(
+    DeviceCosts("pi", 5, 2.0, 3.0, Flash("card", 1e7, 2e7, 1e-4, 1e-9, 2e-9, 1e12), 4), (OpCost(1.0, 7, 2.0),) * 2
+)
+
+
+@pytest.mark.parametrize("endurance", [None, 1e12])
+def test_costs_come_back(endurance: float | None) -> None:
+    costs = replace(COSTS, device=replace(COSTS.device, flash=replace(COSTS.device.flash, endurance_bytes=endurance)))
+    assert unpack_costs(through(pack_costs(costs))) == costs
+
+
+def at(*path: int, value: Any) -> Callable[[Any], Any]:
+    """Return a change of one place in nested lists."""
+
+    def change(data: Any) -> Any:
+        place = data
+        for step in path[:-1]:
+            place = place[step]
+        place[path[-1]] = value
+        return data
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (at(0, 0, value=7), r"Expected `str`, got `int` - at `\$\[0\]\[0\]`"),
+        (at(0, 0, value="x" * 1001), "length <= 1000"),
+        (at(0, 1, value=True), "Expected `int`, got `bool`"),
+        (at(0, 1, value=0.5), "Expected `int`, got `float`"),
+        (at(0, 1, value=-1), r"Expected `int` >= 0 - at `\$\[0\]\[1\]`"),
+        (at(0, 1, value=1 << 62), "Expected `int` <"),
+        (at(0, 2, value=-1.0), "Expected `float` >= 0"),
+        (at(0, 2, value=float("nan")), "Expected `float`"),
+        (at(0, 2, value=float("inf")), "Expected `float`"),
+        (at(1, 1, value=0), "Expected `float` > 0"),
+        (at(1, 6, value=0.0), "Expected `float` > 0"),
+        (at(1, value=[1]), "length"),
+        (at(2, 0, value=[1.0, 2]), "length"),
+        (at(2, value={}), "Expected `array`, got `object`"),
+    ],
+)
+def test_costs_that_are_none(change: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(WireError, match=f"a cost table cannot be read: .*{message}"):
+        unpack_costs(change(through(pack_costs(COSTS))))
+
+
+def test_a_machine_has_a_thread_at_least() -> None:
+    assert unpack_costs(at(0, 4, value=0)(through(pack_costs(COSTS)))).device.threads == 1
+
+
+def deep(levels: int) -> Any:
+    data: Any = 1
+    for _ in range(levels):
+        data = [data]
+    return data
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        (deep(MAX_NESTING + 1), f"nested deeper than {MAX_NESTING} lists"),
+        ({"v": -1}, "an argument cannot be read: Expected `int` >= 0"),
+        ({"v": 0, "s": 0}, "which is no number, tensor or list"),
+        ({"v": None}, "which is no number, tensor or list"),
+        ({"x": 0}, "an argument cannot be read: .*unknown field `x`"),
+        ({"n": ["dtype"]}, "an argument cannot be read: .*length 2"),
+        (b"bytes", "which is no number, tensor or list"),
+    ],
+)
+def test_arguments_that_are_none(argument: Any, message: str) -> None:
+    packed = through(pack_graph(tiny_step("SGD").graphs["step"]))
+    packed[2][0][1] = [argument]
+    with pytest.raises(WireError, match=message):
+        unpack_graph(packed)
+
+
+def test_more_operators_than_any_model_has_are_not_looked_at() -> None:
+    packed = through(pack_graph(tiny_step("SGD").graphs["step"]))
+    packed[2] = [0] * (4 * MAX_OPS + 1)
+    with pytest.raises(WireError, match=f"length <= {4 * MAX_OPS}"):
+        unpack_graph(packed)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ([3, 0], "a plan ends before its 3 decisions and 0 operators do"),
+        ([0, 2, 0], "a plan ends before its 0 decisions and 2 operators do"),
+        ([0, 0, 5], "a plan ends before"),
+        ([-1, 0], "a plan claims -1 decisions"),
+        ([0, MAX_OPS + 1], "over an order of 200001 operators"),
+        ([0, 2, 1, 1], "a plan's order is not a permutation"),
+        ([1, 0, 0, 0, 1, 9], "an action cannot be read: Invalid enum value 9"),
+    ],
+)
+def test_plans_that_are_none(numbers: list[int], message: str) -> None:
+    with pytest.raises(WireError, match=message):
+        unpack_plan([pack_integers(numbers), [0, 0, 0.0, 0.0, 0.0, None], "greedy"])

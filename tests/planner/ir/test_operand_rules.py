@@ -1,0 +1,183 @@
+"""Recorded steps fit; the same steps with indices from elsewhere, other shapes or another order are refused."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.models import WORKLOADS, workload
+from planner.capture.step import capture_evaluation, capture_step
+from planner.ir.graph import GraphError, Op, Ref, StepGraph
+from planner.ir.operand_rules import verify_operands
+
+
+class Everything(nn.Module):
+    """Every operator that trusts its backward pass to be called by autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, 8, padding_idx=0)
+        self.same_words = nn.Embedding(11, 8, scale_grad_by_freq=True)
+        self.conv = nn.utils.parametrizations.weight_norm(nn.Conv2d(1, 4, 3))
+        self.norm, self.frozen, self.layer = nn.BatchNorm2d(4), nn.BatchNorm2d(4).eval(), nn.LayerNorm(8)
+
+    def train(self, mode: bool = True) -> "Everything":
+        super().train(mode)
+        self.frozen.eval()
+        return self
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.layer(self.words(tokens) + self.same_words(tokens)).unsqueeze(1)  # n, 1, 8, 8
+        x = functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+        x = functional.pad(x, (2, 1, 1, 2), mode="reflect")
+        x = self.frozen(self.norm(self.conv(x)))
+        x = functional.max_pool2d(x, 2, stride=1) + functional.adaptive_max_pool2d(x, 8)
+        x = functional.interpolate(x, scale_factor=1.5, mode="bilinear")
+        x = functional.pad(functional.avg_pool2d(x, 3), (1, 0, 0, 1), mode="replicate")
+        grid = torch.linspace(-1, 1, 5).view(1, 5, 1, 1).expand(len(x), 5, 5, 2)
+        x = functional.grid_sample(x, grid, align_corners=False)
+        x = functional.adaptive_avg_pool2d(x.unfold(2, 3, 2).sum(-1), 2)
+        return x.flatten(1)
+
+
+def loss(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    logits = model(tokens)
+    pixels = logits.view(len(logits), 4, 2, 2)
+    return functional.cross_entropy(logits, labels) + functional.cross_entropy(
+        pixels, labels[:, None, None].expand(-1, 2, 2) % 4
+    )
+
+
+@pytest.fixture(scope="module")
+def graph() -> StepGraph:
+    torch.manual_seed(0)
+    model = Everything()
+    batch = (torch.randint(0, 11, (3, 8)), torch.randint(0, 16, (3,)))
+    return capture_step(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), batch).graphs["step"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_model_fits(name: str) -> None:
+    w = workload(name, small=True)
+    graphs = capture_step(w.model, w.loss_fn, torch.optim.SGD(w.model.parameters(), lr=0.1), w.batch(0)).graphs
+    verify_operands(graphs["step"])
+    verify_operands(capture_evaluation(w.model, w.loss_fn, w.batch(0)).graphs["eval"])
+
+
+def test_heads_that_share_keys_fit() -> None:
+    """As in Llama: fewer heads of keys and values than of queries."""
+    model = nn.Linear(8, 8)
+
+    def attend(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        q = model(x)
+        return functional.scaled_dot_product_attention(q, q[:, :2], q[:, 2:], enable_gqa=True).sum()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    graph = capture_step(model, attend, optimizer, (torch.randn(2, 4, 5, 8),)).graphs["step"]
+    verify_operands(graph)
+    assert any("flash_attention_for_cpu_backward" in op.name for op in graph.ops)
+
+
+def place(graph: StepGraph, name: str) -> int:
+    return next(i for i, op in enumerate(graph.ops) if op.name.partition("::")[2].partition(".")[0] == name)
+
+
+def changed(graph: StepGraph, name: str, change: Callable[[Op], Op]) -> StepGraph:
+    """Return the graph with the first call of `name` changed."""
+    i = place(graph, name)
+    return replace(graph, ops=(*graph.ops[:i], change(graph.ops[i]), *graph.ops[i + 1 :]))
+
+
+INDICES = {
+    "max_pool2d_with_indices_backward": 7, "adaptive_max_pool2d_backward": 2, "nll_loss_backward": 2, "nll_loss2d_backward": 2,
+    "embedding_dense_backward": 1,
+}  # fmt: skip
+"""Place of the argument whose values nobody checks."""
+
+TRUSTED = (
+    *INDICES, "native_batch_norm_backward", "native_layer_norm_backward", "_log_softmax_backward_data",
+    "_scaled_dot_product_flash_attention_for_cpu_backward", "_adaptive_avg_pool2d_backward", "avg_pool2d_backward",
+    "reflection_pad2d_backward", "replication_pad2d_backward", "grid_sampler_2d_backward", "unfold_backward",
+)  # fmt: skip
+"""Operators whose first argument has to have the shape that the others say."""
+
+
+def test_what_was_recorded_fits(graph: StepGraph) -> None:
+    verify_operands(graph)
+    names = {op.name.partition("::")[2].partition(".")[0] for op in graph.ops}
+    assert set(TRUSTED) | {"native_batch_norm"} <= names
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_indices_from_elsewhere(graph: StepGraph, name: str) -> None:
+    """A value of the same layout that comes with the batch or the file."""
+    op = graph.ops[place(graph, name)]
+    index = op.args[INDICES[name]]
+    assert isinstance(index, Ref)
+    value = replace(graph.values[index.value], storage=len(graph.storages))
+    storages = (*graph.storages, replace(graph.storages[graph.values[index.value].storage], name="mine"))
+    wide = replace(graph, storages=storages, values=(*graph.values, value))
+    args = tuple(Ref(len(graph.values)) if i == INDICES[name] else a for i, a in enumerate(op.args))
+    with pytest.raises(GraphError, match=name):
+        verify_operands(changed(wide, name, lambda op: replace(op, args=args)))
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_indices_that_are_changed_after_they_were_checked(graph: StepGraph, name: str) -> None:
+    i = place(graph, name)
+    index = graph.ops[i].args[INDICES[name]]
+    assert isinstance(index, Ref)
+    fill = Op(
+        "aten::fill_.Scalar",
+        (index, 1 << 40),
+        (),
+        (index.value,),
+        (graph.values[index.value].storage,),
+        graph.ops[i].phase,
+    )
+    with pytest.raises(GraphError, match=name):
+        verify_operands(replace(graph, ops=(*graph.ops[:i], fill, *graph.ops[i:])))
+
+
+@pytest.mark.parametrize("name", ["nll_loss_backward", "embedding_dense_backward"])
+def test_a_backward_pass_before_the_forward_pass_that_checks(graph: StepGraph, name: str) -> None:
+    i = place(graph, name)
+    order = (i, *range(i), *range(i + 1, len(graph.ops)))
+    with pytest.raises(GraphError, match=name):
+        verify_operands(graph.reordered(order))
+
+
+@pytest.mark.parametrize("name", TRUSTED)
+def test_a_gradient_of_another_shape(graph: StepGraph, name: str) -> None:
+    v = graph.ops[place(graph, name)].args[0]
+    assert isinstance(v, Ref)
+    value = graph.values[v.value]
+    other = replace(value, shape=(*value.shape, 1), stride=(*value.stride, 1))
+    wide = replace(graph, values=(*graph.values, other))
+    with pytest.raises(GraphError, match=name):
+        verify_operands(changed(wide, name, lambda op: replace(op, args=(Ref(len(graph.values)), *op.args[1:]))))
+
+
+def test_statistics_for_other_channels(graph: StepGraph) -> None:
+    op = graph.ops[place(graph, "native_batch_norm")]
+    weight = op.args[1]
+    assert isinstance(weight, Ref)
+    short = replace(graph.values[weight.value], shape=(1,))
+    wide = replace(graph, values=(*graph.values, short))
+    for i in (1, 2, 3, 4):
+        args = tuple(Ref(len(graph.values)) if k == i else a for k, a in enumerate(op.args))
+        with pytest.raises(GraphError, match="native_batch_norm"):
+            verify_operands(changed(wide, "native_batch_norm", lambda op, args=args: replace(op, args=args)))
+
+
+@pytest.mark.parametrize("scale", [1e-45, 0.0, -1.0, float("nan"), float("inf"), 0.5, "1"])
+def test_scales_that_contradict_the_sizes(graph: StepGraph, scale: float) -> None:
+    name = "upsample_bilinear2d"
+    fits = changed(graph, name, lambda op: replace(op, args=(*op.args[:3], 1.5, 1.5), kwargs=()))
+    verify_operands(fits)
+    with pytest.raises(GraphError, match=name):
+        verify_operands(changed(graph, name, lambda op: replace(op, args=(*op.args[:3], scale, 1.5), kwargs=())))

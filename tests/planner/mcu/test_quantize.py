@@ -1,0 +1,86 @@
+"""Real values as int8: zero is exact, nothing calibrated is clipped, and a ratio is a multiplier and a shift to 31 bits."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.mcu.frontend import import_module
+from planner.mcu.ir import Clamp, McuCompileError, OpKind
+from planner.mcu.quantize import WEIGHT_HEADROOM, QuantizedGraph, quantize, requantisation, run_float, weights_of
+from tests.planner.mcu.networks import every_layer, hidden_linear, stream
+
+
+def quantized(build: object = every_layer, headroom: float = 1.0) -> tuple[QuantizedGraph, np.ndarray]:
+    module, data = build()  # type: ignore[operator]
+    return quantize(import_module(module, data.shape[1:]), data, headroom), data
+
+
+@given(st.lists(st.floats(1e-12, 0.2499), min_size=1, max_size=8))
+def test_a_ratio_is_a_multiplier_and_a_shift_to_31_bits(ratios: list[float]) -> None:
+    exact = np.array(ratios)
+    multiplier, shift = requantisation(exact)
+    assert (shift >= 33).all() and (shift <= 62).all() and (multiplier >= 0).all()
+    found = multiplier.astype(np.float64) / 2.0 ** shift.astype(np.float64)
+    assert (np.abs(found - exact) <= np.maximum(exact * 2.0**-30, 2.0**-62)).all()
+
+
+def test_a_ratio_just_below_a_power_of_two_does_not_overflow() -> None:
+    multiplier, shift = requantisation(np.array([0.125 * (1 - 2.0**-40), 0.125]))
+    assert multiplier[0] / 2.0 ** int(shift[0]) == multiplier[1] / 2.0 ** int(shift[1]) == 0.125
+
+
+@pytest.mark.parametrize("build", [every_layer, hidden_linear, stream])
+@pytest.mark.parametrize("headroom", [1.0, 1.5])
+def test_zero_is_exact_and_nothing_that_was_calibrated_is_clipped(build: object, headroom: float) -> None:
+    model, data = quantized(build, headroom)
+    tensors = run_float(model.graph, torch.from_numpy(data))
+    for op in model.ops:
+        scale, zero = float(op.output.scale), op.output.zero
+        assert -128 <= zero <= 127 and op.out_min <= zero <= max(op.out_max, zero)
+        if op.op.kind in (OpKind.CLASSIFIER, OpKind.AVERAGE_POOL, OpKind.MAX_POOL):
+            continue
+        real = tensors[op.op.name].detach().numpy()
+        low, high = (op.out_min - zero) * scale, (op.out_max - zero) * scale
+        assert real.min() >= low - 1.001 * scale and real.max() <= high + 1.001 * scale, op.op.name
+
+
+def test_an_activation_function_is_the_interval_of_its_op() -> None:
+    model, _ = quantized(headroom=1.5)
+    for op in model.ops:
+        if op.op.clamp is not Clamp.NONE and op.op.kind is not OpKind.ADD:
+            assert op.out_min == max(-128, op.output.zero)
+        if op.op.clamp is Clamp.RELU6:
+            assert (op.out_max - op.output.zero) * float(op.output.scale) <= 6.0 + float(op.output.scale)
+
+
+@pytest.mark.parametrize("headroom", [1.0, 1.1, 1.5])
+def test_weights_have_as_much_room_to_grow_as_is_asked_up_to_a_limit(headroom: float) -> None:
+    model, _ = quantized(headroom=headroom)
+    for op in model.ops:
+        if op.weight is None or op.weight_scale is None:
+            continue
+        most = np.abs(op.weight.astype(int)).reshape(-1, op.weight.shape[-1]).max(0)
+        if op.op.kind is not OpKind.DEPTHWISE:
+            most = np.abs(op.weight.astype(int)).reshape(op.weight.shape[0], -1).max(1)
+        assert (np.abs(most - 127 / min(headroom, WEIGHT_HEADROOM)) <= 1).all()
+        real, _ = weights_of(op.op)
+        scale = op.weight_scale if op.op.kind is OpKind.DEPTHWISE else op.weight_scale[:, None, None, None]
+        assert (np.abs(op.weight * scale - real) <= 0.5001 * scale).all()
+
+
+def test_samples_become_bytes_row_by_row_channel_last_and_what_is_outside_is_held() -> None:
+    model, data = quantized()
+    rows = model.quantize_input(data)
+    assert rows.shape == (len(data), model.graph.input_shape.elements) and rows.dtype == np.int8
+    back = (rows.astype(np.float32) - model.input.zero) * model.input.scale
+    shape = model.graph.input_shape
+    seen = back.reshape(len(data), shape.height, shape.width, shape.channels).transpose(0, 3, 1, 2)
+    assert np.abs(seen - data.reshape(seen.shape)).max() <= 0.5001 * float(model.input.scale)
+    assert set(np.unique(model.quantize_input(1e6 * np.sign(data)))) <= {-128, 127, model.input.zero}
+
+
+def test_headroom_below_one_would_clip() -> None:
+    with pytest.raises(McuCompileError, match=r"headroom: 0.9 would clip the calibration data; use 1.0 or more"):
+        quantized(headroom=0.9)

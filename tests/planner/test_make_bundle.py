@@ -1,0 +1,245 @@
+"""From a job to graphs, tables and a bundle: every batch size has its graph, and what cannot be trained on is refused."""
+
+import copy
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.costs import DeviceCosts, Flash, OpCost
+from planner.ir.graph import Phase
+from planner.job import JobError, ScriptError, TrainingJob
+from planner.make_bundle import InfeasibleError, default_planner, plain_losses, plan_all, prepare, tensor_chunks, write
+from planner.profiling.operators import Measured
+from planner.search.plan_step import PlanResult
+
+ROWS = 10
+NO_TRAINING = Measured((), 0, 0)
+DEVICE = DeviceCosts("test", 0, 1.0, 1.0, Flash("card", 1e8, 1e8, 1e-4, 1e-9, 1e-9))
+
+
+def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    squares: torch.Tensor = ((model(x) - y) ** 2).mean()
+    return squares
+
+
+class Tied(nn.Module):
+    """A weight under two names, a head that no loss reaches, a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.second.weight = self.first.weight
+        self.spare = nn.Linear(4, 1)
+        self.register_buffer("hidden", torch.ones(4), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.second(self.first(x) * self.hidden)
+        return result
+
+
+def job(schedule: Any = None, **changes: Any) -> TrainingJob:
+    torch.manual_seed(0)
+    model = Tied()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = {"data": [torch.randn(ROWS, 4), torch.randn(ROWS, 4)], "batch_size": 4, **changes}
+    scheduler = None if schedule is None else schedule(optimizer)
+    return TrainingJob(model, loss, optimizer, scheduler=scheduler, **settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "graphs"),
+    [
+        ({}, ["step", "step@2"]),
+        ({"drop_last": True}, ["step"]),
+        ({"batch_size": 5}, ["step"]),
+        ({"batch_size": ROWS}, ["step"]),
+        ({"eval_data": [torch.randn(9, 4), torch.randn(9, 4)]}, ["step", "step@2", "eval", "eval@1"]),
+        ({"eval_data": [torch.randn(3, 4), torch.randn(3, 4)]}, ["step", "step@2", "eval@3"]),
+        ({"drop_last": True, "eval_data": [torch.randn(6, 4), torch.randn(6, 4)]}, ["step", "eval", "eval@2"]),
+        ({"eval_data": [torch.randn(0, 4), torch.randn(0, 4)]}, ["step", "step@2"]),
+        ({"accumulate": 2, "batch_size": 5}, ["first", "last"]),
+        ({"accumulate": 3, "batch_size": 5}, ["first", "last", "next"]),
+    ],
+)
+def test_every_size_of_batch_that_will_come_has_its_graph(changes: dict[str, Any], graphs: list[str]) -> None:
+    prepared = prepare(job(**changes))
+    assert sorted(prepared.graphs) == sorted(graphs)
+    for name, graph in prepared.graphs.items():
+        rows = int(name.partition("@")[2] or job(**changes).batch_size)
+        assert {graph.values[v].shape[0] for v in graph.batch} == {rows}
+        assert any(op.phase is Phase.UPDATE for op in graph.ops) is (name.partition("@")[0] in ("step", "last"))
+
+
+def test_the_result_is_the_models_state_tied_tensors_once() -> None:
+    prepared = prepare(job())
+    assert prepared.result == ("first.weight", "spare.bias", "spare.weight")
+    assert set(prepared.unused) == {"spare.bias", "spare.weight"}
+    assert "buffer/hidden" in prepared.tensors or any(key.startswith("constant/") for key in prepared.tensors)
+
+
+def test_capturing_changes_neither_the_model_nor_the_generator() -> None:
+    made = job(lambda o: torch.optim.lr_scheduler.StepLR(o, 1))
+    before = copy.deepcopy(made.model.state_dict())
+    generator = torch.get_rng_state()
+    lr, last = made.optimizer.param_groups[0]["lr"], made.scheduler.last_epoch
+    prepare(made, updates=5, verify=3)
+    assert all(torch.equal(before[key], value) for key, value in made.model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert (made.optimizer.param_groups[0]["lr"], made.scheduler.last_epoch) == (lr, last)
+
+
+def test_the_schedule_is_what_plain_training_would_see() -> None:
+    def warm_up(optimizer: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: min(1.0, (update + 1) / 3))
+
+    rows = prepare(job(warm_up), updates=5).schedule
+    assert [row[0]["lr"] for row in rows] == pytest.approx([0.1 / 3, 0.2 / 3, 0.1, 0.1, 0.1])
+    assert set(rows[0][0]) == {"lr"}, "what does not change stands in the optimizer"
+    assert prepare(job()).schedule == ()
+
+
+def test_the_reference_is_plain_training_to_the_bit() -> None:
+    made = job(accumulate=2, clip_grad_norm=0.5)
+    reference = prepare(made, verify=4).reference
+    expected = list(plain_losses(copy.deepcopy(made), made.data, 4))
+    assert [float.fromhex(text) for text in reference["losses"]] == expected
+    assert reference["threads"] == torch.get_num_threads() and len(set(expected)) == 4
+
+
+def test_arrays_and_lists_are_data_too() -> None:
+    x = np.arange(4.0 * ROWS, dtype=np.float32).reshape(ROWS, 4)
+    prepared = prepare(job(data=(x, x.tolist())))
+    assert [column.dtype for column in prepared.data] == [torch.float32] * 2
+    assert all(column.is_contiguous() for column in prepare(job(data=[torch.randn(4, ROWS).T] * 2)).data)
+
+
+X = torch.randn(ROWS, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": X}, "data is a Tensor; give a list with one tensor per argument of the batch"),
+        ({"data": None}, "data is a NoneType"),
+        ({"data": "cifar10"}, "data is a str"),
+        ({"eval_data": None}, "eval_data is a NoneType"),
+        ({"data": []}, "the job has no data; give one tensor per argument"),
+        ({"data": [torch.tensor(3.0)]}, "column 0 of data is a single number; give a tensor with one row per sample"),
+        ({"data": [X, ["a"] * ROWS]}, "column 1 of data is no array of numbers"),
+        ({"data": [X, [[1.0], [2.0, 3.0]]]}, "column 1 of data is no array of numbers"),
+        ({"data": [X, X[1:]]}, rf"the columns of data have different lengths \[9, {ROWS}\]"),
+        ({"batch_size": 11}, "batch_size is 11, the data has 10 rows; choose between 1 and 10"),
+        ({"data": [X[:0], X[:0]]}, "the data has 0 rows"),
+        ({"data": [X.to(torch.complex64), X]}, "column 0 of data is complex64; give one of bool, uint8"),
+        ({"batch_size": "8"}, "batch_size is '8'; it must be a whole number, at least 1"),
+        ({"batch_size": 0}, "batch_size is 0; it must be a whole number, at least 1"),
+        ({"clip_grad_norm": float("nan")}, "clip_grad_norm is nan; it must be a number above 0, or None"),
+        ({"clip_grad_norm": "1"}, "clip_grad_norm is '1'"),
+        ({"data": [X, X[:, :3]]}, r"(?s)on a batch of float32 \[4, 4\], float32 \[4, 3\] failed.*The size of tensor a"),
+        ({"batch_size": 4.0}, "batch_size is 4.0; it must be a whole number, at least 1"),
+        ({"batch_size": True}, "batch_size is True"),
+        ({"accumulate": 0}, "accumulate is 0; it must be a whole number, at least 1"),
+        ({"accumulate": 1.5}, "accumulate is 1.5"),
+        ({"seed": -5}, r"seed is -5; it must be a whole number, at least 0 and below 2\*\*62"),
+        ({"seed": 1 << 62}, "seed is 4611686018427387904"),
+        ({"schedule": torch.optim.lr_scheduler.ReduceLROnPlateau}, "ReduceLROnPlateau follows a metric"),
+        ({"schedule": lambda optimizer: "cosine"}, "the scheduler is a str; give one of torch.optim.lr_scheduler"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused_before_anything_takes_time(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        prepare(job(**changes), updates=2, verify=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("model", "a torch.nn"), ("optimizer", "a torch.optim"), ("loss_fn", "a function")]
+)
+def test_parts_that_are_something_else_are_named(name: str, message: str) -> None:
+    wrong = job()
+    setattr(wrong, name, "resnet18")
+    with pytest.raises(JobError, match=f"{name} is a str; give {message}"):
+        prepare(wrong)
+
+
+def test_an_error_in_the_loss_shows_the_users_lines_alone() -> None:
+    wrong = job(data=[torch.randn(ROWS, 4), torch.full((ROWS,), 9)])
+    wrong.loss_fn = lambda model, x, y: nn.functional.cross_entropy(model(x), y)
+    with pytest.raises(ScriptError, match="Target 9 is out of bounds") as caught:
+        prepare(wrong)
+    text = str(caught.value)
+    assert (
+        "nn.functional.cross_entropy(model(x), y)" in text
+        and "loss_fn(model, *batch) on a batch of float32 [4, 4], int64 [4]" in text
+    )
+    assert "recorder.py" not in text and "site-packages" not in text and caught.value.exit_code == 2
+
+
+def flat(graphs: Sequence[Any]) -> Measured:
+    return Measured(tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in graph.ops) for graph in graphs), 0, 0)
+
+
+def test_a_bundle_holds_what_was_prepared(tmp_path: Path) -> None:
+    held_out = [torch.randn(3, 4), torch.randn(3, 4)]
+    prepared = prepare(job(seed=7, eval_data=held_out, name="birds"), updates=2)
+    plans, costs = plan_all(
+        prepared, flat(list(prepared.graphs.values())), DEVICE, 1 << 30,
+        default_planner(strategy="greedy", time_limit_s=1.0),
+    )  # fmt: skip
+    manifest = write(
+        tmp_path / "b.port", prepared, [plans, plans], costs, [1 << 30, 1 << 29], threads=2, estimated=True
+    )
+    bundle = Bundle(tmp_path / "b.port")
+    assert bundle.manifest == manifest
+    assert (manifest.name, manifest.seed, manifest.threads, manifest.samples, manifest.eval_samples) == (
+        "birds",
+        7,
+        2,
+        ROWS,
+        3,
+    )
+    assert manifest.estimated and [choice.ram_bytes for choice in manifest.plans] == [1 << 30, 1 << 29]
+    assert manifest.plans[0].peak_bytes == max(plan.peak_bytes for plan in plans.values())
+    assert bundle.graphs == prepared.graphs and bundle.costs == costs
+
+
+def test_the_graph_that_does_not_fit_is_named_with_what_it_needs() -> None:
+    prepared = prepare(job())
+    with pytest.raises(InfeasibleError, match="graph 'step': ") as caught:
+        plan_all(
+            prepared, flat(list(prepared.graphs.values())), DEVICE, 16,
+            default_planner(strategy="greedy", time_limit_s=1.0),
+        )  # fmt: skip
+    assert caught.value.needed_bytes is not None and caught.value.needed_bytes > 16
+    assert caught.value.fastest_seconds is None
+
+
+def test_a_deadline_is_for_training_and_not_for_evaluation() -> None:
+    prepared = prepare(job(eval_data=[X, X]))
+    asked = default_planner(strategy="greedy", time_limit_s=1.0, deadline_s=1e-9)
+    results: dict[str, PlanResult] = {}
+    for name, graph in prepared.graphs.items():
+        costs = {name: flat([graph]).ops[0]}
+        results[name] = asked(graph, _table(costs[name]), 1 << 30)
+    assert results["step"].plan is None and results["step"].fastest_seconds is not None
+    assert results["eval"].plan is not None
+
+
+def _table(ops: Sequence[OpCost]) -> Any:
+    from planner.ir.costs import CostTable
+
+    return CostTable(DEVICE, tuple(ops))
+
+
+@pytest.mark.parametrize("count", [0, 1, 1 << 18, (1 << 18) + 1])
+def test_tensors_are_written_in_pieces_of_a_mebibyte(count: int) -> None:
+    tensor = torch.arange(count, dtype=torch.float32)
+    chunks = tensor_chunks(tensor)
+    pieces = [bytes(piece) for piece in chunks.pieces()]
+    assert b"".join(pieces) == tensor.numpy().tobytes() and len(pieces) == math.ceil(4 * count / (1 << 20))

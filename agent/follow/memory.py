@@ -6,6 +6,7 @@ Resident memory of the whole process counts, Python and torch included.
 import os
 import sys
 import weakref
+from collections import deque
 from pathlib import Path
 
 from agent.follow.storages import StorageTable
@@ -21,9 +22,13 @@ _KEPT_FREE = 0.01
 _KEPT_FREE_BYTES = 4 << 20
 """And this much: code that comes back from the page cache between two looks."""
 
-_UNSEEN_CODE_BYTES = 40 << 20
-_UNSEEN_CODE_SHARE = 0.25
-"""Kept free, at most, until the first segment has ended: operators run for the first time bring their code in."""
+_UNSEEN_CODE_BYTES = 88 << 20
+_UNSEEN_CODE_SHARE = 0.75
+"""Kept free, at most, until the first segment has ended: operators run for the first time bring their code in.
+
+A first product of matrices takes 78 MiB where libraries lie in large folios (see `planner.ir.code_pages`): 24 of code, 30
+of MKL's own, and 22 while it runs.
+"""
 
 _LOOK_OPERATORS = 8
 _LOOK_BYTES = 4 << 20
@@ -33,6 +38,10 @@ _LEAST_TENSOR_BYTES = 1 << 20
 
 _CODE_RELEASES = 6
 """Code pages are given back when following starts and after the first segments; from then on what runs is needed."""
+
+_SEGMENTS_REMEMBERED = 8
+"""The most that the rest of the process took in so many segments counts, a step or two: code that was given back at a
+segment's end comes back when the same operators run again."""
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STATM = Path("/proc/self/statm")
@@ -63,7 +72,7 @@ class ProcessBudget:
             weakref.finalize(self, os.close, self._statm)
         self._looked_at = -_LOOK_BYTES
         self._skipped = 0
-        self._rest_now = self._rest_before = 0
+        self._rest_found = deque((0,), maxlen=_SEGMENTS_REMEMBERED)
         self._releases_left = _CODE_RELEASES
         release_code_pages()
 
@@ -86,8 +95,8 @@ class ProcessBudget:
         return self._skipped >= _LOOK_OPERATORS or abs(self._table.resident_bytes - self._looked_at) >= _LOOK_BYTES
 
     def end_segment(self) -> None:
-        """Take note that a segment of the program ended: what was measured two segments ago is forgotten."""
-        self._rest_before, self._rest_now = self._rest_now, 0
+        """Take note that a segment of the program ended."""
+        self._rest_found.append(0)
         if self._releases_left > 0:
             self._releases_left -= 1
             release_code_pages()
@@ -112,8 +121,8 @@ class ProcessBudget:
         return max(self._usable - rest - foreign, _LEAST_TENSOR_BYTES)
 
     def _rest(self, found: int) -> int:
-        self._rest_now = max(self._rest_now, found)
-        rest = max(self._rest_now, self._rest_before)
+        self._rest_found[-1] = max(self._rest_found[-1], found)
+        rest = max(self._rest_found)
         if self._releases_left == _CODE_RELEASES:
             rest += min(_UNSEEN_CODE_BYTES, int((self._usable - rest) * _UNSEEN_CODE_SHARE))
         return rest

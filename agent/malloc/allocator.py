@@ -85,6 +85,7 @@ class Allocator:
         self._trim.argtypes, self._trim.restype = [ctypes.c_size_t], ctypes.c_size_t
         self._trim_glibc = process_without_gil.malloc_trim
         self._trim_glibc.argtypes = [ctypes.c_size_t]
+        self._process = process
 
     @classmethod
     def of_this_process(cls) -> Self | None:
@@ -135,6 +136,21 @@ class Allocator:
         given_back = int(self._trim(keep_bytes))
         self._trim_glibc(0)
         return given_back
+
+    def allow_reservations(self) -> bool:
+        """Count address space that is reserved (MAP_NORESERVE) against RLIMIT_DATA as far as it is touched.
+
+        The soft limit must be below the hard one for that. A process that touches more than its limit is killed. Returns
+        False where the object was built before there was this.
+        """
+        if not hasattr(self._process, "port_malloc_allow_reservations"):
+            return False
+        self._process.port_malloc_allow_reservations()
+        return True
+
+    def widen_data_limit(self, nbytes: int) -> None:
+        """Raise (or lower, `nbytes` negative) the soft RLIMIT_DATA, as far as the hard one allows."""
+        self._process.port_malloc_widen_data_limit(ctypes.c_ssize_t(nbytes))
 
 
 @cache

@@ -4,7 +4,7 @@ What the kernel refuses or kills when a budget does not hold.
 
 A systemd scope where there is a manager that enforces memory limits for this user: it counts what is really used, it holds
 for every process of the program together, and it goes away with the last of them. RLIMIT_DATA elsewhere: it counts address
-space, for each process alone.
+space, for each process alone; what is only reserved is left out where our allocator is preloaded (`malloc/reservations.c`).
 """
 
 import contextlib

@@ -4,11 +4,12 @@ import json
 import sys
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent.malloc import active
 from agent.system.atomic_file import write_atomically
 from agent.system.memory_belt import widen_data_limit
 from planner.ir.code_pages import release_code_pages
@@ -51,6 +52,10 @@ class ExecBudget:
         self._attached: Opportunistic | None = None
         self._refused = False
         self._begin = time.perf_counter()
+        self._widen = widen_data_limit
+        allocator = active() if options.data_limited else None
+        if allocator is not None and allocator.allow_reservations():
+            self._widen = allocator.widen_data_limit
 
     def start(self) -> None:
         """Begin to hold the budget, torch being there now.
@@ -74,7 +79,7 @@ class ExecBudget:
             _say(str(error))
             raise SystemExit(2) from None
         if options.data_limited:
-            _exempt_file_mappings()
+            _exempt_file_mappings(self._widen)
 
     def _attach(self) -> None:
         options, budget = self._options, self._budget
@@ -137,7 +142,7 @@ def _say(text: str) -> None:
         return
 
 
-def _exempt_file_mappings() -> None:
+def _exempt_file_mappings(widen: Callable[[int], None]) -> None:
     """Count no private mapping of a weights file against RLIMIT_DATA.
 
     Its pages leave, and come back from the file.
@@ -149,13 +154,13 @@ def _exempt_file_mappings() -> None:
     def from_file(filename: str, shared: bool = False, nbytes: int = 0) -> Any:
         if shared:
             return mapped(filename, shared, nbytes)
-        widen_data_limit(nbytes)
+        widen(nbytes)
         try:
             storage = mapped(filename, shared, nbytes)
         except BaseException:
-            widen_data_limit(-nbytes)
+            widen(-nbytes)
             raise
-        weakref.finalize(storage, widen_data_limit, -nbytes).atexit = False
+        weakref.finalize(storage, widen, -nbytes).atexit = False
         return storage
 
     torch.UntypedStorage.from_file = staticmethod(from_file)  # type: ignore[method-assign]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.malloc import PreloadMode, preload_mode, preload_path
 from tests.agent.follow.programs import exec_words, followed, plain, report_of
 
 LOOK = """
@@ -183,6 +184,33 @@ def test_workers_of_a_loader(tmp_path: Path, way: str) -> None:
     expected, done = plain("train.py", way, folder=tmp_path), followed("train.py", way, folder=tmp_path)
     assert (done.code, done.output, done.said) == (0, expected.output, expected.said)
     assert len(done.ours) == 1, "a worker has no budget and says nothing"
+
+
+RESERVING = """
+import importlib.util, mmap, torch
+if importlib.util.find_spec("pyarrow"):
+    import pyarrow
+    print(len(pyarrow.array(range(1000))))  # its allocator reserves a gibibyte
+memory = mmap.mmap(-1, 1 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
+memory[:4] = b"here"
+print(torch.ones(1000).sum().item(), memory[:4])
+"""
+"""0x4000 is Linux's MAP_NORESERVE."""
+
+
+def preloads_reservations() -> bool:
+    """Tell whether the allocator is preloaded here, in a build that knows of reservations."""
+    path = preload_path()
+    built = path is not None and b"port_malloc_allow_reservations" in path.read_bytes()
+    return built and preload_mode() is PreloadMode.PRELOAD
+
+
+@pytest.mark.skipif(not preloads_reservations(), reason="the allocator cannot be preloaded here, or was built before")
+def test_address_space_that_is_only_reserved_takes_nothing_of_the_budget(tmp_path: Path) -> None:
+    written(tmp_path, RESERVING)
+    expected = plain("train.py", folder=tmp_path)
+    done = followed("train.py", folder=tmp_path, bound=("--ram", "500M"))
+    assert (done.code, done.output, done.said) == (0, expected.output, "")
 
 
 def test_modules_of_the_program_come_before_ours(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from agent.cli import places
-from agent.cli.arguments import UsageError, size, whole_number, writable_file
+from agent.cli.arguments import UsageError, duration, size, whole_number, writable_file
 from agent.follow.exec.exec_budget import ExecOptions
 from agent.follow.exec.launch import BOOTSTRAP, LaunchOptions
 from agent.follow.pages import PageSpace, check_not_in_ram, default_page_dir
@@ -77,6 +77,12 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("--write-limit", type=size, metavar="SIZE", help="write pages no faster, in bytes per second")
     parser.add_argument(
+        "--step-deadline", type=duration, metavar="TIME", help="plan a step that takes at most so long, e.g. 1.5s"
+    )
+    parser.add_argument(
+        "--writes-per-step", type=size, metavar="SIZE", help="plan a step that writes at most so much, to spare flash"
+    )
+    parser.add_argument(
         "--opportunistic", action="store_true", help="run when the agent's policy says so, pause and make room when not"
     )
     parser.add_argument(
@@ -104,6 +110,8 @@ def _exec(arguments: argparse.Namespace) -> int:
         page_dir=str(arguments.page_dir.absolute()),
         read_bytes_per_s=arguments.read_limit,
         write_bytes_per_s=arguments.write_limit,
+        step_deadline_s=arguments.step_deadline,
+        writes_per_step=arguments.writes_per_step,
         report=str(arguments.report.absolute()) if arguments.report is not None else None,
         data_limited=ram is not None and not scope,
         socket=str(socket) if socket is not None else None,

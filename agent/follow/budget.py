@@ -16,7 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from agent.follow.decisions.planning import Planning
+from agent.follow.consumption import EnergyUse, wear_share
+from agent.follow.decisions.planning import Planning, StepBounds
 from agent.follow.memory import ProcessBudget
 from agent.follow.mode import Follower, FollowMode
 from agent.follow.pages import PageSpace, check_not_in_ram, default_page_dir
@@ -28,7 +29,7 @@ from agent.follow.storages import SMALLEST_BYTES, StorageTable
 from agent.malloc import thrifty_glibc
 from agent.train.pager import Pager
 from planner.ir.process_memory import peak_resident_bytes
-from planner.ir.units import SizeError, parse_bytes, shown
+from planner.ir.units import SizeError, parse_bytes, parse_duration, shown
 
 _SMALLEST_FRACTION = 64
 _SMALLEST_OF_ALL_BYTES = 256
@@ -52,6 +53,8 @@ class Report:
     stall_seconds: float
     """Seconds that the program waited for pages."""
     operators: int
+    steps: int
+    """Steps of optimizers."""
     segments: int
     """Ends of backward() and of optimizers' steps."""
     deviations: int
@@ -63,6 +66,13 @@ class Report:
     predicted_step_seconds: float | None
     step_seconds: float | None
     """Of one step with the plan: as predicted, waiting for pages included, and as the last one took."""
+    step_written_bytes: int | None
+    """Of the last step with the plan."""
+    joules: float | None
+    energy_source: str | None
+    """`measured by rapl` (all that ran on the processor), or `estimated` from a model of the board (this process)."""
+    wear_share: float | None
+    """Of the life of the flash that holds the pages, its endurance assumed from its size; None where nobody knows."""
 
 
 class Budget:
@@ -76,8 +86,10 @@ class Budget:
         *,
         read_bytes_per_s: float | None = None,
         write_bytes_per_s: float | None = None,
+        limits: StepBounds | None = None,
     ) -> None:
         self._ram_bytes, self._tensor_bytes, self._page_dir = ram_bytes, tensor_bytes, page_dir
+        self._limits = limits or StepBounds()
         self._speeds = read_bytes_per_s, write_bytes_per_s
         self._running: _Running | None = None
         self._report: Report | None = None
@@ -89,7 +101,7 @@ class Budget:
         """
         if self._running is not None:
             raise NotFollowedError("this budget was started already; stop() it first")
-        self._running = _Running(self._ram_bytes, self._tensor_bytes, self._page_dir, self._speeds)
+        self._running = _Running(self._ram_bytes, self._tensor_bytes, self._page_dir, self._speeds, self._limits)
         return self
 
     def stop(self, *, restore: bool = True) -> Report:
@@ -143,12 +155,17 @@ def budget(
     page_dir: str | Path | None = None,
     read_bytes_per_s: float | None = None,
     write_bytes_per_s: float | None = None,
+    step_deadline: str | float | None = None,
+    writes_per_step: str | int | None = None,
 ) -> Budget:
     """Give a memory budget to use as `with budget(ram="600M"):` around a training loop.
 
     `ram`: bytes of resident memory of the whole process ("600M" = 600 MiB), Python and torch included. `tensors` in its
-    place bounds the tensors alone, down to "4K". `page_dir`: where tensors are paged (/var/tmp by default); `read_bytes_per_s`, `write_bytes_per_s` slow the paging down to try a slower medium. Raises
-    SizeError for sizes that cannot be read; see `Budget.start` for what starting raises.
+    place bounds the tensors alone, down to "4K". `page_dir`: where tensors are paged (/var/tmp by default);
+    `read_bytes_per_s`, `write_bytes_per_s` slow the paging down to try a slower medium. A plan for the step that repeats
+    is found for the least energy that takes at most `step_deadline` ("1.5s") and writes at most `writes_per_step`
+    ("100M"); where there is none, none is used. Raises SizeError and DurationError for what cannot be read; see
+    `Budget.start` for what starting raises.
     """
     if (ram is None) == (tensors is None):
         raise SizeError('give either ram="600M", for the whole process, or tensors="100M", for its tensors alone')
@@ -164,6 +181,10 @@ def budget(
         Path(default_page_dir() if page_dir is None else page_dir),
         read_bytes_per_s=read_bytes_per_s,
         write_bytes_per_s=write_bytes_per_s,
+        limits=StepBounds(
+            None if step_deadline is None else parse_duration(step_deadline),
+            None if writes_per_step is None else parse_bytes(writes_per_step),
+        ),
     )
 
 
@@ -173,8 +194,9 @@ class _Running:
     _of_this_process: "_Running | None" = None
 
     def __init__(
-        self, ram_bytes: int | None, tensor_bytes: int | None, page_dir: Path, speeds: tuple[float | None, float | None]
-    ) -> None:
+        self, ram_bytes: int | None, tensor_bytes: int | None, page_dir: Path, speeds: tuple[float | None, float | None],
+        limits: StepBounds,
+    ) -> None:  # fmt: skip
         if _Running._of_this_process is not None:
             raise NotFollowedError("another budget is active in this process; use one at a time")
         limit = tensor_bytes if tensor_bytes is not None else math.inf
@@ -189,13 +211,14 @@ class _Running:
         self._ram_bytes, self._tensor_bytes = ram_bytes, tensor_bytes
         if ram_bytes is not None:
             check_not_in_ram(page_dir)
-        self._pages = PageSpace(page_dir)
+        self._pages, self._page_dir = PageSpace(page_dir), page_dir
         self._pager = Pager(read_bytes_per_s=speeds[0], write_bytes_per_s=speeds[1])
         if self._process is not None:
             limit = self._process.tensor_bytes()
         self._residency = Residency(self.table, self._pages, self._pager, limit)
-        self._planning = Planning(self._residency, self._process, tensor_bytes or ram_bytes or 0)
-        self.follower = Follower(self.table, self._residency, self._process, self._planning)
+        self._planning = Planning(self._residency, self._process, tensor_bytes or ram_bytes or 0, limits)
+        self._energy = EnergyUse()
+        self.follower = Follower(self.table, self._residency, self._process, self._planning, self._energy.keep_up)
         self._escapes, self._hooks = Escapes(self.follower), ProgramHooks(self.follower)
         mode: Any = FollowMode(self.follower)
         self._mode = mode
@@ -225,6 +248,7 @@ class _Running:
     def report(self) -> Report:
         book, counters, paged = self.follower.book, self._residency.counters, self._pager.stats
         limit, plan = self._residency.limit_bytes, self._planning.adopted
+        energy = self._energy.total(paged.read_bytes, paged.written_bytes)
         return Report(
             ram_bytes=self._ram_bytes,
             tensor_limit_bytes=self._tensor_bytes if self._tensor_bytes is not None else _finite(limit),
@@ -236,12 +260,17 @@ class _Running:
             recomputed_bytes=counters.recomputed_bytes,
             stall_seconds=paged.stall_seconds,
             operators=self.follower.operators,
+            steps=self.follower.steps,
             segments=book.segment,
             deviations=book.deviations,
             over_bytes=counters.over_bytes,
             plan=None if plan is None else plan.strategy,
             predicted_step_seconds=None if plan is None else plan.predicted_s,
             step_seconds=None if plan is None else plan.measured_s,
+            step_written_bytes=None if plan is None else plan.written_bytes,
+            joules=None if energy is None else energy.joules,
+            energy_source=None if energy is None else energy.source,
+            wear_share=wear_share(self._page_dir, paged.written_bytes),
         )
 
     # -- fork: the child may read pages and writes none; the parent never overwrites what the child may read

@@ -4,7 +4,7 @@ import contextlib
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -67,10 +67,12 @@ class Follower:
     """Runs operators with their storages resident. One lock: the program's threads take turns at operators."""
 
     def __init__(
-        self, table: StorageTable, residency: Residency, process: ProcessBudget | None, planning: Planning
-    ) -> None:
+        self, table: StorageTable, residency: Residency, process: ProcessBudget | None, planning: Planning,
+        at_step: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """`at_step` is called after each step of an optimizer."""
         self.table, self.residency, self.planning = table, residency, planning
-        self._process = process
+        self._process, self._at_step = process, at_step
         self._workspace = WorkspaceMeter(enabled=process is not None)
         self._workspace_shares: dict[Any, float] = {}
         """The most that each operator took besides its operands and results, as a share of its operands."""
@@ -84,6 +86,8 @@ class Follower:
         self._named: set[Any] = set()
         """Operators that were said to be too large."""
         self.operators = 0
+        self.steps = 0
+        """Of optimizers."""
         self._fetched_to = 0
         self._escaped: list[Storage] = []
         self._escaped_before: list[Storage] = []
@@ -326,6 +330,9 @@ class Follower:
             for storage in self._escaped_before:
                 storage.pins -= 1
             self._escaped_before, self._escaped = self._escaped, []
+            if stepped:
+                self.steps += 1
+                self._at_step()
 
     def become_child(self) -> None:
         """Go on in a forked child, which has no budget."""

@@ -59,6 +59,14 @@ _JUDGED_STEPS = 3
 """A plan goes when the best of so many steps moved and recomputed for longer than the step before it."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepBounds:
+    """What a planned step may take at most; None: whatever the least energy asks for."""
+
+    deadline_s: float | None = None
+    written_bytes: int | None = None
+
+
 @dataclass(slots=True)
 class Adopted:
     """A plan in force; seconds of a step as predicted and as measured last; what steps moved before and with it."""
@@ -70,6 +78,8 @@ class Adopted:
     moved_before_s: float
     moved_s: list[float] = field(default_factory=list)
     measured_s: float | None = None
+    written_bytes: int | None = None
+    """By the last step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +108,7 @@ class _Search:
     """A file without a name, which the process writes."""
     until_s: float
     before_s: float
-    """What the recorded step moved and recomputed, in seconds."""
+    """What the recorded step moved and recomputed, in seconds; infinite where it broke a limit."""
     seen: int = 0
     """Plans that were read."""
 
@@ -120,8 +130,11 @@ class _Search:
 class Planning:
     """Finds the step in the segments that end, and a plan for it."""
 
-    def __init__(self, residency: Residency, process: ProcessBudget | None, budget_bytes: int) -> None:
+    def __init__(
+        self, residency: Residency, process: ProcessBudget | None, budget_bytes: int, limits: StepBounds
+    ) -> None:
         self._residency, self._process, self._budget_bytes = residency, process, budget_bytes
+        self._limits = limits
         self.recording: StepRecording | None = None
         self.adopted: Adopted | None = None
         self._search: _Search | None = None
@@ -173,10 +186,18 @@ class Planning:
                 self.recording = StepRecording(step)
 
     def _moved_s(self, segments: int, bytes_per_s: tuple[float, float]) -> float:
-        """Return what the last step, one of so many segments, moved and recomputed, in seconds."""
+        """Return what the last step, one of so many segments, moved and recomputed, in seconds.
+
+        Infinite where it took longer or wrote more than it may, so that any plan within the limits is better.
+        """
         if len(self._spent) <= segments:
             return float("inf")
-        return self._spent[-1].moved_s(self._spent[-1 - segments], bytes_per_s)
+        now, before = self._spent[-1], self._spent[-1 - segments]
+        deadline_s, most_bytes = self._limits.deadline_s, self._limits.written_bytes
+        late = deadline_s is not None and now.at_s - before.at_s > deadline_s
+        if late or (most_bytes is not None and now.written_bytes - before.written_bytes > most_bytes):
+            return float("inf")
+        return now.moved_s(before, bytes_per_s)
 
     # -- searching
 
@@ -189,7 +210,7 @@ class Planning:
             return
         request = TracedRequest(
             recording.step(), self._device(), int(room * (1 - _SLACK_SHARE)),
-            _SEARCH_S if searching_bytes == SEARCH_BYTES else 0.0,
+            _SEARCH_S if searching_bytes == SEARCH_BYTES else 0.0, self._limits.deadline_s, self._limits.written_bytes,
         )  # fmt: skip
         environment = {**module_environment(), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with contextlib.ExitStack() as opened:
@@ -247,7 +268,9 @@ class Planning:
         """Measure the step that ended with the plan; let the plan go if it moves more than what was there before."""
         count = len(adopted.segments)
         if len(self._spent) > count:
-            adopted.measured_s = self._spent[-1].at_s - self._spent[-1 - count].at_s
+            now, before = self._spent[-1], self._spent[-1 - count]
+            adopted.measured_s = now.at_s - before.at_s
+            adopted.written_bytes = now.written_bytes - before.written_bytes
         if len(adopted.moved_s) > _JUDGED_STEPS:
             return
         adopted.moved_s.append(self._moved_s(count, adopted.bytes_per_s))
@@ -260,7 +283,10 @@ class Planning:
 
     def _kept_name(self, step: Sequence[Trace]) -> str:
         hashes = [t.prefixes[-1] for t in step]
-        return plan_name(hashes, self._budget_bytes, whole_process=self._process is not None)
+        return plan_name(
+            hashes, self._budget_bytes, self._limits.deadline_s, self._limits.written_bytes,
+            whole_process=self._process is not None,
+        )  # fmt: skip
 
     def _bytes_per_s(self) -> tuple[float, float]:
         return self._residency.bytes_per_s(write=False), self._residency.bytes_per_s(write=True)

@@ -31,6 +31,8 @@ class ExecOptions:
     page_dir: str
     read_bytes_per_s: int | None
     write_bytes_per_s: int | None
+    step_deadline_s: float | None
+    writes_per_step: int | None
     report: str | None
     """Where the figures go as JSON at the end."""
     data_limited: bool
@@ -71,6 +73,7 @@ class ExecBudget:
             made = budget(
                 ram=options.ram_bytes, tensors=options.tensors_bytes, page_dir=options.page_dir,
                 read_bytes_per_s=options.read_bytes_per_s, write_bytes_per_s=options.write_bytes_per_s,
+                step_deadline=options.step_deadline_s, writes_per_step=options.writes_per_step,
             )  # fmt: skip
             self._budget = made.start()
             self._attach()
@@ -128,9 +131,11 @@ def _summary(report: "Report", options: ExecOptions, wall_s: float) -> str:
     )
     moved = f"read {format_bytes(report.read_bytes)}, wrote {format_bytes(report.written_bytes)}"
     planned = "" if report.plan is None else f"; planned ({report.plan})"
+    steps = f"{report.steps} {'step' if report.steps == 1 else 'steps'} in " if report.steps else ""
+    used = "" if report.joules is None else f"; {report.joules:,.0f} J {report.energy_source}"
     return (
-        f"peak {format_bytes(peak_resident_bytes())} {bound}; {format_seconds(wall_s)}; {moved}, "
-        f"recomputed {format_bytes(report.recomputed_bytes)}, waited {format_seconds(report.stall_seconds)}{planned}"
+        f"peak {format_bytes(peak_resident_bytes())} {bound}; {steps}{format_seconds(wall_s)}; {moved}, "
+        f"recomputed {format_bytes(report.recomputed_bytes)}, waited {format_seconds(report.stall_seconds)}{planned}{used}"
     )
 
 

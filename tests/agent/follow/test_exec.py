@@ -60,6 +60,8 @@ def test_trains_to_the_same_losses(tmp_path: Path) -> None:
     assert len(done.ours) == 1 and "of 400.0 MiB" in done.ours[0]
     report = report_of(tmp_path / "report.json")
     assert report["program"] == ["train.py"] and report["peak_resident_bytes"] <= 400 << 20
+    assert report["steps"] == 3 and "; 3 steps in " in done.ours[0]
+    assert report["joules"] > 0 and f"J {report['energy_source']}" in done.ours[0]
 
 
 def test_the_end_of_the_process_is_within_the_budget_too(tmp_path: Path) -> None:
@@ -275,6 +277,8 @@ def test_signals_from_outside(tmp_path: Path, number: signal.Signals) -> None:
         ),
         (("--ram", "1G", "--cpus", "9999", "--", "train.py"), "--cpus 9999"),
         (("--ram", "1G", "--write-limit", "0", "--", "train.py"), "at least one byte"),
+        (("--ram", "1G", "--step-deadline", "soon", "--", "train.py"), "'soon' is no duration"),
+        (("--ram", "1G", "--writes-per-step", "x", "--", "train.py"), "cannot read the size 'x'"),
     ],
 )
 def test_wrong_arguments_are_one_line(tmp_path: Path, words: tuple[str, ...], said: str) -> None:

@@ -28,12 +28,13 @@ def test_a_plan_is_found_again_until_it_is_forgotten() -> None:
 
 def test_the_name_tells_steps_and_budgets_apart() -> None:
     names = {
-        plan_name(segments, budget, whole_process=whole)
+        plan_name(segments, budget, *limits, whole_process=whole)
         for segments in ([1, -2], [-2, 1], [1])
         for budget in (600, 601)
+        for limits in ((None, None), (1.0, None), (None, 1))
         for whole in (True, False)
     }
-    assert len(names) == 12
+    assert len(names) == 36
 
 
 def test_a_plan_is_for_its_medium() -> None:

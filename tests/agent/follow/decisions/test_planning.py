@@ -86,6 +86,29 @@ def test_the_step_is_planned_and_the_plan_is_kept_for_the_next_run(tmp_path: Pat
     assert len(list(cache.iterdir())) == 1
 
 
+def test_a_plan_keeps_to_the_limits_that_were_given(tmp_path: Path, cache: Path) -> None:
+    training = Training()
+    with budget(tensors=LIMIT, page_dir=tmp_path, step_deadline="1h", writes_per_step="1G") as active:
+        for _ in steps_until_planned(training, active):
+            pass
+        training.step()
+        assert (active.report.step_written_bytes or 0) > 1 << 10
+    training = Training()
+    with budget(tensors=LIMIT, page_dir=tmp_path, writes_per_step="1K") as active:
+        searched = False
+        until = time.monotonic() + 120
+        while not searched and time.monotonic() < until:
+            training.step()
+            search = planning()._search
+            if search is not None:
+                assert math.isinf(search.before_s), "the step before it wrote more than it may"
+                search.process.wait(timeout=120)
+                searched = True
+        assert searched, "planned anew: the plan that is kept is for other limits"
+        training.step()
+        assert active.report.plan is None, "none writes so little"
+
+
 def test_random_plans_change_no_bit(tmp_path: Path) -> None:
     plain = Training()
     expected = [plain.step() for _ in range(TURNS)]

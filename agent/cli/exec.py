@@ -44,8 +44,8 @@ how much to give: Python and torch alone take about 230 MiB, transformers 100 mo
 what the largest operator reads and writes. An operator that does not fit is named with its bytes and its line. Give
 --ram a little less than what the machine can spare: the kernel holds a hard limit a little above it.
 
-child processes: DataLoader workers and other children run without a budget of their own, under the same hard limit; they
-are not paused, but soon have nothing to do.
+child processes: DataLoader workers and other children run without a budget of their own, under the same hard limit. With
+--opportunistic they are stopped (SIGSTOP) while the program waits; their memory stays.
 """
 
 

@@ -80,6 +80,8 @@ class Follower:
         self.lock = SignalSafeLock(self._outside_of_operators)
         self._may_run = self.lock.condition()
         self._held = False
+        self.when_interrupted: Callable[[], None] = lambda: None
+        """Called where a signal's handler ends the waiting of a program that is held."""
         self._pace: CpuPace | None = None
         self._at_hand: Any = None
         """The operator that was begun last."""
@@ -426,6 +428,7 @@ class Follower:
                 self._may_run.wait()
         except BaseException:
             self._held = False
+            self.when_interrupted()
             raise
 
 

@@ -1,10 +1,11 @@
 """`exec --opportunistic`: the program attached to the daemon, which says when it runs.
 
-A thread of its own holds the line and obeys. To pause is to hold every operator before it begins; to give memory back is to
-let all tensors leave for the page file besides. Without a daemon nothing runs: the program waits, and attaches again.
+A thread of its own holds the line and obeys. To pause is to hold every operator before it begins and to stop the program's own
+children; to give memory back is to let all tensors leave for the page file besides. Without a daemon nothing runs: the program waits, and attaches again.
 """
 
 import _thread
+import atexit
 import contextlib
 import os
 import signal
@@ -17,6 +18,7 @@ from pathlib import Path
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from agent.follow.budget import Report
+from agent.follow.exec.children import Children
 from agent.follow.memory import resident_now
 from agent.follow.mode import Follower
 from agent.train.pager import PageError
@@ -70,6 +72,7 @@ class Opportunistic:
         self._job: int | None = None
         self._channel: Channel | None = None
         self._held_since_s: float | None = None
+        self._children = Children()
         self._told = False
         """Whether the user was told that it waits."""
         self._steps = 0
@@ -79,16 +82,19 @@ class Opportunistic:
     def start(self) -> None:
         """Attach, and let no operator run until the daemon says so. Raises AttachError."""
         attached = self._attach()
+        self._follower.when_interrupted = self._children.go_on
         self._hold()
         self.pauses, self._told = 0, True
         self._say(f"attached as job {attached.job} ({attached.name}); it runs when `port-agent status` says so")
         os.register_at_fork(after_in_child=self._close_in_child)
+        atexit.register(self._children.go_on)  # before multiprocessing, which waits there for its processes
         register_optimizer_step_post_hook(self._step_done)
         _thread.start_new_thread(self._listen, ())
 
     def finish(self, error: BaseException | None) -> None:
         """Say how the program ended."""
         self._ended.set()
+        self._children.go_on()
         self._report_steps()
         done = error is None or (isinstance(error, SystemExit) and not error.code)
         if done:
@@ -194,6 +200,7 @@ class Opportunistic:
 
     def _hold(self) -> str:
         operator = self._follower.hold()
+        self._children.stop()
         if self._held_since_s is None:
             self._held_since_s = time.perf_counter()
             self.pauses += 1
@@ -213,6 +220,7 @@ class Opportunistic:
         if self._told:
             self._told = False
             self._say("goes on")
+        self._children.go_on()
         self._follower.go_on()
 
     # -- steps

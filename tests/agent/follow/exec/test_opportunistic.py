@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from agent.cli import main
@@ -172,6 +173,66 @@ def test_paused_by_plug_user_and_loss_of_the_daemon_it_ends_with_the_same_bits(t
         assert (
             "paused: on battery 80 %" in ours and "paused: you paused the job" in ours and "the agent is back" in ours
         )
+
+
+LOADS = """
+import sys, torch
+from torch.utils.data import DataLoader, Dataset
+class Rows(Dataset):
+    def __len__(self):
+        return 32
+    def __getitem__(self, i):
+        torch.manual_seed(i)
+        return torch.randn(1000)
+torch.manual_seed(0)
+model = torch.nn.Linear(1000, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for k, batch in enumerate(DataLoader(Rows(), 4, num_workers=2)):
+    loss = model(batch).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(loss.item().hex(), flush=True)
+    if k == 1:
+        sys.stdin.readline()
+"""
+
+
+def test_workers_of_a_loader_are_stopped_with_the_program(tmp_path: Path) -> None:
+    def workers() -> list[psutil.Process]:
+        return [p for p in psutil.Process(program.pid).children() if "train.py" in p.cmdline()]
+
+    with rig(tmp_path) as it:
+        program = it.start(LOADS)
+        assert program.stdout is not None
+        lines = [program.stdout.readline() for _ in range(2)]
+        it.wait_for_training()
+        stopped = workers()
+        assert len(stopped) == 2
+        it.plug(online=False)
+        it.wait_for_release()
+        until(lambda: all(p.status() == psutil.STATUS_STOPPED for p in stopped))
+        go_on(program)  # into an operator, where it waits
+        it.plug(online=True)
+        rest, _ = program.communicate()
+        assert program.returncode == 0, it.said()
+        assert "".join(lines) + rest == plain("train.py", folder=tmp_path, given="\n").output
+        assert not any(p.is_running() for p in stopped)
+
+
+def test_ctrl_c_while_workers_are_stopped_ends_all(tmp_path: Path) -> None:
+    with rig(tmp_path) as it:
+        program = it.start(LOADS)
+        assert program.stdout is not None
+        assert [program.stdout.readline() for _ in range(2)]
+        it.wait_for_training()
+        children = psutil.Process(program.pid).children()
+        it.plug(online=False)
+        it.wait_for_release()
+        program.send_signal(signal.SIGINT)
+        program.communicate(timeout=PATIENCE_S)
+        assert program.returncode == -signal.SIGINT, it.said()
+        until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in children))
 
 
 CLEANS_UP = """

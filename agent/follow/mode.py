@@ -42,6 +42,7 @@ from agent.follow.patches.light_dynamo import never_compile
 from agent.follow.patches.refusals import program_line, refuse_unfollowable
 from agent.follow.patches.signals import SignalSafeLock
 from agent.follow.piecewise import PIECE_BYTES, pieces_of, run_piecewise
+from agent.follow.products import MappedProduct, MappedProducts, run_in_blocks
 from agent.follow.residency import Residency
 from agent.follow.storages import NEVER, Storage, StorageTable
 from agent.malloc import release_free_memory
@@ -74,6 +75,7 @@ class Follower:
         self.table, self.residency, self.planning = table, residency, planning
         self._process, self._at_step = process, at_step
         self._workspace = WorkspaceMeter(enabled=process is not None)
+        self._products = MappedProducts(table)
         self._workspace_shares: dict[Any, float] = {}
         """The most that each operator took besides its operands and results, as a share of its operands."""
         self.book = TraceBook()
@@ -124,17 +126,23 @@ class Follower:
         residency.may_recompute = entry is not None
         written: list[Storage] = []
         large = pieces_of(func, args, kwargs, residency.limit_bytes)
+        product = self._products.of(func, args, kwargs, residency.limit_bytes)
         for storage in inputs:
             storage.pins += 1
             if storage.left_at is not None and storage.resident:
                 storage.left_at.stayed()
         try:
-            residency.bring(_to_bring(func, inputs, whole=large is None))
+            residency.bring(_to_bring(func, inputs, product, whole=large is None))
             if written_arguments(func):
                 written = written_storages(func, args, kwargs, self.table)
                 residency.change(written)
             if large is None:
-                need_bytes = entry.need_bytes if entry else self._expected_bytes(func, args, kwargs, inputs)
+                if entry is not None:
+                    need_bytes = entry.need_bytes
+                elif product is not None:
+                    need_bytes = product.need_bytes
+                else:
+                    need_bytes = self._expected_bytes(func, args, kwargs, inputs)
                 if need_bytes or written:
                     over_bytes = residency.counters.over_bytes
                     residency.make_room(need_bytes)
@@ -145,7 +153,9 @@ class Follower:
             self._workspace.begin()
             first_made = self.table.met
             began = time.perf_counter()
-            if large is None:
+            if product is not None:
+                result = run_in_blocks(product)
+            elif large is None:
                 result = _call(func, args, kwargs)
             else:
                 result = self._run_piecewise(func, args, kwargs, large, inputs, written)
@@ -155,7 +165,7 @@ class Follower:
         finally:
             for storage in inputs:
                 storage.pins -= 1
-        if reads_rows(func):
+        if reads_rows(func) or product is not None:
             residency.drop_touched(inputs)
         seconds = time.perf_counter() - began
         self._after(func, args, kwargs, fingerprint, entry, inputs, written, first_made, result, seconds)
@@ -432,8 +442,10 @@ class Follower:
             raise
 
 
-def _to_bring(func: Any, inputs: list[Storage], *, whole: bool) -> list[Storage]:
+def _to_bring(func: Any, inputs: list[Storage], product: MappedProduct | None, *, whole: bool) -> list[Storage]:
     """Return which operands must be resident: not those that are read from a file's mapping row by row, or in pieces."""
+    if product is not None:
+        return [storage for storage in inputs if storage is not product.storage]
     if only_views(func) or reads_rows(func):
         return [storage for storage in inputs if not storage.in_file]
     return inputs if whole else [s for s in inputs if s.resident or not s.clean or s.mapped]

@@ -274,6 +274,7 @@ def _private_file_ranges(maps: str) -> Iterator[tuple[int, int]]:
             yield int(start, 16), int(stop, 16)
 
 
+_MADV_WILLNEED = 3
 _MADV_DONTNEED = 4
 _MADV_POPULATE_READ = 22
 """Linux 5.14; on older kernels the pages come at first touch."""
@@ -316,3 +317,19 @@ def drop_mapping(storage: torch.UntypedStorage) -> None:
 def populate_mapping(storage: torch.UntypedStorage) -> None:
     """Bring the pages of a mapped storage in, in large reads instead of a fault each."""
     _madvise(*_whole_pages(storage), _MADV_POPULATE_READ)
+
+
+def read_ahead(tensor: torch.Tensor) -> None:
+    """Ask for a part of a mapped file that is needed soon: it is read into the page cache, nothing waits, no RAM is taken."""
+    start = address_of(tensor) // _PAGE * _PAGE
+    _madvise(start, address_of(tensor) + span(tensor) * tensor.element_size() - start, _MADV_WILLNEED)
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Return where a tensor's first element lies, without taking note that its pointer left."""
+    return data_ptr(untyped_storage(tensor)) + tensor.storage_offset() * tensor.element_size()
+
+
+def span(tensor: torch.Tensor) -> int:
+    """Return how many elements lie from a tensor's first to its last in memory."""
+    return 1 + sum(int((size - 1) * stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

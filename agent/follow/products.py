@@ -1,0 +1,235 @@
+"""Products with a frozen weight that lies in its file, in blocks of output columns, with the same bits.
+
+A language model's head is often the largest tensor there is. Where it is a mapping of a safetensors file, a block of it is
+read where it lies, and its pages go back before the next block: the whole is never resident. Columns of a product are
+independent of each other, and kernels that compute them in wide blocks give the bits of the whole; whether they do is seen
+on this machine first, for each shape, layout, data type and number of threads (`_equal_in_blocks`). Else the product is
+run whole.
+"""
+
+import contextlib
+import ctypes
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from agent.follow.storages import Storage, StorageTable, address_of, drop_mapping, read_ahead, span, untyped_storage
+
+_WEIGHT_ARGUMENT = {"aten::mm": 1, "aten::addmm": 2}
+"""Which argument is the weight, of shape [inner, columns]."""
+
+BLOCK_BYTES = 8 << 20
+"""Of the weight, at least: less pays for calls, more is kept from other tensors."""
+
+_BLOCK_SHARE = 1 / 8
+"""Of the limit that a block takes where that is more."""
+
+_SHARE = 1 / 8
+"""A weight that takes more of the limit runs in blocks where its columns are contiguous: that costs nothing."""
+
+_COPIED_SHARE = 1 / 4
+"""Where a block must be gathered from the rows of the file, it costs a copy of the weight."""
+
+_COLUMNS = 64
+"""Blocks begin at multiples of it: no kernel's last columns, which are computed in another order, lie inside of the whole."""
+
+_ALIGNMENT = 64
+"""Bytes of a cache line: kernels may choose by it."""
+
+_COMPARED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+_STRETCHES, _STRETCH_ROWS = 64, 16
+"""Of a weight that is compared, this many rows in this many places hold numbers."""
+
+_MADV_NOHUGEPAGE = 15
+_mprotect = ctypes.CDLL(None, use_errno=True).mprotect
+_mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+@dataclass(frozen=True, slots=True)
+class MappedProduct:
+    """A call of `mm` or `addmm` whose weight lies in its file; `step` output columns make a block."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    storage: Storage
+    step: int
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight, [inner, columns]."""
+        weight: torch.Tensor = self.args[_WEIGHT_ARGUMENT[self.func._schema.name]]
+        return weight
+
+    @property
+    def need_bytes(self) -> int:
+        """What the product makes, and takes besides it."""
+        inner, columns = self.weight.shape
+        rows: int = self.args[_WEIGHT_ARGUMENT[self.func._schema.name] - 1].shape[0]
+        item = self.weight.element_size()
+        return rows * columns * item + (inner + rows) * self.step * item
+
+
+class MappedProducts:
+    """Which products run in blocks; remembers what was compared."""
+
+    def __init__(self, table: StorageTable) -> None:
+        self._table = table
+        self._equal: dict[tuple[Any, ...], bool] = {}
+
+    def of(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_bytes: float) -> MappedProduct | None:
+        """Return the call as a product that runs in blocks; None where it may, or has to, run whole."""
+        position = _WEIGHT_ARGUMENT.get(func._schema.name)
+        if position is None or len(args) <= position or func._schema.overload_name not in ("", "default"):
+            return None
+        storage = self._table.known(args[position])
+        if storage is None or not storage.in_file or storage.resident or storage.watched:
+            return None
+        weight = args[position]
+        by_rows = weight.stride(0) != 1
+        if storage.nbytes <= (_COPIED_SHARE if by_rows else _SHARE) * limit_bytes:
+            return None
+        if weight.dtype not in _COMPARED or weight.is_conj() or weight.is_neg() or (by_rows and weight.stride(1) != 1):
+            return None
+        column_bytes = weight.shape[0] * weight.element_size()
+        step = _COLUMNS
+        while 2 * step * column_bytes <= max(BLOCK_BYTES, _BLOCK_SHARE * limit_bytes):
+            step *= 2
+        if 2 * step > weight.shape[1]:
+            return None
+        product = MappedProduct(func, tuple(args), kwargs, storage, step)
+        form = (func, *map(_form, args), *map(_form, kwargs.values()), step, torch.get_num_threads())
+        if form not in self._equal:
+            try:
+                self._equal[form] = _equal_in_blocks(product)
+            except OSError:  # no address space to compare in
+                self._equal[form] = False
+        return product if self._equal[form] else None
+
+
+def run_in_blocks(product: MappedProduct) -> torch.Tensor:
+    """Return what the whole call would."""
+    memory = untyped_storage(product.weight)
+    return _blockwise(product, product.args, memory)
+
+
+def _form(argument: Any) -> Any:
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype, tuple(argument.shape), argument.stride(), address_of(argument) % _ALIGNMENT
+    return argument
+
+
+def _blockwise(product: MappedProduct, args: Sequence[Any], memory: torch.UntypedStorage | None) -> torch.Tensor:
+    """Run the product with `args`; `memory`, the mapping of its weight, is given back block by block."""
+    position = _WEIGHT_ARGUMENT[product.func._schema.name]
+    weight = args[position]
+    rows, columns = args[position - 1].shape[0], weight.shape[1]
+    out = torch.empty((rows, columns), dtype=weight.dtype)
+    for start, stop in _blocks(columns, product.step):
+        part = list(args)
+        if weight.stride(0) == 1:
+            part[position] = weight[:, start:stop]
+            if memory is not None and stop < columns:
+                read_ahead(weight[:, stop : stop + product.step])
+        else:
+            part[position] = _gathered(weight, start, stop, memory)
+        if position == 2 and args[0].dim() > 0 and args[0].shape[-1] == columns:
+            part[0] = args[0][..., start:stop]
+        out[:, start:stop] = product.func(*part, **product.kwargs)
+        if memory is not None:
+            drop_mapping(memory)
+    return out
+
+
+def _gathered(weight: torch.Tensor, start: int, stop: int, memory: torch.UntypedStorage | None) -> torch.Tensor:
+    """Return columns of a weight that lies row by row, copied from a few rows of the file at a time."""
+    inner = weight.shape[0]
+    gathered = torch.empty((inner, stop - start), dtype=weight.dtype)
+    step = max(1, BLOCK_BYTES // (weight.stride(0) * weight.element_size()))
+    for first in range(0, inner, step):
+        gathered[first : first + step] = weight[first : first + step, start:stop]
+        if memory is not None:
+            drop_mapping(memory)
+    return gathered
+
+
+def _blocks(columns: int, step: int) -> Iterator[tuple[int, int]]:
+    """Yield where blocks begin and end; the last takes what is too little for one of its own."""
+    start = 0
+    while columns - start >= 2 * step:
+        yield start, start + step
+        start += step
+    yield start, columns
+
+
+def _equal_in_blocks(product: MappedProduct) -> bool:
+    """Tell whether a product of this form, run in blocks, has the bits of the whole.
+
+    On random operands. The weight has the same shape, layout and alignment, but most of it is pages of zeros, which take
+    no RAM: numbers stand in stretches of it. Which terms are added in which order does not depend on their values. Raises OSError.
+    """
+    weight, position = product.weight, _WEIGHT_ARGUMENT[product.func._schema.name]
+    generator = torch.Generator().manual_seed(0)
+    lead_bytes = address_of(weight) % mmap.PAGESIZE
+    with contextlib.closing(ZeroMapping(lead_bytes + span(weight) * weight.element_size())) as zeros:
+        flat = zeros.tensor(lead_bytes, weight.dtype)
+        row = max(weight.stride())
+        for first, stop in _stretches(product):
+            part = flat[first * row : min(stop * row, flat.numel())]
+            zeros.make_writable(part)
+            part.normal_(generator=generator)
+        args = [
+            torch.randn(span(a), generator=generator, dtype=a.dtype).as_strided(a.shape, a.stride())
+            if isinstance(a, torch.Tensor) and a is not weight else a for a in product.args
+        ]  # fmt: skip
+        args[position] = flat.as_strided(weight.shape, weight.stride())
+        whole = product.func(*args, **product.kwargs)
+        return torch.equal(whole.view(torch.uint8), _blockwise(product, args, None).view(torch.uint8))
+
+
+def _stretches(product: MappedProduct) -> list[tuple[int, int]]:
+    """Return which rows of the weight, as it lies in memory, hold numbers when it is compared.
+
+    Those of terms all over each sum; or, of output columns, the first and last of the blocks that can differ.
+    """
+    inner, columns = product.weight.shape
+    if product.weight.stride(0) != 1:
+        apart = max(inner // _STRETCHES, _STRETCH_ROWS)
+        return [(first, min(first + _STRETCH_ROWS, inner)) for first in range(0, inner, apart)]
+    blocks = list(_blocks(columns, product.step))
+    seen = {blocks[0], blocks[len(blocks) // 2], blocks[-2], blocks[-1]}
+    return [
+        stretch for start, stop in seen for stretch in ((start, start + _STRETCH_ROWS), (stop - _COLUMNS, stop))
+    ]  # fmt: skip
+
+
+class ZeroMapping:
+    """Private memory that reads as zeros and takes no RAM where nobody writes. Raises OSError where it cannot be had."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
+        self._memory.madvise(_MADV_NOHUGEPAGE)
+        self._start = np.frombuffer(self._memory, np.uint8).ctypes.data
+        self._nbytes = nbytes
+
+    def tensor(self, lead_bytes: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return what follows `lead_bytes`, as it is: only a part that was made writable may be written."""
+        array = (ctypes.c_char * self._nbytes).fromaddress_of(self._start)
+        return torch.frombuffer(array, dtype=dtype, offset=lead_bytes)
+
+    def make_writable(self, part: torch.Tensor) -> None:
+        """Let the pages of a part be written. RLIMIT_DATA counts those alone."""
+        first = address_of(part) // mmap.PAGESIZE * mmap.PAGESIZE
+        nbytes = address_of(part) + part.numel() * part.element_size() - first
+        if _mprotect(first, nbytes, mmap.PROT_READ | mmap.PROT_WRITE) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    def close(self) -> None:
+        """Give the memory back; no tensor of it may be used any more."""
+        self._memory.close()

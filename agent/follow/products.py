@@ -220,11 +220,11 @@ class ZeroMapping:
 
     def tensor(self, lead_bytes: int, dtype: torch.dtype) -> torch.Tensor:
         """Return what follows `lead_bytes`, as it is: only a part that was made writable may be written."""
-        array = (ctypes.c_char * self._nbytes).fromaddress_of(self._start)
+        array = (ctypes.c_char * self._nbytes).from_address(self._start)
         return torch.frombuffer(array, dtype=dtype, offset=lead_bytes)
 
     def make_writable(self, part: torch.Tensor) -> None:
-        """Let the pages of a part be written. RLIMIT_DATA counts those alone."""
+        """Let the pages of a part be written; RLIMIT_DATA counts those alone. Raises OSError."""
         first = address_of(part) // mmap.PAGESIZE * mmap.PAGESIZE
         nbytes = address_of(part) + part.numel() * part.element_size() - first
         if _mprotect(first, nbytes, mmap.PROT_READ | mmap.PROT_WRITE) != 0:

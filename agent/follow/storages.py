@@ -327,9 +327,12 @@ def read_ahead(tensor: torch.Tensor) -> None:
 
 def address_of(tensor: torch.Tensor) -> int:
     """Return where a tensor's first element lies, without taking note that its pointer left."""
-    return data_ptr(untyped_storage(tensor)) + tensor.storage_offset() * tensor.element_size()
+    return data_ptr(untyped_storage(tensor)) + int(tensor.storage_offset()) * tensor.element_size()
 
 
 def span(tensor: torch.Tensor) -> int:
     """Return how many elements lie from a tensor's first to its last in memory."""
-    return 1 + sum(int((size - 1) * stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    elements = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        elements += (int(size) - 1) * int(stride)
+    return elements

@@ -4,7 +4,9 @@
 of `benchmarks.fit`), the bundles' limit, and that limit with pages as slow as an SD card (45 MB/s read, 25 MB/s written),
 there beside the bundle itself. CPU and wall seconds of the first step, and medians of the later ones; plain and followed
 take turns, and the smaller median of each counts. Where tensors moved, the first run is long enough to be planned and every
-later one begins with its plan: `cpu s` is of the steps before that, `planned` of those with it.
+later one begins with its plan: `cpu s` is of the steps before that, `planned` of those with it, `planned after` the seconds from
+the start of the first run until its plan was in force (on a new cache). `checksum share`: CPU seconds for checksums of the
+pages of a step, at the speed measured beside it, in what a step takes.
 """
 
 import argparse
@@ -12,13 +14,16 @@ import json
 import statistics
 import sys
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import xxhash
 from rich.console import Console
 from rich.table import Table
 
+from agent.train.pager import CHUNK
 from benchmarks.fit import FOLLOW_TARGETS_MIB, TARGETS_MIB, run_child, run_follow
 from benchmarks.models import CASES
 
@@ -31,6 +36,7 @@ TURNS = 2
 AMPLE_MIB = 6000
 SD_CARD = (45_000_000, 25_000_000)
 """Bytes per second, read and written."""
+CHECKED_BYTES = 512 << 20
 
 
 @dataclass
@@ -48,6 +54,8 @@ class Row:
     planned_cpu_s: float | None
     planned_ratio: float | None
     plan: str | None
+    planned_after_s: float | None
+    checksum_share: float
     first_wall_s: float
     wall_s: float
     planned_wall_s: float | None
@@ -128,12 +136,23 @@ def _row(
     planned_wall_s = min((statistics.median(run["wall_s"][-BEFORE_PLAN:]) for run in planned), default=None)
     report, steps = last["report"], len(last["losses"])
     moved = (report[f"{what}_bytes"] / steps / 2**20 for what in ("read", "written", "recomputed"))
+    checked_s = (report["read_bytes"] + report["written_bytes"]) / steps / _checksum_bytes_per_s()
     return Row(
         model, budget, ram_mib, run["peak_mib"], plain_cpu_s, run["first_cpu_s"], cpu_s, cpu_s / plain_cpu_s,
-        planned_cpu_s, planned_cpu_s and planned_cpu_s / plain_cpu_s, report["plan"], run["wall_s"][0],
+        planned_cpu_s, planned_cpu_s and planned_cpu_s / plain_cpu_s, report["plan"], run["report"]["planned_after_seconds"],
+        checked_s / statistics.median(last["cpu_s"]), run["wall_s"][0],
         statistics.median(run["wall_s"][1 : BEFORE_PLAN + 1]), planned_wall_s, *moved, report["stall_seconds"] / steps,
         bundle_wall_s, all(run["losses"] == plain["losses"] for plain, run in pairs),
     )  # fmt: skip
+
+
+def _checksum_bytes_per_s() -> float:
+    """Return how fast the page thread's checksum is here, on memory that no cache holds."""
+    memory = memoryview(bytearray(CHECKED_BYTES))
+    begin_s = time.process_time()
+    for start in range(0, CHECKED_BYTES, CHUNK):
+        xxhash.xxh3_64_intdigest(memory[start : start + CHUNK])
+    return CHECKED_BYTES / (time.process_time() - begin_s)
 
 
 def _bundle_wall_s(model: str, ram_mib: int, rates: tuple[int, int] | None) -> float | None:

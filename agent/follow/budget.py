@@ -63,6 +63,8 @@ class Report:
     """The most by which single operators did not fit into the limit."""
     plan: str | None
     """Which search made the plan that decides what leaves (`milp`, `greedy`); None where next use does."""
+    planned_after_seconds: float | None
+    """From the start until that plan was in force."""
     predicted_step_seconds: float | None
     step_seconds: float | None
     """Of one step with the plan: as predicted, waiting for pages included, and as the last one took."""
@@ -265,6 +267,7 @@ class _Running:
             deviations=book.deviations,
             over_bytes=counters.over_bytes,
             plan=None if plan is None else plan.strategy,
+            planned_after_seconds=None if plan is None else plan.after_s,
             predicted_step_seconds=None if plan is None else plan.predicted_s,
             step_seconds=None if plan is None else plan.measured_s,
             step_written_bytes=None if plan is None else plan.written_bytes,

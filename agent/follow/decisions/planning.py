@@ -76,6 +76,8 @@ class Adopted:
     predicted_s: float
     bytes_per_s: tuple[float, float]
     moved_before_s: float
+    after_s: float
+    """Seconds from the start of the budget until it was in force."""
     moved_s: list[float] = field(default_factory=list)
     measured_s: float | None = None
     written_bytes: int | None = None
@@ -143,6 +145,7 @@ class Planning:
         self._history: deque[Trace] = deque(maxlen=2 * LONGEST_STEP)
         self._spent: deque[_Spent] = deque(maxlen=LONGEST_STEP + 1)
         self._optimizers = False
+        self._began_s = time.perf_counter()
 
     def segment_ended(self, trace: Trace | None, *, whole: bool, stepped: bool) -> None:
         """Take note that a segment ended; `stepped`: with an optimizer's step. Adopts what was found meanwhile."""
@@ -262,7 +265,8 @@ class Planning:
             speeds, before_s = self.adopted.bytes_per_s, self.adopted.moved_before_s
         for trace, plan in zip(segments, kept.segment_plans(len(segments)), strict=True):
             trace.plan = plan
-        self.adopted = Adopted(segments, kept.strategy, kept.predicted_s, speeds, before_s)
+        after_s = time.perf_counter() - self._began_s
+        self.adopted = Adopted(segments, kept.strategy, kept.predicted_s, speeds, before_s, after_s)
 
     def _judge(self, adopted: Adopted) -> None:
         """Measure the step that ended with the plan; let the plan go if it moves more than what was there before."""

@@ -77,6 +77,7 @@ def test_the_step_is_planned_and_the_plan_is_kept_for_the_next_run(tmp_path: Pat
             report = active.report
         assert report.plan in ("greedy", "milp")
         assert report.predicted_step_seconds is not None and report.step_seconds is not None
+        assert report.planned_after_seconds is not None and report.planned_after_seconds > 0
         losses.append(found)
     shorter = min(map(len, losses))
     assert losses[0][:shorter] == losses[1][:shorter]

@@ -4,14 +4,14 @@ A reader for each kind, refusals in one line with the remedy.
 """
 
 import argparse
-import errno
+import contextlib
 import math
 import os
 import re
 import stat
 import tempfile
 import time as clock
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import time
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -137,15 +137,11 @@ def readable_file(text: str) -> Path:
     Raises ArgumentTypeError for anything else.
     """
     path = _path(text)
-    try:
+    with _refusing("read", text, "a file that is there"):
         if stat.S_ISFIFO(path.stat().st_mode):  # opening it would wait for who writes
             raise argparse.ArgumentTypeError(f"{_named(text)} is a pipe; name a file")
         with path.open("rb") as file:
             file.read(1)
-    except (OSError, ValueError) as error:
-        raise argparse.ArgumentTypeError(
-            f"cannot read {_named(text)}: {_reason(error)}; name a file that is there"
-        ) from error
     return path
 
 
@@ -155,14 +151,9 @@ def readable_folder(text: str) -> Path:
     Raises ArgumentTypeError for anything else.
     """
     path = _path(text)
-    try:
-        with os.scandir(path):
-            return path
-    except (OSError, ValueError) as error:
-        reason = _reason(error)
-        raise argparse.ArgumentTypeError(
-            f"cannot look into {_named(text)}: {reason}; name a directory that is there"
-        ) from error
+    with _refusing("look into", text, "a directory that is there"), os.scandir(path):
+        pass
+    return path
 
 
 def readable_file_or_folder(text: str) -> Path:
@@ -179,18 +170,11 @@ def writable_file(text: str) -> Path:
     Raises ArgumentTypeError for anything else.
     """
     path = _path(text)
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if _exists(path):
+    with _refusing("write", text, "a file in a directory of yours"):
+        if _exists(path):  # opening a directory for writing is an error of its own
             os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
         else:
             _try_file(path.absolute().parent)
-    except (OSError, ValueError) as error:
-        reason = _reason(error)
-        raise argparse.ArgumentTypeError(
-            f"cannot write {_named(text)}: {reason}; name a file in a directory of yours"
-        ) from error
     return path
 
 
@@ -200,16 +184,11 @@ def writable_folder(text: str) -> Path:
     Raises ArgumentTypeError for anything else.
     """
     path = _path(text)
-    try:
+    with _refusing("write into", text, "a directory of yours"):
         there = path.absolute()
         while not _exists(there):
             there = there.parent
         _try_file(there)
-    except (OSError, ValueError) as error:
-        reason = _reason(error)
-        raise argparse.ArgumentTypeError(
-            f"cannot write into {_named(text)}: {reason}; name a directory of yours"
-        ) from error
     return path
 
 
@@ -241,9 +220,17 @@ def _named(path: str) -> str:
     return path[:_LONGEST_NAMED]
 
 
-def _reason(error: OSError | ValueError) -> str:
-    """Return why a path cannot be used; ValueError is Python's for a null character."""
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+@contextlib.contextmanager
+def _refusing(action: str, path: str, remedy: str) -> Iterator[None]:
+    """Refuse the path, with the remedy, where the block cannot use it.
+
+    Raises ArgumentTypeError for an OSError, and for Python's ValueError of a null character.
+    """
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise argparse.ArgumentTypeError(f"cannot {action} {_named(path)}: {reason}; name {remedy}") from error
 
 
 def _told(parse: Callable[[str], T], text: str) -> T:

@@ -1,4 +1,4 @@
-"""What a followed program costs: joules, measured or estimated, and what its pages take of the medium's life."""
+"""What a followed program costs: joules, measured or estimated, and wear of the medium."""
 
 import os
 import time
@@ -29,7 +29,7 @@ class Energy:
 
 
 class EnergyUse:
-    """Counts joules from now on: of the processor's counters where they can be read, else by a model of the board."""
+    """Counts joules from now on: by the processor's counters if readable, else by a model of the board."""
 
     def __init__(self, root: Path = _ROOT) -> None:
         self._root = root

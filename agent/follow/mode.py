@@ -65,7 +65,7 @@ _SHOWN_AT_ONCE = 2
 
 
 class Follower:
-    """Runs operators with their storages resident. One lock: the program's threads take turns at operators."""
+    """Runs operators with their storages resident; by one lock, threads take turns at operators."""
 
     def __init__(
         self, table: StorageTable, residency: Residency, process: ProcessBudget | None, planning: Planning,
@@ -100,7 +100,7 @@ class Follower:
     # -- one operator
 
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run an operator as it was called; its followed operands are resident while it runs. Raises PageError."""
+        """Run an operator as called, its followed operands resident meanwhile. Raises PageError."""
         with self.lock:
             self._wait_while_held()
             self._at_hand = func
@@ -172,7 +172,7 @@ class Follower:
         return result
 
     def _name_too_large(self, func: Any, inputs: Sequence[Storage], need_bytes: int) -> None:
-        """Say on standard error, before it runs, which operator alone takes more than a budget of RAM leaves for tensors."""
+        """Say on standard error which operator alone takes more than a RAM budget leaves for tensors."""
         if self._process is None or func in self._named:
             return
         held_bytes = sum(s.nbytes for s in set(inputs))
@@ -191,7 +191,7 @@ class Follower:
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], large: list[torch.Tensor], inputs: list[Storage],
         written: list[Storage],
     ) -> Any:  # fmt: skip
-        """Run an elementwise operator whose operands do not fit together; those that do not fit leave, or stay away.
+        """Run an elementwise operator in pieces; operands that do not fit leave, or stay away.
 
         They leave for the page file, not to be recomputed: a piece of them must be there to be read.
         """
@@ -286,7 +286,7 @@ class Follower:
         return made.nbytes >= RECIPE_BYTES and seconds < WORTH * self.residency.paging_seconds(made.nbytes)
 
     def _learn(self, touched: Sequence[Storage]) -> None:
-        """Remember where each storage was used, and start writing those that left after this use the last time."""
+        """Remember each storage's use, and start writing those that left after this use the last time."""
         entry = self.book.entry_run()
         leaving = entry.leaving
         for operand, storage in enumerate(touched):
@@ -319,7 +319,7 @@ class Follower:
 
     @contextlib.contextmanager
     def _outside_of_operators(self) -> Iterator[None]:
-        """Follow the block also where this thread is inside of an operator, below autograd and without the mode."""
+        """Follow the block also inside of an operator, where autograd and the mode are off."""
         with contextlib.ExitStack() as stack:
             if not any(isinstance(mode, FollowMode) for mode in _get_current_dispatch_mode_stack()):
                 with contextlib.suppress(RuntimeError):  # not inside of one: another has switched all modes off
@@ -330,7 +330,7 @@ class Follower:
     # -- between operators
 
     def end_segment(self, *, stepped: bool = False) -> None:
-        """Take note that a backward() or an optimizer's step ended. Pointers that left in the one before are void now."""
+        """Take note that a backward() or an optimizer's step ended; pointers of the one before are void."""
         with self.lock:
             empty = self.book.position == 0
             whole = self.book.end_segment(self.residency.clock + 1)
@@ -354,7 +354,7 @@ class Follower:
         self.go_on()
 
     def escape(self, storage: Storage) -> None:
-        """Keep a storage resident until the next segment ends: a pointer to it leaves, and may be written through.
+        """Keep a storage resident until the next segment ends: a pointer to it leaves, maybe to write.
 
         A mapped one stays where it is, and whether it was written is seen in its pages from here on.
         """
@@ -388,7 +388,7 @@ class Follower:
             self.residency.make_room_if_possible()
 
     def show(self, storage: Storage) -> None:
-        """Keep a storage resident until a few others were shown: its size is asked for, and then its bytes are read."""
+        """Keep a storage resident until a few others were shown: its bytes are read after its size."""
         with self.lock:
             self._wait_while_held()
             storage.pins += 1
@@ -430,7 +430,7 @@ class Follower:
             self._pace = CpuPace(cpu_percent) if cpu_percent < 100 else None
 
     def _wait_while_held(self) -> None:
-        """Wait where nothing is under way. What a signal's handler raises here ends the program: its clean-up may run."""
+        """Wait where nothing is under way; what a signal's handler raises here ends the program."""
         try:
             if self._pace is not None and (delay_s := self._pace.delay_s()) > 0:
                 self._may_run.wait(delay_s)
@@ -443,7 +443,7 @@ class Follower:
 
 
 def _to_bring(func: Any, inputs: list[Storage], product: MappedProduct | None, *, whole: bool) -> list[Storage]:
-    """Return which operands must be resident: not those that are read from a file's mapping row by row, or in pieces."""
+    """Return which operands must be resident: not those read by row or in pieces from a mapping."""
     if product is not None:
         return [storage for storage in inputs if storage is not product.storage]
     if only_views(func) or reads_rows(func):

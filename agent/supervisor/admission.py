@@ -39,7 +39,7 @@ class Admission:
         return self.decision
 
     def clock_jump_s(self) -> float:
-        """Return by how much the wall clock was set since the last call, 0 if not; sleep of the machine is no jump."""
+        """Return by how much the wall clock was set since the last call, 0 if not; sleep is no jump."""
         now_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
         offset_s = wall_s - self._clock.uptime_s()
         before, self._clock_offset_s = self._clock_offset_s, offset_s

@@ -80,7 +80,7 @@ class Core:
         return until if until > self.clock.wall_s() else None
 
     def move_pause(self, jump_s: float) -> None:
-        """Let a pause last as long as was asked for after the wall clock was set by `jump_s`: an hour stays an hour."""
+        """Let a pause last as long as was asked for after the wall clock was set by `jump_s`."""
         until = self._pause_end() + jump_s
         if math.isfinite(until):
             self.store.remember(PAUSE_SETTING, repr(until) if until > self.clock.wall_s() else None)

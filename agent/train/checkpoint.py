@@ -1,4 +1,4 @@
-"""The persistent storages of a job (weights, buffers, optimizer state): where they lie on flash, and commits of them.
+"""Where a job's persistent storages (weights, buffers, optimizer state) lie, and their commits.
 
 Each storage has three slots in one page file. A commit record names, for every storage, the slot that holds its contents
 and their checksums; it becomes valid by an atomic rename after everything it names is on the medium. Until the next
@@ -32,7 +32,7 @@ class CheckpointError(PortError):
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a commit record says besides the slots: how far training was, and whatever the trainer needs to go on."""
+    """What a commit record says besides the slots: how far training was, and what it goes on from."""
 
     sequence: int
     step: int
@@ -164,7 +164,7 @@ class StateStore:
         return sound, damaged
 
     def avoid(self, offset: int) -> bool:
-        """Write nothing more where the byte at `offset` of the page file lies; say whether the latest commit lies there."""
+        """Write no more where byte `offset` of the page file lies; return whether the last commit is there."""
         for key, slots in self._slots.items():
             for index, slot in enumerate(slots):
                 if slot.offset <= offset < slot.offset + padded(slot.nbytes):
@@ -193,7 +193,7 @@ class StateStore:
         return self._slots[key][self._working[key]]
 
     def check(self, key: str, contents: torch.Tensor) -> None:
-        """Raise NonFiniteError where these bytes of a storage, about to be written, are no numbers to go on with."""
+        """Raise NonFiniteError where bytes of a storage, about to be written, are not finite numbers."""
         if key in self._finite:
             check_state(key, contents, self._finite[key])
 
@@ -213,7 +213,7 @@ class StateStore:
         return transfer
 
     def settle(self, but: Set[str] = frozenset()) -> None:
-        """Wait for the writes under way, except those of the storages `but`; raise the PageError of one that failed."""
+        """Wait for the writes under way but those of the storages `but`; raise a failed one's PageError."""
         for key in self.under_way.keys() - but:
             self.pager.wait(self.under_way.pop(key))
 

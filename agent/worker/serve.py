@@ -1,4 +1,4 @@
-"""The frame of every worker process: its line to the supervisor, its signals, and how it says why it ended."""
+"""The frame of every worker process: its line to the supervisor, signals, why it ended."""
 
 import errno
 import os

@@ -72,7 +72,7 @@ def plan_name(
     segments: Sequence[int], budget_bytes: int, deadline_s: float | None, written_bytes: int | None, *,
     whole_process: bool,
 ) -> str:  # fmt: skip
-    """Return the name of a plan: of the step, told by the hashes of its segments, of the budget and the limits."""
+    """Return the name of a plan: of the hashes of its step's segments, the budget and the limits."""
     told = msgspec.msgpack.encode([_FORMAT, list(segments), budget_bytes, deadline_s, written_bytes, whole_process])
     return hashlib.sha256(told).hexdigest()[:32]
 

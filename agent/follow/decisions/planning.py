@@ -1,7 +1,8 @@
-"""A plan for the step that the program repeats: recorded once, searched for beside the program, adopted if it moves less.
+"""A plan for the step that the program repeats: recorded once, adopted if it moves less.
 
-The plan says what leaves after which operator. Everything else is as without one: who must leave when room is short is
-chosen anew each time, those that the plan names first, so a plan that does not fit any more costs time and nothing else.
+It is searched for beside the program, and says what leaves after which operator. Everything else is as without one: who
+must leave when room is short is chosen anew each time, those that the plan names first, so a plan that does not fit any
+more costs time and nothing else.
 It goes again if the steps with it take longer than those before. Plans are kept for the next run of the same program.
 """
 
@@ -69,7 +70,7 @@ class StepBounds:
 
 @dataclass(slots=True)
 class Adopted:
-    """A plan in force; seconds of a step as predicted and as measured last; what steps moved before and with it."""
+    """A plan in force, its step's predicted and measured seconds, what steps moved before and with it."""
 
     segments: tuple[Trace, ...]
     strategy: str
@@ -94,7 +95,7 @@ class _Spent:
     recomputing_s: float
 
     def moved_s(self, earlier: "_Spent", bytes_per_s: tuple[float, float]) -> float:
-        """Return how long what was moved since takes at these speeds, with what was recomputed: no busy machine changes it."""
+        """Return the seconds of what was moved and recomputed since, at these speeds whatever the load."""
         read, written = self.read_bytes - earlier.read_bytes, self.written_bytes - earlier.written_bytes
         return read / bytes_per_s[0] + written / bytes_per_s[1] + self.recomputing_s - earlier.recomputing_s
 
@@ -148,7 +149,7 @@ class Planning:
         self._began_s = time.perf_counter()
 
     def segment_ended(self, trace: Trace | None, *, whole: bool, stepped: bool) -> None:
-        """Take note that a segment ended; `stepped`: with an optimizer's step. Adopts what was found meanwhile."""
+        """Take note that a segment ended, `stepped` by an optimizer, and adopt what was found meanwhile."""
         self._optimizers = self._optimizers or stepped
         if self._search is not None:
             self._look()
@@ -269,7 +270,7 @@ class Planning:
         self.adopted = Adopted(segments, kept.strategy, kept.predicted_s, speeds, before_s, after_s)
 
     def _judge(self, adopted: Adopted) -> None:
-        """Measure the step that ended with the plan; let the plan go if it moves more than what was there before."""
+        """Measure the step that ended with the plan; drop a plan that moves more than steps before it."""
         count = len(adopted.segments)
         if len(self._spent) > count:
             now, before = self._spent[-1], self._spent[-1 - count]
@@ -304,7 +305,7 @@ class Planning:
             search.close()
 
     def interrupt(self) -> None:
-        """End the search, if one is under way; it is begun anew when the program has repeated its step once more."""
+        """End the search, if one is under way; it begins anew when the program has repeated its step."""
         if self._search is not None:
             self._tried.discard(tuple(t.prefixes[-1] for t in self._search.recording.segments))
             self._searches_left += 1

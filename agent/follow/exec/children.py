@@ -1,4 +1,4 @@
-"""The processes that a program started (DataLoader workers and others), stopped while the program is held.
+"""A program's child processes (DataLoader workers and others), stopped while it is held.
 
 They are stopped by SIGSTOP, which none can refuse. A program that is killed meanwhile leaves no stopped process behind: a
 guard, a shell that waits for the end of its input, lets them go on.

@@ -16,10 +16,11 @@ import torch
 
 from agent.follow.mode import Follower
 from agent.follow.operands import bare_storages_in, is_wrapper, strided_parts
+from agent.follow.patches.safetensors_saving import SafetensorsSaving, asked_by_safetensors
 from agent.follow.storages import Storage, StorageTable
 
 _TENSOR_POINTERS = (
-    "numpy", "data_ptr", "const_data_ptr", "mutable_data_ptr", "__array__", "__dlpack__", "share_memory_",
+    "numpy", "const_data_ptr", "mutable_data_ptr", "__array__", "__dlpack__", "share_memory_",
 )  # fmt: skip
 """Methods of a tensor that hand out its memory."""
 
@@ -52,10 +53,13 @@ class Escapes:
         self._follower = follower
         self._table: StorageTable = follower.table
         self._saved: list[tuple[type, str, Any]] = []
+        self._safetensors = SafetensorsSaving(follower)
 
     def install(self) -> None:
         """Guard the methods."""
+        self._safetensors.install()
         self._guard(torch.Tensor, _TENSOR_POINTERS, self._tensor_pointer)
+        self._guard(torch.Tensor, ("data_ptr",), self._tensor_address)
         self._guard(torch.Tensor, _TENSOR_READS, self._tensor_read)
         self._guard(torch.UntypedStorage, (*_STORAGE_POINTERS, *_STORAGE_WRITES), self._storage_pointer)
         self._guard(torch.UntypedStorage, ("data_ptr",), self._storage_address)
@@ -65,6 +69,7 @@ class Escapes:
 
     def remove(self) -> None:
         """Put the methods back as they were."""
+        self._safetensors.remove()
         for owner, name, method in reversed(self._saved):
             if method is None:
                 delattr(owner, name)
@@ -96,6 +101,16 @@ class Escapes:
             self._follower.escape(storage)
         return method(tensor, *args, **kwargs)
 
+    def _tensor_address(self, method: Callable[..., Any], tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
+        """As `_tensor_pointer`, but for `save_file` of safetensors, which asks for all before it reads one."""
+        asking = sys._getframe(_ASKING_FRAME)
+        if asked_by_safetensors(asking) and len(found := self._storages(tensor)) == 1:
+            offset_bytes = int(tensor.storage_offset()) * tensor.element_size()
+            placeholder = self._safetensors.placeholder(asking, found[0], offset_bytes)
+            if placeholder is not None:
+                return placeholder
+        return self._tensor_pointer(method, tensor, args, kwargs)
+
     def _tensor_read(self, method: Callable[..., Any], tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
         with contextlib.ExitStack() as stack:
             for storage in self._storages(tensor):
@@ -115,12 +130,13 @@ class Escapes:
             return method(memory, *args, **kwargs)
 
     def _storage_address(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
-        """As `_storage_pointer`, but for torch.save, which only asks whether two addresses are the same.
+        """As `_storage_pointer`, but for torch.save and safetensors: they only ask whether two addresses are the same.
 
         What leaves gives its address to others, so another number tells them apart, and nothing has to stay.
         """
-        asking = sys._getframe(_ASKING_FRAME).f_code.co_filename
-        if asking == torch.serialization.__file__ and self._table.known_storage(memory) is not None:
+        asking = sys._getframe(_ASKING_FRAME)
+        compared = asking.f_code.co_filename == torch.serialization.__file__ or asked_by_safetensors(asking)
+        if compared and self._table.known_storage(memory) is not None:
             return memory._cdata
         return self._storage_pointer(method, memory, args, kwargs)
 

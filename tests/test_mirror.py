@@ -8,17 +8,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 TESTED_WITH = {
-    "tests/agent/follow/test_exec.py": (
-        "agent/cli/exec",
-        "agent/follow/exec/exec_budget",
-        "agent/follow/exec/launch",
-        "agent/follow/exec/tracebacks",
-    ),
-    "tests/agent/follow/test_features.py": ("agent/follow/patches/escapes",),
-    "tests/agent/cli/test_mcu.py": ("agent/cli/mcu_views",),
     "tests/agent/facts/test_power_supply.py": ("agent/facts/model",),
     "tests/agent/mcu/protocol/test_device.py": ("agent/mcu/errors",),
-    "tests/agent/mcu/board/test_simulate.py": ("agent/mcu/project",),
     "tests/agent/peers/test_announcement.py": ("agent/peers/state",),
     "tests/planner/capture/test_step.py": ("planner/capture/assemble",),
     "tests/planner/mcu/test_frontend.py": ("planner/mcu/zoo",),

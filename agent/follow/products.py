@@ -1,4 +1,4 @@
-"""Products with a frozen weight that lies in its file, in blocks of output columns, with the same bits.
+"""Products with a frozen weight read from its file in blocks of output columns, to the bit.
 
 A language model's head is often the largest tensor there is. Where it is a mapping of a safetensors file, a block of it is
 read where it lies, and its pages go back before the next block: the whole is never resident. Columns of a product are
@@ -210,7 +210,7 @@ def _stretches(product: MappedProduct) -> list[tuple[int, int]]:
 
 
 class ZeroMapping:
-    """Private memory that reads as zeros and takes no RAM where nobody writes. Raises OSError where it cannot be had."""
+    """Private memory of zeros that takes no RAM until written. Raises OSError where there is none."""
 
     def __init__(self, nbytes: int) -> None:
         self._memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)

@@ -320,7 +320,7 @@ def populate_mapping(storage: torch.UntypedStorage) -> None:
 
 
 def read_ahead(tensor: torch.Tensor) -> None:
-    """Ask for a part of a mapped file that is needed soon: it is read into the page cache, nothing waits, no RAM is taken."""
+    """Have a part of a mapped file read into the page cache: nothing waits, no RAM is taken."""
     start = address_of(tensor) // _PAGE * _PAGE
     _madvise(start, address_of(tensor) + span(tensor) * tensor.element_size() - start, _MADV_WILLNEED)
 

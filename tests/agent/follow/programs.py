@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,20 @@ from typing import Any
 SCRIPTS = Path(__file__).parent / "scripts"
 EVERYTHING_LEAVES = ("--tensors", "4K")
 OURS = "port-agent: "
+
+TRAIN = """
+import sys, torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(300, 500), torch.nn.ReLU(), torch.nn.Linear(500, 10))
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    loss = model(torch.randn(16, 300)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(loss.item().hex())
+"""
+"""A program that trains three steps and prints the bits of its losses."""
 
 
 @dataclass(frozen=True)
@@ -60,3 +75,11 @@ def report_of(path: Path) -> dict[str, Any]:
     """Return what `--report` wrote."""
     facts: dict[str, Any] = json.loads(path.read_text())
     return facts
+
+
+def written(folder: Path, text: str, name: str = "train.py") -> Path:
+    """Return a program in a file."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text))
+    return path

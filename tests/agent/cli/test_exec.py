@@ -1,0 +1,61 @@
+"""`port-agent exec`: what it refuses, in one line, and what its help says."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.agent.follow.programs import followed, written
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--ram", "3x", "--", "train.py"), "cannot read the size '3x'"),
+        (("--ram", "0", "--", "train.py"), "at least one byte"),
+        (("--ram", "10M", "--", "train.py"), "10.0 MiB"),
+        (("--", "train.py"), "--ram --tensors is required"),
+        (("--ram", "1G", "--tensors", "4K", "--", "train.py"), "not allowed with"),
+        (("--ram", "1G"), "no program"),
+        (("--ram", "1G", "--", "-m"), "name of a module"),
+        (("--ram", "1G", "--", "-x"), "-x is not a program"),
+        (("--ram", "1G", "--", "nowhere.py"), "cannot open nowhere.py: No such file"),
+        (("--ram", "1G", "--page-dir", "nowhere", "--", "train.py"), "choose another --page-dir"),
+        (
+            ("--ram", "1G", "--report", "nowhere/r.json", "--", "train.py"),
+            "cannot write nowhere/r.json: No such file or directory",
+        ),
+        (("--ram", "1G", "--cpus", "9999", "--", "train.py"), "--cpus 9999"),
+        (("--ram", "1G", "--write-limit", "0", "--", "train.py"), "at least one byte"),
+        (("--ram", "1G", "--step-deadline", "soon", "--", "train.py"), "'soon' is no duration"),
+        (("--ram", "1G", "--writes-per-step", "x", "--", "train.py"), "cannot read the size 'x'"),
+    ],
+)
+def test_wrong_arguments_are_one_line(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    written(tmp_path, "import torch")
+    done = subprocess.run(
+        [sys.executable, "-m", "agent.cli", "exec", *words], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no tmpfs at /dev/shm")
+def test_pages_in_ram_are_refused(tmp_path: Path) -> None:
+    written(tmp_path, "")
+    refused = followed("train.py", folder=tmp_path, bound=("--ram", "1G", "--page-dir", "/dev/shm"))
+    assert refused.code == 2 and "itself in RAM" in refused.ours[0]
+
+
+def test_cpus_are_those_asked_for(tmp_path: Path) -> None:
+    written(tmp_path, "import torch, os\nprint(torch.get_num_threads(), len(os.sched_getaffinity(0)))")
+    done = followed("train.py", folder=tmp_path, bound=("--tensors", "1G", "--cpus", "1"))
+    assert done.output == "1 1\n"
+
+
+def test_help_teaches(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "agent.cli", "exec", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    for phrase in ("unchanged", "-- train.py", "-m my_package.train", "--page-dir", "how much to give"):
+        assert phrase in done.stdout

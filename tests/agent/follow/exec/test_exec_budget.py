@@ -1,0 +1,85 @@
+"""The budget of `port-agent exec`: the same losses within it, and what is said at the end."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.malloc import PreloadMode, preload_mode, preload_path
+from tests.agent.follow.programs import TRAIN, exec_words, followed, plain, report_of, written
+
+PEAK_OF = """
+import os, sys
+status, usage = os.wait4(os.spawnv(os.P_NOWAIT, sys.argv[1], sys.argv[1:]), 0)[1:]
+print(usage.ru_maxrss)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+"""Runs a program and prints the kernel's figure in KiB; from a small process, whose own memory counts in it before exec."""
+
+
+def test_trains_to_the_same_losses(tmp_path: Path) -> None:
+    written(tmp_path, TRAIN)
+    expected = plain("train.py", folder=tmp_path)
+    done = followed("train.py", folder=tmp_path, bound=("--ram", "400M", "--report", str(tmp_path / "report.json")))
+    assert (done.code, done.output, done.said) == (0, expected.output, expected.said)
+    assert len(done.ours) == 1 and "of 400.0 MiB" in done.ours[0]
+    report = report_of(tmp_path / "report.json")
+    assert report["program"] == ["train.py"] and report["peak_resident_bytes"] <= 400 << 20
+    assert report["steps"] == 3 and "; 3 steps in " in done.ours[0]
+    assert report["joules"] > 0 and f"J {report['energy_source']}" in done.ours[0]
+
+
+def test_the_end_of_the_process_is_within_the_budget_too(tmp_path: Path) -> None:
+    written(
+        tmp_path,
+        """
+        import torch
+        model = torch.nn.Sequential(*(torch.nn.Linear(2000, 2000) for _ in range(12)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(3):
+            model(torch.ones(2, 2000)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    )
+    words = [*exec_words(("--ram", "350M"), tmp_path), "train.py"]
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", PEAK_OF, *words], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    if sys.platform == "linux":
+        assert int(done.stdout) << 10 <= 350 << 20
+
+
+RESERVING = """
+import importlib.util, mmap, torch
+if importlib.util.find_spec("pyarrow"):
+    import pyarrow
+    print(len(pyarrow.array(range(1000))))  # its allocator reserves a gibibyte
+memory = mmap.mmap(-1, 1 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
+memory[:4] = b"here"
+print(torch.ones(1000).sum().item(), memory[:4])
+"""
+"""0x4000 is Linux's MAP_NORESERVE."""
+
+
+def preloads_reservations() -> bool:
+    """Tell whether the allocator is preloaded here, in a build that knows of reservations."""
+    path = preload_path()
+    built = path is not None and b"port_malloc_allow_reservations" in path.read_bytes()
+    return built and preload_mode() is PreloadMode.PRELOAD
+
+
+@pytest.mark.skipif(not preloads_reservations(), reason="the allocator cannot be preloaded here, or was built before")
+def test_address_space_that_is_only_reserved_takes_nothing_of_the_budget(tmp_path: Path) -> None:
+    written(tmp_path, RESERVING)
+    expected = plain("train.py", folder=tmp_path)
+    done = followed("train.py", folder=tmp_path, bound=("--ram", "500M"))
+    assert (done.code, done.output, done.said) == (0, expected.output, "")
+
+
+def test_an_operator_that_cannot_fit_is_named_with_its_line(tmp_path: Path) -> None:
+    written(tmp_path, "import torch\nx = torch.ones(4000, 4000)\ny = x @ x\nz = x @ x\n")
+    named = [line for line in followed("train.py", folder=tmp_path, bound=("--ram", "320M")).ours if "needs" in line]
+    assert len(named) == 1, "once for each operator, before it runs"
+    assert named[0].startswith("port-agent: train.py:3: aten::mm needs ") and "or smaller batches" in named[0]

@@ -1,0 +1,55 @@
+"""Methods that read past the dispatcher find the contents of what had left, and are as before when the budget ends."""
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from agent import budget
+
+COUNT = 4096
+"""Elements of a tensor that is larger than the budget leaves room for beside another one."""
+
+WAYS: dict[str, Callable[[torch.Tensor], list[float]]] = {
+    "numpy": lambda tensor: tensor.numpy()[:3].tolist(),
+    "tolist": lambda tensor: tensor.tolist()[:3],
+    "dlpack": lambda tensor: torch.from_dlpack(tensor)[:3].tolist(),
+    "bytes of the storage": lambda tensor: list(
+        struct.unpack("=3f", bytes(tensor.untyped_storage()[i] for i in range(12)))
+    ),
+}
+
+
+def left(tensors: int = 8) -> list[torch.Tensor]:
+    """Return tensors of which the first has left: those after it take the room."""
+    return [torch.arange(COUNT, dtype=torch.float32) + 1 + i for i in range(tensors)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_contents_of_what_left_are_read(way: str, tmp_path: Path) -> None:
+    with budget(tensors="40K", page_dir=tmp_path) as held:
+        first = left()[0]
+        assert WAYS[way](first) == [1.0, 2.0, 3.0]
+    assert held.report.written_bytes > 0, "else nothing had left"
+
+
+def test_a_storage_that_is_away_tells_its_size(tmp_path: Path) -> None:
+    with budget(tensors="40K", page_dir=tmp_path):
+        assert [tensor.untyped_storage().nbytes() for tensor in left()] == [COUNT * 4] * 8
+
+
+def test_what_is_written_through_a_pointer_stays(tmp_path: Path) -> None:
+    with budget(tensors="80K", page_dir=tmp_path):
+        first = torch.zeros(COUNT)
+        first.numpy()[5] = 7.0
+        others = left()
+        assert first[5].item() == 7.0 and others[0][0].item() == 1.0
+
+
+def test_methods_are_torchs_own_afterwards(tmp_path: Path) -> None:
+    before = torch.Tensor.numpy, torch.Tensor.tolist, torch.UntypedStorage.data_ptr
+    with budget(tensors="40K", page_dir=tmp_path):
+        assert torch.Tensor.numpy is not before[0]
+    assert (torch.Tensor.numpy, torch.Tensor.tolist, torch.UntypedStorage.data_ptr) == before

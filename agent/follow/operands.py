@@ -130,13 +130,50 @@ def makes_storage(func: Any) -> bool:
     return any(result.alias_info is None for result in func._schema.returns)
 
 
+_OF_OPERANDS_SHAPE = frozenset(
+    f"aten::{name}"
+    for name in (
+        "abs", "add", "addcdiv", "addcmul", "clone", "cos", "div", "exp", "gelu", "gelu_backward", "lerp", "log", "maximum",
+        "minimum", "mul", "neg", "pow", "reciprocal", "relu", "rsqrt", "rsub", "sigmoid", "sigmoid_backward", "silu",
+        "silu_backward", "sin", "sqrt", "sub", "tanh", "tanh_backward", "threshold_backward",
+    )
+)  # fmt: skip
+"""Elementwise operators whose result has its operands' broadcast shape, and their data type where all have one."""
+
+_MATRIX_PRODUCTS = {"aten::mm": (0, 1), "aten::addmm": (1, 2), "aten::bmm": (0, 1), "aten::baddbmm": (1, 2)}
+"""The two arguments that are multiplied."""
+
+
+def _known_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
+    """Return the bytes of a common operator's result without its meta kernel, which is Python and takes 100 us."""
+    name = func._schema.name
+    factors = _MATRIX_PRODUCTS.get(name)
+    if factors is not None and not func._schema.overload_name and len(args) > max(factors):
+        left, right = (args[k] for k in factors)
+        return int(left.shape[:-1].numel() * right.shape[-1] * left.element_size())
+    tensors = list(tensors_in(args))
+    if name not in _OF_OPERANDS_SHAPE or not tensors or kwargs.get("dtype") is not None:
+        return None
+    dtype = tensors[0].dtype
+    if not dtype.is_floating_point or any(t.dtype is not dtype for t in tensors):
+        return None
+    elements = 1
+    for place in range(1, max(t.dim() for t in tensors) + 1):
+        sizes = [t.shape[-place] for t in tensors if t.dim() >= place]
+        elements *= next((size for size in sizes if size != 1), 1)
+    return elements * dtype.itemsize
+
+
 def result_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
-    """Return the bytes that an operator will make, from its meta kernel; None where that does not tell.
+    """Return the bytes that an operator will make, by its operands or its meta kernel; None where that does not tell.
 
     A result whose shape depends on values has no meta kernel, and some operators have none at all.
     """
     if not makes_storage(func):
         return 0
+    known = _known_bytes(func, args, kwargs)
+    if known is not None:
+        return known
     on_meta = {**kwargs, "device": "meta"} if kwargs.get("device") is not None else kwargs
     try:
         made = func(*_meta(args), **dict(zip(on_meta, _meta(on_meta.values()), strict=True)))

@@ -49,6 +49,23 @@ def test_results_are_foreseen_where_a_meta_kernel_tells() -> None:
     assert operands.result_bytes(ATEN.nonzero.default, (x,), {}) is None
 
 
+def test_what_is_foreseen_without_a_meta_kernel_is_what_is_made() -> None:
+    x, column, half = torch.rand(8, 16), torch.rand(8, 1), torch.rand(4, 1, 16).to(torch.bfloat16)
+    scalar = torch.tensor(2.0, dtype=torch.float64)
+    cases = [
+        (ATEN.mul.Tensor, (x, column)), (ATEN.mul.Tensor, (half, torch.rand(3, 1).to(torch.bfloat16))),
+        (ATEN.mul.Tensor, (x, scalar)), (ATEN.mul.Tensor, (half, x)), (ATEN.add.Tensor, (torch.arange(9), 1)),
+        (ATEN.div.Tensor, (torch.arange(9), 2)), (ATEN.pow.Scalar, (2.0, x)), (ATEN.rsqrt.default, (x,)),
+        (ATEN.add.Tensor, (torch.rand(0, 4), torch.rand(1, 4))), (ATEN.clone.default, (column.expand(8, 16),)),
+        (ATEN.mm.default, (x, torch.rand(16, 5))), (ATEN.addmm.default, (torch.rand(5), x, torch.rand(16, 5))),
+        (ATEN.bmm.default, (half, torch.rand(4, 16, 7).to(torch.bfloat16))),
+        (ATEN.addcmul.default, (x, column, x)), (ATEN.threshold_backward.default, (x, x, 0)),
+    ]  # fmt: skip
+    for func, args in cases:
+        made = func(*args)
+        assert operands.result_bytes(func, args, {}) == made.numel() * made.element_size(), (func, args)
+
+
 def test_wrappers_are_told_from_tensors_with_memory() -> None:
     class Around(torch.Tensor):
         @staticmethod

@@ -11,13 +11,12 @@ TESTED_WITH = {
     "tests/agent/facts/test_power_supply.py": ("agent/facts/model",),
     "tests/agent/mcu/protocol/test_device.py": ("agent/mcu/errors",),
     "tests/agent/peers/test_announcement.py": ("agent/peers/state",),
-    "tests/planner/capture/test_step.py": ("planner/capture/assemble",),
     "tests/planner/mcu/test_frontend.py": ("planner/mcu/zoo",),
 }
 """Modules that are tested together with another, by the test module that does it. It only ever gets shorter.
 
 Values without rules (`facts/model`, `peers/state`), errors and networks that only their users can judge (`mcu/errors`,
-`mcu/zoo`); the others are still reached only through a board or a whole program.
+`mcu/zoo`).
 """
 
 

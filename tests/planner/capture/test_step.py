@@ -14,26 +14,9 @@ from planner.capture.step import capture_evaluation, capture_step
 from planner.ir.errors import CaptureError
 from planner.ir.graph import Phase, Role, verify_graph
 from planner.ir.operators import GUARD, OperatorError
+from tests.planner.small_classifier import batch, classify, net, sgd
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 4))
-
-
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    g = torch.Generator().manual_seed(2)
-    return torch.randn(6, 8, generator=g), torch.randint(0, 4, (6,), generator=g)
-
-
-def classify(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return functional.cross_entropy(model(x), y)
-
-
-def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, **options)
 
 
 # -- nothing is disturbed

@@ -1,32 +1,12 @@
 """The rules of a graph, and the names it gives a reader."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 from planner.capture.step import capture_step
 from planner.ir.graph import GraphError, verify_graph
-
-
-def net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 4))
-
-
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    g = torch.Generator().manual_seed(2)
-    return torch.randn(6, 8, generator=g), torch.randint(0, 4, (6,), generator=g)
-
-
-def classify(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return functional.cross_entropy(model(x), y)
-
-
-def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, **options)
+from tests.planner.small_classifier import batch, classify, net, sgd
 
 
 def test_graphs_that_break_their_rules_are_refused() -> None:

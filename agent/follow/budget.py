@@ -109,7 +109,7 @@ class Budget:
     def stop(self, *, restore: bool = True) -> Report:
         """Bring everything back into RAM and follow no longer.
 
-        `restore=False` leaves away what is away, for a process that ends: such tensors must not be used any more. Raises
+        `restore=False` lets everything go instead, for a process that ends: tensors must not be used any more. Raises
         PageError where a page cannot be read, NotFollowedError where it was not started.
         """
         if self._running is None:
@@ -238,6 +238,8 @@ class _Running:
             try:
                 if restore:
                     self._residency.restore()
+                else:
+                    self._residency.discard()
             finally:
                 self._mode.__exit__(None, None, None)
                 self._hooks.remove()

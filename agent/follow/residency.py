@@ -438,6 +438,12 @@ class Residency:
             elif storage.writing:
                 self._settle(storage)
 
+    def discard(self) -> None:
+        """Free every storage that may leave, unwritten, for a process that ends."""
+        for storage in list(self.table):
+            if storage.resident and not self._stays(storage):
+                self._free(storage)
+
     def restore(self) -> None:
         """Bring everything back.
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.malloc import active
+from agent.malloc import active, release_free_memory
 from agent.system.atomic_file import write_atomically
 from agent.system.memory_belt import widen_data_limit
 from planner.ir.code_pages import release_code_pages
@@ -105,6 +105,7 @@ class ExecBudget:
             self._attached.finish(self.failure)
         report = self._budget.report
         self._budget.stop(restore=False)
+        release_free_memory()
         release_code_pages()  # the interpreter's end runs code that was not needed before
         _say(_summary(report, self._options, time.perf_counter() - self._begin))
         if self._options.report is not None:

@@ -65,3 +65,13 @@ def test_used_wrongly_it_says_so(tmp_path: Path) -> None:
 def test_wrong_arguments_are_refused_before_anything_is_followed(arguments: dict[str, Any], remedy: str) -> None:
     with pytest.raises(SizeError, match=remedy):
         budget(**arguments)
+
+
+def test_at_the_end_of_a_process_everything_goes_that_nobody_else_reads(tmp_path: Path) -> None:
+    followed = budget(tensors="1M", page_dir=tmp_path).start()
+    mine, shared = torch.ones(100_000) + 1, torch.ones(100_000) + 1
+    array = shared.numpy()
+    assert mine.sum() == 200_000
+    followed.stop(restore=False)
+    assert mine.untyped_storage().nbytes() == 0
+    assert array.sum() == 200_000

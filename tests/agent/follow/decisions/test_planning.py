@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agent import budget
-from agent.follow.budget import Budget, _Running
+from agent.follow.budget import _Running
 from agent.follow.decisions import kept_plans
 from agent.follow.decisions.planning import Planning, repeated
 from agent.follow.decisions.trace import SegmentPlan, Trace
@@ -51,16 +51,17 @@ def planning() -> Planning:
     return running.follower.planning
 
 
-def steps_until_planned(training: Training, active: Budget) -> Iterator[float]:
+def steps_until_planned(training: Training) -> Iterator[float]:
     """Train until the search is over and its plan decides, with patience for a busy machine."""
     until = time.monotonic() + 120
     while time.monotonic() < until:
         yield training.step()
-        search = planning()._search
+        search, adopted = planning()._search, planning().adopted
         if search is not None:
             search.before_s = math.inf  # so small a step is decided well without a plan
             search.process.wait(timeout=120)
-        elif active.report.plan is not None:
+        elif adopted is not None:
+            adopted.moved_before_s = math.inf  # recomputing takes longer on a busy machine: the plan stays all the same
             return
     raise AssertionError("no plan was adopted")
 
@@ -71,7 +72,7 @@ def test_the_step_is_planned_and_the_plan_is_kept_for_the_next_run(tmp_path: Pat
     for _ in range(2):
         training = Training()
         with budget(tensors=LIMIT, page_dir=tmp_path) as active:
-            found = list(steps_until_planned(training, active))
+            found = list(steps_until_planned(training))
             counts.append(len(found))
             found += [training.step() for _ in range(3)]
             report = active.report
@@ -90,7 +91,7 @@ def test_the_step_is_planned_and_the_plan_is_kept_for_the_next_run(tmp_path: Pat
 def test_a_plan_keeps_to_the_limits_that_were_given(tmp_path: Path, cache: Path) -> None:
     training = Training()
     with budget(tensors=LIMIT, page_dir=tmp_path, step_deadline="1h", writes_per_step="1G") as active:
-        for _ in steps_until_planned(training, active):
+        for _ in steps_until_planned(training):
             pass
         training.step()
         assert (active.report.step_written_bytes or 0) > 1 << 10
@@ -135,7 +136,7 @@ def _with_random_plan(training: Training, dice: random.Random) -> float:
 def test_a_plan_that_moves_more_than_before_goes(tmp_path: Path, cache: Path) -> None:
     training = Training()
     with budget(tensors=LIMIT, page_dir=tmp_path) as active:
-        for _ in steps_until_planned(training, active):
+        for _ in steps_until_planned(training):
             pass
         adopted = planning().adopted
         assert adopted is not None
@@ -149,8 +150,8 @@ def test_a_plan_that_moves_more_than_before_goes(tmp_path: Path, cache: Path) ->
 
 def test_a_damaged_plan_is_made_anew(tmp_path: Path, cache: Path) -> None:
     for _ in range(2):
-        with budget(tensors=LIMIT, page_dir=tmp_path) as active:
-            for _ in steps_until_planned(Training(), active):
+        with budget(tensors=LIMIT, page_dir=tmp_path):
+            for _ in steps_until_planned(Training()):
                 pass
         (kept,) = cache.iterdir()
         kept.write_bytes(b"\x93 no plan")

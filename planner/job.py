@@ -6,14 +6,13 @@
 import contextlib
 import importlib.util
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.ir.errors import ExitCode, PortError
+from planner.ir.errors import ExitCode, PortError, of_the_program
 
 if TYPE_CHECKING:
     import torch
@@ -34,20 +33,9 @@ class ScriptError(JobError):
     """
 
     def __init__(self, what: str, error: Exception) -> None:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_theirs(f.filename)]
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if of_the_program(f.filename)]
         lines = "".join((*traceback.format_list(frames), *traceback.format_exception_only(error)))
         super().__init__(f"{what} failed; mend it and run the command again:\n{lines.rstrip()}")
-
-
-def _is_theirs(filename: str) -> bool:
-    """Say whether a file is the user's.
-
-    Neither of this project nor of Python and what is installed for it.
-    """
-    path, planner = Path(filename), Path(__file__).parent
-    others = (planner, planner.parent / "agent", Path(sysconfig.get_path("stdlib")))
-    installed = {"site-packages", "dist-packages"} & {*path.parts}
-    return not (filename.startswith("<") or installed or any(path.is_relative_to(folder) for folder in others))
 
 
 @contextlib.contextmanager

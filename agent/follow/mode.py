@@ -39,7 +39,7 @@ from agent.follow.operands import (
 from agent.follow.pace import CpuPace
 from agent.follow.patches import autocast
 from agent.follow.patches.light_dynamo import never_compile
-from agent.follow.patches.refusals import program_line, refuse_unfollowable
+from agent.follow.patches.refusals import refuse_unfollowable
 from agent.follow.patches.signals import SignalSafeLock
 from agent.follow.piecewise import PIECE_BYTES, pieces_of, run_piecewise
 from agent.follow.products import MappedProduct, MappedProducts, run_in_blocks
@@ -47,6 +47,7 @@ from agent.follow.residency import Residency
 from agent.follow.storages import NEVER, Storage, StorageTable
 from agent.malloc import release_free_memory
 from planner.ir.code_pages import release_code_pages
+from planner.ir.errors import program_line
 from planner.ir.units import format_bytes
 
 _PACKING = frozenset(

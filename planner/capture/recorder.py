@@ -6,7 +6,6 @@ note of its place; the backward pass then runs on fake tensors that carry shapes
 needs the weights and the working set of the forward pass, and the gradients cost nothing.
 """
 
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from planner.ir.errors import CaptureError
+from planner.ir.errors import CaptureError, program_line
 from planner.ir.graph import Argument, Named, Phase, Ref, Role, Value
 from planner.ir.lowering.rematerialize import BATCH_NORM
 from planner.ir.operators import GUARD
@@ -47,6 +46,8 @@ class RecordedOp:
     writes: tuple[int, ...]
     phase: Phase
     random: bool
+    line: str = ""
+    """Where the program called it, "" in the backward pass."""
 
 
 @dataclass(slots=True)
@@ -183,7 +184,7 @@ class StepRecorder(TorchDispatchMode):
         random = torch.Tag.nondeterministic_seeded in func.tags
         op = RecordedOp(
             _name(func), encoded, encoded_kwargs, tuple(self.value_of(t) for t in _flat_outputs(result)), writes,
-            self.phase, random,
+            self.phase, random, program_line(),
         )  # fmt: skip
         self._spread_taint(op)
         self.tape.ops.append(op)
@@ -211,10 +212,10 @@ class StepRecorder(TorchDispatchMode):
     def _guard(self, value: int, result: Any) -> None:
         if isinstance(result, float):
             raise CaptureError(
-                f"{_user_line()} reads the value {result} of a tensor in Python (.item(), float(), printing); it would be frozen "
+                f"{program_line()} reads the value {result} of a tensor in Python (.item(), float(), printing); it would be frozen "
                 "into the plan. Return it as an extra output instead: loss_fn may return (loss, aux)"
             )
-        self.tape.ops.append(RecordedOp(GUARD, (Ref(value), result), (), (), (), self.phase, False))
+        self.tape.ops.append(RecordedOp(GUARD, (Ref(value), result), (), (), (), self.phase, False, program_line()))
 
     def _writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
         """Return the storages that a call changes in place: by its schema, or known to without it saying so."""
@@ -277,16 +278,6 @@ def _name(func: Any) -> str:
 
 def _flat_outputs(result: Any) -> list[torch.Tensor]:
     return [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
-
-
-def _user_line() -> str:
-    """Return file and line of the innermost user code that led here."""
-    for frame in reversed(traceback.extract_stack(limit=40)):
-        if "/torch/" not in frame.filename and not frame.filename.endswith(
-            ("planner/capture/recorder.py", "planner/capture/step.py")
-        ):
-            return f"{frame.filename}:{frame.lineno}"
-    return "<unknown>"
 
 
 def saved_as_notes(recorder: StepRecorder) -> Any:

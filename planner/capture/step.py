@@ -4,7 +4,7 @@ It is recorded from a model, a loss function, an optimizer and one batch.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.capture.assemble import UpdateRecipe, assemble
+from planner.capture.constancy import constants_of, other_generators_untouched, require_same
 from planner.capture.recorder import RecordedOp, StepRecorder, saved_as_notes
 from planner.ir.bundle.bundle import TensorLayout
 from planner.ir.errors import CaptureError
@@ -41,6 +42,7 @@ class Capture:
     `graphs`: "step", or "first"/"next"/"last" where gradients are accumulated over micro-batches, or "eval".
     Persistent storages have the same (role, name) in all of them. `tensors`: what each persistent storage and constant
     starts from, by key "role/name"; `layouts`: how it lies in its storage. `loss`: what it was on this batch.
+    `constants`: what the step reads that is neither the model's nor the batch's, in words.
     """
 
     graphs: Mapping[str, StepGraph]
@@ -48,6 +50,7 @@ class Capture:
     optimizer: OptimizerSpec | None
     layouts: Mapping[str, TensorLayout]
     loss: float
+    constants: tuple[str, ...]
 
 
 def _dtype_name(tensor: torch.Tensor) -> str:
@@ -62,11 +65,13 @@ def capture_step(
     *,
     clip_grad_norm: float | None = None,
     accumulate: int = 1,
+    others: Sequence[tuple[Any, ...]] = (),
 ) -> Capture:
-    """Record one training step of `model` on `batch`; neither model, optimizer nor generator are changed.
+    """Record one training step of `model` on `batch`; neither model, optimizer nor generators are changed.
 
     `clip_grad_norm`: clip the global norm as torch.nn.utils.clip_grad_norm_ does. `accumulate`: micro-batches whose
-    gradients are summed before an update. Raises CaptureError where the step cannot be recorded faithfully.
+    gradients are summed before an update. `others`: batches on which the step is recorded again, with other random
+    numbers, and must be the same. Raises CaptureError where the step cannot be recorded faithfully.
     """
     if accumulate < 1:
         raise CaptureError(f"accumulate={accumulate}; it must be 1 or more")
@@ -75,6 +80,12 @@ def capture_step(
     with _undisturbed(model):
         loss = session.forward(loss_fn)
         grads = session.backward(loss, _trained(optimizer))
+    for seed, other in enumerate(others):
+        again = _Session(model, other)
+        with _undisturbed(model, seed):
+            again.backward(again.forward(loss_fn), _trained(optimizer))
+        require_same(session.recorder.tape, again.recorder.tape)
+    constants = constants_of(session.recorder.tape)
     recipe = session.update(optimizer, spec, grads, clip_grad_norm, accumulating=accumulate > 1)
     kinds = ("step",) if accumulate == 1 else ("first", "last") if accumulate == 2 else ("first", "next", "last")
     graphs = {}
@@ -84,24 +95,34 @@ def capture_step(
         graphs[kind] = _verified(graph)
         tensors |= data
     tensors |= {k: t for k, t in session.persistent.items() if k not in tensors}
-    return Capture(graphs, tensors, spec, session.layouts(), loss.item())
+    return Capture(graphs, tensors, spec, session.layouts(), loss.item(), constants)
 
 
-def capture_evaluation(model: torch.nn.Module, loss_fn: LossFunction, batch: tuple[Any, ...]) -> Capture:
-    """Record a forward pass without gradients, the model in evaluation mode."""
+def capture_evaluation(
+    model: torch.nn.Module, loss_fn: LossFunction, batch: tuple[Any, ...], *, others: Sequence[tuple[Any, ...]] = ()
+) -> Capture:
+    """Record a forward pass without gradients, the model in evaluation mode; `others` as for `capture_step`."""
     session = _Session(model, batch)
     training = {m: m.training for m in model.modules()}
     model.eval()
     try:
         with _undisturbed(model), torch.no_grad():
             loss = session.forward(loss_fn)
+        for seed, other in enumerate(others):
+            again = _Session(model, other)
+            with _undisturbed(model, seed), torch.no_grad():
+                again.forward(loss_fn)
+            require_same(session.recorder.tape, again.recorder.tape)
     finally:
         for module, mode in training.items():
             module.training = mode
     graph, constants = assemble(session.recorder.tape, session.batch_values, session.loss, session.aux, None, "eval")
     tensors: dict[str, torch.Tensor | Fill] = dict(constants)
     tensors |= {k: t for k, t in session.persistent.items() if k not in tensors}
-    return Capture({"eval": _verified(graph)}, tensors, None, session.layouts(), loss.item())
+    constants_seen = constants_of(session.recorder.tape)
+    return Capture(
+        {"eval": _verified(graph)}, tensors, None, session.layouts(), loss.item(), constants_of(session.recorder.tape)
+    )
 
 
 def _verified(graph: StepGraph) -> StepGraph:
@@ -116,17 +137,36 @@ def _trained(optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
 
 
 @contextlib.contextmanager
-def _undisturbed(model: torch.nn.Module) -> Iterator[None]:
-    """Put back what a forward pass changes: buffers (running statistics) and the default generator."""
+def _undisturbed(model: torch.nn.Module, seed: int | None = None) -> Iterator[None]:
+    """Put back what a forward pass changes: buffers (running statistics) and the default generator.
+
+    `seed`: what torch's random numbers begin with meanwhile. Raises CaptureError where a recording would miss something:
+    other generators that are drawn from, parameters or buffers that are replaced by other tensors.
+    """
     before = [(b, b.detach().clone()) for b in model.buffers()]
     generator = torch.get_rng_state()
+    tensors = _named_tensors(model)
+    if seed is not None:
+        torch.manual_seed(seed)
     try:
-        yield
+        with other_generators_untouched():
+            yield
+        now = _named_tensors(model)
+        replaced = sorted(name for name in tensors.keys() | now.keys() if tensors.get(name) is not now.get(name))
+        if replaced:
+            raise CaptureError(
+                f"the step replaces {', '.join(replaced)} of the model by other tensors, which a bundle would not keep: "
+                "change them in place (copy_, add_), or train with `port-agent exec`"
+            )
     finally:
         torch.set_rng_state(generator)
         with torch.no_grad():
             for buffer, value in before:
                 buffer.copy_(value)
+
+
+def _named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def _alone(item: Any) -> Any:

@@ -4,7 +4,19 @@ Every message says what happened, with which numbers, and what to do about it.
 Closed outcomes of planning (optimal, feasible, infeasible, timed out) are results, not exceptions.
 """
 
+import sys
+import sysconfig
 from enum import IntEnum
+from functools import cache
+from pathlib import Path
+
+_OURS = Path(__file__).resolve().parents[2]
+_NOT_THE_PROGRAM = (
+    f"{_OURS}/agent/", f"{_OURS}/planner/", "<",
+    *(f"{sysconfig.get_path(kind)}/" for kind in ("purelib", "platlib", "stdlib", "platstdlib")),
+)  # fmt: skip
+"""How files begin that are not the user's: ours, libraries, Python's, and code without a file."""
+_INSTALLED = frozenset(("site-packages", "dist-packages"))
 
 
 class ExitCode(IntEnum):
@@ -42,3 +54,21 @@ class CaptureError(PortError):
     """A step that cannot be recorded faithfully."""
 
     exit_code = ExitCode.IMPOSSIBLE
+
+
+@cache
+def of_the_program(filename: str) -> bool:
+    """Tell whether a source file is the user's: neither of this project nor of Python and what is installed for it."""
+    return not (filename.startswith(_NOT_THE_PROGRAM) or _INSTALLED & {*Path(filename).parts})
+
+
+def program_line() -> str:
+    """Return file and line of the program's own innermost call as "train.py:12".
+
+    "" in a thread without one.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and not of_the_program(frame.f_code.co_filename):
+        frame = frame.f_back
+    name = frame.f_code.co_filename
+    return f"{Path(name).name}:{frame.f_lineno}" if of_the_program(name) else ""

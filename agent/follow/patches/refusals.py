@@ -3,23 +3,13 @@
 It is refused with the operator and the line of the program that calls it.
 """
 
-import sys
-import sysconfig
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from planner.ir.errors import ExitCode, PortError
-
-_OURS = Path(__file__).resolve().parents[3]
-_NOT_THE_PROGRAM = (
-    f"{_OURS}/agent/", f"{_OURS}/planner/", f"{Path(torch.__file__).parent}/", "<",
-    *(f"{sysconfig.get_path(kind)}/" for kind in ("purelib", "platlib", "stdlib", "platstdlib")),
-)  # fmt: skip
-"""How files begin that are not the user's: ours, libraries, Python's, and code without a file."""
+from planner.ir.errors import ExitCode, PortError, program_line
 
 _COLLECTIVES = ("c10d::", "_c10d_functional::", "c10d_functional::", "symm_mem::")
 _WITHOUT_VALUES = frozenset(("c10d::barrier", "c10d::monitored_barrier_"))
@@ -29,18 +19,6 @@ class NotFollowedError(PortError):
     """The program does something that cannot be followed with the same numbers."""
 
     exit_code = ExitCode.IMPOSSIBLE
-
-
-def program_line() -> str:
-    """Return file and line of the program's own innermost call as "train.py:12".
-
-    "" in a thread without one.
-    """
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_PROGRAM):
-        frame = frame.f_back
-    name = frame.f_code.co_filename
-    return "" if name.startswith(_NOT_THE_PROGRAM) else f"{Path(name).name}:{frame.f_lineno}"
 
 
 def not_followed(what: str, remedy: str) -> NotFollowedError:

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 from agent import budget
-from agent.follow.patches.refusals import NotFollowedError, program_line
+from agent.follow.patches.refusals import NotFollowedError
+from planner.ir.errors import program_line
 
 
 @pytest.fixture

@@ -1,0 +1,133 @@
+"""Whether recordings of one step are the same step.
+
+A bundle repeats the operators, numbers and shapes of its recording for the whole job. So the step is recorded again on
+other rows and other random numbers; whatever is not the same each time would be frozen, and is refused.
+"""
+
+import pickle
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import zip_longest
+
+import numpy as np
+import torch
+
+from planner.capture.recorder import RecordedOp, RecordedStorage, Tape
+from planner.ir.errors import CaptureError
+from planner.ir.graph import Argument, Ref, Role, Value, references
+from planner.ir.operators import GUARD
+
+_REMEDY = (
+    "a bundle would repeat the first recording for ever. Make it depend on the batch and on torch's random numbers alone, "
+    "by torch's operators; or train with `port-agent exec`, which follows what changes"
+)
+
+
+def require_same(first: Tape, other: Tape) -> None:
+    """Raise CaptureError, with the program's line, for the first thing in which two tapes of one step differ.
+
+    Compared are operators, their order, numbers and dependencies, shapes and layouts, and the contents of constants.
+    """
+    for mine, theirs in zip_longest(first.ops, other.ops):
+        difference = _difference(first, mine, other, theirs)
+        if difference:
+            op = theirs or mine
+            place = f"{op.line}: " if op is not None and op.line else ""
+            raise CaptureError(f"{place}{difference}: {_REMEDY}")
+
+
+def constants_of(tape: Tape) -> tuple[str, ...]:
+    """Say of each constant what it is and which operator reads it first."""
+    found: dict[int, str] = {}
+    for op in tape.ops:
+        for v in (v for a in (*op.args, *(a for _, a in op.kwargs)) for v in references(a)):
+            value = tape.values[v]
+            if tape.storages[value.storage].role is Role.CONSTANT:
+                place = f" at {op.line}" if op.line else ""
+                found.setdefault(value.storage, f"{value.dtype} {[*value.shape]} read by {op.name}{place}")
+    return tuple(found.values())
+
+
+def _difference(first: Tape, mine: RecordedOp | None, other: Tape, theirs: RecordedOp | None) -> str:
+    """Return what is different between two operators at the same place of two tapes, "" for nothing."""
+    if mine is None or theirs is None:
+        op = mine or theirs
+        name = "" if op is None else op.name
+        return f"{name} ran in one recording of the step and not in another"
+    if mine.name != theirs.name:
+        return f"{theirs.name} ran where {mine.name} ran in another recording of the step"
+    if mine.name == GUARD and mine.args[1] != theirs.args[1]:
+        return f"a tensor's value is read in Python (.item(), bool()): {mine.args[1]!r}, then {theirs.args[1]!r}"
+    mine_args, their_args = _arguments(mine), _arguments(theirs)
+    for was, now in zip_longest(_spelled(mine_args), _spelled(their_args)):
+        if was != now:
+            return f"{mine.name} was called with {was} in one recording of the step and with {now} in another"
+    mine_values = [*references(mine_args), *(v for v in mine.outputs if v is not None)]
+    their_values = [*references(their_args), *(v for v in theirs.outputs if v is not None)]
+    for a, b in zip_longest(mine_values, their_values):
+        reason = "another number of tensors" if a is None or b is None else _unlike(first, a, other, b)
+        if reason:
+            return f"{mine.name} works on {reason} in another recording of the step"
+    if (mine.writes, mine.outputs, mine.phase) != (theirs.writes, theirs.outputs, theirs.phase):
+        return f"{mine.name} writes elsewhere in another recording of the step"
+    return ""
+
+
+def _arguments(op: RecordedOp) -> tuple[Argument, ...]:
+    return (*op.args, *(part for name, value in op.kwargs for part in (name, value)))
+
+
+def _spelled(argument: Argument) -> Iterator[str]:
+    """Yield what an argument consists of; floats to the last bit, tensors without their place."""
+    if isinstance(argument, tuple):
+        yield "("
+        for part in argument:
+            yield from _spelled(part)
+        yield ")"
+    else:
+        yield "a tensor" if isinstance(argument, Ref) else repr(argument)
+
+
+def _unlike(first: Tape, mine: int, other: Tape, theirs: int) -> str:
+    a, b = first.values[mine], other.values[theirs]
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return f"a tensor of {_shape(b)} instead of {_shape(a)}"
+    if replace(a, storage=0) != replace(b, storage=0):
+        return f"a tensor of {_shape(a)} with another layout"
+    s, t = first.storages[a.storage], other.storages[b.storage]
+    if a.storage != b.storage or (s.nbytes, s.role, s.name) != (t.nbytes, t.role, t.name):
+        return f"another tensor of {_shape(a)}"
+    return "" if _same_contents(s, t) else f"other contents of a tensor of {_shape(a)} that no operator of torch made"
+
+
+def _shape(value: Value) -> str:
+    return f"{value.dtype} {[*value.shape]}"
+
+
+def _same_contents(a: RecordedStorage, b: RecordedStorage) -> bool:
+    if a.data is None or b.data is None:
+        return a.data is b.data
+    return torch.equal(a.data, b.data)
+
+
+@contextmanager
+def other_generators_untouched() -> Iterator[None]:
+    """Raise CaptureError where the block draws from Python's or numpy's global generator, and put them back."""
+    python, arrays = random.getstate(), np.random.get_state(legacy=False)
+    try:
+        yield
+        drawn = [
+            name
+            for name, before, now in (
+                ("Python's `random`", python, random.getstate()),
+                ("`numpy.random`", arrays, np.random.get_state(legacy=False)),
+            )
+            if pickle.dumps(before) != pickle.dumps(now)
+        ]
+        if drawn:
+            raise CaptureError(f"the step draws random numbers from {' and '.join(drawn)}: {_REMEDY}")
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)

@@ -2,7 +2,6 @@
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Any
 import torch
 
 from planner.capture.step import Capture, Fill, capture_evaluation, capture_step
-from planner.ir.bundle.bundle import Manifest, PlanChoice, TensorLayout
+from planner.ir.bundle.bundle import Manifest, PlanChoice, Recordings, Reference, TensorLayout
 from planner.ir.bundle.codec import MAX_WHOLE
-from planner.ir.bundle.data_order import batch_rows
+from planner.ir.bundle.data_order import batch_rows, epoch_order
 from planner.ir.bundle.safetensors_io import STORED_DTYPES, Chunks
 from planner.ir.bundle.writer import Contents, write_bundle
 from planner.ir.costs import CostTable, DeviceCosts
@@ -28,6 +27,9 @@ from planner.profiling.operators import Measured
 from planner.search.plan_step import PlanResult, plan_step
 
 _CHUNK = 1 << 20
+
+_RANDOM: tuple[str, ...] = ("torch's random numbers",)
+_ROWS_AND_RANDOM = ("the rows of the batch", *_RANDOM)
 
 
 class InfeasibleError(PortError):
@@ -59,7 +61,8 @@ class Prepared:
     unused: Mapping[str, torch.Tensor]
     """Tensors of the result that no graph uses."""
     schedule: tuple[tuple[Mapping[str, Any], ...], ...] = ()
-    reference: Mapping[str, Any] = field(default_factory=dict)
+    recordings: Recordings = field(default_factory=Recordings)
+    reference: Reference = field(default_factory=Reference)
 
 
 # -- capture
@@ -86,23 +89,26 @@ def _checked_data(job: TrainingJob) -> list[torch.Tensor]:
     return data
 
 
-def prepare(job: TrainingJob, *, updates: int = 0, verify: int = 0) -> Prepared:
+def prepare(job: TrainingJob, *, updates: int = 0) -> Prepared:
     """Capture every graph that the job's data will need: full batches, the last short one, evaluation.
 
-    `updates`: for how many updates the scheduler's hyperparameters are tabulated. `verify`: plain PyTorch runs this
-    many steps, whose losses go into the bundle for comparison; that needs plain PyTorch's memory. Raises
-    CaptureError for a step that cannot be recorded, JobError for data or settings that cannot be trained on.
+    Each is recorded several times, on other rows. `updates`: for how many updates the scheduler's hyperparameters are
+    tabulated. Raises CaptureError for a step that cannot be recorded or is not the same each time, JobError for data or
+    settings that cannot be trained on.
     """
     data, eval_data = _checked_data(job), _columns(job.eval_data, "eval_data")
     count = data[0].shape[0]
     loss_fn = _told(job.loss_fn)
-    reference = _reference(replace(job, loss_fn=loss_fn), data, verify) if verify else {}
     graphs: dict[str, StepGraph] = {}
     captures: list[Capture] = []
+    count_recorded, varied = 1, _RANDOM
     for rows in _batch_sizes(count, job.batch_size, job.drop_last):
+        others = _other_batches(data, rows, job.seed)
+        count_recorded = 1 + len(others)
+        varied = _ROWS_AND_RANDOM if rows == job.batch_size and _differ(data, rows, others) else varied
         capture = capture_step(
             job.model, loss_fn, job.optimizer, tuple(c[:rows] for c in data),
-            clip_grad_norm=job.clip_grad_norm, accumulate=job.accumulate,
+            clip_grad_norm=job.clip_grad_norm, accumulate=job.accumulate, others=others,
         )  # fmt: skip
         graphs |= {_graph_name(k, rows, job.batch_size): g for k, g in capture.graphs.items()}
         captures.append(capture)
@@ -113,7 +119,8 @@ def prepare(job: TrainingJob, *, updates: int = 0, verify: int = 0) -> Prepared:
             )
     if eval_data:
         for rows in _batch_sizes(eval_data[0].shape[0], job.batch_size, drop_last=False):
-            capture = capture_evaluation(job.model, loss_fn, tuple(c[:rows] for c in eval_data))
+            others = _other_batches(eval_data, rows, job.seed)
+            capture = capture_evaluation(job.model, loss_fn, tuple(c[:rows] for c in eval_data), others=others)
             graphs[_graph_name("eval", rows, job.batch_size)] = capture.graphs["eval"]
             captures.append(capture)
     for graph in graphs.values():
@@ -127,11 +134,12 @@ def prepare(job: TrainingJob, *, updates: int = 0, verify: int = 0) -> Prepared:
     for capture in captures:
         layouts |= {k: v for k, v in capture.layouts.items() if k not in layouts}
     used = {s.key for g in graphs.values() for s in g.storages if s.persistent}
+    constants = tuple(dict.fromkeys(c for capture in captures for c in capture.constants))
     result, unused = _result(job.model, used)
     return Prepared(
         job, graphs, {k: t for k, t in tensors.items() if k in used or k.startswith("constant/")},
         {k: v for k, v in layouts.items() if k in used}, spec, data, eval_data, result, unused,
-        _schedule(job, updates), reference,
+        _schedule(job, updates), Recordings(count_recorded, varied, constants),
     )  # fmt: skip
 
 
@@ -216,6 +224,17 @@ def _batch_sizes(count: int, size: int, drop_last: bool) -> list[int]:
     return sizes + ([rest] if rest and not drop_last else [])
 
 
+def _other_batches(data: Sequence[torch.Tensor], rows: int, seed: int) -> list[tuple[torch.Tensor, ...]]:
+    """Return batches of rows from all over the data."""
+    order = epoch_order(seed, 0, data[0].shape[0])
+    return [tuple(c[chosen] for c in data) for chosen in (order[:rows], order[-rows:])]
+
+
+def _differ(data: Sequence[torch.Tensor], rows: int, others: Sequence[tuple[torch.Tensor, ...]]) -> bool:
+    """Tell whether in every column some batch has other contents than the first rows."""
+    return all(any(not torch.equal(c[:rows], other[i]) for other in others) for i, c in enumerate(data))
+
+
 def _graph_name(kind: str, rows: int, batch_size: int) -> str:
     return kind if rows == batch_size else f"{kind}@{rows}"
 
@@ -264,18 +283,6 @@ def _schedule(job: TrainingJob, updates: int) -> tuple[tuple[Mapping[str, Any], 
     scheduler.load_state_dict(state)
     changing = [{k for row in rows for k in row[g] if row[g][k] != rows[0][g][k]} for g in range(len(before))]
     return tuple(tuple({k: row[g][k] for k in sorted(changing[g])} for g in range(len(before))) for row in rows)
-
-
-def _reference(job: TrainingJob, data: Sequence[torch.Tensor], steps: int) -> dict[str, Any]:
-    """Train a copy with plain PyTorch for a few steps and return its losses."""
-    model, optimizer, scheduler = copy.deepcopy((job.model, job.optimizer, job.scheduler))
-    generator = torch.get_rng_state()
-    with warnings.catch_warnings():
-        # A copied scheduler does not know the copied optimizer's step and believes that it was overridden.
-        warnings.filterwarnings("ignore", "Seems like `optimizer.step", UserWarning)
-        losses = list(plain_losses(replace(job, model=model, optimizer=optimizer, scheduler=scheduler), data, steps))
-    torch.set_rng_state(generator)
-    return {"losses": [loss.hex() for loss in losses], "threads": torch.get_num_threads()}
 
 
 def plain_losses(job: TrainingJob, data: Sequence[torch.Tensor], steps: int) -> Iterator[float]:
@@ -399,6 +406,7 @@ def describe(
         device=device.name, estimated=estimated,
         eval_samples=prepared.eval_data[0].shape[0] if prepared.eval_data else 0,
         schedule=prepared.schedule, allow_nonfinite=job.allow_nonfinite, reference=prepared.reference,
+        recordings=prepared.recordings,
     )  # fmt: skip
 
 

@@ -65,8 +65,9 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "--epochs", type=whole_number(1), default=1, help="how far a learning-rate schedule is tabulated"
     )
     parser.add_argument(
-        "--verify", type=whole_number(0), default=0, metavar="N", help="run N steps of plain PyTorch for comparison"
-    )
+        "--verify", type=whole_number(0), metavar="N",
+        help="compare the first N steps with plain PyTorch's, bit for bit (default: one more than `accumulate`; 0: none)",
+    )  # fmt: skip
     parser.add_argument(
         "--sparse-update", action="store_true",
         help="train only the biases and weights that gain most, chosen so that the step fits --ram (--deadline, --step-joules) without "
@@ -139,7 +140,7 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.add_argument("--plan", type=whole_number(0), default=0, help="which plan of the bundle (default 0)")
     parser.add_argument(
-        "--verify", type=whole_number(0), default=0, metavar="N", help="compare the first N losses with plain PyTorch's"
+        "--verify", type=whole_number(0), default=0, metavar="N", help="compare the first N steps with plain PyTorch's"
     )
     parser.add_argument(
         "--checkpoint-every", type=whole_number(1), default=1, metavar="N",
@@ -194,6 +195,7 @@ def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, Spars
 
     from agent.cli.progress import StageBar
     from agent.prepare import bundle
+    from agent.prepare.reference import compared_steps, with_reference
     from agent.prepare.sparse import StepLimits, train_less
     from planner import make_bundle
     from planner.deadline import DeadlineError
@@ -204,12 +206,12 @@ def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, Spars
 
     torch.set_num_threads(arguments.threads)
     sparse: SparseJob | None = None
-    with StageBar(("capture", "profile", "flash", "analyse", "plan", "try"), quiet=arguments.json) as bar:
+    with StageBar(("capture", "profile", "flash", "analyse", "compare", "plan", "try"), quiet=arguments.json) as bar:
         bar.update("capture", 0.0)
         job = load_job(arguments.script)
         rows, updates = make_bundle.rows_and_updates(job, arguments.epochs)
-        prepare = partial(make_bundle.prepare, job, updates=updates, verify=arguments.verify)
-        prepared = prepare(verify=0) if arguments.sparse_update else prepare()
+        prepare = partial(make_bundle.prepare, job, updates=updates)
+        prepared = prepare()
         bar.update("capture", 1.0)
         measured = bundle.measure(prepared.graphs, arguments.threads, bar.update)
         here = device = bundle.this_device(measured, arguments.page_dir, arguments.threads, bar.update)
@@ -226,6 +228,9 @@ def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, Spars
             prepared, measured = sparse.prepared, sparse.measured
             if arguments.board is not None:
                 measured, _ = bundle.other_board(prepared.graphs, measured, here, arguments.board)
+        bar.update("compare", 0.0)
+        steps = compared_steps(job) if arguments.verify is None else arguments.verify
+        prepared = with_reference(prepared, steps, ram_bytes=arguments.ram, page_dir=arguments.page_dir)
         planner = make_bundle.default_planner(
             strategy=arguments.strategy, time_limit_s=arguments.time_limit,
             deadline_s=None if pace is None else pace.seconds_per_step,
@@ -341,6 +346,8 @@ def _facts(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
         "recompute_seconds": program.recompute_seconds, "plan_bytes": len(msgpack.packb(pack_plan(plan))),
         "overhead_joules": plan.overhead_joules, "bound_joules": plan.bound_joules,
         "gap": relative_gap(plan.overhead_joules, plan.bound_joules), "strategy": plan.strategy,
+        "recordings": asdict(bundle.manifest.recordings), "compared_steps": len(bundle.manifest.reference.losses),
+        "compared_tensors": len(bundle.manifest.reference.checksums),
     }  # fmt: skip
 
 
@@ -370,9 +377,34 @@ def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> Non
     table.add_row(
         "flash per step", f"{format_bytes(facts['written_bytes'])} written, {format_bytes(facts['read_bytes'])} read"
     )
+    table.add_row("recorded", _recorded(manifest))
+    table.add_row("compared", _compared(manifest))
     if "planning_s" in facts:
         table.add_row("made in", format_seconds(facts["planning_s"]))
     terminal().print(table)
+
+
+def _recorded(manifest: "Manifest") -> str:
+    """Say how often the step was recorded, what was varied and what was found constant."""
+    recordings = manifest.recordings
+    if recordings.count < 2:
+        return "once; what changes from step to step was not looked for: plan it again"
+    constants = ", ".join(recordings.constants) or "nothing"
+    return (
+        f"{recordings.count} times, with other {' and '.join(recordings.varied)}: the same operators, numbers and shapes; "
+        f"constant besides: {constants}"
+    )
+
+
+def _compared(manifest: "Manifest") -> str:
+    """Say what the trial compared with plain PyTorch."""
+    reference = manifest.reference
+    if not reference.losses:
+        return "with nothing; `plan` without --verify 0 compares with plain PyTorch"
+    return (
+        f"{len(reference.losses)} steps with plain PyTorch's on {reference.processor}: losses and "
+        f"{len(reference.checksums)} tensors equal to the bit"
+    )
 
 
 def _fine_bound(bundle: "Bundle") -> float | None:

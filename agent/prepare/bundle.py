@@ -41,6 +41,7 @@ _STATIC_WATTS, _COMPUTE_WATTS = 2.0, 4.0
 """A small board at rest and what a busy core adds: what joules are estimated with where no board file is given."""
 
 _TRIES = 4
+_TRIAL_STEPS = 2
 _SPARE = 0.01
 """Share of the budget that is left free, for what differs from run to run."""
 
@@ -240,7 +241,7 @@ class _Making:
         """Plan, write and run; note what turned out unplanned. Say whether that was next to nothing."""
         plans, costs = self._planned(planner)
         manifest = self._written([plans], costs, [self.ram_bytes])
-        found = trial(self.draft, self.page_dir, self.threads, self.throttle)
+        found = trial(self.draft, self.page_dir, self.threads, self.throttle, len(manifest.reference.losses))
         self.start_bytes = max(self.start_bytes, found.start_bytes)
         if self.start_bytes > self.ram_bytes:
             raise self._too_little_to_start(f"the budget is {format_bytes(self.ram_bytes)}")
@@ -321,7 +322,7 @@ def loading_peak() -> int:
 
     Raises TrialError where torch cannot be loaded.
     """
-    command = module_command("agent.train.torch_loading")
+    command = module_command("agent.system.torch_loading")
     environment = {**module_environment(), **preload_environment(None)}
     try:
         return int(subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout)
@@ -329,14 +330,15 @@ def loading_peak() -> int:
         raise TrialError(f"torch could not be loaded in a process of its own: {error.stderr}") from error
 
 
-def trial(path: Path, page_dir: Path, threads: int, throttle: Throttle | None = None, steps: int = 2) -> _Trial:
-    """Run a few steps of a bundle and return what they took.
+def trial(path: Path, page_dir: Path, threads: int, throttle: Throttle | None = None, compared: int = 0) -> _Trial:
+    """Run a few steps of a bundle and return what they took; as many as are `compared` with plain PyTorch's.
 
-    Raises TrialError where the worker fails.
+    Raises TrialError where the worker fails, or gives other numbers.
     """
+    steps = max(_TRIAL_STEPS, compared)
     with tempfile.TemporaryDirectory(dir=page_dir, prefix=".port-trial-") as folder:
         options = TorchOptions(
-            bundle=path, state_dir=Path(folder), steps=steps, checkpoint_every=steps,
+            bundle=path, state_dir=Path(folder), steps=steps, checkpoint_every=steps, verify=compared,
             read_limit=None if throttle is None else throttle.read_bytes_per_s,
             write_limit=None if throttle is None else throttle.write_bytes_per_s,
         )  # fmt: skip

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from agent.train.torch_loading import load_torch
+from agent.system.torch_loading import load_torch
 from agent.worker.control import Control, Tell
 from agent.worker.options import TorchOptions
 from agent.worker.serve import serve

@@ -119,7 +119,6 @@ def capture_evaluation(
     graph, constants = assemble(session.recorder.tape, session.batch_values, session.loss, session.aux, None, "eval")
     tensors: dict[str, torch.Tensor | Fill] = dict(constants)
     tensors |= {k: t for k, t in session.persistent.items() if k not in tensors}
-    constants_seen = constants_of(session.recorder.tape)
     return Capture(
         {"eval": _verified(graph)}, tensors, None, session.layouts(), loss.item(), constants_of(session.recorder.tape)
     )
@@ -227,7 +226,12 @@ class _Session:
         stand_in = recorder.fake(self.loss)
         with recorder.fake_mode, recorder:
             root = torch.ones_like(stand_in, memory_format=torch.preserve_format)
-            found = torch.autograd.grad(loss, parameters, root, allow_unused=True)
+            try:
+                found = torch.autograd.grad(loss, parameters, root, allow_unused=True)
+            except RuntimeError as error:
+                raise CaptureError(
+                    f"the backward pass cannot be recorded: {error} Train with `port-agent exec`, which runs it as it is"
+                ) from error
         return {p: g for p, g in zip(parameters, found, strict=True) if g is not None}
 
     def update(

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from agent.prepare.reference import with_reference
 from planner import make_bundle
+from planner.ir.bundle.data_order import epoch_order
 from planner.ir.costs import DeviceCosts, Flash, OpCost
 from planner.ir.graph import StepGraph
 from planner.ir.lowering.lower import lower
@@ -66,6 +68,12 @@ def make_job(**options: Any) -> TrainingJob:
     return TrainingJob(model, classify, optimizer, data, BATCH, **settings)
 
 
+def unseen_row(job: TrainingJob) -> int:
+    """Return a row that no recording of the step sees."""
+    order: list[int] = epoch_order(job.seed, 0, ROWS).tolist()
+    return next(row for row in order[BATCH:-BATCH] if row >= BATCH)
+
+
 def state_on_flash(graph: StepGraph, _: int) -> Plan:
     """Return the plan that keeps large optimizer state on flash from one step's update to the next."""
     return Plan(
@@ -84,9 +92,10 @@ def write_job(
     ram_bytes: int = 1 << 40,
     seeds: tuple[int, ...] = (0, 1),
     plan: Callable[[StepGraph, int], Plan] = random_plan,
+    compared: int = 5,
 ) -> None:
-    """Write the bundle of a job: one choice of plans per seed (0: keep everything)."""
-    prepared = make_bundle.prepare(job, updates=30, verify=5)
+    """Write the bundle of a job: one choice of plans per seed (0: keep everything), with so many steps of plain PyTorch."""
+    prepared = with_reference(make_bundle.prepare(job, updates=30), compared)
     device = DeviceCosts("test", 0, 1.0, 1.0, Flash("card", 1e8, 2e6, 1e-4, 1e-9, 1e-9))
     tables = tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in g.ops) for g in prepared.graphs.values())
     measured = Measured(tables, 0, 0)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from agent.follow.exec.exec_budget import ExecBudget, ExecOptions
 from agent.follow.exec.tracebacks import clean_exception
-from agent.train.torch_loading import load_torch_library
+from agent.system.torch_loading import load_torch_library
 
 BOOTSTRAP = (
     "import sys; sys.path[: not sys.flags.safe_path] = sys.argv[1:2]; from agent.follow.exec.launch import main; main()"

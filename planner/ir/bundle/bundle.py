@@ -77,6 +77,33 @@ class PlanChoice:
     strategy: str
 
 
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What plain PyTorch made of the first steps, where the bundle was made.
+
+    `losses`: as hexadecimal floats. `processor`: machine and vector instructions. `checksums`: XXH3-64 of the bytes of
+    parameters, buffers and optimizer state after those steps, by storage key.
+    """
+
+    losses: tuple[str, ...] = ()
+    threads: int = 0
+    processor: str = ""
+    checksums: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Recordings:
+    """How often each graph was recorded, each time with the same operators, numbers and shapes.
+
+    `varied`: what was different each time. `constants`: what the graphs read that is neither the model's, the
+    optimizer's nor the batch's.
+    """
+
+    count: int = 1
+    varied: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Manifest:
     """What a bundle says of itself. Everything the supervisor needs, without torch.
@@ -84,7 +111,7 @@ class Manifest:
     `graphs`: names such as "step", "step@1" (the last, short batch), "eval". `fills`: storages whose initial contents
     are one value. `layouts`: persistent storages by key. `result`: names of the tensors that training results in, as
     `model.state_dict()` has them, tied ones once; those that no graph uses lie in the bundle as `unused/NAME`. `schedule`: hyperparameters that change, by update.
-    `allow_nonfinite`: training goes on with NaN or infinities. `reference`: losses of the first steps as plain PyTorch computed them where the bundle was made.
+    `allow_nonfinite`: training goes on with NaN or infinities.
     """
 
     name: str
@@ -107,7 +134,8 @@ class Manifest:
     eval_samples: Count = 0
     schedule: tuple[tuple[Mapping[str, Any], ...], ...] = ()
     allow_nonfinite: bool = False
-    reference: Mapping[str, Any] = field(default_factory=dict)
+    reference: Reference = field(default_factory=Reference)
+    recordings: Recordings = field(default_factory=Recordings)
 
     def steps_per_epoch(self) -> int:
         """Batches in one pass over the data; the last may be short."""

@@ -22,7 +22,7 @@ from agent.worker.protocol import (
     plain_values,
 )
 from agent.worker.start import Worker, start_worker, torch_worker
-from tests.agent.jobs_small import make_job, small_bundle, write_job
+from tests.agent.jobs_small import make_job, small_bundle, unseen_row, write_job
 from tests.planner.bundles import rewrite
 
 STEPS = 9
@@ -300,18 +300,19 @@ def test_the_state_of_another_job_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_branch_that_turns_is_detected(tmp_path: Path) -> None:
-    """The recorded branch is that of the first rows; the shuffled data takes the other one sooner or later."""
+    """All recordings took one branch; a row that none of them saw takes the other."""
     bundle = tmp_path / "branch.port"
 
     def loss_fn(model: Any, x: Any, y: Any) -> Any:
         from torch.nn import functional
 
         out = model(x)
-        return functional.cross_entropy(out if bool(x.sum() > 0) else -out, y)
+        return functional.cross_entropy(out if bool(x.sum() > -1e6) else -out, y)
 
     job = make_job(eval_data=())
     job.loss_fn = loss_fn
-    write_job(bundle, job, seeds=(0,))
+    job.data[0][unseen_row(job)] = -1e6
+    write_job(bundle, job, seeds=(0,), compared=0)
     assert _refused(start(tmp_path / "s", bundle=bundle), 2)["code"] == "GraphChangedError"
 
 

@@ -15,7 +15,7 @@ from planner.ir.process_memory import peak_resident_bytes
 assert torch.nn.functional.relu(torch.tensor([-1.0, 2.0])).tolist() == [0.0, 2.0]
 print(peak_resident_bytes())
 """
-THRIFTY = "from agent.train.torch_loading import load_torch; load_torch(); assert 'torch' in sys.modules"
+THRIFTY = "from agent.system.torch_loading import load_torch; load_torch(); assert 'torch' in sys.modules"
 
 
 def peak(load: str) -> int:

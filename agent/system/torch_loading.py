@@ -4,7 +4,7 @@ Its library alone first, then what Python needs of it.
 
 Loading the library runs 50 MiB of code once, to register every operator. Given back before Python's part of torch is
 imported, it is not resident beside that: 188 MiB at the peak instead of 223 (torch 2.13, x86-64). As a program
-(`python -m agent.train.torch_loading`) it prints that peak in bytes.
+(`python -m agent.system.torch_loading`) it prints that peak in bytes.
 """
 
 import contextlib

@@ -1,0 +1,121 @@
+"""What plain PyTorch makes of a job's first steps, for its bundle to be compared with.
+
+The steps run as the job has them, followed within the budget; job and generators are then as before.
+"""
+
+import copy
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from agent.follow.budget import budget
+from agent.follow.patches.refusals import NotFollowedError
+from agent.train.comparison import processor, tensor_checksum
+from planner.ir.bundle.bundle import Reference
+from planner.ir.errors import CaptureError
+from planner.ir.graph import Role, storage_key
+from planner.job import TrainingJob
+from planner.make_bundle import Prepared, plain_losses
+
+
+def compared_steps(job: TrainingJob) -> int:
+    """Return how many batches show every kind of step: before an update and after it, each phase of accumulation."""
+    return job.accumulate + 1
+
+
+def with_reference(
+    prepared: Prepared, steps: int, *, ram_bytes: int | None = None, page_dir: Path | None = None
+) -> Prepared:
+    """Return what was prepared with the losses and the state that plain PyTorch reaches in so many batches.
+
+    Tensors take at most `ram_bytes`, the others lie in `page_dir`; without, and where a job cannot be followed with the
+    same numbers, it takes plain PyTorch's memory. Raises what the job raises, and CaptureError where training changes
+    what the recorded step does not.
+    """
+    if steps == 0:
+        return prepared
+    try:
+        reference = _plain(prepared, steps, ram_bytes, page_dir)
+    except NotFollowedError:
+        reference = _plain(prepared, steps, None, None)
+    return replace(prepared, reference=reference)
+
+
+def _plain(prepared: Prepared, steps: int, ram_bytes: int | None, page_dir: Path | None) -> Reference:
+    """Train for so many batches with the job's own code, note losses and state, and put everything back."""
+    job, recorded = prepared.job, prepared.layouts
+    with _put_back(job), ExitStack() as stack:
+        if ram_bytes is not None:
+            stack.enter_context(budget(tensors=ram_bytes, page_dir=page_dir))
+        before = {key: tensor_checksum(tensor) for key, tensor in _model_state(job) if key not in recorded}
+        losses = tuple(loss.hex() for loss in plain_losses(job, prepared.data, steps))
+        changed = [key for key, tensor in _model_state(job) if key in before and tensor_checksum(tensor) != before[key]]
+        if changed:
+            raise CaptureError(
+                f"training changes {', '.join(changed)}, which the recorded step does not touch: something else does, such "
+                "as a hook on the optimizer. Train with `port-agent exec`, which follows the program itself"
+            )
+        state = (*_model_state(job), *_optimizer_state(job))
+        checksums = {key: tensor_checksum(tensor) for key, tensor in state if key in recorded}
+    return Reference(losses, torch.get_num_threads(), processor(), checksums)
+
+
+def _model_state(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield parameters and buffers by the key that their storage has in a bundle."""
+    for name, parameter in job.model.named_parameters():
+        yield storage_key(Role.PARAMETER, name), parameter
+    for name, buffer in job.model.named_buffers():
+        yield storage_key(Role.BUFFER, name), buffer
+
+
+def _optimizer_state(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in job.model.named_parameters()}
+    for parameter, state in job.optimizer.state.items():
+        for what, value in state.items():
+            if isinstance(value, torch.Tensor) and parameter in names:
+                yield storage_key(Role.STATE, f"{names[parameter]}/{what}"), value
+
+
+# -- as it was before
+
+
+@contextmanager
+def _put_back(job: TrainingJob) -> Iterator[None]:
+    """Put back what training changes: weights, buffers, gradients, optimizer, scheduler, generators."""
+    tensors: list[torch.Tensor] = [*job.model.parameters(), *job.model.buffers()]
+    contents = [(tensor, tensor.detach().clone(), tensor.grad) for tensor in tensors]
+    optimizer, scheduler = job.optimizer, job.scheduler
+    states = [(parameter, state, _copied(state)) for parameter, state in optimizer.state.items()]
+    groups = [_copied(group) for group in optimizer.param_groups]
+    schedule = None if scheduler is None else copy.deepcopy(scheduler.state_dict())
+    generators = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, content, gradient in contents:
+                tensor.copy_(content)
+                tensor.grad = gradient
+        optimizer.state.clear()
+        for parameter, state, values in states:
+            state.clear()
+            state.update(values)
+            optimizer.state[parameter] = state
+        for group, values in zip(optimizer.param_groups, groups, strict=True):
+            group.update(values)
+        if scheduler is not None:
+            scheduler.load_state_dict(schedule)
+        torch.set_rng_state(generators[0])
+        random.setstate(generators[1])
+        np.random.set_state(generators[2])
+
+
+def _copied(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy with tensors of its own; the parameters of a group stay themselves."""
+    return {k: v.detach().clone() if isinstance(v, torch.Tensor) else v for k, v in values.items()}

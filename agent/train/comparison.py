@@ -1,0 +1,75 @@
+"""A bundle's first steps beside what plain PyTorch made of them where the bundle was planned."""
+
+import math
+import platform
+from collections.abc import Callable, Iterable
+
+import torch
+import xxhash
+
+from planner.ir.bundle.bundle import Reference
+from planner.ir.errors import ExitCode, PortError
+
+Pieces = Callable[[str], Iterable[memoryview]]
+"""Gives the bytes of a storage by its key, in row-major order."""
+
+
+class MismatchError(PortError):
+    """The first steps gave other numbers than plain PyTorch did where the bundle was made."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+
+def processor() -> str:
+    """Return what the last digits of an operator depend on, besides torch and its threads."""
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def tensor_checksum(tensor: torch.Tensor) -> str:
+    """Return the XXH3-64 of a tensor's bytes in row-major order."""
+    return xxhash.xxh3_64_hexdigest(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+
+
+def compare_step(reference: Reference, step: int, loss: float, pieces: Pieces) -> None:
+    """Compare the loss of step `step`, counted from 1, and after the last of the reference the state.
+
+    Raises MismatchError.
+    """
+    if step > len(reference.losses):
+        return
+    expected = float.fromhex(reference.losses[step - 1])
+    if loss != expected and not (math.isnan(loss) and math.isnan(expected)):
+        raise _mismatch(
+            reference,
+            f"step {step} gave the loss {loss!r}, plain PyTorch gave {expected!r} where the job was planned (difference "
+            f"{abs(loss - expected):.2e})",
+        )
+    if step < len(reference.losses):
+        return
+    different = [key for key, known in reference.checksums.items() if _checksum(pieces(key)) != known]
+    if different:
+        raise _mismatch(
+            reference,
+            f"after step {step} {len(different)} of {len(reference.checksums)} tensors have other bits than plain PyTorch's "
+            f"where the job was planned, {different[0]} first; the losses were the same",
+        )
+
+
+def _checksum(pieces: Iterable[memoryview]) -> str:
+    total = xxhash.xxh3_64()
+    for piece in pieces:
+        total.update(piece)
+    return total.hexdigest()
+
+
+def _mismatch(reference: Reference, difference: str) -> MismatchError:
+    if reference.processor in ("", processor()):
+        return MismatchError(
+            f"{difference}: the step does something that the bundle does not have, such as a hook on the optimizer or on "
+            "gradients, or a change of the model between steps. Train it with `port-agent exec`, which follows the program "
+            "itself"
+        )
+    return MismatchError(
+        f"{difference}; it was planned on {reference.processor}, this is {processor()}, where small differences are normal: "
+        "plan the job on this machine, or train with --verify 0"
+    )

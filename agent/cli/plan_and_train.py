@@ -362,7 +362,7 @@ def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> Non
         f"{format_bytes(facts['planned_peak_bytes'])} resident, {format_bytes(facts['base_bytes'])} of it the process itself",
     )
     if "measured_peak_bytes" in facts:
-        table.add_row("measured peak", f"{format_bytes(facts['measured_peak_bytes'])} (trial of 2 steps)")
+        table.add_row("measured peak", f"{format_bytes(facts['measured_peak_bytes'])} (by the trial)")
     table.add_row("without planning", format_bytes(facts["peak_without_planning_bytes"]))
     table.add_row(
         "decisions",
@@ -391,7 +391,7 @@ def _recorded(manifest: "Manifest") -> str:
         return "once; what changes from step to step was not looked for: plan it again"
     constants = ", ".join(recordings.constants) or "nothing"
     return (
-        f"{recordings.count} times, with other {' and '.join(recordings.varied)}: the same operators, numbers and shapes; "
+        f"{recordings.count} times, varying {' and '.join(recordings.varied)}: the same operators, numbers and shapes; "
         f"constant besides: {constants}"
     )
 

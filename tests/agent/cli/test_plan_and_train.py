@@ -78,6 +78,9 @@ def test_show(planned: tuple[Path, dict[str, Any]]) -> None:
     assert facts["planned_peak_bytes"] == planned[1]["planned_peak_bytes"]
     shown = run(planned[0], "show", "job.port")
     assert shown.returncode == 0 and "planned peak" in shown.stdout and "budget" in shown.stdout
+    words = " ".join(shown.stdout.replace("│", " ").split())
+    assert facts["recordings"]["count"] == 3 and "3 times, varying the rows of the batch" in words
+    assert facts["compared_steps"] == 2 and facts["compared_tensors"] > 0 and "equal to the bit" in words
     missing = run(planned[0], "show", "job.port", "--plan", "5")
     assert missing.returncode != 0 and "no plan 5" in missing.stderr and "Traceback" not in missing.stderr
 

@@ -218,6 +218,8 @@ class _Running:
         if self._process is not None:
             limit = self._process.tensor_bytes()
         self._residency = Residency(self.table, self._pages, self._pager, limit)
+        if self._process is not None:
+            self._residency.before_mapping = self._process.make_way
         self._planning = Planning(self._residency, self._process, tensor_bytes or ram_bytes or 0, limits)
         self._energy = EnergyUse()
         self.follower = Follower(self.table, self._residency, self._process, self._planning, self._energy.keep_up)

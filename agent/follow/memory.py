@@ -71,6 +71,9 @@ class ProcessBudget:
             self._statm = os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC)
             weakref.finalize(self, os.close, self._statm)
         self._looked_at = -_LOOK_BYTES
+        self._cache_limit = ram_bytes
+        self._coming_bytes = 0
+        """Of files' pages, since the last look."""
         self._skipped = 0
         self._rest_found = deque((0,), maxlen=_SEGMENTS_REMEMBERED)
         self._releases_left = _CODE_RELEASES
@@ -114,11 +117,18 @@ class ProcessBudget:
         resident = resident_now() if self._statm is None else _resident_in(os.pread(self._statm, _STATM_BYTES, 0))
         if self._allocator is None:
             return max(self._usable - self._rest(resident - self._table.resident_bytes), _LEAST_TENSOR_BYTES)
-        stats = self._allocator.stats()
-        rest = self._rest(resident - stats.live_bytes - stats.cached_bytes)
-        self._allocator.set_limit(max(self._usable - rest, stats.live_bytes))
-        foreign = max(stats.live_bytes - self._table.resident_bytes, 0)
+        stats, mapped_bytes = self._allocator.stats(), self._table.mapped_bytes
+        rest = self._rest(resident - stats.live_bytes - stats.cached_bytes - mapped_bytes)
+        self._cache_limit, self._coming_bytes = self._usable - rest - mapped_bytes, 0
+        self._allocator.set_limit(max(self._cache_limit, stats.live_bytes))
+        foreign = max(stats.live_bytes - (self._table.resident_bytes - mapped_bytes), 0)
         return max(self._usable - rest - foreign, _LEAST_TENSOR_BYTES)
+
+    def make_way(self, nbytes: int) -> None:
+        """Have the allocator give back what it keeps for reuse where `nbytes` of a file's pages are about to come in."""
+        self._coming_bytes += nbytes
+        if self._allocator is not None:
+            self._allocator.set_limit(max(self._cache_limit - self._coming_bytes, self._allocator.live_bytes()))
 
     def _rest(self, found: int) -> int:
         self._rest_found[-1] = max(self._rest_found[-1], found)

@@ -25,6 +25,7 @@ from agent.follow.memory import ProcessBudget, WorkspaceMeter
 from agent.follow.operands import (
     bare_storages_in,
     is_wrapper,
+    known_bytes,
     makes_storage,
     only_views,
     reads_nothing,
@@ -42,8 +43,9 @@ from agent.follow.patches.light_dynamo import never_compile
 from agent.follow.patches.refusals import refuse_unfollowable
 from agent.follow.patches.signals import SignalSafeLock
 from agent.follow.piecewise import PIECE_BYTES, pieces_of, run_piecewise
-from agent.follow.products import MappedProduct, MappedProducts, run_in_blocks
+from agent.follow.products import MappedProduct, MappedProducts
 from agent.follow.residency import Residency
+from agent.follow.rows import MappedRows, mapped_rows
 from agent.follow.storages import NEVER, Storage, StorageTable
 from agent.malloc import release_free_memory
 from planner.ir.code_pages import release_code_pages
@@ -127,21 +129,22 @@ class Follower:
         residency.may_recompute = entry is not None
         written: list[Storage] = []
         large = pieces_of(func, args, kwargs, residency.limit_bytes)
-        product = self._products.of(func, args, kwargs, residency.limit_bytes)
+        cut: MappedProduct | MappedRows | None = self._products.of(func, args, kwargs, residency.limit_bytes)
+        cut = cut or mapped_rows(func, args, kwargs, self.table)
         for storage in inputs:
             storage.pins += 1
             if storage.left_at is not None and storage.resident:
                 storage.left_at.stayed()
         try:
-            residency.bring(_to_bring(func, inputs, product, whole=large is None))
+            residency.bring(_to_bring(func, inputs, cut, whole=large is None))
             if written_arguments(func):
                 written = written_storages(func, args, kwargs, self.table)
                 residency.change(written)
             if large is None:
                 if entry is not None:
                     need_bytes = entry.need_bytes
-                elif product is not None:
-                    need_bytes = product.need_bytes
+                elif cut is not None:
+                    need_bytes = cut.need_bytes
                 else:
                     need_bytes = self._expected_bytes(func, args, kwargs, inputs)
                 if need_bytes or written:
@@ -151,11 +154,13 @@ class Follower:
                         self._name_too_large(func, inputs, need_bytes)
                 else:
                     residency.make_room_if_possible()
+            if cut is not None:
+                residency.before_mapping(cut.mapped_bytes)
             self._workspace.begin()
             first_made = self.table.met
             began = time.perf_counter()
-            if product is not None:
-                result = run_in_blocks(product)
+            if cut is not None:
+                result = cut.run()
             elif large is None:
                 result = _call(func, args, kwargs)
             else:
@@ -166,10 +171,11 @@ class Follower:
         finally:
             for storage in inputs:
                 storage.pins -= 1
-        if reads_rows(func) or product is not None:
+        if reads_rows(func) or cut is not None:
             residency.drop_touched(inputs)
         seconds = time.perf_counter() - began
-        self._after(func, args, kwargs, fingerprint, entry, inputs, written, first_made, result, seconds)
+        mapped_bytes = 0 if cut is None else cut.mapped_bytes
+        self._after(func, args, kwargs, fingerprint, entry, inputs, written, first_made, result, seconds, mapped_bytes)
         return result
 
     def _name_too_large(self, func: Any, inputs: Sequence[Storage], need_bytes: int) -> None:
@@ -214,7 +220,7 @@ class Follower:
 
     def _expected_bytes(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], inputs: list[Storage]) -> int:
         """Return what an operator that no trace knows makes, and a guess of what it takes besides."""
-        made = result_bytes(func, args, kwargs) if self.residency.pressed else None
+        made = (result_bytes if self.residency.pressed else known_bytes)(func, args, kwargs)
         if made is None:
             made = max((s.nbytes for s in inputs), default=0) if makes_storage(func) else 0
         share = self._workspace_shares.get(func)
@@ -224,7 +230,7 @@ class Follower:
 
     def _after(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], fingerprint: int, entry: Entry | None,
-        inputs: list[Storage], written: list[Storage], first_made: int, result: Any, seconds: float,
+        inputs: list[Storage], written: list[Storage], first_made: int, result: Any, seconds: float, mapped_bytes: int,
     ) -> None:  # fmt: skip
         residency, book, table = self.residency, self.book, self.table
         made: list[Storage] = []
@@ -239,7 +245,7 @@ class Follower:
         else:
             for storage in touched:
                 residency.victims.touch(storage, residency.clock, None)
-        workspace_bytes = self._workspace.end(sum(s.nbytes for s in made if s.resident))
+        workspace_bytes = self._workspace.end(sum(s.nbytes for s in made if s.resident)) + mapped_bytes
         again = len(made) == 1 and repeatable(func)
         if residency.pressed and again and self._remade(entry, made[0], seconds):
             made[0].recipe = recipe_of(func, args, kwargs, inputs, made[0], result, workspace_bytes=workspace_bytes)
@@ -443,10 +449,12 @@ class Follower:
             raise
 
 
-def _to_bring(func: Any, inputs: list[Storage], product: MappedProduct | None, *, whole: bool) -> list[Storage]:
+def _to_bring(
+    func: Any, inputs: list[Storage], cut: MappedProduct | MappedRows | None, *, whole: bool
+) -> list[Storage]:  # fmt: skip
     """Return which operands must be resident: not those read by row or in pieces from a mapping."""
-    if product is not None:
-        return [storage for storage in inputs if storage is not product.storage]
+    if cut is not None:
+        return [storage for storage in inputs if storage is not cut.storage]
     if only_views(func) or reads_rows(func):
         return [storage for storage in inputs if not storage.in_file]
     return inputs if whole else [s for s in inputs if s.resident or not s.clean or s.mapped]

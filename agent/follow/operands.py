@@ -126,8 +126,8 @@ def only_views(func: Any) -> bool:
 
 @cache
 def makes_storage(func: Any) -> bool:
-    """Tell whether an operator returns anything that is no view of an argument."""
-    return any(result.alias_info is None for result in func._schema.returns)
+    """Tell whether an operator returns a tensor that is no view of an argument."""
+    return any(result.alias_info is None and "Tensor" in str(result.type) for result in func._schema.returns)
 
 
 _OF_OPERANDS_SHAPE = frozenset(
@@ -144,9 +144,11 @@ _MATRIX_PRODUCTS = {"aten::mm": (0, 1), "aten::addmm": (1, 2), "aten::bmm": (0, 
 """The two arguments that are multiplied."""
 
 
-def _known_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
+def known_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
     """Return the bytes of a common operator's result without its meta kernel, which is Python and takes 100 us."""
     name = func._schema.name
+    if name == "aten::embedding":
+        return int(args[1].numel() * args[0].shape[1:].numel() * args[0].element_size())
     factors = _MATRIX_PRODUCTS.get(name)
     if factors is not None and not func._schema.overload_name and len(args) > max(factors):
         left, right = (args[k] for k in factors)
@@ -171,7 +173,7 @@ def result_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
     """
     if not makes_storage(func):
         return 0
-    known = _known_bytes(func, args, kwargs)
+    known = known_bytes(func, args, kwargs)
     if known is not None:
         return known
     on_meta = {**kwargs, "device": "meta"} if kwargs.get("device") is not None else kwargs

@@ -32,8 +32,8 @@ _BLOCK_SHARE = 1 / 8
 _SHARE = 1 / 8
 """A weight that takes more of the limit runs in blocks where its columns are contiguous: that costs nothing."""
 
-_COPIED_SHARE = 1 / 4
-"""Where a block must be gathered from the rows of the file, it costs a copy of the weight."""
+_COPIED_SHARE = 1 / 2
+"""Where a block must be gathered from the rows of the file, that costs a third of the product's time, and two blocks' room."""
 
 _COLUMNS = 64
 """Blocks begin at multiples of it: no kernel's last columns, which are computed in another order, lie inside of the whole."""
@@ -73,7 +73,19 @@ class MappedProduct:
         inner, columns = self.weight.shape
         rows: int = self.args[_WEIGHT_ARGUMENT[self.func._schema.name] - 1].shape[0]
         item = self.weight.element_size()
-        return rows * columns * item + (inner + rows) * self.step * item
+        gathered = 0 if self.weight.stride(0) == 1 else inner * self.step * item
+        return rows * (columns + self.step) * item + gathered + self.mapped_bytes
+
+    @property
+    def mapped_bytes(self) -> int:
+        """What is resident of the weight's mapping at once."""
+        if self.weight.stride(0) == 1:
+            return int(self.weight.shape[0]) * self.step * self.weight.element_size()
+        return BLOCK_BYTES
+
+    def run(self) -> torch.Tensor:
+        """Return what the whole call would."""
+        return _blockwise(self, self.args, untyped_storage(self.weight))
 
 
 class MappedProducts:
@@ -111,12 +123,6 @@ class MappedProducts:
             except OSError:  # no address space to compare in
                 self._equal[form] = False
         return product if self._equal[form] else None
-
-
-def run_in_blocks(product: MappedProduct) -> torch.Tensor:
-    """Return what the whole call would."""
-    memory = untyped_storage(product.weight)
-    return _blockwise(product, product.args, memory)
 
 
 def _form(argument: Any) -> Any:

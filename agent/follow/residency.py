@@ -8,7 +8,7 @@ import contextlib
 import ctypes
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,6 +64,8 @@ class Residency:
         """In a child process: pages are read, none is written."""
         self.pressed = False
         """Whether anything ever had to leave."""
+        self.before_mapping: Callable[[int], None] = lambda nbytes: None
+        """Called with the bytes of a file's pages that are about to come in."""
 
     # -- bringing in
 
@@ -117,6 +119,7 @@ class Residency:
     def _start(self, storage: Storage) -> None:
         if storage.in_file:
             self.make_room_if_possible(storage.nbytes)
+            self.before_mapping(storage.nbytes)
             populate_mapping(_alive(storage))
             self._count_in(storage)
             self.counters.mapped_bytes += storage.nbytes
@@ -159,7 +162,7 @@ class Residency:
 
     def _count_in(self, storage: Storage) -> None:
         storage.resident = True
-        self.table.add_resident(storage.nbytes)
+        self.table.came(storage)
         self.victims.touch(storage, self.clock, storage.next_use)
 
     # -- letting go
@@ -396,7 +399,7 @@ class Residency:
         storage.resident = False
         storage.left_at = None
         self.victims.forget(storage)
-        self.table.resident_bytes -= storage.nbytes
+        self.table.went(storage)
         if memory is None:
             return
         if storage.mapped:

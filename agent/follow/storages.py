@@ -145,6 +145,8 @@ class StorageTable:
         self.met = 0
         """Storages met so far: the number that the next one gets."""
         self.resident_bytes = 0
+        self.mapped_bytes = 0
+        """Those of them that are pages of files, not the allocator's."""
         self.peak_bytes = 0
         self._by_key: dict[int, Storage] = {}
         self._by_number: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
@@ -215,20 +217,26 @@ class StorageTable:
         self._by_key[key] = made
         self._by_number[made.number] = made
         if made.resident:
-            self.add_resident(nbytes)
+            self.came(made)
         return made
 
-    def add_resident(self, nbytes: int) -> None:
-        """Count memory that was allocated for a storage."""
-        self.resident_bytes += nbytes
+    def came(self, storage: Storage) -> None:
+        """Count the memory of a storage that is resident from here on."""
+        self.resident_bytes += storage.nbytes
+        self.mapped_bytes += storage.nbytes * storage.mapped
         self.peak_bytes = max(self.peak_bytes, self.resident_bytes)
+
+    def went(self, storage: Storage) -> None:
+        """Count the memory of a storage no longer."""
+        self.resident_bytes -= storage.nbytes
+        self.mapped_bytes -= storage.nbytes * storage.mapped
 
     def bury(self) -> Iterator[Storage]:
         """Yield storages that died since the last call, already taken out of the count."""
         while self._dead:
             gone = self._dead.popleft()
             if gone.resident:
-                self.resident_bytes -= gone.nbytes
+                self.went(gone)
             yield gone
 
     def resized(self, storage: Storage) -> None:
@@ -238,9 +246,9 @@ class StorageTable:
             return
         nbytes = allocated_bytes(memory)
         if nbytes != storage.nbytes:
-            self.resident_bytes -= storage.nbytes
+            self.went(storage)
             storage.nbytes = nbytes
-            self.add_resident(nbytes)
+            self.came(storage)
 
     def forget(self) -> None:
         """Drop every record."""

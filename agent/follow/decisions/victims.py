@@ -21,6 +21,10 @@ _DEAR_WEIGHT = 0.6
 _COMPACT_BELOW = 4
 """The heap is built anew when less than one entry in so many is still true."""
 
+_IN_FILE = 1 << 39
+"""Added to the next use of a file's pages that nobody wrote: they go before what must be written, and come from the page
+cache or, at worst, are read once more."""
+
 LEAVES = 1 << 40
 """Added to the next use of one that a plan lets leave: it goes before all others."""
 
@@ -46,8 +50,10 @@ class Victims:
             return
         if next_use is None:
             self._recent[storage] = None
-            self._recent.move_to_end(storage)
+            self._recent.move_to_end(storage, last=not storage.in_file)
             return
+        if rank is None and storage.in_file:
+            rank = min(next_use, _IN_FILE) + _IN_FILE
         self._recent.pop(storage, None)
         if len(self._heap) > 1024 and len(self._heap) > _COMPACT_BELOW * (len(self._recent) + 256):
             self._compact()

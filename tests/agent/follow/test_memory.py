@@ -1,7 +1,10 @@
 """What a RAM budget leaves for tensors."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from agent.follow import memory
 from agent.follow.memory import BudgetTooSmallError, ProcessBudget, WorkspaceMeter, resident_now
 from agent.follow.storages import StorageTable
 
@@ -27,6 +30,43 @@ def test_it_looks_again_after_some_operators_or_bytes() -> None:
     assert not process.due()
     table.resident_bytes += 64 << 20
     assert process.due()
+
+
+class _Blocks:
+    """An allocator that holds nothing live and keeps `cached_bytes` for reuse."""
+
+    def __init__(self) -> None:
+        self.live_bytes_now, self.limits = 0, list[int]()
+
+    def stats(self) -> SimpleNamespace:
+        return SimpleNamespace(live_bytes=self.live_bytes_now, cached_bytes=0)
+
+    def live_bytes(self) -> int:
+        return self.live_bytes_now
+
+    def set_limit(self, limit_bytes: int) -> None:
+        self.limits.append(limit_bytes)
+
+
+def test_pages_of_files_are_tensors_and_not_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    resident_bytes, ram_bytes, mapped_bytes = 100 << 20, 1 << 30, 40 << 20
+    blocks = _Blocks()
+    monkeypatch.setattr(memory, "active", lambda: blocks)
+    monkeypatch.setattr(memory, "_resident_in", lambda statm: resident_bytes)
+    monkeypatch.setattr(memory, "resident_now", lambda: resident_bytes)
+    table = StorageTable(256)
+    process = ProcessBudget(ram_bytes, table)
+    process.end_segment()
+    without = process.tensor_bytes()
+    table.resident_bytes = table.mapped_bytes = mapped_bytes
+    resident_bytes += mapped_bytes
+    for _ in range(memory._SEGMENTS_REMEMBERED):
+        process.end_segment()
+    assert process.tensor_bytes() == without
+    kept = blocks.limits[-1]
+    process.make_way(8 << 20)
+    process.make_way(8 << 20)
+    assert blocks.limits[-1] == kept - (16 << 20), "what is kept for reuse makes way for pages that come"
 
 
 def test_no_allocator_tells_no_workspace() -> None:

@@ -82,3 +82,9 @@ def test_wrappers_are_told_from_tensors_with_memory() -> None:
     plain = torch.ones(8)
     assert operands.is_wrapper(Around(plain))
     assert not any(operands.is_wrapper(t) for t in (plain, torch.nn.Parameter(plain), plain.as_subclass(Marked)))
+
+
+def test_a_number_is_no_storage() -> None:
+    assert not operands.makes_storage(ATEN._local_scalar_dense.default)
+    indices, table = torch.tensor([[1, 2, 3]]), torch.ones(10, 8, dtype=torch.bfloat16)
+    assert operands.known_bytes(ATEN.embedding.default, (table, indices), {}) == 3 * 8 * 2

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from agent import budget
 from agent.follow import products
-from agent.follow.products import MappedProducts, ZeroMapping, run_in_blocks
+from agent.follow.products import MappedProducts, ZeroMapping
 from agent.follow.storages import StorageTable
 
 INNER, COLUMNS, ROWS = 256, 1000, 32
@@ -52,7 +52,7 @@ def test_blocks_have_the_bits_of_the_whole(head: torch.Tensor, call: str) -> Non
     ):  # this machine's kernel has other bits in blocks: then it is run whole, which is what is promised
         pytest.skip("blocks of this product differ from the whole here")
     assert product.weight.shape[1] >= 2 * product.step
-    assert torch.equal(run_in_blocks(product), func(*args))
+    assert torch.equal(product.run(), func(*args))
 
 
 def test_a_weight_that_fits_or_is_no_file_runs_whole(head: torch.Tensor) -> None:

@@ -53,3 +53,16 @@ def test_weights_of_a_file_are_mapped_and_come_back(tmp_path: Path) -> None:
     storages.drop_mapping(weight.untyped_storage())
     storages.populate_mapping(weight.untyped_storage())
     assert torch.equal(weight, torch.arange(1 << 16, dtype=torch.float32))
+
+
+def test_pages_of_files_are_counted_apart(tmp_path: Path) -> None:
+    save_file({"weight": torch.ones(1 << 16)}, tmp_path / "w.safetensors")
+    weight, other = load_file(tmp_path / "w.safetensors")["weight"], torch.ones(1 << 10)
+    table = StorageTable(256)
+    mapped, made = table.of(weight), table.of(other)
+    assert mapped is not None and made is not None
+    assert (table.resident_bytes, table.mapped_bytes) == (other.nbytes, 0), "the weight is in its file"
+    table.came(mapped)
+    assert (table.resident_bytes, table.mapped_bytes) == (other.nbytes + mapped.nbytes, mapped.nbytes)
+    table.went(mapped)
+    assert (table.resident_bytes, table.mapped_bytes) == (other.nbytes, 0)

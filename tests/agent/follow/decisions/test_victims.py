@@ -1,6 +1,9 @@
 """Who leaves first."""
 
+from pathlib import Path
+
 import torch
+from safetensors.torch import load_file, save_file
 
 from agent.follow.decisions.victims import Victims
 from agent.follow.storages import NEVER, Storage, StorageTable
@@ -37,6 +40,20 @@ def test_a_written_one_that_is_needed_little_later_than_a_clean_one_stays() -> N
     victims.touch(written, NOW, 200)
     victims.touch(clean, NOW, 180)
     assert order_of(victims, {clean}) == [clean, written]
+
+
+def test_pages_of_a_file_leave_before_what_must_be_written(tmp_path: Path) -> None:
+    save_file({"weight": torch.ones(1 << 16)}, tmp_path / "w.safetensors")
+    weight, made = load_file(tmp_path / "w.safetensors")["weight"], torch.ones(64)
+    table = StorageTable(smallest_bytes=0)
+    mapped, written = table.of(weight), table.of(made)
+    assert mapped is not None and written is not None
+    mapped.resident = True
+    for next_uses in ((110, 190), (None, None)):
+        victims = Victims()
+        for storage, next_use in zip((written, mapped), next_uses[::-1], strict=True):
+            victims.touch(storage, NOW, next_use)
+        assert order_of(victims, {mapped}) == [mapped, written]
 
 
 def test_one_that_is_given_up_soon_is_not_written_before() -> None:

@@ -9,13 +9,16 @@ Files of a directory are taken in the order of their names, so that a resumed jo
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
+from safetensors import SafetensorError
+from safetensors.numpy import load
 
 from agent.mcu.errors import BoardJobError
 from agent.mcu.model import ModelDirectory
+from agent.system.directory_handle import read_sample_file
 
 SAMPLE_NAMES = ("x", "samples", "data", "inputs", "x_train", "features")
 LABEL_NAMES = ("y", "labels", "targets", "y_train")
@@ -73,12 +76,13 @@ def split_held_out(samples: BoardSamples, every: int) -> tuple[BoardSamples, Boa
 def _load_file(path: Path, model: ModelDirectory) -> BoardSamples:
     try:
         arrays: dict[str, NDArray[Any]]
-        if path.suffix == ".safetensors":
-            arrays = load_file(path)
-        else:
-            with np.load(path, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError) as error:
+        with read_sample_file(path) as stream:
+            if path.suffix == ".safetensors":
+                arrays = load(stream.read())
+            else:
+                with np.load(stream, allow_pickle=False) as archive:
+                    arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, BadZipFile, SafetensorError) as error:
         raise BoardJobError(f"cannot read {path}: {error}; write it again with numpy.savez") from error
     rows = _choose(arrays, SAMPLE_NAMES, path)
     labels = _choose(arrays, LABEL_NAMES, path).astype(np.int64).reshape(-1)

@@ -13,6 +13,8 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_REGULAR_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""Without waiting: a pipe that somebody put there would be opened only once somebody writes."""
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -50,6 +52,14 @@ class DirectoryHandle:
     def create(self, name: str) -> BinaryIO:
         """Open a file that was not there for writing. Raises OSError, FileExistsError also where a link lies."""
         return os.fdopen(os.open(_entry(name), _NEW_FILE, 0o666, dir_fd=self.descriptor), "wb")
+
+    def read(self, name: str) -> BinaryIO:
+        """Open a regular file for reading. Raises OSError, also for a link, a pipe or a device."""
+        descriptor = os.open(_entry(name), _REGULAR_FILE, dir_fd=self.descriptor)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "is no regular file", name)
+        return os.fdopen(descriptor, "rb")
 
     def rename(self, name: str, to: str) -> None:
         """Give an entry of this directory another name in it. Raises OSError."""
@@ -91,6 +101,23 @@ class DirectoryHandle:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def read_sample_file(path: Path) -> BinaryIO:
+    """Open a regular file of a data directory, which may be a link: that one is followed, and no further one.
+
+    The directory of the file that it names is no link either: whoever owns that file may put another in its place at any time.
+    Raises OSError.
+    """
+    try:
+        target = Path(os.path.abspath(path.parent / path.readlink()))  # noqa: PTH100 resolve() would follow links
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        with DirectoryHandle.open(path.parent) as directory:
+            return directory.read(path.name)
+    with DirectoryHandle.open(target.parent.parent) as above, above.below(target.parent.name) as directory:
+        return directory.read(target.name)
 
 
 def _entry(name: str) -> str:

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from numpy.lib import format as npy
 
+from agent.system.directory_handle import read_sample_file
 from planner.ir.bundle.safetensors_io import Member, index, read_header
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.torch_operators import dtype
@@ -124,7 +125,7 @@ class _StoredArray:
 
 
 def _numpy_arrays(file: Path) -> Iterator[_StoredArray]:
-    with zipfile.ZipFile(file) as archive:
+    with read_sample_file(file) as data, zipfile.ZipFile(data) as archive:
         names = sorted(archive.namelist(), key=lambda name: _place(name.removesuffix(".npy")))
         for name in names:
             with archive.open(name) as stream:
@@ -139,8 +140,8 @@ def _numpy_arrays(file: Path) -> Iterator[_StoredArray]:
 
 
 def _safetensors_arrays(file: Path) -> Iterator[_StoredArray]:
-    size = file.stat().st_size
-    with open(file, "rb") as stream:
+    with read_sample_file(file) as stream:
+        size = os.fstat(stream.fileno()).st_size
         members = index(read_header(stream, size), size, 0)
         for name in sorted(members, key=_place):
             member = members[name]

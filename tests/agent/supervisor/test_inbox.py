@@ -1,12 +1,17 @@
 """Which files of an inbox make a round, and when they are whole."""
 
+import errno
+import itertools
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent.supervisor.inbox import Inboxes
+from agent.system.directory_handle import read_sample_file
 from tests.agent.trees import write_tree
 
 
@@ -96,6 +101,77 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     for act in (inboxes.create, inboxes.open):
         with pytest.raises(OSError, match="not followed"):
             act("evil")
+
+
+class Swap:
+    """Does something immediately before the n-th call that reaches into a directory."""
+
+    CALLS = ("open", "mkdir", "link", "symlink", "readlink", "stat", "scandir", "fstat", "fchmod")
+
+    def __init__(self, patch: pytest.MonkeyPatch, number: int, swap: Callable[[], None]) -> None:
+        self.left, self.swap, self.done = number, swap, False
+        for name in self.CALLS:
+            patch.setattr(os, name, self._before(getattr(os, name)))
+
+    def _before(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def swapped(*arguments: Any, **options: Any) -> Any:
+            self.left -= 1
+            if self.left == 0:
+                self.done = True
+                self.swap()
+            return call(*arguments, **options)
+
+        return swapped
+
+
+def _directory_for_link(root: Path) -> None:
+    (root / "inbox/birds").rename(root / "inbox/away")
+    (root / "inbox/birds").symlink_to(root / "private")
+
+
+def _file_for_link(root: Path) -> None:
+    (root / "inbox/birds/a.npz").unlink()
+    (root / "inbox/birds/a.npz").symlink_to(root / "private/a.npz")
+
+
+@pytest.mark.parametrize("swap", [_directory_for_link, _file_for_link])
+@pytest.mark.parametrize("linkable", [True, False])
+def test_a_link_put_there_between_any_two_calls_leads_nowhere(
+    tmp_path: Path, swap: Callable[[Path], None], linkable: bool
+) -> None:
+    """A member of the group swaps what it owns for a link while the agent takes a round, and while the worker reads it.
+
+    `linkable`: the kernel lets the agent link that user's files (protected_hardlinks is off).
+    """
+    for number in itertools.count(1):
+        root = tmp_path / str(number)
+        write_tree(root, {"private/a.npz": "secret", "inbox/birds/a.npz": "sample"})
+        (root / "private").chmod(0o700)
+        (root / "job").mkdir()
+        inboxes, read = Inboxes(root / "inbox"), []
+        with pytest.MonkeyPatch.context() as patch:
+            if not linkable:
+                patch.setattr(os, "link", _refused)
+            raced = Swap(patch, number, lambda root=root: swap(root))
+            try:
+                inboxes.create("birds")
+                for _ in range(2):
+                    inboxes.scan("birds", root / "job")
+                taken = inboxes.round_directory("birds", root / "job", 1)
+                for file in taken.iterdir():
+                    with read_sample_file(file) as stream:
+                        read.append(stream.read())
+            except OSError:
+                pass
+        assert set(read) <= {b"sample"}, f"swapped before call {number}"
+        assert stat.S_IMODE((root / "private").stat().st_mode) == 0o700, f"swapped before call {number}"
+        if not raced.done:
+            assert read == [b"sample"] and number > 10
+            return
+
+
+def _refused(*arguments: Any, **options: Any) -> None:
+    raise PermissionError(errno.EPERM, "not permitted")
 
 
 def test_an_unreadable_inbox_says_so(tmp_path: Path) -> None:

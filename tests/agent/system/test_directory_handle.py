@@ -1,10 +1,11 @@
 """What lies in a directory that others may write into is reached without following links."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from agent.system.directory_handle import DirectoryHandle
+from agent.system.directory_handle import DirectoryHandle, read_sample_file
 
 
 def test_files_are_made_renamed_linked_and_removed(tmp_path: Path) -> None:
@@ -58,4 +59,25 @@ def test_a_name_is_one_entry(tmp_path: Path, name: str) -> None:
         for act in (root.below, root.create, root.remove, lambda name: root.rename("a", name)):
             with pytest.raises(OSError, match="no plain name"):
                 act(name)
+    assert len(list(Path("/dev/fd").iterdir())) == open_before
+
+
+def test_a_sample_file_is_one_link_away_at_most(tmp_path: Path) -> None:
+    for folder in ("round", "inbox", "else"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "inbox/a").write_bytes(b"sample")
+    (tmp_path / "inbox/linked").symlink_to(tmp_path / "else/secret")
+    (tmp_path / "else/secret").write_bytes(b"secret")
+    (tmp_path / "moved").symlink_to("else")
+    os.mkfifo(tmp_path / "inbox/pipe")
+    targets = {"near": "../inbox/a", "far": tmp_path / "inbox/a", "twice": tmp_path / "inbox/linked"}
+    for name, target in {**targets, "pipe": tmp_path / "inbox/pipe", "folder": tmp_path / "moved/secret"}.items():
+        (tmp_path / "round" / name).symlink_to(target)
+    for path in ("inbox/a", "round/near", "round/far"):
+        with read_sample_file(tmp_path / path) as stream:
+            assert stream.read() == b"sample"
+    open_before = len(list(Path("/dev/fd").iterdir()))
+    for path in ("round/twice", "round/pipe", "round/folder", "round/none", "inbox/pipe"):
+        with pytest.raises(OSError):
+            read_sample_file(tmp_path / path)
     assert len(list(Path("/dev/fd").iterdir())) == open_before

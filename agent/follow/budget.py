@@ -24,7 +24,7 @@ from agent.follow.pages import PageSpace, check_not_in_ram, default_page_dir
 from agent.follow.patches.escapes import Escapes
 from agent.follow.patches.program import ProgramHooks
 from agent.follow.patches.refusals import NotFollowedError
-from agent.follow.residency import Residency
+from agent.follow.residency import NotRestorableError, Residency
 from agent.follow.storages import SMALLEST_BYTES, StorageTable
 from agent.malloc import thrifty_glibc
 from agent.train.pager import Pager
@@ -107,16 +107,20 @@ class Budget:
         return self
 
     def stop(self, *, restore: bool = True) -> Report:
-        """Bring everything back into RAM and follow no longer.
+        """Bring everything back into RAM, whatever the budget was, and follow no longer.
 
         `restore=False` lets everything go instead, for a process that ends: tensors must not be used any more. Raises
-        PageError where a page cannot be read, NotFollowedError where it was not started.
+        NotRestorableError where the tensors do not fit into the machine's memory: the budget stays in force then and
+        nothing is lost. Raises PageError where a page cannot be read, NotFollowedError where it was not started.
         """
         if self._running is None:
             raise NotFollowedError("this budget was not started")
         running, self._running = self._running, None
         try:
             running.stop(restore=restore)
+        except NotRestorableError:
+            self._running = running
+            raise
         finally:
             self._report = running.report()
         return self._report
@@ -234,7 +238,7 @@ class _Running:
     def stop(self, *, restore: bool) -> None:
         self._planning.close()
         with self.follower.lock:
-            self._residency.limit_bytes = math.inf
+            limit_bytes, self._residency.limit_bytes = self._residency.limit_bytes, math.inf
             self._residency.bury()
             self._residency.drain()
             try:
@@ -242,14 +246,23 @@ class _Running:
                     self._residency.restore()
                 else:
                     self._residency.discard()
-            finally:
-                self._mode.__exit__(None, None, None)
-                self._hooks.remove()
-                self._escapes.remove()
-                _Running._of_this_process = None
-                self.table.forget()
-                self._pager.close()
-                self._pages.close()
+            except NotRestorableError:
+                self._residency.limit_bytes = limit_bytes
+                self._residency.make_room_if_possible()
+                raise
+            except BaseException:
+                self._end()
+                raise
+            self._end()
+
+    def _end(self) -> None:
+        self._mode.__exit__(None, None, None)
+        self._hooks.remove()
+        self._escapes.remove()
+        _Running._of_this_process = None
+        self.table.forget()
+        self._pager.close()
+        self._pages.close()
 
     def report(self) -> Report:
         book, counters, paged = self.follower.book, self._residency.counters, self._pager.stats
@@ -312,4 +325,4 @@ def _finite(value: float) -> int | None:
     return None if math.isinf(value) else int(value)
 
 
-__all__ = ["Budget", "NotFollowedError", "Report", "budget"]
+__all__ = ["Budget", "NotFollowedError", "NotRestorableError", "Report", "budget"]

@@ -26,6 +26,8 @@ from agent.follow.storages import (
     resize,
 )
 from agent.train.pager import PageError, Pager
+from planner.ir.errors import ExitCode, PortError
+from planner.ir.process_memory import available_bytes
 from planner.ir.units import format_bytes
 
 _MEASURED_FROM_BYTES = 32 << 20
@@ -34,6 +36,12 @@ _UNMEASURED_BYTES_PER_S = 1e9
 
 _NAN_BYTE = 0xFF
 """All bits set is NaN in every IEEE format, and -1 in integers."""
+
+
+class NotRestorableError(PortError):
+    """What is away does not fit into memory: it stays away, and the budget in force."""
+
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 @dataclass(slots=True)
@@ -450,8 +458,12 @@ class Residency:
     def restore(self) -> None:
         """Bring everything back.
 
-        Raises PageError where that cannot be, for the first; all that is lost then holds NaN.
+        Raises NotRestorableError where it does not fit into memory: nothing is lost then, what is away can be used and
+        brought back later. Raises PageError where pages cannot be read, for the first; all that is lost then holds NaN.
         """
+        away_bytes = sum(s.nbytes for s in self.table if not s.resident and not s.in_file)
+        if away_bytes > (free_bytes := available_bytes()):
+            raise NotRestorableError(_does_not_fit(away_bytes, f"in {format_bytes(free_bytes)} of memory"))
         lost: list[Storage] = []
         first: PageError | None = None
         for step in (self._start, self.finish_read):
@@ -463,6 +475,8 @@ class Residency:
                 except PageError as error:
                     first = first or error
                     lost.append(storage)
+                except (RuntimeError, MemoryError) as error:  # torch's allocator says it with either
+                    raise NotRestorableError(_does_not_fit(away_bytes, f"({error})")) from error
         for storage in lost:
             self._fill_with_nan(storage)
         if first is not None:
@@ -478,6 +492,13 @@ class Residency:
             resize(memory, storage.nbytes)
         ctypes.memset(data_ptr(memory), _NAN_BYTE, storage.nbytes)
         self._count_in(storage)
+
+
+def _does_not_fit(away_bytes: int, where: str) -> str:
+    return (
+        f"{format_bytes(away_bytes)} of tensors that are in the page file have no room {where}; the budget stays in force and "
+        "nothing is lost: save or delete tensors and stop() again, or end with stop(restore=False)"
+    )
 
 
 def _alive(storage: Storage) -> torch.UntypedStorage:

@@ -29,6 +29,27 @@ def reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
+def available_bytes(groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return how much more memory this process can take: of the machine, and of its control groups (cgroup v2)."""
+    if sys.platform != "linux":
+        import psutil
+
+        return int(psutil.virtual_memory().available)
+    described = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    free = [int(described["MemAvailable"].split()[0]) * 1024]
+    own = next((line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")), "0::/")
+    group = groups / own.removeprefix("0::").lstrip("/")
+    for level in (group, *group.parents):
+        limit = level / "memory.max"
+        if level.is_relative_to(groups) and limit.exists() and (most := limit.read_text().strip()) != "max":
+            files = dict(line.split() for line in (level / "memory.stat").read_text().splitlines())
+            taken = (
+                int((level / "memory.current").read_text()) - int(files["active_file"]) - int(files["inactive_file"])
+            )
+            free.append(max(int(most) - taken, 0))
+    return min(free)
+
+
 def _status(key: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(key + ":"):

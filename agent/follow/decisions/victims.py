@@ -67,7 +67,7 @@ class Victims:
     def demote(self) -> None:
         """Believe no next use any more: the program does something else."""
         known = {entry[3]: None for entry in self._heap if self._true(entry)}
-        for storage in sorted(known, key=lambda s: s.last_use):
+        for storage in sorted(known, key=lambda s: (not s.in_file, s.last_use)):
             storage.order += 1
             storage.next_use = None
             self._recent[storage] = None
@@ -82,6 +82,8 @@ class Victims:
         furthest = self._furthest(clock, keep, goes_free)
         if furthest is None or oldest is None:
             return furthest or oldest
+        if oldest.in_file or furthest.in_file:
+            return oldest if oldest.in_file else furthest
         ahead = clock if furthest.next_use is None else furthest.next_use
         return furthest if ahead - clock >= clock - oldest.last_use else oldest
 

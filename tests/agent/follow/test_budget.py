@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from agent import budget
+from agent.follow import residency
 from agent.follow.patches.refusals import NotFollowedError
+from agent.follow.residency import NotRestorableError
 from planner.ir.units import SizeError
 
 
@@ -65,6 +67,40 @@ def test_used_wrongly_it_says_so(tmp_path: Path) -> None:
 def test_wrong_arguments_are_refused_before_anything_is_followed(arguments: dict[str, Any], remedy: str) -> None:
     with pytest.raises(SizeError, match=remedy):
         budget(**arguments)
+
+
+def test_what_does_not_fit_into_memory_stays_away_and_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = [torch.full((256, 256), float(k)) for k in range(8)]
+    b = budget(tensors="300K", page_dir=tmp_path)
+    with monkeypatch.context() as short, pytest.raises(NotRestorableError, match="the budget stays in force"), b:
+        values = [one.mean().item() for one in kept]
+        short.setattr(residency, "available_bytes", lambda: 256 << 10)
+    assert [one.mean().item() for one in kept] == values == list(range(8))
+    assert b.report.peak_tensor_bytes < sum(one.nbytes for one in kept), "it is followed still"
+    b.stop()
+    assert [one.mean().item() for one in kept] == values
+
+
+def test_where_the_allocator_refuses_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [torch.full((256, 256), float(k)) for k in range(8)]
+    b = budget(tensors="300K", page_dir=tmp_path).start()
+    assert [one.mean().item() for one in kept] == list(range(8))
+    resize, left = residency.resize, iter(range(3))
+
+    def scarce(memory: torch.UntypedStorage, nbytes: int) -> object:
+        if nbytes and next(left, None) is None:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return resize(memory, nbytes)
+
+    with monkeypatch.context() as short:
+        short.setattr(residency, "resize", scarce)
+        with pytest.raises(NotRestorableError, match="can't allocate memory"):
+            b.stop()
+    assert [one.mean().item() for one in kept] == list(range(8))
+    b.stop()
+    assert [one.mean().item() for one in kept] == list(range(8))
 
 
 def test_at_the_end_of_a_process_everything_goes_that_nobody_else_reads(tmp_path: Path) -> None:

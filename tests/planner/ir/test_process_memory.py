@@ -2,6 +2,7 @@
 
 import mmap
 import sys
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -33,3 +34,22 @@ def test_the_peak_can_be_measured_anew() -> None:
     assert process_memory.peak_resident_bytes() - process_memory.resident_bytes() > 32 << 20
     process_memory.reset_peak()
     assert process_memory.peak_resident_bytes() - process_memory.resident_bytes() < 16 << 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
+def test_the_tightest_control_group_counts_and_its_page_cache_does_not(tmp_path: Path) -> None:
+    own = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+    group = tmp_path / own.removeprefix("0::").lstrip("/")
+    group.mkdir(parents=True, exist_ok=True)
+    assert process_memory.available_bytes(tmp_path) > 0
+    for level, limit in ((tmp_path, "100000"), (group, "70000")):
+        (level / "memory.max").write_text(limit)
+        (level / "memory.current").write_text("60000")
+        (level / "memory.stat").write_text("anon 40000\nactive_file 5000\ninactive_file 15000\n")
+    assert process_memory.available_bytes(tmp_path) == 70_000 - 40_000
+
+
+@pytest.mark.parametrize("platform", [sys.platform, "darwin"])
+def test_no_more_is_available_than_the_machine_has(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    assert 0 < process_memory.available_bytes() <= psutil.virtual_memory().total

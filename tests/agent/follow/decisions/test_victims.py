@@ -49,7 +49,7 @@ def test_pages_of_a_file_leave_before_what_must_be_written(tmp_path: Path) -> No
     mapped, written = table.of(weight), table.of(made)
     assert mapped is not None and written is not None
     mapped.resident = True
-    for next_uses in ((110, 190), (None, None)):
+    for next_uses in ((110, 190), (None, None), (None, 190), (110, None)):
         victims = Victims()
         for storage, next_use in zip((written, mapped), next_uses[::-1], strict=True):
             victims.touch(storage, NOW, next_use)

@@ -1,5 +1,6 @@
 """Follow a worker in the foreground: progress bar, Ctrl-C, and a report at the end."""
 
+import contextlib
 import signal
 import sys
 from dataclasses import dataclass, field
@@ -8,6 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from agent.cli.terminal import terminal
+from agent.supervisor.job.plan_choice import resident_max
+from agent.system.memory_belt import hold_resident
 from agent.worker.protocol import (
     EvaluationDone,
     Event,
@@ -94,7 +97,7 @@ def follow(worker: Worker, manifest: Manifest, plan: int, *, as_json: bool) -> i
 
     before = signal.signal(signal.SIGINT, stop)
     try:
-        _watch(worker, summary, as_json)
+        _watch(worker, summary, resident_max(manifest.plans[plan].peak_bytes), as_json)
     finally:
         signal.signal(signal.SIGINT, before)
     code = worker.process.returncode
@@ -111,7 +114,7 @@ def follow(worker: Worker, manifest: Manifest, plan: int, *, as_json: bool) -> i
     return 0
 
 
-def _watch(worker: Worker, summary: Summary, as_json: bool) -> None:
+def _watch(worker: Worker, summary: Summary, resident_bytes: int | None, as_json: bool) -> None:
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
         TextColumn("loss {task.fields[loss]}"),
@@ -130,6 +133,9 @@ def _watch(worker: Worker, summary: Summary, as_json: bool) -> None:
                 case WorkerReady():
                     bar.update(task, total=event.total_steps, completed=event.step)
                 case StepDone():
+                    if resident_bytes is not None:
+                        with contextlib.suppress(OSError):  # it has just ended
+                            hold_resident(worker.process.pid, resident_bytes)
                     bar.update(task, completed=event.step, loss=_shown(event.loss))
 
 

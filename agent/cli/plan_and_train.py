@@ -1,6 +1,7 @@
 """`plan`, `show`, `train`: from a training script to trained weights, in the foreground."""
 
 import argparse
+import contextlib
 import time
 from dataclasses import asdict
 from functools import partial
@@ -518,6 +519,8 @@ def _plot(bundle: "Bundle", index: int) -> None:
 
 def _train(arguments: argparse.Namespace) -> int:
     from agent.cli.follow_job import follow
+    from agent.supervisor.job.plan_choice import data_limit
+    from agent.system.memory_belt import limit_data_of
     from agent.worker.options import TorchOptions
     from agent.worker.start import start_worker, torch_worker
     from planner.ir.bundle.bundle import read_manifest
@@ -536,5 +539,8 @@ def _train(arguments: argparse.Namespace) -> int:
         write_limit=arguments.write_limit,
     )  # fmt: skip
     command = torch_worker(options)
-    worker = start_worker(command, limit_bytes=manifest.plans[arguments.plan].peak_bytes, threads=manifest.threads)
+    peak_bytes = manifest.plans[arguments.plan].peak_bytes
+    worker = start_worker(command, limit_bytes=peak_bytes, threads=manifest.threads)
+    with contextlib.suppress(OSError):  # it has ended: what it says of that is followed
+        limit_data_of(worker.process.pid, data_limit(peak_bytes))
     return follow(worker, manifest, arguments.plan, as_json=arguments.json)

@@ -4,7 +4,8 @@ What the kernel refuses or kills when a budget does not hold.
 
 A systemd scope where there is a manager that enforces memory limits for this user: it counts what is really used, it holds
 for every process of the program together, and it goes away with the last of them. RLIMIT_DATA elsewhere: it counts address
-space, for each process alone; what is only reserved is left out where our allocator is preloaded (`malloc/reservations.c`).
+space, for each process alone; what is only reserved is left out where our allocator is preloaded (`malloc/reservations.c`), or
+by whoever watches the process (`hold_resident`).
 """
 
 import contextlib
@@ -18,6 +19,7 @@ from pathlib import Path
 
 _PROBE_TIMEOUT_S = 5.0
 _READ_LIMIT = 'cat "/sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup)/memory.max"'
+_KIB = 1024
 _PAGE = 4096
 """The kernel rounds memory.max down to whole pages; 4 KiB divides every page size."""
 
@@ -74,3 +76,29 @@ def widen_data_limit(nbytes: int) -> None:
     wanted = soft + nbytes if hard == resource.RLIM_INFINITY else min(soft + nbytes, hard)
     with contextlib.suppress(ValueError, OSError):  # macOS refuses to lower it below what is in use
         resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+
+
+def limit_data_of(pid: int, limit_bytes: int) -> None:
+    """Set the soft RLIMIT_DATA of another process, as far as its hard one allows; not on systems other than Linux.
+
+    Raises OSError where it has ended.
+    """
+    if sys.platform == "linux":
+        _, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
+        limit = limit_bytes if hard == resource.RLIM_INFINITY else min(limit_bytes, hard)
+        resource.prlimit(pid, resource.RLIMIT_DATA, (limit, hard))
+
+
+def hold_resident(pid: int, resident_bytes: int) -> None:
+    """Set another process's RLIMIT_DATA so that its resident memory cannot grow beyond `resident_bytes`.
+
+    The limit counts address space: what is mapped and not touched now (stacks of threads, buffers of libraries) is left out,
+    and the pages of files that are resident are counted in. That changes: call it again and again. One that is beyond
+    already gets no more. Systems other than Linux are left alone. Raises OSError where it has ended.
+    """
+    if sys.platform != "linux":
+        return
+    found = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    if "VmData" in found:  # one that is ending has none
+        data, anonymous, of_files = (_KIB * int(found[name].split()[0]) for name in ("VmData", "RssAnon", "RssFile"))
+        limit_data_of(pid, max(0, data - anonymous + resident_bytes - of_files))

@@ -192,6 +192,13 @@ def run(arguments: WorkerOptions, bundle: dict[str, Any], control: FakeControl) 
             cause = FailureCause.OUT_OF_MEMORY
             control.say(TrainingFailed(code="MemoryError", message="allocation refused", cause=cause))
             return ExitCode.FAILED
+        if faults.get("grow_bytes") and (arguments.state_dir / "grow").exists():
+            try:
+                ballast += bytes(faults["grow_bytes"])
+            except MemoryError:
+                cause = FailureCause.OUT_OF_MEMORY
+                control.say(TrainingFailed(code="MemoryError", message="more than the plan", cause=cause))
+                return ExitCode.FAILED
         began, cpu = time.perf_counter(), time.process_time()
         weights = list(state["weights"])
         row, target = sample(bundle, data, step)

@@ -142,6 +142,9 @@ class AttachedProgram:
     def widen_belt(self, data_limit_bytes: int) -> None:
         """Do nothing: its limits are its user's."""
 
+    def tighten_belt(self, resident_bytes: int | None) -> None:
+        """Do nothing: its limits are its user's."""
+
     # --- hearing
 
     def hear(self, event: Event) -> None:

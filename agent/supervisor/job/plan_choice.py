@@ -9,7 +9,9 @@ MEMORY_MARGIN_BYTES = 16 * MIB
 """What the kernel charges to the group beyond the worker's resident set: page tables, sockets, page cache in flight."""
 DATA_MARGIN_BYTES = 256 * MIB
 """RLIMIT_DATA counts address space: after `import torch` it is 35 MB above the resident anonymous memory, and each
-thread adds an 8 MB stack."""
+thread adds an 8 MB stack. Until the first step has shown how much of that is never touched."""
+SMALLEST_WORKER_BYTES = 128 * MIB
+"""No process with torch in it is smaller: a plan below this says nothing about the process."""
 
 DEADLINE_MARGIN = 1.15
 """Behind the deadline means: the time needed, plus this margin, exceeds the time left."""
@@ -93,8 +95,13 @@ def memory_max(peak_bytes: int) -> int:
 
 
 def data_limit(peak_bytes: int) -> int:
-    """Return RLIMIT_DATA for a plan of this peak: the second belt, wider than the first."""
+    """Return RLIMIT_DATA for a plan of this peak until its first step is done: the second belt, wider than the first."""
     return memory_max(peak_bytes) + DATA_MARGIN_BYTES
+
+
+def resident_max(peak_bytes: int) -> int | None:
+    """Return how much may be resident once a step is done where no group limits it, or None where the plan does not say."""
+    return int(peak_bytes * MEMORY_MARGIN) if peak_bytes >= SMALLEST_WORKER_BYTES else None
 
 
 def checkpoint_interval_s(

@@ -17,7 +17,7 @@ from agent.supervisor.job.attachments import AttachedProgram, Attachments, proce
 from agent.supervisor.job.bookkeeping import Ended, JobRecords
 from agent.supervisor.job.exit_status import WorkerExit, classify
 from agent.supervisor.job.log import JobLog
-from agent.supervisor.job.plan_choice import PlanFigures, data_limit, fitting
+from agent.supervisor.job.plan_choice import PlanFigures, data_limit, fitting, resident_max
 from agent.supervisor.job.plan_switching import PLAN_SWITCH_PAUSE_S, PlanSwitcher, no_plan_fits
 from agent.supervisor.job.progress import ProgressRecorder
 from agent.supervisor.job.run_state import Meter, Run, Surroundings
@@ -393,6 +393,8 @@ class Runner:
         self._surroundings, self._records.log_bytes = around, around.job_log_bytes
         if not self._plan_switcher.adapt(run, self._store.get(run.job_id), around, pressure):
             self.leave(no_plan_fits(around))
+        elif run.granted is not None and run.last_step_s is not None and run.last_step_s > run.switched_at_s:
+            run.worker.tighten_belt(resident_max(run.granted.peak_bytes))
 
     def correct(self, correction: Correction) -> None:
         """Take over what the steps really take, so that the next look chooses anew among the plans."""

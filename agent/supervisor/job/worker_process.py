@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import math
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -23,6 +22,7 @@ from enum import Enum
 from agent.supervisor.job.exit_status import WorkerExit
 from agent.system.cgroup import MemoryEvents, WorkerGroup, system_oom_kills
 from agent.system.locks import LockFile
+from agent.system.memory_belt import hold_resident, limit_data_of
 from agent.system.python_process import NEUTRAL_DIRECTORY, module_command, module_environment
 from agent.worker.options import CONTROL_FD_PLACE
 from agent.worker.protocol import (
@@ -182,17 +182,20 @@ class WorkerProcess:
         self.send(SwitchPlan(plan=index, reason=reason))
 
     def widen_belt(self, data_limit_bytes: int) -> None:
-        """Raise RLIMIT_DATA for a larger plan. It is never lowered: what a worker has mapped stays counted."""
+        """Raise RLIMIT_DATA for a larger plan, before the worker changes to it."""
         before = self._launch.data_limit_bytes
-        if before is None or data_limit_bytes <= before or sys.platform != "linux":
+        if before is None:
             return
-        try:
-            _, hard = resource.prlimit(self.pid, resource.RLIMIT_DATA)
-            limit = data_limit_bytes if hard == resource.RLIM_INFINITY else min(data_limit_bytes, hard)
-            resource.prlimit(self.pid, resource.RLIMIT_DATA, (limit, hard))
-        except OSError:
-            return  # it has just ended; the next one starts with its own belt
-        self._launch = replace(self._launch, data_limit_bytes=data_limit_bytes)
+        wide = max(before, data_limit_bytes)  # what a worker has mapped stays counted
+        with contextlib.suppress(OSError):  # it has just ended; the next one starts with its own belt
+            limit_data_of(self.pid, wide)
+            self._launch = replace(self._launch, data_limit_bytes=wide)
+
+    def tighten_belt(self, resident_bytes: int | None) -> None:
+        """Keep its resident memory within this, if it is known, where no group does."""
+        if resident_bytes is not None and self.group is None and self._launch.data_limit_bytes is not None:
+            with contextlib.suppress(OSError):  # it has just ended
+                hold_resident(self.pid, resident_bytes)
 
     def checkpoint(self) -> None:
         """Ask for a checkpoint after the step at hand."""

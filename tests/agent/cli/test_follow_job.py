@@ -150,3 +150,24 @@ sys.exit(75)
 
 def test_a_worker_that_left_by_itself_is_no_interruption(manifest: Manifest) -> None:
     assert followed("sys.exit(75)", manifest) == 75
+
+
+HELD = """
+import resource, time
+wide = resource.getrlimit(resource.RLIMIT_DATA)[0]
+say(READY, STEP)
+while resource.getrlimit(resource.RLIMIT_DATA)[0] == wide:
+    time.sleep(0.01)
+try:
+    bytearray(400 << 20)
+except MemoryError:
+    say(TrainingFailed(code="MemoryError", message="no more memory"))
+    sys.exit(1)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA of another process needs Linux")
+def test_a_worker_is_held_at_its_plan_once_a_step_is_done(manifest: Manifest) -> None:
+    planned = replace(manifest, plans=[replace(manifest.plans[0], peak_bytes=300 << 20)])
+    with pytest.raises(TrainingFailedError, match="no more memory"):
+        followed(HELD, planned)

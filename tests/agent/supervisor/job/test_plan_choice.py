@@ -10,6 +10,7 @@ from agent.supervisor.job.plan_choice import (
     data_limit,
     eta_s,
     memory_max,
+    resident_max,
     smaller_plan,
 )
 
@@ -56,6 +57,7 @@ def test_smaller_plan_and_limits() -> None:
     assert smaller is not None and smaller.index == 1
     assert smaller_plan(FRONTIER, 400 * MIB) is None
     assert 400 * MIB < memory_max(400 * MIB) < data_limit(400 * MIB)
+    assert (resident_max(400 * MIB), resident_max(40 * MIB)) == (420 * MIB, None)
     assert eta_s(10, 30, 2.0) == 40.0
     assert eta_s(10, None, 2.0) is None
 

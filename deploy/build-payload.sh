@@ -43,5 +43,6 @@ fi
 cp "$here/requirements.txt" "$payload/"
 if [ "${2-}" = --wheels ]; then
 	"$python" -m pip download --quiet --only-binary=:all: --dest "$payload/wheelhouse" -r "$here/requirements.txt"
+	"$python" "$here/versions.py" hashes "$payload/wheelhouse" >"$payload/wheelhouse.txt"
 fi
 install -m 755 "$here/versions.py" "$payload/port-agent-versions"

@@ -34,6 +34,8 @@ from typing import Protocol
 RUNTIME_BYTES = 1_500_000_000
 """What torch and the other dependencies take while pip unpacks them; measured 991 MiB installed on amd64."""
 CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+WHEELHOUSE_HASHES = "wheelhouse.txt"
+"""In a package that brings its wheels: their hashes, written when it was built."""
 CUDA_PARTS = re.compile(r"^(nvidia[-_]|cuda[-_]|triton)", re.IGNORECASE)
 """Distributions that a CUDA build of torch drags in: gigabytes, useless on a Pi."""
 
@@ -59,12 +61,14 @@ class Settings:
     """The interpreter to use; empty: found by `choose_python`."""
     settle_s: float
     """How long a started version must stay up, answering, before the switch counts."""
+    hashes: str = ""
+    """A file that `hashes` wrote, which every wheel must be in; empty: the package's own, if it brings wheels."""
 
     @classmethod
     def read(cls, file: Path, environment: Mapping[str, str]) -> "Settings":
         """Return the settings of a KEY=VALUE file, missing ones by default."""
         values = {"PORT_TORCH_INDEX": CPU_TORCH_INDEX, "PORT_WHEELHOUSE": "", "PORT_ALLOW_CUDA": "", "PORT_PYTHON": ""}
-        values["PORT_SETTLE_S"] = "5"
+        values |= {"PORT_SETTLE_S": "5", "PORT_HASHES": ""}
         if file.exists():
             for line in file.read_text().splitlines():
                 key, separator, value = line.partition("=")
@@ -74,6 +78,7 @@ class Settings:
         return cls(
             torch_index=values["PORT_TORCH_INDEX"],
             wheelhouse=values["PORT_WHEELHOUSE"],
+            hashes=values["PORT_HASHES"],
             allow_cuda=values["PORT_ALLOW_CUDA"] == "yes",
             python=values["PORT_PYTHON"],
             settle_s=float(values["PORT_SETTLE_S"]),
@@ -369,20 +374,70 @@ def ensure_runtime(runtime: Path, payload: Payload, settings: Settings) -> None:
     (pip,) = payload.directory.glob("pip-*.whl")
     common = [sys.executable, f"{pip}/pip", "install", "--no-input", "--disable-pip-version-check"]
     common += ["--root-user-action=ignore", "--only-binary=:all:", "--target", str(runtime), "--upgrade"]
-    if wheelhouse:
-        run_pip([*common, "--no-index", "--find-links", wheelhouse, "-r", str(payload.lock)], settings)
+    hashes = Path(settings.hashes) if settings.hashes else payload.directory / WHEELHOUSE_HASHES
+    if settings.hashes or (wheelhouse == str(bundled) and hashes.exists()):
+        common.append("--require-hashes")
+        wanted = hashed_lock(payload.lock.read_text(), hashes)
     else:
-        (torch,) = re.findall(r"^torch==\S+", payload.lock.read_text(), re.MULTILINE)
+        wanted = payload.lock.read_text()
+    if wheelhouse:
+        pip_requirements([*common, "--no-index", "--find-links", wheelhouse], wanted, runtime, settings)
+    else:
+        torch = "".join(re.findall(r"^torch==.*\n?", wanted, re.MULTILINE))
         index = ["--index-url", settings.torch_index] if settings.torch_index else []
-        run_pip([*common, "--no-deps", *index, torch], settings)
+        pip_requirements([*common, "--no-deps", *index], torch, runtime, settings)
         refuse_cuda(runtime, settings)
-        rest = runtime.parent / f".{runtime.name}.txt"
-        rest.write_text(re.sub(r"^torch==.*$", "", payload.lock.read_text(), flags=re.MULTILINE))
-        run_pip([*common, "--no-deps", "-r", str(rest)], settings)
-        rest.unlink()
+        pip_requirements([*common, "--no-deps"], wanted.replace(torch, ""), runtime, settings)
     refuse_cuda(runtime, settings)
     os.sync()
     write_durably(runtime / ".complete", payload.lock.read_text())
+
+
+def pip_requirements(command: list[str], wanted: str, runtime: Path, settings: Settings) -> None:
+    """Run pip on the text of a requirements file."""
+    file = runtime.parent / f".{runtime.name}.txt"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(wanted)
+    run_pip([*command, "-r", str(file)], settings)
+    file.unlink()
+
+
+def wheel_hashes(directory: Path) -> str:
+    """Return the requirements that the wheels in a directory meet, each with the SHA-256 of its wheels.
+
+    Of any platform, and with or without a local part of the version (torch's +cpu).
+    """
+    digests: dict[str, list[str]] = {}
+    for wheel in sorted(directory.glob("*.whl")):
+        name, version = wheel.name.split("-")[:2]
+        with wheel.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        digests.setdefault(f"{distribution(name)}=={version.partition('+')[0]}", []).append(f"--hash=sha256:{digest}")
+    if not digests:
+        raise SetupError(f"there is no wheel in {directory}; `pip download` fetches those of requirements.txt")
+    return "".join(f"{wanted} {' '.join(found)}\n" for wanted, found in digests.items())
+
+
+def hashed_lock(lock: str, hashes: Path) -> str:
+    """Return a file of hashes; raise unless it has every version that the lock names."""
+    try:
+        text = hashes.read_text()
+    except OSError as error:
+        raise SetupError(f"PORT_HASHES: {hashes} cannot be read: {error.strerror}") from error
+    have = set(re.findall(r"^(\S+==\S+) +--hash=", text, re.MULTILINE))
+    lines = re.findall(r"^([\w.-]+)==(\S+)", lock, re.MULTILINE)
+    missing = sorted({f"{distribution(name)}=={version}" for name, version in lines} - have)
+    if missing:
+        raise SetupError(
+            f"{hashes} has no hash for {', '.join(missing)}; write it again: port-agent-versions hashes DIRECTORY, where "
+            "the wheels of requirements.txt lie"
+        )
+    return text
+
+
+def distribution(name: str) -> str:
+    """Return the name of a distribution as indexes write it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def run_pip(command: list[str], settings: Settings) -> None:
@@ -391,7 +446,8 @@ def run_pip(command: list[str], settings: Settings) -> None:
         source = settings.wheelhouse or settings.torch_index or "the package index"
         raise SetupError(
             f"pip could not install the dependencies from {source}; without a network put the wheels of "
-            "requirements.txt into a directory and set PORT_WHEELHOUSE in /etc/port-agent/install.conf"
+            "requirements.txt into a directory and set PORT_WHEELHOUSE in /etc/port-agent/install.conf; a wheel whose "
+            "hash differs was damaged or exchanged"
         )
 
 
@@ -479,6 +535,8 @@ def build_parser() -> argparse.ArgumentParser:
     back = commands.add_parser("rollback", help="go back to the version before")
     back.add_argument("--if-unconfirmed", action="store_true")
     commands.add_parser("list", help="show versions")
+    hashes = commands.add_parser("hashes", help="print requirements with the hash of every wheel in a directory")
+    hashes.add_argument("directory", type=Path)
     return parser
 
 
@@ -491,6 +549,9 @@ def run(arguments: argparse.Namespace) -> str:
         runtime = arguments.directory / payload.runtime_id(settings)
         ensure_runtime(runtime, payload, settings)
         return str(runtime)
+    if arguments.command == "hashes":
+        sys.stdout.write(wheel_hashes(arguments.directory))
+        return f"hashed the wheels in {arguments.directory}"
     if arguments.command == "list":
         return f"current {store.linked('current')}, previous {store.linked('previous')}, trial {store.unconfirmed()}"
     with store.locked():
@@ -524,7 +585,8 @@ def main() -> int:
     arguments = build_parser().parse_args()
     try:
         continue_with_right_python(arguments)
-        sys.stdout.write(f"port-agent: {run(arguments)}\n")
+        done = run(arguments)
+        (sys.stderr if arguments.command == "hashes" else sys.stdout).write(f"port-agent: {done}\n")
     except SetupError as error:
         sys.stderr.write(f"port-agent: {error}\n")
         return 1

@@ -1,8 +1,10 @@
 """Switching versions without a service manager: what is on disk after success, failure and power cuts."""
 
-from dataclasses import dataclass, field
+import zipfile
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pip
 import pytest
 
 from deploy import versions
@@ -216,6 +218,56 @@ def test_cuda_build_of_torch_is_refused_and_removed(store: Store, tmp_path: Path
     with pytest.raises(SetupError, match="nvidia-cudnn-cu13, triton"):
         versions.refuse_cuda(runtime, SETTINGS)
     assert not runtime.exists()
+
+
+def write_wheel(directory: Path, name: str, version: str, *, changed: bool = False) -> Path:
+    """Write a wheel of one module; `changed`: with another byte in it."""
+    directory.mkdir(exist_ok=True)
+    file = directory / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(file, "w") as wheel:
+        wheel.writestr(zipfile.ZipInfo(f"{name}.py"), f"value = {int(changed)}\n")
+        wheel.writestr(
+            zipfile.ZipInfo(f"{info}/METADATA"), f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        wheel.writestr(
+            zipfile.ZipInfo(f"{info}/WHEEL"), "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(zipfile.ZipInfo(f"{info}/RECORD"), "")
+    return file
+
+
+@pytest.mark.parametrize("bundled", [True, False])
+def test_a_wheel_that_was_exchanged_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bundled: bool
+) -> None:
+    monkeypatch.setattr(versions, "RUNTIME_BYTES", 0)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    payload = make_payload(tmp_path / "a", "1.0", "torch==0.0.1\nSome.Part==1.2\n")
+    (payload.directory / "pip-1-py3-none-any.whl").mkdir()
+    (payload.directory / "pip-1-py3-none-any.whl/pip").symlink_to(Path(pip.__file__).parent)
+    wheels = payload.directory / "wheelhouse" if bundled else tmp_path / "wheels"
+    write_wheel(wheels, "torch", "0.0.1+cpu")
+    hashes = payload.directory / "wheelhouse.txt" if bundled else tmp_path / "hashes.txt"
+    settings = SETTINGS if bundled else replace(SETTINGS, wheelhouse=str(wheels), hashes=str(hashes))
+    hashes.write_text(versions.wheel_hashes(wheels))
+    with pytest.raises(SetupError, match="no hash for some-part"):
+        versions.ensure_runtime(tmp_path / "early", payload, settings)
+    write_wheel(wheels, "some_part", "1.2")
+    hashes.write_text(versions.wheel_hashes(wheels))
+    versions.ensure_runtime(tmp_path / "good", payload, settings)
+    assert (tmp_path / "good/some_part.py").read_text() == "value = 0\n"
+    write_wheel(wheels, "some_part", "1.2", changed=True)
+    with pytest.raises(SetupError, match="was damaged or exchanged"):
+        versions.ensure_runtime(tmp_path / "bad", payload, settings)
+    assert not (tmp_path / "bad/some_part.py").exists() and not (tmp_path / "bad/.complete").exists()
+
+
+def test_hashes_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="there is no wheel"):
+        versions.wheel_hashes(tmp_path)
+    with pytest.raises(SetupError, match="cannot be read"):
+        versions.hashed_lock("torch==2.13.0\n", tmp_path / "none")
 
 
 def test_settings_file_and_environment(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Plain PyTorch's first steps, followed within the budget: the job is as before, and what a bundle lacks shows."""
 
+import contextlib
 import copy
 from collections.abc import Callable
 from pathlib import Path
@@ -159,9 +160,9 @@ def test_equal_or_refused(what: str, tmp_path: Path) -> None:
     try:
         write_job(path, job, compared=compared_steps(job))
         trainer = Trainer(Bundle(path), TrainOptions(tmp_path / "state", tmp_path, steps=2, verify=2))
-        trainer.start()
-        trainer.train(lambda e: None, lambda *_: None)
-        trainer.close()
+        with contextlib.closing(trainer):
+            trainer.start()
+            trainer.train(lambda e: None, lambda *_: None)
     except PortError as error:
         outcome = type(error)
     assert outcome is refusal

@@ -27,7 +27,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("agent.energy.sources", "agent.peers", "agent.jobs", "agent.worker"),
     ("agent.energy", "agent.policy", "agent.train", "agent.mcu"),
     ("agent.follow",),
-    ("agent.health", "agent.dashboard", "agent.prepare"),
+    ("agent.health", "agent.dashboard", "agent.prepare", "agent.finetune"),
     ("agent.control",),
     ("agent.supervisor",),
     ("agent.cli",),

@@ -10,6 +10,7 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import NoReturn
 
 from agent.cli import places
 from agent.cli.arguments import UsageError, duration, size, whole_number, writable_file
@@ -64,6 +65,15 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     bound.add_argument(
         "--tensors", type=size, metavar="SIZE", help="memory of the tensors alone, whatever the rest takes"
     )
+    add_budget_options(parser)
+    parser.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="the program and its own arguments"
+    )
+    parser.set_defaults(run=_exec)
+
+
+def add_budget_options(parser: argparse.ArgumentParser) -> None:
+    """Add how a budget is kept, beside how large it is."""
     parser.add_argument(
         "--page-dir", type=Path, metavar="DIR", default=default_page_dir(),
         help="where tensors that are away are kept, on a disk, not in RAM (default: %(default)s)",
@@ -88,15 +98,19 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--runtime-dir", type=Path, metavar="R", help="with --opportunistic: where the agent's control socket is"
     )
-    parser.add_argument(
-        "program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="the program and its own arguments"
-    )
-    parser.set_defaults(run=_exec)
 
 
-def _exec(arguments: argparse.Namespace) -> int:
-    """Become the program; returns only by raising UsageError."""
+def _exec(arguments: argparse.Namespace) -> NoReturn:
+    """Become the program; raises UsageError."""
     module, program = _program(arguments.program)
+    run_in_budget(arguments, program, module=module, name=Path(program[0]).stem)
+
+
+def run_in_budget(arguments: argparse.Namespace, program: list[str], *, module: bool, name: str) -> NoReturn:
+    """Become a program, a script or a module with its arguments, in the budget of `arguments`.
+
+    Those have `ram`, `tensors` and what `add_budget_options` adds. `name`: what the agent shows. Raises UsageError.
+    """
     ram = arguments.ram
     _check_page_dir(arguments.page_dir, for_ram=ram is not None)
     socket = _agent_socket(arguments.runtime_dir, ram) if arguments.opportunistic else None
@@ -115,7 +129,7 @@ def _exec(arguments: argparse.Namespace) -> int:
         report=str(arguments.report.absolute()) if arguments.report is not None else None,
         data_limited=ram is not None and not scope,
         socket=str(socket) if socket is not None else None,
-        name=name_like(Path(program[0]).stem),
+        name=name_like(name),
     )
     options = LaunchOptions(asdict(budget), module, {name: os.environ.get(name) for name in added})
     if ram is not None and not scope:

@@ -1,0 +1,115 @@
+"""`finetune`: a language model from the user's own directory, on the user's own text, inside a budget.
+
+This process looks at files and options, then becomes the one that trains (`agent.finetune`), as `exec` does.
+"""
+
+import argparse
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from agent.cli.arguments import UsageError, positive_number, size, whole_number, writable_folder
+from agent.cli.exec import add_budget_options, run_in_budget
+from agent.finetune.model_files import check_model_files
+from agent.finetune.options import FinetuneOptions
+from agent.finetune.records import read_records
+
+_EPILOG = """\
+data: .jsonl, a line each with "text", or "prompt" and "completion", or "messages" (role and content; written in the
+tokenizer's own chat template); any other file is one text. Texts are packed to full sequences; of prompts and other
+people's messages no loss is computed. Broken lines are counted and left away.
+
+what comes out: an adapter directory that peft's PeftModel.from_pretrained loads, the tokenizer with it; with --full a model
+directory. For llama.cpp, convert it with its convert_lora_to_gguf.py or convert_hf_to_gguf.py.
+
+Ctrl-C ends after the update under way; the same command goes on from there, with the same bits as without the pause.
+
+examples:
+  port-agent finetune SmolLM2-135M --data notes.txt --ram 500M --out notes-adapter
+  port-agent finetune TinyLlama-1.1B --data chats.jsonl --ram 600M --epochs 3 --sample "How do I" --out chats-adapter
+  port-agent finetune gpt2 --data poems.txt --ram 1G --full --out gpt2-poems --opportunistic
+"""
+
+_LEAST_TOKENS = 8
+_MOST_TOKENS = 1 << 20
+_MOST_RANK = 1024
+
+
+def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `finetune` to `commands`."""
+    parser = commands.add_parser(
+        "finetune",
+        help="fine-tune a language model on your own text, inside a memory budget",
+        description="Fine-tune a language model of transformers, from its directory, on your own text.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", type=Path, help="directory with config.json, safetensors and tokenizer")
+    parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="what to learn: .jsonl or text")
+    parser.add_argument("--out", type=writable_folder, required=True, metavar="DIR", help="where the result is written")
+    parser.add_argument(
+        "--ram", type=size, required=True, metavar="SIZE", help="memory of the whole process, e.g. 600M"
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--lora", type=whole_number(1, _MOST_RANK), default=8, metavar="RANK", help="rank of the adapters (default 8)"
+    )
+    what.add_argument("--full", action="store_true", help="train all weights, in 32 bits, instead of adapters")
+    parser.add_argument(
+        "--targets", metavar="A,B", default="",
+        help="layers that get adapters, by the ends of their names (default: what peft takes for this kind of model)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seq-len", type=whole_number(_LEAST_TOKENS, _MOST_TOKENS), default=256, metavar="N",
+        help="tokens of the longest sequence (default 256)",
+    )  # fmt: skip
+    parser.add_argument("--batch", type=whole_number(1), default=1, metavar="N", help="sequences at once (default 1)")
+    parser.add_argument(
+        "--accumulate", type=whole_number(1), default=1, metavar="N", help="batches per update (default 1)"
+    )
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument(
+        "--epochs", type=whole_number(1), default=1, metavar="N", help="passes over the data (default 1)"
+    )
+    length.add_argument("--updates", type=whole_number(1), metavar="N", help="so many updates instead")
+    parser.add_argument("--lr", type=positive_number, default=2e-4, metavar="R", help="learning rate (default 2e-4)")
+    parser.add_argument(
+        "--held-out", type=_share, default=0.05, metavar="SHARE",
+        help="share of the sequences that only measures perplexity, before and after (default 0.05; 0: none)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seed", type=whole_number(0), default=0, metavar="N", help="of order and adapters (default 0)"
+    )
+    parser.add_argument("--sample", metavar="PROMPT", help="show what the model writes after it, before and after")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each update and at the end")
+    add_budget_options(parser)
+    parser.set_defaults(run=_finetune, tensors=None)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no share; give a number from 0 to below 1, such as 0.05")
+    return share
+
+
+def _finetune(arguments: argparse.Namespace) -> NoReturn:
+    """Become the process that trains. Raises UsageError and FinetuneError, before anything is loaded."""
+    targets = tuple(name for name in arguments.targets.split(",") if name)
+    if arguments.full and targets:
+        raise UsageError("--targets says where adapters go, and --full has none; give one of them")
+    check_model_files(arguments.model)
+    read_records(arguments.data)
+    options = FinetuneOptions(
+        model=str(arguments.model.absolute()), data=str(arguments.data.absolute()), out=str(arguments.out.absolute()),
+        lora_rank=None if arguments.full else arguments.lora, targets=targets, sequence_tokens=arguments.seq_len,
+        batch=arguments.batch, accumulate=arguments.accumulate, epochs=arguments.epochs, updates=arguments.updates,
+        learning_rate=arguments.lr, held_out=arguments.held_out, seed=arguments.seed, sample=arguments.sample,
+        json=arguments.json,
+    )  # fmt: skip
+    program = ["agent.finetune", msgspec.json.encode(options).decode()]
+    run_in_budget(arguments, program, module=True, name=f"finetune {arguments.model.name}")

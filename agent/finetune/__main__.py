@@ -1,0 +1,77 @@
+"""The process that fine-tunes: `python -m agent.finetune OPTIONS`, the options as JSON; `port-agent finetune` starts it."""
+
+import dataclasses
+import math
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from agent.finetune.options import FinetuneOptions
+from planner.ir.errors import PortError
+
+if TYPE_CHECKING:
+    from agent.finetune.training import FinetuneOutcome, Update
+
+
+def main() -> int:
+    """Fine-tune as the only argument says; return the exit code."""
+    options = msgspec.json.decode(sys.argv[1], type=FinetuneOptions)
+    console = Console(stderr=True, highlight=False)
+    try:
+        from agent.finetune.training import exit_code, finetune
+
+        bar = Progress(
+            TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"),
+            TimeRemainingColumn(), console=console, disable=options.json,
+        )  # fmt: skip
+        task = bar.add_task("training", total=None, said="")
+
+        def say(update: "Update") -> None:
+            if options.json:
+                _tell("update", update)
+            pace = f"loss {update.loss:.3f}, {update.tokens / update.seconds:,.0f} tokens/s"
+            bar.update(task, completed=update.done, total=update.of, said=pace)
+
+        with bar:
+            outcome = finetune(
+                options, say, lambda text: console.print(f"port-agent: {text}", markup=False, soft_wrap=True)
+            )
+    except PortError as error:
+        console.print(f"port-agent: {error}", markup=False, soft_wrap=True)
+        return error.exit_code
+    if options.json:
+        _tell("stopped" if outcome.left else "finished", outcome)
+    else:
+        Console(highlight=False).print(_table(outcome))
+    return exit_code(outcome)
+
+
+def _tell(event: str, facts: "Update | FinetuneOutcome") -> None:
+    """Print a line of JSON."""
+    sys.stdout.write(msgspec.json.encode({"event": event, **dataclasses.asdict(facts)}).decode() + "\n")
+    sys.stdout.flush()
+
+
+def _table(outcome: "FinetuneOutcome") -> Table:
+    """Return what came of it for a person."""
+    table = Table(show_header=False)
+    if outcome.left:
+        table.add_row("stopped after", f"{outcome.updates} updates; the same command goes on from there")
+        return table
+    table.add_row("updates", str(outcome.updates))
+    if outcome.loss_before is not None and outcome.loss_after is not None:
+        fell = f"{math.exp(outcome.loss_before):.1f} before, {math.exp(outcome.loss_after):.1f} after"
+        table.add_row("perplexity of held-out text", fell)
+    if outcome.sample_after is not None:
+        table.add_row("sample before", outcome.sample_before or "(in an earlier run)")
+        table.add_row("sample after", outcome.sample_after)
+    table.add_row("written", outcome.out)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""Where a fine-tuning is, kept so that a cut loses little and changes no bit of what follows."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from agent.finetune.options import FinetuneError, FinetuneOptions
+from agent.system.atomic_file import atomic_stream
+
+_NAME = "checkpoint.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class FinetuneProgress:
+    """What is done: `updates`, and what the held-out text was like before the first."""
+
+    updates: int
+    loss_before: float | None
+
+
+class Checkpoint:
+    """The file beside the result that a fine-tuning goes on from."""
+
+    def __init__(self, options: FinetuneOptions, sequences: Sequence[Any]) -> None:
+        self.path = Path(options.out).with_name(f"{Path(options.out).name}.state") / _NAME
+        asked = msgspec.json.encode(replace(options, sample=None, json=False))
+        self._id = hashlib.sha256(asked + repr(sequences).encode()).hexdigest()
+
+    def write(self, progress: FinetuneProgress, trained: Sequence[torch.Tensor], parts: dict[str, Any]) -> None:
+        """Write it, the old one standing until the new one is whole. Raises OSError."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_stream(self.path, 0) as stream:
+            torch.save(
+                {
+                    "id": self._id,
+                    "updates": progress.updates,
+                    "loss_before": progress.loss_before,
+                    "trained": [t.detach() for t in trained],
+                    "generator": torch.get_rng_state(),
+                    **{name: part.state_dict() for name, part in parts.items()},
+                },
+                stream,
+            )
+
+    def read(self, trained: Sequence[torch.Tensor], parts: dict[str, Any]) -> FinetuneProgress | None:
+        """Put everything to where the checkpoint is; None where there is none.
+
+        Raises FinetuneError for one of other settings or data, and for one that is damaged.
+        """
+        if not self.path.is_file():
+            return None
+        try:
+            found = torch.load(self.path, weights_only=True, mmap=True)
+        except (RuntimeError, ValueError, KeyError, EOFError, OSError) as error:
+            raise FinetuneError(f"{self.path} is damaged ({error}); remove it to begin anew") from error
+        if found["id"] != self._id:
+            raise FinetuneError(
+                f"{self.path} is of other settings or other data; give another --out, or remove it to begin anew"
+            )
+        with torch.no_grad():
+            for tensor, kept in zip(trained, found["trained"], strict=True):
+                tensor.copy_(kept)
+        for name, part in parts.items():
+            part.load_state_dict(found[name])
+        torch.set_rng_state(found["generator"].clone())
+        return FinetuneProgress(found["updates"], found["loss_before"])
+
+    def remove(self) -> None:
+        """Remove it: the result is written."""
+        self.path.unlink(missing_ok=True)
+        if self.path.parent.is_dir():
+            self.path.parent.rmdir()

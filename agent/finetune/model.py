@@ -1,0 +1,71 @@
+"""The model of a directory, with what of it is trained."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from agent.finetune.options import FinetuneError, FinetuneOptions
+
+try:
+    import peft
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.pytorch_utils import Conv1D
+except ImportError as error:
+    raise FinetuneError(
+        f"fine-tuning language models needs transformers and peft ({error.name} is missing): pip install 'port-agent[llm]'"
+    ) from error
+
+
+_transformers_says: Any = transformers.utils.logging
+_transformers_says.disable_progress_bar()
+_transformers_says.set_verbosity_error()
+warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers|peft")
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return the directory's tokenizer. Raises FinetuneError where its files are damaged."""
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FinetuneError(f"the tokenizer of {folder} cannot be read ({error}); download it again") from error
+
+
+def load_model(options: FinetuneOptions) -> Any:
+    """Return the model in training mode: frozen under adapters of 32 bits, or all of it in 32 bits.
+
+    Weights stay in their files where nothing is trained of them. Raises FinetuneError for a kind of model that is no
+    causal language model, and for layers that it does not have.
+    """
+    folder = Path(options.model)
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise FinetuneError(
+            f"{folder} is a {config.model_type}, which transformers knows no causal language model of; run your own script "
+            "with `port-agent exec`"
+        )
+    torch.manual_seed(options.seed)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, local_files_only=True, use_safetensors=True, dtype="auto" if options.lora_rank else torch.float32
+    )
+    if options.lora_rank is None:
+        return model.train()
+    targets = _targets(model, options.targets)
+    adapters = peft.LoraConfig(
+        r=options.lora_rank, lora_alpha=2 * options.lora_rank, target_modules=targets, task_type="CAUSAL_LM"
+    )
+    return peft.get_peft_model(model, adapters).train()
+
+
+def _targets(model: Any, asked: tuple[str, ...]) -> list[str] | str:
+    """Return which layers get adapters: those asked for, else those of attention that models of this kind have."""
+    kinds = (nn.Linear, Conv1D)
+    here = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, kinds)})
+    unknown = [name for name in asked if name not in here]
+    if unknown:
+        raise FinetuneError(f"the model has no layer {', '.join(unknown)}; it has {', '.join(here)}")
+    usual = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(model.config.model_type)
+    return list(asked) or (list(usual) if usual else "all-linear")

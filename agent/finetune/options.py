@@ -1,0 +1,37 @@
+"""What a fine-tuning is asked to do."""
+
+from dataclasses import dataclass
+
+from planner.ir.errors import ExitCode, PortError
+
+
+class FinetuneError(PortError):
+    """A model directory, data or settings that cannot be trained with."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+
+@dataclass(frozen=True, slots=True)
+class FinetuneOptions:
+    """The recipe's settings.
+
+    `lora_rank`: of the adapters, None to train all weights. `targets`: ends of the names of the layers that get adapters,
+    () for those that peft takes for this kind of model. `sequence_tokens`: the longest sequence. `accumulate`: sequences
+    per update. `updates`: so many instead of `epochs`. `held_out`: the share of the sequences that is not trained on.
+    """
+
+    model: str
+    data: str
+    out: str
+    lora_rank: int | None = 8
+    targets: tuple[str, ...] = ()
+    sequence_tokens: int = 256
+    batch: int = 1
+    accumulate: int = 1
+    epochs: int = 1
+    updates: int | None = None
+    learning_rate: float = 2e-4
+    held_out: float = 0.05
+    seed: int = 0
+    sample: str | None = None
+    json: bool = False

@@ -1,0 +1,74 @@
+"""`port-agent finetune` as a user types it: the bits of the recipe without a budget, and refusals in one line."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.finetune.options import FinetuneOptions
+from tests.agent.finetune.tiny_model import make_data, make_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("finetune")
+    make_model(made / "model")
+    make_data(made / "data.jsonl")
+    return made
+
+
+def run(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, env=environment)
+
+
+def finetune(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    return run(folder, "-P", "-m", "agent.cli", "finetune", *words, "--page-dir", str(folder))
+
+
+def events(printed: str) -> list[dict[str, Any]]:
+    """Return the lines without what depends on the clock."""
+    return [{k: v for k, v in json.loads(line).items() if k not in ("seconds", "out")} for line in printed.splitlines()]
+
+
+def test_in_a_budget_it_has_the_bits_of_the_recipe_without(folder: Path) -> None:
+    asked = FinetuneOptions(
+        str(folder / "model"),
+        str(folder / "data.jsonl"),
+        str(folder / "plain"),
+        sequence_tokens=32,
+        updates=3,
+        json=True,
+    )
+    plain = run(folder, "-m", "agent.finetune", json.dumps(asdict(asked)))
+    words = ("--ram", "800M", "--seq-len", "32", "--updates", "3", "--json")
+    mine = finetune(folder, "model", "--data", "data.jsonl", "--out", "mine", *words)
+    assert (plain.returncode, mine.returncode) == (0, 0), plain.stderr + mine.stderr
+    assert events(mine.stdout) == events(plain.stdout)
+    weights = "adapter_model.safetensors"
+    assert (folder / "mine" / weights).read_bytes() == (folder / "plain" / weights).read_bytes()
+    ours = [line for line in mine.stderr.splitlines() if line.startswith("port-agent: ")]
+    assert "2 broken lines are left away" in ours[0] and "of 800.0 MiB" in ours[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("none", "--data", "data.jsonl"), "none/config.json: No such file or directory; give a model directory"),
+        (("model", "--data", "none.jsonl"), "none.jsonl: No such file or directory; give a .jsonl or .txt file"),
+        (("model", "--data", "data.jsonl", "--full", "--targets", "q_proj"), "--targets says where adapters go"),
+        (("model", "--data", "data.jsonl", "--held-out", "1"), "1 is no share; give a number from 0 to below 1"),
+        (("model", "--data", "data.jsonl", "--targets", "w_q"), "the model has no layer w_q; it has down_proj"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(words: tuple[str, ...], message: str, folder: Path) -> None:
+    done = finetune(folder, *words, "--out", "wrong", "--ram", "800M")
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = (line for line in done.stderr.splitlines() if message in line)
+    assert line.startswith("port-agent") and "Traceback" not in done.stderr
+    assert not (folder / "wrong").exists() or not any((folder / "wrong").iterdir())

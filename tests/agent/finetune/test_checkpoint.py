@@ -1,0 +1,49 @@
+"""A checkpoint belongs to its settings and data, and a damaged one is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from agent.finetune.checkpoint import Checkpoint, FinetuneProgress
+from agent.finetune.options import FinetuneError, FinetuneOptions
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> FinetuneOptions:
+    return FinetuneOptions("model", "data", str(tmp_path / "out"))
+
+
+def test_it_puts_everything_back(asked: FinetuneOptions) -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight])
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    kept, generator = weight.detach().clone(), torch.get_rng_state()
+    checkpoint = Checkpoint(asked, [1])
+    checkpoint.write(FinetuneProgress(7, 2.5), [weight], {"optimizer": optimizer})
+    optimizer.step()
+    torch.rand(3)
+    assert checkpoint.read([weight], {"optimizer": optimizer}) == FinetuneProgress(7, 2.5)
+    assert torch.equal(weight, kept) and optimizer.state[weight]["step"] == 1
+    assert torch.equal(torch.get_rng_state(), generator)
+    checkpoint.remove()
+    assert checkpoint.read([weight], {}) is None and not checkpoint.path.parent.exists()
+
+
+def test_what_it_is_of_does_not_depend_on_how_it_is_shown(asked: FinetuneOptions) -> None:
+    Checkpoint(asked, [1]).write(FinetuneProgress(1, None), [], {})
+    shown = replace(asked, json=True, sample="words")
+    assert Checkpoint(shown, [1]).read([], {}) == FinetuneProgress(1, None)
+    for other in (Checkpoint(asked, [2]), Checkpoint(replace(asked, seed=1), [1])):
+        with pytest.raises(FinetuneError, match=r"of other settings or other data; give another --out, or remove it"):
+            other.read([], {})
+
+
+def test_a_damaged_one_is_refused(asked: FinetuneOptions) -> None:
+    checkpoint = Checkpoint(asked, [])
+    checkpoint.write(FinetuneProgress(1, None), [torch.ones(9)], {})
+    checkpoint.path.write_bytes(checkpoint.path.read_bytes()[:100])
+    with pytest.raises(FinetuneError, match=r"is damaged .* remove it to begin anew"):
+        checkpoint.read([torch.ones(9)], {})

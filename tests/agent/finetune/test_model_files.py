@@ -1,0 +1,72 @@
+"""A model directory that lacks something is refused by its files alone, with the remedy."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent.finetune.model_files import check_model_files
+from agent.finetune.options import FinetuneError
+from tests.agent.finetune.tiny_model import make_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def shards(folder: Path) -> None:
+    """Turn the weights into two files of which one is missing."""
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    weight_map = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def cut(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def no_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+def only_pickles(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def own_code(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "modeling_mine.Mine"}}))
+
+
+WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing shard": (shards, "lacks 1 of 2 weight files, 'model-2.safetensors' first"),
+    "cut short": (cut, "the download was cut short; repeat it"),
+    "no tokenizer": (no_tokenizer, "has no tokenizer"),
+    "pickles": (only_pickles, r"no weights in safetensors files; pytorch_model\.bin is of another kind"),
+    "own code": (own_code, "code of the model's own .* which is not run"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "No such file.*hf download NAME"),
+    "config is no JSON": (lambda folder: (folder / "config.json").write_text("{"), "is no JSON"),
+    "config of nothing": (lambda folder: (folder / "config.json").write_text("[]"), "names no model_type"),
+    "weights are noise": (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 99), "is damaged"),
+    "index is noise": (
+        lambda folder: (folder / "model.safetensors.index.json").write_text("[]"), "does not say which file has which"
+    ),
+}  # fmt: skip
+
+
+def test_a_whole_directory_passes(model: Path) -> None:
+    check_model_files(model)
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_missing_is_named(what: str, model: Path, tmp_path: Path) -> None:
+    change, message = WRONG[what]
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    change(folder)
+    with pytest.raises(FinetuneError, match=message):
+        check_model_files(folder)

@@ -1,0 +1,81 @@
+"""Text packed without loss, completions learned alone, conversations in the tokenizer's own words."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.finetune.model import load_tokenizer
+from agent.finetune.options import FinetuneError, FinetuneOptions
+from agent.finetune.records import Message, Record
+from agent.finetune.sequences import IGNORED, split_sequences
+from tests.agent.finetune.tiny_model import TEXT, make_model
+
+TALK = (
+    Message("user", "to be or"), Message("assistant", "not to be"), Message("user", "that is"),
+    Message("assistant", "the question"),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return load_tokenizer(make_model(tmp_path_factory.mktemp("model")))
+
+
+def options(**changes: Any) -> FinetuneOptions:
+    return FinetuneOptions("", "", "", **{"sequence_tokens": 16, "held_out": 0.0, **changes})
+
+
+def test_texts_are_packed_to_full_sequences(tokenizer: Any) -> None:
+    texts = [TEXT, TEXT * 3]
+    found = split_sequences([Record(text=t) for t in texts], tokenizer, options()).train
+    whole = [t for text in texts for t in (*tokenizer(text)["input_ids"], tokenizer.eos_token_id)]
+    assert sorted(s.tokens for s in found) == sorted(tuple(whole[i : i + 16]) for i in range(0, len(whole), 16))
+    assert all(s.tokens == s.labels for s in found)
+
+
+def test_only_the_completion_is_learned(tokenizer: Any) -> None:
+    record = Record(prompt="to be or", completion=" not to be")
+    (found,) = split_sequences([record], tokenizer, options(sequence_tokens=64)).train
+    learned = [label for label in found.labels if label != IGNORED]
+    assert tokenizer.decode(learned) == " not to be</s>" and found.learned == len(learned)
+    assert len(found.tokens) == 32, "filled up to a bucket"
+
+
+def test_only_the_assistants_turns_are_learned(tokenizer: Any) -> None:
+    (found,) = split_sequences([Record(messages=TALK)], tokenizer, options(sequence_tokens=128)).train
+    learned = tokenizer.decode([label for label in found.labels if label != IGNORED])
+    assert learned == "not to be</s>the question</s>"
+    assert tokenizer.decode(found.tokens).startswith("<s>user\nto be or</s><s>assistant\nnot to be</s><s>user")
+
+
+def test_a_prompt_that_fills_a_sequence_is_skipped_and_counted(tokenizer: Any) -> None:
+    long, short = Record(prompt=TEXT * 5, completion="be"), Record(prompt="to", completion=" be")
+    split = split_sequences([long, short], tokenizer, options())
+    assert (len(split.train), split.skipped) == (1, 1)
+    with pytest.raises(FinetuneError, match="1 of 1 records have a prompt of 16 tokens or more; raise --seq-len"):
+        split_sequences([long], tokenizer, options())
+
+
+def test_held_out_sequences_are_none_of_those_trained_on(tokenizer: Any) -> None:
+    records = [Record(prompt=TEXT[:i], completion=" be") for i in range(1, 21)]
+    split = split_sequences(records, tokenizer, options(held_out=0.25, sequence_tokens=64))
+    assert (len(split.train), len(split.held_out)) == (15, 5)
+    assert not {*split.train} & {*split.held_out}
+    assert split == split_sequences(records, tokenizer, options(held_out=0.25, sequence_tokens=64))
+    assert split != split_sequences(records, tokenizer, options(held_out=0.25, sequence_tokens=64, seed=1))
+
+
+def test_messages_need_a_template_that_only_goes_on(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ messages | length }} {{ messages[-1]['content'] }}")
+    with pytest.raises(FinetuneError, match="writes a conversation otherwise when it goes on"):
+        split_sequences([Record(messages=TALK)], tokenizer, options())
+    monkeypatch.setattr(tokenizer, "chat_template", None)
+    with pytest.raises(FinetuneError, match="no chat template"):
+        split_sequences([Record(messages=TALK)], tokenizer, options())
+
+
+def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
+    (make_model(tmp_path) / "tokenizer.json").write_text("{")
+    with pytest.raises(FinetuneError, match=r"the tokenizer of .* cannot be read"):
+        load_tokenizer(tmp_path)

@@ -1,0 +1,92 @@
+"""The recipe learns, stops and goes on with the same bits, and leaves what peft and transformers load."""
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+import transformers
+
+from agent.finetune.options import FinetuneError, FinetuneOptions
+from agent.finetune.training import FinetuneOutcome, Update, exit_code, finetune
+from planner.ir.errors import ExitCode
+from tests.agent.finetune.tiny_model import make_data, make_model
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> FinetuneOptions:
+    folder = tmp_path_factory.mktemp("finetune")
+    model, data = make_model(folder / "model"), make_data(folder / "data.jsonl")
+    return FinetuneOptions(
+        str(model), str(data), "", sequence_tokens=32, epochs=4, accumulate=2, learning_rate=0.02, held_out=0.2
+    )
+
+
+def run(
+    options: FinetuneOptions, say: Callable[[Update], None] = lambda update: None
+) -> tuple[FinetuneOutcome, list[str]]:
+    notes: list[str] = []
+    return finetune(options, say, notes.append), notes
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_it_learns_and_leaves_an_adapter_that_peft_loads(asked: FinetuneOptions, tmp_path: Path) -> None:
+    options = replace(asked, out=str(tmp_path / "adapter"), sample="to be or")
+    updates: list[Update] = []
+    outcome, notes = run(options, updates.append)
+    assert outcome.loss_before is not None and outcome.loss_after is not None
+    assert outcome.loss_after < outcome.loss_before and not outcome.left and exit_code(outcome) == ExitCode.DONE
+    assert [u.done for u in updates] == list(range(1, outcome.updates + 1)) and all(u.tokens > 0 for u in updates)
+    assert outcome.sample_before != outcome.sample_after
+    assert len(notes) == 1 and "2 broken lines are left away, the first: line 13: " in notes[0]
+    base = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype="auto")
+    tokens = torch.arange(5)[None]
+    frozen = base(input_ids=tokens).logits
+    adapted = peft.PeftModel.from_pretrained(base, outcome.out)(input_ids=tokens).logits
+    assert not torch.equal(frozen, adapted)
+    assert not (tmp_path / "adapter.state").exists()
+
+
+@pytest.mark.parametrize("rank", [4, None])
+def test_stopped_and_gone_on_it_is_the_same_to_the_bit(
+    rank: int | None, asked: FinetuneOptions, tmp_path: Path
+) -> None:
+    options = replace(asked, out=str(tmp_path / "whole"), lora_rank=rank, learning_rate=1e-3)
+    losses: list[float] = []
+    run(options, lambda update: losses.append(update.loss))
+    parted = replace(options, out=str(tmp_path / "parted"))
+    mine: list[float] = []
+    stops = [2, 5]
+
+    def say(update: Update) -> None:
+        mine.append(update.loss)
+        if update.done in stops:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    for stop in stops:
+        outcome, _ = run(parted, say)
+        assert outcome.left and outcome.updates == stop and exit_code(outcome) == ExitCode.LEFT
+    outcome, notes = run(parted, say)
+    assert not outcome.left and any("goes on after 5 of" in note for note in notes)
+    assert mine == losses
+    whole, again = files(tmp_path / "whole"), files(tmp_path / "parted")
+    assert whole.keys() == again.keys()
+    assert all(whole[name] == again[name] for name in whole if name.endswith(".safetensors"))
+
+
+def test_a_loss_that_is_no_number_stops_it(asked: FinetuneOptions, tmp_path: Path) -> None:
+    options = replace(asked, out=str(tmp_path / "out"), learning_rate=1e30, lora_rank=None)
+    with pytest.raises(FinetuneError, match=r"the loss of update \d+ is nan.*lower --lr"):
+        run(options)
+
+
+def test_updates_are_counted_from_the_data_or_as_asked(asked: FinetuneOptions, tmp_path: Path) -> None:
+    outcome, _ = run(replace(asked, out=str(tmp_path / "out"), updates=3, held_out=0.0))
+    assert outcome.updates == 3 and outcome.loss_before is None and outcome.loss_after is None

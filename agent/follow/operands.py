@@ -145,7 +145,10 @@ _MATRIX_PRODUCTS = {"aten::mm": (0, 1), "aten::addmm": (1, 2), "aten::bmm": (0, 
 
 
 def known_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
-    """Return the bytes of a common operator's result without its meta kernel, which is Python and takes 100 us."""
+    """Return the bytes of a common operator's result.
+
+    Without its meta kernel, which is Python and takes 100 us.
+    """
     name = func._schema.name
     if name == "aten::embedding":
         return int(args[1].numel() * args[0].shape[1:].numel() * args[0].element_size())
@@ -167,7 +170,9 @@ def known_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
 
 
 def result_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
-    """Return the bytes that an operator will make, by its operands or its meta kernel; None where that does not tell.
+    """Return the bytes that an operator will make, by its operands or its meta kernel.
+
+    None where that does not tell.
 
     A result whose shape depends on values has no meta kernel, and some operators have none at all.
     """

@@ -331,7 +331,9 @@ def loading_peak() -> int:
 
 
 def trial(path: Path, page_dir: Path, threads: int, throttle: Throttle | None = None, compared: int = 0) -> _Trial:
-    """Run a few steps of a bundle and return what they took; as many as are `compared` with plain PyTorch's.
+    """Run a few steps of a bundle and return what they took.
+
+    As many as are `compared` with plain PyTorch's.
 
     Raises TrialError where the worker fails, or gives other numbers.
     """

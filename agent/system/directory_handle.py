@@ -104,7 +104,9 @@ class DirectoryHandle:
 
 
 def read_sample_file(path: Path) -> BinaryIO:
-    """Open a regular file of a data directory, which may be a link: that one is followed, and no further one.
+    """Open a regular file of a data directory.
+
+    The directory may be a link: that one is followed, and no further one.
 
     The directory of the file that it names is no link either: whoever owns that file may put another in its place at any time.
     Raises OSError.

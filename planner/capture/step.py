@@ -101,7 +101,10 @@ def capture_step(
 def capture_evaluation(
     model: torch.nn.Module, loss_fn: LossFunction, batch: tuple[Any, ...], *, others: Sequence[tuple[Any, ...]] = ()
 ) -> Capture:
-    """Record a forward pass without gradients, the model in evaluation mode; `others` as for `capture_step`."""
+    """Record a forward pass without gradients, the model in evaluation mode.
+
+    `others` as for `capture_step`.
+    """
     session = _Session(model, batch)
     training = {m: m.training for m in model.modules()}
     model.eval()

@@ -58,7 +58,10 @@ class CaptureError(PortError):
 
 @cache
 def of_the_program(filename: str) -> bool:
-    """Tell whether a source file is the user's: neither of this project nor of Python and what is installed for it."""
+    """Tell whether a source file is the user's.
+
+    That is neither of this project nor of Python and what is installed for it.
+    """
     return not (filename.startswith(_NOT_THE_PROGRAM) or _INSTALLED & {*Path(filename).parts})
 
 

@@ -54,7 +54,9 @@ def unplug(folder: Path, *, after_steps: int, within_s: float) -> Leaving:
         if isinstance(event, StepDone):
             done, step_s = event.step, event.wall_s
             if done == after_steps:
-                time.sleep(step_s / 4)  # into the forward pass: that is when the machine is unplugged
+                time.sleep(
+                    step_s / 4
+                )  # into the forward pass, which tells nobody: that is when the machine is unplugged
                 began = time.perf_counter()
                 worker.send(LeaveNow(within_s=within_s))
         elif isinstance(event, CheckpointWritten):

@@ -130,7 +130,9 @@ class Escapes:
             return method(memory, *args, **kwargs)
 
     def _storage_address(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
-        """As `_storage_pointer`, but for torch.save and safetensors: they only ask whether two addresses are the same.
+        """As `_storage_pointer`, but for torch.save and safetensors.
+
+        They only ask whether two addresses are the same.
 
         What leaves gives its address to others, so another number tells them apart, and nothing has to stay.
         """

@@ -1,4 +1,6 @@
-"""`safetensors.torch.save_file` of a model larger than the budget: one tensor after the other, with the library's bytes.
+"""`safetensors.torch.save_file` of a model larger than the budget.
+
+One tensor after the other, with the library's bytes.
 
 The library takes the addresses of all tensors before it writes the first. Under a budget it gets placeholders; the file is
 begun by the library itself, of empty tensors, so that order, names and metadata are its own, and then sizes and contents
@@ -59,7 +61,9 @@ class SafetensorsSaving:
         self._writer: Callable[..., None] | None = None
 
     def placeholder(self, frame: FrameType, storage: Storage, offset_bytes: int) -> int | None:
-        """Return what `save_file` takes for the address of a followed tensor; None where it is not `save_file` that asks.
+        """Return what `save_file` takes for the address of a followed tensor.
+
+        None where it is not `save_file` that asks.
 
         `frame`: the one that asks for the address.
         """
@@ -89,7 +93,10 @@ class SafetensorsSaving:
             self._writer = None
 
     def _write(self, specs: dict[str, Any], filename: str | os.PathLike[str], metadata: Any = None) -> None:
-        """Write as the library does. Raises PageError, OSError, NotFollowedError where its header is not understood."""
+        """Write as the library does.
+
+        Raises PageError, OSError, NotFollowedError where its header is not understood.
+        """
         places = {s.data_ptr: self._places[s.data_ptr] for s in specs.values() if s.data_ptr in self._places}
         self._places.clear()
         if self._writer is None:
@@ -139,7 +146,10 @@ def _emptied(spec: Any) -> Any:
 
 
 def _filled_in(empty: bytes, specs: dict[str, Any]) -> bytes:
-    """Return the header for tensors of the sizes in `specs`, from a file of empty ones. Raises NotFollowedError."""
+    """Return the header for tensors of the sizes in `specs`, from a file of empty ones.
+
+    Raises NotFollowedError.
+    """
     length = int.from_bytes(empty[:_LENGTH_BYTES], "little")
     header = empty[_LENGTH_BYTES : _LENGTH_BYTES + length]
     entries = json.loads(header)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from agent.energy.ledger import Ledger
 from agent.energy.meter import EnergyMeter, MeterSeams
+from agent.energy.report import EnergyReport, ReportOptions, read_report
 from agent.energy.sources.estimated import PowerModel
 from agent.energy.sources.registry import EnergyConfig, SourceChoice
 from agent.energy.wear_account import WearAccount
@@ -95,3 +96,12 @@ def write_afternoon(path: Path) -> float:
     afternoon = Afternoon(path)
     afternoon.run()
     return afternoon.unix()
+
+
+def priced_report(path: Path, now_unix: float) -> EnergyReport:
+    """Return the report on that afternoon, with prices."""
+    options = ReportOptions(
+        price_per_kwh=0.36, currency="EUR", co2_grams_per_kwh=360.0, flash_endurance_bytes=10**13,
+        flash_bytes_per_day=10**10,
+    )  # fmt: skip
+    return read_report(path, options, now_unix)

@@ -7,7 +7,7 @@ import pytest
 
 from agent.dashboard.page import render_report
 from agent.energy.report import EnergyReport, PowerCurve, ReportOptions, csv_rows, read_report
-from tests.agent.energy.simulated import IDLE_WATTS, write_afternoon
+from tests.agent.energy.simulated import IDLE_WATTS, priced_report, write_afternoon
 
 
 @pytest.fixture(scope="module")
@@ -20,11 +20,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
 @pytest.fixture(scope="module")
 def report(ledger: tuple[Path, float]) -> EnergyReport:
     """Give the report on that afternoon, with prices."""
-    options = ReportOptions(
-        price_per_kwh=0.36, currency="EUR", co2_grams_per_kwh=360.0, flash_endurance_bytes=10**13,
-        flash_bytes_per_day=10**10,
-    )  # fmt: skip
-    return read_report(ledger[0], options, ledger[1])
+    return priced_report(*ledger)
 
 
 def test_all_tables_add_up_to_the_total(report: EnergyReport) -> None:

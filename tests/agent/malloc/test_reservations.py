@@ -4,17 +4,20 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from agent.malloc import PreloadMode, preload_environment, preload_mode
 
+ROOT = Path(__file__).resolve().parents[3]
 MIB = 1 << 20
 
 RESERVING = """
-import mmap, resource, sys, time
+import mmap, resource, signal, sys
 from agent.malloc import active
 from agent.system.memory_belt import limit_data
+from tests.waiting import until
 allocator = active()
 if not allocator.allow_reservations():
     raise SystemExit("old")
@@ -22,11 +25,6 @@ limit_data(200 << 20)
 limit = lambda: resource.getrlimit(resource.RLIMIT_DATA)[0] >> 20
 def reserve(size, no_reserve=0x4000):
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
-def until(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, limit()
-        time.sleep(0.005)
 def touch(memory, size):
     for place in range(0, size, mmap.PAGESIZE):
         memory[place] = 1
@@ -42,7 +40,8 @@ pytestmark = [
 def ran(code: str) -> "subprocess.CompletedProcess[str]":
     """Run code in a process with the allocator; skip where that was built before there were reservations."""
     environment = {**os.environ, **preload_environment(100 * MIB)}
-    done = subprocess.run([sys.executable, "-c", RESERVING + code], env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", RESERVING + code]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.stderr == "old\n":
         pytest.skip("the allocator was built before: install again")
     return done
@@ -82,7 +81,7 @@ for refused in (lambda: bytearray(400 << 20), lambda: reserve(400 << 20, 0)):
 
 
 def test_who_touches_more_than_the_limit_is_killed() -> None:
-    done = ran("held = reserve(1 << 30)\ntouch(held, 1 << 30)\ntime.sleep(60)")
+    done = ran("held = reserve(1 << 30)\ntouch(held, 1 << 30)\nsignal.pause()")
     assert done.returncode == -signal.SIGKILL
     assert "touched more memory than its limit allows" in done.stderr
 

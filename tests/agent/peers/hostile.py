@@ -71,7 +71,7 @@ def main() -> None:
         first, *attack = packets()
         for _ in range(3):
             sock.sendto(first, (GROUP, PORT))
-            time.sleep(0.2)
+            time.sleep(0.2)  # it cannot hear whether one arrived
         for packet in attack * 3:
             sock.sendto(packet, (GROUP, PORT))
 

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,17 +22,10 @@ from agent.peers.state import PublicState
 from tests.agent.live_daemon import LONG, daemon
 from tests.agent.live_daemon import until as eventually
 from tests.agent.peers.networks import ROOT, agent_in, cable
+from tests.waiting import until
 
 ON = '[peers]\ndiscover = true\nname = "{name}"\n'
 HOSTILE = ROOT / "tests/agent/peers/hostile.py"
-
-
-def until(look: Callable[[], bool], patience_s: float = 60.0) -> None:
-    """Wait for what comes over the network."""
-    end_s = time.monotonic() + patience_s
-    while not look():
-        assert time.monotonic() < end_s, "waited in vain"
-        time.sleep(0.1)
 
 
 def peers(client: ControlClient) -> list[dict[str, Any]]:

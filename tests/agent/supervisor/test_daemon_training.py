@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from agent.control.client import ControlClient
 from agent.jobs.model import JobState
 from agent.supervisor.job.worker_kinds import DEFAULT_KINDS
 from tests.agent.live_daemon import CONFIG, go, running, start_agent
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = 400
@@ -39,11 +39,12 @@ def digest(path: Path) -> str:
 
 def wait_for(client: ControlClient, test: Any) -> dict[str, Any]:
     """Return the job once it passes a test."""
-    end = time.monotonic() + 120.0
-    while not test(job := client.get("/v1/jobs/tiny")):
-        assert time.monotonic() < end, job
-        time.sleep(0.02)
-    return dict(job)
+
+    def job() -> dict[str, Any] | None:
+        found = dict(client.get("/v1/jobs/tiny"))
+        return found if test(found) else None
+
+    return until(job, lambda: client.get("/v1/jobs/tiny"))
 
 
 @pytest.mark.long

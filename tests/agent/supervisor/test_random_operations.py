@@ -17,6 +17,7 @@ from agent.jobs.model import JobState
 from tests.agent.live_daemon import start_agent
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, supply_tree
 from tests.agent.worker_program import sample, train_instruction
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = """[when]
@@ -199,27 +200,30 @@ class Chaos:
         workers = self.workers()
         if len(workers) > 1:  # one may have ended while the list was read
             assert len([pid for pid in self.workers() if pid in workers]) <= 1, workers
-        jobs = {job["name"]: job for job in self.client.get("/v1/jobs?all=1")["jobs"]}
+        jobs = self._jobs()
         assert set(jobs) == set(self.bundles)
         self.open = sorted(name for name, job in jobs.items() if job["state_number"] < JobState.FINISHED)
         for name in self.cancelled:
             assert jobs[name]["state_number"] == JobState.CANCELLED
 
+    def _jobs(self) -> dict[str, dict[str, Any]]:
+        return {job["name"]: job for job in self.client.get("/v1/jobs?all=1")["jobs"]}
+
+    def _all_closed(self) -> bool:
+        """Say whether every job has ended; let those that wait go on."""
+        jobs = self._jobs()
+        self.open = sorted(name for name, job in jobs.items() if job["state_number"] < JobState.FINISHED)
+        for name in self.open:
+            if jobs[name]["state_number"] in (JobState.PAUSED, JobState.BACKOFF):
+                self.client.post(f"/v1/jobs/{name}/resume")
+        return not self.open
+
     def finish(self) -> None:
         """Let everything go on, wait for the end, and compare the weights."""
         self.plug(True)
         self.client.post("/v1/resume")
-        end = time.monotonic() + 240.0
-        while True:
-            jobs = {job["name"]: job for job in self.client.get("/v1/jobs?all=1")["jobs"]}
-            open_ = {name: job for name, job in jobs.items() if job["state_number"] < JobState.FINISHED}
-            if not open_:
-                break
-            for name, job in open_.items():
-                if job["state_number"] in (JobState.PAUSED, JobState.BACKOFF):
-                    self.client.post(f"/v1/jobs/{name}/resume")
-            assert time.monotonic() < end, open_
-            time.sleep(0.02)
+        until(self._all_closed, lambda: self.open, patience_s=240.0)
+        jobs = self._jobs()
         for name, bundle in self.bundles.items():
             if name in self.cancelled:
                 continue
@@ -238,7 +242,7 @@ def run_chaos(root: Path, count: int, seed: int) -> Chaos:
         chaos.submit()
         for _ in range(count):
             if rng.random() < 0.6:
-                time.sleep(rng.expovariate(1 / 0.03))
+                time.sleep(rng.expovariate(1 / 0.03))  # the moment is what is drawn
             name = rng.choices(list(OPERATIONS), list(OPERATIONS.values()))[0]
             if name == "plug":
                 chaos.plug(rng.random() < 0.7)

@@ -4,16 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from agent.follow.exec.children import Children
+from tests.waiting import until
 
-PATIENCE_S = 60.0
 SLEEPER = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 PARENT = [sys.executable, "-S", "-c", f"import subprocess; subprocess.run({SLEEPER!r})"]
 
@@ -25,14 +23,6 @@ Children().stop()
 print(child.pid, flush=True)
 signal.pause()
 """
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for it, with patience for a busy machine."""
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def stopped(pid: int) -> bool:

@@ -18,9 +18,10 @@ from agent.cli import main
 from agent.control.client import ControlClient, ControlError
 from agent.follow.exec.opportunistic import CANCEL_PATIENCE_S
 from agent.worker.protocol import ResumeTraining
+from tests import waiting
 from tests.agent.follow.programs import OURS, exec_words, plain
 from tests.agent.live_daemon import CONFIG, start_agent
-from tests.agent.supervisor.job.attached_program import attached, wait_until_heard
+from tests.agent.supervisor.job.attached_program import attached
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, supply_tree
 
 MIB = 1 << 20
@@ -48,13 +49,13 @@ print(sum(p.sum().item() for p in model.parameters()).hex())
 
 def until(condition: Callable[[], Any], explain: Callable[[], object] = lambda: "waited in vain") -> Any:
     """Return what `condition` gives once it is true; what the daemon answers while it starts is none."""
-    end = time.monotonic() + PATIENCE_S
-    while True:
+
+    def look() -> Any:
         with contextlib.suppress(ControlError):
-            if found := condition():
-                return found
-        assert time.monotonic() < end, explain()
-        time.sleep(0.01)
+            return condition()
+        return None
+
+    return waiting.until(look, explain, patience_s=PATIENCE_S)
 
 
 class Rig:
@@ -271,7 +272,7 @@ def test_killed_it_leaves_nothing_and_the_next_program_runs(tmp_path: Path) -> N
             assert second.heard == [] and it.run_of("train") is not None
             first.kill()
             assert "killed" in until(lambda: it.client.get("/v1/jobs/train")["reason"])
-            wait_until_heard(second, ResumeTraining)
+            second.wait_for(ResumeTraining)
         assert list((tmp_path / "pages").iterdir()) == []
 
 
@@ -300,7 +301,7 @@ def test_one_that_ignores_both_signals_is_held_for_good(tmp_path: Path) -> None:
         assert time.monotonic() - began_s >= 2 * CANCEL_PATIENCE_S
         it.wait_for_release()
         used_s = Path(f"/proc/{program.pid}/stat").read_text().split()[13]
-        time.sleep(0.5)
+        time.sleep(0.5)  # a stretch of time is what is measured
         assert Path(f"/proc/{program.pid}/stat").read_text().split()[13] == used_s
 
 
@@ -315,7 +316,7 @@ def test_two_hundred_pauses_leave_no_trace_in_the_bits(tmp_path: Path) -> None:
             losses.append(program.stdout.readline())
             it.wait_for_training()
             go_on(program)
-            time.sleep(numbers.uniform(0.0, 0.1))
+            time.sleep(numbers.uniform(0.0, 0.1))  # the moment is what is drawn
             it.plug(online=False)
             it.wait_for_release()
             it.plug(online=True)

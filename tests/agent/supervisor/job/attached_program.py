@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +33,7 @@ class ObedientProgram:
         self.heard: list[Command] = []
         self.step = 0
         self.answers = True
+        self._told = threading.Condition()
         self._channel = Channel(attached.line.detach())
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
@@ -57,9 +57,17 @@ class ObedientProgram:
         self._thread.join(10.0)
         self._channel.close()
 
+    def wait_for(self, kind: type[Command], patience_s: float = 60.0) -> None:
+        """Wait until the program was told something."""
+        with self._told:
+            told = self._told.wait_for(lambda: any(isinstance(c, kind) for c in self.heard), patience_s)
+        assert told, self.heard
+
     def _listen(self) -> None:
         for command in self._channel.commands():
-            self.heard.append(command)
+            with self._told:
+                self.heard.append(command)
+                self._told.notify_all()
             if self.answers:
                 self._answer(command)
 
@@ -84,11 +92,3 @@ def attached(path: Path, **said: object) -> Iterator[ObedientProgram]:
         yield program
     finally:
         program.end()
-
-
-def wait_until_heard(program: ObedientProgram, kind: type[Command]) -> None:
-    """Wait until a program was told something."""
-    end = time.monotonic() + 60.0
-    while not any(isinstance(command, kind) for command in program.heard):
-        assert time.monotonic() < end, program.heard
-        time.sleep(0.005)

@@ -56,7 +56,7 @@ class Executor:
         resident: dict[str, torch.Tensor],
         store: StateStore | None,
         pager: Pager,
-        scratch: Scratch,
+        scratch: Sequence[Scratch],
     ) -> None:
         self.program, self.graph = program, program.graph
         self.resident, self.pager = resident, pager
@@ -184,8 +184,8 @@ class Executor:
         self.values.clear(s)
         self.resident.pop(self.keys[s], None)
 
-    def _write(self, s: int) -> None:
-        self.paging.write(s)
+    def _write(self, s: int, target: int) -> None:
+        self.paging.write(s, target)
         self._free(s)
 
     # -- compiling instructions to closures
@@ -215,7 +215,7 @@ class Executor:
                 case Code.FREE:
                     code.append(_call(self._free, i))
                 case Code.WRITE:
-                    code.append(_call(self._write, i))
+                    code.append(_call(self._write, i, instruction.target))
                 case Code.READ:
                     code.append(_call(self.paging.read, i))
                 case Code.WAIT_READ:
@@ -340,8 +340,8 @@ def _tensors(result: Any) -> Sequence[torch.Tensor]:
     return found
 
 
-def _call(function: Callable[[Any], None], argument: Any) -> Callable[[], None]:
-    return lambda: function(argument)
+def _call(function: Callable[..., None], *arguments: Any) -> Callable[[], None]:
+    return lambda: function(*arguments)
 
 
 def _no_gate() -> None:

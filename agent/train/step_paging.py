@@ -1,5 +1,6 @@
 """Whole storages of a step on their way to flash and back; where each of them lies there."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,48 +14,63 @@ from planner.ir.program import Code, Program
 
 
 class StepPaging:
-    """The reads and writes of one program. Persistent storages live in `store`, temporaries in `scratch`."""
+    """The reads and writes of one program.
+
+    Persistent storages live in `store`, temporaries in `scratch`, one page file per paging target. Raises PortError where the
+    program pages to a target that has none.
+    """
 
     def __init__(
-        self, program: Program, values: StepValues, store: StateStore | None, pager: Pager, scratch: "Scratch"
+        self, program: Program, values: StepValues, store: StateStore | None, pager: Pager, scratch: Sequence["Scratch"]
     ) -> None:
         self.program, self.storages, self.values = program, program.graph.storages, values
         self.store, self.pager, self.scratch = store, pager, scratch
         self._reads: dict[int, tuple[Transfer, torch.Tensor]] = {}
         self._writes: dict[int, Transfer] = {}
+        self._lies_on: dict[int, int] = {}
         self._reserve()
 
     def _reserve(self) -> None:
         """Take the page file's space now: a full disk shows before the first step, not in the middle of one."""
-        for s in sorted({i.index for i in self.program.instructions if i.code is Code.WRITE}):
+        writes = {(i.index, i.target) for i in self.program.instructions if i.code is Code.WRITE}
+        for s, target in sorted(writes):
+            if target >= len(self.scratch):
+                raise PortError(
+                    f"this plan pages to {target + 1} directories, {len(self.scratch)} were given; give a page directory for "
+                    "each paging target that it was planned for"
+                )
             if not self.storages[s].persistent:
-                self.scratch.slot(s, self.storages[s].nbytes)
+                self._scratch_slot(s, target)
+
+    def _scratch_slot(self, s: int, target: int) -> Slot:
+        return self.scratch[target].slot(s, self.storages[s].nbytes)
 
     def slot(self, s: int) -> Slot:
         """Return where a storage's present contents lie on flash."""
         if self.storages[s].persistent:
             return self._store().slot(self.storages[s].key)
-        return self.scratch.slot(s, self.storages[s].nbytes)
+        return self._scratch_slot(s, self._lies_on.get(s, 0))
 
-    def target(self, s: int) -> Slot:
-        """Return where a storage's new contents go."""
+    def target(self, s: int, number: int = 0) -> Slot:
+        """Return where a storage's new contents go on the paging target of this number."""
         if self.storages[s].persistent:
             return self._store().working_slot(self.storages[s].key)
-        return self.scratch.slot(s, self.storages[s].nbytes)
+        return self._scratch_slot(s, number)
 
     def _store(self) -> StateStore:
         if self.store is None:
             raise PortError("this plan keeps weights on flash, but no state directory was given; pass --page-dir")
         return self.store
 
-    def write(self, s: int) -> None:
-        """Begin to write a resident storage; the transfer holds its memory.
+    def write(self, s: int, target: int = 0) -> None:
+        """Begin to write a resident storage to a paging target; the transfer holds its memory.
 
         Raises GraphChangedError if it is short.
         """
         contents = self.values.whole(s)
         self.check(s, contents)
-        self._writes[s] = self.pager.write(self.target(s), contents.data_ptr(), contents.untyped_storage())
+        self._lies_on[s] = target
+        self._writes[s] = self.pager.write(self.target(s, target), contents.data_ptr(), contents.untyped_storage())
 
     def check(self, s: int, contents: torch.Tensor) -> None:
         """Raise NonFiniteError where these bytes of a persistent storage are none to go on with."""

@@ -3,6 +3,7 @@
 The worker's inside; single-threaded but for the page thread.
 """
 
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -44,7 +45,8 @@ class TrainOptions:
     """How a bundle is to be run. `steps` counts batches; None: as many as `epochs` take.
 
     `data`: train on the samples of this directory instead of the bundle's. `round`: when it differs from the last
-    checkpoint's, epochs count anew while weights and optimizer go on.
+    checkpoint's, epochs count anew while weights and optimizer go on. `scratch_dirs`: a directory on each of the device's
+    `scratch_targets`, in their order.
     """
 
     state_dir: Path
@@ -58,6 +60,7 @@ class TrainOptions:
     verify: int = 0
     read_bytes_per_s: float | None = None
     write_bytes_per_s: float | None = None
+    scratch_dirs: tuple[Path, ...] = ()
 
 
 @dataclass(slots=True)
@@ -108,7 +111,8 @@ class Trainer:
         self.bundle, self.options, self.manifest = bundle, options, bundle.manifest
         torch.set_num_threads(self.manifest.threads)
         make_directory(options.state_dir)
-        make_directory(options.page_dir)
+        for folder in (options.page_dir, *options.scratch_dirs):
+            make_directory(folder)
         self.pager = Pager(read_bytes_per_s=options.read_bytes_per_s, write_bytes_per_s=options.write_bytes_per_s)
         sizes = {s.key: s.nbytes for g in bundle.graphs.values() for s in g.storages if s.persistent}
         layouts = {} if self.manifest.allow_nonfinite else self.manifest.layouts
@@ -125,7 +129,7 @@ class Trainer:
             for k, m in bundle.tensors.items()
             if k.startswith("constant/")
         }
-        self.scratch: dict[str, Scratch] = {}
+        self.scratch: dict[str, tuple[Scratch, ...]] = {}
         self._programs: dict[tuple[int, str], Program] = {}
         self._executors: dict[tuple[int, str], Executor] = {}
         self.plan_index = options.plan
@@ -183,7 +187,7 @@ class Trainer:
     def close(self) -> None:
         """Stop the page thread and drop scratch files; uncommitted steps are lost."""
         self.pager.close()
-        for scratch in self.scratch.values():
+        for scratch in itertools.chain(*self.scratch.values()):
             scratch.close()
         self.store.close()
         self.samples.close()
@@ -210,7 +214,8 @@ class Trainer:
         key = (self.plan_index, name)
         if key not in self._executors:
             if name not in self.scratch:
-                self.scratch[name] = Scratch(self.options.page_dir)
+                folders = (self.options.page_dir, *self.options.scratch_dirs)
+                self.scratch[name] = tuple(Scratch(folder) for folder in folders)
             executor = Executor(
                 self.program(name), self.constants, self.persistents.resident, self.store, self.pager,
                 self.scratch[name],

@@ -43,6 +43,7 @@ class DeviceCosts:
 
     `base_bytes` is the resident memory of a worker that has loaded torch and the program but no tensors, plus what
     was measured to stay unplanned (scratch of kernels, allocator slack). `static_watts` burn as long as the step lasts.
+    `scratch_targets`: further media, for pages of what lives within one step; weights and optimizer state page to `flash`.
     """
 
     name: str
@@ -51,6 +52,12 @@ class DeviceCosts:
     compute_watts: float
     flash: Flash
     threads: int = 1
+    scratch_targets: tuple[Flash, ...] = ()
+
+    @property
+    def targets(self) -> tuple[Flash, ...]:
+        """The paging targets by the numbers that plans name them by; 0 is `flash`."""
+        return (self.flash, *self.scratch_targets)
 
 
 @dataclass(frozen=True, slots=True)

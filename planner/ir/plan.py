@@ -5,7 +5,7 @@ A few hundred bytes.
 A storage that is used at op `after` and next at a later op is idle in between. By default it stays in RAM. A decision
 changes that for one idle gap:
 
-- PAGE: written to flash after op `after` (unless flash already holds the same contents), freed, and read back so that
+- PAGE: written to a paging target after op `after` (unless one already holds the same contents), freed, and read back so that
   it is resident again before op `before` runs. For persistent storages the gap may wrap around the end of the step
   (`before <= after`): the storage then starts the step on flash.
 - RECOMPUTE: freed after op `after`, rematerialized by running its writers again just before op `before`, and resident from
@@ -31,12 +31,16 @@ class Action(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Decision:
-    """One idle gap of one storage, and what happens in it. See the module's text."""
+    """One idle gap of one storage, and what happens in it. See the module's text.
+
+    `target`: which of `DeviceCosts.targets` a page goes to; other than 0 only for what is not persistent.
+    """
 
     storage: int
     after: int
     before: int
     action: Action
+    target: int = 0
 
 
 @dataclass(frozen=True, slots=True)

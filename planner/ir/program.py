@@ -72,12 +72,13 @@ class Instruction:
     SLICED starts a group's update, which goes on beside the instructions that follow until WAIT_SLICED.
 
     `resident_bytes`: what is resident while it runs, landing buffers and unfinished writes included, the worker's own
-    base not. `phase`: what its time is booked on.
+    base not. `target`: the paging target of a WRITE; a READ goes where the last WRITE of its storage went.
     """
 
     code: Code
     index: int
     resident_bytes: int = 0
+    target: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.ir.costs import CostTable
-from planner.ir.graph import Role, StepGraph
+from planner.ir.graph import Role, StepGraph, Storage
 from planner.ir.lowering.rematerialize import effective_operands, rematerializable
 from planner.ir.lowering.update_slices import SLICE_BYTES, slice_bounds, update_groups
 from planner.ir.plan import Action, Decision, Plan
@@ -69,7 +69,8 @@ class Coarse:
             storage = self.storages[gap.tensor]
             action = Action.PAGE if choice.fate is Fate.PAGE else Action.RECOMPUTE
             before = self.ranges[choice.stage % self.problem.size][0]
-            found.append(Decision(storage, self._last_use(storage, gap.after), before, action))
+            after = self._last_use(storage, gap.after)
+            found.append(Decision(storage, after, before, action, choice.target))
         return found
 
     def _intermediate_decisions(self, schedule: Schedule) -> list[Decision]:
@@ -184,7 +185,7 @@ class _Coarsening:
         problem = Problem(
             tuple(self._stages()), tuple(tensors),
             None if ram_bytes is None else ram_bytes - device.base_bytes,
-            deadline_s, Semantics.ELASTIC, device.static_watts, (device.flash.name,), write_limit_bytes, slicings,
+            deadline_s, Semantics.ELASTIC, device.static_watts, tuple(t.name for t in device.targets), write_limit_bytes, slicings,
             name="captured step",
         )  # fmt: skip
         return Coarse(
@@ -203,14 +204,18 @@ class _Coarsening:
         unknown: list[Rematerialization | None] = [None] * (len(writes) - len(rematerializations))
         return Tensor(
             graph.label(s), storage.nbytes, accesses, writes, storage.persistent, tuple(unknown + rematerializations),
-            (self._paging(storage.nbytes),) if self.large[s] else (), pinned=not self.large[s],
+            self._pagings(storage) if self.large[s] else (), pinned=not self.large[s],
         )  # fmt: skip
 
-    def _paging(self, nbytes: int) -> Paging:
-        flash = self.costs.device.flash
-        return Paging(
-            0, flash.write_seconds(nbytes), flash.read_seconds(nbytes),
-            nbytes * flash.write_joules_per_byte, nbytes * flash.read_joules_per_byte,
+    def _pagings(self, storage: Storage) -> tuple[Paging, ...]:
+        """Return what a round trip to each target costs that may hold the storage."""
+        nbytes, targets = storage.nbytes, self.costs.device.targets
+        return tuple(
+            Paging(
+                d, target.write_seconds(nbytes), target.read_seconds(nbytes),
+                nbytes * target.write_joules_per_byte, nbytes * target.read_joules_per_byte,
+            )
+            for d, target in enumerate(targets[:1] if storage.persistent else targets)
         )  # fmt: skip
 
     def _rematerialize(self, s: int, recipe: list[int] | None) -> Rematerialization | None:

@@ -1,6 +1,7 @@
 """Train the same thing twice, with plain PyTorch and as a program under some plan, and compare every bit."""
 
 import copy
+import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -159,6 +160,7 @@ def planned(
     accumulate: int = 1,
     costs: dict[str, CostTable] | None = None,
     check_budget: bool = True,
+    scratch_dirs: Sequence[Path] = (),
 ) -> Outcome:
     """Train from the capture's contents under `plans` (by graph), committing after every other step."""
     programs = {
@@ -168,7 +170,7 @@ def planned(
     pager = Pager()
     sizes = {s.key: s.nbytes for g in capture.graphs.values() for s in g.storages if s.persistent}
     store = StateStore(folder, sizes, pager, job="test")
-    scratch = {name: Scratch(folder) for name in programs}
+    scratch = {name: tuple(map(Scratch, (folder, *scratch_dirs))) for name in programs}
     try:
         store.create(lambda key: pieces(capture.tensors[key], sizes[key]), {})
         persistents = Persistents(store, capture.layouts)
@@ -180,7 +182,7 @@ def planned(
         return _steps(capture, programs, executors, persistents, batches, seed, make, schedule, accumulate)
     finally:
         pager.close()
-        for file in scratch.values():
+        for file in itertools.chain(*scratch.values()):
             file.close()
         store.close()
 

@@ -67,12 +67,18 @@ class _PlanRecord(NamedTuple):
     integers: bytes
     figures: tuple[Count, Count, _Number, _Number, _Number, _Number | None]
     strategy: _Text
+    targets: bytes | None = None
+    """Per decision; absent where all are 0, as in bundles from before there were several."""
+
+
+_FlashRecord = tuple[_Text, _Positive, _Positive, _Number, _Number, _Number, _Positive | None]
 
 
 class _CostRecord(NamedTuple):
     device: tuple[_Text, Count, _Number, _Number, Count]
-    flash: tuple[_Text, _Positive, _Positive, _Number, _Number, _Number, _Positive | None]
+    flash: _FlashRecord
     ops: list[tuple[_Number, Count, _Number]]
+    scratch_targets: tuple[_FlashRecord, ...] = ()
 
 
 class WireError(PortError):
@@ -172,7 +178,9 @@ def pack_plan(plan: Plan) -> list[Any]:
         [n for pair in plan.sliced for n in pair],
     )
     figures = [plan.ram_bytes, plan.peak_bytes, plan.seconds, plan.joules, plan.overhead_joules, plan.bound_joules]
-    return [pack_integers([len(decisions), len(plan.order), *itertools.chain(*columns)]), figures, plan.strategy]
+    targets = [pack_integers(d.target for d in decisions)] if any(d.target for d in decisions) else []
+    integers = pack_integers([len(decisions), len(plan.order), *itertools.chain(*columns)])
+    return [integers, figures, plan.strategy, *targets]
 
 
 def unpack_plan(data: Any) -> Plan:
@@ -182,7 +190,7 @@ def unpack_plan(data: Any) -> Plan:
 
     Raises WireError for data that is no plan.
     """
-    packed, figures, strategy = _read(data, _PlanRecord, "a plan")
+    packed, figures, strategy, packed_targets = _read(data, _PlanRecord, "a plan")
     numbers = iter(unpack_integers(packed, most=16 * MAX_OPS))
     count, length = next(numbers, 0), next(numbers, 0)
     if not (0 <= count <= 3 * MAX_OPS and 0 <= length <= MAX_OPS):
@@ -191,13 +199,18 @@ def unpack_plan(data: Any) -> Plan:
     order, pairs = list(itertools.islice(numbers, length)), list(numbers)
     if len(actions) != count or len(order) != length or len(pairs) % 2:
         raise WireError(f"a plan ends before its {count} decisions and {length} operators do")
+    targets = [0] * count if packed_targets is None else unpack_integers(packed_targets, most=count)
+    if len(targets) != count or min(targets, default=0) < 0:
+        raise WireError(f"a plan of {count} decisions names {len(targets)} paging targets, or one below 0")
     ram, peak, seconds, joules, overhead, bound = figures
     after = list(itertools.accumulate(after))
     before = [a + b for a, b in zip(after, before, strict=True)]
     return Plan(
         decisions=tuple(
-            Decision(s, a, b, _read(action, Action, "an action"))
-            for s, a, b, action in zip(itertools.accumulate(storages), after, before, actions, strict=True)
+            Decision(s, a, b, _read(action, Action, "an action"), target)
+            for s, a, b, action, target in zip(
+                itertools.accumulate(storages), after, before, actions, targets, strict=True
+            )
         ),
         order=_permutation(tuple(itertools.accumulate(order))),
         sliced=tuple((pairs[i], pairs[i + 1]) for i in range(0, len(pairs), 2)),
@@ -262,21 +275,28 @@ def _permutation(order: tuple[int, ...]) -> tuple[int, ...]:
 
 def pack_costs(costs: CostTable) -> list[Any]:
     """Return a cost table as nested lists."""
-    device, flash = costs.device, costs.device.flash
+    device = costs.device
+    further = [[_pack_flash(target) for target in device.scratch_targets]] if device.scratch_targets else []
     return [
         [device.name, device.base_bytes, device.static_watts, device.compute_watts, device.threads],
-        [
-            flash.name, flash.read_bytes_per_s, flash.write_bytes_per_s, flash.latency_s, flash.read_joules_per_byte,
-            flash.write_joules_per_byte, flash.endurance_bytes,
-        ],
+        _pack_flash(device.flash),
         [[op.seconds, op.workspace_bytes, op.joules] for op in costs.ops],
+        *further,
+    ]
+
+
+def _pack_flash(flash: Flash) -> list[Any]:
+    return [
+        flash.name, flash.read_bytes_per_s, flash.write_bytes_per_s, flash.latency_s, flash.read_joules_per_byte,
+        flash.write_joules_per_byte, flash.endurance_bytes,
     ]  # fmt: skip
 
 
 def unpack_costs(data: Any) -> CostTable:
     """Return the cost table that `data` describes; raises WireError for data that is none."""
-    (name, base, static, compute, threads), flash, ops = _read(data, _CostRecord, "a cost table")
-    device = DeviceCosts(name, base, static, compute, Flash(*flash), max(1, threads))
+    (name, base, static, compute, threads), flash, ops, further = _read(data, _CostRecord, "a cost table")
+    targets = tuple(Flash(*target) for target in further)
+    device = DeviceCosts(name, base, static, compute, Flash(*flash), max(1, threads), targets)
     return CostTable(device, tuple(OpCost(*op) for op in ops))
 
 

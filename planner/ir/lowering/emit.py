@@ -57,7 +57,7 @@ class _Emitter:
     def __init__(self, placement: Placement, carried: tuple[_Pending, ...]) -> None:
         self.x, self.updates = placement, placement.updates
         self.graph, self.costs, self.size = placement.graph, placement.costs, placement.size
-        self.flash = placement.costs.device.flash
+        self.targets = placement.costs.device.targets
         self.instructions: list[Instruction] = []
         self.clock = self.stall = self.recompute = 0.0
         self.backlog = self.io_free = carried[-1].moment if carried else 0.0
@@ -68,8 +68,9 @@ class _Emitter:
         self.done: dict[int, float] = {}
         self.next_read = 0
         self.read_bytes = self.written_bytes = 0
-        self.on_flash = set(placement.start_flash)
-        """Storages whose present contents are on flash already."""
+        self.io_joules = 0.0
+        self.lies_on = dict.fromkeys(placement.start_flash, 0)
+        """Storages whose present contents are on a paging target already, and on which."""
         self.level = 0
 
     def emit(self) -> None:
@@ -96,7 +97,7 @@ class _Emitter:
                 if s not in later:
                     self._free(s)
             for s in position.writes:
-                self._write(s)
+                self._write(s, position.targets.get(s, 0))
         known = {p.index for p in self.carried}
         while not all(self._may_outlast(p) and (not known or p.index in known) for p in self.pending):
             self._wait_oldest()
@@ -116,8 +117,7 @@ class _Emitter:
         op_seconds = sum(c.seconds for c in self.costs.ops)
         recomputed = [r for ops in x.reruns.values() for r, _ in ops]
         joules = sum(c.joules for c in self.costs.ops) + sum(self.costs.ops[r].joules for r in recomputed)
-        joules += self.read_bytes * self.flash.read_joules_per_byte
-        joules += self.written_bytes * self.flash.write_joules_per_byte
+        joules += self.io_joules
         joules += device.static_watts * self.clock
         peak_op = int(np.argmax(timeline)) if timeline else 0
         return Program(
@@ -133,8 +133,8 @@ class _Emitter:
             read_bytes=self.read_bytes, written_bytes=self.written_bytes, timeline=tuple(timeline),
         )  # fmt: skip
 
-    def _put(self, code: Code, index: int) -> None:
-        self.instructions.append(Instruction(code, index, self.level + self.pending_bytes))
+    def _put(self, code: Code, index: int, target: int = 0) -> None:
+        self.instructions.append(Instruction(code, index, self.level + self.pending_bytes, target))
 
     def _make_room(self) -> None:
         limit = self.x.limit
@@ -174,6 +174,18 @@ class _Emitter:
             self.stall += moment - self.clock
             self.clock = moment
 
+    def _read_seconds(self, s: int) -> float:
+        return self.targets[self.lies_on.get(s, 0)].read_seconds(self.size[s])
+
+    def _book_read(self, s: int) -> None:
+        self.read_bytes += self.size[s]
+        self.io_joules += self.size[s] * self.targets[self.lies_on.get(s, 0)].read_joules_per_byte
+
+    def _book_write(self, s: int, target: int) -> None:
+        self.lies_on[s] = target
+        self.written_bytes += self.size[s]
+        self.io_joules += self.size[s] * self.targets[target].write_joules_per_byte
+
     def _transfer(self, seconds: float) -> float:
         self.io_free = max(self.io_free, self.clock) + seconds
         return self.io_free
@@ -203,9 +215,14 @@ class _Emitter:
         x = self.x
         after = self.clock + float(x.starts[i + 1] - x.starts[i])
         free = max(self.io_free, after)
-        free += sum(self.flash.write_seconds(self.size[s]) for s in x.at[i].writes if s not in self.on_flash)
+        position = x.at[i]
+        free += sum(
+            self.targets[position.targets.get(s, 0)].write_seconds(self.size[s])
+            for s in position.writes
+            if s not in self.lies_on
+        )
         wanted = self.clock + due.moment - float(x.starts[i])
-        return free + (1 + READ_MARGIN) * self.flash.read_seconds(self.size[due.storage]) > wanted
+        return free + (1 + READ_MARGIN) * self._read_seconds(due.storage) > wanted
 
     def _fits(self, i: int, due: Due) -> bool:
         """Say whether a read fits from op `i` to its use, beside the writes that are still under way."""
@@ -227,24 +244,23 @@ class _Emitter:
             self._wait_oldest()
         self._settle(set(), {s})
         self._put(Code.READ, s)
-        self.done[s] = self._transfer(self.flash.read_seconds(self.size[s]))
-        self.read_bytes += self.size[s]
+        self.done[s] = self._transfer(self._read_seconds(s))
+        self._book_read(s)
 
     def _wait_read(self, s: int) -> None:
         self._put(Code.WAIT_READ, s)
         self._stall_until(self.done.pop(s))
 
-    def _write(self, s: int) -> None:
-        if s in self.on_flash:
+    def _write(self, s: int, target: int) -> None:
+        if s in self.lies_on:
             self._free(s)
             return
         self._settle(set(), {s})
-        self.on_flash.add(s)
-        done = self._transfer(self.flash.write_seconds(self.size[s]))
+        done = self._transfer(self.targets[target].write_seconds(self.size[s]))
         self.pending.append(_Pending(Code.WAIT_WRITE, s, self.size[s], done))
         self.pending_bytes += self.size[s]
-        self.written_bytes += self.size[s]
-        self._put(Code.WRITE, s)
+        self._book_write(s, target)
+        self._put(Code.WRITE, s, target)
 
     def _rerun(self, i: int) -> None:
         for r, done in self.x.reruns[i]:
@@ -259,7 +275,8 @@ class _Emitter:
     def _run(self, i: int) -> None:
         self.clock += self.costs.ops[i].seconds
         op = self.graph.ops[i]
-        self.on_flash.difference_update(op.writes)
+        for s in op.writes:
+            self.lies_on.pop(s, None)
         g = self.updates.group_at.get(i)
         if g is None:
             self._settle({*self.graph.reads[i], *self.graph.creates[i]}, set(op.writes))
@@ -278,12 +295,11 @@ class _Emitter:
         written = {s for s in updates.changed[g] & streamed if self.graph.storages[s].persistent} | updates.written[g]
         self.io_free = max(self.io_free, begin)
         for s in streamed:
-            self.io_free += self.flash.read_seconds(self.size[s])
-            self.read_bytes += self.size[s]
+            self.io_free += self._read_seconds(s)
+            self._book_read(s)
         for s in written:
-            self.io_free += self.flash.write_seconds(self.size[s])
-            self.written_bytes += self.size[s]
-            self.on_flash.add(s)
+            self.io_free += self.targets[0].write_seconds(self.size[s])
+            self._book_write(s, 0)
         later = tuple(s for s in frees if s in updates.touched[g])
         nbytes = updates.resident_bytes(g) + sum(self.size[s] for s in later)
         self.pending.append(_Pending(Code.WAIT_SLICED, g, nbytes, max(self.io_free, self.clock), later))

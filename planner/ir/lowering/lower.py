@@ -125,7 +125,13 @@ class _Lowering:
             if d.action is Action.PAGE:
                 if storage.role in (Role.BATCH, Role.CONSTANT) and wraps:
                     raise PlanError(f"{d}: batch and constants cannot start a step on flash")
+                if not 0 <= d.target < (1 if storage.persistent else len(self.costs.device.targets)):
+                    raise PlanError(
+                        f"{d}: storage {s} ({storage.role.name.lower()}) cannot be paged there; the device has "
+                        f"{len(self.costs.device.targets)} paging targets, and what is persistent belongs on number 0"
+                    )
                 self.at[after].writes.append(s)
+                self.at[after].targets[s] = d.target
                 self.at[before].returns.append(s)
             else:
                 if storage.persistent or storage.role is not Role.TEMPORARY:
@@ -157,20 +163,24 @@ class _Lowering:
 
     def _place_reads(self, reruns: Mapping[int, Sequence[tuple[int, tuple[int, ...]]]]) -> npt.NDArray[np.float64]:
         """Note every read, in order of use: when it must be done so that all that follow can be in time, too."""
-        flash = self.costs.device.flash
+        targets = self.costs.device.targets
         seconds = np.array([c.seconds for c in self.costs.ops])
         for i, ops in reruns.items():
             seconds[i] += sum(self.costs.ops[r].seconds for r, _ in ops)
         starts = np.concatenate(([0.0], np.cumsum(seconds)))
         written: dict[int, int] = {}
+        lies_on: dict[int, int] = {}
+        spans: list[float] = []
         for i, position in enumerate(self.at):
             for s in position.returns:
                 self.reads.append(Due(i, s, written.get(s, -1) + 1, float(starts[i])))
+                spans.append(targets[lies_on.get(s, 0)].read_seconds(self.size[s]))
             written.update(dict.fromkeys(position.writes, i))
+            lies_on.update(position.targets)
             g = self.updates.ends(i)
             if g is not None:
                 written.update(dict.fromkeys(self.updates.streamed[g] | self.updates.written[g], i))
-        for following, due in zip(reversed(self.reads), reversed(self.reads[:-1]), strict=False):
-            begins = following.moment - (1 + READ_MARGIN) * flash.read_seconds(self.size[following.storage])
-            due.moment = min(due.moment, begins)
+        for k in range(len(self.reads) - 1, 0, -1):
+            begins = self.reads[k].moment - (1 + READ_MARGIN) * spans[k]
+            self.reads[k - 1].moment = min(self.reads[k - 1].moment, begins)
         return starts

@@ -24,6 +24,8 @@ class Position:
     rematerializations: list[Decision] = field(default_factory=list)
     frees: list[int] = field(default_factory=list)
     writes: list[int] = field(default_factory=list)
+    targets: dict[int, int] = field(default_factory=dict)
+    """Where the storages among `writes` go; 0 if it is not said."""
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """Whatever the plan, the numbers are plain PyTorch's: losses, weights, optimizer state, buffers, to the bit."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch.nn import functional
 
 from benchmarks.models import WORKLOADS, workload
 from planner.capture.step import capture_step
+from planner.ir.bundle.codec import pack_plan, unpack_plan
+from planner.ir.costs import CostTable, OpCost
 from planner.ir.lowering.lower import lower
 from planner.ir.lowering.update_slices import update_groups
 from planner.ir.plan import Action, Decision, Plan
@@ -321,6 +324,35 @@ def _tight(name: str, optimizer: str, tmp_path: Path, *, small: bool, share: flo
 @pytest.mark.parametrize(("name", "optimizer"), [("resnet18", "sgd"), ("bert", "adamw")])
 def test_tight_plans_of_the_planner(name: str, optimizer: str, tmp_path: Path) -> None:
     _tight(name, optimizer, tmp_path, small=True, share=0.05, steps=2)
+
+
+def test_pages_lie_on_two_media_as_planned(tmp_path: Path) -> None:
+    """What lives within a step goes to the second, which costs less; what outlives it stays on the first."""
+    torch.manual_seed(0)
+    convolutions = [layer for rows in (3, 8, 8) for layer in (nn.Conv2d(rows, 8, 3, padding=1), nn.Tanh())]
+    model = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(8 * 32 * 32, 64), nn.Tanh(), nn.Linear(64, 10))
+    data = [(torch.randn(8, 3, 32, 32), torch.randint(0, 10, (8,))) for _ in range(2)]
+    make = OPTIMIZERS["adamw"]
+    capture = capture_step(model, classify, make(model.parameters()), data[0])
+    graph = capture.graphs["step"]
+    flat = flat_costs(graph).device
+    disk = replace(flat.flash, name="disk", read_joules_per_byte=1e-12, write_joules_per_byte=1e-12)
+    costs = CostTable(replace(flat, scratch_targets=(disk,)), tuple(OpCost(1e-4, 0, 1.0) for _ in graph.ops))
+    needed = plan_step(graph, costs, ram_bytes=1 << 16, strategy="greedy").needed_bytes
+    assert needed is not None
+    plan = plan_step(graph, costs, ram_bytes=needed, strategy="greedy").plan
+    assert plan is not None
+    targets = {(d.target, graph.storages[d.storage].persistent) for d in plan.decisions if d.action is Action.PAGE}
+    assert targets == {(0, True), (1, False)}
+    assert unpack_plan(pack_plan(plan)) == plan
+    program = lower(graph, costs, plan)
+    assert program.peak_bytes <= needed
+    folders = [tmp_path / name for name in ("flash", "disk")]
+    for folder in folders:
+        folder.mkdir()
+    expected = plain(model, classify, make, data)
+    actual = planned(capture, {"step": plan}, data, folders[0], costs={"step": costs}, scratch_dirs=folders[1:])
+    assert not differences(expected, actual)
 
 
 @pytest.mark.long

@@ -43,7 +43,7 @@ def kept(tmp_path: Path, pager: Pager) -> Iterator[StateStore]:
 
 @pytest.fixture
 def paging(pager: Pager, scratch: Scratch, kept: StateStore) -> StepPaging:
-    return StepPaging(PAGES, StepValues(graph()), kept, pager, scratch)
+    return StepPaging(PAGES, StepValues(graph()), kept, pager, (scratch,))
 
 
 def size(scratch: Scratch) -> int:
@@ -64,6 +64,25 @@ def test_what_lands_is_what_left_even_if_its_memory_was_let_go_of(paging: StepPa
         paging.land(s)
         assert torch.equal(paging.values.value(s), numbers(first))
         paging.values.clear(s)
+
+
+def test_each_paging_target_has_a_page_file_of_its_own(pager: Pager, scratch: Scratch, tmp_path: Path) -> None:
+    (tmp_path / "second").mkdir()
+    further = Scratch(tmp_path / "second")
+    both = program(instructions=(Instruction(Code.WRITE, T), Instruction(Code.WRITE, T, target=1)))
+    paging = StepPaging(both, StepValues(graph()), None, pager, (scratch, further))
+    assert size(scratch) == size(further) > 0
+    for target in (1, 0, 1):
+        paging.values.bind(T, numbers(2.0 + target))
+        paging.write(T, target)
+        paging.finish_write(T)
+        assert paging.slot(T).file is (scratch, further)[target].file
+        paging.read(T)
+        paging.land(T)
+        assert torch.equal(paging.values.value(T), numbers(2.0 + target))
+    further.close()
+    with pytest.raises(PortError, match="pages to 2 directories, 1 were given"):
+        StepPaging(both, StepValues(graph()), None, pager, (scratch,))
 
 
 def test_the_first_step_waits_for_no_step_before(paging: StepPaging, pager: Pager) -> None:
@@ -92,7 +111,7 @@ def test_the_next_step_waits_for_what_this_one_left_under_way(
     paging.write(M)
     paging.leave_writes()
     assert set(kept.under_way) == {"state/m"}
-    following = StepPaging(PAGES, StepValues(graph()), kept, pager, scratch)
+    following = StepPaging(PAGES, StepValues(graph()), kept, pager, (scratch,))
     following.take_writes()
     assert not kept.under_way
     following.finish_write(M)
@@ -110,7 +129,7 @@ def test_a_storage_that_is_shorter_than_recorded_is_refused(paging: StepPaging) 
 
 
 def test_weights_on_flash_need_a_place(pager: Pager, scratch: Scratch) -> None:
-    paging = StepPaging(PAGES, StepValues(graph()), None, pager, scratch)
+    paging = StepPaging(PAGES, StepValues(graph()), None, pager, (scratch,))
     paging.take_writes()
     paging.leave_writes()
     with pytest.raises(PortError, match="keeps weights on flash, but no state directory was given; pass --page-dir"):
@@ -119,7 +138,7 @@ def test_weights_on_flash_need_a_place(pager: Pager, scratch: Scratch) -> None:
 
 def test_the_page_files_space_is_taken_before_the_first_step(pager: Pager, scratch: Scratch, kept: StateStore) -> None:
     assert size(scratch) == 0
-    StepPaging(PAGES, StepValues(graph()), kept, pager, scratch)
+    StepPaging(PAGES, StepValues(graph()), kept, pager, (scratch,))
     assert size(scratch) >= 4 * COUNT
 
 

@@ -68,6 +68,17 @@ def test_a_plan_takes_a_few_bytes_for_each_decision() -> None:
     assert len(packed) < 3 * len(decisions)
 
 
+def test_paging_targets_come_back_and_older_plans_page_to_flash() -> None:
+    plan = Plan(tuple(Decision(0, i, i + 3, Action.PAGE, i % 3) for i in range(0, 40, 4)))
+    packed = pack_plan(plan)
+    assert unpack_plan(through(packed)) == plan
+    older = unpack_plan(through(packed[:3]))
+    assert older == Plan(tuple(replace(d, target=0) for d in plan.decisions)) and len(pack_plan(older)) == 3
+    for targets in ([0] * 9, [-1] * 10):
+        with pytest.raises(WireError, match="paging targets"):
+            unpack_plan([*packed[:3], pack_integers(targets)])
+
+
 @given(st.lists(st.integers(-(2**62), 2**62), max_size=50))
 def test_integers_come_back(numbers: list[int]) -> None:
     assert unpack_integers(pack_integers(numbers), most=50) == numbers
@@ -104,6 +115,9 @@ COSTS = CostTable(
 @pytest.mark.parametrize("endurance", [None, 1e12])
 def test_costs_come_back(endurance: float | None) -> None:
     costs = replace(COSTS, device=replace(COSTS.device, flash=replace(COSTS.device.flash, endurance_bytes=endurance)))
+    assert unpack_costs(through(pack_costs(costs))) == costs
+    disk = replace(costs.device.flash, name="disk")
+    costs = replace(costs, device=replace(costs.device, scratch_targets=(disk, disk)))
     assert unpack_costs(through(pack_costs(costs))) == costs
 
 

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from planner.ir.costs import Flash
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Action, Decision, Plan
-from planner.ir.program import Code, Program
+from planner.ir.program import Code, PlanError, Program
 from tests.planner.ir.lowering.small_graph import A, B, W, costs, graph
 
 PAGE_A = Plan((Decision(A, 1, 4, Action.PAGE),))
@@ -35,6 +36,23 @@ def test_a_page_goes_out_behind_compute_and_is_asked_for_in_time() -> None:
     ]  # fmt: skip
     assert (program.read_bytes, program.written_bytes) == (400, 400)
     assert program.joules == pytest.approx(25.0 + 400 * 0.001 + 400 * 0.002 + 2.0 * program.seconds)
+
+
+def test_a_page_takes_the_time_and_joules_of_its_target() -> None:
+    table = costs()
+    disk = Flash("disk", 200.0, 100.0, 0.0, 0.5, 0.25)
+    table = replace(table, device=replace(table.device, scratch_targets=(disk,)))
+    program = lower(graph(), table, Plan((replace(PAGE_A.decisions[0], target=1),)))
+    writes = [(i.index, i.target) for i in program.instructions if i.code is Code.WRITE]
+    assert writes == [(A, 1)]
+    assert program.seconds == pytest.approx(2.0 + 4.0 + 2.0 + 1.0), (
+        "four seconds out, two back, nothing beside them but ops"
+    )
+    assert program.joules == pytest.approx(25.0 + 400 * 0.5 + 400 * 0.25 + 2.0 * program.seconds)
+    with pytest.raises(PlanError, match="has 1 paging targets"):
+        lower(graph(), costs(), Plan((replace(PAGE_A.decisions[0], target=1),)))
+    with pytest.raises(PlanError, match="what is persistent belongs on number 0"):
+        lower(graph(), table, Plan((replace(AROUND_W.decisions[0], target=1),)))
 
 
 def test_a_write_that_compute_covers_costs_no_second_and_a_slow_one_what_it_takes_more() -> None:

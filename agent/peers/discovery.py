@@ -40,6 +40,8 @@ ANNOUNCE_EVERY_S = 15.0
 """A state is announced no sooner than this after the last; RFC 6762, section 8.4 allows ten updates a minute."""
 ADDRESS_LIMIT = 4
 """Addresses of one device that are kept."""
+MOST_CACHED = 1000
+"""Records that zeroconf keeps, of 9 kB at most; a home's devices need a few dozen, and its own bound is ten times this."""
 _QUERY, _IN, _TEXT, _SERVER = 0, 1, 16, 33
 """Flags of a question, class IN, types TXT and SRV (RFC 1035, RFC 2782)."""
 
@@ -172,6 +174,16 @@ class _Ears(RecordUpdateListener):
             info.load_from_cache(self._zeroconf)
             self._sightings.heard(label, text, tuple(info.parsed_scoped_addresses()[:ADDRESS_LIMIT]), time.monotonic())
         self._heard.clear()
+        self._bound_cache()
+
+    def _bound_cache(self) -> None:
+        """Empty the cache after a flood of made-up records.
+
+        Who is there stays among the sightings, and is heard again when asked.
+        """
+        cache = self._zeroconf.cache
+        if sum(map(len, cache.cache.values())) > MOST_CACHED:
+            cache.async_remove_records([record for records in cache.cache.values() for record in records])
 
 
 def _label(name: str) -> str | None:

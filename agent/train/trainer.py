@@ -338,7 +338,7 @@ class Trainer:
 
         If that takes less than `within_s`.
 
-        Does nothing where it is too late: the open step has begun its update.
+        Does nothing where it is too late: the open step has begun its update. What came after the last checkpoint is then lost.
         """
         if self._commit_s() < within_s and not (self._open and self._open.executor.changed):
             if self._open is not None:

@@ -8,9 +8,11 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from zeroconf import DNSCache, DNSText
 
 from agent.cli import main
 from agent.control.client import ControlClient, ControlError
@@ -18,6 +20,7 @@ from agent.peers import discovery
 from agent.peers.announcement import Announcement
 from agent.peers.discovery import Discovery
 from agent.peers.interfaces import Interface
+from agent.peers.sightings import Sightings
 from agent.peers.state import PublicState
 from tests.agent.live_daemon import LONG, daemon
 from tests.agent.live_daemon import until as eventually
@@ -200,3 +203,17 @@ def test_an_interface_that_vanished_is_reported(monkeypatch: pytest.MonkeyPatch)
 
 def test_no_network_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_until_reported(monkeypatch, ()) == [""]
+
+
+def test_a_flood_of_records_is_not_kept() -> None:
+    """Of other services too: zeroconf caches whatever it hears, as long as the sender says."""
+    cache = DNSCache()
+    ears = discovery._Ears(SimpleNamespace(cache=cache), Sightings("0" * 16))  # type: ignore[arg-type]
+    most = 0
+    for packet in range(200):
+        names = (f"host-{packet}-{number}._printer._tcp.local." for number in range(50))
+        cache.async_add_records([DNSText(name, 16, 1, 1 << 31, bytes(200)) for name in names])
+        ears.async_update_records_complete()
+        most = max(most, sum(map(len, cache.cache.values())))
+    assert 50 < most <= discovery.MOST_CACHED
+    assert len(cache._expirations) <= discovery.MOST_CACHED

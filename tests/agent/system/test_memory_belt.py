@@ -56,7 +56,7 @@ for line in sys.stdin:
     try:
         grow(int(line))
         print("grown", flush=True)
-    except OSError as error:
+    except (OSError, MemoryError):
         print("refused", flush=True)
 """
 MIB = 1 << 20

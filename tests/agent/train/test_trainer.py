@@ -18,8 +18,12 @@ from agent.worker.control import LeftOnRequest
 from agent.worker.protocol import StateRecovered
 from planner import make_bundle
 from planner.ir.bundle.bundle import Bundle, BundleError
+from planner.ir.costs import Flash
 from planner.ir.errors import PortError
+from planner.ir.graph import StepGraph
+from planner.ir.plan import Plan
 from planner.job import TrainingJob
+from tests.agent.exactness import random_plan
 from tests.agent.jobs_small import BATCH, ROWS, Odd, make_job, next_token, small_bundle, unseen_row, write_job
 from tests.agent.train.trained_job import STEPS, paging_trainer, train, trainer
 
@@ -27,6 +31,30 @@ from tests.agent.train.trained_job import STEPS, paging_trainer, train, trainer
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], str]:
     return train(tmp_path_factory.mktemp("reference"), plan=0)
+
+
+def test_a_bundle_that_pages_to_two_media_wants_a_directory_on_each(
+    reference: tuple[list[float], str], tmp_path: Path
+) -> None:
+    def split(graph: StepGraph, seed: int) -> Plan:
+        plan = random_plan(graph, seed)
+        moved = (replace(d, target=int(not graph.storages[d.storage].persistent)) for d in plan.decisions)
+        return replace(plan, decisions=tuple(moved))
+
+    disk = Flash("disk", 1e8, 1e8, 1e-4, 1e-9, 1e-9)
+    write_job(tmp_path / "two.port", make_job(), plan=split, scratch_targets=(disk,))
+    for further in ((tmp_path / "disk",), ()):
+        options = TrainOptions(tmp_path / f"state{len(further)}", tmp_path, 1, STEPS, scratch_dirs=further)
+        t = Trainer(Bundle(tmp_path / "two.port"), options)
+        t.start()
+        if further:
+            t.train(lambda _: None, lambda *_: None)
+            assert t.digest() == reference[1]
+            assert all(os.fstat(second.file.fd).st_size > 0 for _, second in t.scratch.values())
+        else:
+            with pytest.raises(PortError, match="pages to 2 directories, 1 were given"):
+                t.train(lambda _: None, lambda *_: None)
+        t.close()
 
 
 # -- what lies on flash is damaged

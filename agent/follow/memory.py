@@ -72,8 +72,7 @@ class ProcessBudget:
             weakref.finalize(self, os.close, self._statm)
         self._looked_at = -_LOOK_BYTES
         self._cache_limit = ram_bytes
-        self._coming_bytes = 0
-        """Of files' pages, since the last look."""
+        """What the allocator's blocks and the pages of files may take together."""
         self._skipped = 0
         self._rest_found = deque((0,), maxlen=_SEGMENTS_REMEMBERED)
         self._releases_left = _CODE_RELEASES
@@ -119,16 +118,16 @@ class ProcessBudget:
             return max(self._usable - self._rest(resident - self._table.resident_bytes), _LEAST_TENSOR_BYTES)
         stats, mapped_bytes = self._allocator.stats(), self._table.mapped_bytes
         rest = self._rest(resident - stats.live_bytes - stats.cached_bytes - mapped_bytes)
-        self._cache_limit, self._coming_bytes = self._usable - rest - mapped_bytes, 0
-        self._allocator.set_limit(max(self._cache_limit, stats.live_bytes))
+        self._cache_limit = self._usable - rest
+        self._allocator.set_limit(max(self._cache_limit - mapped_bytes, stats.live_bytes))
         foreign = max(stats.live_bytes - (self._table.resident_bytes - mapped_bytes), 0)
         return max(self._usable - rest - foreign, _LEAST_TENSOR_BYTES)
 
     def make_way(self, nbytes: int) -> None:
         """Have the allocator give back what it keeps for reuse where `nbytes` of a file's pages are about to come in."""
-        self._coming_bytes += nbytes
         if self._allocator is not None:
-            self._allocator.set_limit(max(self._cache_limit - self._coming_bytes, self._allocator.live_bytes()))
+            mapped_bytes = self._table.mapped_bytes + nbytes
+            self._allocator.set_limit(max(self._cache_limit - mapped_bytes, self._allocator.live_bytes()))
 
     def _rest(self, found: int) -> int:
         self._rest_found[-1] = max(self._rest_found[-1], found)

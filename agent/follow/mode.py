@@ -275,6 +275,8 @@ class Follower:
             zip(touched, entry.operands, entry.next_uses, strict=True)
         ):
             next_use = book.next_clock(storage, position)
+            if storage.dependents and next_use is not None:
+                next_use = min(next_use, storage.awaited_at)
             rank = None
             if leaving is not None and operand in leaving:
                 rank = LEAVES + min(next_use or 0, LEAVES)
@@ -300,6 +302,7 @@ class Follower:
             storage.left_at = Use(entry, operand)
             if leaving is not None and operand in leaving:
                 self.residency.write_early(storage)
+            self.residency.keep_smaller(storage)
 
     def _fetch_ahead(self) -> None:
         """Start reading what the next operators of the trace need, as far as there is room."""

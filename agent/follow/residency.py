@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 import torch
 
+from agent.follow.decisions.trace import AHEAD
 from agent.follow.decisions.victims import Victims
 from agent.follow.pages import PageSpace
 from agent.follow.storages import (
+    NEVER,
     Storage,
     StorageTable,
     data_ptr,
@@ -152,6 +154,8 @@ class Residency:
             raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes has neither page nor recipe")
         for source in recipe.sources:
             source.pins += 1
+            if source.left_at is not None and source.resident:
+                source.left_at.stayed()
         try:
             self.bring(recipe.sources)
             self.make_room(2 * storage.nbytes + recipe.workspace_bytes)
@@ -227,6 +231,18 @@ class Residency:
         if not self._stays(storage) and not self.leaves_free(storage):
             with contextlib.suppress(PageError):  # no space: it is raised when the storage has to leave
                 self._start_write(storage)
+
+    def keep_smaller(self, storage: Storage) -> None:
+        """Let a storage go that is not needed soon and can be made from something much smaller.
+
+        At once: that is about to be given up, and could not be kept later.
+        """
+        if storage.recipe is None or storage.clean or not storage.resident or storage.transfer is not None:
+            return
+        if storage.next_use is None or storage.next_use - self.clock <= AHEAD or self.read_only or self._stays(storage):
+            return
+        if self.leaves_free(storage) and storage.recipe.kept_for(storage):
+            self._leave(storage)
 
     def paging_seconds(self, nbytes: int) -> float:
         """Return how long writing and reading `nbytes` takes on this medium, as measured so far."""
@@ -399,7 +415,13 @@ class Residency:
 
     def _leave(self, storage: Storage) -> None:
         if not storage.clean and storage.recipe is not None:
+            kept = storage.recipe.kept_for(storage)
             storage.hold = storage.recipe.take_hold(storage)
+            self._free(storage)
+            for source in kept:
+                if source.next_use == NEVER:
+                    self.victims.touch(source, source.last_use, storage.next_use)
+            return
         self._free(storage)
 
     def _free(self, storage: Storage) -> None:

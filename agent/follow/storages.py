@@ -60,6 +60,9 @@ class Recomputation(Protocol):
     def possible(self, storage: "Storage") -> bool:
         """Tell whether what is read is unchanged and will be there when `storage` is needed next."""
 
+    def kept_for(self, storage: "Storage") -> "list[Storage]":
+        """Return those of what is read that the program itself does not need as long as `storage`."""
+
     def take_hold(self, storage: "Storage") -> tuple[torch.UntypedStorage, ...]:
         """Return strong references to what is read, and make it remember who depends on it."""
 
@@ -116,6 +119,12 @@ class Storage:
         """While dropped: the storages that it will be made from, kept alive."""
         self.dependents: weakref.WeakSet[Storage] | None = None
         """Dropped storages that will be made from this one, and must be before it changes."""
+
+    @property
+    def awaited_at(self) -> int:
+        """The clock at which a dropped storage that will be made from this one is needed; NEVER if there is none."""
+        away = (d.next_use for d in self.dependents or () if not d.resident)
+        return min((clock for clock in away if clock is not None), default=NEVER)
 
     @property
     def in_file(self) -> bool:

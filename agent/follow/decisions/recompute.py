@@ -24,6 +24,9 @@ SMALLEST_BYTES = 256 << 10
 WORTH = 0.5
 """Share of its paging time that making a result again may take: paging overlaps with compute, computing does not."""
 
+_HELD_SHARE = 0.5
+"""Share of a result's size that sources which nobody else needs any more may take, kept in its place."""
+
 _UNREPEATABLE = ("empty", "new_empty", "rand", "bernoulli", "dropout", "multinomial", "normal", "poisson", "rrelu")
 """Beginnings of names of operators whose result is random, or not determined at all."""
 
@@ -45,16 +48,26 @@ class Recipe:
         self._versions = tuple(s.version for s in sources)
 
     def possible(self, storage: Storage) -> bool:
-        """Tell whether what the recipe reads is unchanged and will be there when `storage` is needed next."""
+        """Tell whether what the recipe reads is unchanged and will be there when `storage` is needed next.
+
+        What is needed no longer would be kept for it: only where that is much smaller, as a bfloat16 is of its float32.
+        """
         need = storage.next_use
         if need is None or need == NEVER or any(not dependent.resident for dependent in storage.dependents or ()):
             return False
         for source, version in zip(self.sources, self._versions, strict=True):
             if source.version != version or source.ref() is None or not (source.resident or source.clean):
                 return False
-            if source.birth is not None and (source.next_use is None or not need <= source.next_use < NEVER):
+            if source.birth is not None and source.next_use is None:
                 return False
-        return True
+        return sum(source.nbytes for source in self.kept_for(storage)) <= _HELD_SHARE * storage.nbytes
+
+    def kept_for(self, storage: Storage) -> list[Storage]:
+        """Return the sources that the program itself does not need as long as `storage`."""
+        need = NEVER if storage.next_use is None else storage.next_use
+        return [
+            s for s in self.sources if s.birth is not None and (s.next_use is None or not need <= s.next_use < NEVER)
+        ]
 
     def take_hold(self, storage: Storage) -> tuple[torch.UntypedStorage, ...]:
         """Return strong references to what the recipe reads.

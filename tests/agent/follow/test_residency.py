@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from agent.follow.decisions.recompute import recipe_of
+from agent.follow.decisions.trace import AHEAD
 from agent.follow.pages import PageSpace
 from agent.follow.residency import Residency
-from agent.follow.storages import Storage, StorageTable, allocated_bytes
+from agent.follow.storages import NEVER, Storage, StorageTable, allocated_bytes
 from agent.train.pager import Pager
 
 ROW = 64 << 10
@@ -100,3 +102,46 @@ def test_the_dead_give_their_pages_back(residency: Residency) -> None:
     tensors.pop(0)
     residency.bury()
     assert residency.pages.take(ROW).offset == region.offset
+
+
+def widened(residency: Residency, next_use: int) -> tuple[torch.Tensor, torch.Tensor, Storage, Storage]:
+    """Return a bfloat16 result that is used no more and its float32 copy that is, with their records."""
+    narrow = torch.randn(ROW // 4, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    func, kwargs = torch.ops.aten._to_copy.default, {"dtype": torch.float32}
+    wide = func(narrow, **kwargs)
+    source, record = residency.table.of(narrow), residency.table.of(wide)
+    assert source is not None and record is not None
+    source.birth = (0, 0, 0)
+    record.recipe = recipe_of(func, (narrow,), kwargs, [source], record, wide, workspace_bytes=0)
+    residency.victims.touch(source, 0, NEVER)
+    residency.victims.touch(record, 0, next_use)
+    residency.may_recompute = True
+    return narrow, wide, source, record
+
+
+def test_a_smaller_source_that_is_given_up_is_kept_in_place_of_what_it_makes(residency: Residency) -> None:
+    narrow, wide, source, record = widened(residency, next_use=AHEAD + 1)
+    expected = narrow.float()
+    residency.keep_smaller(record)
+    assert not record.resident and source.next_use == source.awaited_at == AHEAD + 1
+    del narrow
+    residency.empty()
+    residency.bring([record])
+    assert torch.equal(wide, expected)
+    assert residency.pager.stats.written_bytes <= ROW // 2, "the source alone was written"
+    assert source.ref() is None and source.awaited_at == NEVER
+
+
+def test_it_is_made_before_its_source_changes(residency: Residency) -> None:
+    narrow, wide, source, record = widened(residency, next_use=AHEAD + 1)
+    expected = narrow.float()
+    residency.keep_smaller(record)
+    residency.change([source])
+    narrow.zero_()
+    assert record.resident and torch.equal(wide, expected)
+
+
+def test_what_is_needed_soon_stays(residency: Residency) -> None:
+    _narrow, _wide, _, record = widened(residency, next_use=AHEAD)
+    residency.keep_smaller(record)
+    assert record.resident

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from agent.follow.decisions.recompute import Recipe, recipe_of, repeatable
-from agent.follow.storages import Storage, StorageTable, untyped_storage
+from agent.follow.storages import NEVER, Storage, StorageTable, untyped_storage
 
 ATEN = torch.ops.aten
 
@@ -58,3 +58,22 @@ def test_what_others_may_write_is_never_a_source() -> None:
     assert pinned is not None
     pinned.pins = 1
     assert made(table, ATEN.mul.Tensor, y, 2.0)[2] is None
+
+
+def test_what_nobody_else_needs_is_kept_only_where_it_is_much_smaller() -> None:
+    table, half = StorageTable(256), torch.randn(64, 64).to(torch.bfloat16)
+    for func, args, smaller in ((ATEN._to_copy.default, {"dtype": torch.float32}, True), (ATEN.neg.default, {}, False)):
+        source = table.of(half)
+        assert source is not None
+        source.birth, source.next_use = (0, 0, 0), NEVER
+        result = func(half, **args)
+        record = table.of(result)
+        assert record is not None
+        record.next_use = 9
+        recipe = recipe_of(func, (half,), args, [source], record, result, workspace_bytes=0)
+        assert recipe is not None and recipe.kept_for(record) == [source]
+        assert recipe.possible(record) == smaller
+        source.next_use = 10
+        assert recipe.kept_for(record) == [] and recipe.possible(record)
+        source.next_use = None
+        assert not recipe.possible(record), "nobody knows how long it would be kept"

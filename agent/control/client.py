@@ -3,6 +3,7 @@
 import http.client
 import json
 import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,14 @@ class _UnixConnection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self._timeout_s)
+        if (
+            self._timeout_s is not None
+        ):  # Python's own timeout fails at once while the kernel's queue is full: this one waits
+            whole_s, part_s = divmod(self._timeout_s, 1.0)
+            limit = struct.pack("ll", int(whole_s), int(part_s * 1e6))
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self.sock.connect(str(self._path))
+        self.sock.settimeout(self._timeout_s)
 
 
 class ControlClient:

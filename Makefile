@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo demo-mcu test check-long check-systemd deb lint format clean
+.PHONY: setup demo demo-llm demo-mcu test check-long check-systemd deb lint format clean
 
 setup: $(STAMP)
 
@@ -17,6 +17,10 @@ $(STAMP): pyproject.toml deploy/requirements.txt tests/constraints.txt $(wildcar
 
 demo: setup
 	$(BIN)/python -m examples.demo
+
+# A small language model learns to write, then another style, inside a budget: a few minutes.
+demo-llm: setup
+	$(BIN)/python -m examples.demo_llm
 
 # A gesture recogniser adapts on an emulated board; needs qemu-system-arm and gcc-arm-none-eabi.
 demo-mcu: setup

@@ -45,7 +45,7 @@ class ScriptRun:
 def main() -> int:
     """Run the demo; the exit code is 0 only if the numbers are equal and the budgets held."""
     console = Console()
-    with tempfile.TemporaryDirectory(prefix="port-demo-", dir=_disk()) as name:
+    with tempfile.TemporaryDirectory(prefix="port-demo-", dir=disk()) as name:
         folder = Path(name)
         bundle, out = folder / "shakespeare.port", folder / "checkpoint.pt"
         words = [str(SCRIPT), "--steps", str(STEPS), "--out", str(out)]
@@ -67,7 +67,7 @@ def main() -> int:
         return report(console, plain, followed, ours, plain_digest(bundle, plain_checkpoint))
 
 
-def _disk() -> str | None:
+def disk() -> str | None:
     """Return a folder on a disk for pages where the temporary one may be in RAM."""
     return "/var/tmp" if os.access("/var/tmp", os.W_OK) else None
 

@@ -57,7 +57,7 @@ def main() -> int:
             "--lr", str(LEARNING_RATE), "--sample", PROMPT, "--json", environment=environment, quiet=True,
         )  # fmt: skip
         console.print("[bold]3. The same recipe[/] in plain PyTorch, without a budget")
-        command = [sys.executable, "-m", "agent.finetune", json.dumps(asdict(asked))]
+        command = [sys.executable, "-m", "agent.cli.finetune", json.dumps(asdict(asked))]
         plain = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout
         weights = "adapter_model.safetensors"
         equal = (folder / "mine" / weights).read_bytes() == (folder / "plain" / weights).read_bytes()

@@ -1,6 +1,6 @@
 """`finetune`: a language model from the user's own directory, on the user's own text, inside a budget.
 
-This process looks at files and options, then becomes the one that trains (`agent.finetune`), as `exec` does.
+This process looks at files and options, then becomes the one that trains (`agent.cli.finetune`), as `exec` does.
 """
 
 import argparse
@@ -111,5 +111,5 @@ def _finetune(arguments: argparse.Namespace) -> NoReturn:
         learning_rate=arguments.lr, held_out=arguments.held_out, seed=arguments.seed, sample=arguments.sample,
         json=arguments.json,
     )  # fmt: skip
-    program = ["agent.finetune", msgspec.json.encode(options).decode()]
+    program = ["agent.cli.finetune", msgspec.json.encode(options).decode()]
     run_in_budget(arguments, program, module=True, name=f"finetune {arguments.model.name}")

@@ -45,7 +45,7 @@ def test_in_a_budget_it_has_the_bits_of_the_recipe_without(folder: Path) -> None
         updates=3,
         json=True,
     )
-    plain = run(folder, "-m", "agent.finetune", json.dumps(asdict(asked)))
+    plain = run(folder, "-m", "agent.cli.finetune", json.dumps(asdict(asked)))
     words = ("--ram", "800M", "--seq-len", "32", "--updates", "3", "--json")
     mine = finetune(folder, "model", "--data", "data.jsonl", "--out", "mine", *words)
     assert (plain.returncode, mine.returncode) == (0, 0), plain.stderr + mine.stderr

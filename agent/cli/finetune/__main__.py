@@ -1,4 +1,4 @@
-"""The process that fine-tunes: `python -m agent.finetune OPTIONS`, the options as JSON; `port-agent finetune` starts it."""
+"""The process that fine-tunes: `python -m agent.cli.finetune OPTIONS`, the options as JSON; `port-agent finetune` starts it."""
 
 import dataclasses
 import math
@@ -6,10 +6,10 @@ import sys
 from typing import TYPE_CHECKING
 
 import msgspec
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from agent.cli.terminal import terminal
 from agent.finetune.options import FinetuneOptions
 from planner.ir.errors import PortError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def main() -> int:
     """Fine-tune as the only argument says; return the exit code."""
     options = msgspec.json.decode(sys.argv[1], type=FinetuneOptions)
-    console = Console(stderr=True, highlight=False)
+    console = terminal(stderr=True)
     try:
         from agent.finetune.training import exit_code, finetune
 
@@ -37,16 +37,14 @@ def main() -> int:
             bar.update(task, completed=update.done, total=update.of, said=pace)
 
         with bar:
-            outcome = finetune(
-                options, say, lambda text: console.print(f"port-agent: {text}", markup=False, soft_wrap=True)
-            )
+            outcome = finetune(options, say, lambda text: console.print(f"port-agent: {text}", soft_wrap=True))
     except PortError as error:
-        console.print(f"port-agent: {error}", markup=False, soft_wrap=True)
+        console.print(f"port-agent: {error}", soft_wrap=True)
         return error.exit_code
     if options.json:
         _tell("stopped" if outcome.left else "finished", outcome)
     else:
-        Console(highlight=False).print(_table(outcome))
+        terminal().print(_table(outcome))
     return exit_code(outcome)
 
 

@@ -1,0 +1,1 @@
+"""`finetune`: the command, and the process that it becomes."""

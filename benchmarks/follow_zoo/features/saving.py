@@ -125,7 +125,6 @@ for _name, _way in _WAYS.items():
 def _resumed(everything: Callable[[Any], Any]) -> Any:
     """Train two steps, save all, go on from the file with new objects."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "checkpoint"
         for epoch in range(3):
             model = perceptron()
             optimizer = torch.optim.AdamW(model.parameters(), foreach=epoch % 2 == 0)
@@ -143,6 +142,7 @@ def _resumed(everything: Callable[[Any], Any]) -> Any:
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
+            path = Path(folder) / f"checkpoint-{epoch}"  # the one before may still be mapped
             parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
             torch.save({n: p.state_dict() for n, p in parts.items()} | {"random": torch.get_rng_state()}, path)
         return path.read_bytes(), state(model, optimizer)

@@ -125,14 +125,15 @@ for _name, _way in _WAYS.items():
 def _resumed(everything: Callable[[Any], Any]) -> Any:
     """Train two steps, save all, go on from the file with new objects."""
     with tempfile.TemporaryDirectory() as folder:
-        for epoch in range(3):
+        paths = [Path(folder) / f"checkpoint-{epoch}" for epoch in range(3)]  # the one before may still be mapped
+        for epoch, path in enumerate(paths):
             model = perceptron()
             optimizer = torch.optim.AdamW(model.parameters(), foreach=epoch % 2 == 0)
             scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
             if epoch == 0:
                 training_begins()
             else:
-                saved = everything(path)
+                saved = everything(paths[epoch - 1])
                 model.load_state_dict(saved["model"])
                 optimizer.load_state_dict(saved["optimizer"])
                 scheduler.load_state_dict(saved["scheduler"])
@@ -142,7 +143,6 @@ def _resumed(everything: Callable[[Any], Any]) -> Any:
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
-            path = Path(folder) / f"checkpoint-{epoch}"  # the one before may still be mapped
             parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
             torch.save({n: p.state_dict() for n, p in parts.items()} | {"random": torch.get_rng_state()}, path)
         return path.read_bytes(), state(model, optimizer)

@@ -34,7 +34,7 @@ from planner.ir.costs import CostTable
 from planner.ir.graph import StepGraph
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
-from planner.search.plan_step import PlanResult, better_of, fine_bound, plan_step
+from planner.search.plan_step import PlanLimits, PlanResult, better_of, fine_bound, plan_step
 from planner.search.solve import STRATEGIES
 
 OURS = "milp"
@@ -104,7 +104,7 @@ def rows_of(
             yield row(strategy, result)
     if OURS in strategies:
         alone = plan_step(graph, costs, ram_bytes=ram, time_limit_s=limits.ours_s)
-        result = better_of(graph, costs, ram_bytes=ram, found=alone, rivals=rivals)
+        result = better_of(graph, costs, PlanLimits(ram), found=alone, rivals=rivals)
         fine = fine_bound(graph, costs, ram_bytes=ram)
         own = alone.plan.overhead_joules if alone.plan else None
         yield replace(row(OURS, result), alone_joules=own, fine_bound_joules=fine)

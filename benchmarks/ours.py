@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from agent.energy.sources.power_models import power_with
 from agent.prepare import bundle
 from agent.worker.options import TorchOptions
 from agent.worker.protocol import plain_values
@@ -49,8 +50,9 @@ class Ours:
         )  # fmt: skip
         self.folder, self.steps = folder, steps
         self.prepared = make_bundle.prepare(self.job)
-        self.measured = bundle.measure(self.prepared.graphs, 1, lambda *_: None)
-        self.device = bundle.this_device(self.measured, folder, 1, lambda *_: None)
+        power = power_with(1)
+        self.measured = bundle.measure(self.prepared.graphs, 1, power.compute_watts, lambda *_: None)
+        self.device = bundle.this_device(self.measured, folder, 1, power, lambda *_: None)
 
     def plan(
         self,

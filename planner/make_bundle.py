@@ -328,18 +328,23 @@ def plan_all(
 
 
 def default_planner(
-    *, strategy: str, time_limit_s: float, progress: Any = None, deadline_s: float | None = None
+    *,
+    strategy: str,
+    time_limit_s: float,
+    progress: Any = None,
+    deadline_s: float | None = None,
+    write_limit_bytes: int | None = None,
 ) -> Planner:
     """Return the planner that the command line uses.
 
-    `deadline_s`: for one training step; evaluation has none.
+    `deadline_s`: for one training step; evaluation has none. `write_limit_bytes`: what any step may write to flash.
     """
 
     def plan(graph: StepGraph, costs: CostTable, ram_bytes: int) -> PlanResult:
         training = any(op.phase is not Phase.FORWARD for op in graph.ops)
         return plan_step(
             graph, costs, ram_bytes=ram_bytes, strategy=strategy, time_limit_s=time_limit_s, progress=progress,
-            deadline_s=deadline_s if training else None,
+            deadline_s=deadline_s if training else None, write_limit_bytes=write_limit_bytes,
         )  # fmt: skip
 
     return plan
@@ -353,7 +358,7 @@ def choice(ram_bytes: int, plans: Mapping[str, Plan], costs: Mapping[str, CostTa
     peak = max(p.peak_bytes for p in plans.values())
     return PlanChoice(
         ram_bytes, peak, program.seconds, program.joules, plan.overhead_joules, plan.bound_joules,
-        program.written_bytes, plan.strategy,
+        program.written_bytes, plan.strategy, program.wear_joules,
     )  # fmt: skip
 
 

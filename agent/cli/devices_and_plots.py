@@ -307,7 +307,7 @@ def too_slow(graph: "StepGraph", costs: "CostTable", wanted: "Pace", ram_bytes: 
 
 def _point_data(point: "Point") -> dict[str, object]:
     return {
-        "peak_bytes": point.peak_bytes, "seconds": point.seconds, "joules": point.joules,
+        "peak_bytes": point.peak_bytes, "seconds": point.seconds, "joules": point.joules, "written_bytes": point.written_bytes,
         "budget_bytes": point.plan.ram_bytes, "overhead_joules": point.plan.overhead_joules,
         "bound_joules": point.plan.bound_joules, "strategy": point.plan.strategy,
     }  # fmt: skip
@@ -317,12 +317,12 @@ def print_frontier(points: "list[Point]", wanted_seconds: float | None) -> None:
     """Print the frontier as a table and, in a terminal, as a plot of energy over memory."""
     from rich.table import Table
 
-    table = Table("plan", "budget", "peak", "step", "energy", "overhead", "in time")
+    table = Table("plan", "budget", "peak", "step", "energy", "written", "overhead", "in time")
     for k, point in enumerate(points):
         in_time = "" if wanted_seconds is None else "yes" if point.seconds <= wanted_seconds else "no"
         table.add_row(
             str(k), format_bytes(point.plan.ram_bytes), format_bytes(point.peak_bytes), format_seconds(point.seconds),
-            format_joules(point.joules), format_joules(point.plan.overhead_joules), in_time,
+            format_joules(point.joules), format_bytes(point.written_bytes), format_joules(point.plan.overhead_joules), in_time,
         )  # fmt: skip
     console = terminal()
     console.print(table)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from agent.dashboard.server import StatusClient
     from agent.energy.report import Amount, EnergyReport, ReportOptions
     from agent.energy.sources.base import SourceInfo
-    from agent.energy.sources.registry import EnergyConfig, SourceReport
+    from agent.energy.sources.registry import SourceReport
 
 _PLOT_COLUMNS = 100
 
@@ -102,7 +102,7 @@ def _energy(arguments: argparse.Namespace) -> int:
 def _options(arguments: argparse.Namespace) -> "ReportOptions":
     from agent.energy.report import ReportOptions
 
-    config, budget = _config(arguments)
+    config, budget = places.energy_settings(arguments.config)
     endurance = arguments.endurance or config.flash_endurance_bytes
     return ReportOptions(
         since_unix=arguments.since,
@@ -113,16 +113,6 @@ def _options(arguments: argparse.Namespace) -> "ReportOptions":
         flash_bytes_per_day=budget,
         flash_endurance_bytes=endurance,
     )
-
-
-def _config(arguments: argparse.Namespace) -> "tuple[EnergyConfig, int]":
-    """Return the `[energy]` settings and the policy's daily budget of flash writes."""
-    from agent.energy.sources.registry import EnergyConfig
-    from agent.policy.config import Config, load_config
-
-    path = arguments.config or places.SYSTEM_CONFIG
-    config = load_config(path) if path.is_file() else Config()
-    return EnergyConfig.from_table(config.energy), config.policy.flash_write_budget_bytes_per_day
 
 
 def _read(arguments: argparse.Namespace, options: "ReportOptions") -> "EnergyReport":
@@ -163,7 +153,7 @@ def _sources(arguments: argparse.Namespace) -> int:
     from agent.energy.sources.power_models import board_model, detect_model
     from agent.energy.sources.registry import diagnose
 
-    config, _ = _config(arguments)
+    config, _ = places.energy_settings(arguments.config)
     model = board_model(config.board) if config.board else detect_model(Path("/"))
     reports = diagnose(config, model, Path("/"))
     if arguments.json:
@@ -378,7 +368,7 @@ def _dashboard(arguments: argparse.Namespace) -> int:
     from agent.dashboard.server import Dashboard, open_in_browser
     from agent.energy.report import options_from_query
 
-    _, budget = _config(arguments)
+    _, budget = places.energy_settings(arguments.config)
 
     def energy(query: "Mapping[str, str]") -> "Mapping[str, object]":
         return _read(arguments, options_from_query({"flash_bytes_per_day": str(budget), **query})).as_dict()

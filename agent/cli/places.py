@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agent.control.client import ControlClient
+    from agent.energy.sources.registry import EnergyConfig
 
 SYSTEM_RUNTIME_DIR = Path("/run/port-agent")
 SYSTEM_STATE_DIR = Path("/var/lib/port-agent")
@@ -36,3 +37,16 @@ def connect(runtime_dir: Path | None) -> "ControlClient":
         return ControlClient(runtime_dir)
     places = [SYSTEM_RUNTIME_DIR, own_runtime_dir()]
     return ControlClient(next((place for place in places if (place / SOCKET_NAME).exists()), places[0]))
+
+
+def energy_settings(config: Path | None) -> "tuple[EnergyConfig, int]":
+    """Return the `[energy]` settings and the daily budget of flash writes in this file, else in the system's if there is one.
+
+    Raises ConfigError and EnergyConfigError.
+    """
+    from agent.energy.sources.registry import EnergyConfig
+    from agent.policy.config import Config, load_config
+
+    path = config or SYSTEM_CONFIG
+    found = load_config(path) if path.is_file() else Config()
+    return EnergyConfig.from_table(found.energy), found.policy.flash_write_budget_bytes_per_day

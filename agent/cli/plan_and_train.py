@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from agent.cli import places
 from agent.cli.arguments import (
     UsageError,
     duration,
@@ -22,9 +23,14 @@ from agent.cli.arguments import (
 )
 from agent.cli.devices_and_plots import add_deadline, too_slow, wanted_pace
 from agent.cli.terminal import draw, terminal
+from agent.energy.media import FlashPrices, Medium, medium_of, medium_under
+from agent.energy.sources.power_models import power_with
+from planner.ir.boards import load_board
+from planner.ir.costs import MediumKind
 from planner.ir.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
+    from agent.energy.sources.registry import EnergyConfig
     from agent.prepare.bundle import Made
     from agent.prepare.sparse import SparseJob
     from planner.deadline import Pace
@@ -33,6 +39,9 @@ if TYPE_CHECKING:
     from planner.ir.graph import StepGraph
     from planner.ir.plan import Plan
     from planner.sparse.probe import ProbeResult
+
+
+_TB = 1e12
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -93,6 +102,20 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         help="put more plans for smaller budgets into the bundle, and print them; the agent switches between them",
     )  # fmt: skip
     add_deadline(parser)
+    parser.add_argument(
+        "--medium", choices=[kind.name.lower() for kind in MediumKind],
+        help="what pages are written to (default: what --page-dir lies on, or the --board has): sets what a written byte costs",
+    )  # fmt: skip
+    spared = parser.add_mutually_exclusive_group()
+    spared.add_argument("--writes-per-step", type=size, metavar="SIZE", help="write no more to flash in a step")
+    spared.add_argument(
+        "--flash-life", type=duration, metavar="TIME",
+        help="write so little that the flash lasts so long if training never stops, such as 3y",
+    )  # fmt: skip
+    parser.add_argument(
+        "--config", type=readable_file, metavar="F",
+        help=f"[energy] there says watts, prices and the card's endurance; default {places.SYSTEM_CONFIG} if it exists",
+    )  # fmt: skip
     parser.add_argument(
         "--board", metavar="NAME",
         help="plan for a board that is not at hand: costs measured here are scaled to it, and the bundle says estimated",
@@ -205,6 +228,8 @@ def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, Spars
     from planner.ir.plan import Plan
     from planner.job import load_job
 
+    energy, _ = places.energy_settings(arguments.config)
+    medium = _medium(arguments, energy)
     torch.set_num_threads(arguments.threads)
     sparse: SparseJob | None = None
     with StageBar(("capture", "profile", "flash", "analyse", "compare", "plan", "try"), quiet=arguments.json) as bar:
@@ -214,11 +239,13 @@ def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, Spars
         prepare = partial(make_bundle.prepare, job, updates=updates)
         prepared = prepare()
         bar.update("capture", 1.0)
-        measured = bundle.measure(prepared.graphs, arguments.threads, bar.update)
-        here = device = bundle.this_device(measured, arguments.page_dir, arguments.threads, bar.update)
+        power = power_with(arguments.threads, energy.static_watts, energy.full_watts)
+        measured = bundle.measure(prepared.graphs, arguments.threads, power.compute_watts, bar.update)
+        here = device = bundle.this_device(measured, arguments.page_dir, arguments.threads, power, bar.update)
         if arguments.board is not None:
             measured, device = bundle.other_board(prepared.graphs, measured, here, arguments.board)
         device = bundle.slower_flash(device, arguments.flash_read, arguments.flash_write)
+        device = bundle.on_medium(device, medium)
         pace = wanted_pace(arguments, rows, job.batch_size)
         if arguments.sparse_update:
             limits = StepLimits(None if pace is None else pace.seconds_per_step, arguments.step_joules)
@@ -235,6 +262,7 @@ def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, Spars
         planner = make_bundle.default_planner(
             strategy=arguments.strategy, time_limit_s=arguments.time_limit,
             deadline_s=None if pace is None else pace.seconds_per_step,
+            write_limit_bytes=_write_limit(arguments, CostTable(device, measured.ops[0])),
         )  # fmt: skip
         try:
             made = bundle.make(
@@ -252,6 +280,31 @@ def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, Spars
         written, main = Bundle(out), made.manifest.graphs[0]
         _write_model(arguments, written.graphs[main], written.costs[main], written.plans[0][main], pace)
     return made, sparse
+
+
+def _medium(arguments: argparse.Namespace, energy: "EnergyConfig") -> Medium:
+    """Return what pages are written to: as said, else of the board, else as the kernel tells of the page directory."""
+    prices = FlashPrices(energy.flash_endurance_bytes, energy.flash_price, energy.price_per_kwh)
+    kind = None if arguments.medium is None else MediumKind[arguments.medium.upper()]
+    if kind is None and arguments.board is not None:
+        kind = load_board(arguments.board).medium
+    medium = medium_under(arguments.page_dir, prices) if kind is None else medium_of(kind, prices)
+    if arguments.flash_life is not None and medium.endurance_bytes is None:
+        raise UsageError(
+            f"--flash-life: writing does not wear out a {medium.kind.value}; name the --medium of the device"
+        )
+    return medium
+
+
+def _write_limit(arguments: argparse.Namespace, costs: "CostTable") -> int | None:
+    """Return how many bytes a step may write; a step takes at least what its operators do."""
+    if arguments.flash_life is None:
+        limit: int | None = arguments.writes_per_step
+        return limit
+    endurance = costs.device.flash.endurance_bytes
+    if endurance is None:
+        return None
+    return int(endurance / arguments.flash_life * sum(op.seconds for op in costs.ops))
 
 
 def _write_model(
@@ -336,6 +389,8 @@ def _facts(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
     graph, plan = bundle.graphs[main], bundle.plans[index][main]
     program = lower(graph, bundle.costs[main], plan)
     keep_all = lower(graph, bundle.costs[main], type(plan)(), check_budget=False)
+    flash = bundle.costs[main].device.flash
+    endurance = flash.endurance_bytes
     count = {a: len({d.storage for d in plan.decisions if d.action is a}) for a in Action}
     return {
         "bundle": str(path), "operators": len(graph.ops), "storages": len(graph.storages),
@@ -343,6 +398,8 @@ def _facts(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
         "peak_without_planning_bytes": keep_all.peak_bytes, "base_bytes": bundle.costs[main].device.base_bytes,
         "paged": count[Action.PAGE], "recomputed": count[Action.RECOMPUTE], "intermediate": count[Action.INTERMEDIATE],
         "sliced_updates": len(plan.sliced), "read_bytes": program.read_bytes, "written_bytes": program.written_bytes,
+        "medium": flash.name, "endurance_bytes": endurance, "wear_joules": program.wear_joules,
+        "flash_lasts_steps": endurance / program.written_bytes if endurance and program.written_bytes else None,
         "seconds": program.seconds, "stall_seconds": program.stall_seconds, "joules": program.joules,
         "recompute_seconds": program.recompute_seconds, "plan_bytes": len(msgpack.packb(pack_plan(plan))),
         "overhead_joules": plan.overhead_joules, "bound_joules": plan.bound_joules,
@@ -378,6 +435,11 @@ def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> Non
     table.add_row(
         "flash per step", f"{format_bytes(facts['written_bytes'])} written, {format_bytes(facts['read_bytes'])} read"
     )
+    if facts["flash_lasts_steps"] is not None:
+        table.add_row(
+            "flash life", f"this {facts['medium']}, taken to endure {facts['endurance_bytes'] / _TB:,.3g} TB, lasts "
+            f"{facts['flash_lasts_steps']:,.2g} steps: {format_seconds(facts['flash_lasts_steps'] * facts['seconds'])} of training"
+        )  # fmt: skip
     table.add_row("recorded", _recorded(manifest))
     table.add_row("compared", _compared(manifest))
     if "planning_s" in facts:

@@ -10,12 +10,12 @@ from pathlib import Path
 from agent.energy.sources.base import SourceError, read_integer, read_text
 
 NAME = "flash-wear"
-_SECTOR_BYTES = 512
+SECTOR_BYTES = 512
 """Unit of /sys/block/*/stat, whatever the device's own sector size (Documentation/block/stat.rst)."""
 _WRITTEN_SECTORS_FIELD = 6
-ASSUMED_CYCLES = 1000
-"""Program and erase cycles of consumer flash (TLC) where nobody gave an endurance; the daily budget of the policy assumes
-the same (deploy/config.toml)."""
+ASSUMED_CYCLES = 600
+"""Program and erase cycles of consumer flash (TLC) where nobody gave an endurance: what makers of SSDs promise (TBW over
+capacity, such as 150 TB of 250 GB). The daily budget of the policy assumes the same (deploy/config.toml)."""
 _LIFE_STEPS = {0: None, **{step: step * 0.1 for step in range(1, 11)}, 11: 1.0}
 """eMMC 5 life_time estimate: 0x01 means 0 % to 10 % used, 0x0b past its life (JEDEC JESD84-B51, 7.4.22)."""
 
@@ -76,7 +76,7 @@ def parse_written_bytes(text: str) -> int:
     fields = text.split()
     if len(fields) < 11 or not all(field.isdigit() for field in fields):
         raise SourceError(NAME, f"cannot read the block statistics {text[:60]!r}", "see the kernel's release notes")
-    return int(fields[_WRITTEN_SECTORS_FIELD]) * _SECTOR_BYTES
+    return int(fields[_WRITTEN_SECTORS_FIELD]) * SECTOR_BYTES
 
 
 def parse_life_time(text: str) -> float | None:
@@ -130,7 +130,7 @@ class DiskCounter:
             return None
         if read_integer(NAME, self._disk / "queue/rotational") != 0:
             return None
-        return read_integer(NAME, self._disk / "size") * _SECTOR_BYTES
+        return read_integer(NAME, self._disk / "size") * SECTOR_BYTES
 
     def used_life(self) -> float | None:
         """Return the share of an eMMC's life already used; None for devices that do not say."""

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import msgpack
 
+from agent.energy.media import Medium
+from agent.energy.sources.estimated import PowerModel
 from agent.malloc import preload_environment
 from agent.system.python_process import module_command, module_environment
 from agent.worker.options import TorchOptions
@@ -25,20 +27,16 @@ from planner.ir.bundle.writer import publish_bundle, replace_plans
 from planner.ir.costs import CostTable, DeviceCosts
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import StepGraph
-from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.ir.units import format_bytes
 from planner.make_bundle import InfeasibleError, Planner, Prepared
 from planner.profiling import operators
 from planner.profiling.operators import Measured
 from planner.search import pareto
-from planner.search.pareto import Point
+from planner.search.pareto import point_of
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and how far it is, 0 to 1."""
-
-_STATIC_WATTS, _COMPUTE_WATTS = 2.0, 4.0
-"""A small board at rest and what a busy core adds: what joules are estimated with where no board file is given."""
 
 _TRIES = 4
 _TRIAL_STEPS = 2
@@ -48,6 +46,9 @@ _SPARE = 0.01
 
 _NARROW, _WIDE = 2, 6
 """Smaller plans in a bundle."""
+
+_SPARED_WRITES = 0.25
+"""Of the bytes that the first plan writes, what a plan may for days on which the allowance of flash writes gets short."""
 
 _LIKELY_PACE = (0.5, 2.0)
 """Outside of this the trial's step says more about what else the machine was doing."""
@@ -81,8 +82,8 @@ class Made:
     measured_peak_bytes: int
 
 
-def measure(graphs: Mapping[str, StepGraph], threads: int, progress: Progress) -> Measured:
-    """Profile the operators in a process of its own.
+def measure(graphs: Mapping[str, StepGraph], threads: int, compute_watts: float, progress: Progress) -> Measured:
+    """Profile the operators in a process of its own; while they run, they draw `compute_watts`.
 
     Raises TrialError where that process fails.
     """
@@ -90,7 +91,7 @@ def measure(graphs: Mapping[str, StepGraph], threads: int, progress: Progress) -
         source, target = Path(folder) / "graphs", Path(folder) / "costs"
         source.write_bytes(msgpack.packb([pack_graph(g) for g in graphs.values()]))
         command = [
-            *module_command("planner.profiling.operators"), str(source), str(target), str(threads), str(_COMPUTE_WATTS)
+            *module_command("planner.profiling.operators"), str(source), str(target), str(threads), str(compute_watts)
         ]  # fmt: skip
         environment = {**module_environment(), **preload_environment(None), "OMP_NUM_THREADS": str(threads)}
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
@@ -102,12 +103,12 @@ def measure(graphs: Mapping[str, StepGraph], threads: int, progress: Progress) -
         return operators.read_measured(target)
 
 
-def this_device(measured: Measured, page_dir: Path, threads: int, progress: Progress) -> DeviceCosts:
-    """Return the costs of this machine; bandwidth is measured in `page_dir`, watts are estimates."""
+def this_device(measured: Measured, page_dir: Path, threads: int, power: PowerModel, progress: Progress) -> DeviceCosts:
+    """Return the costs of this machine, which draws `power`; bandwidth is measured in `page_dir`."""
     rounds: Callable[[int, int], None] = lambda done, total: progress("flash", done / total)  # noqa: E731
-    flash = operators.measure_flash(page_dir, compute_watts=_COMPUTE_WATTS, progress=rounds)
+    flash = operators.measure_flash(page_dir, compute_watts=power.compute_watts, progress=rounds)
     return DeviceCosts(
-        platform.node() or "this machine", measured.worker_bytes, _STATIC_WATTS, _COMPUTE_WATTS, flash, threads
+        platform.node() or "this machine", measured.worker_bytes, power.static_watts, power.compute_watts, flash, threads
     )  # fmt: skip
 
 
@@ -141,6 +142,15 @@ def slower_flash(device: DeviceCosts, read_bytes_per_s: float | None, write_byte
         write_bytes_per_s=write, write_joules_per_byte=flash.write_joules_per_byte + more_write,
     )  # fmt: skip
     return replace(device, flash=slower)
+
+
+def on_medium(device: DeviceCosts, medium: Medium) -> DeviceCosts:
+    """Return the device with flash of this kind: its endurance, and the price of what a written byte wears off."""
+    flash = replace(
+        device.flash, name=medium.kind.value, endurance_bytes=medium.endurance_bytes,
+        wear_joules_per_byte=medium.wear_joules_per_byte,
+    )  # fmt: skip
+    return replace(device, flash=flash)
 
 
 def make(
@@ -278,21 +288,26 @@ class _Making:
             self.measured = self.measured.at_pace(found.pace)
 
     def with_smaller_plans(self, planner: Planner, count: int) -> Manifest:
-        """Add plans for smaller budgets behind the one the draft has; return its manifest."""
+        """Add plans for smaller budgets, and one that spares flash, behind the one the draft has; return its manifest."""
         bundle = Bundle(self.draft)
         main = bundle.manifest.graphs[0]
         choices, limits = [bundle.plans[0]], [self.ram_bytes]
         smaller = pareto.budgets(bundle.graphs[main], bundle.costs[main], self.target_bytes, count + 1)[1:]
-        for limit in smaller:
-            if limit < self.start_bytes:
-                continue
+        tries = [(limit, planner) for limit in smaller if limit >= self.start_bytes]
+        written = bundle.manifest.plans[0].written_bytes
+        if written and self.device.flash.wear_joules_per_byte:
+            sparing = make_bundle.default_planner(
+                strategy="greedy", time_limit_s=1.0, write_limit_bytes=int(written * _SPARED_WRITES)
+            )
+            tries.insert(0, (self.target_bytes, sparing))
+        for limit, chosen in tries:
             try:
-                plans, _ = make_bundle.plan_all(self.prepared, self.measured, self.device, limit, planner)
+                plans, _ = make_bundle.plan_all(self.prepared, self.measured, self.device, limit, chosen)
             except InfeasibleError:
                 continue
             choices.append(plans)
             limits.append(limit)
-        points = [Point(c[main], *_figures(bundle, main, c[main])) for c in choices]
+        points = [point_of(bundle.graphs[main], bundle.costs[main], c[main]) for c in choices]
         kept = [0] + [i for i in range(1, len(points)) if not any(p.dominates(points[i]) for p in points)]
         return self._written([choices[i] for i in kept], bundle.costs, [limits[i] for i in kept])
 
@@ -310,11 +325,6 @@ class _Making:
         )
         replace_plans(self.draft, manifest, plans, costs)
         return manifest
-
-
-def _figures(bundle: Bundle, name: str, plan: Plan) -> tuple[int, float, float]:
-    program = lower(bundle.graphs[name], bundle.costs[name], plan)
-    return program.peak_bytes, program.seconds, program.joules
 
 
 def loading_peak() -> int:

@@ -111,6 +111,7 @@ class Dispatcher:
             total_memory_bytes=readings.total_memory_bytes,
             warm=warm,
             flash_budget_bytes_per_day=policy.flash_write_budget_bytes_per_day,
+            flash_written_today_bytes=core.wear.today_bytes(),
             give_up_after=options.max_failures_without_progress,
             job_log_bytes=options.job_log_bytes,
         )

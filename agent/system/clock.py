@@ -2,7 +2,7 @@
 
 import calendar
 import time
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Protocol
 
 CLOCK_SET_AFTER_S = 1735689600.0
@@ -47,6 +47,12 @@ def local_time(wall_s: float) -> datetime:
 def day_of(wall_s: float) -> str:
     """Return the local date, on which written bytes are counted, as YYYY-MM-DD."""
     return local_time(wall_s).strftime("%Y-%m-%d")
+
+
+def day_left_s(wall_s: float) -> float:
+    """Return the seconds until local midnight, when a new day of `day_of` begins."""
+    now = local_time(wall_s)
+    return (datetime.combine(now + timedelta(days=1), datetime.min.time()) - now).total_seconds()
 
 
 def local_clock_s(wall_s: float) -> int:

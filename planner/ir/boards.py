@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
+from planner.ir.costs import CostTable, DeviceCosts, Flash, MediumKind, OpCost
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import ITEM_BYTES, StepGraph, operands
 
@@ -19,6 +19,7 @@ REQUIRED = (
     "ram_bytes", "base_bytes", "flops_per_s", "memory_bytes_per_s", "static_watts", "compute_watts",
     "read_bytes_per_s", "write_bytes_per_s", "latency_s", "read_joules_per_byte", "write_joules_per_byte",
 )  # fmt: skip
+_WORDS = ("name", "title", "kind", "medium")
 OP_OVERHEAD_S = 4e-6
 """Dispatch of one aten operator from a prepared call (measured on x86-64, torch 2.13)."""
 
@@ -41,12 +42,16 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """A device as its file describes it."""
+    """A device as its file describes it.
+
+    `medium`: what its flash is; None where the file does not say.
+    """
 
     name: str
     title: str
     kind: str
     numbers: dict[str, Number]
+    medium: MediumKind | None = None
 
     def __getitem__(self, key: str) -> float:
         return self.numbers[key].value
@@ -99,7 +104,7 @@ def parse_board(data: dict[str, Any], where: str) -> Board:
     """
     numbers = {}
     for key, entry in data.items():
-        if key in ("name", "title", "kind"):
+        if key in _WORDS:
             continue
         if not isinstance(entry, dict) or set(entry) != {"value", "unit", "kind", "source"}:
             raise BoardError(f"{where}: {key} needs exactly value, unit, kind and source")
@@ -112,12 +117,21 @@ def parse_board(data: dict[str, Any], where: str) -> Board:
     missing = [key for key in REQUIRED if key not in numbers]
     if missing:
         raise BoardError(f"{where} lacks {', '.join(missing)}; {_HOW}")
-    return Board(str(data.get("name", where)), str(data.get("title", where)), str(data.get("kind", "linux")), numbers)
+    name, title, kind = (str(data.get(*pair)) for pair in (("name", where), ("title", where), ("kind", "linux")))
+    return Board(name, title, kind, numbers, _medium(data.get("medium"), where))
+
+
+def _medium(name: object, where: str) -> MediumKind | None:
+    known = {kind.name.lower(): kind for kind in MediumKind}
+    if name is None or name in known:
+        return known.get(str(name))
+    raise BoardError(f"{where}: medium is {name!r}; there are {', '.join(known)}")
 
 
 def format_board(board: Board) -> str:
     """Return the TOML text of a board, in the format of the shipped files."""
-    lines = [f'name = "{board.name}"', f'title = "{board.title}"', f'kind = "{board.kind}"', ""]
+    lines = [f'name = "{board.name}"', f'title = "{board.title}"', f'kind = "{board.kind}"']
+    lines += [f'medium = "{board.medium.name.lower()}"', ""] if board.medium else [""]
     for key, n in board.numbers.items():
         lines += [f"[{key}]", f"value = {n.value!r}", f'unit = "{n.unit}"', f'kind = "{n.kind}"']
         lines += ['source = "' + n.source.replace("\\", "\\\\").replace('"', '\\"') + '"', ""]

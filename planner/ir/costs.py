@@ -3,6 +3,7 @@
 Seconds, joules and workspace per operator, bandwidth of flash, watts at rest.
 """
 
+import enum
 from dataclasses import dataclass
 
 
@@ -15,11 +16,22 @@ class OpCost:
     joules: float
 
 
+class MediumKind(enum.Enum):
+    """What pages and checkpoints are written to, as `show` names it."""
+
+    SD = "SD card"
+    EMMC = "eMMC"
+    USB = "USB stick"
+    SSD = "SSD"
+    DISK = "disk that turns"
+
+
 @dataclass(frozen=True, slots=True)
 class Flash:
     """A paging target: sustained bandwidth, latency per transfer and energy per byte, both ways.
 
-    `endurance_bytes` is what can be written before the medium wears out; None where nobody knows.
+    `endurance_bytes` is what can be written before the medium wears out; None where nobody knows. `wear_joules_per_byte`: the
+    energy that buys as much as the life that a written byte costs; a price, nothing that a meter sees.
     """
 
     name: str
@@ -29,6 +41,12 @@ class Flash:
     read_joules_per_byte: float
     write_joules_per_byte: float
     endurance_bytes: float | None = None
+    wear_joules_per_byte: float = 0.0
+
+    @property
+    def written_cost_joules_per_byte(self) -> float:
+        """What a plan is charged for a written byte: its transfer and its wear."""
+        return self.write_joules_per_byte + self.wear_joules_per_byte
 
     def read_seconds(self, nbytes: int) -> float:
         return self.latency_s + nbytes / self.read_bytes_per_s

@@ -213,7 +213,7 @@ class _Coarsening:
         return tuple(
             Paging(
                 d, target.write_seconds(nbytes), target.read_seconds(nbytes),
-                nbytes * target.write_joules_per_byte, nbytes * target.read_joules_per_byte,
+                nbytes * target.written_cost_joules_per_byte, nbytes * target.read_joules_per_byte,
             )
             for d, target in enumerate(targets[:1] if storage.persistent else targets)
         )  # fmt: skip

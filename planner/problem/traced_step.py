@@ -186,7 +186,7 @@ class _Tracing:
         if end < last + 2:
             return None
         flash, nbytes = self.device.flash, storage.nbytes
-        out = Paging(0, flash.write_seconds(nbytes), 0.0, nbytes * flash.write_joules_per_byte, 0.0)
+        out = Paging(0, flash.write_seconds(nbytes), 0.0, nbytes * flash.written_cost_joules_per_byte, 0.0)
         return Tensor(f"remains of storage {s}", nbytes, (last, end), (last,), paging=(out,))
 
     def _end_stage(self, s: int) -> int:
@@ -197,7 +197,7 @@ class _Tracing:
         flash = self.device.flash
         return Paging(
             0, flash.write_seconds(nbytes), flash.read_seconds(nbytes),
-            nbytes * flash.write_joules_per_byte, nbytes * flash.read_joules_per_byte,
+            nbytes * flash.written_cost_joules_per_byte, nbytes * flash.read_joules_per_byte,
         )  # fmt: skip
 
     def _rematerialization(self, s: int) -> Rematerialization | None:

@@ -1,4 +1,4 @@
-"""Several plans over RAM, time and energy, none beaten by another in all three.
+"""Several plans over RAM, time, energy and bytes written to flash, none beaten by another in all four.
 
 What an agent switches between.
 """
@@ -13,7 +13,7 @@ from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.problem.coarsen import coarsen
 from planner.search.greedy.search import smallest_budget
-from planner.search.plan_step import HURRIED_WATTS, plan_step
+from planner.search.plan_step import HURRIED_WATTS, plan_step, with_figures, with_wear
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,17 @@ class Point:
     peak_bytes: int
     seconds: float
     joules: float
+    written_bytes: int
 
     def dominates(self, other: "Point") -> bool:
-        """Say whether this plan is at least as good in memory, time and energy, and better in one."""
-        mine = (self.peak_bytes, self.seconds, self.joules)
-        theirs = (other.peak_bytes, other.seconds, other.joules)
-        return all(a <= b * (1 + 1e-9) for a, b in zip(mine, theirs, strict=True)) and any(
-            a < b * (1 - 1e-9) for a, b in zip(mine, theirs, strict=True)
-        )
+        """Say whether this plan is at least as good in memory, time, energy and wear, and better in one."""
+        pairs = tuple(zip(self.figures, other.figures, strict=True))
+        return all(a <= b * (1 + 1e-9) for a, b in pairs) and any(a < b * (1 - 1e-9) for a, b in pairs)
+
+    @property
+    def figures(self) -> tuple[float, ...]:
+        """What plans are compared by; less is better in each."""
+        return (self.peak_bytes, self.seconds, self.joules, self.written_bytes)
 
 
 def non_dominated(points: Iterable[Point]) -> list[Point]:
@@ -40,8 +43,7 @@ def non_dominated(points: Iterable[Point]) -> list[Point]:
     kept: list[Point] = []
     for i, point in enumerate(found):
         beaten = any(q.dominates(point) for q in found)
-        twin = any((q.peak_bytes, q.seconds, q.joules) == (point.peak_bytes, point.seconds, point.joules)
-                   for q in found[:i])  # fmt: skip
+        twin = any(q.figures == point.figures for q in found[:i])
         if not beaten and not twin:
             kept.append(point)
     return sorted(kept, key=lambda p: (-p.peak_bytes, p.seconds))
@@ -73,15 +75,17 @@ def frontier(
     time_limit_s: float = 20.0,
     strategy: str = "milp",
 ) -> list[Point]:
-    """Return the non-dominated plans at these budgets: least energy, and hurried.
+    """Return the non-dominated plans at these budgets: least energy and wear, least energy alone, and hurried.
 
     `time_limit_s` is for all together.
     """
-    share = time_limit_s / max(2 * len(limits), 1)
-    hurried = replace(costs, device=replace(costs.device, static_watts=HURRIED_WATTS[1] + costs.device.static_watts))
+    unworn = with_wear(costs, 0.0)
+    hurried = replace(unworn, device=replace(unworn.device, static_watts=HURRIED_WATTS[1] + costs.device.static_watts))
+    tables = tuple(dict.fromkeys((costs, unworn, hurried)))
+    share = time_limit_s / max(len(tables) * len(limits), 1)
     points = []
     for limit in limits:
-        for table in (costs, hurried):
+        for table in tables:
             result = plan_step(graph, table, ram_bytes=limit, time_limit_s=share, strategy=strategy)
             if result.plan is not None:
                 points.append(point_of(graph, costs, result.plan))
@@ -91,12 +95,8 @@ def frontier(
 def point_of(graph: StepGraph, costs: CostTable, plan: Plan) -> Point:
     """Return the point of `plan` under these costs, whatever costs it was made for."""
     program = lower(graph, costs, plan)
-    base = sum(c.joules + costs.device.static_watts * c.seconds for c in costs.ops)
-    plan = replace(
-        plan, peak_bytes=program.peak_bytes, seconds=program.seconds, joules=program.joules,
-        overhead_joules=max(0.0, program.joules - base),
-    )  # fmt: skip
-    return Point(plan, program.peak_bytes, program.seconds, program.joules)
+    plan = with_figures(plan, costs, program)
+    return Point(plan, program.peak_bytes, program.seconds, program.joules, program.written_bytes)
 
 
 def budget_for(

@@ -38,6 +38,29 @@ HURRIED_WATTS = (8.0, 25.0, 100.0)
 """Static watts, besides the device's own, that make the planner buy time with energy, from a little to all it can."""
 
 
+WEAR_WEIGHT = 10.0
+"""Steps' energy that writing out all storages costs in the search. At the whole price of wear what else plans differ by is lost in
+the solver's tolerances: of 1, 3, 10, 30, 100, the writes of the demo and of ResNet-18 were least at 10 to 30."""
+
+SPARING_TIME = 1.25
+"""How much longer a step may take to spare flash. By its price alone a written byte is worth hundreds of times the energy of
+its transfer, and a step would take several times as long for the last few: who wants that sets a limit of bytes written."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLimits:
+    """What a step may take: resident bytes with the worker's own, seconds, bytes written to flash. None: as much as it likes."""
+
+    ram_bytes: int
+    deadline_s: float | None = None
+    write_limit_bytes: int | None = None
+
+    def passed_by(self, program: Program) -> bool:
+        """Say whether a program takes longer or writes more."""
+        late = self.deadline_s is not None and program.seconds > self.deadline_s * (1 + 1e-9)
+        return late or (self.write_limit_bytes is not None and program.written_bytes > self.write_limit_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class PlanResult:
     """What planning a captured step gave.
@@ -66,6 +89,7 @@ def plan_step(
     *,
     ram_bytes: int,
     deadline_s: float | None = None,
+    write_limit_bytes: int | None = None,
     time_limit_s: float = 20.0,
     strategy: str = "milp",
     progress: Progress | None = None,
@@ -75,29 +99,96 @@ def plan_step(
 
     The worker's own base is included.
 
-    `deadline_s`: seconds that one step may take. `rivals`: plans of the same step, from other strategies say; where
-    one of them is valid and needs less energy, it is the answer.
+    `deadline_s`: seconds that one step may take; `write_limit_bytes`: what it may write to flash. `rivals`: plans of the
+    same step, from other strategies say; where one of them is valid and costs less energy and wear, it is the answer.
     """
-    if deadline_s is None:
-        return _plan(graph, costs, ram_bytes, None, time_limit_s, strategy, progress, tuple(rivals))
+    limits = PlanLimits(ram_bytes, deadline_s, write_limit_bytes)
+    if not any(target.wear_joules_per_byte for target in costs.device.targets):
+        return _in_time(graph, costs, limits, time_limit_s, strategy, progress, tuple(rivals))
+    return _sparing(graph, costs, limits, time_limit_s, strategy, progress, tuple(rivals))
+
+
+def _sparing(
+    graph: StepGraph,
+    costs: CostTable,
+    limits: PlanLimits,
+    time_limit_s: float,
+    strategy: str,
+    progress: Progress | None,
+    rivals: Sequence[Plan],
+) -> PlanResult:
+    """Return a plan that spares flash which wears out, and takes little longer than one that does not look at wear."""
     begin = time.process_time()
-    free = _plan(graph, costs, ram_bytes, None, time_limit_s / 3, strategy, progress, tuple(rivals))
-    if free.plan is None or free.plan.seconds <= deadline_s:
+    unworn, share = with_wear(costs, 0.0), _visible_share(graph, costs)
+    careless = _in_time(graph, unworn, limits, time_limit_s, "greedy", None, rivals)
+    if careless.plan is None:
+        careless = _in_time(graph, unworn, limits, time_limit_s / 3, strategy, progress, rivals)
+    if careless.plan is None:
+        return careless
+    slowest_s = SPARING_TIME * careless.plan.seconds
+    limits = replace(limits, deadline_s=slowest_s if limits.deadline_s is None else min(slowest_s, limits.deadline_s))
+    spent = time.process_time() - begin
+    unhurried = replace(limits, deadline_s=None)
+    seen = _plan(graph, with_wear(costs, share), unhurried, time_limit_s - spent, strategy, progress, rivals)
+    known = [plan for plan in (careless.plan, seen.plan, *rivals) if plan is not None]
+    if seen.plan is None or seen.plan.seconds > slowest_s:
+        seen = _plan(graph, with_wear(costs, share), limits, time_limit_s / 2, strategy, progress, known)
+    found = better_of(graph, costs, limits, found=_restated(graph, costs, seen), rivals=known)
+    return replace(found, seconds=time.process_time() - begin)
+
+
+def _restated(graph: StepGraph, costs: CostTable, found: PlanResult) -> PlanResult:
+    """Return what was found for cheaper wear with its figures under these costs; the bound stays one."""
+    if found.plan is None:
+        return found
+    plan = with_figures(found.plan, costs, lower(graph, costs, found.plan), found.bound_joules)
+    gap = relative_gap(plan.overhead_joules, found.bound_joules)
+    return replace(found, plan=plan, outcome=Outcome.FEASIBLE, gap=gap)
+
+
+def _visible_share(graph: StepGraph, costs: CostTable) -> float:
+    """Return the share of wear's price at which the search still sees what time and energy differ by."""
+    dearest = max(target.wear_joules_per_byte for target in costs.device.targets)
+    return min(1.0, WEAR_WEIGHT * _base_joules(costs) / (dearest * sum(s.nbytes for s in graph.storages)))
+
+
+def _in_time(
+    graph: StepGraph,
+    costs: CostTable,
+    limits: PlanLimits,
+    time_limit_s: float,
+    strategy: str,
+    progress: Progress | None,
+    rivals: Sequence[Plan],
+) -> PlanResult:
+    """Return a plan that keeps the deadline, if there is one."""
+    free_limits, deadline_s = replace(limits, deadline_s=None), limits.deadline_s
+    begin = time.process_time()
+    share = 1.0 if deadline_s is None else 1 / 3
+    free = _plan(graph, costs, free_limits, share * time_limit_s, strategy, progress, rivals)
+    if deadline_s is None or free.plan is None or free.plan.seconds <= deadline_s:
         return free
     hurried = [
         found.plan
         for watts in HURRIED_WATTS
-        if (
-            found := _plan(graph, _paying(costs, watts), ram_bytes, None, time_limit_s / 9, strategy, progress, ())
-        ).plan
+        if (found := _plan(graph, _paying(costs, watts), free_limits, time_limit_s / 9, strategy, progress, ())).plan
     ]
     known = [*hurried, free.plan, *rivals]
     left = max(time_limit_s - (time.process_time() - begin), 0.2 * time_limit_s)
-    result = _plan(graph, costs, ram_bytes, deadline_s, left, strategy, progress, tuple(known))
+    result = _plan(graph, costs, limits, left, strategy, progress, tuple(known))
     spent = time.process_time() - begin
     if result.plan is not None:
         return replace(result, seconds=spent)
-    return _too_slow(graph, costs, ram_bytes, deadline_s, known, spent)
+    return _too_slow(graph, costs, limits.ram_bytes, deadline_s, known, spent)
+
+
+def with_wear(costs: CostTable, share: float) -> CostTable:
+    """Return the costs with this share of what a written byte's wear costs; 0: flash does not wear out."""
+    device = costs.device
+    flash, *further = (
+        replace(target, wear_joules_per_byte=share * target.wear_joules_per_byte) for target in device.targets
+    )
+    return replace(costs, device=replace(device, flash=flash, scratch_targets=tuple(further)))
 
 
 def _paying(costs: CostTable, watts: float) -> CostTable:
@@ -130,17 +221,20 @@ def _measured(graph: StepGraph, costs: CostTable, plan: Plan, ram_bytes: int) ->
 def _plan(
     graph: StepGraph,
     costs: CostTable,
-    ram_bytes: int,
-    deadline_s: float | None,
+    limits: PlanLimits,
     time_limit_s: float,
     strategy: str,
     progress: Progress | None,
     rivals: Sequence[Plan],
 ) -> PlanResult:
     begin = time.process_time()
+    ram_bytes = limits.ram_bytes
     order = best_order(graph, costs, ram_bytes)
     for target in (ram_bytes, *(round(ram_bytes * share) for share in TIGHTER)):
-        coarse = coarsen(graph, costs, ram_bytes=target, deadline_s=deadline_s, order=order)
+        coarse = coarsen(
+            graph, costs, ram_bytes=target, deadline_s=limits.deadline_s, write_limit_bytes=limits.write_limit_bytes,
+            order=order,
+        )  # fmt: skip
         judge = program_judge(graph, costs, coarse, ram_bytes)
         left = (1 - FINISHING) * time_limit_s - (time.process_time() - begin)
         solution = solve(coarse.problem, time_limit_s=left, strategy=strategy, progress=progress, judge=judge)
@@ -149,27 +243,26 @@ def _plan(
     schedule = solution.schedule
     if schedule is None:
         found = _failure(coarse, solution, begin)
+        if limits.write_limit_bytes is not None:
+            allowed = (
+                f"{format_bytes(limits.write_limit_bytes)} may be written in a step (--writes-per-step, --flash-life)"
+            )
+            found = replace(found, message=f"{found.message}; {allowed}")
     else:
         if target < ram_bytes:
             solution = replace(solution, bound_joules=None, outcome=Outcome.FEASIBLE)  # a bound for less memory
         plan = coarse.plan(schedule, ram_bytes, strategy)
         found = _success(costs, plan, lower(graph, costs, plan), solution, begin)
     keep_all = Plan()  # fits at times where the coarse problem, which counts from above, has no room for it
-    return better_of(graph, costs, ram_bytes=ram_bytes, deadline_s=deadline_s, found=found, rivals=(keep_all, *rivals))
+    return better_of(graph, costs, limits, found=found, rivals=(keep_all, *rivals))
 
 
 def better_of(
-    graph: StepGraph,
-    costs: CostTable,
-    *,
-    ram_bytes: int,
-    deadline_s: float | None = None,
-    found: PlanResult,
-    rivals: Iterable[Plan],
+    graph: StepGraph, costs: CostTable, limits: PlanLimits, *, found: PlanResult, rivals: Iterable[Plan]
 ) -> PlanResult:
-    """Return `found`, or the cheapest of `rivals` if that is valid within these budgets and cheaper."""
+    """Return `found`, or the cheapest of `rivals` if that is valid within these limits and cheaper."""
     for rival in rivals:
-        found = _cheaper(graph, costs, ram_bytes, deadline_s, found, rival)
+        found = _cheaper(graph, costs, limits, found, rival)
     return found
 
 
@@ -211,17 +304,15 @@ def _greedy_joules(graph: StepGraph, costs: CostTable, ram_bytes: int, order: tu
     return objective(coarse.problem, found) if found.valid else float("inf")
 
 
-def _cheaper(
-    graph: StepGraph, costs: CostTable, ram_bytes: int, deadline_s: float | None, found: PlanResult, rival: Plan
-) -> PlanResult:
-    """Return `found`, or `rival` in its place if that is valid and needs less energy."""
-    program = _measured(graph, costs, rival, ram_bytes)
-    if program is None or (deadline_s is not None and program.seconds > deadline_s * (1 + 1e-9)):
+def _cheaper(graph: StepGraph, costs: CostTable, limits: PlanLimits, found: PlanResult, rival: Plan) -> PlanResult:
+    """Return `found`, or `rival` in its place if that is valid and costs less energy and wear."""
+    program = _measured(graph, costs, rival, limits.ram_bytes)
+    if program is None or limits.passed_by(program):
         return found
-    if found.plan is not None and program.joules >= found.plan.joules:
+    if found.plan is not None and _overhead_joules(costs, program) >= found.plan.overhead_joules:
         return found
     bound = found.bound_joules
-    plan = _with_figures(replace(rival, ram_bytes=ram_bytes), costs, program, bound)
+    plan = with_figures(replace(rival, ram_bytes=limits.ram_bytes), costs, program, bound)
     return replace(
         found, plan=plan, outcome=Outcome.FEASIBLE, gap=relative_gap(plan.overhead_joules, bound),
         message=_message(Outcome.FEASIBLE, program), fastest_seconds=None,
@@ -240,14 +331,18 @@ def program_judge(graph: StepGraph, costs: CostTable, coarse: Coarse, ram_bytes:
             result.errors.append(str(error))
             return result
         waiting = costs.device.static_watts * program.stall_seconds
-        result.joules, result.seconds = program.joules, program.seconds
+        result.joules, result.seconds = program.cost_joules, program.seconds
         result.stall_seconds, result.recompute_seconds = program.stall_seconds, program.recompute_seconds
         result.static_joules = waiting
-        result.overhead_joules = program.joules - base_joules - waiting
+        result.overhead_joules = program.cost_joules - base_joules - waiting
         result.peak_bytes, result.written_bytes = program.peak_bytes, program.written_bytes
         result.read_bytes = program.read_bytes
         if problem.deadline_s is not None and program.seconds > problem.deadline_s * (1 + 1e-9):
             result.errors.append(f"the step takes {program.seconds:g} s, the deadline is {problem.deadline_s:g} s")
+        if problem.write_limit_bytes is not None and program.written_bytes > problem.write_limit_bytes:
+            result.errors.append(
+                f"{program.written_bytes} B are written, the limit is {problem.write_limit_bytes:.0f} B"
+            )
         return result
 
     return judge
@@ -257,10 +352,15 @@ def _base_joules(costs: CostTable) -> float:
     return sum(c.joules + costs.device.static_watts * c.seconds for c in costs.ops)
 
 
-def _with_figures(plan: Plan, costs: CostTable, program: Program, bound: float | None) -> Plan:
+def _overhead_joules(costs: CostTable, program: Program) -> float:
+    return max(0.0, program.cost_joules - _base_joules(costs))
+
+
+def with_figures(plan: Plan, costs: CostTable, program: Program, bound: float | None = None) -> Plan:
+    """Return `plan` with what its program takes under these costs."""
     return replace(
         plan, peak_bytes=program.peak_bytes, seconds=program.seconds, joules=program.joules,
-        overhead_joules=max(0.0, program.joules - _base_joules(costs)), bound_joules=bound,
+        overhead_joules=_overhead_joules(costs, program), bound_joules=bound,
     )  # fmt: skip
 
 
@@ -269,7 +369,7 @@ def _message(outcome: Outcome, program: Program) -> str:
 
 
 def _success(costs: CostTable, plan: Plan, program: Program, solution: Solution, begin: float) -> PlanResult:
-    plan = _with_figures(plan, costs, program, solution.bound_joules)
+    plan = with_figures(plan, costs, program, solution.bound_joules)
     gap = relative_gap(plan.overhead_joules, solution.bound_joules)
     seconds = time.process_time() - begin
     return PlanResult(solution.outcome, plan, solution.bound_joules, gap, seconds, _message(solution.outcome, program))

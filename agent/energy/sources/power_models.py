@@ -2,6 +2,7 @@
 
 import os
 import platform
+from dataclasses import replace
 from pathlib import Path
 
 from agent.energy.sources.estimated import PowerModel, generic_model
@@ -63,3 +64,17 @@ def detect_model(root: Path) -> PowerModel:
     """Return the power model of this machine: that of its board file, or a guess that says so."""
     name = detect_board(root)
     return board_model(name) if name else generic_model(os.cpu_count() or 1, machine_name(root))
+
+
+def power_with(
+    threads: int, static_watts: float | None = None, full_watts: float | None = None, root: Path = Path("/")
+) -> PowerModel:
+    """Return what this machine draws while `threads` of its cores compute: `full_watts` is then theirs alone.
+
+    The watts are those given (all cores busy), else those of `detect_model`.
+    """
+    model = detect_model(root)
+    static = model.static_watts if static_watts is None else static_watts
+    full = max(static, model.full_watts if full_watts is None else full_watts)
+    share = min(1.0, threads / (os.cpu_count() or 1))
+    return replace(model, static_watts=static, full_watts=static + (full - static) * share)

@@ -61,6 +61,8 @@ class EnergyConfig:
     co2_grams_per_kwh: float | None = None
     flush_s: float = 300.0
     flash_endurance_bytes: int | None = None
+    flash_price: float | None = None
+    """Of the medium that pages and checkpoints go to, in `currency`; 0 where its wear does not matter."""
     plugins: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     @staticmethod
@@ -87,6 +89,10 @@ def _positive(key: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise EnergyConfigError(key, f"must be a number above zero, not {value!r}")
     return float(value)
+
+
+def _price(key: str, value: object) -> float:
+    return 0.0 if value == 0 and not isinstance(value, bool) else _positive(key, value)
 
 
 def _count(key: str, value: object) -> int:
@@ -126,6 +132,7 @@ _CHECKS: Mapping[str, Callable[[str, object], object]] = {
     "co2_grams_per_kwh": _positive,
     "flush_s": _positive,
     "flash_endurance_bytes": _count,
+    "flash_price": _price,
     "plugins": _tables,
 }
 

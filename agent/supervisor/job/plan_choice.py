@@ -28,12 +28,34 @@ CHECKPOINT_SOONEST_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class PlanFigures:
-    """One plan of a bundle: resident peak, and time and energy of one step. None is unknown."""
+    """One plan of a bundle: resident peak, and time and energy of one step. None is unknown.
+
+    `written_bytes`: to flash in a step; `wear_joules`: what that costs of its life, as the energy that buys as much.
+    """
 
     index: int
     peak_bytes: int
     step_s: float | None = None
     step_joules: float | None = None
+    written_bytes: int = 0
+    wear_joules: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WriteAllowance:
+    """What may still be written to flash until the day is over."""
+
+    left_bytes: int
+    left_s: float
+
+    def lasts(self, plan: PlanFigures, steps_left: int | None) -> bool:
+        """Say whether a plan could run until then, or until it is done, and stay within."""
+        if not plan.step_s or not plan.written_bytes:
+            return True
+        steps = self.left_s / plan.step_s
+        if steps_left is not None:
+            steps = min(steps, steps_left)
+        return steps * plan.written_bytes <= self.left_bytes
 
 
 def fitting(plans: Sequence[PlanFigures], limit_bytes: int | None, ceiling_bytes: int | None) -> list[PlanFigures]:
@@ -64,11 +86,13 @@ def choose_plan(
     *,
     steps_left: int | None = None,
     time_left_s: float | None = None,
+    allowance: WriteAllowance | None = None,
     warm: bool = False,
 ) -> PlanFigures | None:
     """Return the plan to run, or None when none fits.
 
-    Without need the least energy wins; behind the deadline the fastest; on a hot day (`warm`) the least power.
+    Without need the least energy and wear wins; behind the deadline the fastest; where the day's allowance would be spent
+    before the day is over, the one that writes least; on a hot day (`warm`) the least power.
     """
     candidates = fitting(plans, limit_bytes, ceiling_bytes)
     if not candidates:
@@ -78,9 +102,12 @@ def choose_plan(
         if not in_time:
             return min(candidates, key=_seconds)
         candidates = in_time
+    if allowance is not None:
+        lasting = [plan for plan in candidates if allowance.lasts(plan, steps_left)]
+        candidates = lasting or [min(candidates, key=lambda plan: (plan.written_bytes, _cost(plan)))]
     if warm:
         return min(candidates, key=_watts)
-    return min(candidates, key=lambda plan: (_joules(plan), _seconds(plan), plan.peak_bytes))
+    return min(candidates, key=lambda plan: (_cost(plan), _seconds(plan), plan.peak_bytes))
 
 
 def smaller_plan(plans: Sequence[PlanFigures], than_bytes: int) -> PlanFigures | None:
@@ -127,8 +154,8 @@ def _seconds(plan: PlanFigures) -> float:
     return float("inf") if plan.step_s is None else plan.step_s
 
 
-def _joules(plan: PlanFigures) -> float:
-    return float("inf") if plan.step_joules is None else plan.step_joules
+def _cost(plan: PlanFigures) -> float:
+    return float("inf") if plan.step_joules is None else plan.step_joules + plan.wear_joules
 
 
 def _watts(plan: PlanFigures) -> float:

@@ -12,6 +12,7 @@ from agent.supervisor.job.attachments import AttachedProgram
 from agent.supervisor.job.bookkeeping import JobRecords
 from agent.supervisor.job.plan_choice import (
     PlanFigures,
+    WriteAllowance,
     at_measured_speed,
     checkpoint_interval_s,
     choose_plan,
@@ -21,7 +22,7 @@ from agent.supervisor.job.plan_choice import (
 )
 from agent.supervisor.job.run_state import Run, Surroundings
 from agent.system.cgroup import CgroupError
-from agent.system.clock import Clock
+from agent.system.clock import Clock, day_left_s
 from planner.ir.units import format_bytes, format_seconds
 
 PLAN_SWITCH_PAUSE_S = 30.0
@@ -47,6 +48,7 @@ class PlanSwitcher:
             job.memory_ceiling_bytes,
             steps_left=None if job.total_steps is None else max(0, job.total_steps - job.step),
             time_left_s=None if deadline is None else deadline - self._clock.wall_s(),
+            allowance=WriteAllowance(around.flash_left_bytes, day_left_s(self._clock.wall_s())),
             warm=around.warm,
         )
 
@@ -66,7 +68,9 @@ class PlanSwitcher:
         self.set_limits(run, around)
         if wanted is not None and changes:
             run.switched_at_s = now_s
-            run.worker.switch_plan(wanted.index, "memory pressure" if pressure else "limits, deadline or temperature")
+            run.worker.switch_plan(
+                wanted.index, "memory pressure" if pressure else "limits, deadline, flash allowance or temperature"
+            )
         return True
 
     def switched(self, run: Run, around: Surroundings) -> None:

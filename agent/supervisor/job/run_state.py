@@ -36,6 +36,7 @@ class Surroundings:
     total_memory_bytes: int | None
     warm: bool = False
     flash_budget_bytes_per_day: int = 1 << 32
+    flash_written_today_bytes: int = 0
     give_up_after: int = 6
     job_log_bytes: int = 1 << 20
 
@@ -43,6 +44,11 @@ class Surroundings:
     def memory_bytes(self) -> int | None:
         """What all workers together may take, or None without a limit."""
         return self.limits.memory_limit(self.total_memory_bytes)
+
+    @property
+    def flash_left_bytes(self) -> int:
+        """What may still be written today."""
+        return max(0, self.flash_budget_bytes_per_day - self.flash_written_today_bytes)
 
     def worker_limits(self, plan: PlanFigures | None) -> WorkerLimits:
         """Return the limits of a worker that runs `plan`; one without a plan may take all that is allowed."""

@@ -76,7 +76,9 @@ def read_training_bundle(bundle: Path) -> BundleFacts:
 
     manifest = read_manifest(bundle)
     plans = tuple(
-        PlanFigures(index, max(plan.peak_bytes, plan.ram_bytes), plan.seconds, plan.joules)
+        PlanFigures(
+            index, max(plan.peak_bytes, plan.ram_bytes), plan.seconds, plan.joules, plan.written_bytes, plan.wear_joules
+        )
         for index, plan in enumerate(manifest.plans)
     )
     return BundleFacts(plans, manifest.threads)

@@ -75,6 +75,8 @@ class PlanChoice:
     bound_joules: float | None
     written_bytes: Count
     strategy: str
+    wear_joules: float = 0.0
+    """What the written bytes cost of the flash's life; 0 in bundles from before that had a price."""
 
 
 @dataclass(frozen=True, slots=True)

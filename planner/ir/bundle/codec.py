@@ -71,7 +71,16 @@ class _PlanRecord(NamedTuple):
     """Per decision; absent where all are 0, as in bundles from before there were several."""
 
 
-_FlashRecord = tuple[_Text, _Positive, _Positive, _Number, _Number, _Number, _Positive | None]
+class _FlashRecord(NamedTuple):
+    name: _Text
+    read_bytes_per_s: _Positive
+    write_bytes_per_s: _Positive
+    latency_s: _Number
+    read_joules_per_byte: _Number
+    write_joules_per_byte: _Number
+    endurance_bytes: _Positive | None
+    wear_joules_per_byte: _Number = 0.0
+    """Absent in bundles from before wear had a price."""
 
 
 class _CostRecord(NamedTuple):
@@ -288,7 +297,7 @@ def pack_costs(costs: CostTable) -> list[Any]:
 def _pack_flash(flash: Flash) -> list[Any]:
     return [
         flash.name, flash.read_bytes_per_s, flash.write_bytes_per_s, flash.latency_s, flash.read_joules_per_byte,
-        flash.write_joules_per_byte, flash.endurance_bytes,
+        flash.write_joules_per_byte, flash.endurance_bytes, flash.wear_joules_per_byte,
     ]  # fmt: skip
 
 

@@ -42,7 +42,7 @@ def run(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
 def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("cli")
     (folder / "train.py").write_text(SCRIPT)
-    done = run(folder, "plan", "train.py", "--ram", "700M", "-o", "job.port", "--verify", "2", "--strategy", "greedy", "--json", "--write-model", "model.lp")  # fmt: skip
+    done = run(folder, "plan", "train.py", "--ram", "700M", "-o", "job.port", "--verify", "2", "--strategy", "greedy", "--medium", "sd", "--json", "--write-model", "model.lp")  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout)
 
@@ -81,6 +81,7 @@ def test_show(planned: tuple[Path, dict[str, Any]]) -> None:
     words = " ".join(shown.stdout.replace("│", " ").split())
     assert facts["recordings"]["count"] == 3 and "3 times, varying the rows of the batch" in words
     assert facts["compared_steps"] == 2 and facts["compared_tensors"] > 0 and "equal to the bit" in words
+    assert (facts["medium"], facts["endurance_bytes"], facts["flash_lasts_steps"]) == ("SD card", 19.2e12, None)
     missing = run(planned[0], "show", "job.port", "--plan", "5")
     assert missing.returncode != 0 and "no plan 5" in missing.stderr and "Traceback" not in missing.stderr
 
@@ -163,3 +164,10 @@ def test_files_that_do_not_exist(tmp_path: Path) -> None:
             and "No such file or directory; name a file" in done.stderr
             and "Traceback" not in done.stderr
         )
+
+
+def test_how_long_a_medium_lasts_that_does_not_wear_out(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    words = ("plan", "train.py", "--ram", "700M", "--flash-life", "3y", "--medium", "disk")
+    done = run(tmp_path, *words)
+    assert done.returncode == 2 and "does not wear out a disk that turns; name the --medium" in done.stderr

@@ -381,7 +381,7 @@ def test_writes_of_the_whole_disk_are_counted_and_its_life_is_assumed(tmp_path: 
     meter.close(3.0)
     report = read_report(path, ReportOptions(), T0_UNIX)
     assert [day.machine_bytes for day in report.wear] == [2_000_000 * 512]
-    assert report.wear_outlook.endurance_bytes == 62_500_000 * 512 * 1000 and report.wear_outlook.assumed
+    assert report.wear_outlook.endurance_bytes == 62_500_000 * 512 * 600 and report.wear_outlook.assumed
     own = read_report(path, ReportOptions(flash_endurance_bytes=10**12), T0_UNIX)
     assert own.wear_outlook.endurance_bytes == 10**12 and not own.wear_outlook.assumed
 

@@ -56,7 +56,11 @@ def test_outlook_in_years() -> None:
     assert outlook(0, 3.0, 10**12).years_left is None
     assert outlook(10**9, 1.0, None).years_left is None
     guess = outlook(32 * 10**9, 1.0, None, size_bytes=32 * 10**9)
-    assert (guess.assumed, guess.endurance_bytes, guess.years_left) == (True, 32 * 10**12, pytest.approx(1000 / 365.25))
+    assert (guess.assumed, guess.endurance_bytes, guess.years_left) == (
+        True,
+        32 * 600 * 10**9,
+        pytest.approx(600 / 365.25),
+    )
     assert not outlook(10**9, 1.0, 10**12, size_bytes=32 * 10**9).assumed
 
 

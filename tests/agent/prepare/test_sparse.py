@@ -58,7 +58,7 @@ def job() -> TrainingJob:
 def without_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let operators cost nothing but their tensors; profiling them takes a process."""
 
-    def measure(graphs: Any, threads: int, progress: Any) -> Measured:
+    def measure(graphs: Any, threads: int, compute_watts: float, progress: Any) -> Measured:
         return Measured(tuple(costs_of(graph).ops for graph in graphs.values()), 0, 0)
 
     monkeypatch.setattr(bundle, "measure", measure)
@@ -71,10 +71,10 @@ def train(
     seen: list[float] | None = None,
     limits: StepLimits = StepLimits(),  # noqa: B008 - frozen
 ) -> SparseJob:
-    measured = bundle.measure(full.graphs, 1, lambda stage, share: None)
-    graph = next(iter(full.graphs.values()))
+    device = costs_of(next(iter(full.graphs.values()))).device
+    measured = bundle.measure(full.graphs, 1, device.compute_watts, lambda stage, share: None)
     return train_less(
-        made, full, measured, costs_of(graph).device, ram_bytes, prepare=partial(make_bundle.prepare, made), threads=1,
+        made, full, measured, device, ram_bytes, prepare=partial(make_bundle.prepare, made), threads=1,
         steps=12, limits=limits, progress=lambda stage, share: seen.append(share) if seen is not None else None,
     )  # fmt: skip
 

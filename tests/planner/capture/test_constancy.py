@@ -18,7 +18,8 @@ from planner.capture.step import Capture, capture_evaluation, capture_step
 from planner.ir.errors import CaptureError, PortError
 
 ROWS = 4
-X, Y = torch.randn(3 * ROWS, 4), torch.randint(0, 3, (3 * ROWS,))
+DRAWN = torch.Generator().manual_seed(1)
+X, Y = torch.randn(3 * ROWS, 4, generator=DRAWN), torch.randint(0, 3, (3 * ROWS,), generator=DRAWN)
 BATCHES = [(X[i : i + ROWS], Y[i : i + ROWS]) for i in range(0, 3 * ROWS, ROWS)]
 
 Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], Any]

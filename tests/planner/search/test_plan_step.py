@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from planner.deadline import Pace, shortfall
+from planner.ir.costs import CostTable
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.problem.coarsen import coarsen
@@ -13,7 +14,7 @@ from planner.search.anytime import relaxation_bound
 from planner.search.greedy.search import greedy_variants
 from planner.search.incumbent import objective
 from planner.search.pareto import budget_for
-from planner.search.plan_step import better_of, fine_bound, plan_step, program_judge
+from planner.search.plan_step import PlanLimits, better_of, fine_bound, plan_step, program_judge
 from planner.search.recipes import cheap_segments
 from planner.search.solve import STRATEGIES, Outcome, StrategyError
 from tests.planner.estimated_steps import budget, captured
@@ -63,10 +64,10 @@ def test_the_best_verified_of_all_answers_is_taken() -> None:
     found = plan_step(graph, costs, ram_bytes=limit, strategy="page-all")
     good = plan_step(graph, costs, ram_bytes=limit, time_limit_s=2.0).plan
     assert found.plan is not None and good is not None
-    better = better_of(graph, costs, ram_bytes=limit, found=found, rivals=[good])
+    better = better_of(graph, costs, PlanLimits(limit), found=found, rivals=[good])
     assert better.plan is not None and better.plan.joules == pytest.approx(good.joules)
     broken = replace(good, decisions=good.decisions[: len(good.decisions) // 2])  # fits no longer, or breaks an input
-    same = better_of(graph, costs, ram_bytes=good.peak_bytes - 1, found=better, rivals=[broken])
+    same = better_of(graph, costs, PlanLimits(good.peak_bytes - 1), found=better, rivals=[broken])
     assert same.plan is better.plan
 
 
@@ -150,3 +151,43 @@ def test_a_roomy_budget_changes_nothing() -> None:
     graph, costs = captured()
     result = plan_step(graph, costs, ram_bytes=1 << 40)
     assert result.outcome is Outcome.OPTIMAL and result.plan is not None and not result.plan.decisions
+
+
+def paging(costs: CostTable, wear_joules_per_byte: float = 0.0) -> CostTable:
+    """Return the costs with flash that is fast enough for careless plans to page what they could recompute."""
+    flash = replace(
+        costs.device.flash, latency_s=0.0, read_bytes_per_s=1e12, write_bytes_per_s=1e12, read_joules_per_byte=0.0,
+        write_joules_per_byte=0.0, wear_joules_per_byte=wear_joules_per_byte, endurance_bytes=19.2e12,
+    )  # fmt: skip
+    return replace(costs, device=replace(costs.device, flash=flash))
+
+
+@pytest.mark.parametrize("share", [0.5, 0.7])
+def test_flash_that_wears_out_is_spared_at_little_more_time(share: float) -> None:
+    graph, costs = captured()
+    table = paging(costs, 4.7e-6)
+    careless = plan_step(graph, paging(costs), ram_bytes=budget(share), time_limit_s=2.0).plan
+    result = plan_step(graph, table, ram_bytes=budget(share), time_limit_s=2.0)
+    assert careless is not None and result.plan is not None
+    before, after = lower(graph, table, careless), lower(graph, table, result.plan)
+    assert after.written_bytes < 0.7 * before.written_bytes
+    assert after.seconds <= 1.5 * before.seconds
+    assert after.wear_joules == pytest.approx(4.7e-6 * after.written_bytes)
+    assert result.plan.joules == pytest.approx(after.joules), (
+        "the joules that a meter sees are without the price of wear"
+    )
+    whole = sum(c.joules + costs.device.static_watts * c.seconds for c in costs.ops)
+    assert result.plan.overhead_joules == pytest.approx(max(0.0, after.joules + after.wear_joules - whole))
+    assert result.bound_joules is None or result.bound_joules <= result.plan.overhead_joules * (1 + 1e-6)
+
+
+def test_a_limit_of_written_bytes_is_kept_or_named() -> None:
+    graph, costs = captured()
+    careless = plan_step(graph, paging(costs), ram_bytes=budget(0.5), time_limit_s=2.0).plan
+    assert careless is not None
+    limit = lower(graph, costs, careless).written_bytes * 3 // 4
+    for table in (paging(costs), paging(costs, 4.7e-6)):
+        kept = plan_step(graph, table, ram_bytes=budget(0.5), time_limit_s=2.0, write_limit_bytes=limit).plan
+        assert kept is not None and lower(graph, costs, kept).written_bytes <= limit
+    none = plan_step(graph, paging(costs), ram_bytes=budget(0.2), time_limit_s=1.0, write_limit_bytes=0)
+    assert none.plan is None and "--writes-per-step" in none.message

@@ -1,9 +1,12 @@
 """Which plan a run starts with, its limits, and how often it is saved."""
 
+from dataclasses import replace
+
 import pytest
 
 from agent.supervisor.job.plan_choice import (
     PlanFigures,
+    WriteAllowance,
     at_measured_speed,
     checkpoint_interval_s,
     choose_plan,
@@ -70,3 +73,30 @@ def test_checkpoints_follow_cost_and_wear() -> None:
     assert checkpoint_interval_s(60.0, MIB, budget) == 600.0  # a power cut costs at most ten minutes,
     wear = checkpoint_interval_s(1.0, 100 * MIB, budget)  # unless the card would suffer
     assert wear == pytest.approx(86400 * 100 / 2048)
+
+
+SPARING = (
+    PlanFigures(0, 600 * MIB, 1.0, 5.0, written_bytes=100 * MIB, wear_joules=1.0),
+    PlanFigures(1, 600 * MIB, 2.0, 8.0, written_bytes=10 * MIB, wear_joules=0.1),
+)
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("left_bytes", "left_s", "steps", "index"),
+    [
+        (16 * GIB, 100.0, None, 0),  # 9.8 GiB until midnight
+        (9 * GIB, 100.0, None, 1),  # 0.5 GiB by the other
+        (9 * GIB, 3600.0, 50, 0),  # it is done before
+        (MIB, 3600.0, None, 1),  # none lasts: the one that writes least
+    ],
+)
+def test_a_plan_whose_writes_last_for_the_day(left_bytes: int, left_s: float, steps: int | None, index: int) -> None:
+    chosen = choose_plan(SPARING, None, steps_left=steps, allowance=WriteAllowance(left_bytes, left_s))
+    assert chosen is not None and chosen.index == index
+
+
+def test_wear_counts_like_energy() -> None:
+    dear = replace(SPARING[0], wear_joules=4.0)
+    chosen = choose_plan((dear, SPARING[1]), None)
+    assert chosen is not None and chosen.index == 1

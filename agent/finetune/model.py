@@ -61,7 +61,7 @@ def load_model(options: FinetuneOptions) -> Any:
 
 
 def _targets(model: Any, asked: tuple[str, ...]) -> list[str] | str:
-    """Return which layers get adapters: those asked for, else those of attention that models of this kind have."""
+    """Return which layers get adapters: those asked for, else those of attention in this kind of model."""
     kinds = (nn.Linear, Conv1D)
     here = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, kinds)})
     unknown = [name for name in asked if name not in here]

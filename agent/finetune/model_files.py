@@ -1,4 +1,4 @@
-"""Whether a directory holds a model that can be trained, by its files alone: no torch, no transformers."""
+"""Whether a directory holds a model that can be trained, by its files alone, without torch."""
 
 import json
 import struct
@@ -23,7 +23,7 @@ _LOCAL_CODE = "auto_map"
 
 
 def check_model_files(folder: Path) -> None:
-    """Raise FinetuneError, with the remedy, where a model directory lacks something or a file of it is cut short."""
+    """Raise FinetuneError with the remedy where a model directory lacks a file or has one cut short."""
     config = _config(folder)
     if _LOCAL_CODE in config:
         raise FinetuneError(

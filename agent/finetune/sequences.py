@@ -1,4 +1,7 @@
-"""Records as token sequences: text packed to full length, completions each by itself, loss on what is to be learned."""
+"""Records as token sequences.
+
+Text is packed to full length, completions stand each by itself; the loss is on what is to be learned.
+"""
 
 import random
 from collections.abc import Iterator, Sequence

@@ -58,7 +58,7 @@ Say = Callable[[Update], None]
 
 
 def finetune(options: FinetuneOptions, say: Say, note: Callable[[str], None]) -> FinetuneOutcome:
-    """Fine-tune, from the checkpoint where there is one, and write the adapter or the model to `options.out`.
+    """Fine-tune, from a checkpoint if there is one; write the adapter or model to `options.out`.
 
     SIGINT and SIGTERM end it after the update under way, with a checkpoint. `note` is told what else a person should know.
     Raises FinetuneError.
@@ -107,7 +107,7 @@ class _Run:
         self.checkpoint = Checkpoint(options, split.train)
 
     def train(self, progress: FinetuneProgress, say: Say) -> int:
-        """Train until all updates are done or a signal comes; return how many are. A checkpoint is then written."""
+        """Train until all updates are done or a signal comes; return how many are, a checkpoint written."""
         done, written = progress.updates, time.monotonic()
         with _told_to_stop() as stop:
             while done < self.updates and not stop:
@@ -186,7 +186,7 @@ def _sample(model: Any, tokenizer: Any, prompt: str) -> str:
 
 @contextlib.contextmanager
 def _told_to_stop() -> Iterator[list[int]]:
-    """Give a list that has the signal after SIGINT or SIGTERM came; a second one ends the process as always."""
+    """Give a list that has SIGINT or SIGTERM once it came; a second one ends the process as always."""
     told: list[int] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 

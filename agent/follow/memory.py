@@ -124,7 +124,7 @@ class ProcessBudget:
         return max(self._usable - rest - foreign, _LEAST_TENSOR_BYTES)
 
     def make_way(self, nbytes: int) -> None:
-        """Have the allocator give back what it keeps for reuse where `nbytes` of a file's pages are about to come in."""
+        """Have the allocator give back what it keeps where `nbytes` of a file's pages are about to come."""
         if self._allocator is not None:
             mapped_bytes = self._table.mapped_bytes + nbytes
             self._allocator.set_limit(max(self._cache_limit - mapped_bytes, self._allocator.live_bytes()))

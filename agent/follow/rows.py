@@ -43,7 +43,7 @@ class MappedRows:
 
     @property
     def need_bytes(self) -> int:
-        """What the call makes, the copy of it that is in order of the table's rows, and the stretch that is mapped."""
+        """What the call makes, its copy in order of the table's rows, and the stretch that is mapped."""
         made_bytes = self.indices.numel() * self.table.shape[1:].numel() * self.table.element_size()
         return 2 * made_bytes + self.mapped_bytes
 
@@ -73,7 +73,7 @@ class MappedRows:
 
 
 def mapped_rows(func: Any, args: Sequence[Any], kwargs: dict[str, Any], table: StorageTable) -> MappedRows | None:
-    """Return the call as one that reads a table stretch by stretch; None where it may, or has to, run whole."""
+    """Return the call as one that reads a table stretch by stretch; None where it runs whole."""
     position = _INDEX_ARGUMENT.get(func._schema.name)
     if position is None or len(args) <= position or func._schema.overload_name not in ("", "default"):
         return None

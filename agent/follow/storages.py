@@ -122,7 +122,7 @@ class Storage:
 
     @property
     def awaited_at(self) -> int:
-        """The clock at which a dropped storage that will be made from this one is needed; NEVER if there is none."""
+        """The clock at which a dropped storage made from this one is needed; NEVER if there is none."""
         away = (d.next_use for d in self.dependents or () if not d.resident)
         return min((clock for clock in away if clock is not None), default=NEVER)
 

@@ -25,14 +25,17 @@ from planner.make_bundle import Prepared, plain_losses
 
 
 def compared_steps(job: TrainingJob) -> int:
-    """Return how many batches show every kind of step: before an update and after it, each phase of accumulation."""
+    """Return how many batches show every kind of step.
+
+    Before an update and after it, each phase of accumulation.
+    """
     return job.accumulate + 1
 
 
 def with_reference(
     prepared: Prepared, steps: int, *, ram_bytes: int | None = None, page_dir: Path | None = None
 ) -> Prepared:
-    """Return what was prepared with the losses and the state that plain PyTorch reaches in so many batches.
+    """Return what was prepared with the losses and the state of plain PyTorch after so many batches.
 
     Tensors take at most `ram_bytes`, the others lie in `page_dir`; without, and where a job cannot be followed with the
     same numbers, it takes plain PyTorch's memory. Raises what the job raises, and CaptureError where training changes

@@ -79,7 +79,7 @@ def widen_data_limit(nbytes: int) -> None:
 
 
 def limit_data_of(pid: int, limit_bytes: int) -> None:
-    """Set the soft RLIMIT_DATA of another process, as far as its hard one allows; not on systems other than Linux.
+    """Set the soft RLIMIT_DATA of another process, as far as its hard one allows; only on Linux.
 
     Raises OSError where it has ended.
     """

@@ -26,7 +26,7 @@ _REMEDY = (
 
 
 def require_same(first: Tape, other: Tape) -> None:
-    """Raise CaptureError, with the program's line, for the first thing in which two tapes of one step differ.
+    """Raise CaptureError with the program's line for the first difference of two tapes of one step.
 
     Compared are operators, their order, numbers and dependencies, shapes and layouts, and the contents of constants.
     """
@@ -114,7 +114,7 @@ def _same_contents(a: RecordedStorage, b: RecordedStorage) -> bool:
 
 @contextmanager
 def other_generators_untouched() -> Iterator[None]:
-    """Raise CaptureError where the block draws from Python's or numpy's global generator, and put them back."""
+    """Raise CaptureError where the block draws from Python's or numpy's global generator; restore them."""
     python, arrays = random.getstate(), np.random.get_state(legacy=False)
     try:
         yield

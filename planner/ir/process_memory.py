@@ -30,7 +30,7 @@ def reset_peak() -> None:
 
 
 def available_bytes(groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return how much more memory this process can take: of the machine, and of its control groups (cgroup v2)."""
+    """Return how much more memory this process can take, of the machine and of its groups (cgroup v2)."""
     if sys.platform != "linux":
         import psutil
 

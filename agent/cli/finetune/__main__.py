@@ -1,4 +1,7 @@
-"""The process that fine-tunes: `python -m agent.cli.finetune OPTIONS`, the options as JSON; `port-agent finetune` starts it."""
+"""The process that fine-tunes: `python -m agent.cli.finetune OPTIONS`, the options as JSON.
+
+`port-agent finetune` starts it.
+"""
 
 import dataclasses
 import math

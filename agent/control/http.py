@@ -6,14 +6,12 @@ wakes ten times a second.
 
 import asyncio
 import contextlib
-import json
 import re
 import socket
 import struct
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
@@ -92,16 +90,11 @@ class HttpRequest:
         """Return the body as a JSON object, empty for an empty body; raises HttpError for another."""
         content = await self.json_text()
         try:
-            value = json.loads(content or b"{}", parse_constant=_no_constant)
+            return msgspec.json.decode(content or b"{}", type=dict[str, object])
+        except msgspec.ValidationError as error:
+            raise HttpError(400, f"the body is no JSON object: {error}") from error
         except (ValueError, RecursionError) as error:
             raise HttpError(400, f"the body is no JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise HttpError(400, "the body is no JSON object")
-        return value
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON's")
 
 
 @dataclass(frozen=True, slots=True)

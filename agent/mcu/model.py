@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,6 +30,15 @@ class InputFormat:
     width: int
     scale: float
     zero: int
+
+
+class _Version(msgspec.Struct):
+    v: int | None = None
+
+
+class _Manifest(_Version):
+    input: InputFormat | None = None
+    classes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +112,8 @@ def read_model(path: Path) -> ModelDirectory:
             parameter_bytes=_number(numbers["PARAMETER_BYTES"]),
             input_bytes=_number(numbers["INPUT_BYTES"]),
             class_count=_number(numbers["CLASS_COUNT"]),
-            input=InputFormat(**manifest["input"]) if manifest.get("input") else None,
-            classes=tuple(manifest.get("classes", ())),
+            input=manifest.input,
+            classes=manifest.classes,
         )
     except (KeyError, ValueError, TypeError) as error:
         raise BoardJobError(f"{path} is not a compiled model of this version ({error!r}); compile it again") from error
@@ -119,15 +129,14 @@ def _number(text: str) -> int:
     return int(text.rstrip("uU"), 0)
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def _read_manifest(path: Path) -> _Manifest:
     if not path.is_file():
-        return {}
+        return _Manifest()
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text())
-    except ValueError as error:
-        raise BoardJobError(f"{path} is not JSON ({error}); compile the model again") from error
-    if manifest.get("v") != MANIFEST_VERSION:
-        raise BoardJobError(
-            f"{path} has version {manifest.get('v')}, expected {MANIFEST_VERSION}; compile the model again"
-        )
-    return manifest
+        content = path.read_bytes()
+        version = msgspec.json.decode(content, type=_Version).v
+        if version == MANIFEST_VERSION:
+            return msgspec.json.decode(content, type=_Manifest)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BoardJobError(f"{path} cannot be read ({error}); compile the model again") from error
+    raise BoardJobError(f"{path} has version {version}, expected {MANIFEST_VERSION}; compile the model again")

@@ -10,12 +10,13 @@ not been reset since, its own RAM is the newer snapshot.
 import hashlib
 import json
 import struct
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from agent.mcu.errors import SnapshotError
-from agent.mcu.protocol.messages import Rule, TrainingOptions, TrainingState
+from agent.mcu.protocol.messages import TrainingOptions, TrainingState
 from agent.system.atomic_file import write_atomically
 from planner.ir.bundle.safetensors_io import Chunks, encode
 
@@ -59,15 +60,19 @@ class PlaceMark:
     parameters_crc: int
 
 
+class _Head(msgspec.Struct, frozen=True):
+    """Python's own JSON: a sum of losses may be infinite."""
+
+    model: str
+    position: TrainingPosition
+    options: TrainingOptions
+    state: TrainingState
+
+
 def write_snapshot(path: Path, snapshot: Snapshot) -> int:
     """Write `snapshot` and return its size in bytes."""
-    head = {
-        "model": snapshot.model_sha256.hex(),
-        "position": asdict(snapshot.position),
-        "options": asdict(snapshot.options),
-        "state": asdict(snapshot.state),
-    }
-    text = json.dumps(head).encode()
+    head = _Head(snapshot.model_sha256.hex(), snapshot.position, snapshot.options, snapshot.state)
+    text = json.dumps(msgspec.to_builtins(head)).encode()
     content = MAGIC + struct.pack("<I", len(text)) + text + snapshot.parameters
     content += hashlib.sha256(content).digest()
     write_atomically(path, content)
@@ -89,20 +94,11 @@ def read_snapshot(path: Path) -> Snapshot | None:
     (length,) = struct.unpack_from("<I", body, len(MAGIC))
     start = len(MAGIC) + 4
     try:
-        head = json.loads(body[start : start + length])
-        return Snapshot(
-            bytes.fromhex(head["model"]),
-            TrainingPosition(**head["position"]),
-            _options(head["options"]),
-            TrainingState(**head["state"]),
-            body[start + length :],
-        )
-    except (ValueError, KeyError, TypeError) as error:
+        head = msgspec.convert(json.loads(body[start : start + length]), _Head)
+        model = bytes.fromhex(head.model)
+    except ValueError as error:  # msgspec's too
         raise SnapshotError(f"{path} is of another version ({error!r}); delete it to start the job again") from error
-
-
-def _options(fields: dict[str, Any]) -> TrainingOptions:
-    return TrainingOptions(fields["learning_rate"], Rule(fields["rule"]), fields["scaling"])
+    return Snapshot(model, head.position, head.options, head.state, body[start + length :])
 
 
 def export_parameters(snapshot: Snapshot) -> bytes:
@@ -137,16 +133,12 @@ def begin_round(folder: Path, number: int) -> None:
 
 def write_mark(path: Path, mark: PlaceMark) -> None:
     """Write the place mark."""
-    write_atomically(path, json.dumps({"v": 1, **asdict(mark)}).encode())
+    write_atomically(path, json.dumps(msgspec.to_builtins(mark)).encode())
 
 
 def read_mark(path: Path) -> PlaceMark | None:
     """Return the place mark, None if there is none that can be used: the snapshot is then used instead."""
     try:
-        content = json.loads(path.read_bytes())
-        position, state = TrainingPosition(**content["position"]), TrainingState(**content["state"])
-        return PlaceMark(content["nonce"], position, state, content["parameters_crc"])
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError):
+        return msgspec.convert(json.loads(path.read_bytes()), PlaceMark)
+    except (FileNotFoundError, ValueError, RecursionError):
         return None

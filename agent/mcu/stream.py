@@ -7,7 +7,6 @@ sensor program can print. Written to disk first, a sample survives power cuts an
 """
 
 import io
-import json
 import os
 import socket
 import sys
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,6 +29,11 @@ Sample = tuple[NDArray[np.int8], int]
 LINE_MAX = 1 << 20
 """Bytes of one sample as text; 128x128x3 numbers take about 250 KB."""
 TCP = "tcp:"
+
+
+class _Line(msgspec.Struct):
+    x: list[float]
+    y: int
 
 
 @dataclass(slots=True)
@@ -94,14 +99,11 @@ def read_line(line: bytes, model: ModelDirectory) -> Sample | None:
     if len(line) > LINE_MAX:
         return None
     try:
-        content = json.loads(line)
-        label = int(content["y"])
-        row = model.quantize(np.asarray(content["x"], np.float32).reshape(1, -1))[0]
-    except (ValueError, KeyError, TypeError, OverflowError, BoardJobError):
+        sample = msgspec.json.decode(line, type=_Line)
+        row = model.quantize(np.asarray(sample.x, np.float32).reshape(1, -1))[0]
+    except (ValueError, RecursionError, BoardJobError):
         return None
-    if not 0 <= label < model.class_count:
-        return None
-    return row, label
+    return (row, sample.y) if 0 <= sample.y < model.class_count else None
 
 
 def _write(inbox: Path, pending: list[Sample], seen: Recorded, clock: Callable[[], float]) -> None:

@@ -2,13 +2,14 @@
 
 import contextlib
 import errno
-import json
 import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_IMODE, S_IRWXG, S_ISVTX
+
+import msgspec
 
 from agent.system.atomic_file import sync_directory, write_atomically
 from agent.system.directory_handle import DirectoryHandle
@@ -142,14 +143,13 @@ def _taken(job_dir: Path, number: int) -> Path:
 
 
 def _write_stamps(path: Path, stamps: Mapping[str, Stamp]) -> None:
-    write_atomically(path, json.dumps(stamps, sort_keys=True).encode())
+    write_atomically(path, msgspec.json.encode(stamps, order="sorted"))
 
 
 def _read_stamps(path: Path) -> dict[str, Stamp]:
     try:
-        content = json.loads(path.read_bytes())
-        return {str(file): (int(stamp[0]), int(stamp[1])) for file, stamp in content.items()}
-    except (OSError, ValueError, AttributeError, LookupError, TypeError):
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Stamp])
+    except (OSError, ValueError, RecursionError):
         return {}  # nothing was consumed yet; at worst a round repeats data
 
 

@@ -3,6 +3,8 @@
 from collections import deque
 from collections.abc import Collection
 
+import msgspec
+
 from agent.energy.timeline import Interval
 
 _MIN_SAMPLES = 20
@@ -41,6 +43,14 @@ class IdleBaseline:
     def known_watts(self) -> dict[str, float]:
         """Return all known baselines, to be kept for the next run."""
         return dict(self._known_watts)
+
+
+def stored_baselines(content: str | None) -> dict[str, float]:
+    """Return the baselines that an earlier run left; none where they cannot be read, and they are measured again."""
+    try:
+        return msgspec.json.decode(content or "{}", type=dict[str, float])
+    except msgspec.DecodeError:
+        return {}
 
 
 def _median(samples: Collection[float]) -> float:

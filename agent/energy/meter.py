@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from agent.energy.attribution import Attributor, EnergyPhase, MeteredStep, PhaseCosts, StepEnergy
-from agent.energy.baseline import IDLE_LOAD, IdleBaseline
+from agent.energy.baseline import IDLE_LOAD, IdleBaseline, stored_baselines
 from agent.energy.drift import Correction, DriftWatch, Ratio
 from agent.energy.issues import EnergyIssue, IssueList
 from agent.energy.ledger import FILE_NAME, Ledger, MeterGap
@@ -143,7 +143,7 @@ class EnergyMeter:
         wear = wear or WearAccount(self._seams.unix_time)
         self._writer = LedgerWriter(ledger, self._issues, wear, disk, self._seams.writer)
         wear.tell(lambda unix, count: ledger.add_wear(unix, _OWN_WRITER, count))
-        self._baseline = IdleBaseline(_stored_baselines(ledger))
+        self._baseline = IdleBaseline(stored_baselines(ledger.meta("baselines")))
         for source in choice.sources:
             if isinstance(source, EstimatedSource):
                 self._baseline.set_watts(source.info.name, source.model.static_watts)
@@ -343,8 +343,3 @@ class EnergyMeter:
 
 def _factor(ratio: Ratio | None) -> float | None:
     return ratio.factor if ratio else None
-
-
-def _stored_baselines(ledger: Ledger) -> dict[str, float]:
-    text = ledger.meta("baselines")
-    return {str(name): float(watts) for name, watts in json.loads(text).items()} if text else {}

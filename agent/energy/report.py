@@ -6,7 +6,6 @@ The same report feeds the terminal, JSON, CSV, the HTML page and the dashboard. 
 known is None.
 """
 
-import json
 import sqlite3
 import time
 from collections.abc import Mapping
@@ -14,8 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from agent.energy.attribution import EnergyPhase
-from agent.energy.ledger import DAY_S, KEEP_S, open_for_reading
+from agent.energy.baseline import stored_baselines
+from agent.energy.ledger import DAY_S, KEEP_S, LedgerError, open_for_reading
 from agent.energy.wear import WearOutlook, outlook
 from agent.system.clock import local_clock_s
 from planner.ir.errors import ExitCode, PortError
@@ -225,27 +227,14 @@ def report_from_query(path: Path, query: Mapping[str, str]) -> dict[str, object]
 
 
 def report_from_dict(plain: Mapping[str, Any]) -> EnergyReport:
-    """Return the report of which `plain` is the JSON form."""
-    power = plain["power"]
-    curve = PowerCurve(
-        power["period_s"], tuple(power["start_unix"]), {name: tuple(values) for name, values in power["watts"].items()}
-    )
-    lists: dict[str, Any] = {
-        name: tuple(kind(**item) for item in plain[name])
-        for name, kind in (
-            ("total", Amount), ("jobs", Amount), ("days", Amount), ("phases", Amount), ("epochs", Epoch),
-            ("steps", StepRow), ("gaps", Note), ("events", Note), ("wear", WearDay),
-            ("sources", SourceLine),
-        )
-    }  # fmt: skip
-    rest = {key: plain[key] for key in ("generated_unix", "since_unix", "baselines_watts", "flash_used_life", "labels")}
-    return EnergyReport(
-        options=ReportOptions(**plain["options"]),
-        power=curve,
-        wear_outlook=WearOutlook(**plain["wear_outlook"]),
-        **lists,
-        **rest,
-    )
+    """Return the report of which `plain` is the JSON form.
+
+    Raises PortError for one of another version.
+    """
+    try:
+        return msgspec.convert(plain, EnergyReport)
+    except msgspec.ValidationError as error:
+        raise PortError(f"the agent's report cannot be read ({error}); restart the agent after an update") from error
 
 
 def read_report(path: Path, options: ReportOptions, now_unix: float | None = None) -> EnergyReport:
@@ -272,11 +261,20 @@ def read_report(path: Path, options: ReportOptions, now_unix: float | None = Non
             events=reader.events(),
             wear=wear,
             wear_outlook=_wear_outlook(wear, options, used, size, now),
-            baselines_watts=json.loads(meta.get("baselines", "{}")),
+            baselines_watts=stored_baselines(meta.get("baselines")),
             flash_used_life=used,
             labels={key.removeprefix("label:"): value for key, value in meta.items() if key.startswith("label:")},
-            sources=tuple(SourceLine(**json.loads(value)) for key, value in meta.items() if key.startswith("source:")),
+            sources=tuple(_source(path, value) for key, value in meta.items() if key.startswith("source:")),
         )
+
+
+def _source(path: Path, content: str) -> SourceLine:
+    try:
+        return msgspec.json.decode(content, type=SourceLine)
+    except msgspec.DecodeError as error:
+        raise LedgerError(
+            path, f"a source in it cannot be read ({error})", "move it aside; a new one begins"
+        ) from error
 
 
 class _Reader:

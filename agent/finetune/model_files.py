@@ -3,10 +3,11 @@
 import json
 import struct
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from agent.finetune.options import FinetuneError
-from planner.ir.bundle.safetensors_io import read_header
+from planner.ir.bundle.safetensors_io import read_entries, read_header
 from planner.ir.units import shown
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
@@ -18,16 +19,24 @@ _TOKENIZERS = (
     "spiece.model",
     "sentencepiece.bpe.model",
 )
-_LOCAL_CODE = "auto_map"
-"""Key of a config whose model is made by Python code in the directory."""
+
+
+class _Config(msgspec.Struct):
+    model_type: str
+    auto_map: object = msgspec.UNSET
+    """There where the model is made by Python code in the directory."""
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+    """The file of each weight."""
 
 
 def check_model_files(folder: Path) -> None:
     """Raise FinetuneError with the remedy where a model directory lacks a file or has one cut short."""
-    config = _config(folder)
-    if _LOCAL_CODE in config:
+    if _config(folder).auto_map is not msgspec.UNSET:
         raise FinetuneError(
-            f"{folder / CONFIG} asks for code of the model's own ({_LOCAL_CODE}), which is not run; take a model that "
+            f"{folder / CONFIG} asks for code of the model's own (auto_map), which is not run; take a model that "
             "transformers knows, or run your own script with `port-agent exec`"
         )
     for path in _weight_files(folder):
@@ -36,19 +45,18 @@ def check_model_files(folder: Path) -> None:
         raise FinetuneError(f"{folder} has no tokenizer (tokenizer.json); copy the one that came with the model there")
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _config(folder: Path) -> _Config:
     path = folder / CONFIG
     try:
-        config = json.loads(path.read_bytes())
+        return msgspec.convert(json.loads(path.read_bytes()), _Config)  # json: some hold Infinity
     except OSError as error:
         raise FinetuneError(
             f"{path}: {error.strerror}; give a model directory as `hf download NAME --local-dir DIR` leaves it"
         ) from error
-    except ValueError as error:
+    except msgspec.ValidationError as error:
+        raise FinetuneError(f"{path} names no model_type; it is not a model of transformers") from error
+    except (ValueError, RecursionError) as error:
         raise FinetuneError(f"{path} is no JSON ({error}); download it again") from error
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise FinetuneError(f"{path} names no model_type; it is not a model of transformers")
-    return config
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -61,10 +69,10 @@ def _weight_files(folder: Path) -> list[Path]:
             raise FinetuneError(f"{folder} has no weights in safetensors files{has}")
         return found
     try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        names = sorted(set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FinetuneError(f"{index} does not say which file has which weight; download it again") from error
-    missing = [name for name in names if not (folder / str(name)).is_file()]
+    missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise FinetuneError(f"{folder} lacks {len(missing)} of {len(names)} weight files, {shown(missing[0])} first")
     return [folder / name for name in names]
@@ -75,9 +83,8 @@ def _check_weights(path: Path) -> None:
     try:
         with path.open("rb") as stream:
             header = read_header(stream, size)
-        entries = json.loads(header[struct.calcsize("<Q") :])
-        end = max((e["data_offsets"][1] for k, e in entries.items() if k != "__metadata__"), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, struct.error) as error:
+        end = max((entry.data_offsets[1] for entry in read_entries(header).values()), default=0)
+    except (ValueError, RecursionError, struct.error) as error:
         raise FinetuneError(f"{path} is no safetensors file or is damaged; download it again") from error
     if len(header) + end != size:
         raise FinetuneError(

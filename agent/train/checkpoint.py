@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgpack
+import msgspec
 import torch
 import xxhash
 
@@ -37,6 +37,19 @@ class Commit:
     sequence: int
     step: int
     progress: Mapping[str, Any]
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+class _CommitRecord(_Version):
+    job: str
+    sequence: int
+    step: int
+    progress: dict[str, Any]
+    slots: dict[str, tuple[int, int, list[int | None]]]
+    """For each storage the slot that holds it now, that of the commit before, and the checksums of the present one."""
 
 
 class StateStore:
@@ -105,30 +118,29 @@ class StateStore:
             transfer.finished.wait()
         self.under_way.clear()
         self.damage = ""
-        found, damaged = self._records()
-        records = [record for record in found if record["version"] == _VERSION]
-        if found and not records:
+        records, others, damaged = self._records()
+        if others and not records:
             raise CheckpointError(
-                f"{self.directory} holds state of format {found[0]['version']}, this agent reads {_VERSION}; go on with the "
+                f"{self.directory} holds state of format {others[0]}, this agent reads {_VERSION}; go on with the "
                 "version that wrote it, or choose another --state-dir"
             )
-        for record in sorted(records, key=lambda r: -int(r["sequence"])):
-            if record["job"] != self.job:
+        for record in sorted(records, key=lambda r: -r.sequence):
+            if record.job != self.job:
                 raise CheckpointError(
-                    f"{self.directory} holds the state of another job ({record['job'][:12]}, this one is {self.job[:12]}); "
+                    f"{self.directory} holds the state of another job ({record.job[:12]}, this one is {self.job[:12]}); "
                     "choose another --state-dir or empty that one"
                 )
-            if set(record["slots"]) != set(self.sizes):
+            if set(record.slots) != set(self.sizes):
                 raise CheckpointError(f"{self.directory} holds other tensors than this job; choose another --state-dir")
-            for key, (index, before, sums) in record["slots"].items():
+            for key, (index, before, sums) in record.slots.items():
                 self._committed[key], self._before[key] = index, before
-                self._slots[key][index].sums = list(sums)
+                self._slots[key][index].sums = sums
             self._working.clear()
-            self.sequence = record["sequence"]
+            self.sequence = record.sequence
             if (self.sequence + 1) % SLOTS in damaged:
                 self.damage = f"{self._record_path(self.sequence + 1)} is damaged"
             self.file.reserve(self._file_bytes)
-            return Commit(self.sequence, record["step"], record["progress"])
+            return Commit(self.sequence, record.step, record.progress)
         if damaged:
             self.damage = f"all commit records in {self.directory} are damaged"
         return None
@@ -144,9 +156,9 @@ class StateStore:
     def _record_path(self, sequence: int) -> Path:
         return self.directory / f"commit.{sequence % SLOTS}"
 
-    def _records(self) -> tuple[list[dict[str, Any]], set[int]]:
-        """Return the sound commit records, and the places of those that are not."""
-        sound, damaged = [], set()
+    def _records(self) -> tuple[list[_CommitRecord], list[int], set[int]]:
+        """Return the sound commit records, the versions of those of other agents, and the places of damaged ones."""
+        sound, others, damaged = list[_CommitRecord](), list[int](), set[int]()
         for place in range(SLOTS):
             try:
                 data = (self.directory / f"commit.{place}").read_bytes()
@@ -157,11 +169,13 @@ class StateStore:
                     raise
                 data = b""
             body, digest = data[:-8], data[-8:]
-            if len(data) > 8 and xxhash.xxh3_64_digest(body) == digest:
-                sound.append(msgpack.unpackb(body))
-            else:
+            if len(data) <= 8 or xxhash.xxh3_64_digest(body) != digest:
                 damaged.add(place)
-        return sound, damaged
+            elif (version := msgspec.msgpack.decode(body, type=_Version).version) != _VERSION:
+                others.append(version)
+            else:
+                sound.append(msgspec.msgpack.decode(body, type=_CommitRecord))
+        return sound, others, damaged
 
     def avoid(self, offset: int) -> bool:
         """Write no more where byte `offset` of the page file lies; return whether the last commit is there."""
@@ -238,11 +252,8 @@ class StateStore:
         self.file.sync()
         now = {key: self._working.get(key, index) for key, index in self._committed.items()}
         sequence = self.sequence + 1
-        record = {
-            "version": _VERSION, "job": self.job, "sequence": sequence, "step": step, "progress": dict(progress),
-            "slots": {k: (i, self._committed[k], self._slots[k][i].sums) for k, i in now.items()},
-        }  # fmt: skip
-        body = msgpack.packb(record)
+        slots = {k: (i, self._committed[k], self._slots[k][i].sums) for k, i in now.items()}
+        body = msgspec.msgpack.encode(_CommitRecord(_VERSION, self.job, sequence, step, dict(progress), slots))
         try:
             write_atomically(self._record_path(sequence), body + xxhash.xxh3_64_digest(body))
         except OSError as error:

@@ -33,7 +33,6 @@ _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 _DAMAGE = (
     OSError,
     ValueError,
-    TypeError,
     KeyError,
     EOFError,
     RuntimeError,

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import msgspec
 import torch
 
 from planner.ir.bundle.codec import unpack_graph
@@ -326,16 +327,13 @@ def main(arguments: list[str]) -> int:
         sys.stdout.flush()
 
     measured = profile_operators(graphs, compute_watts=float(watts), progress=progress)
-    ops = [[[c.seconds, c.workspace_bytes, c.joules] for c in table] for table in measured.ops]
-    process = (measured.base_bytes, measured.retained_bytes, measured.released_bytes)
-    Path(target).write_bytes(msgpack.packb([ops, *process]))
+    Path(target).write_bytes(msgspec.msgpack.encode(measured))
     return 0
 
 
 def read_measured(path: Path) -> Measured:
     """Return what `main` wrote."""
-    ops, *process = msgpack.unpackb(path.read_bytes())
-    return Measured(tuple(tuple(OpCost(s, w, j) for s, w, j in table) for table in ops), *process)
+    return msgspec.msgpack.decode(path.read_bytes(), type=Measured)
 
 
 if __name__ == "__main__":

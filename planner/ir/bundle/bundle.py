@@ -407,7 +407,7 @@ def _index(archive: zipfile.ZipFile, name: str, hashes: Mapping[str, str], path:
         if hashlib.sha256(header).hexdigest() != hashes.get(name):
             raise BundleError(f"{path}: {name} is damaged (SHA-256 differs); copy or make the bundle again")
         found = safetensors_io.index(header, info.file_size, _payload_offset(archive, info))
-    except (*_ZIP_ERRORS, struct.error, TypeError, KeyError, AttributeError) as error:
+    except (*_ZIP_ERRORS, struct.error, KeyError) as error:
         raise BundleError(f"{path}: {name} is damaged ({error}); copy or make the bundle again") from error
     if {f"{name}/{key}" for key in found} != {key for key in hashes if key.startswith(f"{name}/")}:
         raise BundleError(f"{path}: {name} has other tensors than the manifest has checksums; make the bundle again")

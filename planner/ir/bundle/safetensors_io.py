@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
+import msgspec
+
 from planner.ir.graph import ITEM_BYTES
 
 MAX_HEADER_BYTES = 64 << 20
@@ -31,6 +33,14 @@ class Chunks:
     dtype: str
     shape: tuple[int, ...]
     pieces: Callable[[], Iterable[bytes | memoryview]]
+
+
+class TensorEntry(msgspec.Struct, frozen=True):
+    """What a header says of a tensor, its data type by the format's own name."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +96,25 @@ def read_header(stream: IO[bytes], available: int) -> bytes:
     return prefix + stream.read(length)
 
 
+def read_entries(header: bytes) -> dict[str, TensorEntry]:
+    """Return what a header says of each tensor. Raises ValueError or RecursionError for one that is none."""
+    entries = msgspec.json.decode(header[struct.calcsize("<Q") :], type=dict[str, msgspec.Raw])
+    entries.pop("__metadata__", None)
+    return {key: msgspec.json.decode(entry, type=TensorEntry) for key, entry in entries.items()}
+
+
 def index(header: bytes, available: int, start: int) -> dict[str, Member]:
     """Return where each tensor lies; `start`: the absolute offset of the file's first byte.
 
-    Raises ValueError, KeyError, TypeError or AttributeError for a header that is none, or whose numbers do not fit
-    `available` bytes.
+    Raises ValueError, KeyError or RecursionError for a header that is none, or whose numbers do not fit `available`
+    bytes.
     """
-    tensors, length = json.loads(header[8:]), len(header)
-    return {
-        str(k): _member(str(k), v, start + length, available - length)
-        for k, v in tensors.items() if k != "__metadata__"
-    }  # fmt: skip
+    length = len(header)
+    return {key: _member(key, e, start + length, available - length) for key, e in read_entries(header).items()}
 
 
-def _member(key: str, entry: Mapping[str, Any], start: int, available: int) -> Member:
-    begin, end = (int(n) for n in entry["data_offsets"])
-    dtype = _DTYPE_NAMES[entry["dtype"]]
-    shape = tuple(int(n) for n in entry["shape"])
+def _member(key: str, entry: TensorEntry, start: int, available: int) -> Member:
+    (begin, end), dtype, shape = entry.data_offsets, _DTYPE_NAMES[entry.dtype], entry.shape
     if min(shape, default=0) < 0 or not 0 <= begin <= end <= available or tensor_bytes(dtype, shape) != end - begin:
         raise ValueError(f"tensor {key} of shape {shape} does not fit its place {begin}..{end}")
     return Member(start + begin, end - begin, dtype, shape)

@@ -18,6 +18,7 @@ from agent.cli import main
 from agent.cli.energy import _ask
 from agent.energy.ledger import FILE_NAME
 from agent.energy.report import ReportOptions, ReportQueryError, read_report, report_from_dict, report_from_query
+from planner.ir.errors import PortError
 from tests.agent.energy.simulated import write_afternoon
 
 
@@ -159,6 +160,8 @@ def test_report_over_the_wire_is_the_same(state_dir: Path) -> None:
     here = read_report(state_dir / FILE_NAME, options, there.generated_unix)
     assert there == here
     assert report_from_dict(here.as_dict()) == here
+    with pytest.raises(PortError, match=r"report cannot be read.*restart the agent"):
+        report_from_dict({**here.as_dict(), "total": "much"})
 
 
 def test_bad_query_is_refused(state_dir: Path) -> None:

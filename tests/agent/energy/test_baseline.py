@@ -2,7 +2,9 @@
 
 import statistics
 
-from agent.energy.baseline import IdleBaseline
+import pytest
+
+from agent.energy.baseline import IdleBaseline, stored_baselines
 from agent.energy.sources.base import Kind
 from agent.energy.timeline import Interval
 
@@ -43,3 +45,11 @@ def test_old_samples_are_forgotten() -> None:
     for watts in [1.0] * 300 + [6.0] * 240:
         baseline.add(idle(watts))
     assert baseline.watts("ina3221") == 6.0
+
+
+@pytest.mark.parametrize(
+    ("content", "known"),
+    [('{"rapl": 4}', {"rapl": 4.0}), (None, {}), ("{", {}), ('{"rapl": "four"}', {}), ("[4]", {})],
+)
+def test_baselines_of_an_earlier_run_are_kept_or_measured_again(content: str | None, known: dict[str, float]) -> None:
+    assert stored_baselines(content) == known

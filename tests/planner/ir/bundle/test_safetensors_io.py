@@ -135,11 +135,12 @@ def test_a_header_longer_than_the_file_is_not_read(length: int) -> None:
         file_of(7),
         file_of({"x": 7}),
         file_of({"x": {}}),
+        b"\x10\x27\0\0\0\0\0\0" + b'{"x":' + b"[" * 9995,
         file_of({"x": {**GOOD, "dtype": "F7"}}),
     ],
 )
 def test_what_is_no_safetensors_raises_what_is_declared(data: bytes) -> None:
-    with pytest.raises((ValueError, KeyError, TypeError, AttributeError, struct.error)):
+    with pytest.raises((ValueError, KeyError, RecursionError, struct.error)):
         indexed(data)
 
 
@@ -147,6 +148,6 @@ def test_what_is_no_safetensors_raises_what_is_declared(data: bytes) -> None:
 def test_no_bytes_raise_anything_else(data: bytes) -> None:
     try:
         members = indexed(data)
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error):
+    except (ValueError, KeyError, RecursionError, struct.error):
         return
     assert all(member.offset + member.nbytes <= len(data) for member in members.values())

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
+
 from agent.control.http import SOCKET_NAME
+from agent.worker.attach import Refusal
 from planner.ir.errors import ExitCode, PortError
 
 DEFAULT_RUNTIME_DIR = Path("/run/port-agent")
@@ -117,8 +120,8 @@ class ControlClient:
 def _message(answer: http.client.HTTPResponse) -> str:
     content = answer.read()
     try:
-        return str(json.loads(content)["error"])
-    except (ValueError, KeyError, TypeError):
+        return msgspec.json.decode(content, type=Refusal).error
+    except ValueError:
         return f"the agent answered {answer.status} {answer.reason}"
 
 

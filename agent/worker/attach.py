@@ -6,7 +6,6 @@ It asks on the daemon's control socket, which then is its line. Torch-free.
 `agent.worker.protocol`. Written without an HTTP library: it is loaded into the user's process, inside its memory budget.
 """
 
-import json
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,12 @@ class AttachError(PortError):
         self.status = status
         self.exit_code = ExitCode.UNREACHABLE if status is None else ExitCode.IMPOSSIBLE
         super().__init__(message)
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """What the daemon answers, with a status of 400 and above, to a request that it does not carry out."""
+
+    error: str
 
 
 class AttachRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,4 +108,4 @@ def _refusal(line: socket.socket, headers: dict[str, str]) -> str:
     wanted, content = int(headers.get("content-length", "0")), b""
     while len(content) < wanted and (piece := line.recv(wanted - len(content))):
         content += piece
-    return str(json.loads(content)["error"])
+    return msgspec.json.decode(content, type=Refusal).error

@@ -12,7 +12,6 @@ process can open it, and no shared-memory file is needed.
 
 import contextlib
 import re
-import shutil
 import sqlite3
 import threading
 import time
@@ -20,9 +19,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent.jobs.directories import JobDirectories
 from agent.jobs.model import Job, JobKind, JobNotFoundError, JobRequestError, JobSpec, JobState, check_spec
 from agent.jobs.records import DamagedRecordError, StoredRecord, checksum, seal, unseal
-from agent.system.atomic_file import sync_directory, write_atomically
 from agent.system.database import DamagedDatabaseError, check_content, is_damage, open_database, set_aside
 from planner.ir.errors import PortError
 
@@ -32,9 +31,6 @@ HISTORY_ROWS = 5000
 _NUMBER = re.compile("[0-9]{1,15}")
 _HIGHEST_ID = 10**15
 """A larger number of a job is damage."""
-_MANIFEST = "manifest.json"
-_BUILDING, _REMAINS = ".{}.new", ".{}.gone"
-"""Directories of a job that is not accepted yet, and of one that is being forgotten; a start removes both."""
 _SETTINGS_SEAL = "seal"
 """The key under which the checksum of all other settings is remembered."""
 
@@ -113,7 +109,7 @@ class JobStore:
     """
 
     def __init__(self, state_dir: Path) -> None:
-        self.directory = state_dir / "jobs"
+        self._directories = JobDirectories(state_dir / "jobs")
         self.path = state_dir / "jobs.db"
         self.trouble: StoreError | None = None
         self.recovered_from: Path | None = None
@@ -163,7 +159,7 @@ class JobStore:
 
     def job_dir(self, job_id: int) -> Path:
         """Return the directory that belongs to a job."""
-        return self.directory / str(job_id)
+        return self._directories.of(job_id)
 
     def written_on(self, day: str) -> int:
         """Return the bytes that were written to flash on `day` (YYYY-MM-DD)."""
@@ -247,18 +243,12 @@ class JobStore:
             state = JobState.WAITING_DATA if spec.waits_for_data else JobState.QUEUED
             job = Job(id=self._next_id, spec=spec, submitted_at=submitted_at, state=state)
             self._written += 1
-            building = self.directory / _BUILDING.format(job.id)
             try:
-                building.mkdir(parents=True, exist_ok=True)
-                prepare(building)
-                write_atomically(building / _MANIFEST, seal(job, self._written).encode())
-                building.rename(self.job_dir(job.id))
-                sync_directory(self.directory)
+                self._directories.create(job.id, seal(job, self._written), prepare)
                 _write_row(self._connection, job, self._written)
             except (OSError, sqlite3.Error) as error:
                 self.trouble = StoreError(self.path, str(error))
-                for directory in (building, self.job_dir(job.id)):
-                    shutil.rmtree(directory, ignore_errors=True)
+                self._directories.discard(job.id)
                 raise self.trouble from error
             self._next_id += 1
             self._jobs = {**self._jobs, job.id: job}
@@ -343,7 +333,7 @@ class JobStore:
             self._read_only_view()
 
     def _connect(self, path: Path) -> sqlite3.Connection:
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self._directories.root.mkdir(parents=True, exist_ok=True)
         connection = open_database(path, timeout_s=2.0, autocommit=True)
         try:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -365,7 +355,7 @@ class JobStore:
             day: count for day, count in wear if isinstance(day, str) and isinstance(count, int) and count >= 0
         }
         self._restore(rows, damage)
-        self._remove_remains()
+        self._directories.remove_remains()
         highest = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'").fetchone()
         if highest and isinstance(highest[0], int) and highest[0] < _HIGHEST_ID:
             self._next_id = max(self._next_id, highest[0] + 1)
@@ -374,7 +364,7 @@ class JobStore:
 
     def _restore(self, rows: dict[int, StoredRecord], damage: dict[int, str]) -> None:
         """Make jobs of rows and manifests, the later record of each; set aside what cannot be restored."""
-        manifests, damaged_manifests = self._manifests()
+        manifests, damaged_manifests = self._directories.manifests()
         for number in sorted({*rows, *manifests, *damage, *damaged_manifests}):
             row, manifest = rows.get(number), manifests.get(number)
             record = manifest if row is None or (manifest and manifest.written > row.written) else row
@@ -392,32 +382,11 @@ class JobStore:
             elif manifest is None:
                 self._pending.jobs[number] = self._jobs[number]
                 self._pending.manifests.add(number)
-        numbers = [int(path.name) for path in self.directory.glob("*") if path.name.isascii() and path.name.isdecimal()]
-        self._next_id = max([0, *self._jobs, *self.set_aside, *(n for n in numbers if n < _HIGHEST_ID)]) + 1
+        numbers = (number for number in self._directories.numbers() if number < _HIGHEST_ID)
+        self._next_id = max([0, *self._jobs, *self.set_aside, *numbers]) + 1
 
     def _set_aside(self, number: int, name: str, reason: str) -> None:
         self.set_aside[number] = SetAsideJob(number, name, reason, self.job_dir(number))
-
-    def _manifests(self) -> tuple[dict[int, StoredRecord], dict[int, str]]:
-        """Return the sound manifests by job id, and what is wrong with the others."""
-        sound, damaged = {}, {}
-        for path in sorted(self.directory.glob("*/manifest.json")):
-            if not (path.parent.name.isascii() and path.parent.name.isdecimal()):
-                continue
-            number = int(path.parent.name)
-            try:
-                record = unseal(path.read_bytes())
-                if record.id != number:
-                    raise DamagedRecordError(f"its manifest is that of job {record.id}")
-                sound[number] = record
-            except (OSError, DamagedRecordError) as error:
-                damaged[number] = str(error)
-        return sound, damaged
-
-    def _remove_remains(self) -> None:
-        """Remove what a cut left of jobs that were being forgotten, or were never acknowledged."""
-        for path in [*self.directory.glob(_REMAINS.format("*")), *self.directory.glob(_BUILDING.format("*"))]:
-            shutil.rmtree(path, ignore_errors=True)
 
     def _rebuild(self, reason: str) -> None:
         """Keep the damaged database for a look, and build a new one.
@@ -449,18 +418,15 @@ class JobStore:
         if not self._jobs:
             self._restore({}, {})
 
-    def _write_manifest(self, job: Job) -> None:
-        write_atomically(self.job_dir(job.id) / _MANIFEST, seal(job, self._written).encode())
-
     def _write(self, pending: _Pending) -> bool:
         self._written += 1
         try:
             for job_id in pending.manifests:
-                self._write_manifest(pending.jobs[job_id])
+                self._directories.write_manifest(job_id, seal(pending.jobs[job_id], self._written))
             for job_id in pending.forgotten:  # first, or a cut after the row is gone brings the job back
-                self._take_away(job_id)
+                self._directories.take_away(job_id)
         except OSError as error:
-            self.trouble = StoreError(self.directory, error.strerror or str(error))
+            self.trouble = StoreError(self._directories.root, error.strerror or str(error))
             return False
         if self._connection is None:
             self._open()
@@ -471,14 +437,9 @@ class JobStore:
                 _write_transaction(self._connection, pending, self._written, self._settings)
             self.trouble = None
             for job_id in pending.forgotten:
-                shutil.rmtree(self.directory / _REMAINS.format(job_id), ignore_errors=True)
+                self._directories.remove_taken(job_id)
             return True
         return False
-
-    def _take_away(self, job_id: int) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self.job_dir(job_id).rename(self.directory / _REMAINS.format(job_id))
-            sync_directory(self.directory)
 
     @contextlib.contextmanager
     def _database_errors(self) -> Iterator[None]:

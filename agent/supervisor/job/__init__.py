@@ -1,1 +1,1 @@
-"""One running job: choosing its plan, starting its worker, hearing it, booking what became of it."""
+"""One running job: choosing its plan, starting its worker, taking its events, noting how it ended."""

@@ -145,7 +145,7 @@ class AttachedProgram:
     def tighten_belt(self, resident_bytes: int | None) -> None:
         """Do nothing: its limits are its user's."""
 
-    # --- hearing
+    # --- events of the worker
 
     def hear(self, event: Event) -> None:
         """Take in what it says."""

@@ -401,7 +401,7 @@ class Runner:
         if self._run is not None and str(self._run.job_id) == correction.job:
             self._plan_switcher.correct(self._run, correction)
 
-    # --- hearing
+    # --- events of the worker
 
     def _on_event(self, event: Event) -> None:
         run = self._run

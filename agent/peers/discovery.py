@@ -106,6 +106,7 @@ class Discovery:
             node.zeroconf.async_add_listener(_Ears(node.zeroconf, self._sightings), None)
             browser = AsyncServiceBrowser(node.zeroconf, TYPE, handlers=[self._on_change])
             stack.push_async_callback(browser.async_cancel)
+            stack.push_async_callback(_say_goodbye, node)
             self.interfaces = interfaces
             try:
                 await node.async_register_service(self._record(interfaces))
@@ -184,6 +185,17 @@ class _Ears(RecordUpdateListener):
         cache = self._zeroconf.cache
         if sum(map(len, cache.cache.values())) > MOST_CACHED:
             cache.async_remove_records([record for records in cache.cache.values() for record in records])
+
+
+async def _say_goodbye(node: AsyncZeroconf) -> None:
+    """Tell the others that this agent goes, and nothing else any more.
+
+    An answer that still waits its turn would follow the first goodbye and undo it; those after it are the same packet, which
+    zeroconf ignores for a second.
+    """
+    for waiting in (node.zeroconf.out_queue, node.zeroconf.out_delay_queue):
+        waiting.queue.clear()
+    await node.async_unregister_all_services()
 
 
 def _label(name: str) -> str | None:

@@ -21,6 +21,7 @@ from agent.worker.protocol import (
     PlanSwitched,
     StateRecovered,
     TrainingFinished,
+    WorkerLeaving,
     WorkerReady,
 )
 from planner.ir.bundle.bundle import Bundle
@@ -123,6 +124,9 @@ def _run(trainer: Trainer, told: TorchOptions, control: Control, tell: Tell) -> 
     try:
         trainer.train(on_step, on_commit, finish, tell)
     except LeftOnRequest:
+        if control.leaving:
+            tell(WorkerLeaving(step=trainer.step))
+        _keep_no_freed_blocks()
         with contextlib.suppress(PageError):  # the commit before stands
             trainer.commit_finished_steps(control.leave_within_s, on_commit)
         raise
@@ -139,6 +143,14 @@ def _limit_cache(trainer: Trainer, *, new_plan: bool = False) -> None:
             allocator.reset_peak()
         base = max(c.device.base_bytes for c in trainer.bundle.costs.values())
         allocator.set_limit(max(trainer.planned_peak_bytes - base, allocator.peak_live_bytes()))
+
+
+def _keep_no_freed_blocks() -> None:
+    """Have the allocator give back what is freed from now on, and what it had kept for reuse."""
+    allocator = active()
+    if allocator is not None:
+        allocator.set_limit(0)
+        allocator.trim()
 
 
 def _evaluate(trainer: Trainer, tell: Tell) -> Evaluation | None:

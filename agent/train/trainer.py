@@ -324,11 +324,16 @@ class Trainer:
 
     def commit(self, on_commit: Callable[[Commit, float], None]) -> None:
         """Make the steps so far durable, if there are any that are not."""
+        self._commit(self.persistents.commit, on_commit)
+
+    def _commit(
+        self, write: Callable[[int, dict[str, Any]], Commit], on_commit: Callable[[Commit, float], None]
+    ) -> None:
         if not self.uncommitted:
             return
         begin, written = time.perf_counter(), self.pager.stats.written_bytes
         progress = self._progress() if self._open is None else self._open.progress
-        commit = self.persistents.commit(self.step, progress)
+        commit = write(self.step, progress)
         self.uncommitted = 0
         self.commit_bytes = self.pager.stats.written_bytes - written
         on_commit(commit, time.perf_counter() - begin)
@@ -338,12 +343,12 @@ class Trainer:
 
         If that takes less than `within_s`.
 
-        Does nothing where it is too late: the open step has begun its update. What came after the last checkpoint is then lost.
+        Memory is free as it is written; nothing can be run afterwards. Does nothing where it is too late: the open step has begun its update. What came after the last checkpoint is then lost.
         """
         if self._commit_s() < within_s and not (self._open and self._open.executor.changed):
             if self._open is not None:
                 self._open.executor.undo()
-            self.commit(on_commit)
+            self._commit(self.persistents.commit_and_free, on_commit)
 
     def finishes_first(self, within_s: float) -> bool:
         """Return whether the open step has begun its update, and can be finished and committed in `within_s`.

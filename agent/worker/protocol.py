@@ -146,6 +146,12 @@ class WorkerResumed(_EventMessage, frozen=True, kw_only=True, tag="resumed"):
     step: int
 
 
+class WorkerLeaving(_EventMessage, frozen=True, kw_only=True, tag="leaving"):
+    """No instruction runs any more; what is finished is committed if there is time, then the process ends."""
+
+    step: int
+
+
 class DeviceInterrupted(_EventMessage, frozen=True, kw_only=True, tag="interrupted"):
     """The device that trains went away (`step` is None while it is waited for) or is back at `step`."""
 
@@ -178,7 +184,7 @@ class TrainingFailed(_EventMessage, frozen=True, kw_only=True, tag="failed"):
 
 Event = (
     WorkerReady | StepDone | EvaluationDone | CheckpointWritten | StateRecovered | PlanSwitched | WorkerPaused
-    | WorkerResumed | MemoryReleased | DeviceInterrupted | TrainingFinished | TrainingFailed
+    | WorkerResumed | MemoryReleased | WorkerLeaving | DeviceInterrupted | TrainingFinished | TrainingFailed
 )  # fmt: skip
 
 

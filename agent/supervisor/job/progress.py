@@ -18,6 +18,7 @@ from agent.worker.protocol import (
     StepDone,
     TrainingFailed,
     TrainingFinished,
+    WorkerLeaving,
     WorkerPaused,
     WorkerReady,
 )
@@ -75,6 +76,8 @@ class ProgressRecorder:
                     "long-operator", key=str(job.id), lasts_s=_LONG_OPERATOR_SHOWN_S, job=label,
                     operator=event.operator, waited=waited,
                 )  # fmt: skip
+            case WorkerLeaving():
+                self._log(run, f"stopped after step {event.step}")
             case MemoryReleased():
                 self._written_bytes += event.paged_out_bytes
             case TrainingFinished():

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from zeroconf import DNSCache, DNSText
+from zeroconf import DNSCache, DNSText, current_time_millis
+from zeroconf.asyncio import AsyncZeroconf
 
 from agent.cli import main
 from agent.control.client import ControlClient, ControlError
@@ -28,6 +29,8 @@ from tests.agent.peers.networks import ROOT, agent_in, cable
 from tests.waiting import until
 
 ON = '[peers]\ndiscover = true\nname = "{name}"\n'
+LATE_ANSWER_S = 0.3
+"""An answer is sent 0.12 s after its question at the latest."""
 HOSTILE = ROOT / "tests/agent/peers/hostile.py"
 
 
@@ -140,6 +143,37 @@ def test_two_in_one_process_over_loopback(monkeypatch: pytest.MonkeyPatch) -> No
         await eventually(lambda: sees(PublicState.TRAINING))
         tasks[1].cancel()
         await eventually(lambda: not first.peers(time.monotonic()))
+        tasks[0].cancel()
+        await asyncio.wait(tasks)
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_waits_its_turn_does_not_follow_the_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "multicast_interfaces", lambda: (Interface("lo", 1, "127.0.0.1", False),))
+    nodes: list[AsyncZeroconf] = []
+
+    def made(**options: Any) -> AsyncZeroconf:
+        nodes.append(AsyncZeroconf(**options))
+        return nodes[-1]
+
+    monkeypatch.setattr(discovery, "AsyncZeroconf", made)
+    first = Discovery(OWN, lambda text: None)
+    second = Discovery(replace(OWN, id="ba9876543210", name="cellar"), lambda text: None)
+
+    async def run() -> None:
+        tasks = [asyncio.create_task(one.run()) for one in (first, second)]
+        await eventually(lambda: len(first.peers(time.monotonic())) == len(second.peers(time.monotonic())) == 1)
+        for node in nodes:
+            for info in node.zeroconf.registry.async_get_service_infos():
+                if second.own.id in info.name:  # as if somebody had asked just now
+                    answers = {info.dns_pointer(): {info.dns_text(), info.dns_service()}}
+                    node.zeroconf.out_queue.async_add(current_time_millis(), answers)
+        tasks[1].cancel()
+        await eventually(lambda: not first.peers(time.monotonic()))
+        await asyncio.wait({tasks[1]})
+        await asyncio.sleep(LATE_ANSWER_S)
+        assert not first.peers(time.monotonic())
         tasks[0].cancel()
         await asyncio.wait(tasks)
 

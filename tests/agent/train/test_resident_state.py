@@ -84,6 +84,18 @@ def test_a_commit_holds_what_was_only_in_ram(kept: Persistents, tmp_path: Path, 
     again.close()
 
 
+def test_a_last_commit_leaves_nothing_in_ram(kept: Persistents, tmp_path: Path, pager: Pager) -> None:
+    kept.prepare(HERE)
+    step(kept, 7.0)
+    assert kept.commit_and_free(1, {}).step == 1
+    assert not kept.resident
+    again = StateStore(tmp_path, dict.fromkeys(KEYS, 4 * COUNT), pager, job="job")
+    assert again.open() is not None
+    found = Persistents(again, LAYOUTS)
+    assert torch.equal(found.tensor(M), numbers(7.0)) and torch.equal(found.tensor(W), numbers(0.0))
+    again.close()
+
+
 def test_forgetting_goes_back_to_the_last_commit(kept: Persistents) -> None:
     kept.prepare(HERE)
     step(kept, 7.0)

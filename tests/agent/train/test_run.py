@@ -21,6 +21,7 @@ from agent.worker.protocol import (
     StopAfterStep,
     SwitchPlan,
     TrainingFinished,
+    WorkerLeaving,
     WorkerReady,
     WriteCheckpoint,
 )
@@ -60,7 +61,10 @@ def train(options: TorchOptions, asked: dict[int, Command] | None = None) -> lis
 
 def kinds(events: list[Event]) -> str:
     """Return what was told in a letter each."""
-    letters = {WorkerReady: "R", EvaluationDone: "E", StepDone: "s", CheckpointWritten: "C", PlanSwitched: "P"}
+    letters = {
+        WorkerReady: "R", EvaluationDone: "E", StepDone: "s", CheckpointWritten: "C", PlanSwitched: "P",
+        WorkerLeaving: "W",
+    }  # fmt: skip
     return "".join(letters.get(type(event), "F" if isinstance(event, TrainingFinished) else "L") for event in events)
 
 
@@ -121,7 +125,7 @@ def test_a_switch_of_plans_holds_from_the_next_step(tmp_path: Path, undisturbed:
 
 
 def test_leaving_commits_nothing(tmp_path: Path) -> None:
-    assert kinds(train(told(tmp_path), {2: LeaveNow()})) == "REssL"
+    assert kinds(train(told(tmp_path), {2: LeaveNow()})) == "REssWL"
 
 
 def test_a_job_without_evaluation_data_evaluates_nothing(tmp_path: Path) -> None:

@@ -137,6 +137,7 @@ def test_leaving_with_time_for_a_commit_loses_the_open_step_alone(tmp_path: Path
     rest = _left(worker, events)
     done = max([4, *(event["step"] for event in rest if event["event"] == "step")])
     assert [event["step"] for event in rest if event["event"] == "checkpoint"] == [done]
+    assert [event["event"] for event in rest[-2:]] == ["leaving", "checkpoint"], "it says when it computes no more"
     again = start(tmp_path, checkpoint_every=100)
     events = said(again)
     assert until(again, events, "ready")["step"] == done

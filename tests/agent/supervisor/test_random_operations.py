@@ -17,6 +17,7 @@ from agent.jobs.model import JobState
 from tests.agent.live_daemon import start_agent
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, supply_tree
 from tests.agent.worker_program import sample, train_instruction
+from tests.attack.outcome import AttackOutcome, Survived
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -69,6 +70,7 @@ class Chaos:
     cancelled: set[str] = field(default_factory=set)
     open: list[str] = field(default_factory=list)
     """Jobs that were not over when last looked at."""
+    kills: int = 0
     daemon: "subprocess.Popen[bytes] | None" = None
 
     def __post_init__(self) -> None:
@@ -173,11 +175,13 @@ class Chaos:
         for pid in self.workers():
             try:
                 os.kill(pid, self.rng.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM]))
+                self.kills += 1
             except ProcessLookupError:
                 continue
 
     def kill_daemon(self) -> None:
         self.end(signal.SIGKILL)
+        self.kills += 1
         self.start()
 
     def restart_daemon(self) -> None:
@@ -257,12 +261,20 @@ def run_chaos(root: Path, count: int, seed: int) -> Chaos:
     return chaos
 
 
-def test_forty_random_operations(tmp_path: Path) -> None:
+def outcome(chaos: Chaos) -> AttackOutcome:
+    """Return the row for a run in which `check` and `finish` found all jobs: each of them fails the test otherwise."""
+    notes = f"{len(chaos.bundles)} acknowledged jobs, 0 lost, all weights as without kills"
+    return AttackOutcome("kills of daemon and workers", chaos.kills, chaos.kills, notes=notes)
+
+
+def test_forty_random_operations(tmp_path: Path, survived: Survived) -> None:
     chaos = run_chaos(tmp_path, 40, seed=4)
     assert len(chaos.bundles) >= 3
+    survived(outcome(chaos))
 
 
 @pytest.mark.long
-def test_a_thousand_random_operations(tmp_path: Path) -> None:
+def test_a_thousand_random_operations(tmp_path: Path, survived: Survived) -> None:
     chaos = run_chaos(tmp_path, 1000, seed=int(os.environ.get("PORT_AGENT_SEED", "1")))
     assert len(chaos.bundles) - len(chaos.cancelled) >= 5
+    survived(outcome(chaos))

@@ -14,10 +14,13 @@ from agent.energy.sources.base import Kind
 from agent.jobs.model import Job, JobSpec, JobState
 from agent.jobs.store import JobStore
 from planner.ir.bundle.bundle import Bundle, BundleError
+from planner.ir.errors import PortError
 from tests.agent.jobs_small import small_bundle
+from tests.agent.train.trained_job import train
 from tests.attack.outcome import AttackOutcome
 from tests.planner.bundles import read_everything
 
+CUT_AFTER = 4
 NOON = 1_760_011_200.0
 PAUSE = repr(NOON + 600)
 
@@ -173,3 +176,24 @@ def attack_bundle(scratch: Path, *, every_bytes: int, seed: int = 1) -> AttackOu
         return "harmless", "" if same else "it is another bundle, and nobody says so"
 
     return flip_each("bit flips, bundle", original, scratch / "x", every_bytes, seed, judge)
+
+
+# --- the state of a job that trains: commit records and page file
+
+
+def attack_training_state(scratch: Path, *, every_bytes: int, seed: int = 1) -> AttackOutcome:
+    """Flip bits in what a run that was cut after a few steps left: the next run ends with the bits of an undisturbed one."""
+    expected = train(scratch / "undisturbed")[1]
+    original = scratch / "original"
+    train(original, stop_after=CUT_AFTER)
+    left = len(train(shutil.copytree(original, scratch / "resumed"))[0])
+
+    def judge(state_dir: Path) -> tuple[str, str]:
+        try:
+            losses, digest = train(state_dir)
+        except PortError:
+            return "refused and said", ""
+        ending = "recovered, steps trained again" if len(losses) > left else "harmless"
+        return ending, "" if digest == expected else "other bits, and nobody says so"
+
+    return flip_each("bit flips, state of a training job", original, scratch / "x", every_bytes, seed, judge)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attack.bit_flips import attack_bundle, attack_job_store, attack_ledger
+from tests.attack.bit_flips import attack_bundle, attack_job_store, attack_ledger, attack_training_state
 from tests.attack.outcome import Survived
 
 
@@ -37,4 +37,11 @@ def test_a_flip_in_every_few_bytes_of_the_ledger(tmp_path: Path, survived: Survi
 @pytest.mark.long
 def test_a_flip_in_every_few_bytes_of_a_bundle(tmp_path: Path, survived: Survived) -> None:
     outcome = attack_bundle(tmp_path, every_bytes=16, seed=2)
+    survived(outcome)
+
+
+@pytest.mark.long
+def test_a_flip_in_every_few_bytes_of_a_training_jobs_state(tmp_path: Path, survived: Survived) -> None:
+    outcome = attack_training_state(tmp_path, every_bytes=512, seed=2)
+    assert "recovered" in outcome.notes
     survived(outcome)

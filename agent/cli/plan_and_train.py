@@ -2,7 +2,9 @@
 
 import argparse
 import contextlib
+import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -69,8 +71,10 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "--page-dir", type=writable_folder, default=Path(), help="where flash is measured (default: here)"
     )
     parser.add_argument(
-        "--threads", type=whole_number(1, 1024), default=1, help="threads per operator, fixed in the plan (default 1)"
-    )
+        "--threads", type=whole_number(1, 1024), metavar="N",
+        help="threads per operator, fixed in the bundle (default: what the script or OMP_NUM_THREADS sets, else the fastest "
+        "number of 1 to all cores; 1 with --board)",
+    )  # fmt: skip
     parser.add_argument(
         "--epochs", type=whole_number(1), default=1, help="how far a learning-rate schedule is tabulated"
     )
@@ -191,12 +195,12 @@ def _plan(arguments: argparse.Namespace) -> int:
         raise UsageError("--step-joules limits what --sparse-update trains; give both, or neither")
     out = arguments.out or arguments.script.with_suffix(".port")
     begin = time.perf_counter()
-    made, sparse = _make_bundle(arguments, out)
+    made, sparse, step_s = _make_bundle(arguments, out)
     bundle = Bundle(out)
     facts = _facts(out, bundle, 0)
     facts |= {
         "measured_peak_bytes": made.measured_peak_bytes, "planning_s": time.perf_counter() - begin,
-        "fine_bound_joules": _fine_bound(bundle),
+        "fine_bound_joules": _fine_bound(bundle), "step_s_by_threads": step_s,
     }  # fmt: skip
     if sparse is not None:
         facts["sparse_update"] = _sparse_facts(sparse)
@@ -210,10 +214,10 @@ def _plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, SparseJob | None]":
-    """Capture, measure, choose what is trained where that was asked for, and plan.
+def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, SparseJob | None, Mapping[int, float]]":
+    """Capture, measure, choose what is trained where that was asked for, and plan; show how far it is.
 
-    Show how far it is.
+    Return the bundle, what is trained, and seconds of a step's operators by the numbers of threads that were tried.
     """
     import torch
 
@@ -221,6 +225,7 @@ def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, Spars
     from agent.prepare import bundle
     from agent.prepare.reference import compared_steps, with_reference
     from agent.prepare.sparse import StepLimits, train_less
+    from agent.prepare.threads import fastest
     from planner import make_bundle
     from planner.deadline import DeadlineError
     from planner.ir.bundle.bundle import Bundle
@@ -230,18 +235,21 @@ def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, Spars
 
     energy, _ = places.energy_settings(arguments.config)
     medium = _medium(arguments, energy)
-    torch.set_num_threads(arguments.threads)
     sparse: SparseJob | None = None
     with StageBar(("capture", "profile", "flash", "analyse", "compare", "plan", "try"), quiet=arguments.json) as bar:
         bar.update("capture", 0.0)
+        before = torch.get_num_threads()
         job = load_job(arguments.script)
+        counts = _thread_counts(arguments, set_by_script=torch.get_num_threads() != before)
         rows, updates = make_bundle.rows_and_updates(job, arguments.epochs)
         prepare = partial(make_bundle.prepare, job, updates=updates)
         prepared = prepare()
         bar.update("capture", 1.0)
-        power = power_with(arguments.threads, energy.static_watts, energy.full_watts)
-        measured = bundle.measure(prepared.graphs, arguments.threads, power.compute_watts, bar.update)
-        here = device = bundle.this_device(measured, arguments.page_dir, arguments.threads, power, bar.update)
+        power_of = partial(power_with, static_watts=energy.static_watts, full_watts=energy.full_watts)
+        choice = fastest(prepared.graphs, counts, lambda count: power_of(count).compute_watts, bar.update)
+        threads, measured = choice.threads, choice.measured
+        torch.set_num_threads(threads)
+        here = device = bundle.this_device(measured, arguments.page_dir, threads, power_of(threads), bar.update)
         if arguments.board is not None:
             measured, device = bundle.other_board(prepared.graphs, measured, here, arguments.board)
         device = bundle.slower_flash(device, arguments.flash_read, arguments.flash_write)
@@ -250,7 +258,7 @@ def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, Spars
         if arguments.sparse_update:
             limits = StepLimits(None if pace is None else pace.seconds_per_step, arguments.step_joules)
             sparse = train_less(
-                job, prepared, measured, device, arguments.ram, prepare=prepare, threads=arguments.threads,
+                job, prepared, measured, device, arguments.ram, prepare=prepare, threads=threads,
                 steps=arguments.probe_steps, limits=limits, progress=bar.update,
             )  # fmt: skip
             prepared, measured = sparse.prepared, sparse.measured
@@ -267,7 +275,7 @@ def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, Spars
         try:
             made = bundle.make(
                 out, prepared, measured, device, arguments.ram, planner=planner, page_dir=arguments.page_dir,
-                threads=arguments.threads, progress=bar.update, wide=arguments.frontier,
+                threads=threads, progress=bar.update, wide=arguments.frontier,
                 estimated=arguments.board is not None,
             )  # fmt: skip
         except make_bundle.InfeasibleError as error:
@@ -279,7 +287,23 @@ def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, Spars
     if arguments.write_model is not None:
         written, main = Bundle(out), made.manifest.graphs[0]
         _write_model(arguments, written.graphs[main], written.costs[main], written.plans[0][main], pace)
-    return made, sparse
+    return made, sparse, choice.step_s
+
+
+def _thread_counts(arguments: argparse.Namespace, *, set_by_script: bool) -> tuple[int, ...]:
+    """Return the numbers of threads to measure: the one that somebody set, else those up to all cores.
+
+    A board's rates are scaled from one thread's here, unless told otherwise.
+    """
+    import torch
+
+    from agent.prepare.threads import tried_counts, usable_cores
+
+    if arguments.threads is not None:
+        return (arguments.threads,)
+    if set_by_script or "OMP_NUM_THREADS" in os.environ:
+        return (torch.get_num_threads(),)
+    return (1,) if arguments.board is not None else tried_counts(usable_cores())
 
 
 def _medium(arguments: argparse.Namespace, energy: "EnergyConfig") -> Medium:
@@ -393,7 +417,7 @@ def _facts(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
     endurance = flash.endurance_bytes
     count = {a: len({d.storage for d in plan.decisions if d.action is a}) for a in Action}
     return {
-        "bundle": str(path), "operators": len(graph.ops), "storages": len(graph.storages),
+        "bundle": str(path), "threads": bundle.manifest.threads, "operators": len(graph.ops), "storages": len(graph.storages),
         "budget_bytes": bundle.manifest.plans[index].ram_bytes, "planned_peak_bytes": program.peak_bytes,
         "peak_without_planning_bytes": keep_all.peak_bytes, "base_bytes": bundle.costs[main].device.base_bytes,
         "paged": count[Action.PAGE], "recomputed": count[Action.RECOMPUTE], "intermediate": count[Action.INTERMEDIATE],
@@ -431,6 +455,7 @@ def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> Non
         "per step", f"{format_seconds(facts['seconds'])} ({format_seconds(facts['stall_seconds'])} waiting for flash, "
         f"{format_seconds(facts['recompute_seconds'])} recomputing), {format_joules(facts['joules'])} (estimated)"
     )  # fmt: skip
+    table.add_row("threads", _threads(facts))
     table.add_row("energy overhead", _overhead(facts))
     table.add_row(
         "flash per step", f"{format_bytes(facts['written_bytes'])} written, {format_bytes(facts['read_bytes'])} read"
@@ -445,6 +470,13 @@ def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> Non
     if "planning_s" in facts:
         table.add_row("made in", format_seconds(facts["planning_s"]))
     terminal().print(table)
+
+
+def _threads(facts: dict[str, Any]) -> str:
+    """Say how many threads an operator runs with, and how long a step's operators took with others that were tried."""
+    tried = facts.get("step_s_by_threads", {})
+    others = ", ".join(f"{format_seconds(seconds)} with {count}" for count, seconds in tried.items())
+    return f"{facts['threads']}" + (f", the fastest: a step's operators take {others}" if len(tried) > 1 else "")
 
 
 def _recorded(manifest: "Manifest") -> str:

@@ -1,0 +1,58 @@
+"""How many threads a bundle's operators run with: as many as are fastest on this machine.
+
+A number of threads belongs to the bits of a result (sums are split among them), so it is fixed when the bundle is made.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from agent.prepare.bundle import Progress, measure
+from planner.ir.graph import StepGraph
+from planner.profiling.operators import Measured
+
+_WORTH_A_THREAD = 0.97
+"""A further thread is taken for a step that gets shorter by more than the noise of its measurement; a core left free runs the page thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadChoice:
+    """The number of threads that was taken, what was measured with it, and seconds of a step's operators by threads tried."""
+
+    threads: int
+    measured: Measured
+    step_s: Mapping[int, float]
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def tried_counts(cores: int) -> tuple[int, ...]:
+    """Return the numbers of threads that are measured, ascending: halves of all cores, one core less, and all."""
+    halves = {cores >> shift for shift in range(cores.bit_length())}
+    return tuple(sorted(halves | {max(1, cores - 1)}))
+
+
+def fastest(
+    graphs: Mapping[str, StepGraph], counts: tuple[int, ...], watts: Callable[[int], float], progress: Progress
+) -> ThreadChoice:
+    """Profile the operators with each of `counts` threads and choose the one whose main step is shortest.
+
+    `watts`: what the machine draws for computing with so many threads. Where two are as fast, fewer threads are taken.
+    Raises TrialError where profiling fails.
+    """
+    found: dict[int, Measured] = {}
+    for done, count in enumerate(counts):
+
+        def share(stage: str, part: float, done: int = done) -> None:
+            progress(stage, (done + part) / len(counts))
+
+        found[count] = measure(graphs, count, watts(count), share)
+    step_s = {count: sum(op.seconds for op in measured.ops[0]) for count, measured in found.items()}
+    chosen = counts[0]
+    for count in counts[1:]:
+        if step_s[count] < step_s[chosen] * _WORTH_A_THREAD:
+            chosen = count
+    return ThreadChoice(chosen, found[chosen], step_s)

@@ -1,0 +1,44 @@
+"""How many threads a bundle is made for."""
+
+from typing import Any
+
+import pytest
+
+from agent.prepare import threads
+from planner.ir.costs import OpCost
+from planner.profiling.operators import Measured
+
+
+@pytest.mark.parametrize(
+    ("cores", "counts"), [(1, (1,)), (2, (1, 2)), (3, (1, 2, 3)), (4, (1, 2, 3, 4)), (8, (1, 2, 4, 7, 8))]
+)
+def test_halves_of_the_cores_and_one_core_less_are_tried(cores: int, counts: tuple[int, ...]) -> None:
+    assert threads.tried_counts(cores) == counts
+
+
+@pytest.mark.parametrize(
+    ("step_s", "fastest"),
+    [
+        ({1: 4.0, 2: 2.1, 4: 1.2}, 4),
+        ({1: 4.0, 2: 2.1, 3: 1.5, 4: 1.49}, 3),
+        ({1: 4.0, 2: 5.0, 4: 3.0}, 4),
+        ({1: 1.0, 2: 1.1}, 1),
+        ({1: 1.0, 2: 0.99}, 1),
+        ({2: 3.0}, 2),
+    ],
+)
+def test_the_fewest_threads_of_those_as_fast_as_the_fastest(
+    monkeypatch: pytest.MonkeyPatch, step_s: dict[int, float], fastest: int
+) -> None:
+    def measure(graphs: Any, count: int, compute_watts: float, progress: Any) -> Measured:
+        progress("profile", 0.0)
+        progress("profile", 1.0)
+        step = OpCost(step_s[count], 0, step_s[count] * compute_watts)
+        return Measured(((step,), (OpCost(9.0 * count, 0, 0.0),)), count, 0)
+
+    monkeypatch.setattr(threads, "measure", measure)
+    shares: list[float] = []
+    choice = threads.fastest({}, tuple(step_s), lambda count: 2.0 * count, lambda _, share: shares.append(share))
+    assert (choice.threads, choice.step_s) == (fastest, step_s)
+    assert choice.measured.base_bytes == fastest and choice.measured.ops[0][0].joules == step_s[fastest] * 2 * fastest
+    assert shares == sorted(shares) and shares[-1] == 1.0

@@ -27,7 +27,8 @@ from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.ir.units import format_bytes, format_seconds
 from planner.job import load_job
-from planner.search.plan_step import plan_step, with_wear
+from planner.search.plan_step import plan_step
+from planner.search.wear import with_wear
 
 DEMO, LORA = "demo", "gpt2-lora"
 CASES_WORN = (DEMO, "resnet18", "resnet50", "gpt2", "bert", LORA)
@@ -85,6 +86,7 @@ def rows_of(case: str, board: str, medium: MediumKind, time_limit_s: float) -> I
     graph = capture(case)
     costs = estimated_costs(graph, load_board(board))
     costs = CostTable(on_medium(costs.device, medium_of(medium, FlashPrices())), costs.ops)
+    unworn = CostTable(with_wear(costs.device, 0.0), costs.ops)
     base, endurance = costs.device.base_bytes, costs.device.flash.endurance_bytes
     whole = lower(graph, costs, Plan()).peak_bytes - base
 
@@ -97,7 +99,7 @@ def rows_of(case: str, board: str, medium: MediumKind, time_limit_s: float) -> I
 
     for percent in PERCENT:
         ram_bytes = base + whole * percent // 100
-        unpriced, priced = (planned(table, ram_bytes) for table in (with_wear(costs, 0.0), costs))
+        unpriced, priced = (planned(table, ram_bytes) for table in (unworn, costs))
         written = priced.written_bytes if priced else 0
         yield Row(case, percent, unpriced, priced, endurance / written if endurance and written else None)
 

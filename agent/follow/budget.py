@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from agent.follow.consumption import EnergyUse, wear_share
+from agent.follow.consumption import EnergyUse, wear_joules_per_byte, wear_share
 from agent.follow.decisions.planning import Planning, StepBounds
 from agent.follow.memory import ProcessBudget
 from agent.follow.mode import Follower, FollowMode
@@ -224,7 +224,9 @@ class _Running:
         self._residency = Residency(self.table, self._pages, self._pager, limit)
         if self._process is not None:
             self._residency.before_mapping = self._process.make_way
-        self._planning = Planning(self._residency, self._process, tensor_bytes or ram_bytes or 0, limits)
+        self._planning = Planning(
+            self._residency, self._process, tensor_bytes or ram_bytes or 0, limits, wear_joules_per_byte(page_dir)
+        )
         self._energy = EnergyUse()
         self.follower = Follower(self.table, self._residency, self._process, self._planning, self._energy.keep_up)
         self._escapes, self._hooks = Escapes(self.follower), ProgramHooks(self.follower)

@@ -5,11 +5,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.energy.media import FlashPrices, medium_under
 from agent.energy.sources.base import Kind, SourceError, title_of
 from agent.energy.sources.estimated import NAME as ESTIMATED
 from agent.energy.sources.power_models import detect_model
 from agent.energy.sources.rapl import RaplSource
 from agent.energy.wear import ASSUMED_CYCLES, DiskCounter
+from agent.follow.pages import in_ram
 from agent.system.energy_clock import now_s
 from planner.ir.errors import PortError
 
@@ -87,3 +89,13 @@ def wear_share(page_dir: Path, written_bytes: int, root: Path = _ROOT) -> float 
     except (SourceError, OSError):
         return None
     return written_bytes / (size * ASSUMED_CYCLES) if size else None
+
+
+def wear_joules_per_byte(page_dir: Path, root: Path = _ROOT) -> float:
+    """Return the energy that buys what a byte written under `page_dir` wears off; 0 where nothing does, or nobody knows."""
+    if in_ram(page_dir):
+        return 0.0
+    try:
+        return medium_under(page_dir, FlashPrices(), root).wear_joules_per_byte
+    except (SourceError, OSError):
+        return 0.0

@@ -1,5 +1,6 @@
 """What one call of an operator reads, writes and makes, in storages."""
 
+import math
 import zlib
 from collections.abc import Iterator
 from functools import cache
@@ -144,6 +145,40 @@ _MATRIX_PRODUCTS = {"aten::mm": (0, 1), "aten::addmm": (1, 2), "aten::bmm": (0, 
 """The two arguments that are multiplied."""
 
 
+_CREATING = frozenset(f"aten::{name}" for name in ("empty", "ones", "rand", "randint", "randn", "zeros"))
+"""Operators without a tensor operand. A meta kernel of a random one loads sympy (36 MiB, 0.3 s), or draws numbers."""
+
+_NORMALISING = frozenset(
+    f"aten::{name}" for name in ("native_batch_norm", "native_batch_norm_backward", "native_layer_norm", "native_layer_norm_backward")
+)  # fmt: skip
+"""A network has one at every other layer, and their meta kernels take a millisecond."""
+
+
+def _created_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
+    place = next(k for k, argument in enumerate(func._schema.arguments) if argument.name == "size")
+    if len(args) <= place or not all(isinstance(size, int) for size in args[place]):
+        return None
+    unsaid = torch.int64 if func._schema.name == "aten::randint" else torch.get_default_dtype()
+    dtype = unsaid if kwargs.get("dtype") is None else kwargs["dtype"]
+    return int(math.prod(args[place]) * dtype.itemsize)
+
+
+def _normalised_bytes(name: str, args: Any) -> int | None:
+    """Return the bytes of a result like the input, and of mean and deviation, or of the gradients of weight and bias."""
+    backward = name.endswith("_backward")
+    x = args[1] if backward else args[0]
+    if x.dtype not in (torch.float32, torch.float64):
+        return None
+    if name.startswith("aten::native_layer_norm"):
+        inside = math.prod(args[2] if backward else args[1])
+        counts = (x.numel(), inside, inside) if backward else (x.numel(), *(2 * (x.numel() // max(inside, 1),)))
+    else:
+        channels, statistics = x.shape[1], backward or args[5]
+        counts = (x.numel(), *(2 * (channels if statistics else 0,)))
+    wanted = args[-1] if backward else (True, True, True)
+    return int(sum(count for count, made in zip(counts, wanted, strict=True) if made) * x.element_size())
+
+
 def known_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
     """Return the bytes of a common operator's result.
 
@@ -152,6 +187,10 @@ def known_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
     name = func._schema.name
     if name == "aten::embedding":
         return int(args[1].numel() * args[0].shape[1:].numel() * args[0].element_size())
+    if name in _CREATING:
+        return _created_bytes(func, args, kwargs)
+    if name in _NORMALISING:
+        return _normalised_bytes(name, args)
     factors = _MATRIX_PRODUCTS.get(name)
     if factors is not None and not func._schema.overload_name and len(args) > max(factors):
         left, right = (args[k] for k in factors)
@@ -174,14 +213,19 @@ def result_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
 
     None where that does not tell.
 
-    A result whose shape depends on values has no meta kernel, and some operators have none at all.
+    A result whose shape depends on values has no meta kernel, and some operators have none at all. No operator is ever run
+    on real memory here: one that draws random numbers would draw them twice.
     """
     if not makes_storage(func):
         return 0
     known = known_bytes(func, args, kwargs)
     if known is not None:
         return known
-    on_meta = {**kwargs, "device": "meta"} if kwargs.get("device") is not None else kwargs
+    on_meta = kwargs
+    if kwargs.get("device") is not None or next(tensors_in((*args, *kwargs.values())), None) is None:
+        if torch.Tag.nondeterministic_seeded in func.tags or all(a.name != "device" for a in func._schema.arguments):
+            return None
+        on_meta = {**kwargs, "device": "meta"}
     try:
         made = func(*_meta(args), **dict(zip(on_meta, _meta(on_meta.values()), strict=True)))
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):

@@ -33,12 +33,16 @@ def default_page_dir() -> Path:
     return _PERSISTENT_TEMPORARY if os.access(_PERSISTENT_TEMPORARY, os.W_OK) else Path(tempfile.gettempdir())
 
 
+def in_ram(directory: Path) -> bool:
+    """Say whether what is kept in `directory` is kept in RAM."""
+    return file_system(directory) in _IN_RAM
+
+
 def check_not_in_ram(directory: Path) -> None:
     """Raise PageError where what is kept in `directory` is kept in RAM."""
-    kind = file_system(directory)
-    if kind in _IN_RAM:
+    if in_ram(directory):
         raise PageError(
-            f"{directory} is itself in RAM ({kind}), so pages in it would save nothing; choose another --page-dir "
+            f"{directory} is itself in RAM ({file_system(directory)}), so pages in it would save nothing; choose another --page-dir "
             "(page_dir=), on a disk"
         )
 

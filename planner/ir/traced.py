@@ -87,7 +87,9 @@ class TracedPlan:
     moved_seconds: float
     """Of them, and hidden behind them: pages read and written, results made again."""
     joules: float
+    """Without what the written bytes wear off."""
     peak_bytes: int
+    written_bytes: int
 
 
 _LENGTH_BYTES = 4

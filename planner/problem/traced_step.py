@@ -96,6 +96,7 @@ class _Tracing:
         self.touched = [self._held_by(op) for op in step.ops]
         self.uses: list[list[int]] = [[] for _ in step.storages]
         self.writers: list[list[int]] = [[] for _ in step.storages]
+        self.made = {s for op in step.ops for s in op.makes}
         for i, op in enumerate(step.ops):
             for s in self.touched[i]:
                 self.uses[s].append(i)
@@ -139,8 +140,7 @@ class _Tracing:
             return False
         if storage.persistent:
             return True
-        born = uses[0] in self.writers[s] and s in self.step.ops[uses[0]].makes
-        return born and (self.stage_of[uses[0]] < self.stage_of[uses[-1]] or self._remains(s) is not None)
+        return s in self.made and (self.stage_of[uses[0]] < self.stage_of[uses[-1]] or self._remains(s) is not None)
 
     def _end(self, s: int) -> int:
         return min(self.step.storages[s].ends, len(self.step.ops))

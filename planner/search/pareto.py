@@ -13,7 +13,8 @@ from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.problem.coarsen import coarsen
 from planner.search.greedy.search import smallest_budget
-from planner.search.plan_step import HURRIED_WATTS, plan_step, with_figures, with_wear
+from planner.search.plan_step import HURRIED_WATTS, plan_step, with_figures
+from planner.search.wear import with_wear
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def frontier(
 
     `time_limit_s` is for all together.
     """
-    unworn = with_wear(costs, 0.0)
+    unworn = replace(costs, device=with_wear(costs.device, 0.0))
     hurried = replace(unworn, device=replace(unworn.device, static_watts=HURRIED_WATTS[1] + costs.device.static_watts))
     tables = tuple(dict.fromkeys((costs, unworn, hurried)))
     share = time_limit_s / max(len(tables) * len(limits), 1)

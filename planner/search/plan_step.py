@@ -24,6 +24,7 @@ from planner.search.anytime import relaxation_bound
 from planner.search.greedy.search import greedy
 from planner.search.incumbent import Judge, objective
 from planner.search.solve import Outcome, Solution, relative_gap, solve
+from planner.search.wear import SPARING_TIME, dearest_wear, visible_share, with_wear
 
 TIGHTER = (0.98, 0.95)
 """Shares of the budget that are planned for where a program needs more than the coarse problem counted."""
@@ -36,15 +37,6 @@ FINISHING = 0.1
 
 HURRIED_WATTS = (8.0, 25.0, 100.0)
 """Static watts, besides the device's own, that make the planner buy time with energy, from a little to all it can."""
-
-
-WEAR_WEIGHT = 10.0
-"""Steps' energy that writing out all storages costs in the search. At the whole price of wear what else plans differ by is lost in
-the solver's tolerances: of 1, 3, 10, 30, 100, the writes of the demo and of ResNet-18 were least at 10 to 30."""
-
-SPARING_TIME = 1.25
-"""How much longer a step may take to spare flash. By its price alone a written byte is worth hundreds of times the energy of
-its transfer, and a step would take several times as long for the last few: who wants that sets a limit of bytes written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +95,7 @@ def plan_step(
     same step, from other strategies say; where one of them is valid and costs less energy and wear, it is the answer.
     """
     limits = PlanLimits(ram_bytes, deadline_s, write_limit_bytes)
-    if not any(target.wear_joules_per_byte for target in costs.device.targets):
+    if not dearest_wear(costs.device):
         return _in_time(graph, costs, limits, time_limit_s, strategy, progress, tuple(rivals))
     return _sparing(graph, costs, limits, time_limit_s, strategy, progress, tuple(rivals))
 
@@ -119,7 +111,8 @@ def _sparing(
 ) -> PlanResult:
     """Return a plan that spares flash which wears out, and takes little longer than one that does not look at wear."""
     begin = time.process_time()
-    unworn, share = with_wear(costs, 0.0), _visible_share(graph, costs)
+    share = visible_share(costs.device, _base_joules(costs), sum(s.nbytes for s in graph.storages))
+    unworn, seen_costs = (CostTable(with_wear(costs.device, part), costs.ops) for part in (0.0, share))
     careless = _in_time(graph, unworn, limits, time_limit_s, "greedy", None, rivals)
     if careless.plan is None:
         careless = _in_time(graph, unworn, limits, time_limit_s / 3, strategy, progress, rivals)
@@ -129,10 +122,10 @@ def _sparing(
     limits = replace(limits, deadline_s=slowest_s if limits.deadline_s is None else min(slowest_s, limits.deadline_s))
     spent = time.process_time() - begin
     unhurried = replace(limits, deadline_s=None)
-    seen = _plan(graph, with_wear(costs, share), unhurried, time_limit_s - spent, strategy, progress, rivals)
+    seen = _plan(graph, seen_costs, unhurried, time_limit_s - spent, strategy, progress, rivals)
     known = [plan for plan in (careless.plan, seen.plan, *rivals) if plan is not None]
     if seen.plan is None or seen.plan.seconds > slowest_s:
-        seen = _plan(graph, with_wear(costs, share), limits, time_limit_s / 2, strategy, progress, known)
+        seen = _plan(graph, seen_costs, limits, time_limit_s / 2, strategy, progress, known)
     found = better_of(graph, costs, limits, found=_restated(graph, costs, seen), rivals=known)
     return replace(found, seconds=time.process_time() - begin)
 
@@ -144,12 +137,6 @@ def _restated(graph: StepGraph, costs: CostTable, found: PlanResult) -> PlanResu
     plan = with_figures(found.plan, costs, lower(graph, costs, found.plan), found.bound_joules)
     gap = relative_gap(plan.overhead_joules, found.bound_joules)
     return replace(found, plan=plan, outcome=Outcome.FEASIBLE, gap=gap)
-
-
-def _visible_share(graph: StepGraph, costs: CostTable) -> float:
-    """Return the share of wear's price at which the search still sees what time and energy differ by."""
-    dearest = max(target.wear_joules_per_byte for target in costs.device.targets)
-    return min(1.0, WEAR_WEIGHT * _base_joules(costs) / (dearest * sum(s.nbytes for s in graph.storages)))
 
 
 def _in_time(
@@ -180,15 +167,6 @@ def _in_time(
     if result.plan is not None:
         return replace(result, seconds=spent)
     return _too_slow(graph, costs, limits.ram_bytes, deadline_s, known, spent)
-
-
-def with_wear(costs: CostTable, share: float) -> CostTable:
-    """Return the costs with this share of what a written byte's wear costs; 0: flash does not wear out."""
-    device = costs.device
-    flash, *further = (
-        replace(target, wear_joules_per_byte=share * target.wear_joules_per_byte) for target in device.targets
-    )
-    return replace(costs, device=replace(device, flash=flash, scratch_targets=tuple(further)))
 
 
 def _paying(costs: CostTable, watts: float) -> CostTable:

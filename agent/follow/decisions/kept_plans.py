@@ -20,7 +20,7 @@ from planner.ir.traced import TracedPlan
 _PLANS_KEPT = 128
 """Files of some 20 KB; those not written for longest go."""
 
-_FORMAT = 1
+_FORMAT = 2
 
 _OTHER_MEDIUM = 4.0
 """A plan for a medium so many times faster or slower is made anew; a busy one varies by less."""
@@ -69,11 +69,13 @@ class KeptPlan:
 
 
 def plan_name(
-    segments: Sequence[int], budget_bytes: int, deadline_s: float | None, written_bytes: int | None, *,
-    whole_process: bool,
+    segments: Sequence[int], budget_bytes: int, deadline_s: float | None, written_bytes: int | None,
+    wear_joules_per_byte: float, *, whole_process: bool,
 ) -> str:  # fmt: skip
-    """Return the name of a plan: of the hashes of its step's segments, the budget and the limits."""
-    told = msgspec.msgpack.encode([_FORMAT, list(segments), budget_bytes, deadline_s, written_bytes, whole_process])
+    """Return the name of a plan: of the hashes of its step's segments, the budget, the limits and what a written byte wears."""
+    told = msgspec.msgpack.encode(
+        [_FORMAT, list(segments), budget_bytes, deadline_s, written_bytes, wear_joules_per_byte, whole_process]
+    )
     return hashlib.sha256(told).hexdigest()[:32]
 
 

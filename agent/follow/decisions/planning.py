@@ -1,6 +1,7 @@
 """A plan for the step that the program repeats: recorded once, adopted if it moves less.
 
-It is searched for beside the program, and says what leaves after which operator. Everything else is as without one: who
+It is searched for beside the program, and says what leaves after which operator; where pages go to flash that wears out, it may
+take a little longer and write less. Everything else is as without one: who
 must leave when room is short is chosen anew each time, those that the plan names first, so a plan that does not fit any
 more costs time and nothing else.
 It goes again if the steps with it take longer than those before. Plans are kept for the next run of the same program.
@@ -17,7 +18,10 @@ from dataclasses import dataclass, field
 from typing import IO
 
 import msgspec
+import torch
 
+from agent.energy.sources.estimated import PowerModel
+from agent.energy.sources.power_models import power_with
 from agent.follow.decisions.kept_plans import KeptPlan, forget_plan, keep_plan, plan_name, read_plan
 from agent.follow.decisions.step_recording import StepRecording
 from agent.follow.decisions.trace import Trace
@@ -26,6 +30,7 @@ from agent.follow.residency import Residency
 from agent.system.python_process import module_command, module_environment
 from planner.ir.costs import DeviceCosts, Flash
 from planner.ir.traced import GREEDY_BYTES, SEARCH_BYTES, TracedPlan, TracedRequest, read_traced_plans
+from planner.search.wear import SPARING_TIME
 
 LONGEST_STEP = 32
 """Segments in a step: an accumulation over more micro-batches is not planned."""
@@ -47,9 +52,6 @@ _LARGEST_SHARE = 0.25
 _SLACK_SHARE = 0.04
 """Share of the room for tensors that plans leave free, for pages on their way in."""
 
-_STATIC_WATTS, _COMPUTE_WATTS = 2.0, 4.0
-"""A small board at rest and what a busy core adds, as where a bundle is made."""
-
 _MEDIUM_WATTS = 0.5
 _PAGING_CPU_S_PER_BYTE = 0.1e-9
 """Of the page thread, checksums included: 0.06 with huge pages, 0.14 without (x86-64)."""
@@ -57,7 +59,7 @@ _PAGING_CPU_S_PER_BYTE = 0.1e-9
 _LATENCY_S = 1e-4
 
 _JUDGED_STEPS = 3
-"""A plan goes when the best of so many steps moved and recomputed for longer than the step before it."""
+"""A plan goes when each of so many steps was worse than the step before it, by what was moved, recomputed and worn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,25 @@ class StepBounds:
     written_bytes: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a step read, wrote and made again: seconds, at the medium's speed whatever the load, and bytes written.
+
+    Infinite seconds: it broke a limit.
+    """
+
+    seconds: float
+    written_bytes: int
+
+    def worse_than(self, other: "Moved", wear_s_per_byte: float, slower_s: float) -> bool:
+        """Say whether this costs more, a written byte being worth so many seconds, or takes more than `slower_s` longer."""
+        cost_s, other_s = (moved.seconds + wear_s_per_byte * moved.written_bytes for moved in (self, other))
+        return cost_s > other_s or self.seconds > other.seconds + slower_s
+
+
+_LIMIT_BROKEN = Moved(float("inf"), 0)
+
+
 @dataclass(slots=True)
 class Adopted:
     """A plan in force, its step's predicted and measured seconds, what steps moved before and with it."""
@@ -76,10 +97,10 @@ class Adopted:
     strategy: str
     predicted_s: float
     bytes_per_s: tuple[float, float]
-    moved_before_s: float
+    before: Moved
     after_s: float
     """Seconds from the start of the budget until it was in force."""
-    moved_s: list[float] = field(default_factory=list)
+    moved: list[Moved] = field(default_factory=list)
     measured_s: float | None = None
     written_bytes: int | None = None
     """By the last step."""
@@ -94,10 +115,11 @@ class _Spent:
     written_bytes: int
     recomputing_s: float
 
-    def moved_s(self, earlier: "_Spent", bytes_per_s: tuple[float, float]) -> float:
-        """Return the seconds of what was moved and recomputed since, at these speeds whatever the load."""
+    def moved(self, earlier: "_Spent", bytes_per_s: tuple[float, float]) -> Moved:
+        """Return what was moved and recomputed since, at these speeds."""
         read, written = self.read_bytes - earlier.read_bytes, self.written_bytes - earlier.written_bytes
-        return read / bytes_per_s[0] + written / bytes_per_s[1] + self.recomputing_s - earlier.recomputing_s
+        recomputing_s = self.recomputing_s - earlier.recomputing_s
+        return Moved(read / bytes_per_s[0] + written / bytes_per_s[1] + recomputing_s, written)
 
 
 @dataclass
@@ -110,8 +132,8 @@ class _Search:
     plans: IO[bytes]
     """A file without a name, which the process writes."""
     until_s: float
-    before_s: float
-    """What the recorded step moved and recomputed, in seconds; infinite where it broke a limit."""
+    before: Moved
+    """What the recorded step moved."""
     seen: int = 0
     """Plans that were read."""
 
@@ -134,10 +156,11 @@ class Planning:
     """Finds the step in the segments that end, and a plan for it."""
 
     def __init__(
-        self, residency: Residency, process: ProcessBudget | None, budget_bytes: int, limits: StepBounds
-    ) -> None:
+        self, residency: Residency, process: ProcessBudget | None, budget_bytes: int, limits: StepBounds,
+        wear_joules_per_byte: float,
+    ) -> None:  # fmt: skip
         self._residency, self._process, self._budget_bytes = residency, process, budget_bytes
-        self._limits = limits
+        self._limits, self._wear_joules_per_byte = limits, wear_joules_per_byte
         self.recording: StepRecording | None = None
         self.adopted: Adopted | None = None
         self._search: _Search | None = None
@@ -189,19 +212,27 @@ class Planning:
             else:
                 self.recording = StepRecording(step)
 
-    def _moved_s(self, segments: int, bytes_per_s: tuple[float, float]) -> float:
-        """Return what the last step, one of so many segments, moved and recomputed, in seconds.
+    def _moved(self, segments: int, bytes_per_s: tuple[float, float]) -> Moved:
+        """Return what the last step, one of so many segments, moved and recomputed.
 
-        Infinite where it took longer or wrote more than it may, so that any plan within the limits is better.
+        Where it took longer or wrote more than it may, any plan within the limits is better.
         """
         if len(self._spent) <= segments:
-            return float("inf")
+            return _LIMIT_BROKEN
         now, before = self._spent[-1], self._spent[-1 - segments]
         deadline_s, most_bytes = self._limits.deadline_s, self._limits.written_bytes
         late = deadline_s is not None and now.at_s - before.at_s > deadline_s
         if late or (most_bytes is not None and now.written_bytes - before.written_bytes > most_bytes):
-            return float("inf")
-        return now.moved_s(before, bytes_per_s)
+            return _LIMIT_BROKEN
+        return now.moved(before, bytes_per_s)
+
+    def _worse(self, moved: Moved, before: Moved, plan_s: float) -> bool:
+        """Say whether a step of `plan_s` moves what is worse than before it.
+
+        It may take `SPARING_TIME` of the step before if that spares flash, which the plan's own seconds are not more than.
+        """
+        wear_s_per_byte = self._wear_joules_per_byte / _power().full_watts
+        return moved.worse_than(before, wear_s_per_byte, (1 - 1 / SPARING_TIME) * plan_s)
 
     # -- searching
 
@@ -231,8 +262,8 @@ class Planning:
             opened.pop_all()
         given.close()
         until_s = time.perf_counter() + _LONGEST_SEARCH_S
-        before_s = self._moved_s(len(recording.segments), self._bytes_per_s())
-        self._search = _Search(recording, self._kept_name(recording.segments), process, plans, until_s, before_s)
+        before = self._moved(len(recording.segments), self._bytes_per_s())
+        self._search = _Search(recording, self._kept_name(recording.segments), process, plans, until_s, before)
         if self._process is not None:
             self._process.beside_bytes = searching_bytes
 
@@ -243,7 +274,9 @@ class Planning:
             return
         over = search.process.poll() is not None or time.perf_counter() > search.until_s
         plan = search.newest()
-        if plan is not None and plan.moved_seconds < search.before_s:
+        if plan is not None and not self._worse(
+            Moved(plan.moved_seconds, plan.written_bytes), search.before, plan.seconds
+        ):
             kept = KeptPlan.of(plan, search.recording.segment_plans(plan.departures), self._bytes_per_s())
             self._adopt(search.recording.segments, kept)
             keep_plan(search.name, kept)
@@ -251,36 +284,42 @@ class Planning:
             self.close()
 
     def _device(self) -> DeviceCosts:
-        """Return what the medium gives, as measured so far, and watts as where a bundle is planned."""
+        """Return what the medium gives, as measured so far, and wears, with watts as where a bundle is planned."""
         read, write = self._bytes_per_s()
-        cpu = _COMPUTE_WATTS * _PAGING_CPU_S_PER_BYTE
-        flash = Flash("pages", read, write, _LATENCY_S, cpu + _MEDIUM_WATTS / read, cpu + _MEDIUM_WATTS / write)
-        return DeviceCosts("this machine", 0, _STATIC_WATTS, _COMPUTE_WATTS, flash)
+        power = _power()
+        cpu = power.compute_watts * _PAGING_CPU_S_PER_BYTE
+        flash = Flash(
+            "pages", read, write, _LATENCY_S, cpu + _MEDIUM_WATTS / read, cpu + _MEDIUM_WATTS / write,
+            wear_joules_per_byte=self._wear_joules_per_byte,
+        )  # fmt: skip
+        return DeviceCosts("this machine", 0, power.static_watts, power.compute_watts, flash)
 
     # -- plans in force
 
     def _adopt(self, segments: tuple[Trace, ...], kept: KeptPlan) -> None:
         speeds = self._bytes_per_s()
-        before_s = self._moved_s(len(segments), speeds)
+        before = self._moved(len(segments), speeds)
         if self.adopted is not None and self.adopted.segments == segments:
-            speeds, before_s = self.adopted.bytes_per_s, self.adopted.moved_before_s
+            speeds, before = self.adopted.bytes_per_s, self.adopted.before
         for trace, plan in zip(segments, kept.segment_plans(len(segments)), strict=True):
             trace.plan = plan
         after_s = time.perf_counter() - self._began_s
-        self.adopted = Adopted(segments, kept.strategy, kept.predicted_s, speeds, before_s, after_s)
+        self.adopted = Adopted(segments, kept.strategy, kept.predicted_s, speeds, before, after_s)
 
     def _judge(self, adopted: Adopted) -> None:
-        """Measure the step that ended with the plan; drop a plan that moves more than steps before it."""
+        """Measure the step that ended with the plan; drop a plan that costs more than the step before it."""
         count = len(adopted.segments)
         if len(self._spent) > count:
             now, before = self._spent[-1], self._spent[-1 - count]
             adopted.measured_s = now.at_s - before.at_s
             adopted.written_bytes = now.written_bytes - before.written_bytes
-        if len(adopted.moved_s) > _JUDGED_STEPS:
+        if len(adopted.moved) > _JUDGED_STEPS:
             return
-        adopted.moved_s.append(self._moved_s(count, adopted.bytes_per_s))
-        judged = adopted.moved_s[1:]  # in the first, what was resident was not the plan's choice
-        if len(judged) == _JUDGED_STEPS and min(judged) > adopted.moved_before_s:
+        adopted.moved.append(self._moved(count, adopted.bytes_per_s))
+        judged = adopted.moved[1:]  # in the first, what was resident was not the plan's choice
+        if len(judged) == _JUDGED_STEPS and all(
+            self._worse(moved, adopted.before, adopted.predicted_s) for moved in judged
+        ):
             for trace in adopted.segments:
                 trace.plan = None
             forget_plan(self._kept_name(adopted.segments))
@@ -289,7 +328,7 @@ class Planning:
     def _kept_name(self, step: Sequence[Trace]) -> str:
         hashes = [t.prefixes[-1] for t in step]
         return plan_name(
-            hashes, self._budget_bytes, self._limits.deadline_s, self._limits.written_bytes,
+            hashes, self._budget_bytes, self._limits.deadline_s, self._limits.written_bytes, self._wear_joules_per_byte,
             whole_process=self._process is not None,
         )  # fmt: skip
 
@@ -315,6 +354,11 @@ class Planning:
         """Plan nothing in a forked child: the search is the parent's."""
         self._search = self.recording = None
         self._searches_left = 0
+
+
+def _power() -> PowerModel:
+    """Return what this machine draws with as many threads as the program's operators have now."""
+    return power_with(torch.get_num_threads())
 
 
 def repeated(history: Sequence[Trace]) -> tuple[Trace, ...] | None:

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from agent.energy.media import FlashPrices, medium_of
 from agent.energy.wear import ASSUMED_CYCLES
 from agent.follow import consumption
-from agent.follow.consumption import EnergyUse, wear_share
+from agent.follow.consumption import EnergyUse, wear_joules_per_byte, wear_share
+from planner.ir.costs import MediumKind
 from tests.agent.energy.device_trees import RANGE_UJ, zone
 from tests.agent.trees import write_tree
 
@@ -65,3 +67,13 @@ def test_wear_is_a_share_of_the_flash_below_the_pages(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(consumption, "DiskCounter", Card)
     assert wear_share(tmp_path, 32 * GIB) == pytest.approx(1 / ASSUMED_CYCLES)
+
+
+def test_a_written_byte_is_priced_by_the_medium_below_the_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumption, "in_ram", lambda folder: False)
+    card = medium_of(MediumKind.SD, FlashPrices())
+    assert wear_joules_per_byte(tmp_path, tmp_path / "nothing") == card.wear_joules_per_byte > 0
+    monkeypatch.setattr(consumption, "in_ram", lambda folder: True)
+    assert wear_joules_per_byte(tmp_path, tmp_path / "nothing") == 0.0

@@ -1,5 +1,8 @@
 """What a call reads, writes and makes."""
 
+from typing import Any
+
+import pytest
 import torch
 
 from agent.follow import operands
@@ -64,6 +67,52 @@ def test_what_is_foreseen_without_a_meta_kernel_is_what_is_made() -> None:
     for func, args in cases:
         made = func(*args)
         assert operands.result_bytes(func, args, {}) == made.numel() * made.element_size(), (func, args)
+
+
+def test_what_is_created_is_foreseen_and_no_random_number_is_drawn() -> None:
+    generator = torch.Generator()
+    cases: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+        (ATEN.randn.default, ([3, 4],), {}), (ATEN.rand.default, ([3],), {"dtype": torch.float64, "device": torch.device("cpu")}),
+        (ATEN.randn.generator, ([5],), {"generator": generator, "device": torch.device("cpu")}),
+        (ATEN.randint.low, (2, 9, [6]), {}), (ATEN.randint.default, (9, [6]), {"dtype": torch.uint8}),
+        (ATEN.zeros.default, ([2, 2],), {"dtype": torch.bool}), (ATEN.empty.memory_format, ([7],), {}), (ATEN.ones.default, ([],), {}),
+        (ATEN.arange.default, (10,), {}), (ATEN.full.default, ([3, 3], 7), {}),
+    ]  # fmt: skip
+    for func, args, kwargs in cases:
+        torch.manual_seed(0)
+        before, own = torch.get_rng_state(), generator.get_state()
+        found = operands.result_bytes(func, args, kwargs)
+        assert torch.equal(before, torch.get_rng_state()) and torch.equal(own, generator.get_state()), func
+        assert found == func(*args, **kwargs).nbytes, func
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    assert operands.result_bytes(ATEN.randperm.default, (9,), {}) is None
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_norms_are_foreseen_without_a_meta_kernel(dtype: torch.dtype) -> None:
+    x, weight = torch.rand(4, 6, 8, dtype=dtype), torch.rand(8, dtype=dtype)
+    scale = torch.rand(6, dtype=dtype)
+    cases: list[tuple[Any, tuple[Any, ...]]] = [
+        (ATEN.native_layer_norm.default, (x, [8], weight, weight, 1e-5)),
+        (ATEN.native_layer_norm.default, (x, [6, 8], None, None, 1e-5)),
+        (ATEN.native_batch_norm.default, (x, scale, scale, scale.clone(), scale.clone(), True, 0.1, 1e-5)),
+        (ATEN.native_batch_norm.default, (x, scale, scale, scale, scale, False, 0.1, 1e-5)),
+    ]
+    _, mean, deviation = ATEN.native_layer_norm.default(x, [8], weight, weight, 1e-5)
+    _, channel_mean, channel_deviation = ATEN.native_batch_norm.default(x, scale, scale, None, None, True, 0.1, 1e-5)
+    for wanted in ([True, True, True], [True, False, False], [False, True, True]):
+        cases += [
+            (ATEN.native_layer_norm_backward.default, (x, x, [8], mean, deviation, weight, weight, wanted)),
+            (
+                ATEN.native_batch_norm_backward.default,
+                (x, x, scale, None, None, channel_mean, channel_deviation, True, 1e-5, wanted),
+            ),
+        ]
+    for func, args in cases:
+        made = sum(t.nbytes for t in func(*args) if t is not None)
+        assert operands.result_bytes(func, args, {}) == made, (func, args[-1])
 
 
 def test_wrappers_are_told_from_tensors_with_memory() -> None:

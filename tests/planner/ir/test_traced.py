@@ -25,7 +25,7 @@ def test_a_request_and_a_plan_come_back_as_they_were() -> None:
 
 
 def test_plans_are_read_while_they_are_written() -> None:
-    plans = [TracedPlan((Departure(0, 1, True),), name, 1.5, 0.5, 9.0, 1 << 20) for name in ("greedy", "milp")]
+    plans = [TracedPlan((Departure(0, 1, True),), name, 1.5, 0.5, 9.0, 1 << 20, 1 << 19) for name in ("greedy", "milp")]
     written = b"".join(map(pack_traced_plan, plans))
     assert list(read_traced_plans(written)) == plans
     first = len(pack_traced_plan(plans[0]))

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from planner.ir.costs import DeviceCosts, Flash
 from planner.ir.traced import TracedOp, TracedPlan, TracedRequest, TracedStep, TracedStorage, read_traced_plans
 from planner.search.traced_plan import traced_plans
+from planner.search.wear import SPARING_TIME
 
 MIB = 1 << 20
 DEVICE = DeviceCosts("card", 0, 2.0, 4.0, Flash("pages", 45e6, 25e6, 1e-4, 1e-8, 2e-8))
@@ -50,9 +52,38 @@ def test_every_plan_holds_its_bytes_and_the_search_beats_the_greedy_one(room: in
         assert max(held(step, plan)) <= room * MIB and plan.peak_bytes <= room * MIB
 
 
+@pytest.mark.parametrize("search_s", [0.0, 2.0])
+def test_flash_that_wears_out_is_spared_for_a_little_time(search_s: float) -> None:
+    n = 8
+    forward = [TracedOp(0.01, 0, (0,), (), (1 + i,), repeatable=True) for i in range(n)]
+    backward = [TracedOp(0.05, 0, (0, 1 + i)) for i in reversed(range(n))]
+    activations = (TracedStorage(MIB, False, 2 * n - i) for i in range(n))
+    step = TracedStep((*forward, *backward), (TracedStorage(MIB, True, 2 * n), *activations))
+    fast = Flash("pages", 1e9, 1e9, 1e-4, 1e-9, 1e-9)
+    planned = {}
+    for wear in (0.0, 5e-6):
+        device = DeviceCosts("device", 0, 2.0, 4.0, replace(fast, wear_joules_per_byte=wear))
+        *_, planned[wear] = traced_plans(TracedRequest(step, device, 4 * MIB, search_s))
+    assert planned[0.0].written_bytes >= (n - 3) * MIB
+    assert planned[5e-6].written_bytes == 0
+    assert planned[0.0].seconds < planned[5e-6].seconds <= SPARING_TIME * planned[0.0].seconds
+    assert planned[5e-6].joules == pytest.approx(6.0 * planned[5e-6].seconds), "a price is not energy"
+
+
 def test_nothing_leaves_where_all_fits() -> None:
     (plan,) = traced_plans(TracedRequest(adam(3), DEVICE, 64 * MIB, search_s=0.0))
     assert plan.departures == () and plan.seconds == pytest.approx(3 * 0.007)
+
+
+def test_what_passes_through_in_pieces_may_leave_where_it_is_made() -> None:
+    """An operator takes and makes 12 MiB of 10; what it made is not there all the time afterwards."""
+    ops = (
+        TracedOp(0.01, 0, (0,), (), (1,)), TracedOp(0.01, 0, (0, 1), (), (2,)), TracedOp(0.01, 0, (2,)),
+        TracedOp(0.01, 0, (0, 3)), TracedOp(0.01, 0, (2,)),
+    )  # fmt: skip
+    storages = tuple(TracedStorage(4 * MIB, s in (0, 3), 5) for s in range(4))
+    plans = list(traced_plans(TracedRequest(TracedStep(ops, storages), DEVICE, 10 * MIB, search_s=0.0)))
+    assert len(plans) == 1 and plans[0].peak_bytes <= 10 * MIB
 
 
 def test_there_is_no_plan_where_an_operator_leaves_no_room() -> None:

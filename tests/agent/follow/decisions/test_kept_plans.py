@@ -28,13 +28,14 @@ def test_a_plan_is_found_again_until_it_is_forgotten() -> None:
 
 def test_the_name_tells_steps_and_budgets_apart() -> None:
     names = {
-        plan_name(segments, budget, *limits, whole_process=whole)
+        plan_name(segments, budget, *limits, wear, whole_process=whole)
         for segments in ([1, -2], [-2, 1], [1])
         for budget in (600, 601)
         for limits in ((None, None), (1.0, None), (None, 1))
+        for wear in (0.0, 5e-6)
         for whole in (True, False)
     }
-    assert len(names) == 36
+    assert len(names) == 72
 
 
 def test_a_plan_is_for_its_medium() -> None:

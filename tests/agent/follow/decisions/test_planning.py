@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from agent import budget
+from agent.energy.sources.power_models import power_with
 from agent.follow.budget import _Running
 from agent.follow.decisions import kept_plans
-from agent.follow.decisions.planning import Planning, repeated
+from agent.follow.decisions.planning import Moved, Planning, repeated
 from agent.follow.decisions.trace import SegmentPlan, Trace
 
 LIMIT = "500K"
 TURNS = 10
+ANYTHING_IS_BETTER, NOTHING_IS_BETTER = Moved(math.inf, 0), Moved(0.0, 0)
 
 
 @pytest.fixture(autouse=True)
@@ -58,10 +60,10 @@ def steps_until_planned(training: Training) -> Iterator[float]:
         yield training.step()
         search, adopted = planning()._search, planning().adopted
         if search is not None:
-            search.before_s = math.inf  # so small a step is decided well without a plan
+            search.before = ANYTHING_IS_BETTER  # so small a step is decided well without a plan
             search.process.wait(timeout=120)
         elif adopted is not None:
-            adopted.moved_before_s = math.inf  # recomputing takes longer on a busy machine: the plan stays all the same
+            adopted.before = ANYTHING_IS_BETTER  # recomputing takes longer on a busy machine
             return
     raise AssertionError("no plan was adopted")
 
@@ -103,7 +105,7 @@ def test_a_plan_keeps_to_the_limits_that_were_given(tmp_path: Path, cache: Path)
             training.step()
             search = planning()._search
             if search is not None:
-                assert math.isinf(search.before_s), "the step before it wrote more than it may"
+                assert math.isinf(search.before.seconds), "the step before it wrote more than it may"
                 search.process.wait(timeout=120)
                 searched = True
         assert searched, "planned anew: the plan that is kept is for other limits"
@@ -140,8 +142,8 @@ def test_a_plan_that_moves_more_than_before_goes(tmp_path: Path, cache: Path) ->
             pass
         adopted = planning().adopted
         assert adopted is not None
-        adopted.moved_s.clear()
-        adopted.moved_before_s = 0.0
+        adopted.moved.clear()
+        adopted.before = NOTHING_IS_BETTER
         for _ in range(5):
             training.step()
         assert active.report.plan is None and planning().adopted is None
@@ -172,7 +174,7 @@ def test_a_plan_that_promises_no_less_is_not_adopted(tmp_path: Path, cache: Path
     with budget(tensors=LIMIT, page_dir=tmp_path) as active:
         while (search := planning()._search) is None:
             training.step()
-        search.before_s = 0.0
+        search.before = NOTHING_IS_BETTER
         search.process.wait(timeout=120)
         training.step()
         assert planning()._search is None and search.seen > 0
@@ -197,3 +199,22 @@ def test_a_step_is_the_shortest_run_that_came_twice() -> None:
     assert repeated([forward, update, forward]) is None
     assert repeated([other, forward, update, forward, update]) == (forward, update)
     assert repeated([forward, forward, update, forward, forward, update]) == (forward, forward, update)
+
+
+def test_flash_is_worth_a_little_time() -> None:
+    before = Moved(2.0, 100)
+    assert not Moved(1.9, 100).worse_than(before, 0.0, 0.5) and not before.worse_than(before, 0.0, 0.5)
+    assert Moved(2.1, 0).worse_than(before, 0.0, 0.5), "where nothing wears out, time decides"
+    assert not Moved(2.4, 50).worse_than(before, 1.0, 0.5)
+    assert Moved(2.6, 50).worse_than(before, 1.0, 0.5), "longer than it may take"
+    assert Moved(1.9, 101).worse_than(before, 1.0, 0.5)
+
+
+def test_a_step_is_planned_with_this_machines_watts_and_the_price_of_its_medium(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.follow.budget.wear_joules_per_byte", lambda folder: 5e-6)
+    with budget(tensors=LIMIT, page_dir=tmp_path):
+        device, power = planning()._device(), power_with(torch.get_num_threads())
+        assert device.flash.wear_joules_per_byte == 5e-6
+        assert (device.static_watts, device.compute_watts) == (power.static_watts, power.compute_watts)

@@ -2,8 +2,9 @@
 
 Planned as `port-agent plan` does by default. Per model two budgets: `ample` (nothing needs to be recomputed) and the target
 of `benchmarks.fit`, the latter enforced by the kernel (RLIMIT_DATA; the plan is for a little less). CPU seconds, all
-threads, are the median of the steps after the first; plain PyTorch, with its default malloc and no limit, and ours take
-turns, and the smaller median of each counts. Peaks are of resident memory.
+threads, are the median of the steps after the first, and so are wall seconds; plain PyTorch, with its default malloc and no
+limit, and ours take turns, and the smaller median of each counts. Peaks are of resident memory. `--threads 2`: both compute
+with two threads.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.fit import CASES, TARGETS_MIB, run_child
-from benchmarks.ours import BESIDE_RESIDENT, Ours, Run
+from benchmarks.ours import BESIDE_RESIDENT, BESIDE_RESIDENT_PER_THREAD, Ours, Run
 from planner.ir.costs import CostTable
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
@@ -44,6 +45,9 @@ class Row:
     cpu_s: float
     eager_cpu_s: float
     ratio: float
+    wall_s: float
+    eager_wall_s: float
+    wall_ratio: float
     equal: bool
 
 
@@ -51,6 +55,7 @@ def main() -> int:
     """Parse the command line, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help=f"of {', '.join(CASES)} (default: all)")
+    parser.add_argument("--threads", type=int, default=1, help="of both (default 1)")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     rows: list[Row] = []
@@ -58,47 +63,52 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="port-cost-") as folder:
         for model in arguments.models or CASES:
             console.print(f"{model} ...")
-            rows += measure(model, Path(folder))
+            rows += measure(model, Path(folder), arguments.threads)
     if arguments.json:
         print(json.dumps([asdict(r) for r in rows]))
         return 0
-    table = Table(title="a step against plain PyTorch (CPU seconds, one thread of compute)")
+    table = Table(title=f"a step against plain PyTorch, compute threads: {arguments.threads}")
     for column in (
         "model", "budget", "MiB", "planned MiB", "peak RSS MiB", "eager peak MiB", "paged MiB", "recompute s", "stall s", "CPU s",
-        "eager CPU s", "ratio", "losses equal",
+        "eager CPU s", "ratio", "wall s", "eager wall s", "ratio", "losses equal",
     ):  # fmt: skip
         table.add_column(column, justify="left" if column in ("model", "budget") else "right")
     for r in rows:
         table.add_row(
             r.model, r.budget, str(r.budget_mib), f"{r.planned_mib:.0f}", f"{r.measured_mib:.0f}", str(r.eager_peak_mib),
             f"{r.paged_mib:.0f}", f"{r.recompute_s:.2f}", f"{r.stall_s:.2f}", f"{r.cpu_s:.2f}", f"{r.eager_cpu_s:.2f}", f"{r.ratio:.2f}",
-            "yes" if r.equal else "NO",
+            f"{r.wall_s:.2f}", f"{r.eager_wall_s:.2f}", f"{r.wall_ratio:.2f}", "yes" if r.equal else "NO",
         )  # fmt: skip
     Console(width=None if sys.stdout.isatty() else 150).print(table)
     return 0
 
 
-def measure(model: str, folder: Path) -> list[Row]:
+def measure(model: str, folder: Path, threads: int) -> list[Row]:
     """Return a row per budget."""
-    ours = Ours(model, folder, *CASES[model], steps=STEPS)
+    ours = Ours(model, folder, *CASES[model], steps=STEPS, threads=threads)
     graph = next(iter(ours.prepared.graphs.values()))
     whole = lower(graph, CostTable(ours.device, ours.measured.ops[0]), Plan()).peak_bytes
     rows = []
-    limit = TARGETS_MIB[model] << 20
-    for name, budget in (("ample", int(whole * 1.15)), ("target", limit - BESIDE_RESIDENT)):
+    limit, beside = TARGETS_MIB[model] << 20, BESIDE_RESIDENT + (threads - 1) * BESIDE_RESIDENT_PER_THREAD
+    for budget_name, budget in (("ample", int(whole * 1.15)), ("target", limit - beside)):
         path = ours.plan(budget, strategy="milp")
         if path is None:
             raise SystemExit(f"{model} cannot be planned for {budget >> 20} MiB")
-        pairs = [(_eager(model), _ours(ours, path, limit if name == "target" else None)) for _ in range(TURNS)]
+        pairs = [
+            (_eager(model, threads), _ours(ours, path, limit if budget_name == "target" else None))
+            for _ in range(TURNS)
+        ]
         path.unlink()
         eager, run = pairs[0]
         later = run.steps[1:]
-        plain = min(statistics.median(e["cpu_s"]) for e, _ in pairs)
-        cpu = min(statistics.median(s["cpu_s"] for s in run.steps[1:]) for _, run in pairs)
+        plain, plain_wall = (min(statistics.median(e[name]) for e, _ in pairs) for name in ("cpu_s", "wall_s"))
+        cpu, wall = (
+            min(statistics.median(s[name] for s in run.steps[1:]) for _, run in pairs) for name in ("cpu_s", "wall_s")
+        )
         rows.append(
             Row(
                 model,
-                name,
+                budget_name,
                 budget >> 20,
                 run.planned_peak_bytes / 2**20,
                 run.peak_bytes / 2**20,
@@ -109,6 +119,9 @@ def measure(model: str, folder: Path) -> list[Row]:
                 cpu,
                 plain,
                 cpu / plain,
+                wall,
+                plain_wall,
+                wall / plain_wall,
                 eager["losses"] == [s["loss"].hex() for s in run.steps],
             )
         )
@@ -122,9 +135,9 @@ def _ours(ours: Ours, path: Path, limit_bytes: int | None) -> Run:
     return run
 
 
-def _eager(model: str) -> dict[str, Any]:
-    """Return losses, CPU seconds and peak of plain PyTorch as a user starts it."""
-    result = run_child("eager", model, None, steps=STEPS, thrifty=False)
+def _eager(model: str, threads: int) -> dict[str, Any]:
+    """Return losses, CPU and wall seconds and peak of plain PyTorch as a user starts it."""
+    result = run_child("eager", model, None, steps=STEPS, thrifty=False, threads=threads)
     if result is None:
         raise SystemExit(f"plain PyTorch does not train {model} here")
     return result

@@ -60,13 +60,12 @@ class Row:
 
 
 def child(method: str, model: str, steps: int) -> None:
-    """Train with one of torch's own methods; print losses and CPU seconds (of the steps after the first) as JSON."""
+    """Train with one of torch's own methods; print losses, CPU and wall seconds (of the steps after the first) as JSON."""
     import torch
 
     from benchmarks.models import make_optimizer, workload
     from planner.ir.bundle.data_order import batch_rows
 
-    torch.set_num_threads(1)
     optimizer_name, batch_size = CASES[model]
     work = workload(model, batch_size=batch_size)
     optimizer = make_optimizer(optimizer_name, work.model.parameters())
@@ -81,10 +80,10 @@ def child(method: str, model: str, steps: int) -> None:
         step = lambda _, *batch: work.loss_fn(compiled, *batch)  # noqa: E731
     data = [torch.cat(columns) for columns in zip(*(work.batch(i) for i in range(steps)), strict=True)]
     torch.manual_seed(0)
-    losses, cpu = [], []
+    losses, cpu, wall = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         for _, rows in itertools.islice(batch_rows(0, len(data[0]), batch_size, drop_last=False), steps):
-            begin = time.process_time()
+            begin, begin_wall = time.process_time(), time.perf_counter()
             with _hooks(method, folder):
                 loss = step(work.model, *(column[rows] for column in data))
                 loss.backward()
@@ -92,8 +91,9 @@ def child(method: str, model: str, steps: int) -> None:
             optimizer.zero_grad()
             losses.append(loss.item().hex())
             cpu.append(time.process_time() - begin)
+            wall.append(time.perf_counter() - begin_wall)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    print(json.dumps({"losses": losses, "cpu_s": cpu[1:], "peak_mib": peak}))
+    print(json.dumps({"losses": losses, "cpu_s": cpu[1:], "wall_s": wall[1:], "peak_mib": peak}))
 
 
 def _hooks(method: str, folder: str) -> Any:
@@ -120,7 +120,6 @@ def _hooks(method: str, folder: str) -> Any:
 
 def _checkpoint_blocks(model: Any) -> None:
     """Wrap each repeated block (residual block, transformer layer) in torch.utils.checkpoint."""
-    import torch
     from torch.utils.checkpoint import checkpoint
 
     for module in model.modules():
@@ -128,11 +127,10 @@ def _checkpoint_blocks(model: Any) -> None:
         if name in ("_Basic", "_Bottleneck", "BertLayer", "GPT2Block"):
             forward = module.forward
             module.forward = lambda *a, _f=forward, **k: checkpoint(_f, *a, use_reentrant=False, **k)
-    torch.set_num_threads(1)
 
 
 def run_child(
-    method: str, model: str, limit_mib: int | None, *, steps: int = STEPS, thrifty: bool = True
+    method: str, model: str, limit_mib: int | None, *, steps: int = STEPS, thrifty: bool = True, threads: int = 1
 ) -> dict[str, Any] | None:
     """Run one of torch's methods under a limit; None if it does not finish.
 
@@ -143,7 +141,7 @@ def run_child(
         if limit_mib is not None:
             resource.setrlimit(resource.RLIMIT_DATA, (limit_mib << 20, limit_mib << 20))
 
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     if thrifty:
         environment["MALLOC_MMAP_THRESHOLD_"] = "65536"
     done = subprocess.run(

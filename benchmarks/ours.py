@@ -21,6 +21,8 @@ from planner.job import TrainingJob
 BESIDE_RESIDENT = 24 << 20
 """What RLIMIT_DATA counts beyond resident memory: stacks and data that nothing has touched, less the code, which it does not
 count. A plan that is to run under such a limit is made for so many bytes less."""
+BESIDE_RESIDENT_PER_THREAD = 16 << 20
+"""The same for each thread after the first: its stack of 8 MiB, and what its allocator keeps ready."""
 
 
 @dataclass
@@ -38,9 +40,17 @@ class Ours:
     """One model, captured and profiled once, planned for one budget after the other."""
 
     def __init__(
-        self, model: str, folder: Path, optimizer: str, batch_size: int | None, *, steps: int, small: bool = False
+        self,
+        model: str,
+        folder: Path,
+        optimizer: str,
+        batch_size: int | None,
+        *,
+        steps: int,
+        small: bool = False,
+        threads: int = 1,
     ) -> None:
-        torch.set_num_threads(1)
+        torch.set_num_threads(threads)
         work = workload(model, batch_size=batch_size, small=small)
         batches = [work.batch(i) for i in range(steps)]
         data = [torch.cat(columns) for columns in zip(*batches, strict=True)]
@@ -48,11 +58,11 @@ class Ours:
             work.model, work.loss_fn, make_optimizer(optimizer, work.model.parameters()), data, batches[0][0].shape[0],
             name=model,
         )  # fmt: skip
-        self.folder, self.steps = folder, steps
+        self.folder, self.steps, self.threads = folder, steps, threads
         self.prepared = make_bundle.prepare(self.job)
-        power = power_with(1)
-        self.measured = bundle.measure(self.prepared.graphs, 1, power.compute_watts, lambda *_: None)
-        self.device = bundle.this_device(self.measured, folder, 1, power, lambda *_: None)
+        power = power_with(threads)
+        self.measured = bundle.measure(self.prepared.graphs, threads, power.compute_watts, lambda *_: None)
+        self.device = bundle.this_device(self.measured, folder, threads, power, lambda *_: None)
 
     def plan(
         self,
@@ -69,7 +79,7 @@ class Ours:
             bundle.make(
                 path, self.prepared, self.measured, device, ram_bytes,
                 planner=make_bundle.default_planner(strategy=strategy, time_limit_s=time_limit_s), page_dir=self.folder,
-                threads=1, progress=lambda *_: None, throttle=throttle(limits),
+                threads=self.threads, progress=lambda *_: None, throttle=throttle(limits),
             )  # fmt: skip
         except make_bundle.InfeasibleError:
             return None
@@ -94,7 +104,7 @@ class Ours:
                 )
             )  # fmt: skip
             budget = read_manifest(path).plans[0].ram_bytes
-            worker = start_worker(command, limit_bytes=budget, data_limit_bytes=data_limit_bytes)
+            worker = start_worker(command, limit_bytes=budget, threads=self.threads, data_limit_bytes=data_limit_bytes)
             events = [plain_values(event) for event in worker.events()]
         steps = [e for e in events if e["event"] == "step"]
         if worker.process.returncode or len(steps) < self.steps:

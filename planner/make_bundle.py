@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from planner.capture.step import Capture, Fill, capture_evaluation, capture_step
-from planner.ir.bundle.bundle import Manifest, PlanChoice, Recordings, Reference, TensorLayout
+from planner.ir.bundle.bundle import NO_LIMITS, Manifest, PlanChoice, PlannedLimits, Recordings, Reference, TensorLayout
 from planner.ir.bundle.codec import MAX_WHOLE
 from planner.ir.bundle.data_order import batch_rows, epoch_order
 from planner.ir.bundle.safetensors_io import STORED_DTYPES, Chunks
@@ -332,19 +332,15 @@ def default_planner(
     strategy: str,
     time_limit_s: float,
     progress: Any = None,
-    deadline_s: float | None = None,
-    write_limit_bytes: int | None = None,
+    limits: PlannedLimits = NO_LIMITS,
 ) -> Planner:
-    """Return the planner that the command line uses.
-
-    `deadline_s`: for one training step; evaluation has none. `write_limit_bytes`: what any step may write to flash.
-    """
+    """Return the planner that the command line uses, for plans within `limits`; evaluation has no deadline."""
 
     def plan(graph: StepGraph, costs: CostTable, ram_bytes: int) -> PlanResult:
         training = any(op.phase is not Phase.FORWARD for op in graph.ops)
         return plan_step(
             graph, costs, ram_bytes=ram_bytes, strategy=strategy, time_limit_s=time_limit_s, progress=progress,
-            deadline_s=deadline_s if training else None, write_limit_bytes=write_limit_bytes,
+            deadline_s=limits.step_s if training else None, write_limit_bytes=limits.written_bytes,
         )  # fmt: skip
 
     return plan
@@ -374,9 +370,10 @@ def write(
     *,
     threads: int,
     estimated: bool = False,
+    limits: PlannedLimits = NO_LIMITS,
 ) -> Manifest:
     """Write the bundle and return its manifest; raise BundleError where it cannot be written."""
-    manifest = describe(prepared, plans, costs, budgets, threads=threads, estimated=estimated)
+    manifest = describe(prepared, plans, costs, budgets, threads=threads, estimated=estimated, limits=limits)
     tensors = {k: _storage_chunks(t) for k, t in prepared.tensors.items() if isinstance(t, torch.Tensor)}
     tensors |= {f"unused/{k}": tensor_chunks(t.contiguous()) for k, t in prepared.unused.items()}
     data = {f"train/{i}": tensor_chunks(c) for i, c in enumerate(prepared.data)}
@@ -393,8 +390,9 @@ def describe(
     *,
     threads: int,
     estimated: bool = False,
+    limits: PlannedLimits = NO_LIMITS,
 ) -> Manifest:
-    """Return the manifest of a bundle with these plans. `estimated`: the costs are another board's."""
+    """Return the manifest of a bundle with these plans, made to keep to `limits`. `estimated`: the costs are another board's."""
     job = prepared.job
     first = prepared.graphs[next(iter(prepared.graphs))]
     batch = tuple(TensorLayout(v.dtype, v.shape, v.stride, v.offset) for v in (first.values[b] for b in first.batch))
@@ -411,7 +409,7 @@ def describe(
         device=device.name, estimated=estimated,
         eval_samples=prepared.eval_data[0].shape[0] if prepared.eval_data else 0,
         schedule=prepared.schedule, allow_nonfinite=job.allow_nonfinite, reference=prepared.reference,
-        recordings=prepared.recordings,
+        recordings=prepared.recordings, limits=limits,
     )  # fmt: skip
 
 

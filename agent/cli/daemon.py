@@ -203,8 +203,10 @@ def _submit(arguments: Arguments) -> int:
         fields["bundle"] = str(arguments.bundle.absolute())  # a directory, or a file that names others beside it
     elif arguments.bundle is not None:
         fields["upload"] = client.upload("/v1/uploads", arguments.bundle)["upload"]
+    from agent.cli.daemon_views import promise_lines
+
     job = client.post("/v1/jobs", **fields)
-    lines = [f"Job {job['id']} ({job['name']}) is in line. See it with: port-agent status"]
+    lines = [f"Job {job['id']} ({job['name']}) is in line. See it with: port-agent status", *promise_lines(job)]
     if job["inbox"]:
         lines.append(f"It trains on files that arrive in {job['inbox']} (or: port-agent feed {job['name']} FILE...)")
     return _answer(arguments, job, "\n".join(lines))

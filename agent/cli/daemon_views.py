@@ -147,6 +147,8 @@ def _device(status: Mapping[str, Any]) -> Table:
         table.add_row(_label("Board"), f"{board['name']}, {board['port']}")
     if status["peers"] is not None:
         table.add_row(_label("Peers"), Text(_peers_line(status["peers"])))
+    if status["usual_day_s"] is not None:
+        table.add_row(_label("Usual"), f"{format_seconds(status['usual_day_s'])} of training on an average day")
     if status["next_window"] is not None:
         table.add_row(_label("Window"), f"opens {_moment(status['next_window'])}")
     return table
@@ -211,7 +213,7 @@ def job_screen(job: Mapping[str, Any]) -> Group:
     for label, text in (
         ("Why", _why(job)),
         ("Submitted", _moment(job["submitted_at"])),
-        ("Progress", f"step {job['step']}" + (f" of {job['total_steps']}" if job["total_steps"] else "")),
+        ("Progress", _progress(job)),
         (
             "Trained",
             f"{format_seconds(job['trained_s'])} in {_counted(job['attempts'], 'run')}" if job["attempts"] else "",
@@ -226,7 +228,57 @@ def job_screen(job: Mapping[str, Any]) -> Group:
     history = Table.grid(padding=(0, 2))
     for entry in job["history"]:
         history.add_row(Text(_moment(entry["at"], seconds=True), style="dim"), entry["kind"], entry["text"])
-    return Group(table, Text(), history)
+    parts: list[RenderableType] = [table, Text(), history]
+    if job["promise"] is not None:
+        parts[1:1] = [Text(), _promise(job)]
+    return Group(*parts)
+
+
+def _promise(job: Mapping[str, Any]) -> Table:
+    """Return what was promised when the job was submitted beside what has happened since."""
+    promised, steps = job["promise"], job["step"]
+    table = Table("", "promised", "so far" if job["finished_at"] is None else "happened", show_edge=False)
+    peak = job["measured"]["peak_rss_bytes"]
+    table.add_row("memory", format_bytes(promised["peak_bytes"]), format_bytes(peak) if peak else "")
+    table.add_row(
+        "time a step", format_seconds(promised["step_s"]), format_seconds(job["trained_s"] / steps) if steps else ""
+    )
+    metered = job["metered_step_joules"]
+    table.add_row("energy a step", format_joules(promised["step_joules"]), format_joules(metered) if metered else "")
+    written = f"{format_bytes(job['written_bytes'] // steps)}, checkpoints included" if steps else ""
+    table.add_row("written a step", format_bytes(promised["written_bytes"]), written)
+    done = _moment(job["finished_at"]) if job["finished_at"] is not None else _progress(job)
+    table.add_row("done", promised_end(promised), done)
+    return table
+
+
+def promise_lines(job: Mapping[str, Any]) -> list[str]:
+    """Return what is promised for a job that was just submitted."""
+    promise = job["promise"]
+    if promise is None:
+        return []
+    written = f"{format_bytes(promise['written_bytes'])} written to flash"
+    if promise["steps"] is not None and promise["written_bytes"]:
+        written += f" ({promise['written_bytes'] * promise['steps'] / 1e12:.3g} TB in all)"
+    return [
+        f"It fits in {format_bytes(promise['peak_bytes'])}. A step: {format_seconds(promise['step_s'])}, "
+        f"{format_joules(promise['step_joules'])}, {written}.",
+        f"Done: {promised_end(promise)}.",
+    ]
+
+
+def _progress(job: Mapping[str, Any]) -> str:
+    return f"step {job['step']}" + (f" of {job['total_steps']}" if job["total_steps"] else "")
+
+
+def promised_end(promise: Mapping[str, Any]) -> str:
+    """Say when a job should be done, in nights of this device, or why that cannot be said."""
+    if promise["ends_at"] is not None:
+        return f"{_moment(promise['ends_at'])}, {_counted(promise['nights'], 'night')} of training"
+    if promise["steps"] is None:
+        return "unknown: it depends on the data that comes"
+    training = f"{format_seconds(promise['steps'] * promise['step_s'])} of training"
+    return f"{training}; in nights once the agent has watched this device for a day"
 
 
 def peers_screen(answer: Mapping[str, Any]) -> RenderableType:

@@ -2,10 +2,12 @@
 
 import argparse
 import contextlib
+import math
 import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from agent.prepare.bundle import Made
     from agent.prepare.sparse import SparseJob
     from planner.deadline import Pace
-    from planner.ir.bundle.bundle import Bundle, Manifest
+    from planner.ir.bundle.bundle import Bundle, Manifest, PlannedLimits
     from planner.ir.costs import CostTable
     from planner.ir.graph import StepGraph
     from planner.ir.plan import Plan
@@ -201,6 +203,8 @@ def _plan(arguments: argparse.Namespace) -> int:
     facts |= {
         "measured_peak_bytes": made.measured_peak_bytes, "planning_s": time.perf_counter() - begin,
         "fine_bound_joules": _fine_bound(bundle), "step_s_by_threads": step_s,
+        "steps": made.manifest.steps_per_epoch() * arguments.epochs,
+        "usual_day_s": None if arguments.board is not None else _usual_day_s(),
     }  # fmt: skip
     if sparse is not None:
         facts["sparse_update"] = _sparse_facts(sparse)
@@ -256,10 +260,10 @@ def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, Spars
         device = bundle.on_medium(device, medium)
         pace = wanted_pace(arguments, rows, job.batch_size)
         if arguments.sparse_update:
-            limits = StepLimits(None if pace is None else pace.seconds_per_step, arguments.step_joules)
+            step_limits = StepLimits(None if pace is None else pace.seconds_per_step, arguments.step_joules)
             sparse = train_less(
                 job, prepared, measured, device, arguments.ram, prepare=prepare, threads=threads,
-                steps=arguments.probe_steps, limits=limits, progress=bar.update,
+                steps=arguments.probe_steps, limits=step_limits, progress=bar.update,
             )  # fmt: skip
             prepared, measured = sparse.prepared, sparse.measured
             if arguments.board is not None:
@@ -267,16 +271,15 @@ def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, Spars
         bar.update("compare", 0.0)
         steps = compared_steps(job) if arguments.verify is None else arguments.verify
         prepared = with_reference(prepared, steps, ram_bytes=arguments.ram, page_dir=arguments.page_dir)
+        limits = _limits(arguments, pace, CostTable(device, measured.ops[0]))
         planner = make_bundle.default_planner(
-            strategy=arguments.strategy, time_limit_s=arguments.time_limit,
-            deadline_s=None if pace is None else pace.seconds_per_step,
-            write_limit_bytes=_write_limit(arguments, CostTable(device, measured.ops[0])),
-        )  # fmt: skip
+            strategy=arguments.strategy, time_limit_s=arguments.time_limit, limits=limits
+        )
         try:
             made = bundle.make(
                 out, prepared, measured, device, arguments.ram, planner=planner, page_dir=arguments.page_dir,
                 threads=threads, progress=bar.update, wide=arguments.frontier,
-                estimated=arguments.board is not None,
+                estimated=arguments.board is not None, limits=limits,
             )  # fmt: skip
         except make_bundle.InfeasibleError as error:
             graph, costs = next(iter(prepared.graphs.values())), CostTable(device, measured.ops[0])
@@ -318,6 +321,20 @@ def _medium(arguments: argparse.Namespace, energy: "EnergyConfig") -> Medium:
             f"--flash-life: writing does not wear out a {medium.kind.value}; name the --medium of the device"
         )
     return medium
+
+
+def _limits(arguments: argparse.Namespace, pace: "Pace | None", costs: "CostTable") -> "PlannedLimits":
+    """Return what the plans keep to."""
+    from planner.ir.bundle.bundle import PlannedLimits
+
+    charging = None
+    if arguments.charging is not None:
+        begin, end = arguments.charging
+        charging = (f"{begin:%H:%M}", f"{end:%H:%M}")
+    return PlannedLimits(
+        step_s=None if pace is None else pace.seconds_per_step, written_bytes=_write_limit(arguments, costs),
+        deadline_at=arguments.deadline, charging=charging,
+    )  # fmt: skip
 
 
 def _write_limit(arguments: argparse.Namespace, costs: "CostTable") -> int | None:
@@ -429,7 +446,7 @@ def _facts(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
         "overhead_joules": plan.overhead_joules, "bound_joules": plan.bound_joules,
         "gap": relative_gap(plan.overhead_joules, plan.bound_joules), "strategy": plan.strategy,
         "recordings": asdict(bundle.manifest.recordings), "compared_steps": len(bundle.manifest.reference.losses),
-        "compared_tensors": len(bundle.manifest.reference.checksums),
+        "compared_tensors": len(bundle.manifest.reference.checksums), "limits": asdict(bundle.manifest.limits),
     }  # fmt: skip
 
 
@@ -465,11 +482,49 @@ def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> Non
             "flash life", f"this {facts['medium']}, taken to endure {facts['endurance_bytes'] / _TB:,.3g} TB, lasts "
             f"{facts['flash_lasts_steps']:,.2g} steps: {format_seconds(facts['flash_lasts_steps'] * facts['seconds'])} of training"
         )  # fmt: skip
+    if limits := _kept_limits(manifest.limits):
+        table.add_row("limits", limits)
+    if "steps" in facts:
+        table.add_row("the training", _training(facts))
     table.add_row("recorded", _recorded(manifest))
     table.add_row("compared", _compared(manifest))
     if "planning_s" in facts:
         table.add_row("made in", format_seconds(facts["planning_s"]))
     terminal().print(table)
+
+
+def _usual_day_s() -> float | None:
+    """Return how much training an average day gives on this device, where an agent runs that has learnt it."""
+    from agent.control.client import ControlError
+
+    try:
+        usual: float | None = places.connect(None).get("/v1/status").get("usual_day_s")
+    except ControlError:
+        return None
+    return usual
+
+
+def _training(facts: dict[str, Any]) -> str:
+    """Say what all steps take: time, flash, and nights of this device."""
+    whole_s = facts["steps"] * facts["seconds"]
+    text = f"{facts['steps']:,} steps (--epochs), {format_seconds(whole_s)}, {format_joules(facts['steps'] * facts['joules'])}"
+    if facts["written_bytes"]:
+        text += f", {facts['steps'] * facts['written_bytes'] / _TB:.3g} TB written"
+    if facts["usual_day_s"]:
+        text += f"; at {format_seconds(facts['usual_day_s'])} a day, as usual here, {math.ceil(whole_s / facts['usual_day_s'])} nights"
+    return text
+
+
+def _kept_limits(limits: "PlannedLimits") -> str:
+    """Say what the plans were asked to keep to."""
+    kept = []
+    if limits.deadline_at is not None:
+        hours = "" if limits.charging is None else f", training {limits.charging[0]} to {limits.charging[1]}"
+        step = "" if limits.step_s is None else f": {format_seconds(limits.step_s)} a step"
+        kept.append(f"done by {datetime.fromtimestamp(limits.deadline_at):%Y-%m-%d %H:%M}{hours}{step}")
+    if limits.written_bytes is not None:
+        kept.append(f"{format_bytes(limits.written_bytes)} written a step")
+    return "; ".join(kept)
 
 
 def _threads(facts: dict[str, Any]) -> str:

@@ -44,12 +44,15 @@ class JobDetail:
     history: tuple[HistoryEntry, ...]
     directory: Path
     inbox: Path | None
+    metered_step_joules: float | None = None
+    """Of a step on average, since the agent started; None where nothing was metered."""
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values."""
         history = [{"at": entry.at, "kind": entry.kind, "text": entry.text} for entry in self.history]
         places = {"directory": str(self.directory), "inbox": str(self.inbox) if self.inbox else None}
-        return to_record(self.job) | asdict(self.summary) | {"history": history, **places}
+        metered = {"metered_step_joules": self.metered_step_joules}
+        return to_record(self.job) | asdict(self.summary) | {"history": history, **places, **metered}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,8 @@ class AgentStatus:
     flash_written_today_bytes: int
     flash_budget_bytes: int
     next_window: float | None
+    usual_day_s: float | None
+    """How many seconds of training an average day gives; None until a day was watched."""
     energy: Row | None
     health: tuple[HealthItem, ...]
 

@@ -127,6 +127,24 @@ class JobMeasurements:
 
 
 @dataclass(frozen=True, slots=True)
+class JobPromise:
+    """What was promised when the job was submitted: the plan of an ordinary day, and this device's usual times.
+
+    `step_joules` and `written_bytes` are of one step. `steps` is None where the data is not the bundle's; `ends_at` (Unix
+    time) and `nights` until then also where this device's usual times were not known yet.
+    """
+
+    plan: int
+    peak_bytes: int
+    step_s: float
+    step_joules: float
+    written_bytes: int
+    steps: int | None = None
+    ends_at: float | None = None
+    nights: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A job and all that is known of it; replaced, never changed."""
 
@@ -150,10 +168,13 @@ class Job:
     retry_after_s: float | None = None
     trained_s: float = 0.0
     planned_joules: float | None = None
+    written_bytes: int = 0
+    """To flash: pages and checkpoints."""
     rounds: int = 0
     """Finished rounds of a job that waits for data."""
     measured: JobMeasurements = field(default_factory=JobMeasurements)
     result: str | None = None
+    promise: JobPromise | None = None
 
     @property
     def label(self) -> str:

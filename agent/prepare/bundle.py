@@ -21,7 +21,7 @@ from agent.worker.protocol import StepDone, TrainingFailed, TrainingFinished, Wo
 from agent.worker.start import start_worker, torch_worker
 from planner import make_bundle
 from planner.ir.boards import estimated_costs, load_board
-from planner.ir.bundle.bundle import Bundle, Manifest
+from planner.ir.bundle.bundle import NO_LIMITS, Bundle, Manifest, PlannedLimits
 from planner.ir.bundle.codec import pack_graph
 from planner.ir.bundle.writer import publish_bundle, replace_plans
 from planner.ir.costs import CostTable, DeviceCosts
@@ -167,24 +167,30 @@ def make(
     wide: bool = False,
     throttle: Throttle | None = None,
     estimated: bool = False,
+    limits: PlannedLimits = NO_LIMITS,
 ) -> Made:
     """Plan, try the plan for two steps, reserve what turned out unplanned, and write the bundle.
 
     The bundle's first plan is for `ram_bytes`; smaller ones follow, to which the agent switches when memory gets short
     (`wide`: more of them, by the chosen planner instead of the quick one, none dominated by another). `estimated`: the
-    costs are those of another board; the trial then only tells how much memory is unplanned.
+    costs are those of another board; the trial then only tells how much memory is unplanned. `limits`: what `planner` keeps
+    to; the bundle says so, and its smaller plans write no more either and keep to its deadline where they can.
     Raises InfeasibleError where nothing fits; nothing is left behind then, and a bundle that was there stays. Weights and
     data are written once, into a draft beside `path`: every further try only replaces the plans behind them.
     """
-    quick = make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)
+    quick = _quick(NO_LIMITS)
     draft = path.with_name(path.name + ".making")
-    making = _Making(draft, prepared, measured, device, ram_bytes, page_dir, threads, throttle, estimated)
+    making = _Making(draft, prepared, measured, device, ram_bytes, page_dir, threads, throttle, estimated, limits)
     try:
         made = _settled(making, quick, planner, progress, wide=wide)
         publish_bundle(draft, path)
     finally:
         draft.unlink(missing_ok=True)
     return made
+
+
+def _quick(limits: PlannedLimits) -> Planner:
+    return make_bundle.default_planner(strategy="greedy", time_limit_s=1.0, limits=limits)
 
 
 def _settled(making: "_Making", quick: Planner, planner: Planner, progress: Progress, *, wide: bool) -> Made:
@@ -201,7 +207,7 @@ def _settled(making: "_Making", quick: Planner, planner: Planner, progress: Prog
         progress("plan", attempt / _TRIES)
         found, settled = making.tried(planner)
         if found.peak_bytes <= making.ram_bytes and settled:
-            manifest = making.with_smaller_plans(planner if wide else quick, _WIDE if wide else _NARROW)
+            manifest = making.with_smaller_plans(planner if wide else None, _WIDE if wide else _NARROW)
             return Made(manifest, found.peak_bytes)
     raise InfeasibleError(
         f"the step's memory could not be kept within {format_bytes(making.ram_bytes)}: the last trial took "
@@ -237,6 +243,7 @@ class _Making:
     threads: int
     throttle: Throttle | None
     estimated: bool
+    limits: PlannedLimits
     begun: bool = False
     """Whether the draft is written."""
     start_bytes: int = 0
@@ -287,29 +294,36 @@ class _Making:
         if not self.estimated and _LIKELY_PACE[0] <= found.pace <= _LIKELY_PACE[1]:
             self.measured = self.measured.at_pace(found.pace)
 
-    def with_smaller_plans(self, planner: Planner, count: int) -> Manifest:
-        """Add plans for smaller budgets, and one that spares flash, behind the one the draft has; return its manifest."""
+    def with_smaller_plans(self, planner: Planner | None, count: int) -> Manifest:
+        """Add plans for smaller budgets, and one that spares flash, behind the one the draft has; return its manifest.
+
+        Without a planner quick ones make them.
+        """
+        limited = planner or _quick(self.limits)
+        late = _quick(replace(self.limits, step_s=None))
         bundle = Bundle(self.draft)
         main = bundle.manifest.graphs[0]
         choices, limits = [bundle.plans[0]], [self.ram_bytes]
         smaller = pareto.budgets(bundle.graphs[main], bundle.costs[main], self.target_bytes, count + 1)[1:]
-        tries = [(limit, planner) for limit in smaller if limit >= self.start_bytes]
+        tries = [(limit, limited) for limit in smaller if limit >= self.start_bytes]
         written = bundle.manifest.plans[0].written_bytes
         if written and self.device.flash.wear_joules_per_byte:
-            sparing = make_bundle.default_planner(
-                strategy="greedy", time_limit_s=1.0, write_limit_bytes=int(written * _SPARED_WRITES)
-            )
-            tries.insert(0, (self.target_bytes, sparing))
+            sparing = replace(self.limits, step_s=None, written_bytes=int(written * _SPARED_WRITES))
+            tries.insert(0, (self.target_bytes, _quick(sparing)))
         for limit, chosen in tries:
-            try:
-                plans, _ = make_bundle.plan_all(self.prepared, self.measured, self.device, limit, chosen)
-            except InfeasibleError:
-                continue
-            choices.append(plans)
-            limits.append(limit)
+            plans = self._smaller(limit, chosen) or self._smaller(limit, late)
+            if plans is not None:
+                choices.append(plans)
+                limits.append(limit)
         points = [point_of(bundle.graphs[main], bundle.costs[main], c[main]) for c in choices]
         kept = [0] + [i for i in range(1, len(points)) if not any(p.dominates(points[i]) for p in points)]
         return self._written([choices[i] for i in kept], bundle.costs, [limits[i] for i in kept])
+
+    def _smaller(self, ram_bytes: int, planner: Planner) -> dict[str, Plan] | None:
+        try:
+            return make_bundle.plan_all(self.prepared, self.measured, self.device, ram_bytes, planner)[0]
+        except InfeasibleError:
+            return None
 
     def _written(
         self, plans: Sequence[Mapping[str, Plan]], costs: Mapping[str, CostTable], budgets: Sequence[int]
@@ -318,10 +332,11 @@ class _Making:
         if not self.begun:
             self.begun = True
             return make_bundle.write(
-                self.draft, self.prepared, plans, costs, budgets, threads=self.threads, estimated=self.estimated
-            )
+                self.draft, self.prepared, plans, costs, budgets, threads=self.threads, estimated=self.estimated,
+                limits=self.limits,
+            )  # fmt: skip
         manifest = make_bundle.describe(
-            self.prepared, plans, costs, budgets, threads=self.threads, estimated=self.estimated
+            self.prepared, plans, costs, budgets, threads=self.threads, estimated=self.estimated, limits=self.limits
         )
         replace_plans(self.draft, manifest, plans, costs)
         return manifest

@@ -16,6 +16,7 @@ from agent.health.conditions import HealthBoard
 from agent.jobs.model import JobKind
 from agent.jobs.store import JobStore
 from agent.policy.config import Config
+from agent.policy.usual_times import UsualTimes
 from agent.supervisor.admission import Admission
 from agent.supervisor.inbox import Inboxes
 from agent.supervisor.job.runner import Runner
@@ -25,6 +26,7 @@ from agent.supervisor.timers import Timers
 from agent.system.clock import Clock, SystemClock
 
 PAUSE_SETTING = "paused"
+USUAL_TIMES_SETTING = "usual-times"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Core:
     reload: Callable[[], None]
     peers: PeerDiscovery
     wear: WearAccount
+    usual_times: UsualTimes
     meter: EnergyMeter | None = None
     retry_at_s: dict[int, tuple[int, float]] = field(default_factory=dict)
     """When a job's backoff ends, by job id: the count of its failures it belongs to, and the monotonic time."""

@@ -18,10 +18,11 @@ from agent.jobs.model import JobState
 from agent.jobs.store import JobStore
 from agent.policy.config import Config, ConfigError, load_config, restart_needed
 from agent.policy.decide import PolicyDecision, device_in_use
+from agent.policy.usual_times import UsualTimes
 from agent.supervisor.admission import Admission
 from agent.supervisor.background_tasks import BackgroundTasks
-from agent.supervisor.context import PAUSE_SETTING, Core, DaemonSeams, Settings
-from agent.supervisor.dispatch import Dispatcher
+from agent.supervisor.context import PAUSE_SETTING, USUAL_TIMES_SETTING, Core, DaemonSeams, Settings
+from agent.supervisor.dispatch import Dispatcher, granted_limits
 from agent.supervisor.http_api import ControlServer, ServerSettings
 from agent.supervisor.inbox import Inboxes
 from agent.supervisor.job.runner import LAST_COMMIT_S, Runner
@@ -44,6 +45,8 @@ IDLE_LOOK_S = 30.0
 STOP_PATIENCE_S = LAST_COMMIT_S + 2.0
 """Well below TimeoutStopSec of the unit."""
 _STORE_RETRY_S = 10.0
+_TIMES_WRITTEN_S = 3600.0
+"""How often the usual times are written: a power cut costs an hour of what was learnt."""
 _DISK_THREADS = 2
 """One for the store and one for uploads and the doctor; each thread costs memory."""
 
@@ -66,6 +69,7 @@ class Daemon:
         self._notifier = Notifier()
         self._stopping = False
         self._next_flush_s = 0.0
+        self._next_times_s = 0.0
         self._status = ""
 
     async def run(self) -> None:
@@ -166,6 +170,7 @@ class Daemon:
             reload=self._reload,
             peers=PeerDiscovery(settings.state_dir, health, clock),
             wear=WearAccount(clock.wall_s, store),
+            usual_times=UsualTimes.from_json(store.setting(USUAL_TIMES_SETTING)),
         )
         try:
             core.meter = runner.meter = open_meter(settings.state_dir, config.energy, wear=core.wear)
@@ -262,6 +267,7 @@ class Daemon:
         if jump_s := core.admission.clock_jump_s():
             core.timers.clock_changed()
             core.move_pause(jump_s)
+            core.usual_times.skip(core.clock.wall_s())
         self._count_wear()
         self._watch_store(now_s)
         if core.paused_until() is None and core.store.setting(PAUSE_SETTING) is not None:
@@ -270,9 +276,20 @@ class Daemon:
         decision = core.admission.look(
             core.config.policy, own, core.wear.today_bytes(), core.paused_until() is not None
         )
+        self._learn_times(decision, now_s)
         self._tick_meter(now_s)
         self._dispatcher.act(decision)
         self._notify(decision)
+
+    def _learn_times(self, decision: PolicyDecision, now_s: float) -> None:
+        """Take in whether training may run now, whoever has a job; write it down now and then."""
+        core = self._core
+        granted = granted_limits(core.config.policy, decision.state)
+        speed = min(1.0, granted.cpu_percent / 100.0) if decision.state.trains else 0.0
+        core.usual_times.look(core.clock.wall_s(), speed)
+        if now_s >= self._next_times_s:
+            self._next_times_s = now_s + _TIMES_WRITTEN_S
+            core.store.remember(USUAL_TIMES_SETTING, core.usual_times.to_json())
 
     def _tick_meter(self, now_s: float) -> None:
         core = self._core

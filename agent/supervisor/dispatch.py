@@ -1,7 +1,7 @@
 """From the decision to the worker: who runs next, who goes on, who leaves."""
 
 from agent.jobs.model import Job, JobKind, JobState, may_run, order
-from agent.policy.decide import PolicyDecision, State, window_closes_in_s
+from agent.policy.decide import Policy, PolicyDecision, ResourceLimits, State, window_closes_in_s
 from agent.supervisor.context import Core
 from agent.supervisor.job.run_state import Surroundings
 from agent.supervisor.job.runner import LAST_COMMIT_S
@@ -103,15 +103,24 @@ class Dispatcher:
         return known[1]
 
     def _surroundings(self, decision: PolicyDecision) -> Surroundings:
-        core = self._core
-        policy, options, readings = core.config.policy, core.config.options, core.admission.facts
-        warm = readings.temperature_c is not None and readings.temperature_c > policy.max_temperature_c - WARM_MARGIN_C
-        return Surroundings(
-            limits=policy.in_use if decision.state is State.TRAIN_GENTLY else policy.not_in_use,
-            total_memory_bytes=readings.total_memory_bytes,
-            warm=warm,
-            flash_budget_bytes_per_day=policy.flash_write_budget_bytes_per_day,
-            flash_written_today_bytes=core.wear.today_bytes(),
-            give_up_after=options.max_failures_without_progress,
-            job_log_bytes=options.job_log_bytes,
-        )
+        return surroundings(self._core, granted_limits(self._core.config.policy, decision.state))
+
+
+def granted_limits(policy: Policy, state: State) -> ResourceLimits:
+    """Return how much of the machine a worker may take in `state`."""
+    return policy.in_use if state is State.TRAIN_GENTLY else policy.not_in_use
+
+
+def surroundings(core: Core, limits: ResourceLimits) -> Surroundings:
+    """Return what a run would find now, with these limits."""
+    policy, options, readings = core.config.policy, core.config.options, core.admission.facts
+    warm = readings.temperature_c is not None and readings.temperature_c > policy.max_temperature_c - WARM_MARGIN_C
+    return Surroundings(
+        limits=limits,
+        total_memory_bytes=readings.total_memory_bytes,
+        warm=warm,
+        flash_budget_bytes_per_day=policy.flash_write_budget_bytes_per_day,
+        flash_written_today_bytes=core.wear.today_bytes(),
+        give_up_after=options.max_failures_without_progress,
+        job_log_bytes=options.job_log_bytes,
+    )

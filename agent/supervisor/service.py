@@ -5,6 +5,7 @@ The verbs behind the control interface, with typed answers.
 
 import asyncio
 import contextlib
+import itertools
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -25,10 +26,15 @@ from agent.jobs.model import (
     JobSpec,
     JobState,
     check_spec,
+    order,
 )
 from agent.policy.config import describe_config, restart_needed
 from agent.supervisor.context import PAUSE_SETTING, Core
+from agent.supervisor.dispatch import surroundings
 from agent.supervisor.job.log import read_log, read_more
+from agent.supervisor.job.plan_choice import eta_s
+from agent.supervisor.job.promise import promise, promised_plan
+from agent.supervisor.job.worker_kinds import BundleFacts
 from agent.supervisor.status import agent_status, job_summary, set_aside_summary
 from agent.system.atomic_file import sync_directory
 from agent.system.directory_handle import DirectoryHandle
@@ -51,6 +57,13 @@ _HISTORY_SHOWN = 50
 _OVER_SHOWN = 10
 _ENDS_WITH_JOB = ("job-does-not-fit", "job-failing", "deadline-missed")
 """Conditions of a job that mean nothing once it is over."""
+
+
+def _left_s(job: Job) -> float:
+    """Return how many seconds of training a job still takes, as far as that is known."""
+    total = job.total_steps or (job.promise.steps if job.promise else None)
+    step_s = job.measured.step_s or (job.promise.step_s if job.promise else None)
+    return eta_s(job.step, total, step_s) or 0.0
 
 
 class MeterUnavailableError(PortError):
@@ -148,10 +161,13 @@ class Service:
     async def submit(self, spec: JobSpec, upload: Path | None) -> JobDetail:
         """Return the new job, durable; `upload` is the bundle as it arrived, which becomes the job's own.
 
+        Without a deadline it has the one that its bundle was planned for, if that is still ahead.
         Raises `JobRequestError` for a job that cannot be run, `PortError` for a bundle that is broken.
         """
         core = self._core
-        await asyncio.to_thread(self._check_bundle, spec, upload)
+        facts = await asyncio.to_thread(self._read_bundle, spec, upload)
+        if spec.deadline_at is None and (facts.deadline_at or 0.0) > core.clock.wall_s():
+            spec = check_spec(replace(spec, deadline_at=facts.deadline_at))
 
         def prepare(directory: Path) -> None:
             if upload is not None:
@@ -161,6 +177,7 @@ class Service:
                 core.inboxes.create(spec.name)
 
         job = await asyncio.to_thread(core.store.add, spec, core.clock.wall_s(), prepare)
+        job = self._promised(core.store.get(job.id), facts)
         self._note(job, "submitted", f"priority {spec.priority}")
         if spec.deadline_at is not None:
             core.timers.set_deadline(job.id, spec.deadline_at)
@@ -306,12 +323,26 @@ class Service:
     def _uploads(self) -> Path:
         return self._core.settings.state_dir / "uploads"
 
-    def _check_bundle(self, spec: JobSpec, upload: Path | None) -> None:
+    def _promised(self, job: Job, facts: BundleFacts) -> Job:
+        """Return the job with what is promised for it, where its bundle says enough and a plan fits."""
+        core, wall_s = self._core, self._core.clock.wall_s()
+        around = surroundings(core, core.config.policy.not_in_use)
+        plan = promised_plan(job.spec, facts, around, wall_s)
+        if plan is None:
+            core.runner.fits(job, around)  # where none does, that becomes a health item
+            return job
+        line = order([other for other in core.store.all() if not other.state.is_over])
+        before_s = sum(_left_s(other) for other in itertools.takewhile(lambda other: other.id != job.id, line))
+        job = replace(job, promise=promise(job.spec, facts, plan, around, core.usual_times, wall_s, before_s))
+        core.store.save(job)
+        return job
+
+    def _read_bundle(self, spec: JobSpec, upload: Path | None) -> BundleFacts:
         path = upload if upload is not None else spec.bundle and Path(spec.bundle)
         if not path:
-            return
+            return BundleFacts()
         try:
-            self._core.seams.kinds[spec.kind].read_bundle(path)
+            return self._core.seams.kinds[spec.kind].read_bundle(path)
         except PortError:
             if upload is not None:
                 upload.unlink(missing_ok=True)
@@ -326,7 +357,19 @@ class Service:
         store = self._core.store
         history = await asyncio.to_thread(store.history, job.id, _HISTORY_SHOWN)
         inbox = self._core.inboxes.root / job.spec.name if job.spec.waits_for_data else None
-        return JobDetail(job, job_summary(self._core, job), tuple(history), store.job_dir(job.id), inbox)
+        return JobDetail(
+            job,
+            job_summary(self._core, job),
+            tuple(history),
+            store.job_dir(job.id),
+            inbox,
+            self._metered_step_joules(job),
+        )
+
+    def _metered_step_joules(self, job: Job) -> float | None:
+        """Return what a step of the job took on average since the agent started, idle power included."""
+        used = None if self._core.meter is None else self._core.meter.job_energy().get(str(job.id))
+        return used.gross_joules / used.steps if used is not None and used.steps else None
 
     async def _follow(self, job: Job, lines: int) -> AsyncIterator[str]:
         directory = self._core.store.job_dir(job.id)

@@ -39,6 +39,7 @@ def agent_status(core: Core) -> AgentStatus:
         flash_written_today_bytes=core.wear.today_bytes(),
         flash_budget_bytes=core.config.policy.flash_write_budget_bytes_per_day,
         next_window=opens.timestamp() if opens else None,
+        usual_day_s=core.usual_times.usual_day_s(),
         energy=core.meter.snapshot().as_dict() if core.meter else None,
         health=tuple(core.health.items(now_s)),
     )

@@ -23,12 +23,14 @@ class BadBundleError(PortError):
 
 
 def read_json_plans(bundle: Path) -> BundleFacts:
-    """Return the plans of a test bundle."""
+    """Return the plans of a test bundle, its steps and the deadline it was planned for."""
     try:
-        plans = json.loads(bundle.read_text()).get("plans", [])
+        content = json.loads(bundle.read_text())
     except ValueError as error:
         raise BadBundleError(f"{bundle}: {error}") from error
-    return BundleFacts(tuple(PlanFigures(i, p["peak_bytes"], p["seconds"], p["joules"]) for i, p in enumerate(plans)))
+    plans = enumerate(content.get("plans", []))
+    figures = tuple(PlanFigures(i, p["peak_bytes"], p["seconds"], p["joules"]) for i, p in plans)
+    return BundleFacts(figures, steps_per_epoch=content.get("steps"), deadline_at=content.get("deadline_at"))
 
 
 KINDS = {kind: WorkerKind((sys.executable, str(WORKER)), read_json_plans, no_environment) for kind in JobKind}

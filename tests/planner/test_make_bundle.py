@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.bundle import Bundle, PlannedLimits
 from planner.ir.costs import DeviceCosts, Flash, OpCost
 from planner.ir.graph import Phase
 from planner.job import JobError, ScriptError, TrainingJob
@@ -214,7 +214,7 @@ def test_the_graph_that_does_not_fit_is_named_with_what_it_needs() -> None:
 
 def test_a_deadline_is_for_training_and_not_for_evaluation() -> None:
     prepared = prepare(job(eval_data=[X, X]))
-    asked = default_planner(strategy="greedy", time_limit_s=1.0, deadline_s=1e-9)
+    asked = default_planner(strategy="greedy", time_limit_s=1.0, limits=PlannedLimits(step_s=1e-9))
     results: dict[str, PlanResult] = {}
     for name, graph in prepared.graphs.items():
         costs = {name: flat([graph]).ops[0]}

@@ -65,7 +65,7 @@ class ProgressRecorder:
             case PlanSwitched():
                 self._on_plan(run, job, event)
             case EvaluationDone():
-                self._written_bytes += event.paged_out_bytes
+                self._store.keep_in_memory(self._wrote(job, event.paged_out_bytes))
                 best = ", the best so far" if event.best else ""
                 self._log(run, f"evaluated at step {event.step}: loss {event.loss}{best}")
             case DeviceInterrupted():
@@ -79,7 +79,7 @@ class ProgressRecorder:
             case WorkerLeaving():
                 self._log(run, f"stopped after step {event.step}")
             case MemoryReleased():
-                self._written_bytes += event.paged_out_bytes
+                self._store.keep_in_memory(self._wrote(job, event.paged_out_bytes))
             case TrainingFinished():
                 run.out = event.out
             case TrainingFailed():
@@ -94,9 +94,8 @@ class ProgressRecorder:
         step_s = pace_s if known is None else known + _STEP_SMOOTHING * (pace_s - known)
         peak = max(event.peak_rss_bytes or 0, job.measured.peak_rss_bytes or 0) or None
         joules = event.planned_joules
-        self._written_bytes += event.paged_out_bytes
         job = replace(
-            job,
+            self._wrote(job, event.paged_out_bytes),
             step=event.step,
             total_steps=event.total_steps or job.total_steps,
             loss=event.loss,
@@ -110,10 +109,9 @@ class ProgressRecorder:
             self._store.save(job, manifest=False)
 
     def _on_checkpoint(self, run: Run, job: Job, event: CheckpointWritten) -> None:
-        self._written_bytes += event.bytes
         run.last_checkpoint_s = self._clock.monotonic_s()
         measured = replace(job.measured, checkpoint_s=event.wall_s, checkpoint_bytes=event.bytes)
-        self._store.keep_in_memory(replace(job, measured=measured))
+        self._store.keep_in_memory(replace(self._wrote(job, event.bytes), measured=measured))
 
     def _on_recovery(self, job: Job, event: StateRecovered) -> None:
         self._store.save(replace(job, step=event.step))
@@ -142,6 +140,11 @@ class ProgressRecorder:
         run.waits_for = waits_for
         self._store.keep_in_memory(replace(job, reason=waits_for or ""))
         self._records.note(job.id, "interrupted" if waits_for else "continued", event.reason)
+
+    def _wrote(self, job: Job, count_bytes: int) -> Job:
+        """Count what a worker wrote to flash, for the day and for the job; return the job."""
+        self._written_bytes += count_bytes
+        return replace(job, written_bytes=job.written_bytes + count_bytes)
 
     def _log(self, run: Run, text: str) -> None:
         run.log.note(text, self._clock.wall_s())

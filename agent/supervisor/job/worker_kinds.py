@@ -22,6 +22,10 @@ class BundleFacts:
     plans: tuple[PlanFigures, ...] = ()
     threads: int = 1
     """Fixed when the bundle was made: another number of threads sums in another order."""
+    steps_per_epoch: int | None = None
+    """Batches in one pass over the bundle's own samples."""
+    deadline_at: float | None = None
+    """Unix time by which it was planned to be done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ def read_training_bundle(bundle: Path) -> BundleFacts:
         )
         for index, plan in enumerate(manifest.plans)
     )
-    return BundleFacts(plans, manifest.threads)
+    return BundleFacts(plans, manifest.threads, manifest.steps_per_epoch(), manifest.limits.deadline_at)
 
 
 DEFAULT_KINDS: Mapping[JobKind, WorkerKind] = {

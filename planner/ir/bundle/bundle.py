@@ -106,6 +106,23 @@ class Recordings:
     constants: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedLimits:
+    """What the plans were asked to keep to, so that later ones do as well. None: no limit.
+
+    `step_s`, `written_bytes`: of one training step. `deadline_at`: Unix time. `charging`: the hours, as HH:MM, in which
+    training was expected to run until then.
+    """
+
+    step_s: float | None = None
+    written_bytes: Count | None = None
+    deadline_at: float | None = None
+    charging: tuple[str, str] | None = None
+
+
+NO_LIMITS = PlannedLimits()
+
+
 @dataclass(frozen=True)
 class Manifest:
     """What a bundle says of itself. Everything the supervisor needs, without torch.
@@ -138,6 +155,7 @@ class Manifest:
     allow_nonfinite: bool = False
     reference: Reference = field(default_factory=Reference)
     recordings: Recordings = field(default_factory=Recordings)
+    limits: PlannedLimits = NO_LIMITS
 
     def steps_per_epoch(self) -> int:
         """Batches in one pass over the data; the last may be short."""

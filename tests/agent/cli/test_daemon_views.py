@@ -1,5 +1,6 @@
 """The daemon's answers in a terminal: what is known is shown, what is not says so or stays away."""
 
+import re
 import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -8,7 +9,15 @@ from typing import Any
 import pytest
 from rich.console import RenderableType
 
-from agent.cli.daemon_views import doctor_screen, job_screen, jobs_table, peers_screen, show, status_screen
+from agent.cli.daemon_views import (
+    doctor_screen,
+    job_screen,
+    jobs_table,
+    peers_screen,
+    promise_lines,
+    show,
+    status_screen,
+)
 
 FACTS = {
     "power": "external", "battery_percent": None, "temperature_c": None, "throttled": "unknown", "voices": [],
@@ -17,6 +26,7 @@ FACTS = {
 STATUS: Mapping[str, Any] = {
     "state": "idle", "reasons": ["no jobs"], "job": None, "waiting": [], "facts": FACTS, "health": [], "mcus": [],
     "flash_written_today_bytes": 0, "flash_budget_bytes": 16 << 30, "peers": None, "next_window": None, "energy": None,
+    "usual_day_s": None,
 }  # fmt: skip
 JOB: Mapping[str, Any] = {
     "id": 3, "name": "birds", "state": "queued", "reason": "", "step": 0, "total_steps": None, "loss": None,
@@ -99,11 +109,55 @@ def test_reasons_in_brackets_are_shown_and_break_nothing(shown: Any) -> None:
     assert f"{reason}; again in 30.0 s; priority 5" in shown(jobs_table([job]))
     detail = {
         **job, "submitted_at": time.time(), "trained_s": 90.0, "attempts": 1, "planned_joules": 0.0,
-        "result": "/home/[me]/out", "inbox": None, "directory": "/var/[x]", "history": [{"at": 0.0, "kind": "failed", "text": reason}],
+        "result": "/home/[me]/out", "inbox": None, "promise": None, "directory": "/var/[x]", "history": [{"at": 0.0, "kind": "failed", "text": reason}],
     }  # fmt: skip
     out = shown(job_screen(detail))
     assert out.count(reason) == 2 and "/home/[me]/out" in out and "/var/[x]" in out and "in 1 run" in out
     assert "Inbox" not in out and "Energy" not in out
+
+
+PROMISE: Mapping[str, Any] = {
+    "plan": 0, "peak_bytes": 300 << 20, "step_s": 2.0, "step_joules": 8.0, "written_bytes": 20 << 20, "steps": 900,
+    "ends_at": None, "nights": None,
+}  # fmt: skip
+
+
+def test_what_was_promised_stands_beside_what_happened(shown: Any) -> None:
+    detail: dict[str, Any] = {
+        **JOB, "submitted_at": 0.0, "trained_s": 210.0, "attempts": 1, "planned_joules": None, "result": None,
+        "inbox": None, "directory": "/var", "history": [], "step": 100, "total_steps": 900, "finished_at": None,
+        "measured": {"peak_rss_bytes": 290 << 20}, "written_bytes": 2500 << 20, "metered_step_joules": 8.25,
+        "promise": PROMISE,
+    }  # fmt: skip
+    rows = [" ".join(re.sub("[│┃]", " ", line).split()) for line in shown(job_screen(detail)).splitlines()]
+    for row in (
+        "promised so far", "memory 300.0 MiB 290.0 MiB", "time a step 2.0 s 2.1 s", "energy a step 8.00 J 8.25 J",
+        "written a step 20.0 MiB 25.0 MiB, checkpoints included",
+        "done 30 min 00 s of training; in nights once the agent has watched this device for a day step 100 of 900",
+    ):  # fmt: skip
+        assert row in rows, rows
+    tomorrow = datetime.now().replace(hour=7, minute=10) + timedelta(days=1)
+    known = {**PROMISE, "ends_at": tomorrow.timestamp(), "nights": 1}
+    over = shown(
+        job_screen({**detail, "promise": known, "finished_at": tomorrow.timestamp() + 60.0, "state": "finished"})
+    )
+    assert "happened" in over and f"{tomorrow:%a %d %b} 07:10, 1 night of training" in over and "07:11" in over
+    before = shown(job_screen({**detail, "step": 0, "measured": {"peak_rss_bytes": None}, "metered_step_joules": None}))
+    assert "290.0 MiB" not in before and "8.25" not in before
+    of_data = shown(job_screen({**detail, "promise": {**PROMISE, "steps": None}}))
+    assert "it depends on the data that comes" in of_data
+
+
+def test_a_submitted_job_says_what_is_promised() -> None:
+    assert promise_lines({"promise": None}) == []
+    first, last = promise_lines({"promise": PROMISE})
+    assert first == "It fits in 300.0 MiB. A step: 2.0 s, 8.00 J, 20.0 MiB written to flash (0.0189 TB in all)."
+    assert last.startswith("Done: 30 min 00 s of training; in nights once")
+
+
+def test_the_usual_day_is_shown_once_it_is_known(shown: Any) -> None:
+    assert "Usual" not in shown(status_screen(STATUS))
+    assert "8 h 00 min of training on an average day" in shown(status_screen({**STATUS, "usual_day_s": 8 * 3600.0}))
 
 
 def test_a_table_of_jobs(shown: Any) -> None:

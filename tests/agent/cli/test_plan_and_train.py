@@ -42,7 +42,7 @@ def run(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
 def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("cli")
     (folder / "train.py").write_text(SCRIPT)
-    done = run(folder, "plan", "train.py", "--ram", "700M", "-o", "job.port", "--verify", "2", "--strategy", "greedy", "--medium", "sd", "--json", "--write-model", "model.lp")  # fmt: skip
+    done = run(folder, "plan", "train.py", "--ram", "700M", "-o", "job.port", "--verify", "2", "--strategy", "greedy", "--medium", "sd", "--deadline", "3d", "--charging", "22:00-07:00", "--writes-per-step", "20M", "--epochs", "2", "--json", "--write-model", "model.lp")  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout)
 
@@ -66,6 +66,9 @@ def test_plan_says_what_it_made(planned: tuple[Path, dict[str, Any]]) -> None:
     assert facts["budget_bytes"] == 700 << 20
     assert 0 < facts["measured_peak_bytes"] <= facts["budget_bytes"]
     assert facts["planned_peak_bytes"] <= facts["budget_bytes"]
+    assert (facts["threads"], list(facts["step_s_by_threads"]), facts["steps"]) == (1, ["1"], 6)
+    assert facts["limits"]["charging"] == ["22:00", "07:00"] and facts["limits"]["written_bytes"] == 20 << 20
+    assert 0.0 < facts["limits"]["step_s"] <= 27 * 3600 / 6 and facts["limits"]["deadline_at"] > 0.0
     assert sorted(p.name for p in folder.iterdir() if not p.name.startswith("__")) == [
         "job.port",
         "model.lp",
@@ -79,6 +82,7 @@ def test_show(planned: tuple[Path, dict[str, Any]]) -> None:
     shown = run(planned[0], "show", "job.port")
     assert shown.returncode == 0 and "planned peak" in shown.stdout and "budget" in shown.stdout
     words = " ".join(shown.stdout.replace("│", " ").split())
+    assert "training 22:00 to 07:00" in words and "20.0 MiB written a step" in words and "threads 1" in words
     assert facts["recordings"]["count"] == 3 and "3 times, varying the rows of the batch" in words
     assert facts["compared_steps"] == 2 and facts["compared_tensors"] > 0 and "equal to the bit" in words
     assert (facts["medium"], facts["endurance_bytes"], facts["flash_lasts_steps"]) == ("SD card", 19.2e12, None)

@@ -55,6 +55,7 @@ def status() -> AgentStatus:
         flash_written_today_bytes=7,
         flash_budget_bytes=70,
         next_window=None,
+        usual_day_s=None,
         energy=None,
         health=(wrong,),
     )

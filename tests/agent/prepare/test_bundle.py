@@ -2,6 +2,7 @@
 
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from agent.prepare import bundle
 from agent.worker.protocol import StepDone
 from planner import make_bundle
 from planner.ir.bundle import writer
-from planner.ir.bundle.bundle import TENSOR_MEMBERS, Bundle
+from planner.ir.bundle.bundle import TENSOR_MEMBERS, Bundle, Manifest, PlannedLimits
 from planner.ir.bundle.safetensors_io import Chunks
 from planner.ir.costs import DeviceCosts, Flash, OpCost
 from planner.job import TrainingJob
@@ -151,3 +152,35 @@ def test_a_bundle_that_was_there_stays_where_no_plan_fits(
         )  # fmt: skip
     assert path.read_bytes() == b"made before"
     assert [p.name for p in tmp_path.iterdir()] == ["job.port"]
+
+
+def test_a_bundle_keeps_its_limits_and_its_smaller_plans_keep_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.Tanh())), nn.Linear(64, 10))
+    data = [torch.randn(2048, 64), torch.randint(0, 10, (2048,))]
+    deep = make_bundle.prepare(
+        TrainingJob(
+            model, lambda m, x, y: functional.cross_entropy(m(x), y),
+            torch.optim.SGD(model.parameters(), lr=0.1), data, 1024,
+        )
+    )  # fmt: skip
+    costs = costs_of(deep.graphs["step"])
+    measured = Measured((costs.ops,), 0, 0)
+    monkeypatch.setattr(bundle, "trial", lambda draft, *_: bundle._Trial(Bundle(draft).manifest.plans[0].peak_bytes))
+
+    def made(limits: PlannedLimits, planner_limits: PlannedLimits) -> Manifest:
+        found = bundle.make(
+            tmp_path / "job.port", deep, measured, costs.device, 1 << 23, page_dir=tmp_path, threads=1,
+            progress=lambda *_: None, limits=limits, wide=True,
+            planner=make_bundle.default_planner(strategy="greedy", time_limit_s=1.0, limits=planner_limits),
+        )  # fmt: skip
+        return found.manifest
+
+    limits = PlannedLimits(step_s=1e9, written_bytes=0, deadline_at=4e9, charging=("22:00", "07:00"))
+    kept = made(limits, limits)
+    assert kept.limits == Bundle(tmp_path / "job.port").manifest.limits == limits
+    assert len(kept.plans) > 1 and all(plan.written_bytes == 0 for plan in kept.plans)
+    late = made(replace(limits, step_s=1e-12), replace(limits, step_s=None))
+    assert len(late.plans) == len(kept.plans), "late is better than not at all"

@@ -14,6 +14,7 @@ from agent.jobs.model import Job, JobSpec
 from agent.jobs.store import JobStore
 from agent.policy.config import Config
 from agent.policy.decide import Memory, Policy, PolicyDecision, State
+from agent.policy.usual_times import UsualTimes
 from agent.supervisor.admission import Admission
 from agent.supervisor.context import Core, Settings
 from agent.supervisor.inbox import Inboxes
@@ -81,6 +82,7 @@ async def parts(root: Path, policy: Policy = ANY_TIME) -> AsyncIterator[Parts]:
         reload=lambda: reloads.append(None),
         peers=PeerDiscovery(root / "state", health, clock),
         wear=WearAccount(clock.wall_s, store),
+        usual_times=UsualTimes(),
     )
     made = Parts(core, clock, reloads)
     core.timers.start()

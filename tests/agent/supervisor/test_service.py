@@ -12,12 +12,13 @@ import pytest
 from agent.control.requests import JobChange
 from agent.jobs.model import Job, JobNotFoundError, JobRequestError, JobSpec, JobState
 from agent.policy.config import Config
+from agent.policy.decide import ResourceLimits
 from agent.supervisor import service as service_module
 from agent.supervisor.context import PAUSE_SETTING
 from agent.supervisor.job.log import JobLog
 from agent.supervisor.service import BUNDLE_NAME, MeterUnavailableError, Service
 from tests.agent.live_daemon import BUNDLE, go
-from tests.agent.supervisor.parts import Parts, parts
+from tests.agent.supervisor.parts import ANY_TIME, Parts, parts
 
 
 def put(made: Parts, job: Job, state: JobState, **changes: object) -> Job:
@@ -45,6 +46,57 @@ async def test_a_submitted_job_owns_its_upload_and_is_on_disk(tmp_path: Path) ->
         assert made.core.timers.has("deadline-1") and made.core.wake.is_set()
         with pytest.raises(JobRequestError, match=r"job 1 \(birds\) has this name and is not over"):
             await service.submit(replace(spec, bundle=str(detail.directory / BUNDLE_NAME)), None)
+
+
+async def submitted(service: Service, bundle: dict[str, object], **fields: object) -> Job:
+    """Return a job whose bundle arrived as an upload."""
+    token = "e" * 32
+    with service.uploads() as uploads, uploads.create(token) as stream:
+        stream.write(json.dumps(bundle).encode())
+    spec = JobSpec(f"job{len(service.jobs(with_all_over=True))}", BUNDLE_NAME, **fields)  # type: ignore[arg-type]
+    return (await service.submit(spec, service.upload(token))).job
+
+
+@go
+async def test_a_job_is_promised_what_its_plan_takes_after_those_before_it(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        service, wall_s = Service(made.core), made.clock.wall
+        made.core.usual_times.look(wall_s - 86400.0, 1.0)
+        made.core.usual_times.look(wall_s, 1.0)
+        first = (await submitted(service, BUNDLE)).promise
+        assert first is not None and (first.plan, first.steps, first.step_s, first.peak_bytes) == (
+            0,
+            30,
+            0.01,
+            200 << 20,
+        )
+        assert first.ends_at == pytest.approx(wall_s + 0.3, abs=1e-3) and first.nights == 1
+        second = (await submitted(service, BUNDLE, steps=10)).promise
+        assert second is not None and second.ends_at == pytest.approx(wall_s + 0.4, abs=1e-3)
+        urgent = (await submitted(service, BUNDLE, priority=1)).promise
+        assert urgent is not None and urgent.ends_at == pytest.approx(wall_s + 0.3, abs=1e-3)
+        detail = (await service.job("1")).as_json()
+        assert detail["promise"]["steps"] == 30 and detail["metered_step_joules"] is None
+        made.core.store.flush()
+        assert made.core.store.get(1).promise == first
+
+
+@go
+async def test_nothing_is_promised_where_no_plan_fits_and_it_is_said(tmp_path: Path) -> None:
+    async with parts(tmp_path, replace(ANY_TIME, not_in_use=ResourceLimits(memory_bytes=50 << 20))) as made:
+        job = await submitted(Service(made.core), BUNDLE)
+        assert job.promise is None and made.core.health.holds("job-does-not-fit", str(job.id))
+
+
+@go
+async def test_a_job_has_the_deadline_that_its_bundle_was_planned_for(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        service, wall_s = Service(made.core), made.clock.wall
+        planned = {**BUNDLE, "deadline_at": wall_s + 600.0}
+        job = await submitted(service, planned)
+        assert job.spec.deadline_at == wall_s + 600.0 and made.core.timers.has(f"deadline-{job.id}")
+        assert (await submitted(service, planned, deadline_at=wall_s + 60.0)).spec.deadline_at == wall_s + 60.0
+        assert (await submitted(service, {**BUNDLE, "deadline_at": wall_s - 1.0})).spec.deadline_at is None
 
 
 @go

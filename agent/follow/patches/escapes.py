@@ -16,8 +16,8 @@ import torch
 
 from agent.follow.mode import Follower
 from agent.follow.operands import bare_storages_in, is_wrapper, strided_parts
-from agent.follow.patches.safetensors_saving import SafetensorsSaving, asked_by_safetensors
-from agent.follow.storages import Storage, StorageTable
+from agent.follow.patches.safetensors_saving import SafetensorsSaving, asked_by_safetensors, compared_by_safetensors
+from agent.follow.storages import Storage, StorageTable, untyped_storage
 
 _TENSOR_POINTERS = (
     "numpy", "const_data_ptr", "mutable_data_ptr", "__array__", "__dlpack__", "share_memory_",
@@ -102,10 +102,15 @@ class Escapes:
         return method(tensor, *args, **kwargs)
 
     def _tensor_address(self, method: Callable[..., Any], tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
-        """As `_tensor_pointer`, but for `save_file` of safetensors, which asks for all before it reads one."""
+        """As `_tensor_pointer`, but not for safetensors.
+
+        `save_file` asks for all addresses before it reads one, others compare them with each other and their storage's.
+        """
         asking = sys._getframe(_ASKING_FRAME)
         if asked_by_safetensors(asking) and len(found := self._storages(tensor)) == 1:
             offset_bytes = int(tensor.storage_offset()) * tensor.element_size()
+            if compared_by_safetensors(asking):
+                return untyped_storage(tensor)._cdata + offset_bytes
             placeholder = self._safetensors.placeholder(asking, found[0], offset_bytes)
             if placeholder is not None:
                 return placeholder

@@ -28,6 +28,9 @@ _MODULE = "safetensors.torch"
 _ASKING = ("_to_ndarray", "_flatten_as_ptr", "save_file")
 """How it asks for addresses that only its writer reads; other ways read them at once."""
 
+_COMPARING = ("_is_complete", "_filter_shared_not_shared", "_end_ptr")
+"""Who only compares addresses within one storage, to find tensors that share it, for `save_model` and `load_model`."""
+
 _FIRST_PLACEHOLDER = 1 << 62
 """No address of a process."""
 
@@ -48,6 +51,11 @@ def asked_by_safetensors(frame: FrameType) -> bool:
     """Tell whether a frame is one of safetensors' functions for torch."""
     module = sys.modules.get(_MODULE)
     return module is not None and frame.f_code.co_filename == module.__file__
+
+
+def compared_by_safetensors(frame: FrameType) -> bool:
+    """Tell whether a frame of safetensors asks for an address to compare it."""
+    return frame.f_code.co_name in _COMPARING
 
 
 class SafetensorsSaving:

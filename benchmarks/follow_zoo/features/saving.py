@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, load_model, save, save_file, save_model
 from torch import nn
 
 from benchmarks.follow_zoo.compare import state, training_begins
@@ -72,6 +73,59 @@ def _load_safetensors(model: nn.Module, path: Path) -> Any:
     return [p.sum() for p in model.parameters()]
 
 
+def _tied(model: nn.Module) -> nn.Module:
+    """Return a model whose heads share a weight, beside the one that is trained."""
+    heads = nn.ModuleList([nn.Linear(96, 96, bias=False) for _ in range(2)])
+    heads[1].weight = heads[0].weight
+    return nn.ModuleDict({"trained": model, "heads": heads})
+
+
+def _safetensors_model(model: nn.Module, path: Path) -> Any:
+    both = _tied(model)
+    save_model(both, str(path))
+    for parameter in both.parameters():
+        parameter.data.zero_()
+    return load_file(path), load_model(both, path), [p.sum() for p in both.parameters()]
+
+
+def _safetensors_bytes(model: nn.Module, path: Path) -> Any:
+    model.load_state_dict(load(save(model.state_dict())))
+    return [p.sum() for p in model.parameters()]
+
+
+def _hub_shards(model: nn.Module, path: Path) -> Any:
+    from huggingface_hub import load_torch_model, save_torch_model
+
+    path.mkdir()
+    both = _tied(model)
+    save_torch_model(both, path, max_shard_size=10_000)
+    for parameter in both.parameters():
+        parameter.data.zero_()
+    load_torch_model(both, path)
+    shards = {file.name: load_file(file) for file in sorted(path.glob("*.safetensors"))}
+    return shards, [p.sum() for p in both.parameters()]
+
+
+def _one_vector(model: nn.Module, path: Path) -> Any:
+    vector = nn.utils.parameters_to_vector(model.parameters())
+    np.save(path.with_suffix(".npy"), vector.detach().numpy())
+    nn.utils.vector_to_parameters(torch.from_numpy(np.load(path.with_suffix(".npy"))), model.parameters())
+    return [p.sum() for p in model.parameters()]
+
+
+def _swapped(model: nn.Module, path: Path) -> Any:
+    other = copy.deepcopy(model[0].weight)
+    torch.utils.swap_tensors(other, model[0].weight)
+    return other.sum(), model[0].weight.sum()
+
+
+def _appended(model: nn.Module, path: Path) -> Any:
+    with path.open("wb") as file:
+        for tensor in model.state_dict().values():
+            file.write(memoryview(tensor.numpy()).cast("B"))
+    return path.read_bytes()
+
+
 def _pickled(model: nn.Module, path: Path) -> Any:
     return pickle.loads(pickle.dumps(model.state_dict(), protocol=5))
 
@@ -81,8 +135,6 @@ def _pickled_model(model: nn.Module, path: Path) -> Any:
 
 
 def _numpy_files(model: nn.Module, path: Path) -> Any:
-    import numpy as np
-
     np.savez(path.with_suffix(".npz"), **{n: t.numpy() for n, t in model.state_dict().items()})
     return dict(np.load(path.with_suffix(".npz")))
 
@@ -106,6 +158,12 @@ _WAYS: dict[str, Callable[[nn.Module, Path], Any]] = {
     "torch_load_assigned": _load_assigned,
     "safetensors_save": _save_safetensors,
     "safetensors_load": _load_safetensors,
+    "safetensors_model": _safetensors_model,
+    "safetensors_bytes": _safetensors_bytes,
+    "hub_shards": _hub_shards,
+    "one_vector": _one_vector,
+    "swapped_tensors": _swapped,
+    "memoryviews": _appended,
     "pickle_state": _pickled,
     "pickle_model": _pickled_model,
     "numpy_files": _numpy_files,

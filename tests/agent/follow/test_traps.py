@@ -5,8 +5,10 @@ second test takes out of the product's code, it must not.
 """
 
 import contextlib
+import io
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -26,6 +28,7 @@ from agent import budget
 from agent.follow import mode, operands, pages, residency, storages
 from agent.follow.decisions import recompute
 from agent.follow.patches import escapes, program
+from agent.train.pager import Pager
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are forked")
 
@@ -196,6 +199,50 @@ def numpy_written_after_use(weight: Tensor) -> list[Tensor]:
     return seen
 
 
+def shown_to_numpy(weight: Tensor) -> list[Tensor]:
+    filler(weight)
+    array = weight.numpy()
+    for _ in range(3):
+        nn.Parameter(torch.ones(())).sum().backward()
+        filler()
+        array[0] += 7
+    return [weight * 1, torch.from_numpy(array) * 1]
+
+
+def saved_and_loaded(weights: list[Tensor]) -> list[Tensor]:
+    filler(*weights)
+    buffer = io.BytesIO()
+    torch.save(weights, buffer)
+    buffer.seek(0)
+    return torch.load(buffer)
+
+
+def written_after_two_drops(weight: Tensor) -> list[Tensor]:
+    scale, seen = nn.Parameter(torch.ones(())), []
+    for _ in range(4):
+        doubled, tripled = weight * 2, weight * 3
+        filler()
+        weight.add_(1)
+        seen += [doubled.sum(), tripled.sum()]
+        scale.sum().backward()
+    return seen
+
+
+def child_makes_its_own(_: object) -> list[Tensor]:
+    filler()
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(told, 1)
+        filler(*[torch.full((64, 64), float(k)) for k in range(32)])
+        os._exit(0)
+    mine = [torch.full((64, 64), 100.0 + k) for k in range(32)]
+    filler(*mine)
+    os.write(tell, b".")
+    os.waitpid(child, 0)
+    return [one + 1 for one in mine]
+
+
 # -- without their cures
 
 
@@ -228,6 +275,19 @@ def stays_clean(self: residency.Residency, changed: Any) -> None:
         storage.clean = storage.mapped
 
 
+def drops_again(self: residency.Residency, changed: Any) -> None:
+    """Count the version after the dependents were made, while making room for one may drop another."""
+    for storage in changed:
+        self.bring([d for d in storage.dependents or () if not d.resident and not d.clean and d.ref() is not None])
+        storage.dependents = None
+    _change(self, changed)
+
+
+def child_like_its_parent(self: residency.Residency) -> None:
+    self.pages.became_child()
+    self.pager = Pager()
+
+
 _change = residency.Residency.change
 _of = storages.StorageTable.of
 _parts = operands.strided_parts
@@ -257,6 +317,16 @@ TRAPS = {
     "2 a pointer that is written later": Trap(
         large, numpy_written_after_use, patched(recompute, "exposed", lambda memory: False), "1M"
     ),
+    "2 memory of numpy": Trap(
+        lambda: torch.ones(64, 64) / 3, shown_to_numpy, patched(residency, "exposed", lambda memory: False)
+    ),
+    "2 saving, which reads last": Trap(
+        lambda: [torch.randn(64, 64) for _ in range(4)], saved_and_loaded,
+        patched(escapes.Escapes, "install", lambda self: None),
+    ),
+    "3 a write, and what making room drops": Trap(
+        large, written_after_two_drops, patched(residency.Residency, "change", drops_again), "1M"
+    ),
     "3 a write, and what was dropped": Trap(
         large, written_after_a_drop, patched(residency.Residency, "change", forgets_dependents), "1M"
     ),
@@ -268,6 +338,9 @@ TRAPS = {
     "6 a fork": Trap(
         lambda: torch.ones(64, 64), child_reads_while_parent_writes,
         patched(pages.ForkedReaders, "may_read", lambda self, era: False),
+    ),
+    "6 what a forked child makes": Trap(
+        lambda: None, child_makes_its_own, patched(residency.Residency, "become_child", child_like_its_parent)
     ),
     "7 a thread": Trap(
         lambda: torch.randn(64, 64), thread,
@@ -293,8 +366,7 @@ TRAPS = {
     ),
     "14 a loop without ends": Trap(lambda: None, no_ends, patched(mode, "LONGEST_SEGMENT", FOR_EVER), ""),
 }  # fmt: skip
-"""Trap 12's pins are tested below, 15, choosing without a scan, in `decisions/test_victims.py`. 11 has no cure yet: `stop` brings
-everything back, also what does not fit."""
+"""TRAPS.md says which trap is tested where."""
 
 
 def _child(trap: Trap, cured: bool) -> None:
@@ -355,3 +427,12 @@ def test_an_operator_that_raises_lets_go_of_its_operands(tmp_path: Path) -> None
                 one @ torch.ones(7, 7)
         assert [float(one.sum()) for one in kept] == [65536.0] * 8
         assert b.report.peak_tensor_bytes < 4 * 256 * 1024
+
+
+def test_the_table_names_every_case_and_tests_that_exist() -> None:
+    here = Path(__file__).parent
+    table = (here / "TRAPS.md").read_text()
+    assert re.findall(r"^\| (\d+) ", table, re.MULTILINE) == [str(k) for k in range(1, 16)]
+    assert set(re.findall(r'"(\d+ [^"]+)"', table)) == set(TRAPS)
+    for module, name in re.findall(r"`([\w/]+\.py)::(\w+)`", table):
+        assert f"def {name}(" in (here / module).read_text(), name

@@ -1,12 +1,16 @@
 """The budget of `port-agent exec`: the same losses within it, and what is said at the end."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from agent.malloc import PreloadMode, preload_mode, preload_path
+from agent.system.python_process import module_environment
 from tests.agent.follow.programs import TRAIN, exec_words, followed, plain, report_of, written
 
 PEAK_OF = """
@@ -76,6 +80,31 @@ def test_address_space_that_is_only_reserved_takes_nothing_of_the_budget(tmp_pat
     expected = plain("train.py", folder=tmp_path)
     done = followed("train.py", folder=tmp_path, bound=("--ram", "500M"))
     assert (done.code, done.output, done.said) == (0, expected.output, "")
+
+
+MAPPING = """
+import resource, sys
+from agent.follow.exec.exec_budget import _exempt_file_mappings
+from agent.system.memory_belt import widen_data_limit
+import torch
+from safetensors.torch import load_file
+used = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
+resource.setrlimit(resource.RLIMIT_DATA, (used + (64 << 20), resource.RLIM_INFINITY))
+if sys.argv[1] == "exempt":
+    _exempt_file_mappings(widen_data_limit)
+print(load_file("weights.safetensors")["w"].shape[0])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts private mappings so")
+@pytest.mark.parametrize("cure", ["exempt", "none"])
+def test_weights_that_stay_in_their_file_are_no_memory_to_rlimit_data(tmp_path: Path, cure: str) -> None:
+    save_file({"w": torch.zeros(32 << 20)}, tmp_path / "weights.safetensors")
+    done = subprocess.run(
+        [sys.executable, "-c", MAPPING, cure], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, **module_environment()},
+    )  # fmt: skip
+    assert done.stdout == (f"{32 << 20}\n" if cure == "exempt" else ""), done.stderr
 
 
 def test_an_operator_that_cannot_fit_is_named_with_its_line(tmp_path: Path) -> None:

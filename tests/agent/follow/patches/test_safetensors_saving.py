@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import load_file, load_model, save, save_file, save_model
 
 from agent import budget
 from agent.follow.patches import safetensors_saving
@@ -55,6 +55,36 @@ def test_weights_that_are_mapped_from_the_same_file(tmp_path: Path) -> None:
         save_file(load_file(tmp_path / "plain"), tmp_path / "copy")
         save_file(load_file(tmp_path / "plain"), tmp_path / "plain")
     assert (tmp_path / "plain").read_bytes() == (tmp_path / "copy").read_bytes()
+
+
+class Tied(torch.nn.Module):
+    """Layers that share a weight, and a buffer that is a part of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = torch.nn.Linear(256, 256), torch.nn.Linear(256, 256)
+        self.last.weight = self.first.weight
+        both = torch.randn(2, ELEMENTS)
+        self.register_buffer("both", both)
+        self.register_buffer("second", both[1])
+
+
+def test_a_model_whose_layers_share_weights_is_saved_and_loaded(tmp_path: Path) -> None:
+    save_model(Tied(), tmp_path / "plain")
+    with budget(tensors="64K", page_dir=tmp_path):
+        model = Tied()
+        press()
+        save_model(model, tmp_path / "followed")
+        for parameter in model.parameters():
+            parameter.data.zero_()
+        press()
+        assert load_model(model, tmp_path / "plain") == (set(), [])
+    written, expected = (load_file(tmp_path / name) for name in ("followed", "plain"))
+    assert written.keys() == expected.keys()  # the library writes its notes on shared ones in any order
+    assert all(torch.equal(written[name], expected[name]) for name in expected)
+    for name, value in Tied().state_dict().items():
+        assert torch.equal(value, model.state_dict()[name]), name
 
 
 def test_what_the_library_refuses_leaves_nothing(tmp_path: Path) -> None:

@@ -2,13 +2,13 @@
 
 import argparse
 import json
-import time
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from agent.cli import places
 from agent.cli.arguments import (
     UsageError,
     deadline,
@@ -25,10 +25,9 @@ from agent.cli.terminal import terminal
 from planner.ir.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from agent.energy.sources.base import PowerSource
     from planner.deadline import Pace
-    from planner.ir.boards import Board, Number
+    from planner.ir.boards import Board
     from planner.ir.costs import CostTable
     from planner.ir.graph import StepGraph
     from planner.search.pareto import Point
@@ -54,7 +53,9 @@ def _add_profile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "profile",
         help="measure this machine and write a board file",
         description="Measure arithmetic rate, memory bandwidth, flash and the memory of a bare worker on this machine. "
-        "Watts cannot be measured without a sensor: give them, or the file says they are assumed.",
+        "With a sensor of the power drawn, watts at rest, of one core, of all cores and of memory traffic and the joules of flash "
+        "are calibrated, which takes a minute; without, give them, or the file says they are assumed. `energy.board` in the "
+        "configuration makes plans and estimates use the file.",
         epilog="Example: port-agent profile -o my-pi.toml --static-watts 2.9 --compute-watts 3.4",
     )
     parser.add_argument(
@@ -66,6 +67,10 @@ def _add_profile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--threads", type=whole_number(1, 1024), default=1, help="threads per operator (default 1)")
     parser.add_argument("--static-watts", type=positive_number, help="what the machine draws at rest, from a meter")
     parser.add_argument("--compute-watts", type=positive_number, help="what full load adds, from a meter")
+    parser.add_argument(
+        "--config", type=readable_file, metavar="F",
+        help=f"[energy] there says which sensor; default {places.SYSTEM_CONFIG} if it exists",
+    )  # fmt: skip
     parser.set_defaults(run=_profile)
 
 
@@ -154,87 +159,58 @@ def _board_data(board: "Board") -> dict[str, object]:
 
 
 def _profile(arguments: argparse.Namespace) -> int:
+    from agent.cli.progress import StageBar
+    from agent.prepare.this_machine import measure_board
     from agent.system.atomic_file import write_atomically
-    from planner.ir.boards import format_board, load_board
+    from planner.ir.boards import format_board
 
-    board = measure_board(arguments)
+    wanted = {"static_watts": arguments.static_watts, "compute_watts": arguments.compute_watts}
+    given = {key: value for key, value in wanted.items() if value is not None}
+    source = _best_source(arguments.config)
+    try:
+        with StageBar(("calibrate",)) as bar:
+            share = lambda done: bar.update("calibrate", done)  # noqa: E731
+            board, gaps = measure_board(
+                arguments.page_dir, arguments.threads, given=given, source=source, progress=share
+            )
+    finally:
+        source.close()
     write_atomically(arguments.out, format_board(board).encode())
-    print(f"{arguments.out}: {board.title}")
-    for key, n in load_board(str(arguments.out)).numbers.items():
-        print(f"  {key:24} {n.value:14.6g} {n.unit:4} {n.kind}")
+    _print_board(arguments.out, board)
+    for gap in gaps:
+        terminal().print(f"not measured: {gap}", markup=False)
     return 0
 
 
-def measure_board(arguments: argparse.Namespace) -> "Board":
-    """Return this machine as a board: rates, flash and base memory measured, watts as given or assumed."""
-    import platform
+def _best_source(config: Path | None) -> "PowerSource":
+    """Return the meter that the agent would use; the others are closed."""
+    from agent.energy.sources.power_models import model_of
+    from agent.energy.sources.registry import open_sources
 
-    import psutil
-    import torch
-
-    from planner.ir.boards import Board, Number
-    from planner.profiling.operators import LEAST_MEDIUM_JOULES, MEDIUM_WATTS, measure_flash
-
-    torch.set_num_threads(arguments.threads)
-    now = f"port-agent profile on {platform.node()}, {datetime.now():%Y-%m-%d}, {arguments.threads} thread(s)"
-    base = psutil.Process().memory_info().rss
-    static, busy = _watts(arguments.static_watts, 2.0, "idle"), _watts(arguments.compute_watts, 4.0, "busy")
-    flash = measure_flash(arguments.page_dir, compute_watts=busy.value)
-
-    def measured(value: float, unit: str) -> "Number":
-        return Number(value, unit, "measured", now)
-
-    transfers = (
-        "CPU time of a transfer, measured, at compute_watts; and the medium's "
-        f"{MEDIUM_WATTS:g} W at this bandwidth, at least {LEAST_MEDIUM_JOULES:g} J/B"
-    )
-    numbers = {
-        "ram_bytes": measured(float(psutil.virtual_memory().total), "B"),
-        "base_bytes": measured(float(base), "B"),
-        "flops_per_s": measured(_matrix_rate(), "1/s"),
-        "memory_bytes_per_s": measured(_copy_rate(), "B/s"),
-        "static_watts": static,
-        "compute_watts": busy,
-        "read_bytes_per_s": measured(flash.read_bytes_per_s, "B/s"),
-        "write_bytes_per_s": measured(flash.write_bytes_per_s, "B/s"),
-        "latency_s": measured(flash.latency_s, "s"),
-        "read_joules_per_byte": Number(flash.read_joules_per_byte, "J/B", "derived", transfers),
-        "write_joules_per_byte": Number(flash.write_joules_per_byte, "J/B", "derived", transfers),
-    }
-    return Board(platform.node() or "this machine", f"{platform.machine()} {platform.system()}", "linux", numbers)
+    energy, _ = places.energy_settings(config)
+    best, *others = open_sources(energy, model_of(energy.board), Path("/")).sources
+    for other in others:
+        other.close()
+    return best
 
 
-def _watts(given: float | None, fallback: float, state: str) -> "Number":
-    from planner.ir.boards import Number
+def _print_board(out: Path, board: "Board") -> None:
+    """Print what was measured beside what the shipped file of this board says, where there is one."""
+    from rich.table import Table
 
-    if given is not None:
-        return Number(given, "W", "measured", f"given on the command line, {state}")
-    return Number(fallback, "W", "assumed", f"a small board, {state}; measure it and give it on the command line")
+    from agent.energy.sources.power_models import detect_board
+    from planner.ir.boards import load_board
 
-
-def _matrix_rate() -> float:
-    """Return fp32 operations per second of a 512 x 512 matrix product, the best of ten."""
-    import torch
-
-    a, b = torch.randn(512, 512), torch.randn(512, 512)
-    return 2.0 * 512**3 / _best(lambda: torch.mm(a, b))
-
-
-def _copy_rate() -> float:
-    """Return bytes per second read and written by adding two 32 MiB tensors, the best of ten."""
-    import torch
-
-    a, b, out = (torch.zeros(8 << 20) for _ in range(3))
-    return 3.0 * out.numel() * 4 / _best(lambda: torch.add(a, b, out=out))
-
-
-def _best(action: "Callable[[], object]", repeats: int = 10) -> float:
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - begin)
-    return min(times)
+    known = detect_board(Path("/"))
+    shipped = None if known is None else load_board(known)
+    table = Table("figure", "value", "unit", "kind", title=f"{out}: {board.title}")
+    if shipped is not None:
+        table.add_column(f"{shipped.name} as shipped")
+    for key, number in board.numbers.items():
+        other = None if shipped is None else shipped.numbers.get(key)
+        row = [key, f"{number.value:.6g}", number.unit, number.kind]
+        table.add_row(*row, *([f"{other.value:g} ({other.kind})"] if other is not None else []))
+    terminal().print(table)
 
 
 def _draw(arguments: argparse.Namespace) -> int:

@@ -150,11 +150,11 @@ def _ask(client: "StatusClient", options: "ReportOptions") -> "EnergyReport":
 def _sources(arguments: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from agent.energy.sources.power_models import board_model, detect_model
+    from agent.energy.sources.power_models import model_of
     from agent.energy.sources.registry import diagnose
 
     config, _ = places.energy_settings(arguments.config)
-    model = board_model(config.board) if config.board else detect_model(Path("/"))
+    model = model_of(config.board)
     reports = diagnose(config, model, Path("/"))
     if arguments.json:
         json.dump([asdict(report) | {"info": _plain(report.info)} for report in reports], sys.stdout, indent=1)

@@ -249,9 +249,11 @@ def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, Spars
         prepare = partial(make_bundle.prepare, job, updates=updates)
         prepared = prepare()
         bar.update("capture", 1.0)
-        power_of = partial(power_with, static_watts=energy.static_watts, full_watts=energy.full_watts)
+        power_of = partial(
+            power_with, static_watts=energy.static_watts, full_watts=energy.full_watts, board=energy.board
+        )
         choice = fastest(prepared.graphs, counts, lambda count: power_of(count).compute_watts, bar.update)
-        threads, measured = choice.threads, choice.measured
+        threads, measured = choice.threads, bundle.by_class(prepared.graphs, choice.measured, power_of(choice.threads))
         torch.set_num_threads(threads)
         here = device = bundle.this_device(measured, arguments.page_dir, threads, power_of(threads), bar.update)
         if arguments.board is not None:
@@ -265,7 +267,8 @@ def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, Spars
                 job, prepared, measured, device, arguments.ram, prepare=prepare, threads=threads,
                 steps=arguments.probe_steps, limits=step_limits, progress=bar.update,
             )  # fmt: skip
-            prepared, measured = sparse.prepared, sparse.measured
+            prepared = sparse.prepared
+            measured = bundle.by_class(prepared.graphs, sparse.measured, power_of(threads))
             if arguments.board is not None:
                 measured, _ = bundle.other_board(prepared.graphs, measured, here, arguments.board)
         bar.update("compare", 0.0)

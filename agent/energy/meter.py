@@ -23,7 +23,7 @@ from agent.energy.ledger_writer import LedgerWriter
 from agent.energy.sampler import Sampler
 from agent.energy.sources.base import Kind, SourceInfo
 from agent.energy.sources.estimated import EstimatedSource, LoadProbe, PowerModel
-from agent.energy.sources.power_models import board_model, detect_model
+from agent.energy.sources.power_models import model_of
 from agent.energy.sources.registry import EnergyConfig, SourceChoice, configured_model, open_sources
 from agent.energy.timeline import Interval
 from agent.energy.totals import JobEnergy, Totals
@@ -109,7 +109,7 @@ def open_meter(
     setting and `LedgerError` when the ledger cannot be opened.
     """
     config = EnergyConfig.from_table(table)
-    model = model or (board_model(config.board) if config.board else detect_model(root))
+    model = model or (model_of(config.board, root))
     choice = open_sources(config, model, root)
     ledger = Ledger(state_dir / FILE_NAME, time.time())
     seams = MeterSeams(

@@ -8,7 +8,7 @@ from pathlib import Path
 from agent.energy.media import FlashPrices, medium_under
 from agent.energy.sources.base import Kind, SourceError, title_of
 from agent.energy.sources.estimated import NAME as ESTIMATED
-from agent.energy.sources.power_models import detect_model
+from agent.energy.sources.power_models import model_of
 from agent.energy.sources.rapl import RaplSource
 from agent.energy.wear import ASSUMED_CYCLES, DiskCounter
 from agent.follow.pages import in_ram
@@ -55,7 +55,7 @@ class EnergyUse:
         if measured is not None:
             return Energy(measured, title_of("rapl", Kind.MEASURED.value))
         try:
-            model = detect_model(self._root)
+            model = model_of(root=self._root)
         except PortError:
             return None
         busy_watts = model.compute_watts / (os.cpu_count() or 1)

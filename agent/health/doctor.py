@@ -111,12 +111,12 @@ def check_idle_signals(idle_signals: tuple[IdleSignal, ...]) -> Iterator[Check]:
 
 def _energy(config: Config) -> Iterator[Check]:
     """Test every power source; those that this machine does not have are left out."""
-    from agent.energy.sources.power_models import board_model, detect_model
+    from agent.energy.sources.power_models import model_of
     from agent.energy.sources.registry import EnergyConfig, diagnose
 
     try:
         energy = EnergyConfig.from_table(config.energy)
-        model = board_model(energy.board) if energy.board else detect_model(Path("/"))
+        model = model_of(energy.board)
         reports = diagnose(energy, model, Path("/"))
     except PortError as error:
         yield Check("energy", Verdict.BAD, str(error), "correct the table [energy] of config.toml")

@@ -20,7 +20,7 @@ from agent.worker.options import TorchOptions
 from agent.worker.protocol import StepDone, TrainingFailed, TrainingFinished, WorkerReady
 from agent.worker.start import start_worker, torch_worker
 from planner import make_bundle
-from planner.ir.boards import estimated_costs, load_board
+from planner.ir.boards import estimated_costs, load_board, op_work
 from planner.ir.bundle.bundle import NO_LIMITS, Bundle, Manifest, PlannedLimits
 from planner.ir.bundle.codec import pack_graph
 from planner.ir.bundle.writer import publish_bundle, replace_plans
@@ -101,6 +101,18 @@ def measure(graphs: Mapping[str, StepGraph], threads: int, compute_watts: float,
         if process.returncode:
             raise TrialError(f"profiling ended with exit code {process.returncode}; see the message above")
         return operators.read_measured(target)
+
+
+def by_class(graphs: Mapping[str, StepGraph], measured: Measured, power: PowerModel) -> Measured:
+    """Return the same with the joules of operators that memory holds up at their own watts, where those are known."""
+    tables = tuple(
+        tuple(
+            cost if op_work(graph, index).dense else replace(cost, joules=cost.joules * power.moving_share)
+            for index, cost in enumerate(table)
+        )
+        for graph, table in zip(graphs.values(), measured.ops, strict=True)
+    )
+    return replace(measured, ops=tables)
 
 
 def this_device(measured: Measured, page_dir: Path, threads: int, power: PowerModel, progress: Progress) -> DeviceCosts:

@@ -191,7 +191,10 @@ def estimated_costs(graph: StepGraph, board: Board, measured: CostTable | None =
         workspace = [c.workspace_bytes for c in measured.ops]
         seconds = _scaled(works, seconds, measured)
         device = replace(device, base_bytes=measured.device.base_bytes, threads=measured.device.threads)
-    ops = [OpCost(s, w, s * board["compute_watts"]) for s, w in zip(seconds, workspace, strict=True)]
+    watts = {True: board["compute_watts"], False: board["compute_watts"]}
+    if "moving_watts" in board.numbers:
+        watts[False] = board["moving_watts"]
+    ops = [OpCost(s, b, s * watts[w.dense]) for s, b, w in zip(seconds, workspace, works, strict=True)]
     return CostTable(device, tuple(ops))
 
 

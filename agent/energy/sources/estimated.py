@@ -28,6 +28,10 @@ class PowerModel:
     read_joules_per_byte: float = 0.0
     write_joules_per_byte: float = 0.0
     origin: str = "board file"
+    one_core_watts: float | None = None
+    """What one busy core adds; None: its share of what all add."""
+    moving_share: float = 1.0
+    """What operators that memory holds up draw above rest, over what arithmetic does."""
 
     @property
     def compute_watts(self) -> float:

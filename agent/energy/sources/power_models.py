@@ -57,24 +57,40 @@ def board_model(name: str) -> PowerModel:
         board["read_joules_per_byte"],
         board["write_joules_per_byte"],
         f"board file {board.name}, static watts {board.numbers['static_watts'].kind}",
+        board["one_core_watts"] if "one_core_watts" in board.numbers else None,
+        board["moving_watts"] / board["compute_watts"] if "moving_watts" in board.numbers else 1.0,
     )
 
 
-def detect_model(root: Path) -> PowerModel:
-    """Return the power model of this machine: that of its board file, or a guess that says so."""
-    name = detect_board(root)
+def model_of(board: str = "", root: Path = Path("/")) -> PowerModel:
+    """Return the power model of this machine: of the board file named, else of the one that describes it, or a guess that says so.
+
+    Raises BoardError for a board file that cannot be read.
+    """
+    name = board or detect_board(root)
     return board_model(name) if name else generic_model(os.cpu_count() or 1, machine_name(root))
 
 
 def power_with(
-    threads: int, static_watts: float | None = None, full_watts: float | None = None, root: Path = Path("/")
+    threads: int,
+    static_watts: float | None = None,
+    full_watts: float | None = None,
+    *,
+    board: str = "",
+    root: Path = Path("/"),
 ) -> PowerModel:
     """Return what this machine draws while `threads` of its cores compute: `full_watts` is then theirs alone.
 
-    The watts are those given (all cores busy), else those of `detect_model`.
+    The watts are those given (all cores busy), else those of `model_of`. A core draws its share of what all draw; where the board
+    file knows what the first one draws, which wakes up more than itself, the others share the rest.
     """
-    model = detect_model(root)
+    model, cores = model_of(board, root), os.cpu_count() or 1
     static = model.static_watts if static_watts is None else static_watts
     full = max(static, model.full_watts if full_watts is None else full_watts)
-    share = min(1.0, threads / (os.cpu_count() or 1))
-    return replace(model, static_watts=static, full_watts=static + (full - static) * share)
+    busy = min(threads, cores)
+    first = model.one_core_watts if full_watts is None and static_watts is None else None
+    if first is None or cores == 1:
+        compute = (full - static) * busy / cores
+    else:
+        compute = first + max(0.0, full - static - first) * (busy - 1) / (cores - 1)
+    return replace(model, static_watts=static, full_watts=static + compute)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from agent.energy.sources.estimated import PowerModel
 from agent.prepare import bundle
 from agent.worker.protocol import StepDone
 from planner import make_bundle
@@ -41,6 +42,16 @@ def test_pace_leaves_out_waiting_and_on_one_thread_what_other_processes_took() -
 def test_measured_at_a_pace_takes_longer_and_more_energy_but_no_more_memory() -> None:
     measured = Measured(((OpCost(1.0, 64, 4.0), OpCost(0.0, 0, 0.0)),), 10, 1)
     assert measured.at_pace(1.5) == Measured(((OpCost(1.5, 64, 6.0), OpCost(0.0, 0, 0.0)),), 10, 1)
+
+
+def test_operators_that_memory_holds_up_are_priced_at_their_own_watts(prepared: make_bundle.Prepared) -> None:
+    graph = prepared.graphs["step"]
+    measured = Measured((tuple(OpCost(1.0, 0, 4.0) for _ in graph.ops),), 0, 0)
+    power = PowerModel("board", 2.0, 6.0, moving_share=0.5)
+    (ops,) = bundle.by_class({"step": graph}, measured, power).ops
+    for op, cost in zip(graph.ops, ops, strict=True):
+        assert cost.joules == (4.0 if "mm" in op.name else 2.0), op.name
+    assert bundle.by_class({"step": graph}, measured, replace(power, moving_share=1.0)) == measured
 
 
 @pytest.fixture

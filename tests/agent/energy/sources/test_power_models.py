@@ -7,9 +7,9 @@ import pytest
 
 from agent.energy.sources.base import Kind
 from agent.energy.sources.estimated import CpuTime, EstimatedSource, LoadProbe, generic_model
-from agent.energy.sources.power_models import board_model, detect_board, detect_model
+from agent.energy.sources.power_models import board_model, detect_board, model_of, power_with
 from agent.energy.sources.tegrastats import parse_line
-from planner.ir.boards import BoardError
+from planner.ir.boards import BOARDS, BoardError
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_pi_4_is_estimated_from_its_board_file(tmp_path: Path) -> None:
     path = tmp_path / "proc/device-tree/model"
     path.parent.mkdir(parents=True)
     path.write_text("Raspberry Pi 4 Model B Rev 1.4\0")
-    model = detect_model(tmp_path)
+    model = model_of(root=tmp_path)
     assert (model.static_watts, model.full_watts) == (3.0, 6.25)
     assert model.read_joules_per_byte == pytest.approx(3.3e-9)
     assert "board file pi4b" in EstimatedSource(model, LoadProbe(lambda: CpuTime(0, 0))).info.covers
@@ -45,7 +45,7 @@ def test_unknown_board_says_that_and_what_is_guessed(tmp_path: Path) -> None:
     path = tmp_path / "sys/class/dmi/id/product_name"
     path.parent.mkdir(parents=True)
     path.write_text("Toaster 3000\n")
-    model = detect_model(tmp_path)
+    model = model_of(root=tmp_path)
     info = EstimatedSource(model, LoadProbe(lambda: CpuTime(0, 0))).info
     assert info.kind is Kind.ESTIMATED
     assert info.covers.startswith(f"unknown board (Toaster 3000): 1.5 W idle to {model.full_watts:g} W at full load")
@@ -63,3 +63,21 @@ def test_agx_orin_idles_as_recorded(shared: Callable[[str], str]) -> None:
 def test_unknown_board_file_is_refused() -> None:
     with pytest.raises(BoardError, match="choose one of"):
         board_model("pi9")
+
+
+def test_the_first_core_may_draw_more_than_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    shipped = (BOARDS / "pi4b.toml").read_text()
+    plain = power_with(1, board="pi4b")
+    assert plain.compute_watts == pytest.approx(3.25 / 4)
+    own = tmp_path / "mine.toml"
+    own.write_text(
+        shipped + '\n[one_core_watts]\nvalue = 1.5\nunit = "W"\nkind = "measured"\nsource = "here"\n'
+        '[moving_watts]\nvalue = 2.6\nunit = "W"\nkind = "measured"\nsource = "here"\n'
+    )
+    watts = [power_with(threads, board=str(own)).compute_watts for threads in (1, 2, 4, 8)]
+    assert watts == pytest.approx([1.5, 1.5 + 1.75 / 3, 3.25, 3.25])
+    assert power_with(1, board=str(own)).moving_share == pytest.approx(0.8)
+    assert power_with(2, 2.0, 6.0, board=str(own)).compute_watts == pytest.approx(2.0), (
+        "the user's own figures come first"
+    )

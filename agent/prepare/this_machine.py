@@ -1,0 +1,131 @@
+"""This machine as a board: arithmetic, memory and flash measured, watts calibrated where there is a meter."""
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+import torch
+
+from agent.energy.calibration import Calibration, CalibrationError, Estimate, WorkClass
+from agent.energy.sources.base import Kind, PowerSource
+from agent.prepare.loads import calibrate
+from planner.ir.boards import Board, Number
+from planner.ir.costs import Flash
+from planner.profiling.operators import LEAST_MEDIUM_JOULES, MEDIUM_WATTS, measure_flash
+
+_SMALL_BOARD_WATTS = {"static_watts": 2.0, "compute_watts": 4.0}
+"""A small board's, where nobody measured any."""
+
+
+def measure_board(
+    page_dir: Path, threads: int, *, given: dict[str, float], source: PowerSource | None, progress: Callable[[float], None]
+) -> tuple[Board, tuple[str, ...]]:  # fmt: skip
+    """Return this machine as a board, and what the meter could not tell.
+
+    Watts are those `given` (`static_watts`, `compute_watts`), else what calibration under `source` finds, else assumed. Where
+    the meter measures only a part of the machine, its name in the file's sources says which.
+    """
+    torch.set_num_threads(threads)
+    now = f"port-agent profile on {platform.node()}, {datetime.now():%Y-%m-%d}, {threads} thread(s)"
+    base = psutil.Process().memory_info().rss
+    numbers, gaps = _calibrated(page_dir, source, given, progress)
+    for key, fallback in _SMALL_BOARD_WATTS.items():
+        if key in given:
+            numbers[key] = Number(given[key], "W", "measured", "given on the command line")
+        elif key not in numbers:
+            numbers[key] = Number(fallback, "W", "assumed", "a small board; measure it and give it on the command line")
+    flash = measure_flash(page_dir, compute_watts=numbers["compute_watts"].value)
+
+    def measured(value: float, unit: str) -> Number:
+        return Number(value, unit, "measured", now)
+
+    rates = {
+        "ram_bytes": measured(float(psutil.virtual_memory().total), "B"),
+        "base_bytes": measured(float(base), "B"),
+        "flops_per_s": measured(_matrix_rate(), "1/s"),
+        "memory_bytes_per_s": measured(_copy_rate(), "B/s"),
+        "read_bytes_per_s": measured(flash.read_bytes_per_s, "B/s"),
+        "write_bytes_per_s": measured(flash.write_bytes_per_s, "B/s"),
+        "latency_s": measured(flash.latency_s, "s"),
+    }
+    return Board(
+        platform.node() or "this machine",
+        f"{platform.machine()} {platform.system()}",
+        "linux",
+        rates | _transfers(flash) | numbers,
+    ), gaps
+
+
+def _transfers(flash: Flash) -> dict[str, Number]:
+    source = (
+        "CPU time of a transfer, measured, at compute_watts; and the medium's "
+        f"{MEDIUM_WATTS:g} W at this bandwidth, at least {LEAST_MEDIUM_JOULES:g} J/B"
+    )
+    return {
+        "read_joules_per_byte": Number(flash.read_joules_per_byte, "J/B", "derived", source),
+        "write_joules_per_byte": Number(flash.write_joules_per_byte, "J/B", "derived", source),
+    }
+
+
+def _calibrated(
+    page_dir: Path, source: PowerSource | None, given: dict[str, float], progress: Callable[[float], None]
+) -> tuple[dict[str, Number], tuple[str, ...]]:
+    """Return the board's numbers that a calibration finds; none without a sensor that measures."""
+    if source is None or source.info.kind is not Kind.MEASURED or set(given) >= set(_SMALL_BOARD_WATTS):
+        return {}, ()
+    cores = os.cpu_count() or 1
+    try:
+        found = calibrate(source, page_dir, cores, progress)
+    except CalibrationError as error:
+        return {}, (str(error),)
+    return board_numbers(found, cores, f"{source.info.name}, {source.info.covers}"), found.gaps
+
+
+def board_numbers(found: Calibration, cores: int, meter: str) -> dict[str, Number]:
+    """Return a calibration in the figures of a board file, each with its error; what was not measured is missing.
+
+    `compute_watts` and `moving_watts` are of all cores, `one_core_watts` of one, all above rest.
+    """
+
+    def number(value: float, error: float, unit: str) -> Number:
+        share = f"{error / value:.0%}" if value else "100%"
+        return Number(value, unit, "measured", f"fitted to {found.runs} runs under {meter}; standard error {share}")
+
+    zero = Estimate(0.0, 0.0)
+    active, figures = found.figures.get(WorkClass.ACTIVE, zero), found.figures
+    numbers = {"static_watts": number(found.static_watts.value, found.static_watts.error, "W")}
+    for key, work, busy in (
+        ("compute_watts", WorkClass.DENSE, cores), ("one_core_watts", WorkClass.DENSE, 1), ("moving_watts", WorkClass.MOVING, cores),
+    ):  # fmt: skip
+        if work in figures:
+            each = figures[work]
+            numbers[key] = number(active.value + busy * each.value, active.error + busy * each.error, "W")
+    for key, work in (("read_joules_per_byte", WorkClass.READ), ("write_joules_per_byte", WorkClass.WRITTEN)):
+        if work in figures:
+            numbers[key] = number(figures[work].value, figures[work].error, "J/B")
+    return numbers
+
+
+def _matrix_rate() -> float:
+    """Return fp32 operations per second of a 512 x 512 matrix product, the best of ten."""
+    a, b = torch.randn(512, 512), torch.randn(512, 512)
+    return 2.0 * 512**3 / _best(lambda: torch.mm(a, b))
+
+
+def _copy_rate() -> float:
+    """Return bytes per second read and written by adding two 32 MiB tensors, the best of ten."""
+    a, b, out = (torch.zeros(8 << 20) for _ in range(3))
+    return 3.0 * out.numel() * 4 / _best(lambda: torch.add(a, b, out=out))
+
+
+def _best(action: Callable[[], object], repeats: int = 10) -> float:
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - begin)
+    return min(times)

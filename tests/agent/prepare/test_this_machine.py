@@ -1,0 +1,80 @@
+"""This machine as a board: what was measured, calibrated, given or assumed, each with its source."""
+
+from pathlib import Path
+
+import pytest
+
+from agent.energy.calibration import Calibration, Estimate, WorkClass
+from agent.energy.sources.base import Kind
+from agent.prepare import loads, this_machine
+from agent.prepare.this_machine import board_numbers, measure_board
+from planner.ir.boards import REQUIRED, format_board, load_board
+from tests.agent.energy.recordings import ScriptedSource
+
+FOUND = Calibration(
+    Estimate(2.7, 0.05),
+    {
+        WorkClass.ACTIVE: Estimate(0.6, 0.1), WorkClass.DENSE: Estimate(0.9, 0.02), WorkClass.MOVING: Estimate(0.5, 0.02),
+        WorkClass.READ: Estimate(9e-9, 1e-9), WorkClass.WRITTEN: Estimate(3e-8, 2e-9),
+    },
+    30,
+)  # fmt: skip
+
+
+def test_a_calibration_becomes_figures_of_a_board_with_their_errors() -> None:
+    numbers = board_numbers(FOUND, 4, "ina219, the board's input")
+    assert {key: number.value for key, number in numbers.items()} == pytest.approx(
+        {
+            "static_watts": 2.7, "compute_watts": 4.2, "one_core_watts": 1.5, "moving_watts": 2.6,
+            "read_joules_per_byte": 9e-9, "write_joules_per_byte": 3e-8,
+        }
+    )  # fmt: skip
+    assert all(number.kind == "measured" for number in numbers.values())
+    assert numbers["static_watts"].source == "fitted to 30 runs under ina219, the board's input; standard error 2%"
+
+
+def test_what_was_not_measured_is_missing() -> None:
+    rest_alone = Calibration(Estimate(2.7, 0.05), {}, 8, ("all cores: no answer",))
+    assert set(board_numbers(rest_alone, 4, "ina219")) == {"static_watts"}
+
+
+def measured(tmp_path: Path, source: ScriptedSource | None, **given: float) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the kind of each figure of this machine's board file as it is read again, and what was not measured."""
+    board, gaps = measure_board(tmp_path, 1, given=given, source=source, progress=lambda share: None)
+    (tmp_path / "board.toml").write_text(format_board(board))
+    numbers = load_board(str(tmp_path / "board.toml")).numbers
+    assert set(REQUIRED) <= set(numbers)
+    return {key: number.kind for key, number in numbers.items()}, gaps
+
+
+def test_without_a_meter_watts_are_assumed_or_given(tmp_path: Path) -> None:
+    for source in (None, ScriptedSource("estimated", Kind.ESTIMATED)):
+        kinds, gaps = measured(tmp_path, source, static_watts=3.0)
+        assert (kinds["static_watts"], kinds["compute_watts"], kinds["read_joules_per_byte"]) == (
+            "measured", "assumed", "derived",
+        )  # fmt: skip
+        assert gaps == () and "one_core_watts" not in kinds
+
+
+def test_with_a_meter_they_are_calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loads, "_RUN_S", 0.02)
+    source = ScriptedSource(period_s=0.01)
+    source.value = 5.0
+    kinds, gaps = measured(tmp_path, source)
+    assert {kinds[key] for key in ("static_watts", "compute_watts", "one_core_watts", "moving_watts")} == {"measured"}
+    assert kinds["write_joules_per_byte"] == "measured" and gaps == ()
+
+
+def test_a_meter_that_dies_leaves_the_figures_as_they_would_be_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loads, "_RUN_S", 0.02)
+    source = ScriptedSource(period_s=0.01)
+    source.value = "no answer"
+    kinds, gaps = measured(tmp_path, source)
+    assert kinds["static_watts"] == "assumed" and kinds["read_joules_per_byte"] == "derived"
+    assert len(gaps) == 1 and "no answer" in gaps[0]
+
+
+def test_rates_of_this_machine_are_plausible() -> None:
+    assert this_machine._matrix_rate() > 1e8 and this_machine._copy_rate() > 1e8

@@ -231,6 +231,13 @@ CONDITIONS = {
             visible_after_s=15.0,
         ),
         Condition(
+            "inbox-forgotten",
+            Severity.WARNING,
+            "data of earlier rounds is trained on again",
+            "job {job}: {reason}",
+            "cancel the job if it must not be; the storage wears out or lost its power (SD cards do)",
+        ),
+        Condition(
             "no-meter",
             Severity.WARNING,
             "energy is not metered",

@@ -14,6 +14,7 @@ from agent.supervisor.context import Core
 
 _HOUSEKEEPING_S = 600.0
 _STALE_UPLOAD_S = 3600.0
+_SHOWN_A_DAY_S = 86400.0
 _IDLE_REFRESH_FACTOR = 10
 """Without jobs nobody waits for the slow sensors."""
 
@@ -48,8 +49,13 @@ class BackgroundTasks:
             if job.state.is_over or not job.spec.waits_for_data:
                 continue
             state = core.inboxes.scan(job.spec.name, core.store.job_dir(job.id))
+            now_s, wall_s = core.clock.monotonic_s(), core.clock.wall_s()
+            if state.forgotten:
+                core.health.report(
+                    "inbox-forgotten", now_s, wall_s, key=job.spec.name, lasts_s=_SHOWN_A_DAY_S,
+                    job=job.label, reason=state.forgotten,
+                )  # fmt: skip
             if state.error:
-                now_s, wall_s = core.clock.monotonic_s(), core.clock.wall_s()
                 core.health.report("inbox", now_s, wall_s, key=job.spec.name, reason=state.error)
             else:
                 core.health.clear("inbox", job.spec.name)

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import shutil
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from agent.system.directory_handle import DirectoryHandle
 
 _UNFINISHED = (".part", ".tmp", ".crdownload", "~")
 _CONSUMED = "consumed.json"
+_SEAL = ""
+"""No file has this name; its entry holds the checksum of the others, and agents that do not seal pass over it."""
+_DAMAGED = "{} is damaged: which data was trained on is forgotten, and it is trained on again"
 
 Stamp = tuple[int, int]
 """Size in bytes and modification time in nanoseconds: a file that changes counts as new."""
@@ -27,6 +31,8 @@ class InboxState:
 
     new: tuple[str, ...] = ()
     error: str = ""
+    forgotten: str = ""
+    """Why files of earlier rounds are new again."""
 
 
 class Inboxes:
@@ -36,6 +42,8 @@ class Inboxes:
         self.root = root
         self._seen: dict[str, dict[str, Stamp]] = {}
         self._new: dict[str, InboxState] = {}
+        self._forgotten: dict[str, str] = {}
+        """By job, why files of its last round are new again."""
 
     def scan(self, name: str, job_dir: Path) -> InboxState:
         """Look into the inbox of job `name` and return what is new and complete."""
@@ -45,9 +53,10 @@ class Inboxes:
             state = InboxState(error=f"{self.root / name}: {error.strerror}")
             self._new[name] = state
             return state
-        before, consumed = self._seen.get(name, {}), read_consumed(job_dir)
+        before, (consumed, damage) = self._seen.get(name, {}), _read_stamps(job_dir / _CONSUMED)
         stable = (file for file, stamp in found.items() if before.get(file) == stamp)
-        state = InboxState(tuple(sorted(file for file in stable if consumed.get(file) != found[file])))
+        new = tuple(sorted(file for file in stable if consumed.get(file) != found[file]))
+        state = InboxState(new, forgotten=damage or self._forgotten.get(name, ""))
         self._seen[name], self._new[name] = found, state
         return state
 
@@ -122,20 +131,21 @@ class Inboxes:
         _taken(job_dir, number).unlink(missing_ok=True)
 
     def finish_round(self, name: str, job_dir: Path, number: int) -> None:
-        """Note the files of a finished round as consumed, as they were when it took them. Raises OSError."""
+        """Note the files of a finished round as consumed, as they were when it took them. Raises OSError.
+
+        Where that was noted and is damaged, they are new again, and the next scans say so.
+        """
         directory = job_dir / "rounds" / str(number)
         if not directory.is_dir():
             return
         taken = _taken(job_dir, number)
-        _write_stamps(job_dir / _CONSUMED, {**read_consumed(job_dir), **_read_stamps(taken)})
+        stamps, damage = _read_stamps(taken)
+        consumed, damage_before = _read_stamps(job_dir / _CONSUMED)
+        _write_stamps(job_dir / _CONSUMED, {**consumed, **stamps})
+        self._forgotten[name] = damage or damage_before
         self._new[name] = InboxState()  # scans during the round still counted its files as new
         shutil.rmtree(directory, ignore_errors=True)
         taken.unlink(missing_ok=True)
-
-
-def read_consumed(job_dir: Path) -> dict[str, Stamp]:
-    """Return the files that earlier rounds trained on."""
-    return _read_stamps(job_dir / _CONSUMED)
 
 
 def _taken(job_dir: Path, number: int) -> Path:
@@ -143,14 +153,26 @@ def _taken(job_dir: Path, number: int) -> Path:
 
 
 def _write_stamps(path: Path, stamps: Mapping[str, Stamp]) -> None:
-    write_atomically(path, msgspec.json.encode(stamps, order="sorted"))
+    sealed = {**stamps, _SEAL: (_checksum(stamps), 0)}
+    write_atomically(path, msgspec.json.encode(sealed, order="sorted"))
 
 
-def _read_stamps(path: Path) -> dict[str, Stamp]:
+def _read_stamps(path: Path) -> tuple[dict[str, Stamp], str]:
+    """Return what was noted, and what is wrong with it: then it is nothing, and a round repeats data."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Stamp])
+        stamps = msgspec.json.decode(path.read_bytes(), type=dict[str, Stamp])
+    except FileNotFoundError:
+        return {}, ""
     except (OSError, ValueError, RecursionError):
-        return {}  # nothing was consumed yet; at worst a round repeats data
+        return {}, _DAMAGED.format(path)
+    seal = stamps.pop(_SEAL, None)
+    if seal is not None and seal != (_checksum(stamps), 0):
+        return {}, _DAMAGED.format(path)
+    return stamps, ""
+
+
+def _checksum(stamps: Mapping[str, Stamp]) -> int:
+    return zlib.crc32(msgspec.json.encode(stamps, order="sorted"))
 
 
 def _take(inbox: DirectoryHandle, file: str, taken: DirectoryHandle) -> None:

@@ -145,6 +145,17 @@ def sample(bundle: dict[str, Any], data: list[float], step: int) -> tuple[list[f
     return row, sum(row) * 0.5 + shift
 
 
+def undisturbed_weights(bundle: dict[str, Any]) -> list[str]:
+    """Return what a run without interruption and without data of its own computes, as hexadecimal floats."""
+    weights = [0.0] * bundle["dimension"]
+    width = max(1, bundle["dimension"] // bundle["instructions"])
+    for step in range(bundle["steps"]):
+        row, target = sample(bundle, [], step)
+        for number in range(bundle["instructions"]):
+            train_instruction(weights, row, target, number * width, (number + 1) * width, 0.0)
+    return [weight.hex() for weight in weights]
+
+
 def read_data(directory: Path | None) -> list[float]:
     if directory is None:
         return []

@@ -13,6 +13,7 @@ from agent.energy.ledger import Ledger, LedgerError, MeterGap
 from agent.energy.sources.base import Kind
 from agent.jobs.model import Job, JobSpec, JobState
 from agent.jobs.store import JobStore
+from agent.supervisor.inbox import Inboxes
 from planner.ir.bundle.bundle import Bundle, BundleError
 from planner.ir.errors import PortError
 from tests.agent.jobs_small import small_bundle
@@ -118,6 +119,37 @@ def _judge_store(store: JobStore, jobs: list[Job]) -> tuple[str, str]:
     if added.id in {job.id for job in jobs} or not store.flush():
         return ending, "it takes no job any more"
     return ending, ""
+
+
+# --- what the rounds of a job took from its inbox
+
+
+def attack_inbox(scratch: Path, *, every_bytes: int, seed: int = 1) -> AttackOutcome:
+    """Flip bits in what was noted of a finished round and of one under way: no data is trained on twice without a word."""
+    original = scratch / "original"
+    original.mkdir()
+    inboxes = Inboxes(scratch / "inbox")
+    inboxes.create("birds")
+    for number, file in ((1, "first.csv"), (2, "second.csv")):
+        (scratch / "inbox/birds" / file).write_text("1 2 3")
+        for _ in range(2):
+            inboxes.scan("birds", original)
+        inboxes.round_directory("birds", original, number)
+        if number == 1:
+            inboxes.finish_round("birds", original, number)
+
+    def judge(job_dir: Path) -> tuple[str, str]:
+        found = Inboxes(scratch / "inbox")
+        found.scan("birds", job_dir)
+        told = found.scan("birds", job_dir)
+        found.finish_round("birds", job_dir, 2)
+        after = found.scan("birds", job_dir)
+        if told.forgotten or after.forgotten:
+            return "trained on again and said", ""
+        again = after.new or set(told.new) - {"second.csv"}
+        return "harmless", f"{again} is new again, and nobody says so" if again else ""
+
+    return flip_each("bit flips, rounds of an inbox", original, scratch / "x", every_bytes, seed, judge)
 
 
 # --- the ledger of energy

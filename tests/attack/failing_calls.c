@@ -118,6 +118,38 @@ int mkdir(const char *path, mode_t mode)
     return REAL(mkdir)(path, mode);
 }
 
+int mkdirat(int at, const char *path, mode_t mode)
+{
+    if (fault && at_below(at, path) && due())
+        REFUSE;
+    return REAL(mkdirat)(at, path, mode);
+}
+
+int unlink(const char *path)
+{
+    if (fault && below(path) && due())
+        REFUSE;
+    return REAL(unlink)(path);
+}
+
+int unlinkat(int at, const char *path, int flags)
+{
+    if (fault && at_below(at, path) && due())
+        REFUSE;
+    return REAL(unlinkat)(at, path, flags);
+}
+
+int openat(int at, const char *path, int flags, ...)
+{
+    va_list rest;
+    va_start(rest, flags);
+    mode_t mode = va_arg(rest, mode_t);
+    va_end(rest);
+    if (fault && flags & O_CREAT && at_below(at, path) && due())
+        REFUSE;
+    return REAL(openat)(at, path, flags, mode);
+}
+
 #define OPENER(name)                                                                                \
     int name(const char *path, int flags, ...)                                                      \
     {                                                                                               \

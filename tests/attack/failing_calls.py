@@ -1,7 +1,7 @@
 """Every system call of a short run fails once, or from then on: no job and no step is lost, and nothing is told raw.
 
 The run is a process of its own under a preloaded library (`failing_calls.c`, compiled here), which forks for each
-attempt: `python -m tests.attack.failing_calls store|train FOLDER EVERY`.
+attempt: `python -m tests.attack.failing_calls store|daemon|train FOLDER EVERY`.
 """
 
 import ctypes
@@ -21,6 +21,7 @@ from agent.jobs.model import JobSpec, JobState
 from agent.jobs.store import JobStore
 from planner.ir.errors import PortError
 from tests.attack.outcome import AttackOutcome
+from tests.attack.short_service import check_service, serve_shortly
 
 SOURCE = Path(__file__).with_suffix(".c")
 PATIENCE_S = 120
@@ -204,6 +205,8 @@ def main() -> None:
     """Attack as the command line says, and print the outcome as JSON."""
     name, folder, every = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     scenario = Scenario(_use_store, _check_store)
+    if name == "daemon":
+        scenario = Scenario(serve_shortly, check_service)
     if name == "train":
         from tests.agent.train.trained_job import train
 

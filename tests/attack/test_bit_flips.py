@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attack.bit_flips import attack_bundle, attack_job_store, attack_ledger, attack_training_state
+from tests.attack.bit_flips import attack_bundle, attack_inbox, attack_job_store, attack_ledger, attack_training_state
 from tests.attack.outcome import Survived
 
 
@@ -18,6 +18,12 @@ def test_flips_in_the_job_store(tmp_path: Path, closed: bool, survived: Survived
 def test_flips_in_the_ledger(tmp_path: Path, survived: Survived) -> None:
     outcome = attack_ledger(tmp_path, every_bytes=701)
     assert outcome.tried > 30
+    survived(outcome)
+
+
+def test_flips_in_every_byte_of_what_rounds_took(tmp_path: Path, survived: Survived) -> None:
+    outcome = attack_inbox(tmp_path, every_bytes=1)
+    assert "trained on again and said" in outcome.notes
     survived(outcome)
 
 

@@ -21,7 +21,7 @@ def test_some_calls_of_the_job_store(tmp_path: Path, survived: Survived) -> None
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["store", "train"])
+@pytest.mark.parametrize("name", ["store", "daemon", "train"])
 def test_every_call(tmp_path: Path, name: str, survived: Survived) -> None:
     outcome = attack_every_call(name, tmp_path, 1)
     survived(outcome)

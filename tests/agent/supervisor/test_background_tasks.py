@@ -45,6 +45,17 @@ async def test_a_cancelled_job_stays_until_its_worker_is_gone(tmp_path: Path) ->
         assert core.store.all() == []
 
 
+@go
+async def test_damaged_notes_of_an_inbox_are_shown(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        core = made.core
+        job = made.add("birds", waits_for_data=True)
+        (core.store.job_dir(job.id) / "consumed.json").write_text('{"a.txt":[3,')
+        await BackgroundTasks(core).scan_inboxes()
+        (item,) = core.health.items(made.clock.now)
+        assert item.code == "inbox-forgotten" and "birds" in item.text and "consumed.json is damaged" in item.text
+
+
 def test_a_failed_job_that_is_resumed_while_sizes_are_counted_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

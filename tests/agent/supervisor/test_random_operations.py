@@ -16,7 +16,7 @@ from agent.control.client import ControlClient, ControlError
 from agent.jobs.model import JobState
 from tests.agent.live_daemon import start_agent
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, supply_tree
-from tests.agent.worker_program import sample, train_instruction
+from tests.agent.worker_program import undisturbed_weights
 from tests.attack.outcome import AttackOutcome, Survived
 from tests.waiting import until
 
@@ -47,17 +47,6 @@ OPERATIONS = {
     "plug": 8,
     "priority": 8,
 }
-
-
-def expected_weights(bundle: dict[str, Any]) -> list[str]:
-    """Return what an undisturbed run computes, with the worker's own arithmetic."""
-    weights = [0.0] * bundle["dimension"]
-    width = max(1, bundle["dimension"] // bundle["instructions"])
-    for step in range(bundle["steps"]):
-        row, target = sample(bundle, [], step)
-        for number in range(bundle["instructions"]):
-            train_instruction(weights, row, target, number * width, (number + 1) * width, 0.0)
-    return [weight.hex() for weight in weights]
 
 
 @dataclass
@@ -235,7 +224,7 @@ class Chaos:
             target = self.root / "weights"
             self.client.download(f"/v1/jobs/{name}/result", target)
             result = json.loads(target.read_text())
-            assert (result["step"], result["weights"]) == (bundle["steps"], expected_weights(bundle)), name
+            assert (result["step"], result["weights"]) == (bundle["steps"], undisturbed_weights(bundle)), name
 
 
 def run_chaos(root: Path, count: int, seed: int) -> Chaos:

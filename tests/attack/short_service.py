@@ -1,0 +1,152 @@
+"""A short life of the daemon: jobs are submitted, paused, cancelled and trained; afterwards none of them is lost."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from agent.control.client import ControlClient, ControlError
+from agent.jobs.model import JobState
+from agent.supervisor.context import Settings
+from agent.supervisor.daemon import Daemon
+from planner.ir.errors import PortError
+from tests.agent.live import seams
+from tests.agent.live_daemon import BUNDLE, CONFIG
+from tests.agent.worker_program import undisturbed_weights
+
+SHORT = {**BUNDLE, "steps": 12, "instruction_s": 0.0, "checkpoint_every": 4}
+ASKED = {"held": "pause", "gone": "cancel", "trained": ""}
+"""The jobs, and what is asked of each once it is submitted."""
+PATIENCE_S = 60.0
+GIVEN_UP_S = 3.0
+"""A job whose daemon cannot write waits; the attack goes on after so long."""
+_INTERNAL = 500
+
+
+class RefusedError(PortError):
+    """A request was refused with its reason."""
+
+
+class _Service:
+    """A daemon in this event loop on FOLDER/state; all else that it needs lies beside FOLDER."""
+
+    def __init__(self, folder: Path) -> None:
+        beside = folder.parent
+        (beside / "sys").mkdir(exist_ok=True)
+        (beside / "config.toml").write_text(CONFIG)
+        self.daemon = Daemon(
+            Settings(folder / "state", beside / "run", beside / "config.toml", beside / "sys"), seams()
+        )
+        self.client = ControlClient(beside / "run")
+
+    async def start(self) -> bool:
+        """Return whether the daemon is ready; it raises where it refused to start."""
+        self._task = asyncio.create_task(self.daemon.run())
+        ready = asyncio.create_task(self.daemon.ready.wait())
+        await asyncio.wait({self._task, ready}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if self._task.done():
+            self._task.result()
+        return not self._task.done()
+
+    async def ask(self, *arguments: Any, **fields: Any) -> Any:
+        """Return an answer, or None where it was refused with a reason; an internal error is none."""
+        function, *rest = arguments
+        try:
+            return await asyncio.to_thread(function, *rest, **fields)
+        except ControlError as error:
+            if error.status == _INTERNAL or error.status is None:
+                raise AssertionError(f"answered {error.status}: {error}") from error
+            return None
+
+    async def stop(self) -> None:
+        self.daemon.stop()
+        await self._task
+
+    async def until_over(self, name: str, patience_s: float) -> dict[str, Any]:
+        """Return what is said of a job once it is over, or after so long."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + patience_s
+        while True:
+            found = await self.job(name)
+            if found.get("state_number", JobState.QUEUED) >= JobState.FINISHED or loop.time() > end_s:
+                return found
+            await asyncio.sleep(0.01)
+
+    async def job(self, name: str) -> dict[str, Any]:
+        """Return what is said of a job, or nothing."""
+        said = await self.ask(self.client.get, "/v1/jobs?all=1")
+        return next((job for job in said["jobs"] if job["name"] == name), {})
+
+
+def serve_shortly(folder: Path) -> None:
+    """Serve with FOLDER/state, and note beside it what was acknowledged; what the process says goes to `said` there.
+
+    Raises RefusedError when some request was refused.
+    """
+    said = os.open(folder.with_name("said"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(said, 2)
+    promised: dict[str, str] = {}
+    try:
+        asyncio.run(_serve(folder, promised))
+    finally:
+        folder.with_name("acknowledged").write_text(json.dumps(promised))
+    if promised != ASKED:
+        raise RefusedError(f"of {ASKED} only {promised}")
+
+
+async def _serve(folder: Path, promised: dict[str, str]) -> None:
+    service = _Service(folder)
+    await service.start()
+    try:
+        bundle = folder.with_name("bundle.json")
+        bundle.write_text(json.dumps(SHORT))
+        for name, verb in ASKED.items():
+            token = await service.ask(service.client.upload, "/v1/uploads", bundle)
+            if token is None or not await service.ask(
+                service.client.post, "/v1/jobs", name=name, upload=token["upload"]
+            ):
+                continue
+            promised[name] = ""
+            if verb and await service.ask(service.client.post, f"/v1/jobs/{name}/{verb}") is not None:
+                promised[name] = verb
+        if "trained" in promised:
+            await service.until_over("trained", GIVEN_UP_S)
+    finally:
+        await service.stop()
+
+
+def check_service(folder: Path) -> str:
+    """Start a daemon on what was left; return which promise is broken, or an empty text."""
+    said = folder.with_name("said").read_text()
+    if "Traceback" in said:
+        return f"it said {said[-1500:]}"
+    return asyncio.run(_check(folder, json.loads(folder.with_name("acknowledged").read_text())))
+
+
+async def _check(folder: Path, promised: dict[str, str]) -> str:
+    service = _Service(folder)
+    await service.start()
+    try:
+        for name, verb in promised.items():
+            found = await service.job(name)
+            if not found:
+                return f"job {name} is lost"
+            state = found["state_number"]
+            if verb == "cancel" and state != JobState.CANCELLED:
+                return f"job {name} was cancelled and is {found['state']}"
+            if verb == "pause" and state != JobState.PAUSED:
+                return f"job {name} was paused and is {found['state']}"
+        for name in set(promised) - {"gone"}:
+            await service.ask(service.client.post, f"/v1/jobs/{name}/resume")
+            found = await service.until_over(name, PATIENCE_S)
+            if found["state_number"] != JobState.FINISHED:
+                return f"job {name} does not end: {found}"
+            out = folder.with_name("result")
+            await asyncio.to_thread(service.client.download, f"/v1/jobs/{name}/result", out)
+            if json.loads(out.read_text())["weights"] != undisturbed_weights(SHORT):
+                return f"job {name} has other weights"
+        return ""
+    finally:
+        await service.stop()

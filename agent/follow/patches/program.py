@@ -3,6 +3,7 @@
 Ends of steps, threads, forks, and what is refused.
 """
 
+import contextlib
 import functools
 import signal
 import sys
@@ -24,6 +25,13 @@ _SAME_BITS_BACKEND = "aot_eager"
 """Its programs were compared; inductor generates kernels, and eager's traced optimizer steps differ in the last digits."""
 
 
+_SCRIPT_SAVES: tuple[tuple[Any, str], ...] = (
+    *((torch._C.ScriptModule, name) for name in ("save", "save_to_buffer", "_save_for_mobile", "_save_to_buffer_for_mobile")),
+    *((torch._C.ScriptFunction, name) for name in ("save", "save_to_buffer")),
+)  # fmt: skip
+"""Owner and name of what writes scripted and traced modules and functions, constants included."""
+
+
 class ProgramHooks:
     """Hooks into torch and threading while a program is followed."""
 
@@ -39,6 +47,8 @@ class ProgramHooks:
         self._replace(threading.Thread, "start", self._start_followed)
         self._replace(_WorkItem, "run", self._work_followed)
         self._replace(torch, "compile", _refuse_compile)
+        for owner, name in _SCRIPT_SAVES:
+            self._replace(owner, name, self._around_script_save)
         frames = sys.modules.get("torch._dynamo.eval_frame")
         if frames is not None:  # something may have been compiled before
             self._replace(frames, "_callback_from_stance", _refuse_compiled)
@@ -79,6 +89,25 @@ class ProgramHooks:
                     self._follower.end_segment()
 
         return backward
+
+    def _around_script_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Have everything there while C++ writes a scripted or traced module, whose tensors only it knows."""
+
+        def save(*args: Any, **kwargs: Any) -> Any:
+            follower = self._follower
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(follower.lock)
+                alive = [(storage, memory) for storage in follower.table if (memory := storage.ref()) is not None]
+                if sum(storage.nbytes for storage, _ in alive) > follower.residency.limit_bytes:
+                    raise not_followed(
+                        "torch.jit writes modules past the operators, and not all tensors fit into the budget together",
+                        "save the module after the budget, or its state_dict with torch.save",
+                    )
+                for storage, _ in alive:
+                    stack.enter_context(follower.reading(storage))
+                return original(*args, **kwargs)
+
+        return save
 
     def _start_followed(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Follow a thread from its start, whatever it does there.

@@ -1,5 +1,6 @@
 """What a followed program may not do, and threads that it starts."""
 
+import io
 import threading
 from pathlib import Path
 
@@ -32,3 +33,21 @@ def test_a_thread_is_followed_from_its_start(tmp_path: Path) -> None:
         thread.join()
         assert b.report.written_bytes > 0
     assert torch.equal(seen[0], plain)
+
+
+@pytest.mark.parametrize("traced", [True, False], ids=["traced", "scripted"])
+def test_a_scripted_module_is_written_whole_or_refused(traced: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU()), torch.ones(1, 256)
+    with budget(tensors="300K", page_dir=tmp_path):
+        model(x)
+        made = torch.jit.trace(model, x) if traced else torch.jit.script(model)
+        torch.ones(256, 256) @ torch.ones(256, 256)
+        buffer = io.BytesIO()
+        torch.jit.save(made, buffer)
+        other = torch.ones(256, 256) + 1
+        with pytest.raises(NotFollowedError, match="not all tensors fit"):
+            made.save(str(tmp_path / "never"))
+        assert other.sum() == 2 * 256 * 256
+    buffer.seek(0)
+    assert torch.equal(torch.jit.load(buffer)(x), model(x))

@@ -6,6 +6,7 @@ can claim it. It says which lines in a list are the same device, no more.
 
 import os
 import re
+import zlib
 from pathlib import Path
 
 from agent.system.atomic_file import write_atomically
@@ -26,14 +27,18 @@ def device_id(state_dir: Path) -> str:
     """
     path = state_dir / FILE_NAME
     try:
-        known = path.read_bytes().decode("ascii", errors="replace").strip()
+        known, *seal = path.read_bytes().decode("ascii", errors="replace").split() or [""]
     except FileNotFoundError:
-        known = ""
-    if _WHOLE.fullmatch(known):
+        known, seal = "", []
+    if _WHOLE.fullmatch(known) and seal in ([], [_checksum(known)]):  # older agents wrote no checksum
         return known
     made = os.urandom(16).hex()
-    write_atomically(path, f"{made}\n".encode())
+    write_atomically(path, f"{made} {_checksum(made)}\n".encode())
     return made
+
+
+def _checksum(whole: str) -> str:
+    return f"{zlib.crc32(whole.encode()):08x}"
 
 
 def short_id(whole: str) -> str:

@@ -13,12 +13,14 @@ from agent.energy.ledger import Ledger, LedgerError, MeterGap
 from agent.energy.sources.base import Kind
 from agent.jobs.model import Job, JobSpec, JobState
 from agent.jobs.store import JobStore
+from agent.peers.identity import device_id
 from agent.supervisor.inbox import Inboxes
 from planner.ir.bundle.bundle import Bundle, BundleError
 from planner.ir.errors import PortError
 from tests.agent.jobs_small import small_bundle
 from tests.agent.train.trained_job import train
 from tests.attack.outcome import AttackOutcome
+from tests.attack.short_service import jobs_afterwards, serve_shortly
 from tests.planner.bundles import read_everything
 
 CUT_AFTER = 4
@@ -119,6 +121,34 @@ def _judge_store(store: JobStore, jobs: list[Job]) -> tuple[str, str]:
     if added.id in {job.id for job in jobs} or not store.flush():
         return ending, "it takes no job any more"
     return ending, ""
+
+
+# --- what else a daemon keeps: manifests, logs, locks, uploads, the device's id
+
+
+_ATTACKED_ALONE = ("jobs.db", "energy.sqlite", "out.safetensors", "bundle.port", "slot-")
+
+
+def attack_daemon_files(scratch: Path, *, every_bytes: int, seed: int = 1) -> AttackOutcome:
+    """Flip bits in all small files that a killed daemon left: the next one starts, and has every job as it was."""
+    original = scratch / "work/state"
+    original.parent.mkdir(parents=True)
+    serve_shortly(original.parent)
+    device_id(original)
+    small = scratch / "original"
+    for file in original.rglob("*"):
+        if file.is_file() and not file.name.startswith(_ATTACKED_ALONE):
+            (small / file.relative_to(original)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, small / file.relative_to(original))
+
+    def judge(flipped: Path) -> tuple[str, str]:
+        folder = scratch / "again"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(original, folder / "state")
+        shutil.copytree(flipped, folder / "state", dirs_exist_ok=True)
+        return "started, every job there", jobs_afterwards(folder)
+
+    return flip_each("bit flips, other files of a daemon", small, scratch / "x", every_bytes, seed, judge)
 
 
 # --- what the rounds of a job took from its inbox

@@ -21,7 +21,7 @@ from agent.jobs.model import JobSpec, JobState
 from agent.jobs.store import JobStore
 from planner.ir.errors import PortError
 from tests.attack.outcome import AttackOutcome
-from tests.attack.short_service import check_service, serve_shortly
+from tests.attack.short_service import check_service, serve_and_be_heard
 
 SOURCE = Path(__file__).with_suffix(".c")
 PATIENCE_S = 120
@@ -206,7 +206,7 @@ def main() -> None:
     name, folder, every = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     scenario = Scenario(_use_store, _check_store)
     if name == "daemon":
-        scenario = Scenario(serve_shortly, check_service)
+        scenario = Scenario(serve_and_be_heard, check_service)
     if name == "train":
         from tests.agent.train.trained_job import train
 

@@ -81,12 +81,10 @@ class _Service:
 
 
 def serve_shortly(folder: Path) -> None:
-    """Serve with FOLDER/state, and note beside it what was acknowledged; what the process says goes to `said` there.
+    """Serve with FOLDER/state, and note beside it what was acknowledged.
 
     Raises RefusedError when some request was refused.
     """
-    said = os.open(folder.with_name("said"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    os.dup2(said, 2)
     promised: dict[str, str] = {}
     try:
         asyncio.run(_serve(folder, promised))
@@ -117,12 +115,35 @@ async def _serve(folder: Path, promised: dict[str, str]) -> None:
         await service.stop()
 
 
+def serve_and_be_heard(folder: Path) -> None:
+    """Do so in a process of its own, whose standard error goes to `said` beside FOLDER."""
+    said = os.open(folder.with_name("said"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(said, 2)
+    serve_shortly(folder)
+
+
 def check_service(folder: Path) -> str:
     """Start a daemon on what was left; return which promise is broken, or an empty text."""
     said = folder.with_name("said").read_text()
     if "Traceback" in said:
         return f"it said {said[-1500:]}"
     return asyncio.run(_check(folder, json.loads(folder.with_name("acknowledged").read_text())))
+
+
+def jobs_afterwards(folder: Path) -> str:
+    """Start a daemon on what was left and stop it; return which job is not as `serve_shortly` left it, or an empty text."""
+    return asyncio.run(_look(folder))
+
+
+async def _look(folder: Path) -> str:
+    service = _Service(folder)
+    await service.start()
+    try:
+        expected = {"held": JobState.PAUSED, "gone": JobState.CANCELLED, "trained": JobState.FINISHED}
+        states = {name: (await service.job(name)).get("state_number") for name in expected}
+        return "" if states == expected else f"jobs are {states}"
+    finally:
+        await service.stop()
 
 
 async def _check(folder: Path, promised: dict[str, str]) -> str:

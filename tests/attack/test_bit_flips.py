@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.attack.bit_flips import attack_bundle, attack_inbox, attack_job_store, attack_ledger, attack_training_state
+from tests.attack.bit_flips import (
+    attack_bundle,
+    attack_daemon_files,
+    attack_inbox,
+    attack_job_store,
+    attack_ledger,
+    attack_training_state,
+)
 from tests.attack.outcome import Survived
 
 
@@ -37,6 +44,12 @@ def test_a_flip_in_every_few_bytes_of_the_job_store(tmp_path: Path, closed: bool
 @pytest.mark.long
 def test_a_flip_in_every_few_bytes_of_the_ledger(tmp_path: Path, survived: Survived) -> None:
     outcome = attack_ledger(tmp_path, every_bytes=8, seed=2)
+    survived(outcome)
+
+
+@pytest.mark.long
+def test_a_flip_in_every_few_bytes_of_what_else_a_daemon_keeps(tmp_path: Path, survived: Survived) -> None:
+    outcome = attack_daemon_files(tmp_path, every_bytes=16, seed=2)
     survived(outcome)
 
 

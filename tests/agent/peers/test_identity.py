@@ -25,6 +25,22 @@ def test_a_damaged_one_is_replaced(tmp_path: Path, content: bytes) -> None:
     assert made.encode() != content and device_id(tmp_path) == made
 
 
+def test_no_flipped_bit_makes_another_id_that_looks_sound(tmp_path: Path) -> None:
+    made = device_id(tmp_path)
+    content = (tmp_path / FILE_NAME).read_bytes()
+    for bit in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        (tmp_path / FILE_NAME).write_bytes(flipped)
+        known = device_id(tmp_path)
+        assert known == made or known.encode() not in flipped, bit
+
+
+def test_an_id_of_an_agent_that_wrote_no_checksum_stays(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text(f"{'0123456789abcdef' * 2}\n")
+    assert device_id(tmp_path) == "0123456789abcdef" * 2
+
+
 def test_a_state_directory_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         device_id(tmp_path / "nowhere")

@@ -238,16 +238,14 @@ class JobStore:
             if twins:
                 label = twins[0].label
                 raise JobRequestError(f"job {label} has this name and is not over; choose another --name", twins[0].id)
-            if self._connection is None:
-                raise self.trouble or StoreError(self.path, "the database is not open")
             state = JobState.WAITING_DATA if spec.waits_for_data else JobState.QUEUED
             job = Job(id=self._next_id, spec=spec, submitted_at=submitted_at, state=state)
             self._written += 1
             try:
                 self._directories.create(job.id, seal(job, self._written), prepare)
-                _write_row(self._connection, job, self._written)
-            except (OSError, sqlite3.Error) as error:
-                self.trouble = StoreError(self.path, str(error))
+                self._insist(lambda connection: _write_row(connection, job, self._written))
+            except (OSError, StoreError) as error:
+                self.trouble = error if isinstance(error, StoreError) else StoreError(self.path, str(error))
                 self._directories.discard(job.id)
                 raise self.trouble from error
             self._next_id += 1
@@ -262,20 +260,32 @@ class JobStore:
         """
         check_spec(spec)
         with self._disk:
-            if self._connection is None:
-                raise self.trouble or StoreError(self.path, "the database is not open")
             number = known_as
             if number is None or not 0 < number < self._next_id or self._is_taken(number):
-                number = self._next_id
-                try:
-                    _take_number(self._connection, number)
-                except sqlite3.Error as error:
-                    self.trouble = StoreError(self.path, str(error))
-                    raise self.trouble from error
+                number = taken = self._next_id
+                self._insist(lambda connection: _take_number(connection, taken))
                 self._next_id += 1
             job = Job(id=number, spec=spec, submitted_at=submitted_at)
             self._jobs = {**self._jobs, job.id: job}
             return job
+
+    def _insist(self, write: Callable[[sqlite3.Connection], None]) -> None:
+        """Write now, into a new database where this one turns out to be damaged.
+
+        Raises StoreError.
+        """
+        rebuilt = False
+        while True:
+            if self._connection is None:
+                raise self.trouble or StoreError(self.path, "the database is not open")
+            try:
+                return write(self._connection)
+            except sqlite3.Error as error:
+                if rebuilt or not is_damage(error):
+                    self.trouble = StoreError(self.path, str(error))
+                    raise self.trouble from error
+                self._rebuild(str(error))
+                rebuilt = True
 
     def _is_taken(self, number: int) -> bool:
         twin = self._jobs.get(number)

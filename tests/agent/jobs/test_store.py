@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.jobs import store as store_module
 from agent.jobs.model import (
     JobKind,
     JobRequestError,
@@ -121,6 +122,30 @@ def test_damage_while_running_is_rebuilt_from_memory(tmp_path: Path) -> None:
     assert store.get(first.id) == first
     store.close()
     assert JobStore(tmp_path).get(first.id) == first
+
+
+@pytest.mark.parametrize("writer", ["_write_row", "_take_number"])
+def test_damage_that_shows_when_a_job_is_added_loses_neither_it_nor_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
+) -> None:
+    store = JobStore(tmp_path)
+    first = store.add(SPEC, 1.0)
+    write, damaged = getattr(store_module, writer), [True]
+
+    def writes(*arguments: object) -> None:
+        if damaged.pop() if damaged else False:
+            raise sqlite3.DatabaseError("database disk image is malformed")
+        write(*arguments)
+
+    monkeypatch.setattr(store_module, writer, writes)
+    spec = replace(SPEC, name="next")
+    added = store.add(spec, 2.0) if writer == "_write_row" else store.add_attached(spec, 2.0, None)
+    assert added.id == 2 and store.recovered_from is not None and store.trouble is None
+    store.close()
+    again = JobStore(tmp_path)
+    assert again.get(first.id) == first and again.add(replace(SPEC, name="third"), 3.0).id == 3
+    assert (writer == "_write_row") == (added.id in {job.id for job in again.all()})
+    again.close()
 
 
 def test_a_damaged_manifest_without_a_row_is_set_aside(tmp_path: Path) -> None:

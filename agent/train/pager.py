@@ -133,18 +133,21 @@ def unnamed_page_file(directory: Path) -> PageFile:
     """
     try:
         handle, name = tempfile.mkstemp(prefix=".port-agent-pages-", dir=directory)
+        os.close(handle)
+        with contextlib.ExitStack() as opened:
+            try:
+                file = PageFile(Path(name))
+                opened.callback(file.close)
+            finally:
+                Path(name).unlink()
+            opened.pop_all()
+            return file
     except OSError as error:
         raise PageError(
             f"no page file can be made in {directory}: {os.strerror(error.errno or 0)}; choose another --page-dir "
             "(page_dir=)",
             error.errno,
         ) from error
-    os.close(handle)
-    path = Path(name)
-    try:
-        return PageFile(path)
-    finally:
-        path.unlink()
 
 
 def page_error(error: OSError, path: Path, verb: str, nbytes: int) -> PageError:

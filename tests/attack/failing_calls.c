@@ -125,20 +125,6 @@ int mkdirat(int at, const char *path, mode_t mode)
     return REAL(mkdirat)(at, path, mode);
 }
 
-int unlink(const char *path)
-{
-    if (fault && below(path) && due())
-        REFUSE;
-    return REAL(unlink)(path);
-}
-
-int unlinkat(int at, const char *path, int flags)
-{
-    if (fault && at_below(at, path) && due())
-        REFUSE;
-    return REAL(unlinkat)(at, path, flags);
-}
-
 int openat(int at, const char *path, int flags, ...)
 {
     va_list rest;

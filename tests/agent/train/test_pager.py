@@ -350,6 +350,25 @@ def test_a_page_file_is_no_link_and_a_temporary_one_has_no_name(tmp_path: Path) 
         unnamed_page_file(tmp_path / "nowhere")
 
 
+def test_a_medium_that_becomes_read_only_while_a_page_file_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    close, closed = PageFile.close, []
+
+    def note(file: PageFile) -> None:
+        closed.append(file)
+        close(file)
+
+    monkeypatch.setattr(PageFile, "close", note)
+    with pytest.raises(PageError, match=r"no page file can be made in .*: Read-only file system") as caught:
+        unnamed_page_file(tmp_path)
+    assert caught.value.errno == errno.EROFS and len(closed) == 1
+
+
 def test_whatever_goes_wrong_reaches_who_waits_and_the_thread_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ import subprocess
 import sys
 import time
 import venv
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -242,11 +243,11 @@ class Store:
     def unconfirmed(self) -> str | None:
         """Return the version that was switched to and has not been seen working.
 
-        An empty file is what a power cut left of a switch: then the current version is the one on trial.
+        A file that is empty or damaged is what a crash left of a switch: then the current version is the one on trial.
         """
         if not self._unconfirmed.exists():
             return None
-        return next(iter(self._unconfirmed.read_text().split()), None) or self.linked("current")
+        return next(iter(self._trial()), None) or self.linked("current")
 
     def switch(self, version: str) -> None:
         """Make `version` current and on trial; `previous` is where the way back leads."""
@@ -254,7 +255,7 @@ class Store:
         older = self.linked("previous") or "-"
         if before is not None and before != version:
             replace_link(self.root / "previous", f"versions/{before}")
-        write_durably(self._unconfirmed, f"{version} {older}\n")
+        write_durably(self._unconfirmed, sealed_line(version, older))
         replace_link(self.root / "current", f"versions/{version}")
 
     def back(self, version: str, older: str | None) -> None:
@@ -268,8 +269,12 @@ class Store:
 
     def before_trial(self) -> str | None:
         """Return what `previous` was before the switch that is still on trial."""
-        words = self._unconfirmed.read_text().split() if self._unconfirmed.exists() else []
+        words = self._trial() if self._unconfirmed.exists() else ()
         return words[1] if len(words) > 1 and words[1] != "-" else None
+
+    def _trial(self) -> tuple[str, ...]:
+        """Return the version on trial and what `previous` was, nothing where the file is damaged."""
+        return unsealed_words(self._unconfirmed.read_bytes(), 2)
 
     def confirm(self) -> None:
         """End the trial of the current version."""
@@ -277,17 +282,55 @@ class Store:
         sync_directory(self.root)
 
     def prune(self) -> None:
-        """Remove all versions but `current` and `previous`, and runtimes that nobody uses."""
+        """Remove all versions but `current` and `previous`, and runtimes that nobody uses.
+
+        Where a stamp is damaged nobody knows whose they are, and they all stay.
+        """
         kept = {self.linked("current"), self.linked("previous")} - {None}
         used = set()
         for directory in sorted((self.root / "versions").iterdir()):
             if directory.name in kept:
-                used.add(json.loads((directory / "installed.json").read_text())["runtime"])
+                used.add(runtime_of(directory))
             else:
                 shutil.rmtree(directory)
+        if None in used:
+            return
         for directory in sorted((self.root / "runtimes").iterdir()):
             if directory.name not in used and os.access(directory, os.W_OK) and not directory.is_mount():
                 shutil.rmtree(directory)
+
+
+def checksum(text: str) -> str:
+    """Return the CRC-32 of a text in hexadecimal."""
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+def sealed_line(*words: str) -> str:
+    """Return a line of words and their checksum."""
+    return f"{' '.join(words)} {checksum(' '.join(words))}\n"
+
+
+def unsealed_words(content: bytes, count: int) -> tuple[str, ...]:
+    """Return the words of a sealed line, nothing where it is damaged."""
+    words = content.decode("ascii", errors="replace").split()
+    return tuple(words[:count]) if words[count:] == [checksum(" ".join(words[:count]))] else ()
+
+
+def write_stamp(directory: Path, version: str, runtime: str) -> None:
+    """Mark an installed version as complete, and note which runtime is its."""
+    stamp = {"version": version, "runtime": runtime, "python": sys.executable}
+    write_durably(directory / "installed.json", json.dumps({**stamp, "seal": checksum(json.dumps(stamp))}) + "\n")
+
+
+def runtime_of(directory: Path) -> str | None:
+    """Return which runtime an installed version uses, None where its stamp is damaged."""
+    try:
+        stamp = json.loads((directory / "installed.json").read_bytes())
+        seal = stamp.pop("seal", None)
+        runtime = stamp["runtime"]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return runtime if seal in (None, checksum(json.dumps(stamp))) and isinstance(runtime, str) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,9 +383,8 @@ def install(store: Store, payload: Payload, settings: Settings) -> str:
     for unit in payload.directory.glob("port-agent.service"):
         shutil.copy(unit, directory)
     smoke_test(directory)
-    stamp = {"version": version, "runtime": runtime, "python": sys.executable}
     os.sync()
-    write_durably(directory / "installed.json", json.dumps(stamp) + "\n")
+    write_stamp(directory, version, runtime)
     return directory.name
 
 
@@ -510,7 +552,8 @@ def rollback(store: Store, service: Service, *, only_unconfirmed: bool) -> str:
     trial = store.unconfirmed()
     if only_unconfirmed and trial is None:
         return f"version {current} has worked before; nothing to roll back"
-    if trial is not None and current is not None and trial != current:  # the power went before the switch
+    if trial is not None and current is not None and (trial != current or before == current):
+        # the power went before the switch
         store.back(current, store.before_trial())
         return f"the switch to {trial} was cut off; {current} stays"
     if before is None or before == current:

@@ -4,7 +4,7 @@ import http.client
 import json
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,6 +17,7 @@ from planner.ir.errors import ExitCode, PortError
 
 DEFAULT_RUNTIME_DIR = Path("/run/port-agent")
 _TIMEOUT_S = 30.0
+_PIECE_BYTES = 1 << 16
 
 
 class ControlError(PortError):
@@ -63,31 +64,45 @@ class ControlClient:
 
     def text(self, path: str) -> str:
         """Return a text answer such as the metrics."""
-        return self._answer("GET", path, None).read().decode()
+        return self._whole(self._answer("GET", path, None)).decode()
 
     def upload(self, path: str, file: Path) -> Any:
         """Send a file and return the JSON answer."""
         size = file.stat().st_size
         with file.open("rb") as body:
             answer = self._answer("PUT", path, body, {"Content-Length": str(size)})
-        return json.loads(answer.read())
+        return json.loads(self._whole(answer))
 
     def download(self, path: str, file: Path) -> int:
         """Write the answer to `file` and return its bytes."""
         answer = self._answer("GET", path, None)
         with file.open("wb") as out:
-            while piece := answer.read(1 << 16):
+            for piece in self._pieces(answer.read):
                 out.write(piece)
             return out.tell()
 
     def follow(self, path: str) -> Iterator[str]:
         """Yield pieces of text as they come, until the daemon ends the stream."""
         answer = self._answer("GET", path, None, forever=True)
-        while piece := answer.read1(1 << 16):
+        for piece in self._pieces(answer.read1):
             yield piece.decode("utf-8", "replace")
 
     def _json(self, method: str, path: str, body: bytes | None) -> Any:
-        return json.loads(self._answer(method, path, body).read())
+        return json.loads(self._whole(self._answer(method, path, body)))
+
+    def _whole(self, answer: http.client.HTTPResponse) -> bytes:
+        return b"".join(self._pieces(lambda _: answer.read()))
+
+    def _pieces(self, read: Callable[[int], bytes]) -> Iterator[bytes]:
+        """Yield what `read` gives; raises ControlError where the agent ends before its answer does."""
+        while True:
+            try:
+                piece = read(_PIECE_BYTES)
+            except (OSError, http.client.HTTPException) as error:
+                raise ControlError(f"the agent at {self.path} ended in the middle of its answer; ask again") from error
+            if not piece:
+                return
+            yield piece
 
     def _answer(
         self,

@@ -7,7 +7,6 @@ it as a gap.
 
 import json
 import sqlite3
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from agent.energy.attribution import Charge, EnergyPhase, StepEnergy
 from agent.energy.sources.base import Kind
+from agent.system.checksum import values_checksum
 from agent.system.clock import local_clock_s
 from agent.system.database import DamagedDatabaseError, check_content, is_damage, open_database, set_aside
 from planner.ir.errors import PortError
@@ -314,7 +314,7 @@ def _write(database: sqlite3.Connection, batch: Batch) -> None:
     )
     database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", batch.meta.items())
     meta = dict(database.execute("SELECT key, value FROM meta WHERE key <> ?", (_SEAL,)).fetchall())
-    database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_SEAL, _checksum(meta)))
+    database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_SEAL, values_checksum(meta)))
 
 
 def _merge(sums: dict[_Key, _Sum], key: _Key, more: _Sum) -> None:
@@ -433,11 +433,7 @@ def _meta(database: sqlite3.Connection) -> dict[str, str] | None:
     except (UnicodeDecodeError, AttributeError):
         return None
     seal = meta.pop(_SEAL, None)
-    return meta if seal is None or seal == _checksum(meta) else None
-
-
-def _checksum(meta: Mapping[str, str]) -> str:
-    return f"{zlib.crc32(json.dumps(meta, sort_keys=True).encode()):08x}"
+    return meta if seal is None or seal == values_checksum(meta) else None
 
 
 def _expire(database: sqlite3.Connection, now_unix: float) -> None:

@@ -1,6 +1,7 @@
 """Where a fine-tuning is, kept so that a cut loses little and changes no bit of what follows."""
 
 import hashlib
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,8 +56,17 @@ class Checkpoint:
         if not self.path.is_file():
             return None
         try:
+            _check_sums(self.path)
             found = torch.load(self.path, weights_only=True, mmap=True)
-        except (RuntimeError, ValueError, KeyError, EOFError, OSError) as error:
+        except (
+            RuntimeError,
+            ValueError,
+            KeyError,
+            EOFError,
+            OSError,
+            NotImplementedError,
+            zipfile.BadZipFile,
+        ) as error:
             raise FinetuneError(f"{self.path} is damaged ({error}); remove it to begin anew") from error
         if found["id"] != self._id:
             raise FinetuneError(
@@ -75,3 +85,14 @@ class Checkpoint:
         self.path.unlink(missing_ok=True)
         if self.path.parent.is_dir():
             self.path.parent.rmdir()
+
+
+def _check_sums(path: Path) -> None:
+    """Read each part of a file that torch wrote, which is a zip archive; torch maps the parts and compares no checksum.
+
+    Raises BadZipFile for a part that is damaged, and NotImplementedError and OSError.
+    """
+    with zipfile.ZipFile(path) as archive:
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise zipfile.BadZipFile(f"the checksum of {damaged} differs")

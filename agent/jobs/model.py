@@ -174,6 +174,8 @@ class Job:
     """Finished rounds of a job that waits for data."""
     measured: JobMeasurements = field(default_factory=JobMeasurements)
     result: str | None = None
+    result_checksum: str | None = None
+    """Of the result's file as it was written; None where the worker did not say."""
     promise: JobPromise | None = None
 
     @property

@@ -5,12 +5,12 @@ are taken as they are, and those agents pass over the two fields.
 """
 
 import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from agent.jobs.model import Job, check_spec, from_record, to_record
+from agent.system.checksum import values_checksum
 from planner.ir.errors import PortError
 
 _WRITTEN, _SEAL = "written", "seal"
@@ -45,7 +45,7 @@ class StoredRecord:
 def seal(job: Job, written: int) -> str:
     """Return the record of a job, which is the `written`-th that its store writes."""
     record = {**to_record(job), _WRITTEN: written}
-    return json.dumps({**record, _SEAL: checksum(record)})
+    return json.dumps({**record, _SEAL: values_checksum(record)})
 
 
 def unseal(text: bytes) -> StoredRecord:
@@ -57,12 +57,9 @@ def unseal(text: bytes) -> StoredRecord:
     if not isinstance(record, dict) or type(record.get("id")) is not int:
         raise DamagedRecordError("the record is damaged: it names no job")
     expected = record.pop(_SEAL, None)
-    if expected is not None and expected != checksum(record):
-        raise DamagedRecordError(f"the record is damaged: its checksum is {checksum(record)}, it was {expected!r}")
+    if expected is not None and expected != values_checksum(record):
+        raise DamagedRecordError(
+            f"the record is damaged: its checksum is {values_checksum(record)}, it was {expected!r}"
+        )
     written = record.pop(_WRITTEN, 0)
     return StoredRecord(record["id"], written if type(written) is int else 0, record)
-
-
-def checksum(content: object) -> str:
-    """Return the CRC-32 of plain values; it sees every flipped bit and every burst of up to 32."""
-    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from agent.jobs.directories import JobDirectories
 from agent.jobs.model import Job, JobKind, JobNotFoundError, JobRequestError, JobSpec, JobState, check_spec
-from agent.jobs.records import DamagedRecordError, StoredRecord, checksum, seal, unseal
+from agent.jobs.records import DamagedRecordError, StoredRecord, seal, unseal
+from agent.system.checksum import values_checksum
 from agent.system.database import DamagedDatabaseError, check_content, is_damage, open_database, set_aside
 from planner.ir.errors import PortError
 
@@ -487,7 +488,7 @@ def _settings(connection: sqlite3.Connection) -> tuple[dict[str, str], list[str]
     except (UnicodeDecodeError, AttributeError) as error:
         return {}, [f"a remembered setting is damaged: {error}"]
     seal = settings.pop(_SETTINGS_SEAL, None)
-    if seal is not None and seal != checksum(settings):
+    if seal is not None and seal != values_checksum(settings):
         return {}, ["a remembered setting is damaged"]
     return settings, []
 
@@ -547,7 +548,7 @@ def _write_transaction(
             else:
                 connection.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (key, value))
         if pending.settings:
-            seal = (_SETTINGS_SEAL, checksum(settings))
+            seal = (_SETTINGS_SEAL, values_checksum(settings))
             connection.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", seal)
         connection.execute("COMMIT")
         if pending.settings:  # the log may lose its end to one flipped bit, and no manifest knows of a pause

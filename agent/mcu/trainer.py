@@ -38,6 +38,7 @@ from agent.mcu.snapshot import (
     write_snapshot,
 )
 from agent.system.atomic_file import write_atomically
+from agent.system.checksum import bytes_checksum
 
 REQUEST_S = 0.4
 """A request should not take longer, so that pause and leave act within a second."""
@@ -210,8 +211,8 @@ class BoardTrainer:
         self._last_snapshot = self.position.step
         self._emit(SnapshotTaken(self.position.step, size, self._clock() - start))
 
-    def write_result(self, path: Path | None) -> Path | None:
-        """Write the trained parameters to `path`.
+    def write_result(self, path: Path | None) -> str | None:
+        """Write the trained parameters to `path`, if there is one; return the checksum of the file.
 
         A safetensors file, or with another suffix the snapshot as it is.
         """
@@ -222,7 +223,7 @@ class BoardTrainer:
         if path.suffix == ".safetensors" and snapshot is not None:
             content = export_parameters(snapshot)
         write_atomically(path, content)
-        return path
+        return bytes_checksum(content)
 
     def evaluate(self, samples: BoardSamples) -> BoardEvaluation:
         """Return accuracy and loss of `samples` with the weights as they are on the device."""

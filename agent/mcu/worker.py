@@ -96,8 +96,9 @@ def train(control: Control, tell: Tell, spec: BoardJobSpec, state_dir: Path) -> 
         tell(WorkerReady(pid=os.getpid(), step=trainer.position.step, total_steps=trainer.total_steps))
         while not trainer.run(lambda: control.waits_for_trainer):
             _obey(control, trainer)
-        out = trainer.write_result(spec.out)
-        tell(TrainingFinished(step=trainer.position.step, out=None if out is None else str(out)))
+        checksum = trainer.write_result(spec.out)
+        out = None if spec.out is None else str(spec.out)
+        tell(TrainingFinished(step=trainer.position.step, out=out, out_checksum=checksum))
 
 
 def _connect(control: Control, tell: Tell, trainer: BoardTrainer) -> None:

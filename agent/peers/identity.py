@@ -6,10 +6,10 @@ can claim it. It says which lines in a list are the same device, no more.
 
 import os
 import re
-import zlib
 from pathlib import Path
 
 from agent.system.atomic_file import write_atomically
+from agent.system.checksum import bytes_checksum
 
 FILE_NAME = "device-id"
 SHORT_DIGITS = 12
@@ -30,15 +30,11 @@ def device_id(state_dir: Path) -> str:
         known, *seal = path.read_bytes().decode("ascii", errors="replace").split() or [""]
     except FileNotFoundError:
         known, seal = "", []
-    if _WHOLE.fullmatch(known) and seal in ([], [_checksum(known)]):  # older agents wrote no checksum
+    if _WHOLE.fullmatch(known) and seal in ([], [bytes_checksum(known.encode())]):  # older agents wrote no checksum
         return known
     made = os.urandom(16).hex()
-    write_atomically(path, f"{made} {_checksum(made)}\n".encode())
+    write_atomically(path, f"{made} {bytes_checksum(made.encode())}\n".encode())
     return made
-
-
-def _checksum(whole: str) -> str:
-    return f"{zlib.crc32(whole.encode()):08x}"
 
 
 def short_id(whole: str) -> str:

@@ -219,7 +219,7 @@ class ControlServer:
         return HttpResponse(200, b"", _TEXT, _encoded(self._service.follow_log(name, int(lines))))
 
     async def _result(self, request: HttpRequest, name: str) -> HttpResponse:
-        return HttpResponse(200, b"", "application/octet-stream", _pieces(self._service.result(name)))
+        return HttpResponse(200, b"", "application/octet-stream", _pieces(await self._service.result(name)))
 
     async def _doctor(self, request: HttpRequest) -> HttpResponse:
         fields = await request.json()

@@ -37,6 +37,7 @@ from agent.supervisor.job.promise import promise, promised_plan
 from agent.supervisor.job.worker_kinds import BundleFacts
 from agent.supervisor.status import agent_status, job_summary, set_aside_summary
 from agent.system.atomic_file import sync_directory
+from agent.system.checksum import file_checksum
 from agent.system.directory_handle import DirectoryHandle
 from agent.system.prometheus import exposition
 from agent.worker.attach import AttachRequest
@@ -64,6 +65,19 @@ def _left_s(job: Job) -> float:
     total = job.total_steps or (job.promise.steps if job.promise else None)
     step_s = job.measured.step_s or (job.promise.step_s if job.promise else None)
     return eta_s(job.step, total, step_s) or 0.0
+
+
+def _result_file(job: Job) -> Path | None:
+    """Return the file with the trained weights of a job, None while there is none."""
+    return Path(job.result) if job.result is not None and Path(job.result).is_file() else None
+
+
+async def _result_is_damaged(job: Job) -> bool:
+    """Return whether the file of a job's result is there and is not what its worker wrote; raises OSError."""
+    file = _result_file(job)
+    if file is None or job.result_checksum is None:
+        return False
+    return await asyncio.to_thread(file_checksum, file) != job.result_checksum
 
 
 class MeterUnavailableError(PortError):
@@ -129,12 +143,21 @@ class Service:
         """Return the last lines of a job's log, and what is added until the job is over."""
         return self._follow(self._core.store.find(name), lines)
 
-    def result(self, name: str) -> Path:
-        """Return the file with the trained weights; raises `JobRequestError` while there is none."""
+    async def result(self, name: str) -> Path:
+        """Return the file with the trained weights.
+
+        Raises `JobRequestError` while there is none and where it is not what the worker wrote, OSError.
+        """
         job = self._core.store.find(name)
-        if job.result is None or not Path(job.result).is_file():
+        file = _result_file(job)
+        if file is None:
             raise JobRequestError(f"job {job.label} has no result yet ({job.state.name.lower()})", job.id)
-        return Path(job.result)
+        if await _result_is_damaged(job):
+            what = f"damaged: its checksum differs; `port-agent resume {job.id}` has the job write it again"
+            if job.spec.waits_for_data:
+                what = "damaged, or of a round that was cut as it ended; the next round writes it again"
+            raise JobRequestError(f"the result of job {job.label} is {what}", job.id)
+        return file
 
     async def energy_report(self, query: Mapping[str, str]) -> Row:
         """Return the energy report that a query asks for; raises `MeterUnavailableError`."""
@@ -247,11 +270,12 @@ class Service:
         return await self._change(replace(job, state=JobState.PAUSED, reason="paused by you"), "paused")
 
     async def resume_job(self, name: str) -> JobSummary:
-        """Let a paused, waiting or given-up job go on; raises `JobRequestError`."""
+        """Let a paused, waiting or given-up job go on, or one write its damaged result again; raises `JobRequestError`."""
         job = self._core.store.find(name)
         if job.spec.kind is JobKind.ATTACHED and job.state.is_over:
             raise JobRequestError(f"job {job.label} was a program of {job.spec.owner}; start it again there", job.id)
-        if job.state in (JobState.FINISHED, JobState.CANCELLED):
+        rewrites = job.state is JobState.FINISHED and await _result_is_damaged(job)
+        if job.state in (JobState.FINISHED, JobState.CANCELLED) and not rewrites:
             raise JobRequestError(f"job {job.label} is {job.state.name.lower()}; submit it again", job.id)
         if job.state in (JobState.QUEUED, JobState.RUNNING, JobState.WAITING_DATA):
             await self._settle()

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from agent.system.atomic_file import atomic_stream
+from agent.system.checksum import RunningChecksum
 from agent.train.resident_state import Persistents, bundle_chunks
 from planner.ir.bundle.bundle import Bundle
 from planner.ir.bundle.safetensors_io import encode, tensor_bytes
@@ -47,22 +48,23 @@ def check_result(bundle: Bundle, path: Path) -> None:
         )
 
 
-def save_result(bundle: Bundle, persistents: Persistents, step: int, path: Path) -> int:
-    """Write the model's state as safetensors; return the bytes written.
+def save_result(bundle: Bundle, persistents: Persistents, step: int, path: Path) -> str:
+    """Write the model's state as safetensors; return the checksum of the file.
 
     Raises ResultError, and PageError from reading.
     """
     keys = {name: bundle.result_key(name) for name in bundle.manifest.result}
     tensors = persistents.chunks([k for k in keys.values() if k in bundle.manifest.layouts])
     tensors |= {name: bundle_chunks(bundle, k) for name, k in keys.items() if name not in tensors}
-    written = 0
+    checksum = RunningChecksum()
     try:
         with atomic_stream(path, trained_bytes(bundle)) as stream:
             for piece in encode(tensors, {"format": "pt", "step": str(step)}):
-                written += stream.write(piece)
+                stream.write(piece)
+                checksum.update(piece)
     except OSError as error:
         raise ResultError(
             f"the weights ({format_bytes(trained_bytes(bundle))}) could not be written to {path}: {error.strerror}; make "
             "room or choose another --out, the trained state is safe"
         ) from error
-    return written
+    return checksum.text()

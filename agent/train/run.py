@@ -116,10 +116,13 @@ def _run(trainer: Trainer, told: TorchOptions, control: Control, tell: Tell) -> 
 
     def finish() -> None:
         digest = trainer.digest() if told.digest else None
-        if told.out:
-            trainer.save_weights(told.out)
-        out = str(told.out) if told.out else None
-        tell(TrainingFinished(step=trainer.step, out=out, digest=digest, peak_rss_bytes=peak_resident_bytes()))
+        checksum = trainer.save_weights(told.out) if told.out else None
+        tell(
+            TrainingFinished(
+                step=trainer.step, out=str(told.out) if told.out else None, out_checksum=checksum, digest=digest,
+                peak_rss_bytes=peak_resident_bytes(),
+            )
+        )  # fmt: skip
 
     try:
         trainer.train(on_step, on_commit, finish, tell)

@@ -451,8 +451,8 @@ class Trainer:
         paging = self.pager.stats.since(before)
         return Evaluation(self.step, loss, metric / count if has_metric else None, best, paging)
 
-    def save_weights(self, path: Path) -> int:
-        """Write the model's state as safetensors, atomically; return the bytes written. Raises ResultError.
+    def save_weights(self, path: Path) -> str:
+        """Write the model's state as safetensors, atomically; return the file's checksum. Raises ResultError.
 
         Names are those of `model.state_dict()`, tied tensors once: read it with `safetensors.torch.load_model`.
         """

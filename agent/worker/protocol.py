@@ -162,11 +162,13 @@ class DeviceInterrupted(_EventMessage, frozen=True, kw_only=True, tag="interrupt
 class TrainingFinished(_EventMessage, frozen=True, kw_only=True, tag="finished"):
     """The job is done.
 
-    `out`: the file of its weights, `digest`: a checksum over its state, where asked for.
+    `out`: the file of its weights, `out_checksum`: the CRC-32 of that file, `digest`: a checksum over its state, where
+    asked for.
     """
 
     step: int
     out: str | None = None
+    out_checksum: str | None = None
     digest: str | None = None
     peak_rss_bytes: int | None = None
 

@@ -21,6 +21,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from agent.system.atomic_file import write_atomically
+from agent.system.checksum import bytes_checksum
 from agent.worker.control import LeftOnRequest
 from agent.worker.options import WorkerOptions
 from agent.worker.protocol import (
@@ -242,10 +244,12 @@ def run(arguments: WorkerOptions, bundle: dict[str, Any], control: FakeControl) 
         if control.stopping:
             raise LeftOnRequest("stopped on request")
     save(control, arguments.state_dir, state)
+    out = checksum = None
     if arguments.out:
         text = json.dumps({"step": state["step"], "weights": [weight.hex() for weight in state["weights"]]})
-        arguments.out.write_text(text)
-    control.say(TrainingFinished(step=state["step"], out=str(arguments.out) if arguments.out else None))
+        write_atomically(arguments.out, text.encode())
+        out, checksum = str(arguments.out), bytes_checksum(text.encode())
+    control.say(TrainingFinished(step=state["step"], out=out, out_checksum=checksum))
     return ExitCode.DONE
 
 

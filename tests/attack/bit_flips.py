@@ -1,5 +1,6 @@
 """One bit flips in a file of the state directory, at rest or after a kill; then the agent starts on it."""
 
+import asyncio
 import collections
 import random
 import shutil
@@ -11,16 +12,18 @@ from pathlib import Path
 from agent.energy.attribution import Charge, EnergyPhase
 from agent.energy.ledger import Ledger, LedgerError, MeterGap
 from agent.energy.sources.base import Kind
+from agent.follow.decisions.kept_plans import KeptPlan, keep_plan, read_plan
 from agent.jobs.model import Job, JobSpec, JobState
 from agent.jobs.store import JobStore
 from agent.peers.identity import device_id
 from agent.supervisor.inbox import Inboxes
+from deploy.versions import SetupError, Store, rollback, write_stamp
 from planner.ir.bundle.bundle import Bundle, BundleError
 from planner.ir.errors import PortError
 from tests.agent.jobs_small import small_bundle
 from tests.agent.train.trained_job import train
 from tests.attack.outcome import AttackOutcome
-from tests.attack.short_service import jobs_afterwards, serve_shortly
+from tests.attack.short_service import flip_result, jobs_afterwards, serve_shortly
 from tests.planner.bundles import read_everything
 
 CUT_AFTER = 4
@@ -41,12 +44,12 @@ def flip_each(
     name: str, original: Path, scratch: Path, every_bytes: int, seed: int, judge: Callable[[Path], tuple[str, str]]
 ) -> AttackOutcome:
     """Flip bit after bit in copies of a directory; `judge` says how it ended, and what is wrong if anything is."""
-    files = sorted(path for path in original.rglob("*") if path.is_file())
+    files = sorted(path for path in original.rglob("*") if path.is_file() and not path.is_symlink())
     endings: collections.Counter[str] = collections.Counter()
     harmed = []
     for file, bit in flips(files, every_bytes, seed):
         shutil.rmtree(scratch, ignore_errors=True)
-        shutil.copytree(original, scratch)
+        shutil.copytree(original, scratch, symlinks=True)
         victim = scratch / file.relative_to(original)
         content = bytearray(victim.read_bytes())
         content[bit // 8] ^= 1 << bit % 8
@@ -149,6 +152,85 @@ def attack_daemon_files(scratch: Path, *, every_bytes: int, seed: int = 1) -> At
         return "started, every job there", jobs_afterwards(folder)
 
     return flip_each("bit flips, other files of a daemon", small, scratch / "x", every_bytes, seed, judge)
+
+
+# --- the result of a finished job
+
+
+def attack_result(scratch: Path, *, every_bytes: int, seed: int = 1) -> AttackOutcome:
+    """Flip bits in a result: the daemon hands out none that is not what was written, and has it written again."""
+    folder = scratch / "work"
+    folder.mkdir()
+    return asyncio.run(flip_result(folder / "service", lambda file: flips([file], every_bytes, seed)))
+
+
+# --- plans that are kept for programs that are followed
+
+
+def attack_kept_plans(
+    scratch: Path, setenv: Callable[[str, str], None], *, every_bytes: int, seed: int = 1
+) -> AttackOutcome:
+    """Flip bits in a kept plan: it is not read, and is made anew."""
+    original = scratch / "cache"
+    setenv("XDG_CACHE_HOME", str(original))
+    plan = KeptPlan("milp", 1.5, [(0, 3, 1, False), (1, 0, 2, True)], [(0, 2)], (45e6, 25e6))
+    keep_plan("a" * 32, plan)
+
+    def judge(directory: Path) -> tuple[str, str]:
+        setenv("XDG_CACHE_HOME", str(directory))
+        found = read_plan("a" * 32)
+        return "made anew" if found is None else "harmless", "" if found in (None, plan) else f"another plan: {found}"
+
+    return flip_each("bit flips, kept plans", original, scratch / "x", every_bytes, seed, judge)
+
+
+# --- what says at boot which version runs
+
+
+def attack_boot_files(scratch: Path, *, every_bytes: int, seed: int = 1) -> AttackOutcome:
+    """Flip bits while a version that does not come up is on trial: the one before runs again, with its dependencies."""
+    original = scratch / "original"
+    store = Store(original)
+    for version in ("1.0", "1.1", "1.2"):
+        runtime = store.root / "runtimes" / f"cp311-{version}"
+        runtime.mkdir(parents=True)
+        store.version(version).mkdir(parents=True)
+        write_stamp(store.version(version), version, runtime.name)
+        store.switch(version)
+
+    def judge(root: Path) -> tuple[str, str]:
+        found = Store(root)
+        try:
+            rollback(found, _NoService(), only_unconfirmed=True)
+            found.prune()
+        except (SetupError, ValueError, OSError) as error:
+            return "not rolled back", f"{type(error).__name__}: {error}"
+        kept = found.linked("previous") == "1.0"
+        wrong = "" if found.linked("current") == "1.1" else f"{found.linked('current')} is current"
+        if not (root / "runtimes/cp311-1.1").is_dir():
+            wrong = "the dependencies of the version that runs are gone"
+        return "rolled back, nothing lost" if kept else "rolled back, the version before forgotten", wrong
+
+    return flip_each("bit flips, boot files", original, scratch / "x", every_bytes, seed, judge)
+
+
+class _NoService:
+    """A machine at boot: nothing runs yet."""
+
+    def wanted(self) -> bool:
+        return False
+
+    def restart(self) -> None:
+        raise AssertionError("nothing is to be started")
+
+    def alive(self) -> bool:
+        return False
+
+    def use(self, directory: Path) -> None:
+        pass
+
+    def runtime_dir(self) -> str | None:
+        return None
 
 
 # --- what the rounds of a job took from its inbox

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from planner.ir.errors import PortError
 from tests.agent.live import seams
 from tests.agent.live_daemon import BUNDLE, CONFIG
 from tests.agent.worker_program import undisturbed_weights
+from tests.attack.outcome import AttackOutcome
 
 SHORT = {**BUNDLE, "steps": 12, "instruction_s": 0.0, "checkpoint_every": 4}
 ASKED = {"held": "pause", "gone": "cancel", "trained": ""}
@@ -113,6 +115,46 @@ async def _serve(folder: Path, promised: dict[str, str]) -> None:
             await service.until_over("trained", GIVEN_UP_S)
     finally:
         await service.stop()
+
+
+def _flip(file: Path, good: bytes, bit: int) -> None:
+    content = bytearray(good)
+    content[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(content)
+
+
+async def flip_result(folder: Path, flips: Callable[[Path], Iterable[tuple[Path, int]]]) -> AttackOutcome:
+    """Flip each bit that `flips` says of a finished job's result, and fetch it; then have it written again."""
+    service = _Service(folder)
+    await service.start()
+    out = folder.with_name("out")
+    harmed, tried = [], 0
+
+    async def fetch() -> bytes | None:
+        done = await service.ask(service.client.download, "/v1/jobs/trained/result", out)
+        return None if done is None else out.read_bytes()
+
+    try:
+        bundle = folder.with_name("bundle.json")
+        bundle.write_text(json.dumps(SHORT))
+        token = await service.ask(service.client.upload, "/v1/uploads", bundle)
+        await service.ask(service.client.post, "/v1/jobs", name="trained", upload=token["upload"])
+        await service.until_over("trained", PATIENCE_S)
+        result = Path((await service.ask(service.client.get, "/v1/jobs/trained"))["result"])
+        good = await fetch() or b""
+        for _, bit in flips(result):
+            tried += 1
+            _flip(result, good, bit)
+            if await fetch() is not None:
+                harmed.append(f"bit {bit}: handed out")
+        await service.ask(service.client.post, "/v1/jobs/trained/resume")
+        await service.until_over("trained", PATIENCE_S)
+        if not good or await fetch() != good:
+            harmed.append("not written again")
+    finally:
+        await service.stop()
+    notes = f"{tried - len(harmed)} refused and said, then written again"
+    return AttackOutcome("bit flips, result of a job", tried, tried - len(harmed), tuple(harmed), notes)
 
 
 def serve_and_be_heard(folder: Path) -> None:

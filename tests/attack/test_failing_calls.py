@@ -14,14 +14,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_some_calls_of_the_job_store(tmp_path: Path, survived: Survived) -> None:
-    outcome = attack_every_call("store", tmp_path, 41)
+def test_some_calls_of_the_job_store(scratch: Path, survived: Survived) -> None:
+    outcome = attack_every_call("store", scratch, 41)
     assert outcome.tried >= 10
     survived(outcome)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "every"), [("store", 1), ("daemon", 9), ("train", 1)])
-def test_every_call(tmp_path: Path, name: str, every: int, survived: Survived) -> None:
+def test_every_call(scratch: Path, name: str, every: int, survived: Survived) -> None:
     """All of a daemon's take an hour: `python -m tests.attack.failing_calls daemon DIRECTORY 1`."""
-    survived(attack_every_call(name, tmp_path, every))
+    survived(attack_every_call(name, scratch, every))

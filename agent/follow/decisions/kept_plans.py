@@ -2,7 +2,7 @@
 
 Files in the user's cache, one for each step.
 
-A plan is advice, so a file that is damaged, or somebody else's, costs time and nothing else.
+A plan is advice, so a file that is somebody else's costs time and nothing else; one that is damaged is not read.
 """
 
 import contextlib
@@ -15,12 +15,13 @@ from pathlib import Path
 import msgspec
 
 from agent.follow.decisions.trace import SegmentPlan
+from agent.system.checksum import bytes_checksum
 from planner.ir.traced import TracedPlan
 
 _PLANS_KEPT = 128
 """Files of some 20 KB; those not written for longest go."""
 
-_FORMAT = 2
+_FORMAT = 3
 
 _OTHER_MEDIUM = 4.0
 """A plan for a medium so many times faster or slower is made anew; a busy one varies by less."""
@@ -93,7 +94,9 @@ def read_plan(name: str) -> KeptPlan | None:
     if folder is None:
         return None
     with contextlib.suppress(OSError, msgspec.DecodeError):
-        return msgspec.msgpack.decode((folder / name).read_bytes(), type=KeptPlan)
+        seal, _, content = (folder / name).read_bytes().partition(b"\n")
+        if seal == bytes_checksum(content).encode():
+            return msgspec.msgpack.decode(content, type=KeptPlan)
     return None
 
 
@@ -105,7 +108,8 @@ def keep_plan(name: str, plan: KeptPlan) -> None:
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         draft = folder / f".{name}.{os.getpid()}"
-        draft.write_bytes(msgspec.msgpack.encode(plan))
+        content = msgspec.msgpack.encode(plan)
+        draft.write_bytes(bytes_checksum(content).encode() + b"\n" + content)
         draft.replace(folder / name)
         kept = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
         for old in kept[:-_PLANS_KEPT]:

@@ -81,7 +81,7 @@ class ProgressRecorder:
             case MemoryReleased():
                 self._store.keep_in_memory(self._wrote(job, event.paged_out_bytes))
             case TrainingFinished():
-                run.out = event.out
+                run.out, run.out_checksum = event.out, event.out_checksum
             case TrainingFailed():
                 self._log(run, f"failed: {event.code}: {event.message}")
 

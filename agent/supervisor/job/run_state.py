@@ -84,6 +84,7 @@ class Run:
     waits_for: str | None = None
     """Why its worker cannot get on although it may: a board that is not there."""
     out: str | None = None
+    out_checksum: str | None = None
 
     @property
     def figures(self) -> PlanFigures | None:

@@ -463,7 +463,7 @@ class Runner:
                 self._inboxes.finish_round(job.spec.name, self._store.job_dir(job.id), run.round)
             except OSError as error:
                 self._records.report("inbox", key=job.spec.name, reason=str(error))
-        return replace(job, result=run.out)
+        return replace(job, result=run.out, result_checksum=run.out_checksum)
 
     def _settle(self, job: Job, outcome: WorkerOutcome, detail: str, ended: Ended | None = None) -> None:
         self._records.settle(job, outcome, detail, self._surroundings.give_up_after, ended or Ended())

@@ -47,3 +47,22 @@ def test_a_damaged_one_is_refused(asked: FinetuneOptions) -> None:
     checkpoint.path.write_bytes(checkpoint.path.read_bytes()[:100])
     with pytest.raises(FinetuneError, match=r"is damaged .* remove it to begin anew"):
         checkpoint.read([torch.ones(9)], {})
+
+
+def test_no_flipped_bit_goes_unseen(asked: FinetuneOptions) -> None:
+    checkpoint = Checkpoint(asked, [])
+    checkpoint.write(FinetuneProgress(3, 2.5), [torch.ones(9)], {})
+    content = checkpoint.path.read_bytes()
+    refused = 0
+    for place in range(0, len(content), 3):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << place % 8
+        checkpoint.path.write_bytes(flipped)
+        weight = torch.zeros(9)
+        try:
+            progress = checkpoint.read([weight], {})
+        except FinetuneError:
+            refused += 1
+            continue
+        assert progress == FinetuneProgress(3, 2.5) and torch.equal(weight, torch.ones(9)), place
+    assert refused > len(content) // 12

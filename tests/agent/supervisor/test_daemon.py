@@ -41,6 +41,26 @@ async def test_a_job_is_trained_and_its_result_fetched(tmp_path: Path) -> None:
 
 
 @go
+async def test_a_damaged_result_is_not_handed_out_and_is_written_again(tmp_path: Path) -> None:
+    async with running(tmp_path) as live:
+        number = await live.submit(BUNDLE, name="birds")
+        await live.until_state(number, JobState.FINISHED)
+        result = live.core.store.job_dir(number) / "out.safetensors"
+        good = result.read_bytes()
+        result.write_bytes(good[:-9] + bytes([good[-9] ^ 1]) + good[-8:])
+        for path in (f"/v1/jobs/{number}/result", "/v1/jobs/birds/result"):
+            with pytest.raises(ControlError, match=r"job 1 \(birds\) is damaged: .* `port-agent resume 1`") as caught:
+                await live.ask(live.client.download, path, tmp_path / "out")
+            assert caught.value.status == 409 and not (tmp_path / "out").exists()
+        await live.ask(live.client.post, f"/v1/jobs/{number}/resume")
+        await live.until_state(number, JobState.FINISHED)
+        await live.ask(live.client.download, f"/v1/jobs/{number}/result", tmp_path / "out")
+        assert (tmp_path / "out").read_bytes() == good
+        with pytest.raises(ControlError, match="is finished; submit it again"):
+            await live.ask(live.client.post, f"/v1/jobs/{number}/resume")
+
+
+@go
 async def test_pulling_the_plug_stops_and_the_job_resumes_bit_exactly(tmp_path: Path) -> None:
     bundle = {**BUNDLE, "steps": 40}
     expected = await undisturbed(tmp_path / "plain", bundle)

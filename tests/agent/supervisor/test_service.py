@@ -220,12 +220,12 @@ async def test_what_a_job_has_not_is_said(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
         service, job = Service(made.core), made.add("birds")
         with pytest.raises(JobRequestError, match=r"job 1 \(birds\) has no result yet \(queued\)"):
-            service.result("birds")
+            await service.result("birds")
         put(made, job, JobState.FINISHED, result=str(tmp_path / "gone.safetensors"))
         with pytest.raises(JobRequestError, match=r"has no result yet \(finished\)"):
-            service.result("birds")
+            await service.result("birds")
         (tmp_path / "gone.safetensors").write_text("weights")
-        assert service.result("birds").read_text() == "weights"
+        assert (await service.result("birds")).read_text() == "weights"
         with pytest.raises(JobRequestError, match="takes no data from an inbox; submit it with --inbox"):
             service.inbox("birds")
         with pytest.raises(MeterUnavailableError, match="could not be opened"):

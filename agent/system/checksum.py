@@ -1,0 +1,41 @@
+"""CRC-32 of what lies on disk, in hexadecimal: it sees every flipped bit and every burst of up to 32."""
+
+import json
+import zlib
+from pathlib import Path
+
+_PIECE_BYTES = 1 << 20
+
+
+class RunningChecksum:
+    """The checksum of content that comes piece by piece."""
+
+    def __init__(self) -> None:
+        self._crc = 0
+
+    def update(self, piece: bytes | memoryview) -> None:
+        """Take in the next piece."""
+        self._crc = zlib.crc32(piece, self._crc)
+
+    def text(self) -> str:
+        """Return the checksum of all pieces so far: eight digits."""
+        return f"{self._crc:08x}"
+
+
+def bytes_checksum(content: bytes) -> str:
+    """Return the checksum of bytes."""
+    return f"{zlib.crc32(content):08x}"
+
+
+def values_checksum(content: object) -> str:
+    """Return the checksum of plain values, in whatever order their keys are."""
+    return bytes_checksum(json.dumps(content, sort_keys=True).encode())
+
+
+def file_checksum(path: Path) -> str:
+    """Return the checksum of a file, read at the medium's speed; raises OSError."""
+    running = RunningChecksum()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            running.update(piece)
+    return running.text()

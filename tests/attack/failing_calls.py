@@ -1,7 +1,7 @@
 """Every system call of a short run fails once, or from then on: no job and no step is lost, and nothing is told raw.
 
 The run is a process of its own under a preloaded library (`failing_calls.c`, compiled here), which forks for each
-attempt: `python -m tests.attack.failing_calls store|daemon|train FOLDER EVERY`.
+attempt. Several such processes share the work: `attack_every_call`.
 """
 
 import ctypes
@@ -13,8 +13,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent.jobs.model import JobSpec, JobState
@@ -45,30 +47,54 @@ class Scenario:
     check: Callable[[Path], str]
 
 
-def attack_every_call(name: str, scratch: Path, every: int) -> AttackOutcome:
-    """Run a scenario in a process with the library; every `every`-th call of it is made to fail."""
+def attack_every_call(name: str, scratch: Path, every: int, processes: int = 1) -> AttackOutcome:
+    """Run a scenario in so many processes with the library; every `every`-th call of it is made to fail."""
     library = scratch / "failing_calls.so"
     subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"], check=True)
-    command = [sys.executable, "-m", __name__, name, str(scratch / "work"), str(every)]
-    done = subprocess.run(
-        command, env={**os.environ, "LD_PRELOAD": str(library)}, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr[-3000:])
-    values = json.loads(done.stdout.splitlines()[-1])
-    return AttackOutcome(**{**values, "harmed": tuple(values["harmed"])})
+    tried, refused, harmed = 0, 0, []
+    with ExitStack() as running:
+        started = []
+        for place in range(processes):
+            folder = scratch / str(place)
+            folder.mkdir()
+            command = [
+                sys.executable,
+                "-m",
+                __name__,
+                name,
+                str(folder / "work"),
+                str(every),
+                str(place),
+                str(processes),
+            ]
+            said = running.enter_context(tempfile.TemporaryFile("w+"))
+            environment = {**os.environ, "LD_PRELOAD": str(library)}
+            process = subprocess.Popen(command, env=environment, stdout=said, stderr=subprocess.STDOUT)
+            started.append((running.enter_context(process), said))
+        for process, said in started:
+            failed = process.wait()
+            said.seek(0)
+            text = said.read()
+            if failed:
+                raise RuntimeError(text[-3000:])
+            part = json.loads(text.splitlines()[-1])
+            tried, refused, harmed = tried + part["tried"], refused + part["refused"], harmed + part["harmed"]
+    notes = f"{refused} refused with a sentence, {tried - refused - len(harmed)} went through"
+    return AttackOutcome(f"failing system calls, {name}", tried, tried - len(harmed), tuple(harmed), notes)
 
 
-def _attack(name: str, scenario: Scenario, folder: Path, every: int) -> AttackOutcome:
+def _attack(scenario: Scenario, folder: Path, every: int, place: int, processes: int) -> dict[str, object]:
+    """Do the `place`-th share of the work; return how many attempts were made, how many refused, and what did harm."""
     library = ctypes.CDLL(None)
     library.failing_calls.restype = ctypes.c_long
     library.failing_arm.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int]
     tried, harmed, refused = 0, [], 0
-    for fault, (error, stays) in FAULTS.items():
+    for order, (fault, (error, stays)) in enumerate(FAULTS.items()):
         count = _calls(scenario, folder, library, error)
-        for number in range(1 + tried % every, count + 1, every):
+        first = 1 + order * every // len(FAULTS) + place * every  # not the same calls for each fault
+        for number in range(first, count + 1, every * processes):
             tried += 1
-            place = f"{fault}, call {number} of {count}"
+            where = f"{fault}, call {number} of {count}"
             shutil.rmtree(folder, ignore_errors=True)
             (folder / "out").mkdir(parents=True)
             library.failing_arm(str(folder).encode(), number, error, int(stays))
@@ -76,13 +102,12 @@ def _attack(name: str, scenario: Scenario, folder: Path, every: int) -> AttackOu
             library.failing_arm(b"", 0, 0, 0)
             refused += said.startswith("refused")
             if not said.startswith(("done", "refused")):
-                harmed.append(f"{place}: {said}")
+                harmed.append(f"{where}: {said}")
                 continue
             wrong = _in_a_fork(lambda: _must_be_clean(scenario.check(folder)))
             if wrong != "done":
-                harmed.append(f"{place}: {said}; afterwards {wrong}")
-    notes = f"{refused} refused with a sentence, {tried - refused - len(harmed)} went through"
-    return AttackOutcome(f"failing system calls, {name}", tried, tried - len(harmed), tuple(harmed), notes)
+                harmed.append(f"{where}: {said}; afterwards {wrong}")
+    return {"tried": tried, "refused": refused, "harmed": harmed}
 
 
 def _calls(scenario: Scenario, folder: Path, library: ctypes.CDLL, error: int) -> int:
@@ -202,8 +227,9 @@ def _check_trained(digest: str, folder: Path) -> str:
 
 
 def main() -> None:
-    """Attack as the command line says, and print the outcome as JSON."""
+    """Attack as `attack_every_call` says, and print what came of it as JSON."""
     name, folder, every = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    place, processes = (int(word) for word in sys.argv[4:6])
     scenario = Scenario(_use_store, _check_store)
     if name == "daemon":
         scenario = Scenario(serve_and_be_heard, check_service)
@@ -212,7 +238,7 @@ def main() -> None:
 
         digest = train(folder.with_name("reference"), steps=4)[1]
         scenario = Scenario(_train, lambda made: _check_trained(digest, made))
-    sys.stdout.write(json.dumps(asdict(_attack(name, scenario, folder, every))) + "\n")
+    sys.stdout.write(json.dumps(_attack(scenario, folder, every, place, processes)) + "\n")
 
 
 if __name__ == "__main__":

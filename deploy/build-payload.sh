@@ -40,7 +40,7 @@ if command -v ldd >/dev/null; then
 fi
 
 "$python" -m pip download --quiet --no-deps --dest "$payload" pip
-cp "$here/requirements.txt" "$payload/"
+cp "$here/requirements.txt" "$here/hashes.txt" "$payload/"
 if [ "${2-}" = --wheels ]; then
 	"$python" -m pip download --quiet --only-binary=:all: --dest "$payload/wheelhouse" -r "$here/requirements.txt"
 	"$python" "$here/versions.py" hashes "$payload/wheelhouse" >"$payload/wheelhouse.txt"

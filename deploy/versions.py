@@ -37,6 +37,8 @@ RUNTIME_BYTES = 1_500_000_000
 CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 WHEELHOUSE_HASHES = "wheelhouse.txt"
 """In a package that brings its wheels: their hashes, written when it was built."""
+INDEX_HASHES = "hashes.txt"
+"""In every package: the hashes of what the package index has of each version in requirements.txt but torch."""
 CUDA_PARTS = re.compile(r"^(nvidia[-_]|cuda[-_]|triton)", re.IGNORECASE)
 """Distributions that a CUDA build of torch drags in: gigabytes, useless on a Pi."""
 
@@ -63,7 +65,7 @@ class Settings:
     settle_s: float
     """How long a started version must stay up, answering, before the switch counts."""
     hashes: str = ""
-    """A file that `hashes` wrote, which every wheel must be in; empty: the package's own, if it brings wheels."""
+    """A file that `hashes` wrote, which every wheel must be in; empty: the package's own."""
 
     @classmethod
     def read(cls, file: Path, environment: Mapping[str, str]) -> "Settings":
@@ -429,7 +431,11 @@ def ensure_runtime(runtime: Path, payload: Payload, settings: Settings) -> None:
         index = ["--index-url", settings.torch_index] if settings.torch_index else []
         pip_requirements([*common, "--no-deps", *index], torch, runtime, settings)
         refuse_cuda(runtime, settings)
-        pip_requirements([*common, "--no-deps"], wanted.replace(torch, ""), runtime, settings)
+        rest, hashes = wanted.replace(torch, ""), payload.directory / INDEX_HASHES
+        if not settings.hashes and hashes.exists():
+            common.append("--require-hashes")
+            rest = hashed_lock(rest, hashes)
+        pip_requirements([*common, "--no-deps"], rest, runtime, settings)
     refuse_cuda(runtime, settings)
     os.sync()
     write_durably(runtime / ".complete", payload.lock.read_text())
@@ -461,9 +467,9 @@ def wheel_hashes(directory: Path) -> str:
 
 
 def hashed_lock(lock: str, hashes: Path) -> str:
-    """Return a file of hashes; raise unless it has every version that the lock names."""
+    """Return a file of hashes, one line for each version; raise unless it has every version that the lock names."""
     try:
-        text = hashes.read_text()
+        text = hashes.read_text().replace("\\\n", "")
     except OSError as error:
         raise SetupError(f"PORT_HASHES: {hashes} cannot be read: {error.strerror}") from error
     have = set(re.findall(r"^(\S+==\S+) +--hash=", text, re.MULTILINE))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.versions import hashed_lock
 from tests.systemd.packages import CHECKOUT
 
 SCRIPTS = sorted([*CHECKOUT.glob("deploy/*.sh"), *CHECKOUT.glob("deploy/*/*.sh"), *CHECKOUT.glob("deploy/debian/*")])
@@ -67,6 +68,16 @@ def test_lock_satisfies_the_project() -> None:
         match = re.match(r"([a-z0-9-]+)>=([0-9.]+)", requirement)
         assert match is not None, requirement
         assert as_numbers(pinned[match[1]]) >= as_numbers(match[2]), requirement
+
+
+def test_every_locked_version_has_its_hashes() -> None:
+    """Of files of both Linux machines; torch comes from an index of its own."""
+    lock = (CHECKOUT / "deploy/requirements.txt").read_text()
+    rest = re.sub(r"^torch==.*\n", "", lock, flags=re.MULTILINE)
+    hashed = hashed_lock(rest, CHECKOUT / "deploy/hashes.txt")
+    lines = [line for line in hashed.splitlines() if line and not line.startswith("#")]
+    assert len(lines) == len(re.findall(r"^\S+==", rest, re.MULTILINE))
+    assert all(re.fullmatch(r"\S+==\S+( +--hash=sha256:[0-9a-f]{64})+", line) for line in lines)
 
 
 def as_numbers(version: str) -> tuple[int, ...]:

@@ -237,15 +237,39 @@ def write_wheel(directory: Path, name: str, version: str, *, changed: bool = Fal
     return file
 
 
+def test_a_wheel_of_an_index_that_was_exchanged_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but torch, whose own index has other files than the package index."""
+    monkeypatch.setattr(versions, "RUNTIME_BYTES", 0)
+    payload = payload_with_pip(tmp_path / "a", "torch==0.0.1\nSome.Part==1.2\n")
+    wheels = tmp_path / "wheels"
+    write_wheel(wheels, "some_part", "1.2")
+    lines = versions.wheel_hashes(wheels).replace(" --hash", " \\\n    --hash")
+    (payload.directory / versions.INDEX_HASHES).write_text(f"# as uv writes them\n{lines}")
+    write_wheel(wheels, "torch", "0.0.1+cpu")
+    for name, value in {"CONFIG_FILE": "/dev/null", "NO_INDEX": "1", "FIND_LINKS": str(wheels)}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    versions.ensure_runtime(tmp_path / "good", payload, SETTINGS)
+    assert (tmp_path / "good/some_part.py").exists() and (tmp_path / "good/torch.py").exists()
+    write_wheel(wheels, "some_part", "1.2", changed=True)
+    with pytest.raises(SetupError, match="was damaged or exchanged"):
+        versions.ensure_runtime(tmp_path / "bad", payload, SETTINGS)
+
+
+def payload_with_pip(directory: Path, lock: str) -> Payload:
+    """Return a payload that brings the pip of this environment."""
+    payload = make_payload(directory, "1.0", lock)
+    (directory / "pip-1-py3-none-any.whl").mkdir()
+    (directory / "pip-1-py3-none-any.whl/pip").symlink_to(Path(pip.__file__).parent)
+    return payload
+
+
 @pytest.mark.parametrize("bundled", [True, False])
 def test_a_wheel_that_was_exchanged_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bundled: bool
 ) -> None:
     monkeypatch.setattr(versions, "RUNTIME_BYTES", 0)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    payload = make_payload(tmp_path / "a", "1.0", "torch==0.0.1\nSome.Part==1.2\n")
-    (payload.directory / "pip-1-py3-none-any.whl").mkdir()
-    (payload.directory / "pip-1-py3-none-any.whl/pip").symlink_to(Path(pip.__file__).parent)
+    payload = payload_with_pip(tmp_path / "a", "torch==0.0.1\nSome.Part==1.2\n")
     wheels = payload.directory / "wheelhouse" if bundled else tmp_path / "wheels"
     write_wheel(wheels, "torch", "0.0.1+cpu")
     hashes = payload.directory / "wheelhouse.txt" if bundled else tmp_path / "hashes.txt"

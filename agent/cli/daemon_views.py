@@ -53,8 +53,8 @@ def watch(fetch: Callable[[], Mapping[str, Any]]) -> int:
 def status_screen(status: Mapping[str, Any]) -> Group:
     """Return the whole status: state, reasons, job, device, energy, health."""
     parts: list[RenderableType] = [_headline(status)]
-    if status["job"] is not None:
-        parts += [Text(), *_current_job(status["job"], status)]
+    for run in status["running"]:
+        parts += [Text(), *_current_job(run, status)]
     if status["waiting"]:
         parts += [Text(), jobs_table(status["waiting"][:6], title="Waiting")]
         if len(status["waiting"]) > 6:
@@ -109,6 +109,8 @@ def _current_job(job: Mapping[str, Any], status: Mapping[str, Any]) -> Iterable[
         memory.append(f"peak {format_bytes(job['peak_rss_bytes'])}")
     if memory:
         table.add_row(_label("Memory"), ", ".join(memory))
+    if job["waits_for"]:
+        table.add_row(_label("Waits for"), Text(job["waits_for"]))
     table.add_row(_label("Energy"), _energy(job, status["energy"]))
     return [table]
 

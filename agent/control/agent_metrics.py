@@ -1,6 +1,6 @@
 """The supervisor's metrics. What is not known is left out instead of zero."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from agent.control.answers import AgentStatus, DeviceState, RunStatus
 from agent.jobs.model import Job, JobState
@@ -23,8 +23,7 @@ def agent_families(status: AgentStatus, jobs: Iterable[Job]) -> Iterator[MetricF
     yield _shares("health_items", "Problems that hold now, by severity.", "severity", _SEVERITIES, severities)
     states = [job.state.name.lower() for job in jobs]
     yield _shares("jobs", "Jobs by state.", "state", [state.name.lower() for state in JobState], states)
-    if status.job is not None:
-        yield from _run_families(status.job)
+    yield from _run_families(status.running)
 
 
 def _device_families(facts: DeviceState) -> Iterator[MetricFamily]:
@@ -35,13 +34,18 @@ def _device_families(facts: DeviceState) -> Iterator[MetricFamily]:
     yield gauge("memory_available_bytes", "Memory available.", facts.available_memory_bytes)
 
 
-def _run_families(run: RunStatus) -> Iterator[MetricFamily]:
-    labels = {"job": str(run.id), "name": run.name}
-    yield gauge("job_step", "Step of the running job.", run.step, labels)
-    yield gauge("job_total_steps", "Steps of the running job in all.", run.total_steps, labels)
-    yield gauge("job_loss", "Loss of the newest step.", run.loss, labels)
-    yield gauge("job_step_seconds", "Smoothed time of a step.", run.step_s, labels)
-    yield gauge("job_memory_limit_bytes", "Memory limit of the worker.", run.memory_limit_bytes, labels)
+def _run_families(runs: Sequence[RunStatus]) -> Iterator[MetricFamily]:
+    def of_each(name: str, meaning: str, values: Iterable[float | None]) -> MetricFamily:
+        labelled = zip(({"job": str(run.id), "name": run.name} for run in runs), values, strict=True)
+        return MetricFamily(
+            name, "gauge", meaning, tuple((labels, float(value)) for labels, value in labelled if value is not None)
+        )
+
+    yield of_each("job_step", "Step of a running job.", [run.step for run in runs])
+    yield of_each("job_total_steps", "Steps of a running job in all.", [run.total_steps for run in runs])
+    yield of_each("job_loss", "Loss of the newest step.", [run.loss for run in runs])
+    yield of_each("job_step_seconds", "Smoothed time of a step.", [run.step_s for run in runs])
+    yield of_each("job_memory_limit_bytes", "Memory limit of the worker.", [run.memory_limit_bytes for run in runs])
 
 
 def _shares(name: str, meaning: str, label: str, values: Iterable[str], seen: list[str]) -> MetricFamily:

@@ -57,7 +57,7 @@ class JobDetail:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """The job that has a worker, and what the worker does."""
+    """A job that has a worker, and what the worker does."""
 
     id: int
     name: str
@@ -123,6 +123,9 @@ class AgentStatus:
     codes: tuple[str, ...]
     paused_until: float | None
     job: RunStatus | None
+    """The run that a line about the agent is about: this computer's, or while it has none a board's."""
+    running: tuple[RunStatus, ...]
+    """All jobs that have a worker, this computer's first."""
     waiting: tuple[JobSummary, ...]
     facts: DeviceState
     flash_written_today_bytes: int
@@ -137,8 +140,8 @@ class AgentStatus:
         """Return plain values; two names are those that version 1 began with."""
         plain = {"v": API_VERSION, **asdict(self), "health": [item.as_json() for item in self.health]}
         plain["facts"]["voices"] = plain["facts"].pop("idle_signals")
-        if plain["job"] is not None:
-            plain["job"]["wish"] = plain["job"].pop("requested")
+        for run in (*plain["running"], *([] if plain["job"] is None else [plain["job"]])):
+            run["wish"] = run.pop("requested")
         return plain
 
 

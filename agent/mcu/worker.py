@@ -29,6 +29,7 @@ from agent.worker.protocol import (
 )
 from agent.worker.serve import serve
 from planner.ir.errors import ExitCode
+from planner.ir.process_memory import peak_resident_bytes
 
 LEAVE_S = 0.9
 """A request in flight may take longer than the second that "leave" allows; then it is given up, and the next start
@@ -81,6 +82,7 @@ def _step_done(event: Progress, cpu_s: float, total_steps: int) -> StepDone:
     return StepDone(
         step=position.step, epoch=position.epoch, loss=position.loss_sum / max(1, position.index), wall_s=event.wall_s,
         cpu_s=cpu_s, phases_s={"device": event.wall_s}, samples=event.samples, total_steps=total_steps,
+        peak_rss_bytes=peak_resident_bytes(),
     )  # fmt: skip
 
 

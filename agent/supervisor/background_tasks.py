@@ -83,7 +83,7 @@ class BackgroundTasks:
         core = self._core
         while True:
             await core.admission.platform.refresh()
-            busy = core.runner.job is not None or any(not job.state.is_over for job in core.store.all())
+            busy = bool(core.runners.busy()) or any(not job.state.is_over for job in core.store.all())
             rest_s = core.admission.platform.refresh_every_s * (1 if busy else _IDLE_REFRESH_FACTOR)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(rest_s):
@@ -105,8 +105,7 @@ class BackgroundTasks:
 
     def _is_at_rest(self, job: Job) -> bool:
         """Return whether a job is over and its worker is gone: a cancelled one has it for another second."""
-        running = self._core.runner.job
-        return job.state.is_over and (running is None or job.id != running.id)
+        return job.state.is_over and self._core.runners.of_job(job.id) is None
 
 
 def too_old(over: list[Job], sizes: dict[int, int], keep_jobs: int, keep_bytes: int) -> list[int]:

@@ -19,7 +19,7 @@ from agent.policy.config import Config
 from agent.policy.usual_times import UsualTimes
 from agent.supervisor.admission import Admission
 from agent.supervisor.inbox import Inboxes
-from agent.supervisor.job.runner import Runner
+from agent.supervisor.job.runners import Runners
 from agent.supervisor.job.worker_kinds import DEFAULT_KINDS, WorkerKind
 from agent.supervisor.peer_discovery import PeerDiscovery
 from agent.supervisor.timers import Timers
@@ -65,7 +65,7 @@ class Core:
     store: JobStore
     inboxes: Inboxes
     admission: Admission
-    runner: Runner
+    runners: Runners
     timers: Timers
     wake: asyncio.Event
     started_s: float
@@ -76,6 +76,8 @@ class Core:
     meter: EnergyMeter | None = None
     retry_at_s: dict[int, tuple[int, float]] = field(default_factory=dict)
     """When a job's backoff ends, by job id: the count of its failures it belongs to, and the monotonic time."""
+    without_board: dict[int, frozenset[str]] = field(default_factory=dict)
+    """Jobs whose board is not there, by id: the serial devices that were there when that was found."""
 
     def paused_until(self) -> float | None:
         """Return until when the user paused everything (Unix time, infinity for good), or None."""

@@ -5,8 +5,10 @@ import contextlib
 import ctypes
 import signal
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from agent import facts
@@ -26,9 +28,9 @@ from agent.supervisor.dispatch import Dispatcher, granted_limits
 from agent.supervisor.http_api import ControlServer, ServerSettings
 from agent.supervisor.inbox import Inboxes
 from agent.supervisor.job.runner import LAST_COMMIT_S, Runner
-from agent.supervisor.job.worker_process import RequestedState, WorkerPhase
+from agent.supervisor.job.runners import WORKER_LOCKS, Runners
 from agent.supervisor.metering import report_issues
-from agent.supervisor.old_worker import clear_old_worker
+from agent.supervisor.old_worker import clear_old_workers
 from agent.supervisor.peer_discovery import PeerDiscovery, public_state
 from agent.supervisor.service import Service
 from agent.supervisor.stall_watch import StallWatch
@@ -128,7 +130,9 @@ class Daemon:
         self._background.plan()
         listener = UeventListener.open(core.wake.set)
         try:
-            await clear_old_worker(self._worker_lock)
+            await clear_old_workers(
+                partial(LockFile, path) for path in sorted(self._settings.state_dir.glob(WORKER_LOCKS))
+            )
             async with asyncio.TaskGroup() as group:  # should one of these ever fail, so does the daemon, visibly
                 background = [
                     group.create_task(self._background.refresh_slow_sensors()),
@@ -143,8 +147,8 @@ class Daemon:
             self._notifier.send(STOPPING=1)
             core.timers.stop()
             await server.stop()
-            await asyncio.gather(self._end_worker(), core.peers.stop())
-            core.runner.attachments.close()
+            await asyncio.gather(self._end_workers(), core.peers.stop())
+            core.runners.host.attachments.close()
             self._close()
 
     def _build(self, config: Config) -> Core:
@@ -152,7 +156,10 @@ class Daemon:
         clock, health, wake = seams.clock, HealthBoard(), asyncio.Event()
         store = JobStore(settings.state_dir)
         inboxes = Inboxes(settings.state_dir / "inbox")
-        runner = Runner(store, inboxes, health, clock, seams.kinds, self._worker_lock, wake.set)
+
+        def runner(lock: Callable[[], LockFile]) -> Runner:
+            return Runner(store, inboxes, health, clock, seams.kinds, lock, wake.set)
+
         core = Core(
             settings=settings,
             seams=seams,
@@ -163,7 +170,7 @@ class Daemon:
             store=store,
             inboxes=inboxes,
             admission=Admission(self._platform(config), clock, health, settings.state_dir),
-            runner=runner,
+            runners=Runners(store, settings.state_dir, runner),
             timers=Timers(wake.set),
             wake=wake,
             started_s=clock.monotonic_s(),
@@ -173,12 +180,14 @@ class Daemon:
             usual_times=UsualTimes.from_json(store.setting(USUAL_TIMES_SETTING)),
         )
         try:
-            core.meter = runner.meter = open_meter(settings.state_dir, config.energy, wear=core.wear)
+            core.meter = open_meter(settings.state_dir, config.energy, wear=core.wear)
+            core.runners.set_meter(core.meter)
         except (PortError, OSError) as error:
             health.report("no-meter", clock.monotonic_s(), clock.wall_s(), reason=str(error))
         try:
-            runner.tree = delegated_tree()
-            runner.tree.clean()
+            tree = delegated_tree()
+            tree.clean()
+            core.runners.set_tree(tree)
         except CgroupError as error:
             health.report("no-memory-limit", clock.monotonic_s(), clock.wall_s(), reason=error.reason)
         return core
@@ -223,16 +232,13 @@ class Daemon:
             loop.add_signal_handler(number, self.stop)
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
 
-    def _worker_lock(self) -> LockFile:
-        return LockFile(self._settings.state_dir / "worker.lock")
-
-    async def _end_worker(self) -> None:
-        runner = self._core.runner
-        runner.leave("the agent stops", LAST_COMMIT_S)
+    async def _end_workers(self) -> None:
+        runners = self._core.runners
+        runners.leave("the agent stops", LAST_COMMIT_S)
         end = time.monotonic() + STOP_PATIENCE_S
-        while runner.job is not None:
+        while runners.busy():
             if time.monotonic() >= end:
-                runner.kill()
+                runners.kill()
             await asyncio.sleep(0.01)
 
     def _close(self) -> None:
@@ -254,7 +260,7 @@ class Daemon:
             self._look()
             rest_s = self._rest_s()
             self._stall_watch.rests(rest_s)
-            if core.runner.phase is WorkerPhase.TRAINING and core.runner.requested is RequestedState.TRAIN:
+            if core.runners.training:
                 tripwire.arm()
             await _wait(core.wake, rest_s)
             tripwire.disarm()
@@ -272,7 +278,7 @@ class Daemon:
         self._watch_store(now_s)
         if core.paused_until() is None and core.store.setting(PAUSE_SETTING) is not None:
             core.store.remember(PAUSE_SETTING, None)
-        own = OwnUse(core.runner.job is not None, core.runner.own_cpu_s())
+        own = OwnUse(bool(core.runners.busy()), core.runners.own_cpu_s())
         decision = core.admission.look(
             core.config.policy, own, core.wear.today_bytes(), core.paused_until() is not None
         )
@@ -299,7 +305,7 @@ class Daemon:
         core.meter.tick(now_s, machine_idle=left_alone)
         for event in core.meter.take_events():
             if event.correction is not None:
-                core.runner.correct(event.correction)
+                core.runners.correct(event.correction)
             else:
                 core.store.note(core.clock.wall_s(), None, event.code, event.text)
         report_issues(core.meter.health(), core.health, core.clock)
@@ -309,7 +315,7 @@ class Daemon:
         core, now_s = self._core, self._core.clock.monotonic_s()
         alive = [job for job in core.store.all() if not job.state.is_over]
         rest_s = IDLE_LOOK_S
-        if core.runner.job is not None:
+        if core.runners.busy():
             rest_s = self._seams.training_look_s
         elif any(job.state is JobState.QUEUED for job in alive):
             rest_s = self._seams.waiting_look_s
@@ -317,7 +323,7 @@ class Daemon:
         if self._notifier.watchdog_s is not None:
             rest_s = min(rest_s, self._notifier.watchdog_s / 2)
         self._background.plan_inbox_scans(alive)
-        core.peers.show(public_state(core.runner, has_work=bool(alive)))
+        core.peers.show(public_state(core.runners, has_work=bool(alive)))
         return max(0.0, min([rest_s, *(left for left in retries if left > 0)]))
 
     # --- around the loop
@@ -333,21 +339,18 @@ class Daemon:
             core.health.report(
                 "state-unwritable", now_s, core.clock.wall_s(), reason=str(trouble), path=core.settings.state_dir
             )
-            core.runner.leave("the state directory cannot be written")
+            core.runners.leave("the state directory cannot be written")
         else:
             core.health.clear("state-unwritable")
 
     def _count_wear(self) -> None:
-        self._core.wear.add(self._core.runner.take_written_bytes())
+        self._core.wear.add(self._core.runners.take_written_bytes())
 
     def _notify(self, decision: PolicyDecision) -> None:
         """Tell systemd that the loop lives, and in a line what it does."""
-        runner = self._core.runner
-        job = runner.job
-        if job is not None and runner.phase is not None:
-            text = f"{runner.phase.value}: job {job.label}"
-        else:
-            text = "; ".join(decision.reasons)
+        busy = self._core.runners.busy().values()
+        runs = [f"{runner.phase.value}: job {job.label}" for runner, job in busy if runner.phase is not None]
+        text = "; ".join(runs or decision.reasons)
         if self._notifier.watchdog_s is not None:
             self._notifier.send(WATCHDOG=1)
         if text != self._status:

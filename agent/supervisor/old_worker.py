@@ -1,11 +1,11 @@
-"""The worker that a killed supervisor left behind."""
+"""The workers that a killed supervisor left behind."""
 
 import asyncio
 import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from agent.system.locks import LockFile
@@ -13,6 +13,11 @@ from agent.system.locks import LockFile
 PATIENCE_S = 2.0
 """A worker whose supervisor died leaves within a second."""
 _POLL_S = 0.02
+
+
+async def clear_old_workers(locks: Iterable[Callable[[], LockFile]]) -> None:
+    """Wait until all workers of a killed supervisor are gone."""
+    await asyncio.gather(*(clear_old_worker(open_lock) for open_lock in locks))
 
 
 async def clear_old_worker(open_lock: Callable[[], LockFile]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from agent.health.conditions import HealthBoard
 from agent.peers.state import PublicState
 from agent.policy.config import AgentOptions
-from agent.supervisor.job.runner import Runner
+from agent.supervisor.job.runners import Runners
 from agent.supervisor.job.worker_process import RequestedState
 from agent.system.clock import Clock
 
@@ -141,8 +141,8 @@ def row(peer: "Peer", now_s: float) -> dict[str, object]:
     }
 
 
-def public_state(runner: Runner, *, has_work: bool) -> PublicState:
+def public_state(runners: Runners, *, has_work: bool) -> PublicState:
     """Return what others may know of what the agent does."""
-    if runner.phase is not None and runner.requested is RequestedState.TRAIN:
+    if any(runner.requested is RequestedState.TRAIN for runner, _ in runners.busy().values()):
         return PublicState.TRAINING
     return PublicState.PAUSED if has_work else PublicState.IDLE

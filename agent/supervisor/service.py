@@ -212,7 +212,7 @@ class Service:
 
         Raises `JobRequestError` for a name that is none.
         """
-        attachments = self._core.runner.attachments
+        attachments = self._core.runners.host.attachments
         job = await attachments.attach(request, peer)
 
         async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -223,7 +223,7 @@ class Service:
     def owner(self, name: str) -> int | None:
         """Return the user id of whose program a job is, or None for a job that belongs to nobody."""
         try:
-            program = self._core.runner.attachments.get(self._core.store.find(name).id)
+            program = self._core.runners.host.attachments.get(self._core.store.find(name).id)
         except JobRequestError:  # none, or set aside: who asks is told by what is asked
             return None
         return None if program is None else program.uid
@@ -277,7 +277,9 @@ class Service:
         rewrites = job.state is JobState.FINISHED and await _result_is_damaged(job)
         if job.state in (JobState.FINISHED, JobState.CANCELLED) and not rewrites:
             raise JobRequestError(f"job {job.label} is {job.state.name.lower()}; submit it again", job.id)
+        self._core.without_board.pop(job.id, None)
         if job.state in (JobState.QUEUED, JobState.RUNNING, JobState.WAITING_DATA):
+            self._core.wake.set()
             await self._settle()
             return job_summary(self._core, job)
         if job.state is JobState.FAILED:
@@ -353,7 +355,7 @@ class Service:
         around = surroundings(core, core.config.policy.not_in_use)
         plan = promised_plan(job.spec, facts, around, wall_s)
         if plan is None:
-            core.runner.fits(job, around)  # where none does, that becomes a health item
+            core.runners.host.fits(job, around)  # where none does, that becomes a health item
             return job
         line = order([other for other in core.store.all() if not other.state.is_over])
         before_s = sum(_left_s(other) for other in itertools.takewhile(lambda other: other.id != job.id, line))

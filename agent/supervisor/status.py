@@ -19,7 +19,8 @@ _SHOWN_WAITING = 5
 def agent_status(core: Core) -> AgentStatus:
     """Return everything that one screen shows."""
     decision, wall_s, now_s = core.admission.decision, core.clock.wall_s(), core.clock.monotonic_s()
-    running = core.runner.job
+    runs = core.runners.statuses()
+    running = {run.id for run in runs}
     alive = [job for job in core.store.all() if not job.state.is_over]
     state, reasons = _headline(core, alive)
     opens = next_window(core.config.policy, local_time(wall_s))
@@ -33,8 +34,9 @@ def agent_status(core: Core) -> AgentStatus:
         conditions=decision.reasons if decision else (),
         codes=decision.codes if decision else (),
         paused_until=None if paused is None or math.isinf(paused) else paused,
-        job=core.runner.status(),
-        waiting=tuple(job_summary(core, job) for job in alive if running is None or job.id != running.id),
+        job=core.runners.shown.status(),
+        running=runs,
+        waiting=tuple(job_summary(core, job) for job in alive if job.id not in running),
         facts=device_state(core.admission.facts),
         flash_written_today_bytes=core.wear.today_bytes(),
         flash_budget_bytes=core.config.policy.flash_write_budget_bytes_per_day,
@@ -97,13 +99,12 @@ def set_aside_summary(job: SetAsideJob) -> JobSummary:
 
 def _headline(core: Core, alive: Sequence[Job]) -> tuple[str, list[str]]:
     """Return the state in a word, and why."""
-    decision, phase = core.admission.decision, core.runner.shown_phase
+    shown, decision = core.runners.shown, core.admission.decision
     conditions = list(decision.reasons) if decision else ["starting"]
-    if phase is not None and core.runner.requested is not None:
-        shown = {RequestedState.PAUSE: "paused", RequestedState.LEAVE: "leaving"}
-        waits_for = core.runner.waits_for
-        reasons = [waits_for, *conditions] if waits_for else conditions
-        return shown.get(core.runner.requested, phase), reasons
+    if shown.shown_phase is not None and shown.requested is not None:
+        asked = {RequestedState.PAUSE: "paused", RequestedState.LEAVE: "leaving"}
+        missing = [runner.waits_for for runner in core.runners if runner.waits_for]
+        return asked.get(shown.requested, shown.shown_phase), [*missing, *conditions]
     if not alive:
         return "idle", ["no jobs; `port-agent submit job.port` adds one"]
     if decision is not None and decision.state.trains:

@@ -21,6 +21,9 @@ WORKER_PREFIX = "worker-"
 CONTROLLERS = ("memory", "cpu", "io", "pids")
 WORKER_TASKS_MAX = 256
 CPU_PERIOD_US = 100_000
+LOWEST_CPU_WEIGHT = 1
+"""Of 1..10000: any other process comes first."""
+LOW_IO_WEIGHT = 10
 
 
 class CgroupError(PortError):
@@ -38,9 +41,8 @@ class WorkerLimits:
     memory_bytes: int | None = None
     cpu_percent: float = 100.0
     """Of all CPUs together."""
-    cpu_weight: int = 1
-    """1 is the lowest of 1..10000: any other process comes first."""
-    io_weight: int = 10
+    cpu_weight: int = LOWEST_CPU_WEIGHT
+    io_weight: int = LOW_IO_WEIGHT
 
 
 @dataclass(frozen=True, slots=True)

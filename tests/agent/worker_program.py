@@ -24,7 +24,7 @@ from typing import Any
 from agent.system.atomic_file import write_atomically
 from agent.system.checksum import bytes_checksum
 from agent.worker.control import LeftOnRequest
-from agent.worker.options import WorkerOptions
+from agent.worker.options import BoardOptions
 from agent.worker.protocol import (
     CheckpointWritten,
     Command,
@@ -164,7 +164,7 @@ def read_data(directory: Path | None) -> list[float]:
     return [float(line) for path in sorted(directory.iterdir()) for line in path.read_text().split()]
 
 
-def run(arguments: WorkerOptions, bundle: dict[str, Any], control: FakeControl) -> ExitCode:
+def run(arguments: BoardOptions, bundle: dict[str, Any], control: FakeControl) -> ExitCode:
     faults = bundle.get("faults", {})
     arguments.state_dir.mkdir(parents=True, exist_ok=True)
     state = read_checkpoint(arguments.state_dir)
@@ -265,7 +265,7 @@ def leave_on_sigterm(number: int, frame: object) -> None:
 
 
 def main() -> ExitCode:
-    arguments = WorkerOptions.parse(None, program="worker_program")
+    arguments = BoardOptions.parse(None, program="worker_program")
     descriptor = arguments.control_fd
     if descriptor is None:
         raise SystemExit("the fake worker needs a line to its supervisor: --control-fd")

@@ -149,7 +149,7 @@ class Day:
         ): text})  # fmt: skip
 
     async def kill_worker(self) -> None:
-        pid = self.live.core.runner.pid
+        pid = self.live.core.runners.host.pid
         if pid is not None and process_state(pid):
             os.kill(pid, self.rng.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM]))
 
@@ -192,7 +192,7 @@ class Day:
         self.clock.pass_time(IDLE_LOOK_S)
         self.live.core.wake.set()
         loop = asyncio.get_running_loop()
-        end_s, runner = loop.time() + STEADY_S, self.live.core.runner
+        end_s, runner = loop.time() + STEADY_S, self.live.core.runners.host
         await asyncio.sleep(0.002)
         step = runner.job.step if runner.job is not None else None
         while runner.job is not None and loop.time() < end_s:
@@ -237,7 +237,7 @@ class Day:
             await self.check()
         left = set(self.bundles) - self.over - self.cancelled
         self.harmed.extend(f"{name} never ends: {self.live.job(self.number(name))}" for name in sorted(left))
-        await self.live.until(lambda: self.live.core.runner.job is None, "no worker")
+        await self.live.until(lambda: self.live.core.runners.host.job is None, "no worker")
         return _held(self.live.root / "state", said)
 
     def number(self, name: str) -> int:

@@ -73,6 +73,13 @@ function showJob(job) {
   }
 }
 
+// The other jobs that have a worker: those of boards.
+function showBeside(runs) {
+  showList("beside", runs.map((run) => ({
+    job: run.id + " " + run.name, phase: run.waits_for ? "waits: " + run.waits_for : run.phase,
+    step: run.step + (run.total_steps ? " / " + run.total_steps : ""), loss: run.loss === null ? null : run.loss.toPrecision(3) })));
+}
+
 function remember(status) {
   live.time.push(status.time);
   live.watts.push(status.energy ? status.energy.watts : null);
@@ -123,6 +130,7 @@ async function poll() {
     remember(status);
     showState(status);
     showJob(status.job);
+    showBeside((status.running || []).filter((run) => run.id !== status.job.id));
     showHealth(status.health || []);
     showList("mcus", status.mcus);
     showList("peers", status.peers);

@@ -6,7 +6,7 @@ from agent.health.conditions import HealthBoard
 from agent.jobs.model import Job, JobKind, JobState, WorkerOutcome, after_exit
 from agent.jobs.store import JobStore
 from agent.supervisor.job.log import JobLog
-from agent.supervisor.job.plan_choice import PlanFigures, memory_max, smaller_plan
+from agent.supervisor.job.plan_choice import PlanFigures, smaller_plan
 from agent.system.clock import Clock
 from planner.ir.units import format_bytes
 
@@ -58,9 +58,8 @@ class JobRecords:
         self.note(job.id, outcome.name.lower(), f"at step {job.step}: {job.reason or detail}")
         self._report_failures(job)
 
-    def no_fit(self, job: Job, plans: tuple[PlanFigures, ...], limit: int | None) -> None:
-        """Say that no plan of a job fits."""
-        needed = memory_max(min(plan.peak_bytes for plan in plans))
+    def no_fit(self, job: Job, needed: int, limit: int | None) -> None:
+        """Say that a job needs at least `needed` bytes, and may not have them."""
         allowed = "below the plan that was killed" if limit is None else format_bytes(limit)
         self.report("job-does-not-fit", key=str(job.id), job=job.label, needed=format_bytes(needed), allowed=allowed)
 

@@ -52,7 +52,7 @@ class ProgressRecorder:
             case StepDone():
                 self._on_step(run, job, event)
             case WorkerReady():
-                run.waits_for = None
+                run.waits_for = run.waits_since_s = None
                 peak = max(event.start_peak_bytes or 0, job.measured.peak_rss_bytes or 0) or None
                 measured = replace(job.measured, peak_rss_bytes=peak)
                 self._store.keep_in_memory(
@@ -137,6 +137,8 @@ class ProgressRecorder:
         run.last_step_s = None  # what passed meanwhile is no part of a step
         if waits_for == run.waits_for and waits_for is not None:
             return
+        if waits_for is None or run.waits_for is None:
+            run.waits_since_s = None if waits_for is None else self._clock.monotonic_s()
         run.waits_for = waits_for
         self._store.keep_in_memory(replace(job, reason=waits_for or ""))
         self._records.note(job.id, "interrupted" if waits_for else "continued", event.reason)

@@ -1,6 +1,6 @@
 """One run of a job: its worker process, its plan, its limits, and what it was started into."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from agent.control.answers import RunStatus
@@ -9,9 +9,10 @@ from agent.policy.decide import ResourceLimits
 from agent.supervisor.job.attachments import AttachedProgram
 from agent.supervisor.job.log import JobLog
 from agent.supervisor.job.plan_choice import PlanFigures, eta_s, memory_max
+from agent.supervisor.job.sharing import CpuShare
 from agent.supervisor.job.silence import SilenceWatch
 from agent.supervisor.job.worker_process import WorkerProcess
-from agent.system.cgroup import WorkerLimits
+from agent.system.cgroup import LOW_IO_WEIGHT, LOWEST_CPU_WEIGHT, WorkerLimits
 from agent.worker.protocol import Event
 
 
@@ -39,11 +40,15 @@ class Surroundings:
     flash_written_today_bytes: int = 0
     give_up_after: int = 6
     job_log_bytes: int = 1 << 20
+    taken_bytes: int = 0
+    """Memory that the workers beside it have or may take."""
+    cpu: CpuShare = field(default_factory=CpuShare)
 
     @property
     def memory_bytes(self) -> int | None:
-        """What all workers together may take, or None without a limit."""
-        return self.limits.memory_limit(self.total_memory_bytes)
+        """What the worker may take beside the others, or None without a limit."""
+        granted = self.limits.memory_limit(self.total_memory_bytes)
+        return None if granted is None else max(0, granted - self.taken_bytes)
 
     @property
     def flash_left_bytes(self) -> int:
@@ -52,7 +57,10 @@ class Surroundings:
 
     def worker_limits(self, plan: PlanFigures | None) -> WorkerLimits:
         """Return the limits of a worker that runs `plan`; one without a plan may take all that is allowed."""
-        return WorkerLimits(memory_max(plan.peak_bytes) if plan else self.memory_bytes, self.limits.cpu_percent)
+        memory, weight = memory_max(plan.peak_bytes) if plan else self.memory_bytes, 1 << self.cpu.rank
+        return WorkerLimits(
+            memory, self.limits.cpu_percent * self.cpu.share, LOWEST_CPU_WEIGHT * weight, LOW_IO_WEIGHT * weight
+        )
 
 
 @dataclass(slots=True)
@@ -83,6 +91,7 @@ class Run:
     """When it was asked for a last checkpoint, after which it leaves."""
     waits_for: str | None = None
     """Why its worker cannot get on although it may: a board that is not there."""
+    waits_since_s: float | None = None
     out: str | None = None
     out_checksum: str | None = None
 

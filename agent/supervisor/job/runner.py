@@ -1,6 +1,6 @@
-"""The one running job: its worker is started, steered, and what becomes of the job when it ends."""
+"""The running job of one place: its worker is started, steered, and what becomes of the job when it ends."""
 
-import os
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,10 +17,11 @@ from agent.supervisor.job.attachments import AttachedProgram, Attachments, proce
 from agent.supervisor.job.bookkeeping import Ended, JobRecords
 from agent.supervisor.job.exit_status import WorkerExit, classify
 from agent.supervisor.job.log import JobLog
-from agent.supervisor.job.plan_choice import PlanFigures, data_limit, fitting, resident_max
+from agent.supervisor.job.plan_choice import PlanFigures, data_limit, fitting, memory_max, resident_max
 from agent.supervisor.job.plan_switching import PLAN_SWITCH_PAUSE_S, PlanSwitcher, no_plan_fits
 from agent.supervisor.job.progress import ProgressRecorder
 from agent.supervisor.job.run_state import Meter, Run, Surroundings
+from agent.supervisor.job.sharing import BOARD_WORKER_BYTES
 from agent.supervisor.job.silence import SilenceWatch
 from agent.supervisor.job.worker_kinds import (
     BundleFacts,
@@ -47,7 +48,7 @@ FAREWELL_S = 10.0
 
 
 class Runner:
-    """Starts, steers and ends the worker of one job at a time."""
+    """Starts, steers and ends the worker of one job at a time, on this computer or on one board."""
 
     def __init__(
         self,
@@ -102,12 +103,29 @@ class Runner:
         """Why the worker cannot get on although it may, such as a board that is not there; or None."""
         return None if self._run is None else self._run.waits_for
 
-    def own_cpu_s(self) -> float:
-        """Return CPU seconds of this process and its workers, living and ended."""
-        times = os.times()
+    @property
+    def waited_s(self) -> float:
+        """For how long the worker has not got on because something is not there."""
+        since_s = None if self._run is None else self._run.waits_since_s
+        return 0.0 if since_s is None else self._clock.monotonic_s() - since_s
+
+    @property
+    def has_plans(self) -> bool:
+        """Whether the running job has plans of several sizes, so that `adapt` fits it to its memory."""
+        return self._run is not None and bool(self._run.plans)
+
+    @property
+    def held_bytes(self) -> float:
+        """The memory that the running job was granted; where it has no plan, the least that it needs."""
+        run, job = self._run, self.job
+        if run is None or job is None:
+            return 0.0
+        return memory_max(run.granted.peak_bytes) if run.granted is not None else self.least_bytes(job)
+
+    def cpu_s(self) -> float:
+        """Return CPU seconds of the living worker and of attached programs."""
         living = 0.0 if self._run is None else self._worker_cpu_s(self._run.worker)
-        own = times.user + times.system + times.children_user + times.children_system
-        return own + living + self.attachments.cpu_s()
+        return living + self.attachments.cpu_s()
 
     def _worker_cpu_s(self, worker: WorkerProcess | AttachedProgram) -> float:
         if isinstance(worker, AttachedProgram):
@@ -134,18 +152,39 @@ class Runner:
 
         Reads the bundle. Of one that cannot be read `start` says what is wrong.
         """
-        program = self.attachments.get(job.id)
-        bundle = bundle_path(job, self._store.job_dir(job.id))
-        plans = program.plans if program is not None else ()
-        try:
-            if bundle is not None:
-                plans = self._kinds[job.spec.kind].read_bundle(bundle).plans
-        except (PortError, OSError):
+        least, limit = self.least_bytes(job), around.memory_bytes
+        if least <= limit if limit is not None else math.isfinite(least):
             return True
-        if not plans or fitting(plans, around.memory_bytes, job.memory_ceiling_bytes):
-            return True
-        self._records.no_fit(job, plans, around.memory_bytes)
+        self._records.no_fit(job, self._smallest(job) if math.isinf(least) else int(least), limit)
         return False
+
+    def least_bytes(self, job: Job) -> float:
+        """Return the memory without which `job` cannot start: 0 where only `start` can say, infinity where none helps.
+
+        Reads the bundle.
+        """
+        if job.spec.kind is JobKind.MCU:
+            return max(BOARD_WORKER_BYTES, job.measured.peak_rss_bytes or 0)
+        plans = self._plans(job)
+        if not plans:
+            return 0.0
+        allowed = fitting(plans, None, job.memory_ceiling_bytes)
+        return min((memory_max(plan.peak_bytes) for plan in allowed), default=math.inf)
+
+    def _smallest(self, job: Job) -> int:
+        """Return the memory of the smallest plan, also where one of that size was killed."""
+        return min(memory_max(plan.peak_bytes) for plan in self._plans(job))
+
+    def _plans(self, job: Job) -> tuple[PlanFigures, ...]:
+        """Return the plans of a job; none where it has none, or its bundle cannot be read."""
+        program = self.attachments.get(job.id)
+        if program is not None:
+            return program.plans
+        bundle = bundle_path(job, self._store.job_dir(job.id))
+        try:
+            return () if bundle is None else self._kinds[job.spec.kind].read_bundle(bundle).plans
+        except (PortError, OSError):
+            return ()
 
     def start(self, job: Job, around: Surroundings) -> bool:
         """Start the worker of `job`; return False when it cannot run now: a health item or its state says why.
@@ -153,7 +192,7 @@ class Runner:
         Raises JobRequestError while another one runs.
         """
         if self._run is not None:
-            raise JobRequestError(f"job {self._run.job_id} is still running; one worker at a time", job.id)
+            raise JobRequestError(f"job {self._run.job_id} is still running; one worker at a time in a place", job.id)
         self._surroundings, self._records.log_bytes = around, around.job_log_bytes
         if job.spec.kind is JobKind.ATTACHED:
             return self._begin_attached(job, around)
@@ -167,7 +206,7 @@ class Runner:
             return False
         plan = self._plan_switcher.choose(job, facts.plans, around)
         if facts.plans and plan is None:
-            self._records.no_fit(job, facts.plans, around.memory_bytes)
+            self._records.no_fit(job, self._smallest(job), around.memory_bytes)
             return False
         self._health.clear("job-does-not-fit", str(job.id))
         if job.spec.waits_for_data and not self._inboxes.has_round(job.spec.name, job_dir, job.rounds + 1):
@@ -187,7 +226,7 @@ class Runner:
             return False
         plan = self._plan_switcher.choose(job, program.plans, around)
         if plan is None:
-            self._records.no_fit(job, program.plans, around.memory_bytes)
+            self._records.no_fit(job, self._smallest(job), around.memory_bytes)
             return False
         self._health.clear("job-does-not-fit", str(job.id))
         now_s, limits = self._clock.monotonic_s(), around.worker_limits(plan)
@@ -451,6 +490,8 @@ class Runner:
         if self.meter is not None:
             self.meter.on_worker_stop(str(job.id), self._clock.monotonic_s())
         outcome, detail = classify(end)
+        if outcome is WorkerOutcome.LEFT and run.waits_for is not None:
+            detail = run.waits_for
         if outcome is WorkerOutcome.FINISHED:
             job = self._finish(run, job)
         run.log.close(self._clock.wall_s())

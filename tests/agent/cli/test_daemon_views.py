@@ -24,7 +24,7 @@ FACTS = {
     "free_disk_bytes": None, "available_memory_bytes": None,
 }  # fmt: skip
 STATUS: Mapping[str, Any] = {
-    "state": "idle", "reasons": ["no jobs"], "job": None, "waiting": [], "facts": FACTS, "health": [], "mcus": [],
+    "state": "idle", "reasons": ["no jobs"], "running": [], "waiting": [], "facts": FACTS, "health": [], "mcus": [],
     "flash_written_today_bytes": 0, "flash_budget_bytes": 16 << 30, "peers": None, "next_window": None, "energy": None,
     "usual_day_s": None,
 }  # fmt: skip
@@ -35,6 +35,7 @@ JOB: Mapping[str, Any] = {
 RUN: Mapping[str, Any] = {
     **JOB, "pid": 77, "step": 30, "total_steps": 120, "loss": 0.25, "step_s": 2.0, "eta_s": 180.0, "plan": 1, "plans": 3,
     "planned_peak_bytes": 300 << 20, "memory_limit_bytes": 400 << 20, "peak_rss_bytes": 290 << 20, "planned_joules": 40.0,
+    "waits_for": None,
 }  # fmt: skip
 
 
@@ -61,19 +62,21 @@ def test_an_idle_machine_without_sensors(shown: Any) -> None:
 
 def test_a_training_job_with_pace_memory_and_energy(shown: Any) -> None:
     energy = {"job": "3", "job_net_joules": 36.0, "kind": "measured", "source": "rapl", "watts": 4.25}
-    out = shown(status_screen({**STATUS, "state": "training", "reasons": ["left alone"], "job": RUN, "energy": energy}))
+    out = shown(
+        status_screen({**STATUS, "state": "training", "reasons": ["left alone"], "running": [RUN], "energy": energy})
+    )
     assert "training: left alone" in out and "3 (birds)" in out and "25%  step 30 of 120" in out
     assert "loss 0.25" in out and "a step" in out and "of training left" in out
     assert "plan 2 of 3, 300.0 MiB planned, limit 400.0 MiB, peak 290.0 MiB" in out
     assert "used by this job (measured, rapl), 4.2 W now" in out and "as planned so far" in out
     estimated = {**energy, "kind": "estimated", "source": "estimated"}
-    assert "(estimated)" in shown(status_screen({**STATUS, "job": RUN, "energy": estimated})), "said once"
-    other = shown(status_screen({**STATUS, "job": RUN, "energy": {**energy, "job": "9"}}))
+    assert "(estimated)" in shown(status_screen({**STATUS, "running": [RUN], "energy": estimated})), "said once"
+    other = shown(status_screen({**STATUS, "running": [RUN], "energy": {**energy, "job": "9"}}))
     assert "used by this job" not in other, "another job's joules are not this one's"
 
 
 def test_a_program_that_is_attached_shows_whose_it_is(shown: Any) -> None:
-    out = shown(status_screen({**STATUS, "job": {**RUN, "owner": "ada", "total_steps": None}}))
+    out = shown(status_screen({**STATUS, "running": [{**RUN, "owner": "ada", "total_steps": None}]}))
     assert "3 (birds), program of ada, process 77" in out and "300.0 MiB at most" in out and "plan 2" not in out
     assert "step 30" in out and "%" not in out.split("Energy")[0].split("Progress")[1]
 

@@ -50,6 +50,7 @@ def status() -> AgentStatus:
         codes=(),
         paused_until=None,
         job=run,
+        running=(run,),
         waiting=(),
         facts=device,
         flash_written_today_bytes=7,

@@ -19,9 +19,9 @@ from agent.supervisor.admission import Admission
 from agent.supervisor.context import Core, Settings
 from agent.supervisor.inbox import Inboxes
 from agent.supervisor.job.runner import Runner
+from agent.supervisor.job.runners import Runners
 from agent.supervisor.peer_discovery import PeerDiscovery
 from agent.supervisor.timers import Timers
-from agent.system.locks import LockFile
 from tests.agent.facts.machines import linux
 from tests.agent.live import KINDS, seams
 from tests.agent.live_daemon import BUNDLE
@@ -75,7 +75,9 @@ async def parts(root: Path, policy: Policy = ANY_TIME) -> AsyncIterator[Parts]:
         store=store,
         inboxes=inboxes,
         admission=Admission(linux(root), clock, health, root),
-        runner=Runner(store, inboxes, health, clock, KINDS, lambda: LockFile(root / "state/worker.lock"), wake.set),
+        runners=Runners(
+            store, root / "state", lambda lock: Runner(store, inboxes, health, clock, KINDS, lock, wake.set)
+        ),
         timers=Timers(wake.set),
         wake=wake,
         started_s=clock.now,
@@ -89,7 +91,7 @@ async def parts(root: Path, policy: Policy = ANY_TIME) -> AsyncIterator[Parts]:
     try:
         yield made
     finally:
-        core.runner.kill()
-        await made.until(lambda: core.runner.job is None)
+        core.runners.kill()
+        await made.until(lambda: not core.runners.busy())
         core.timers.stop()
         store.close()

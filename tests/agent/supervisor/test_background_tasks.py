@@ -35,12 +35,12 @@ async def test_a_cancelled_job_stays_until_its_worker_is_gone(tmp_path: Path) ->
         core.config = Config(options=AgentOptions(keep_jobs=0))
         job, tasks = made.add("birds", LONG), BackgroundTasks(core)
         Dispatcher(core).act(TRAIN)
-        await made.until(lambda: core.runner.phase is WorkerPhase.TRAINING)
+        await made.until(lambda: core.runners.host.phase is WorkerPhase.TRAINING)
         core.store.save(replace(core.store.get(job.id), state=JobState.CANCELLED))
         await tasks.keep_house()
-        assert core.runner.job is not None and (core.store.job_dir(job.id) / "state").is_dir()
-        core.runner.cancel()
-        await made.until(lambda: core.runner.job is None)
+        assert core.runners.host.job is not None and (core.store.job_dir(job.id) / "state").is_dir()
+        core.runners.host.cancel()
+        await made.until(lambda: core.runners.host.job is None)
         await tasks.keep_house()
         assert core.store.all() == []
 

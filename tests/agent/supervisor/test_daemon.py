@@ -69,7 +69,7 @@ async def test_pulling_the_plug_stops_and_the_job_resumes_bit_exactly(tmp_path: 
         number = await live.submit(bundle)
         await live.until_step(number, 7)
         live.plug(False)
-        await live.until(lambda: live.core.runner.job is None)
+        await live.until(lambda: live.core.runners.host.job is None)
         assert live.job(number).state is JobState.QUEUED
         status = await live.ask(live.client.get, "/v1/status")
         assert status["reasons"] == ["on battery 80 %"]
@@ -86,13 +86,13 @@ async def test_a_paused_worker_keeps_its_memory_as_long_as_wished(tmp_path: Path
         live.heat(50)
         number = await live.submit(BUNDLE)
         await live.until_step(number, 5)
-        pid = live.core.runner.pid
+        pid = live.core.runners.host.pid
         live.heat(90)
-        await live.until(lambda: live.core.runner.phase is WorkerPhase.PAUSED)
+        await live.until(lambda: live.core.runners.host.phase is WorkerPhase.PAUSED)
         status = await live.ask(live.client.get, "/v1/status")
         assert status["state"] == "paused" and "too hot" in status["reasons"][0]
         live.heat(50)
-        await live.until(lambda: live.core.runner.phase is not WorkerPhase.PAUSED)
+        await live.until(lambda: live.core.runners.host.phase is not WorkerPhase.PAUSED)
         assert (await live.until_state(number, JobState.FINISHED)).attempts == 1
         assert live.core.store.history(number)[1].text.startswith(f"worker {pid} ")
 
@@ -103,17 +103,17 @@ async def test_pause_resume_and_cancel_by_the_user(tmp_path: Path) -> None:
         first, second = await live.submit(LONG, "first"), await live.submit(LONG, "second")
         await live.until_step(first, 3)
         await live.ask(live.client.post, f"/v1/jobs/{first}/pause")
-        await live.until(lambda: live.core.runner.job is not None and live.core.runner.job.id == second)
+        await live.until(lambda: live.core.runners.host.job is not None and live.core.runners.host.job.id == second)
         assert live.job(first).state is JobState.PAUSED
         await live.ask(live.client.post, "/v1/pause")
-        await live.until(lambda: live.core.runner.job is None)
+        await live.until(lambda: live.core.runners.host.job is None)
         await live.ask(live.client.post, f"/v1/jobs/{first}/resume")
         await live.ask(live.client.post, "/v1/resume")
-        await live.until(lambda: live.core.runner.job is not None)
+        await live.until(lambda: live.core.runners.host.job is not None)
         for number in (first, second):
             await live.ask(live.client.post, f"/v1/jobs/{number}/cancel")
             assert live.job(number).state is JobState.CANCELLED
-        await live.until(lambda: live.core.runner.job is None)
+        await live.until(lambda: live.core.runners.host.job is None)
         assert {job.state for job in live.core.store.all()} == {JobState.CANCELLED}
         with pytest.raises(ControlError, match="already over"):
             await live.ask(live.client.post, f"/v1/jobs/{first}/cancel")
@@ -149,12 +149,12 @@ async def test_before_a_window_closes_a_checkpoint_is_made(tmp_path: Path) -> No
     async with running(tmp_path, config, clock=clock) as live:
         number = await live.submit({**LONG, "checkpoint_every": 1_000_000})
         await live.until_step(number, 5)
-        live.core.runner._run.last_checkpoint_s -= 1000.0
+        live.core.runners.host._run.last_checkpoint_s -= 1000.0
         clock.offset_s += 30 * 60 - 12.0
         await live.until(lambda: bool(live.job(number).measured.checkpoint_bytes), "checkpoint")
-        assert live.core.runner.job is not None
+        assert live.core.runners.host.job is not None
         clock.offset_s += 60.0
-        await live.until(lambda: live.core.runner.job is None, "left")
+        await live.until(lambda: live.core.runners.host.job is None, "left")
         status = await live.ask(live.client.get, "/v1/status")
         assert "outside the time windows" in status["reasons"][0] and status["next_window"] is not None
 
@@ -166,7 +166,7 @@ async def test_a_killed_worker_is_started_again_and_ends_bit_exactly(tmp_path: P
     async with running(tmp_path) as live:
         number = await live.submit(bundle)
         await live.until_step(number, 15)
-        os.kill(live.core.runner.pid, signal.SIGKILL)
+        os.kill(live.core.runners.host.pid, signal.SIGKILL)
         job = await live.until_state(number, JobState.BACKOFF)
         assert "SIGKILL" in job.reason and job.retry_after_s == 30
         await live.ask(live.client.post, f"/v1/jobs/{number}/resume")  # do not wait 30 s
@@ -221,7 +221,7 @@ async def test_a_worker_that_grows_beyond_its_plan_after_a_step_runs_out_of_memo
         bundle = {**LONG, "plans": plans, "ballast_bytes": 100 << 20, "faults": {"grow_bytes": 250 << 20}}
         number = await live.submit(bundle)
         await live.until_step(number, 2)
-        run = live.core.runner._run
+        run = live.core.runners.host._run
         assert run is not None
         if run.worker.group is not None:
             pytest.skip("the kernel limits this worker's memory")
@@ -236,9 +236,9 @@ async def test_memory_pressure_switches_to_a_smaller_plan_while_running(tmp_path
     async with running(tmp_path) as live:
         number = await live.submit(LONG)
         await live.until_step(number, 2)
-        run = live.core.runner._run
+        run = live.core.runners.host._run
         run.switched_at_s -= 1000.0
-        live.core.runner.adapt(live.core.runner._surroundings, True)
+        live.core.runners.host.adapt(live.core.runners.host._surroundings, True)
         await live.until(lambda: live.job(number).plan == 1)
         assert live.job(number).state is JobState.RUNNING
         assert "memory pressure" in live.core.store.history(number)[-1].text
@@ -249,7 +249,7 @@ async def test_more_memory_brings_the_larger_plan_and_a_wider_belt(tmp_path: Pat
     async with running(tmp_path, CONFIG + "[limits.not_in_use]\nmemory = '150M'\n") as live:
         number = await live.submit(LONG)
         await live.until_step(number, 2)
-        run = live.core.runner._run
+        run = live.core.runners.host._run
         assert run.plan == 1
         assert 0 < resource.prlimit(run.worker.pid, resource.RLIMIT_DATA)[0] <= data_limit(100 << 20)
         (tmp_path / "config.toml").write_text(CONFIG)
@@ -309,7 +309,7 @@ async def test_history_is_trimmed_and_scratch_deleted(tmp_path: Path) -> None:
         first, second = await live.submit(BUNDLE, "first"), await live.submit(BUNDLE, "second")
         for number in (first, second):
             await live.until_state(number, JobState.FINISHED)
-        await live.until(lambda: live.core.runner.job is None)
+        await live.until(lambda: live.core.runners.host.job is None)
         await live.daemon.tidy()
         assert [job.id for job in live.core.store.all()] == [second]
         await live.until(lambda: not (tmp_path / f"state/jobs/{first}").exists(), "deleted")
@@ -380,14 +380,14 @@ async def test_reload_reaches_a_running_worker_and_the_sensors(tmp_path: Path) -
     async with running(tmp_path) as live:
         number = await live.submit(LONG)
         await live.until_step(number, 2)
-        assert live.core.runner._run.limits.cpu_percent == 100
+        assert live.core.runners.host._run.limits.cpu_percent == 100
         write_tree(tmp_path / "proc", {"meminfo": "MemTotal: 4000000 kB\nMemAvailable: 3000000 kB\n"})
         more = f"[limits.not_in_use]\ncpu = 40\n[sensors]\nproc_root = '{tmp_path / 'proc'}'\n"
         (tmp_path / "config.toml").write_text(CONFIG + more)
         answer = await live.ask(live.client.post, "/v1/reload")
         assert answer["after_restart"] == []
         await live.until(lambda: live.core.admission.facts.total_memory_bytes == 4_096_000_000, "other sensors")
-        await live.until(lambda: live.core.runner._run.limits.cpu_percent == 40, "other limits")
+        await live.until(lambda: live.core.runners.host._run.limits.cpu_percent == 40, "other limits")
         assert live.job(number).attempts == 1
 
 
@@ -466,12 +466,12 @@ async def test_a_worker_that_ignores_everything_is_stopped_and_killed(tmp_path: 
     async with running(tmp_path, config) as live:
         number = await live.submit({**LONG, "faults": {"ignore": ["pause", "leave"]}})
         await live.until_step(number, 2)
-        pid = live.core.runner.pid
+        pid = live.core.runners.host.pid
         live.heat(90)
-        await live.until(lambda: live.core.runner.phase is WorkerPhase.PAUSED)
+        await live.until(lambda: live.core.runners.host.phase is WorkerPhase.PAUSED)
         await live.until(lambda: process_state(pid) == "T", "stopped by the signal")
         await live.ask(live.client.post, "/v1/pause")
-        await live.until(lambda: live.core.runner.pid is None)
+        await live.until(lambda: live.core.runners.host.pid is None)
         assert live.job(number).state is JobState.QUEUED
         assert live.job(number).failures == 0
         assert "worker-unresponsive" in live.health_codes()
@@ -499,4 +499,4 @@ async def test_a_supervisor_that_dies_takes_its_worker_along(tmp_path: Path) -> 
     await until(lambda: process_state(pid) in ("", "Z"))
     async with running(tmp_path) as live:
         await live.until_state(1, JobState.RUNNING)
-        assert live.core.runner.pid != pid
+        assert live.core.runners.host.pid != pid

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from agent.cli import main
-from agent.jobs.model import JobState
+from agent.jobs.model import JobKind, JobState
 from agent.mcu.board.simulate import Simulator
 from agent.mcu.job import BoardJobSpec, open_job, with_settings
 from agent.supervisor.job.worker_kinds import DEFAULT_KINDS
-from tests.agent.live_daemon import running
+from tests.agent.live import KINDS
+from tests.agent.live_daemon import LONG, running
 from tests.agent.mcu.device_memory import read_result
 from tests.agent.mcu.proxy import FaultyLine
 from tests.agent.mcu.small_model import make_samples
@@ -58,7 +59,7 @@ def test_a_board_job_survives_unplug_and_kill_in_the_daemon(
             await live.until_step(1, 1)
             status = await live.ask(live.client.get, "/v1/status")
             assert status["job"]["name"] == "wrist"
-            os.kill(live.core.runner.pid, signal.SIGKILL)
+            os.kill(live.core.runners.of_job(1).pid, signal.SIGKILL)
             job = await live.until_state(1, JobState.BACKOFF)
             assert 0 < job.step < EPOCHS * 480
             await asyncio.to_thread(line.unplug)
@@ -92,13 +93,13 @@ def test_an_unplugged_board_is_the_reason_in_status(
             assert await live.ask(main, ["submit", str(model), "--kind", "mcu", *words, *where]) == 0
             await live.until_step(1, 1)
             await asyncio.to_thread(line.unplug)
-            await live.until(lambda: live.core.runner.waits_for is not None, "the board is missed")
+            await live.until(lambda: live.core.runners.of_job(1).waits_for is not None, "the board is missed")
             status = await live.ask(live.client.get, "/v1/status")
             why = status["job"]["waits_for"]
             assert str(line.port) in why and why in status["reasons"]
             assert (await live.ask(live.client.get, "/v1/jobs/wrist"))["reason"] == why
             await asyncio.to_thread(line.plug)
-            await live.until(lambda: live.core.runner.waits_for is None, "the board is back")
+            await live.until(lambda: live.core.runners.of_job(1).waits_for is None, "the board is back")
             at = live.job(1).step
             await live.until_step(1, at + 1)
             detail = await live.ask(live.client.get, "/v1/jobs/wrist")
@@ -108,3 +109,39 @@ def test_an_unplugged_board_is_the_reason_in_status(
 
     with FaultyLine(simulator.port, tmp_path / "line") as line:
         asyncio.run(asyncio.wait_for(run(line), 240.0))
+
+
+def test_this_computer_and_two_boards_train_at_the_same_time(
+    model: Path, simulator: Simulator, data: Path, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        kinds = {**KINDS, JobKind.MCU: DEFAULT_KINDS[JobKind.MCU]}
+        async with running(tmp_path / "daemon", kinds=kinds) as live:
+            where = ["--runtime-dir", str(live.settings.runtime_dir)]
+            words = ["--kind", "mcu", "--data", str(data), "--epochs", "1000", *where]
+            for name, board in (
+                ("wrist", ["--port", str(simulator.port)]),
+                ("ankle", ["--simulate", "--board", "posix"]),
+            ):
+                assert await live.ask(main, ["submit", str(model), "--name", name, *board, *words]) == 0
+            host = await live.submit(LONG, "birds")
+            for number in (1, 2, host):
+                await live.until_step(number, 1)
+            at = [live.job(number).step for number in (1, 2, host)]
+            for number, step in zip((1, 2, host), at, strict=True):
+                await live.until_step(number, step + 1)
+            assert [live.job(number).attempts for number in (1, 2, host)] == [1, 1, 1], "none had to make room"
+            status = await live.ask(live.client.get, "/v1/status")
+            assert {run["name"] for run in status["running"]} == {"wrist", "ankle", "birds"} and status["waiting"] == []
+            assert status["job"]["name"] == status["running"][0]["name"] == "birds"
+            metrics = await live.ask(live.client.text, "/metrics")
+            assert all(f'job_step{{job="{number}",' in metrics for number in (1, 2, host))
+            assert await live.ask(main, ["cancel", "wrist", *where]) == 0
+            await live.until(lambda: live.core.runners.of_job(1) is None, "wrist has left")
+            assert await live.ask(main, ["pause", "birds", *where]) == 0
+            await live.until(lambda: live.core.runners.of_job(host) is None, "birds has left")
+            assert live.core.runners.of_job(2) is not None
+            print("peak of the board worker:", live.job(2).measured.peak_rss_bytes)
+            assert live.job(2).measured.peak_rss_bytes
+
+    asyncio.run(asyncio.wait_for(run(), 240.0))

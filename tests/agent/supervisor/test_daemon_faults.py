@@ -94,7 +94,9 @@ async def fill_the_disk(root: Path) -> None:
         fill(root / "filler")
         with pytest.raises(ControlError, match="cannot be written"):
             await live.ask(live.client.post, "/v1/jobs/job/change", priority=1)
-        await live.until(lambda: live.core.runner.job is None and "state-unwritable" in live.health_codes(), "stopped")
+        await live.until(
+            lambda: live.core.runners.host.job is None and "state-unwritable" in live.health_codes(), "stopped"
+        )
         with pytest.raises(ControlError) as caught:
             await live.ask(live.client.upload, "/v1/uploads", Path(__file__))
         assert caught.value.status == 507
@@ -103,7 +105,7 @@ async def fill_the_disk(root: Path) -> None:
         await live.until(lambda: "state-unwritable" not in live.health_codes(), "writable again")
         assert live.job(number).spec.priority == 1
         await live.ask(live.client.post, f"/v1/jobs/{number}/resume")
-        await live.until(lambda: live.core.runner.job is not None, "training again")
+        await live.until(lambda: live.core.runners.host.job is not None, "training again")
 
 
 def remount(path: Path, how: str) -> None:
@@ -120,7 +122,7 @@ async def start_read_only(root: Path) -> None:
     async with running(root) as live:
         await live.until(lambda: "state-unwritable" in live.health_codes(), "shown")
         assert live.job(number).state is JobState.QUEUED
-        assert live.core.runner.job is None
+        assert live.core.runners.host.job is None
         remount(root / "state", "rw")
         live.daemon.retry_storage()
         await live.until(lambda: "state-unwritable" not in live.health_codes(), "writable again")

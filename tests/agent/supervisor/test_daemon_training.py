@@ -108,7 +108,7 @@ async def test_arriving_data_is_trained_on_in_rounds_that_survive_a_kill(tmp_pat
         assert live.job(1).state is JobState.WAITING_DATA
         make_arrival(inbox / "tuesday.npz", 3200, seed=2)
         await live.until(lambda: live.job(1).rounds == 1 and 100 <= live.job(1).step < 350, "in the second round")
-        os.kill(live.core.runner.pid, signal.SIGKILL)
+        os.kill(live.core.runners.host.pid, signal.SIGKILL)
         await live.until_state(1, JobState.BACKOFF)
         await live.ask(live.client.post, "/v1/jobs/1/resume")  # do not wait 30 s
         await live.until(lambda: live.job(1).rounds == 2, "second round")

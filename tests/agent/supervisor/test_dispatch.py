@@ -2,19 +2,23 @@
 
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, time
 from pathlib import Path
+from typing import Any
 
 from agent.facts import Facts
-from agent.jobs.model import Job, JobState
+from agent.jobs.model import Job, JobKind, JobState
 from agent.policy.config import Config
 from agent.policy.decide import DAYS, Memory, PolicyDecision, ResourceLimits, State, TimeWindow
-from agent.supervisor.dispatch import BEFORE_CLOSING_S, WARM_MARGIN_C, Dispatcher
+from agent.supervisor.dispatch import BEFORE_CLOSING_S, BOARD_PATIENCE_S, WARM_MARGIN_C, Dispatcher
 from agent.supervisor.job.runner import LAST_COMMIT_S
+from agent.supervisor.job.sharing import BOARD_WORKER_BYTES
 from agent.supervisor.job.silence import RESTART_AFTER, SHORTEST_S
 from agent.supervisor.job.worker_process import RequestedState, WorkerPhase
 from agent.system.clock import local_time
+from agent.worker.protocol import DeviceInterrupted
 from tests.agent.live_daemon import BUNDLE, LONG, go, process_state, until
 from tests.agent.supervisor.parts import ANY_TIME, TRAIN, Parts, parts
 
@@ -30,14 +34,14 @@ def decided(state: State, *reasons: str) -> PolicyDecision:
 async def training(made: Parts, dispatcher: Dispatcher) -> Job:
     """Start the next job; return it once its worker trains."""
     dispatcher.act(TRAIN)
-    await made.until(lambda: made.core.runner.phase is WorkerPhase.TRAINING)
-    job = made.core.runner.job
+    await made.until(lambda: made.core.runners.host.phase is WorkerPhase.TRAINING)
+    job = made.core.runners.host.job
     assert job is not None
     return job
 
 
 async def left(made: Parts) -> None:
-    await made.until(lambda: made.core.runner.job is None)
+    await made.until(lambda: made.core.runners.host.job is None)
 
 
 @go
@@ -68,7 +72,7 @@ async def test_nothing_starts_while_what_it_learns_could_not_be_kept(tmp_path: P
         store.save(store.get(1))
         assert not store.flush() and store.trouble is not None
         dispatcher.act(TRAIN)
-        assert made.core.runner.job is None
+        assert made.core.runners.host.job is None
         (tmp_path / "state/jobs").unlink()
         (tmp_path / "state/gone").rename(tmp_path / "state/jobs")
         assert store.flush()
@@ -79,7 +83,7 @@ async def test_nothing_starts_while_what_it_learns_could_not_be_kept(tmp_path: P
 async def test_a_worker_that_stands_still_is_shown_and_started_again(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
         made.add("birds", LONG)
-        dispatcher, runner, health = Dispatcher(made.core), made.core.runner, made.core.health
+        dispatcher, runner, health = Dispatcher(made.core), made.core.runners.host, made.core.health
         job = await training(made, dispatcher)
         assert runner.pid is not None
         os.kill(runner.pid, signal.SIGSTOP)
@@ -102,7 +106,7 @@ async def test_only_a_lack_of_memory_leaves_no_time_for_a_last_commit(tmp_path: 
         dispatcher = Dispatcher(made.core)
         await training(made, dispatcher)
         given: list[float] = []
-        made.core.runner.leave = lambda reason, within_s=0.0: given.append(within_s)  # type: ignore[method-assign]
+        made.core.runners.host.leave = lambda reason, within_s=0.0: given.append(within_s)  # type: ignore[method-assign]
         for codes in (("battery",), ("user",), ("memory", "window")):
             dispatcher.act(PolicyDecision(State.LEAVE, codes, codes, Memory()))
         assert given == [LAST_COMMIT_S, LAST_COMMIT_S, 0.0]
@@ -114,9 +118,9 @@ async def test_a_decision_to_pause_keeps_the_worker_and_one_to_leave_does_not(tm
         job, dispatcher = made.add("birds", LONG), Dispatcher(made.core)
         await training(made, dispatcher)
         dispatcher.act(decided(State.PAUSE, "too hot"))
-        await made.until(lambda: made.core.runner.phase is WorkerPhase.PAUSED)
+        await made.until(lambda: made.core.runners.host.phase is WorkerPhase.PAUSED)
         dispatcher.act(TRAIN)
-        await made.until(lambda: made.core.runner.phase is WorkerPhase.TRAINING)
+        await made.until(lambda: made.core.runners.host.phase is WorkerPhase.TRAINING)
         dispatcher.act(decided(State.LEAVE, "on battery 20 %", "hot"))
         await left(made)
         log = (made.core.store.job_dir(job.id) / "job.log").read_text()
@@ -132,7 +136,7 @@ async def test_what_the_user_says_of_the_job_comes_before_the_decision(tmp_path:
             running = await training(made, dispatcher)
             store.save(replace(running, state=said, reason="as you said"))
             dispatcher.act(decided(State.PAUSE, "too hot"))
-            assert made.core.runner.requested is RequestedState.LEAVE
+            assert made.core.runners.host.requested is RequestedState.LEAVE
             await left(made)
             assert (store.get(job.id).state, store.get(job.id).reason) == (said, "as you said")
             store.save(replace(store.get(job.id), state=JobState.QUEUED))
@@ -145,7 +149,7 @@ async def test_a_job_of_higher_priority_takes_the_place_after_a_checkpoint(tmp_p
         await training(made, dispatcher)
         made.add("twin", LONG, deadline_at=1.0)
         dispatcher.act(TRAIN)
-        assert made.core.runner.requested is RequestedState.TRAIN, "an equal does not push another aside"
+        assert made.core.runners.host.requested is RequestedState.TRAIN, "an equal does not push another aside"
         high = made.add("high", LONG, priority=1)
         dispatcher.act(TRAIN)
         await left(made)
@@ -163,7 +167,7 @@ async def test_a_job_that_cannot_start_pushes_none_aside(tmp_path: Path) -> None
         dispatcher.act(TRAIN)
         step = made.core.store.get(low.id).step
         await until(lambda: made.core.store.get(low.id).step > step + 1)
-        assert made.core.runner.requested is RequestedState.TRAIN
+        assert made.core.runners.host.requested is RequestedState.TRAIN
         assert made.core.store.get(low.id).measured.checkpoint_bytes is None
         made.add("fits", LONG, priority=1)
         dispatcher.act(TRAIN)
@@ -187,12 +191,12 @@ async def test_a_backoff_is_waited_for_on_the_clock_that_does_not_jump(tmp_path:
         made.clock.wall += 1e6
         made.clock.now += 29.9
         dispatcher.act(TRAIN)
-        assert made.core.runner.job is None
+        assert made.core.runners.host.job is None
         made.core.store.save(replace(failed, failures=2, retry_after_s=60.0))
         dispatcher.act(TRAIN)
         made.clock.now += 59.9
         dispatcher.act(TRAIN)
-        assert made.core.runner.job is None, "another failure counts from when it was seen"
+        assert made.core.runners.host.job is None, "another failure counts from when it was seen"
         made.clock.now += 0.2
         assert (await training(made, dispatcher)).id == job.id
         dispatcher.act(TRAIN)
@@ -216,7 +220,7 @@ async def test_shortly_before_the_window_closes_one_checkpoint_is_asked_for(tmp_
             if asked:
                 await made.until(lambda: bool(made.core.store.get(job.id).measured.checkpoint_bytes))
             assert bool(made.core.store.get(job.id).measured.checkpoint_bytes) is asked
-        assert made.core.runner.requested is RequestedState.TRAIN
+        assert made.core.runners.host.requested is RequestedState.TRAIN
 
 
 @go
@@ -225,7 +229,7 @@ async def test_limits_follow_whether_somebody_uses_the_device(tmp_path: Path) ->
     async with parts(tmp_path, policy) as made:
         made.add("birds", LONG)
         Dispatcher(made.core).act(decided(State.TRAIN_GENTLY))
-        job = made.core.runner.job
+        job = made.core.runners.host.job
         assert job is not None and job.plan == 1, "only the smaller plan fits beside somebody"
 
 
@@ -240,7 +244,102 @@ async def test_near_the_limit_of_heat_the_plan_of_least_power_runs(tmp_path: Pat
         for celsius, plan in ((edge, 0), (edge + 0.1, 1), (None, 0)):
             made.core.admission.facts = Facts(temperature_c=celsius)
             dispatcher.act(TRAIN)
-            job = made.core.runner.job
+            job = made.core.runners.host.job
             assert job is not None and job.plan == plan
-            made.core.runner.leave("next")
+            made.core.runners.host.leave("next")
             await left(made)
+
+
+def on_board(made: Parts, port: Path, name: str, **spec: Any) -> Job:
+    """Put a job for the board on `port` into the store."""
+    return made.add(name, {**LONG, "plans": []}, kind=JobKind.MCU, arguments=("--port", str(port)), **spec)
+
+
+async def all_training(made: Parts, dispatcher: Dispatcher, *jobs: Job) -> None:
+    """Look until exactly these jobs train."""
+    wanted = sorted(job.id for job in jobs)
+
+    def trains() -> bool:
+        dispatcher.act(TRAIN)
+        busy = made.core.runners.busy().values()
+        return wanted == sorted(job.id for runner, job in busy if runner.phase is WorkerPhase.TRAINING)
+
+    await until(trains)
+
+
+@go
+async def test_this_computer_and_two_boards_train_at_the_same_time(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        host, dispatcher = made.add("birds", LONG), Dispatcher(made.core)
+        left, right = on_board(made, tmp_path / "left", "left"), on_board(made, tmp_path / "right", "right")
+        later = on_board(made, tmp_path / "right", "later")
+        await all_training(made, dispatcher, host, left, right)
+        store = made.core.store
+        store.save(replace(store.get(left.id), state=JobState.PAUSED))
+        await all_training(made, dispatcher, host, right)
+        store.save(replace(store.get(right.id), state=JobState.CANCELLED))
+        await all_training(made, dispatcher, host, later)
+        assert store.get(left.id).state is JobState.PAUSED and store.get(host.id).attempts == 1
+        dispatcher.act(decided(State.PAUSE, "too hot"))
+        await until(lambda: {run.phase for run in made.core.runners.statuses()} == {"paused"})
+        dispatcher.act(decided(State.LEAVE, "on battery"))
+        await until(lambda: not made.core.runners.busy())
+
+
+@go
+async def test_a_better_job_takes_the_place_of_its_board_only(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        host, dispatcher = made.add("birds", LONG), Dispatcher(made.core)
+        left, right = on_board(made, tmp_path / "left", "left"), on_board(made, tmp_path / "right", "right")
+        await all_training(made, dispatcher, host, left, right)
+        better = on_board(made, tmp_path / "right", "better", priority=3)
+        await all_training(made, dispatcher, host, left, better)
+        assert [made.core.store.get(job.id).attempts for job in (host, left, right)] == [1, 1, 1]
+
+
+@go
+async def test_memory_is_shared_by_priority(tmp_path: Path) -> None:
+    """The computer's job takes what boards leave; where that is too little, the lower priority gives way."""
+    both = 230 * MIB + BOARD_WORKER_BYTES  # the larger plan of the computer's job may take 226 MiB, the smaller 121
+    policy = replace(ANY_TIME, not_in_use=ResourceLimits(memory_bytes=both - 1 * MIB * 10))
+    async with parts(tmp_path, policy) as made:
+        host, dispatcher = made.add("birds", LONG), Dispatcher(made.core)
+        board = on_board(made, tmp_path / "left", "left")
+        await all_training(made, dispatcher, host, board)
+        assert made.core.store.get(host.id).plan == 1, "the larger does not fit beside the board"
+        limits = [run.limits.memory_bytes for run in (r._run for r in made.core.runners) if run is not None]
+        assert sum(limit or 0 for limit in limits) <= policy.not_in_use.memory_limit(None)
+        made.core.config = Config(policy=replace(ANY_TIME, not_in_use=ResourceLimits(memory_bytes=150 * MIB)))
+        await all_training(made, dispatcher, host)
+        store = made.core.store
+        store.save(replace(store.get(board.id), spec=replace(store.get(board.id).spec, priority=1)))
+        made.clock.now += 100.0
+        await all_training(made, dispatcher, board)
+        assert made.core.health.holds("job-does-not-fit", str(host.id))
+
+
+@go
+async def test_a_job_whose_board_stays_away_gives_its_memory_back(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        board, dispatcher = on_board(made, tmp_path / "port", "wrist"), Dispatcher(made.core)
+        host = made.add("birds", LONG)
+        await all_training(made, dispatcher, host, board)
+        runner = made.core.runners.of_job(board.id)
+        assert runner is not None
+        runner._on_event(DeviceInterrupted(reason="the port is gone"))
+        made.clock.now += BOARD_PATIENCE_S + 1.0
+        runner._on_event(DeviceInterrupted(reason="the port is gone"))
+        await until(lambda: act_and(dispatcher, lambda: made.core.runners.of_job(board.id) is None))
+        waiting = made.core.store.get(board.id)
+        assert (waiting.state, waiting.reason) == (JobState.QUEUED, "the port is gone")
+        for _ in range(3):
+            dispatcher.act(TRAIN)
+        assert made.core.runners.of_job(board.id) is None and made.core.runners.of_job(host.id) is not None
+        (tmp_path / "port").touch()
+        await all_training(made, dispatcher, host, board)
+        assert made.core.without_board == {}
+
+
+def act_and(dispatcher: Dispatcher, condition: Callable[[], bool]) -> bool:
+    dispatcher.act(TRAIN)
+    return condition()

@@ -51,16 +51,16 @@ async def test_the_headline_with_a_worker(tmp_path: Path) -> None:
         core.admission.decision = replace(TRAIN, reasons=("left alone",))
         Dispatcher(core).act(TRAIN)
         assert headline(made) == ("starting", ("left alone",))
-        await made.until(lambda: core.runner.phase is WorkerPhase.TRAINING)
+        await made.until(lambda: core.runners.host.phase is WorkerPhase.TRAINING)
         assert headline(made) == ("training", ("left alone",))
         shown = agent_status(core)
         assert shown.job is not None and (shown.job.name, shown.job.plans) == ("birds", 2)
         assert [job.name for job in shown.waiting] == ["cats"], "the job that runs does not wait"
-        core.runner._run.waits_for = "board gone"  # type: ignore[union-attr]
+        core.runners.host._run.waits_for = "board gone"  # type: ignore[union-attr]
         assert headline(made) == ("training", ("board gone", "left alone"))
-        core.runner.pause()
+        core.runners.host.pause()
         assert headline(made)[0] == "paused"
-        core.runner.leave("enough")
+        core.runners.host.leave("enough")
         assert headline(made)[0] == "leaving"
 
 

@@ -61,7 +61,7 @@ async def test_it_runs_while_the_policy_says_so_and_its_work_is_counted(tmp_path
             assert (status["pid"], status["planned_peak_bytes"]) == (os.getpid(), 300 * MIB)
             assert status["owner"] == (await live.ask(live.client.get, "/v1/jobs"))["jobs"][0]["owner"] != ""
             live.plug(False)
-            await live.until(lambda: live.core.runner.job is None)
+            await live.until(lambda: live.core.runners.host.job is None)
             assert isinstance(program.heard[-1], ReleaseMemory) and program.heard[-1].reason == "on battery 80 %"
             await live.until(lambda: live.core.wear.today_bytes() >= 12 * MIB)  # a step's, and of giving memory back
             live.plug(True)
@@ -71,7 +71,7 @@ async def test_it_runs_while_the_policy_says_so_and_its_work_is_counted(tmp_path
             assert next(row for row in report["jobs"] if row["name"] == str(program.job))["steps"] == 2
             program.tell(TrainingFinished(step=2))
         await live.until_state(program.job, JobState.FINISHED)
-        assert live.core.runner.job is None
+        assert live.core.runners.host.job is None
 
 
 @go
@@ -82,12 +82,12 @@ async def test_a_user_pauses_resumes_and_cancels_it(tmp_path: Path) -> None:
             await until_heard(live, program, ResumeTraining)
             assert await live.ask(main, ["pause", "train", *place]) == 0
             await until_heard(live, program, ResumeTraining, ReleaseMemory)
-            await live.until(lambda: live.core.runner.job is None)
+            await live.until(lambda: live.core.runners.host.job is None)
             assert live.job(program.job).state is JobState.PAUSED
             assert await live.ask(main, ["resume", "train", *place]) == 0
             await until_heard(live, program, ResumeTraining, ReleaseMemory, ResumeTraining)
             assert await live.ask(main, ["cancel", "train", *place]) == 0
-            await live.until(lambda: live.core.runner.job is None)
+            await live.until(lambda: live.core.runners.host.job is None)
             assert isinstance(program.heard[-1], LeaveNow)
             job = live.job(program.job)
             assert (job.state, job.reason) == (JobState.CANCELLED, "cancelled by you")
@@ -177,7 +177,7 @@ async def test_one_that_does_not_answer_holds_up_nobody_for_ever(tmp_path: Path)
             await until_heard(live, other, ResumeTraining)
             await live.ask(live.client.post, f"/v1/jobs/{stopped.job}/resume")
             await live.ask(other.end)
-            await live.until(lambda: live.core.runner.job is None)
+            await live.until(lambda: live.core.runners.host.job is None)
             assert len(stopped.heard) == 2
             stopped.do_step()  # its user let it go on
             await until_heard(live, stopped, ResumeTraining, ReleaseMemory, ResumeTraining)

@@ -1,10 +1,13 @@
-"""Whether a followed program keeps plain PyTorch's bits: `python -m benchmarks.zoo [--features | --programs N]`.
+"""Whether a followed program keeps plain PyTorch's bits: `python -m benchmarks.zoo [--features | --programs N | --bundles]`.
 
 Models are tiny random instances of every model type and task of transformers' auto mappings, of diffusers' models and of
 peft's methods: four AdamW steps with dropout on. Each runs in a child process twice plainly, then with an ample budget,
 with half of the bytes that it then had in tensors, and with 4 KiB, where everything leaves all the time. Losses, parameters,
 buffers, gradients, optimizer state and random states are compared to the bit. Results are appended as they come and a run
 goes on where the last one ended.
+
+`--bundles`: one class of each model type as a job instead, captured, planned with all the memory it wants and with half of
+it, and trained by a worker, equal or refused.
 """
 
 import argparse
@@ -17,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.follow_zoo.children import Case, run_in_children
+from benchmarks.follow_zoo.children import Case, Judged, run_in_children
 from benchmarks.follow_zoo.compare import ALL_SETTINGS, WRONG, Outcome
 from benchmarks.follow_zoo.table import Results, counts, markdown
 
@@ -33,6 +36,7 @@ def main() -> int:
         "--features", action="store_true", help="loops, data types, optimizers, hooks ... instead of models"
     )
     parser.add_argument("--programs", type=int, metavar="N", help="this many random programs instead of models")
+    parser.add_argument("--bundles", action="store_true", help="jobs that are planned and trained by a worker")
     parser.add_argument("--seed", type=int, default=0, help="of the sample, and of the first random program")
     parser.add_argument("--sample", type=int, metavar="N", help="only N cases, drawn by the seed")
     parser.add_argument("--jobs", type=int, default=1)
@@ -43,7 +47,9 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="file of JSON lines; the table goes beside it as .md")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    kind = "features" if arguments.features else "programs" if arguments.programs else "zoo"
+    kind = (
+        "features" if arguments.features else "programs" if arguments.programs else "bundles" if arguments.bundles else "zoo"
+    )
     path = arguments.results or RESULTS / f"{kind}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     results = Results.read(path)
@@ -61,11 +67,12 @@ def main() -> int:
 TITLES = {
     "zoo": ("Models under a budget", "Four AdamW steps of tiny random instances, dropout on."),
     "features": ("Features under a budget", "Small programs, each about one thing."),
+    "bundles": ("Models as bundles", "A job of four batches, captured, planned and trained by a worker, dropout on."),
     "programs": ("Random programs under a budget", "The name is the seed."),
 }
 
 
-def run_and_tell(chosen: list[Case], results: Results, jobs: int, timeout_s: float) -> list[Outcome]:
+def run_and_tell(chosen: list[Judged], results: Results, jobs: int, timeout_s: float) -> list[Outcome]:
     """Run the cases in children, keep each outcome at once, print a line each."""
     found = []
     for outcome in run_in_children(chosen, jobs, timeout_s):
@@ -77,7 +84,7 @@ def run_and_tell(chosen: list[Case], results: Results, jobs: int, timeout_s: flo
     return found
 
 
-def _chosen(kind: str, arguments: argparse.Namespace, results: Results) -> Iterator[Case]:
+def _chosen(kind: str, arguments: argparse.Namespace, results: Results) -> Iterator[Judged]:
     """Give the cases of this run: by name, sampled by seed, without those that have a result unless asked again."""
     everything = list(cases_of(kind, arguments.programs or 0, arguments.seed))
     if arguments.names:
@@ -90,8 +97,8 @@ def _chosen(kind: str, arguments: argparse.Namespace, results: Results) -> Itera
             yield case
 
 
-def cases_of(kind: str, programs: int, seed: int) -> Iterator[Case]:
-    """Give every case of a kind: zoo, features or programs."""
+def cases_of(kind: str, programs: int, seed: int) -> Iterator[Judged]:
+    """Give every case of a kind: zoo, features, programs or bundles."""
     if kind == "features":
         from benchmarks.follow_zoo import features
 
@@ -102,6 +109,10 @@ def cases_of(kind: str, programs: int, seed: int) -> Iterator[Case]:
 
         for i in range(seed, seed + programs):
             yield Case(f"program/{i}", generator.program(i), ALL_SETTINGS)
+    elif kind == "bundles":
+        from benchmarks.follow_zoo import bundles
+
+        yield from bundles.cases()
     else:
         from benchmarks.follow_zoo import diffusers_models, peft_methods, transformers_models
 

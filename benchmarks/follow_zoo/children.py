@@ -8,12 +8,13 @@ import resource
 import signal
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.utils.checkpoint
@@ -23,25 +24,40 @@ from benchmarks.follow_zoo.compare import Outcome, Program, Verdict, judge
 ADDRESS_SPACE = 12 << 30  # bytes a child may map; a tiny model that wants more is not tiny
 
 
+class Judged(Protocol):
+    """Something by name that is judged in a child."""
+
+    @property
+    def name(self) -> str:
+        """What the table calls it."""
+
+    def judged(self, at: Callable[[str], object]) -> Outcome:
+        """Judge it; `at` is told where it is, before each run."""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A program by name; `make` is called in the child, `settings` are those of `compare.judge`."""
+    """A program by name; it is called in the child, `settings` are those of `compare.judge`."""
 
     name: str
     program: Program
     settings: tuple[str, ...]
 
+    def judged(self, at: Callable[[str], object]) -> Outcome:
+        """Run it plainly and under budgets."""
+        return judge(self.name, self.program, self.settings, at)
+
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    case: Case
+    case: Judged
     process: ForkProcess
     answer: Path
     deadline: float
     began: float
 
 
-def run_in_children(cases: Iterable[Case], jobs: int, timeout_s: float) -> Iterator[Outcome]:
+def run_in_children(cases: Iterable[Judged], jobs: int, timeout_s: float) -> Iterator[Outcome]:
     """Judge each case in a forked child of its own, `jobs` at a time; give outcomes as they come."""
     warm_up()
     pending = iter(cases)
@@ -73,7 +89,7 @@ def warm_up() -> None:
     gc.freeze()
 
 
-def _start(case: Case, folder: Path, timeout_s: float) -> _Running:
+def _start(case: Judged, folder: Path, timeout_s: float) -> _Running:
     answer = folder / f"{abs(hash(case.name))}.json"
     process = multiprocessing.get_context("fork").Process(target=_child, args=(case, answer))
     process.start()
@@ -81,7 +97,7 @@ def _start(case: Case, folder: Path, timeout_s: float) -> _Running:
     return _Running(case, process, answer, now + timeout_s, now)
 
 
-def _child(case: Case, answer: Path) -> None:
+def _child(case: Judged, answer: Path) -> None:
     """Judge one case in a session of its own, so that what it starts ends with it."""
     os.setsid()
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
@@ -90,7 +106,7 @@ def _child(case: Case, answer: Path) -> None:
     os.dup2(silence, 1)
     os.dup2(silence, 2)
     torch.set_num_threads(1)
-    outcome = judge(case.name, case.program, case.settings, lambda at: answer.write_text(json.dumps({"at": at})))
+    outcome = case.judged(lambda at: answer.write_text(json.dumps({"at": at})))
     answer.write_text(json.dumps(outcome.as_json()))
 
 

@@ -49,6 +49,7 @@ class Verdict(Enum):
     FAILED = "FAILED"
     KILLED = "KILLED"
     TIMED_OUT = "TIMED OUT"
+    REFUSED = "refused"
     NOT_ELIGIBLE = "not eligible"
 
 
@@ -109,7 +110,7 @@ def judge(
     try:
         expected = digest_of(program)
     except Exception as error:
-        return Outcome(name, Verdict.NOT_ELIGIBLE, f"plain PyTorch raises {_said(error)}")
+        return Outcome(name, Verdict.NOT_ELIGIBLE, f"plain PyTorch raises {said(error)}")
     difference = first_difference(expected, digest_of(program))
     if difference:
         return Outcome(name, Verdict.NOT_ELIGIBLE, f"differs from itself: {difference}")
@@ -259,7 +260,8 @@ def _hash(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}[{shape}]{xxhash.xxh3_64_hexdigest(bytes(raw.numpy()))}"
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
+    """Return an exception in one line."""
     first = " ".join(str(error).split())[:160]
     return f"{type(error).__name__}: {first}"
 

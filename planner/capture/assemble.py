@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from planner.capture.masked_gradients import as_kernels_compute
+from planner.capture.recomputed import lay_into, merge_recomputed
 from planner.capture.recorder import RecordedOp, Tape
 from planner.ir.graph import PERSISTENT, Argument, Op, Phase, Ref, Role, StepGraph, Storage, Value, references
 from planner.ir.operators import GUARD
@@ -38,11 +39,13 @@ def assemble(
 
     `kind`: "step", "first", "next", "last" or "eval".
     """
-    tape = Tape(list(tape.storages), list(tape.values), [op for op in tape.ops if op.phase is not Phase.UPDATE])
-    as_kernels_compute(tape)
+    ops = [replace(op) for op in tape.ops if op.phase is not Phase.UPDATE]
+    tape = Tape(list(tape.storages), list(tape.values), ops, tape.draws_from)
     kept = {tape.values[v].storage for v in (loss, *aux)}
-    gradients = {} if recipe is None else dict(recipe.gradients)
-    merged = _accumulate_in_place(tape, kept, {tape.values[g].storage for g in gradients.values()})
+    gradients = set() if recipe is None else {tape.values[g].storage for g in recipe.gradients.values()}
+    merge_recomputed(tape, kept | gradients)
+    as_kernels_compute(tape)
+    merged = _accumulate_in_place(tape, kept, gradients)
     recipe = None if recipe is None else _following(recipe, merged)
     ops = tape.ops if recipe is None else _with_updates(tape, recipe, kind)
     ops = _alive(tape, ops, kept)
@@ -96,7 +99,7 @@ def _accumulate_in_place(tape: Tape, kept: set[int], gradients: set[int]) -> dic
                 tape.ops[i] = RecordedOp(
                     "aten::add_.Tensor", (target, other), (), op.outputs, (t.storage,), op.phase, False
                 )
-                _merge(tape, out.storage, t.storage)
+                lay_into(tape, out.storage, t.storage)
                 merged = {gone: t.storage if into == out.storage else into for gone, into in merged.items()}
                 merged[out.storage] = t.storage
                 last[t.storage] = last[out.storage]
@@ -112,16 +115,6 @@ def _following(recipe: UpdateRecipe, merged: Mapping[int, int]) -> UpdateRecipe:
 
     updates = {parameter: tuple(map(follow, ops)) for parameter, ops in recipe.updates.items()}
     return replace(recipe, updates=updates, clipping=tuple(map(follow, recipe.clipping)))
-
-
-def _merge(tape: Tape, gone: int, into: int) -> None:
-    """Let every value of storage `gone` lie in storage `into`."""
-    for v, value in enumerate(tape.values):
-        if value.storage == gone:
-            tape.values[v] = replace(value, storage=into)
-    for op in tape.ops:
-        if gone in op.writes:
-            op.writes = tuple(sorted({into if s == gone else s for s in op.writes}))
 
 
 # -- updates

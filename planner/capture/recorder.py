@@ -1,12 +1,13 @@
-"""Record the operators of a real training step without holding what it computes.
+"""Record the operators of a real training step.
 
-The forward pass runs for real, on real tensors, so that the model takes exactly the branch it takes in eager mode (a
-model that looks for tracing or fake tensors sees none). What autograd would save for the backward pass is replaced by a
-note of its place; the backward pass then runs on fake tensors that carry shapes and strides but no memory. So recording
-needs the weights and the working set of the forward pass, and the gradients cost nothing.
+Forward and backward pass run for real, on real tensors, so that the model takes exactly the branch it takes in eager mode
+(a model that looks for tracing or fake tensors sees none) and every shape, stride and missing gradient is the kernels' own.
+Under a memory budget what is not needed leaves meanwhile. The optimizer's step, which must change nothing, is recorded on
+fake tensors that carry shapes and strides but no memory.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,8 @@ from planner.ir.errors import CaptureError, program_line
 from planner.ir.graph import Argument, Named, Phase, Ref, Role, Value
 from planner.ir.lowering.rematerialize import BATCH_NORM
 from planner.ir.operators import GUARD
+
+_DIGEST_BYTES = 16
 
 _HIDDEN_WRITES = {BATCH_NORM: (3, 4)}
 """Operators that change arguments although their schema does not say so: running statistics."""
@@ -48,6 +51,9 @@ class RecordedOp:
     random: bool
     line: str = ""
     """Where the program called it, "" in the backward pass."""
+    draws_from: bytes = b""
+    draws_to: bytes = b""
+    """Of a random operator: digests of the state of torch's generator before and after it."""
 
 
 @dataclass(slots=True)
@@ -65,6 +71,8 @@ class Tape:
     storages: list[RecordedStorage] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     ops: list[RecordedOp] = field(default_factory=list)
+    draws_from: bytes = b""
+    """A digest of the generator's state before the first operator."""
 
 
 class StepRecorder(TorchDispatchMode):
@@ -105,12 +113,10 @@ class StepRecorder(TorchDispatchMode):
         key = tensor.untyped_storage()._cdata
         place = self._places.get(key)
         if place is None:
-            if isinstance(tensor, FakeTensor):
-                raise CaptureError("the backward pass reads a tensor that the forward pass never showed; not supported")
             index = self._new_storage(tensor, Role.CONSTANT, f"constant{len(self.tape.storages)}")
+            copy = tensor.untyped_storage().clone()
             with _disable_current_modes():
-                flat = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-                self.tape.storages[index].data = flat.clone()
+                self.tape.storages[index].data = torch.empty(0, dtype=torch.uint8).set_(copy)
             place = self._places[key]
         value = Value(
             place.storage, str(tensor.dtype).removeprefix("torch."), tuple(map(int, tensor.shape)),
@@ -148,15 +154,6 @@ class StepRecorder(TorchDispatchMode):
         _require_strided(tensor)
         return tensor.untyped_storage()._cdata in self._places
 
-    # -- autograd's saved tensors become notes
-
-    def pack(self, tensor: torch.Tensor) -> int:
-        with _disable_current_modes():
-            return self.value_of(tensor)
-
-    def unpack(self, value: int) -> torch.Tensor:
-        return self.fake(value)
-
     # -- calls
 
     def __torch_dispatch__(
@@ -170,7 +167,10 @@ class StepRecorder(TorchDispatchMode):
         encoded = tuple(self._encode(a) for a in args)
         encoded_kwargs = tuple((k, self._encode(v)) for k, v in kwargs.items())
         writes = self._writes(func, args, kwargs)
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        before = generator_digest() if random else b""
         result = func(*args, **kwargs)
+        after = generator_digest() if random else b""
         outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
         if not outputs and not writes:
             return result
@@ -181,10 +181,9 @@ class StepRecorder(TorchDispatchMode):
         for t in outputs:
             if not self.known(t):
                 self._new_storage(t, Role.TEMPORARY, "")
-        random = torch.Tag.nondeterministic_seeded in func.tags
         op = RecordedOp(
             _name(func), encoded, encoded_kwargs, tuple(self.value_of(t) for t in _flat_outputs(result)), writes,
-            self.phase, random, program_line(),
+            self.phase, random, program_line(), before, after,
         )  # fmt: skip
         self._spread_taint(op)
         self.tape.ops.append(op)
@@ -199,8 +198,6 @@ class StepRecorder(TorchDispatchMode):
     def _item(self, func: Any, args: tuple[Any, ...]) -> Any:
         tensor = args[0]
         if isinstance(tensor, FakeTensor):
-            if self.phase is not Phase.UPDATE:
-                raise CaptureError("the backward pass reads the value of a tensor in Python (.item()); not supported")
             return self.fake_item
         result = func(*args)
         if self.recording:
@@ -280,7 +277,7 @@ def _flat_outputs(result: Any) -> list[torch.Tensor]:
     return [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
 
 
-def saved_as_notes(recorder: StepRecorder) -> Any:
-    """Return a context in which autograd saves notes on `recorder`'s tape instead of tensors."""
-    pack: Callable[[torch.Tensor], Any] = recorder.pack
-    return torch.autograd.graph.saved_tensors_hooks(pack, recorder.unpack)
+def generator_digest() -> bytes:
+    """Return a digest of the state of torch's default generator."""
+    with _disable_current_modes():
+        return hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=_DIGEST_BYTES).digest()

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.capture.assemble import UpdateRecipe, assemble
 from planner.capture.constancy import constants_of, other_generators_untouched, require_same
-from planner.capture.recorder import RecordedOp, StepRecorder, saved_as_notes
+from planner.capture.recorder import RecordedOp, StepRecorder, generator_digest
 from planner.ir.bundle.bundle import TensorLayout
 from planner.ir.errors import CaptureError
 from planner.ir.graph import PERSISTENT, Argument, Phase, Role, Scalar, StepGraph, storage_key, verify_graph
@@ -80,6 +80,8 @@ def capture_step(
     with _undisturbed(model):
         loss = session.forward(loss_fn)
         grads = session.backward(loss, _trained(optimizer))
+        value = loss.item()
+        del loss
     for seed, other in enumerate(others):
         again = _Session(model, other)
         with _undisturbed(model, seed):
@@ -95,7 +97,7 @@ def capture_step(
         graphs[kind] = _verified(graph)
         tensors |= data
     tensors |= {k: t for k, t in session.persistent.items() if k not in tensors}
-    return Capture(graphs, tensors, spec, session.layouts(), loss.item(), constants)
+    return Capture(graphs, tensors, spec, session.layouts(), value, constants)
 
 
 def capture_evaluation(
@@ -140,16 +142,19 @@ def _trained(optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
 
 @contextlib.contextmanager
 def _undisturbed(model: torch.nn.Module, seed: int | None = None) -> Iterator[None]:
-    """Put back what a forward pass changes: buffers (running statistics) and the default generator.
+    """Put back what a step changes: gradients, buffers (running statistics) and the default generator.
 
     `seed`: what torch's random numbers begin with meanwhile. Raises CaptureError where a recording would miss something:
     other generators that are drawn from, parameters or buffers that are replaced by other tensors.
     """
     before = [(b, b.detach().clone()) for b in model.buffers()]
+    gradients = [(p, p.grad) for p in model.parameters()]
     generator = torch.get_rng_state()
     tensors = _named_tensors(model)
     if seed is not None:
         torch.manual_seed(seed)
+    for parameter, _ in gradients:
+        parameter.grad = None
     try:
         with other_generators_untouched():
             yield
@@ -162,6 +167,8 @@ def _undisturbed(model: torch.nn.Module, seed: int | None = None) -> Iterator[No
             )
     finally:
         torch.set_rng_state(generator)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
         with torch.no_grad():
             for buffer, value in before:
                 buffer.copy_(value)
@@ -209,7 +216,8 @@ class _Session:
         self.recorder.add(tensor, role, name)
 
     def forward(self, loss_fn: LossFunction) -> torch.Tensor:
-        with saved_as_notes(self.recorder), self.recorder:
+        self.recorder.tape.draws_from = generator_digest()
+        with self.recorder:
             result = loss_fn(self.model, *self.batch)
         loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -220,39 +228,31 @@ class _Session:
         self.aux = tuple(self.recorder.value_of(t) for t in leaves)
         return loss
 
-    def backward(self, loss: torch.Tensor, groups: list[list[torch.Tensor]]) -> dict[torch.Tensor, torch.Tensor]:
-        parameters = [p for g in groups for p in g]
+    def backward(self, loss: torch.Tensor, groups: list[list[torch.Tensor]]) -> dict[torch.Tensor, int]:
+        """Return the gradients of the parameters in `groups`, by their values on the tape."""
         if not loss.requires_grad:
             raise CaptureError("the loss does not depend on any parameter that requires a gradient; nothing to train")
         recorder = self.recorder
         recorder.phase = Phase.BACKWARD
-        stand_in = recorder.fake(self.loss)
-        with recorder.fake_mode, recorder:
-            root = torch.ones_like(stand_in, memory_format=torch.preserve_format)
-            try:
-                found = torch.autograd.grad(loss, parameters, root, allow_unused=True)
-            except RuntimeError as error:
-                raise CaptureError(
-                    f"the backward pass cannot be recorded: {error} Train with `port-agent exec`, which runs it as it is"
-                ) from error
-        return {p: g for p, g in zip(parameters, found, strict=True) if g is not None}
+        with recorder:
+            loss.backward()
+        return {p: recorder.value_of(p.grad) for group in groups for p in group if p.grad is not None}
 
     def update(
         self,
         optimizer: torch.optim.Optimizer,
         spec: OptimizerSpec,
-        grads: dict[torch.Tensor, torch.Tensor],
+        gradient: dict[torch.Tensor, int],
         clip: float | None,
         accumulating: bool,
     ) -> UpdateRecipe:
         """Record what follows the gradients: clipping and the optimizer's operators for each parameter."""
         recorder = self.recorder
         recorder.phase = Phase.UPDATE
-        gradient = {p: recorder.value_of(g) for p, g in grads.items()}
         accumulators = self._accumulators(gradient) if accumulating else {}
         stand_ins: dict[torch.Tensor, torch.Tensor] = {}
         with _disable_current_modes():
-            for p in grads:
+            for p in gradient:
                 stand_ins[p] = recorder.fake(recorder.value_of(p))
                 source = accumulators.get(p, gradient[p])
                 stand_ins[p].grad = recorder.fake(source)
@@ -261,10 +261,10 @@ class _Session:
             with recorder.fake_mode, recorder, torch.no_grad():
                 torch.nn.utils.clip_grad_norm_(list(stand_ins.values()), clip, foreach=False)
         clipping = recorder.tape.ops[start:]
-        groups = [[p for p in g if p in grads] for g in _trained(optimizer)]
+        groups = [[p for p in g if p in gradient] for g in _trained(optimizer)]
         updates, scalars = self._optimizer_ops(optimizer, spec, groups, stand_ins)
         return UpdateRecipe(
-            {recorder.value_of(p): gradient[p] for p in grads},
+            {recorder.value_of(p): g for p, g in gradient.items()},
             {recorder.value_of(p): a for p, a in accumulators.items()},
             updates, tuple(clipping), scalars,
         )  # fmt: skip

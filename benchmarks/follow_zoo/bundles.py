@@ -1,0 +1,137 @@
+"""The zoo's models as jobs: captured, planned, trained by a worker, and compared with plain PyTorch to the bit.
+
+What a batch holds besides tensors with a row per sample stays the same in all batches, as it would in a job. Every row is
+padded: whether a batch has padding at all decides in many models which operators run, and a bundle refuses what changes.
+"""
+
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agent.energy.sources.power_models import power_with
+from agent.prepare import bundle
+from agent.prepare.bundle import TrialError
+from agent.prepare.reference import with_reference
+from benchmarks.follow_zoo.compare import AMPLE, Outcome, Verdict, digest_of, first_difference, said, seed, state
+from benchmarks.follow_zoo.inputs import batch_for
+from benchmarks.follow_zoo.transformers_models import STEPS, find_recipe, loss_of, make, tasks
+from planner import make_bundle
+from planner.ir.costs import DeviceCosts, Flash
+from planner.ir.errors import ExitCode, PortError
+from planner.job import TrainingJob
+from planner.make_bundle import InfeasibleError, Prepared, plain_losses
+from planner.profiling.operators import Measured, profile_operators
+
+FLASH = Flash("flash", 500e6, 500e6, 1e-4, 1e-9, 1e-9)
+PADDING = 5
+
+
+@dataclass(frozen=True, slots=True)
+class BundleCase:
+    """A job by name; `make_job` is called in the child."""
+
+    name: str
+    make_job: Callable[[], TrainingJob]
+
+    def judged(self, at: Callable[[str], object]) -> Outcome:
+        """Judge it; `at` is told where it is."""
+        return judge_bundle(self.name, self.make_job, at)
+
+
+def cases() -> Iterator[BundleCase]:
+    """Give one case per model type: the class that is most likely to have a loss."""
+    for model_type, names in sorted(tasks().items()):
+        yield BundleCase(f"transformers/{model_type}/{names[0]}", lambda t=model_type, n=names[0]: job_of(t, n))
+
+
+def job_of(model_type: str, class_name: str) -> TrainingJob:
+    """Return the training of a tiny instance as a job of `STEPS` batches."""
+    warnings.simplefilter("ignore")
+    reach, wanted = find_recipe(model_type, class_name)
+    seed()
+    model = make(model_type, class_name, reach)
+    batches = [_padded(batch_for(model, wanted)) for _ in range(STEPS)]
+    rows = _rows(batches[0])
+    names = [k for k, v in batches[0].items() if isinstance(v, Tensor) and v.dim() and len(v) == rows]
+    fixed = {k: v for k, v in batches[0].items() if k not in names}
+
+    def loss_fn(model: nn.Module, *columns: Tensor) -> Tensor:
+        return loss_of(model(**dict(zip(names, columns, strict=True)), **fixed))
+
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    data = [torch.cat([b[name] for b in batches]) for name in names]
+    return TrainingJob(model, loss_fn, optimizer, data, rows, clip_grad_norm=1.0, name=model_type)
+
+
+def _rows(batch: dict[str, Any]) -> int:
+    return len(next(v for v in batch.values() if isinstance(v, Tensor)))
+
+
+def _padded(batch: dict[str, Any]) -> dict[str, Any]:
+    mask = batch.get("attention_mask")
+    if isinstance(mask, Tensor):
+        mask[:, -PADDING:] = 0
+        mask[0, -2 * PADDING :] = 0
+    return batch
+
+
+def judge_bundle(name: str, make_job: Callable[[], TrainingJob], at: Callable[[str], object]) -> Outcome:
+    """Plan a job with all the memory it wants and with half of it, train both in workers, compare with plain PyTorch."""
+    at("plain")
+    try:
+        expected = digest_of(lambda: _trained(make_job()))
+    except Exception as error:
+        return Outcome(name, Verdict.NOT_ELIGIBLE, f"plain PyTorch raises {said(error)}")
+    difference = first_difference(expected, digest_of(lambda: _trained(make_job())))
+    if difference:
+        return Outcome(name, Verdict.NOT_ELIGIBLE, f"differs from itself: {difference}")
+    at("capture")
+    seed()
+    try:
+        prepared = with_reference(make_bundle.prepare(make_job()), STEPS)
+    except PortError as error:
+        return Outcome(name, Verdict.REFUSED, " ".join(str(error).split()), "capture")
+    at("profile")
+    power = power_with(1)
+    measured = profile_operators(prepared.graphs.values(), compute_watts=power.compute_watts)
+    device = DeviceCosts("zoo", 0, power.static_watts, power.compute_watts, FLASH, 1)
+    return _trained_by_worker(name, prepared, measured, device, at)
+
+
+def _trained(job: TrainingJob) -> Any:
+    losses = list(plain_losses(job, [torch.as_tensor(column) for column in job.data], STEPS))
+    return losses, state(job.model, job.optimizer)
+
+
+def _trained_by_worker(
+    name: str, prepared: Prepared, measured: Measured, device: DeviceCosts, at: Callable[[str], object]
+) -> Outcome:
+    planner = make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)
+    need, written, done = 0, 0, []
+    for setting in ("ample", "half"):
+        at(setting)
+        ram_bytes = AMPLE if setting == "ample" else need // 2
+        try:
+            try:
+                plans, costs = make_bundle.plan_all(prepared, measured, device, ram_bytes, planner)
+            except InfeasibleError as error:
+                ram_bytes = error.needed_bytes or need
+                plans, costs = make_bundle.plan_all(prepared, measured, device, ram_bytes, planner)
+            with tempfile.TemporaryDirectory(prefix="zoo-bundle-") as folder:
+                path = Path(folder) / "job.port"
+                manifest = make_bundle.write(path, prepared, [plans], costs, [ram_bytes], threads=1)
+                bundle.trial(path, Path(folder), 1, compared=STEPS)
+        except TrialError as error:
+            verdict = Verdict.DIFFERS if error.exit_code == ExitCode.IMPOSSIBLE else Verdict.FAILED
+            return Outcome(name, verdict, " ".join(str(error).split()), setting, need)
+        except PortError as error:
+            return Outcome(name, Verdict.FAILED, said(error), setting, need)
+        need, written = max(need, manifest.plans[0].peak_bytes), max(written, manifest.plans[0].written_bytes)
+        done.append(setting)
+    return Outcome(name, Verdict.EQUAL, "", "", need, 0, written, settings=tuple(done))

@@ -48,7 +48,13 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     kind = (
-        "features" if arguments.features else "programs" if arguments.programs else "bundles" if arguments.bundles else "zoo"
+        "features"
+        if arguments.features
+        else "programs"
+        if arguments.programs
+        else "bundles"
+        if arguments.bundles
+        else "zoo"
     )
     path = arguments.results or RESULTS / f"{kind}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -427,5 +427,6 @@ def tensor_chunks(tensor: torch.Tensor) -> Chunks:
 
 
 def _pieces(flat: torch.Tensor) -> Iterator[memoryview]:
+    """Copies: under a memory budget what numpy sees must stay resident, and the whole tensor may not fit."""
     for start in range(0, flat.numel(), _CHUNK):
-        yield flat[start : start + _CHUNK].numpy().data
+        yield flat[start : start + _CHUNK].clone().numpy().data

@@ -219,6 +219,21 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, SparseJob | None, Mapping[int, float]]":
+    """Make the bundle within the budget that it is planned for.
+
+    A job that cannot be followed with the same numbers takes plain PyTorch's memory. Return what `_planned` does.
+    """
+    from agent.follow.budget import NotFollowedError
+    from agent.prepare.within_budget import within_budget
+
+    try:
+        with within_budget(arguments.ram, arguments.page_dir):
+            return _planned(arguments, out)
+    except NotFollowedError:
+        return _planned(arguments, out)
+
+
+def _planned(arguments: argparse.Namespace, out: Path) -> "tuple[Made, SparseJob | None, Mapping[int, float]]":
     """Capture, measure, choose what is trained where that was asked for, and plan; show how far it is.
 
     Return the bundle, what is trained, and seconds of a step's operators by the numbers of threads that were tried.
@@ -273,7 +288,7 @@ def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, Spars
                 measured, _ = bundle.other_board(prepared.graphs, measured, here, arguments.board)
         bar.update("compare", 0.0)
         steps = compared_steps(job) if arguments.verify is None else arguments.verify
-        prepared = with_reference(prepared, steps, ram_bytes=arguments.ram, page_dir=arguments.page_dir)
+        prepared = with_reference(prepared, steps)
         limits = _limits(arguments, pace, CostTable(device, measured.ops[0]))
         planner = make_bundle.default_planner(
             strategy=arguments.strategy, time_limit_s=arguments.time_limit, limits=limits

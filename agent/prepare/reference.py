@@ -1,21 +1,18 @@
 """What plain PyTorch makes of a job's first steps, for its bundle to be compared with.
 
-The steps run as the job has them, followed within the budget; job and generators are then as before.
+The steps run as the job has them; job and generators are then as before.
 """
 
 import copy
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from agent.follow.budget import budget
-from agent.follow.patches.refusals import NotFollowedError
 from agent.train.comparison import processor, tensor_checksum
 from planner.ir.bundle.bundle import Reference
 from planner.ir.errors import CaptureError
@@ -32,30 +29,18 @@ def compared_steps(job: TrainingJob) -> int:
     return job.accumulate + 1
 
 
-def with_reference(
-    prepared: Prepared, steps: int, *, ram_bytes: int | None = None, page_dir: Path | None = None
-) -> Prepared:
+def with_reference(prepared: Prepared, steps: int) -> Prepared:
     """Return what was prepared with the losses and the state of plain PyTorch after so many batches.
 
-    Tensors take at most `ram_bytes`, the others lie in `page_dir`; without, and where a job cannot be followed with the
-    same numbers, it takes plain PyTorch's memory. Raises what the job raises, and CaptureError where training changes
-    what the recorded step does not.
+    Raises what the job raises, and CaptureError where training changes what the recorded step does not.
     """
-    if steps == 0:
-        return prepared
-    try:
-        reference = _plain(prepared, steps, ram_bytes, page_dir)
-    except NotFollowedError:
-        reference = _plain(prepared, steps, None, None)
-    return replace(prepared, reference=reference)
+    return replace(prepared, reference=_plain(prepared, steps)) if steps else prepared
 
 
-def _plain(prepared: Prepared, steps: int, ram_bytes: int | None, page_dir: Path | None) -> Reference:
+def _plain(prepared: Prepared, steps: int) -> Reference:
     """Train for so many batches with the job's own code, note losses and state, and put everything back."""
     job, recorded = prepared.job, prepared.layouts
-    with _put_back(job), ExitStack() as stack:
-        if ram_bytes is not None:
-            stack.enter_context(budget(tensors=ram_bytes, page_dir=page_dir))
+    with _put_back(job):
         before = {key: tensor_checksum(tensor) for key, tensor in _model_state(job) if key not in recorded}
         losses = tuple(loss.hex() for loss in plain_losses(job, prepared.data, steps))
         changed = [key for key, tensor in _model_state(job) if key in before and tensor_checksum(tensor) != before[key]]

@@ -1,12 +1,10 @@
-"""Backward operators of several gradients, some of which frozen parameters do not want.
+"""The backward pass of convolutions of which frozen parameters want only some gradients.
 
-Convolution: autograd computes its three gradients by one operator and so saves the input even where only the gradients
+Autograd computes its three gradients by one operator and so saves the input even where only the gradients
 of input or bias are asked for, which need nothing of it but its shape. Here that operand becomes a stand-in of the same
 shape, all of whose elements are the weight's first one, so that the activation need not live from forward to backward.
 torch's CPU kernels compute bias and weight gradients in one go and return both, whatever the mask says. The mask is set
 to what they do, and nothing takes the surplus weight gradient: the bias gradient is the same to the bit.
-
-Batch norm: recording gives an input gradient whatever the mask says, the kernels do not.
 """
 
 from dataclasses import replace
@@ -15,17 +13,14 @@ from planner.capture.recorder import RecordedOp, Tape
 from planner.ir.graph import Ref, Value
 
 BACKWARD = "aten::convolution_backward"
-_NORM_BACKWARD = "aten::native_batch_norm_backward"
 INPUT, WEIGHT, MASK = 1, 2, 10
 """Positions among the operator's arguments."""
 
 
 def as_kernels_compute(tape: Tape) -> None:
-    """Let backward operators return what the kernels return, and hold no input that is not read."""
+    """Let convolutions' backward operators say what the kernels return, and hold no input that is not read."""
     for i, op in enumerate(tape.ops):
-        if op.name == _NORM_BACKWARD and isinstance(mask := op.args[-1], tuple) and mask[0] is False:
-            tape.ops[i] = replace(op, outputs=op.outputs[-sum(map(bool, mask)) :])
-        elif op.name == BACKWARD and isinstance(mask := op.args[MASK], tuple) and mask[1] is False:
+        if op.name == BACKWARD and isinstance(mask := op.args[MASK], tuple) and mask[1] is False:
             tape.ops[i] = _without_input(tape, op, bool(mask[0]), bool(mask[2]))
 
 
@@ -44,9 +39,9 @@ def is_plain(value: Value) -> bool:
 
 def _without_input(tape: Tape, op: RecordedOp, wants_input: bool, wants_bias: bool) -> RecordedOp:
     args, outputs = list(op.args), op.outputs
-    if wants_bias:
-        args[MASK] = (wants_input, True, True)
-        outputs = (*outputs[:-1], None, outputs[-1])
+    if len(outputs) > wants_input + wants_bias:
+        args[MASK] = (wants_input, True, wants_bias)
+        outputs = (*outputs[:-2], None, outputs[-1])
     source, weight = args[INPUT], args[WEIGHT]
     if isinstance(source, Ref) and isinstance(weight, Ref):
         value, lender = tape.values[source.value], tape.values[weight.value]

@@ -110,9 +110,7 @@ def _settled(tape: Tape, lives: Mapping[int, _Life], twins: dict[int, int]) -> s
     operator that remains.
     """
     while True:
-        repeated = {
-            i for i, op in enumerate(tape.ops) if (made := _made(tape, op)) and all(s in twins for s in made)
-        }
+        repeated = {i for i, op in enumerate(tape.ops) if (made := _made(tape, op)) and all(s in twins for s in made)}
         struck = [
             s for s in twins
             if any(i not in repeated for i in lives[s].makers)

@@ -88,7 +88,8 @@ def capture_step(
             again.backward(again.forward(loss_fn), _trained(optimizer))
         require_same(session.recorder.tape, again.recorder.tape)
     constants = constants_of(session.recorder.tape)
-    recipe = session.update(optimizer, spec, grads, clip_grad_norm, accumulating=accumulate > 1)
+    with _disable_current_modes():
+        recipe = session.update(optimizer, spec, grads, clip_grad_norm, accumulating=accumulate > 1)
     kinds = ("step",) if accumulate == 1 else ("first", "last") if accumulate == 2 else ("first", "next", "last")
     graphs = {}
     tensors: dict[str, torch.Tensor | Fill] = {}

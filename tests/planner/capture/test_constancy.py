@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from planner.capture.constancy import constants_of, require_same
 from planner.capture.recorder import Tape
 from planner.capture.step import Capture, capture_evaluation, capture_step
-from planner.ir.errors import CaptureError, PortError
+from planner.ir.errors import CaptureError
 
 ROWS = 4
 DRAWN = torch.Generator().manual_seed(1)
@@ -90,19 +89,6 @@ class Rebinding(Remembering):
         self.register_buffer("average", torch.zeros(3))
 
 
-class Checkpointed(nn.Module):
-    """Recomputes its first half in the backward pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        inner = checkpoint(lambda t: torch.tanh(self.first(t)), x, use_reentrant=False)
-        result: torch.Tensor = self.second(inner)
-        return result
-
-
 CHANGING: dict[str, tuple[Callable[[], nn.Module], Loss, str]] = {
     "numpy noise": (net, numpy_noise, r"test_constancy.py:\d+: aten::add.Tensor works on other contents"),
     "numpy's generator": (net, lambda m, x, y: entropy(m, x, y) * np.random.rand(), r"draws .* from `numpy.random`"),
@@ -155,11 +141,6 @@ STEADY: dict[str, tuple[Callable[[], nn.Module], Loss]] = {
 def test_what_torch_varies_is_no_change(what: str) -> None:
     model, loss_fn = STEADY[what]
     assert recorded(model(), loss_fn).constants == ()
-
-
-def test_checkpointed_layers_are_refused_by_name() -> None:
-    with pytest.raises(PortError, match="which is not supported"):
-        recorded(Checkpointed())
 
 
 def test_constants_are_named_with_where_they_are_read() -> None:

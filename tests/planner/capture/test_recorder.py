@@ -1,48 +1,58 @@
-"""Recording holds no activations."""
+"""A step is recorded as it runs: layouts are the kernels' own, constants are kept, random numbers are placed."""
 
-import subprocess
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[3]
-
-
-# -- memory
-
-
-MEASURE = """
-import sys, torch
-sys.path.insert(0, {root!r})
+import torch
 from torch import nn
 from torch.nn import functional
-from planner.ir.process_memory import peak_resident_bytes, reset_peak, resident_bytes
-from planner.capture.step import capture_step
-torch.set_num_threads(1)
-def net(width, depth):
-    return nn.Sequential(*[m for i in range(depth) for m in (nn.Conv2d(3 if i == 0 else width, width, 3, padding=1), nn.ReLU())], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 4))
-def loss_fn(model, x, y):
-    return functional.cross_entropy(model(x), y)
-def one(width, size, depth):
-    model = net(width, depth)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = torch.randn(2, 3, size, size), torch.randint(0, 4, (2,))
-    if sys.argv[1] == "capture":
-        capture_step(model, loss_fn, optimizer, data)
-    else:
-        loss_fn(model, *data).backward()
-        optimizer.step()
-one(4, 8, 2)
-before = resident_bytes()
-reset_peak()
-one(16, 160, 16)
-print(peak_resident_bytes() - before)
-"""
+
+from planner.capture.recorder import StepRecorder, generator_digest
+from planner.ir.graph import Phase, Role, references
 
 
-def test_recording_holds_no_activations() -> None:
-    grown = {}
-    for what in ("capture", "eager"):
-        command = [sys.executable, "-c", MEASURE.format(root=str(ROOT)), what]
-        grown[what] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    assert grown["eager"] > 40 << 20  # 16 convolutions with ReLUs of 3.1 MiB each
-    assert grown["capture"] < grown["eager"] / 2
+def test_every_gradient_is_made_on_the_tape_with_its_own_layout() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).to(memory_format=torch.channels_last)
+    recorder = StepRecorder()
+    for name, parameter in model.named_parameters():
+        recorder.add(parameter, Role.PARAMETER, name)
+    with recorder:
+        loss = model(torch.randn(2, 3, 8, 8)).square().mean()
+        recorder.phase = Phase.BACKWARD
+        loss.backward()
+    made = {v for op in recorder.tape.ops if op.phase is Phase.BACKWARD for v in op.outputs}
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        value = recorder.value_of(parameter.grad)
+        assert value in made
+        assert recorder.tape.values[value].stride == parameter.grad.stride()
+
+
+def test_a_tensor_from_outside_is_a_constant_with_its_contents() -> None:
+    weights = torch.tensor([1.0, 2.0, 3.0])
+    recorder = StepRecorder()
+    with recorder:
+        torch.zeros(3) + weights
+    (constant,) = [s for s in recorder.tape.storages if s.role is Role.CONSTANT]
+    assert constant.data is not None
+    assert torch.equal(constant.data.view(torch.float32), weights)
+
+
+def test_random_operators_say_where_the_generator_stood() -> None:
+    recorder = StepRecorder()
+    torch.manual_seed(0)
+    start = generator_digest()
+    with recorder:
+        functional.dropout(torch.ones(8) + torch.rand(8), 0.5)
+    drawing = [op for op in recorder.tape.ops if op.random]
+    assert len(drawing) == 2
+    assert [op.draws_from for op in drawing] == [start, drawing[0].draws_to]
+    assert drawing[1].draws_to == generator_digest() != start
+
+
+def test_a_view_is_no_operator() -> None:
+    recorder = StepRecorder()
+    with recorder:
+        x = torch.ones(4, 6)
+        x.view(6, 4).t() + 1
+    names = [op.name for op in recorder.tape.ops]
+    assert names == ["aten::ones", "aten::add.Tensor"]
+    (operand,) = references(recorder.tape.ops[1].args[0])
+    assert recorder.tape.values[operand].shape == (4, 6)

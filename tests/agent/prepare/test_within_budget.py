@@ -1,0 +1,81 @@
+"""A job is recorded and compared within the budget: the same bundle as with all memory, and less memory taken."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from agent.follow.budget import NotFollowedError, budget
+from agent.prepare.reference import compared_steps, with_reference
+from agent.prepare.within_budget import within_budget
+from planner.ir.bundle.codec import pack_graph
+from planner.make_bundle import prepare
+from tests.agent.jobs_small import make_job
+
+ROOT = Path(__file__).resolve().parents[3]
+TENSORS = "16K"
+"""Less than the job's tensors take."""
+
+MEASURE = """
+import sys
+sys.path.insert(0, {root!r})
+import torch
+from torch import nn
+from torch.nn import functional
+from agent.prepare.reference import with_reference
+from agent.prepare.within_budget import within_budget
+from planner.ir.process_memory import peak_resident_bytes, reset_peak, resident_bytes
+from planner.job import TrainingJob
+from planner.make_bundle import prepare
+torch.set_num_threads(1)
+def planned(width, depth):
+    model = nn.Sequential(*[m for _ in range(depth) for m in (nn.Linear(width, width), nn.ReLU())])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = [torch.randn(16, width), torch.randn(16, width)]
+    job = TrainingJob(model, lambda m, x, y: functional.mse_loss(m(x), y), optimizer, data, 8)
+    with_reference(prepare(job), 2)
+planned(64, 2)
+before = resident_bytes()
+reset_peak()
+if sys.argv[1] == "within":
+    with within_budget(before + (120 << 20), "."):
+        planned(1024, 24)
+else:
+    planned(1024, 24)
+print(peak_resident_bytes() - before)
+"""
+
+
+def test_recording_and_comparing_stay_within_the_budget(tmp_path: Path) -> None:
+    grown = {}
+    for what in ("plain", "within"):
+        command = [sys.executable, "-c", MEASURE.format(root=str(ROOT)), what]
+        result = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path)
+        grown[what] = int(result.stdout) >> 20
+    assert grown["plain"] > 250  # 24 layers of 4 MiB, their gradients, and a copy to put back
+    assert grown["within"] < 140
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_what_is_recorded_does_not_depend_on_the_budget(accumulate: int, tmp_path: Path) -> None:
+    def prepared(job):  # type: ignore[no-untyped-def]
+        made = with_reference(prepare(job), compared_steps(job))
+        tensors = {k: t.sum().item() if isinstance(t, torch.Tensor) else t for k, t in made.tensors.items()}
+        return {k: pack_graph(g) for k, g in made.graphs.items()}, made.reference, tensors, made.layouts
+
+    plainly = prepared(make_job(accumulate=accumulate, clip_grad_norm=0.5))
+    with budget(tensors=TENSORS, page_dir=tmp_path):
+        assert prepared(make_job(accumulate=accumulate, clip_grad_norm=0.5)) == plainly
+
+
+def test_a_budget_below_the_process_itself_bounds_the_tensors(tmp_path: Path) -> None:
+    with within_budget(1 << 20, tmp_path):
+        prepare(make_job())
+
+
+def test_one_budget_at_a_time(tmp_path: Path) -> None:
+    following = budget(tensors=TENSORS, page_dir=tmp_path)
+    with following, pytest.raises(NotFollowedError), within_budget(1 << 30, tmp_path):
+        pass

@@ -22,11 +22,10 @@ from planner.ir.lowering import optimizer_scalars
 from planner.ir.lowering.lower import lower
 from planner.ir.operators import check_operator
 from planner.ir.plan import Plan
+from planner.ir.tensor_bytes import storage_pieces, tensor_pieces
 from planner.job import JobError, TrainingJob, own_code
 from planner.profiling.operators import Measured
 from planner.search.plan_step import PlanResult, plan_step
-
-_CHUNK = 1 << 20
 
 _RANDOM: tuple[str, ...] = ("torch's random numbers",)
 _ROWS_AND_RANDOM = ("the rows of the batch", *_RANDOM)
@@ -415,18 +414,9 @@ def describe(
 
 def _storage_chunks(tensor: torch.Tensor) -> Chunks:
     """A storage's raw bytes."""
-    storage = tensor.untyped_storage()
-    flat = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
-    return Chunks("uint8", (storage.nbytes(),), lambda: _pieces(flat))
+    return Chunks("uint8", (tensor.untyped_storage().nbytes(),), lambda: storage_pieces(tensor))
 
 
 def tensor_chunks(tensor: torch.Tensor) -> Chunks:
     """Return a contiguous tensor for writing."""
-    flat = tensor.reshape(-1).view(torch.uint8)
-    return Chunks(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), lambda: _pieces(flat))
-
-
-def _pieces(flat: torch.Tensor) -> Iterator[memoryview]:
-    """Copies: under a memory budget what numpy sees must stay resident, and the whole tensor may not fit."""
-    for start in range(0, flat.numel(), _CHUNK):
-        yield flat[start : start + _CHUNK].clone().numpy().data
+    return Chunks(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), lambda: tensor_pieces(tensor))

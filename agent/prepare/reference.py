@@ -75,10 +75,11 @@ def _optimizer_state(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:
 
 @contextmanager
 def _put_back(job: TrainingJob) -> Iterator[None]:
-    """Put back what training changes: weights, buffers, gradients, optimizer, scheduler, generators."""
-    tensors: list[torch.Tensor] = [*job.model.parameters(), *job.model.buffers()]
-    contents = [(tensor, tensor.detach().clone(), tensor.grad) for tensor in tensors]
+    """Put back what training changes: trained weights, buffers, gradients, optimizer, scheduler, generators."""
     optimizer, scheduler = job.optimizer, job.scheduler
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    contents = [(tensor, tensor.detach().clone()) for tensor in (*trained, *job.model.buffers())]
+    gradients = [(parameter, parameter.grad) for parameter in job.model.parameters()]
     states = [(parameter, state, _copied(state)) for parameter, state in optimizer.state.items()]
     groups = [_copied(group) for group in optimizer.param_groups]
     schedule = None if scheduler is None else copy.deepcopy(scheduler.state_dict())
@@ -87,9 +88,10 @@ def _put_back(job: TrainingJob) -> Iterator[None]:
         yield
     finally:
         with torch.no_grad():
-            for tensor, content, gradient in contents:
+            for tensor, content in contents:
                 tensor.copy_(content)
-                tensor.grad = gradient
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
         optimizer.state.clear()
         for parameter, state, values in states:
             state.clear()

@@ -9,6 +9,7 @@ import xxhash
 
 from planner.ir.bundle.bundle import Reference
 from planner.ir.errors import ExitCode, PortError
+from planner.ir.tensor_bytes import tensor_pieces
 
 Pieces = Callable[[str], Iterable[memoryview]]
 """Gives the bytes of a storage by its key, in row-major order."""
@@ -27,7 +28,7 @@ def processor() -> str:
 
 def tensor_checksum(tensor: torch.Tensor) -> str:
     """Return the XXH3-64 of a tensor's bytes in row-major order."""
-    return xxhash.xxh3_64_hexdigest(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return _checksum(tensor_pieces(tensor))
 
 
 def compare_step(reference: Reference, step: int, loss: float, pieces: Pieces) -> None:

@@ -77,7 +77,7 @@ def _optimizer_state(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:
 def _put_back(job: TrainingJob) -> Iterator[None]:
     """Put back what training changes: trained weights, buffers, gradients, optimizer, scheduler, generators."""
     optimizer, scheduler = job.optimizer, job.scheduler
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    trained: list[torch.Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     contents = [(tensor, tensor.detach().clone()) for tensor in (*trained, *job.model.buffers())]
     gradients = [(parameter, parameter.grad) for parameter in job.model.parameters()]
     states = [(parameter, state, _copied(state)) for parameter, state in optimizer.state.items()]
@@ -90,8 +90,8 @@ def _put_back(job: TrainingJob) -> Iterator[None]:
         with torch.no_grad():
             for tensor, content in contents:
                 tensor.copy_(content)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+        for tensor, gradient in gradients:
+            tensor.grad = gradient
         optimizer.state.clear()
         for parameter, state, values in states:
             state.clear()

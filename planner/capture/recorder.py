@@ -164,6 +164,7 @@ class StepRecorder(TorchDispatchMode):
             return self._item(func, args)
         if not self.recording or func.namespace == "profiler":
             return func(*args, **kwargs)
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self._physical, (args, kwargs))
         encoded = tuple(self._encode(a) for a in args)
         encoded_kwargs = tuple((k, self._encode(v)) for k, v in kwargs.items())
         writes = self._writes(func, args, kwargs)
@@ -174,7 +175,10 @@ class StepRecorder(TorchDispatchMode):
         outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
         if not outputs and not writes:
             return result
-        if not writes and all(self.known(t) for t in outputs) and "out" not in kwargs:
+        if any(t.is_conj() or t.is_neg() for t in outputs):
+            return result
+        moved = torch.Tag.inplace_view in func.tags and all(map(self._of_the_same_size, outputs))
+        if (moved or not writes) and all(self.known(t) for t in outputs) and "out" not in kwargs:
             for t in outputs:
                 self.value_of(t)
             return result
@@ -188,6 +192,23 @@ class StepRecorder(TorchDispatchMode):
         self._spread_taint(op)
         self.tape.ops.append(op)
         return result
+
+    def _physical(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor itself, or, of one that is only marked as conjugate or negated, what kernels make of it first."""
+        if not (tensor.is_conj() or tensor.is_neg()):
+            return tensor
+        if tensor.is_neg():
+            unmarked = torch._neg_view(tensor)
+            with self:
+                return self._physical(torch.neg(unmarked))
+        unmarked = torch._conj(tensor)
+        with self:
+            return torch.conj_physical(unmarked)
+
+    def _of_the_same_size(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor's storage has as many bytes as when it was met: what moved is the view, not the memory."""
+        place = self._places.get(tensor.untyped_storage()._cdata)
+        return place is not None and self.tape.storages[place.storage].nbytes == tensor.untyped_storage().nbytes()
 
     def _spread_taint(self, op: RecordedOp) -> None:
         sources = {self.tape.values[v].storage for v in _refs((op.args, op.kwargs))}

@@ -88,7 +88,7 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "--sparse-update", action="store_true",
         help="train only the biases and weights that gain most, chosen so that the step fits --ram (--deadline, --step-joules) without "
         "paging or computing anything twice: measures what each layer gains in a short training, solves for the best set over the "
-        "planner's bytes, freezes the rest and captures again. The analysis needs plain PyTorch's memory",
+        "planner's bytes, freezes the rest and captures again",
     )  # fmt: skip
     parser.add_argument(
         "--probe-steps", type=whole_number(1), default=20, metavar="N",

@@ -20,8 +20,6 @@ from agent.prepare import bundle
 from agent.prepare.bundle import TrialError
 from agent.prepare.reference import with_reference
 from benchmarks.follow_zoo.compare import AMPLE, Outcome, Verdict, digest_of, first_difference, said, seed, state
-from benchmarks.follow_zoo.inputs import batch_for
-from benchmarks.follow_zoo.transformers_models import STEPS, find_recipe, loss_of, make, tasks
 from planner import make_bundle
 from planner.ir.costs import DeviceCosts, Flash
 from planner.ir.errors import ExitCode, PortError
@@ -31,6 +29,7 @@ from planner.profiling.operators import Measured, profile_operators
 
 FLASH = Flash("flash", 500e6, 500e6, 1e-4, 1e-9, 1e-9)
 PADDING = 5
+STEPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +46,17 @@ class BundleCase:
 
 def cases() -> Iterator[BundleCase]:
     """Give one case per model type: the class that is most likely to have a loss."""
+    from benchmarks.follow_zoo.transformers_models import tasks
+
     for model_type, names in sorted(tasks().items()):
         yield BundleCase(f"transformers/{model_type}/{names[0]}", lambda t=model_type, n=names[0]: job_of(t, n))
 
 
 def job_of(model_type: str, class_name: str) -> TrainingJob:
     """Return the training of a tiny instance as a job of `STEPS` batches."""
+    from benchmarks.follow_zoo.inputs import batch_for
+    from benchmarks.follow_zoo.transformers_models import find_recipe, loss_of, make
+
     warnings.simplefilter("ignore")
     reach, wanted = find_recipe(model_type, class_name)
     seed()

@@ -39,9 +39,10 @@ def counts(outcomes: Iterable[Outcome]) -> str:
     """Return how many are eligible, equal and wrong, in one line."""
     by_verdict = Counter(o.verdict for o in outcomes)
     wrong = ", ".join(f"{v.value} {by_verdict[v]}" for v in sorted(WRONG, key=lambda v: v.value) if by_verdict[v])
+    refused = f", {by_verdict[Verdict.REFUSED]} refused" if by_verdict[Verdict.REFUSED] else ""
     eligible = sum(n for v, n in by_verdict.items() if v is not Verdict.NOT_ELIGIBLE)
     return (
-        f"{eligible} eligible: {by_verdict[Verdict.EQUAL]} equal, {wrong or '0 wrong'}; "
+        f"{eligible} eligible: {by_verdict[Verdict.EQUAL]} equal, {wrong or '0 wrong'}{refused}; "
         f"{by_verdict[Verdict.NOT_ELIGIBLE]} not eligible"
     )
 
@@ -51,6 +52,7 @@ def markdown(title: str, notes: str, outcomes: Iterable[Outcome]) -> str:
     rows = sorted(outcomes, key=lambda o: o.name)
     wrong = [o for o in rows if o.verdict in WRONG]
     equal = [o for o in rows if o.verdict is Verdict.EQUAL]
+    refused = [o for o in rows if o.verdict is Verdict.REFUSED]
     others = [o for o in rows if o.verdict is Verdict.NOT_ELIGIBLE]
     lines = [f"# {title}", "", notes, "", counts(rows), ""]
     if wrong:
@@ -61,6 +63,9 @@ def markdown(title: str, notes: str, outcomes: Iterable[Outcome]) -> str:
         f"| {o.name} | {', '.join(o.settings)} | {o.peak_bytes >> 10} | {o.read_bytes >> 10} | {o.written_bytes >> 10} |"
         for o in equal
     ]
+    if refused:
+        lines += ["", "## Refused by name", "", "| name | why |", "|---|---|"]
+        lines += [f"| {o.name} | {_cell(o.detail)} |" for o in refused]
     lines += ["", "## Not eligible", "", "| name | why |", "|---|---|"]
     lines += [f"| {o.name} | {_cell(o.detail)} |" for o in others]
     return "\n".join(lines) + "\n"

@@ -16,6 +16,9 @@ from planner.ir.graph import Argument, GraphError, Op, Ref, StepGraph, Value
 
 Shape = tuple[int, ...]
 
+_NORMALIZATIONS = 3
+"""Ways to scale a Fourier transform: not, by the root of the size, by the size (`fft_norm_mode` of ATen)."""
+
 
 @dataclass(frozen=True)
 class _Call:
@@ -231,6 +234,18 @@ def _unfold(call: _Call) -> bool:
     return call.shape("grad_in") == (*shape[:dim], (shape[dim] - size) // step + 1, *shape[dim + 1 :], size)
 
 
+def _fourier(call: _Call) -> bool:
+    """Dimensions are trusted to be there, each once, and the half that a real result is made of to be as long as it says."""
+    shape, dims = call.shape("self"), call.sizes("dim")
+    there = bool(dims) and 0 not in shape and all(0 <= d < len(shape) for d in dims) and len({*dims}) == len(dims)
+    if not there or call.size("normalization") not in range(_NORMALIZATIONS):
+        return False
+    if "last_dim_size" not in call.arguments:
+        return True
+    size = call.size("last_dim_size")
+    return size >= 1 and shape[dims[-1]] == size // 2 + 1
+
+
 def _upsampled(spatial: int) -> Callable[[_Call], bool]:
     """A scale beside the sizes must be about what they say: source indices are computed with it."""
 
@@ -306,6 +321,9 @@ _RULES: dict[str, tuple[str, Callable[[_Call], bool]]] = {
     "nll_loss2d_backward": (f"grad_output {_LOSS} total_weight", _nll_loss("nll_loss2d_forward")),
     "embedding_dense_backward": ("grad_output indices num_weights padding_idx scale_grad_by_freq", _embedding),
     "unfold_backward": ("grad_in input_sizes dim size step", _unfold),
+    "_fft_c2c": ("self dim normalization forward", _fourier),
+    "_fft_r2c": ("self dim normalization onesided", _fourier),
+    "_fft_c2r": ("self dim normalization last_dim_size", _fourier),
     "_pdist_forward": ("self p", lambda call: len(call.shape("self")) == 2),
     **_upsample_rules(),
 }  # fmt: skip

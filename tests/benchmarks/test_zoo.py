@@ -6,14 +6,19 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional
 
-from benchmarks.follow_zoo import features, programs
+from benchmarks.follow_zoo import bundles, features, programs
+from benchmarks.follow_zoo.bundles import judge_bundle
 from benchmarks.follow_zoo.children import Case, run_in_children
 from benchmarks.follow_zoo.compare import ALL_SETTINGS, SETTINGS, WRONG, Outcome, Verdict, digest, first_difference
 from benchmarks.follow_zoo.shrink import WIDTH, Reach, shrink
 from benchmarks.follow_zoo.table import Results, counts, markdown
+from planner.job import TrainingJob
 
 SAMPLE = 40
 PROGRAMS = 200
@@ -74,6 +79,35 @@ def test_results_go_on_where_they_ended(tmp_path: Path) -> None:
     assert len((tmp_path / "zoo.jsonl").read_text().splitlines()) == 2
     assert counts(again.outcomes.values()) == "2 eligible: 2 equal, 0 wrong; 0 not eligible"
     assert "| a | 4K |" in markdown("t", "n", again.outcomes.values())
+
+
+def _job(noise: bool) -> TrainingJob:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    data = [torch.randn(12, 4), torch.randint(0, 3, (12,))]
+
+    def loss_fn(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = functional.cross_entropy(model(x), y)
+        return loss * float(np.random.rand()) if noise else loss
+
+    return TrainingJob(model, loss_fn, torch.optim.SGD(model.parameters(), lr=0.1), data, 4)
+
+
+def test_a_job_is_equal_or_refused() -> None:
+    equal, refused = (judge_bundle("job", lambda noise=noise: _job(noise), lambda at: None) for noise in (False, True))
+    assert (equal.verdict, equal.settings) == (Verdict.EQUAL, ("ample", "half")), equal.detail
+    assert refused.verdict is Verdict.REFUSED
+    assert "numpy.random" in refused.detail
+    assert counts([equal, refused]) == "2 eligible: 1 equal, 0 wrong, 1 refused; 0 not eligible"
+
+
+@pytest.mark.long
+def test_sample_of_bundles() -> None:
+    pytest.importorskip("transformers")
+    chosen = random.Random(28).sample(list(bundles.cases()), SAMPLE)
+    outcomes = list(run_in_children(chosen, jobs=1, timeout_s=600))
+    assert [o for o in outcomes if o.verdict in WRONG] == []
+    eligible = [o for o in outcomes if o.verdict is not Verdict.NOT_ELIGIBLE]
+    assert sum(o.verdict is Verdict.EQUAL for o in eligible) >= 0.9 * len(eligible)
 
 
 @pytest.mark.long

@@ -56,3 +56,25 @@ def test_a_view_is_no_operator() -> None:
     assert names == ["aten::ones", "aten::add.Tensor"]
     (operand,) = references(recorder.tape.ops[1].args[0])
     assert recorder.tape.values[operand].shape == (4, 6)
+
+
+def test_a_lazy_conjugate_is_recorded_as_the_operator_that_kernels_run_first() -> None:
+    recorder = StepRecorder()
+    turned = torch.polar(torch.ones(3), torch.arange(3.0))
+    with recorder:
+        result = turned.conj() * 2
+    names = [op.name for op in recorder.tape.ops]
+    assert [n for n in names if n != "aten::clone"] == ["aten::conj_physical", "aten::mul.Tensor"]
+    assert torch.equal(result, turned.conj().resolve_conj() * 2)
+
+
+def test_a_view_in_place_is_no_operator_and_a_resize_is() -> None:
+    recorder = StepRecorder()
+    with recorder:
+        x = torch.ones(4, 6)
+        x.t_()
+        x + 1
+        x.resize_(30, 30)
+    assert [op.name for op in recorder.tape.ops] == ["aten::ones", "aten::add.Tensor", "aten::resize_"]
+    (operand,) = references(recorder.tape.ops[1].args[0])
+    assert recorder.tape.values[operand].shape == (6, 4)

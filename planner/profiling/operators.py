@@ -138,10 +138,29 @@ class _Call:
         for argument in (*op.args, *(a for _, a in op.kwargs)):
             for v in references(argument):
                 tensors.setdefault(v, _made_up(self.graph, v))
+        self._choose_rows(tensors)
         args = [_filled(a, tensors) for a in op.args]
         kwargs = {k: _filled(a, tensors) for k, a in op.kwargs}
         warm = [t for v, t in tensors.items() if self.graph.values[v].storage not in self.cold]
         return lambda: function(*args, **kwargs), warm
+
+    def _choose_rows(self, tensors: dict[int, torch.Tensor]) -> None:
+        """Let a mask that is an index choose as many elements as it did when the step was recorded."""
+        op = self.op
+        name = op.name.partition("::")[2].partition(".")[0]
+        if name not in _INDEXED or not isinstance(indices := op.args[1], tuple):
+            return
+        moved = op.args[2] if name.startswith("index_put") else None if op.outputs[0] is None else Ref(op.outputs[0])
+        shape = self.graph.values[moved.value].shape if isinstance(moved, Ref) else ()
+        for place, index in enumerate(indices):
+            if isinstance(index, Ref) and tensors[index.value].dtype is torch.bool and place < len(shape):
+                mask = torch.zeros(tensors[index.value].numel(), dtype=torch.bool)
+                mask[: shape[place]] = True
+                tensors[index.value].copy_(mask.view(tensors[index.value].shape))
+
+
+_INDEXED = ("index", "index_put", "index_put_")
+"""Operators whose second argument is a list of indices, masks among them."""
 
 
 def _signature(call: _Call) -> Any:

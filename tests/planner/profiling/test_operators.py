@@ -1,10 +1,13 @@
-"""The medium under a directory: measured, priced, and nothing left behind."""
+"""Operators run on made-up data; the medium under a directory is measured, priced, and nothing left behind."""
 
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-from planner.profiling.operators import FlashError, measure_flash, medium_joules
+from planner.capture.step import capture_step
+from planner.profiling.operators import FlashError, measure_flash, medium_joules, profile_operators
 
 
 def test_a_fast_medium_takes_no_less_than_a_drive_and_a_slow_one_its_watts() -> None:
@@ -37,3 +40,24 @@ def test_a_directory_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FlashError, match=r"file could not be measured.*--page-dir"):
         measure_flash(tmp_path / "file", compute_watts=4.0)
+
+
+def test_a_mask_chooses_as_many_rows_as_it_did() -> None:
+    class Scattered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.sounds = nn.Embedding(9, 4), nn.Linear(4, 4)
+
+        def forward(self, ids: torch.Tensor, sound: torch.Tensor) -> torch.Tensor:
+            words = self.words(ids)
+            words[ids == 8] = self.sounds(sound).flatten(0, 1)
+            return words.square().sum() + words[ids < 8].sum()
+
+    model = Scattered()
+    batch = torch.tensor([[1, 8, 8], [8, 8, 2]]), torch.randn(2, 2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    graph = capture_step(model, lambda m, *columns: m(*columns), optimizer, batch).graphs["step"]
+    names = {op.name for op in graph.ops}
+    assert names >= {"aten::index.Tensor", "aten::index_put_"}, names
+    (costs,) = profile_operators([graph], compute_watts=4.0).ops
+    assert all(cost.seconds > 0 for cost, op in zip(costs, graph.ops, strict=True) if op.name in names)

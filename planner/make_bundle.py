@@ -84,7 +84,8 @@ def _checked_data(job: TrainingJob) -> list[torch.Tensor]:
         raise JobError("the job has no data; give one tensor per argument of the batch")
     count = data[0].shape[0]
     if not 1 <= job.batch_size <= count:
-        raise JobError(f"batch_size is {job.batch_size}, the data has {count} rows; choose between 1 and {count}")
+        remedy = f"choose between 1 and {count}" if count else "give at least one"
+        raise JobError(f"batch_size is {job.batch_size}, the data has {count} rows; {remedy}")
     return data
 
 

@@ -32,6 +32,9 @@ HISTORY_ROWS = 5000
 _NUMBER = re.compile("[0-9]{1,15}")
 _HIGHEST_ID = 10**15
 """A larger number of a job is damage."""
+_NO_DIRECTORY = (
+    "its directory is gone: it was refused by a full disk, or removed by hand; submit it again if it is missed"
+)
 _SETTINGS_SEAL = "seal"
 """The key under which the checksum of all other settings is remembered."""
 
@@ -383,6 +386,9 @@ class JobStore:
                 self._set_aside(number, "", damaged_manifests.get(number) or damage[number])
                 continue
             self._written = max(self._written, record.written)
+            if not self.job_dir(number).is_dir():  # its manifest could never be written, nor what comes after it
+                self._set_aside(number, record.name, _NO_DIRECTORY)
+                continue
             try:
                 self._jobs[number] = record.job()
             except JobRequestError as error:

@@ -128,7 +128,7 @@ X = torch.randn(ROWS, 4)
         ({"data": [X, [[1.0], [2.0, 3.0]]]}, "column 1 of data is no array of numbers"),
         ({"data": [X, X[1:]]}, rf"the columns of data have different lengths \[9, {ROWS}\]"),
         ({"batch_size": 11}, "batch_size is 11, the data has 10 rows; choose between 1 and 10"),
-        ({"data": [X[:0], X[:0]]}, "the data has 0 rows"),
+        ({"data": [X[:0], X[:0]]}, "the data has 0 rows; give at least one"),
         ({"data": [X.to(torch.complex64), X]}, "column 0 of data is complex64; give one of bool, uint8"),
         ({"batch_size": "8"}, "batch_size is '8'; it must be a whole number, at least 1"),
         ({"batch_size": 0}, "batch_size is 0; it must be a whole number, at least 1"),

@@ -357,3 +357,20 @@ def test_adding_to_a_store_that_cannot_open_is_refused(tmp_path: Path) -> None:
     assert store.trouble is not None
     with pytest.raises(StoreError, match="cannot be written"):
         store.add(SPEC, 1.0)
+
+
+def test_a_job_without_its_directory_is_set_aside_and_the_others_are_written(tmp_path: Path) -> None:
+    """What a full disk may leave of a job that it refused: the row came through, and its removal did not."""
+    store = JobStore(tmp_path)
+    first, second = store.add(SPEC, 1.0), store.add(replace(SPEC, name="refused"), 2.0)
+    store.close()
+    shutil.rmtree(store.job_dir(second.id))
+    store = JobStore(tmp_path)
+    assert store.all() == [first] and "its directory is gone" in store.set_aside[second.id].reason
+    store.save(replace(first, step=3))
+    assert store.flush() and store.trouble is None
+    assert store.add(replace(SPEC, name="next"), 3.0).id == second.id + 1
+    store.forget(second.id)
+    assert store.flush()
+    store.close()
+    assert not JobStore(tmp_path).set_aside

@@ -14,6 +14,7 @@ from agent.system.memory_belt import hold_resident
 from agent.worker.protocol import (
     EvaluationDone,
     Event,
+    FailureCause,
     LeaveNow,
     StateRecovered,
     StepDone,
@@ -55,6 +56,8 @@ class Summary:
     evaluations: list[EvaluationDone] = field(default_factory=list)
     result: TrainingFinished | None = None
     failure: str = ""
+    would_fail_again: bool = False
+    """The same steps would give the same failure."""
 
     def take(self, event: Event) -> None:
         """Add one event."""
@@ -80,6 +83,7 @@ class Summary:
                 self.peak_rss_bytes = max(self.peak_rss_bytes, event.peak_rss_bytes or 0)
             case TrainingFailed():
                 self.failure = event.message
+                self.would_fail_again = event.cause in (FailureCause.DIVERGED, FailureCause.IMPOSSIBLE)
 
 
 def follow(worker: Worker, manifest: Manifest, plan: int, *, as_json: bool) -> int:
@@ -108,7 +112,9 @@ def follow(worker: Worker, manifest: Manifest, plan: int, *, as_json: bool) -> i
         reason = summary.failure or (
             f"the worker was killed by signal {-code}" if code < 0 else f"the worker ended with exit code {code}"
         )
-        raise TrainingFailedError(f"{reason}. What was checkpointed is safe; the same command resumes", abs(code))
+        if not summary.would_fail_again:
+            reason = f"{reason}. What was checkpointed is safe; the same command resumes"
+        raise TrainingFailedError(reason, abs(code))
     if not as_json:
         print_report(summary, manifest, plan)
     return 0

@@ -128,6 +128,12 @@ def test_a_worker_that_fails_is_said_with_what_is_safe(
     assert caught.value.exit_code == code and "the same command resumes" in str(caught.value)
 
 
+def test_a_failure_that_would_come_again_invites_nobody_to_repeat_it(manifest: Manifest) -> None:
+    program = "say(TrainingFailed(code='E', message='the loss is nan', cause='diverged')); sys.exit(4)"
+    with pytest.raises(TrainingFailedError, match=r"^the loss is nan$"):
+        followed(program, manifest)
+
+
 @pytest.mark.parametrize(("presses", "heard"), [(1, "StopAfterStep"), (2, "LeaveNow")])
 def test_ctrl_c_asks_to_stop_and_again_to_leave(
     capsys: pytest.CaptureFixture[str], manifest: Manifest, presses: int, heard: str

@@ -7,7 +7,7 @@ buffers, gradients, optimizer state and random states are compared to the bit. R
 goes on where the last one ended.
 
 `--bundles`: one class of each model type as a job instead, captured, planned with all the memory it wants and with half of
-it, and trained by a worker, equal or refused.
+it, and trained by a worker, equal or refused; with `--programs N` so many random jobs.
 """
 
 import argparse
@@ -47,15 +47,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="file of JSON lines; the table goes beside it as .md")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    kind = (
-        "features"
-        if arguments.features
-        else "programs"
-        if arguments.programs
-        else "bundles"
-        if arguments.bundles
-        else "zoo"
-    )
+    kind = _kind(arguments)
     path = arguments.results or RESULTS / f"{kind}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     results = Results.read(path)
@@ -70,10 +62,19 @@ def main() -> int:
     return 1 if any(o.verdict in WRONG for o in found) else 0
 
 
+def _kind(arguments: argparse.Namespace) -> str:
+    if arguments.bundles:
+        return "jobs" if arguments.programs else "bundles"
+    if arguments.features:
+        return "features"
+    return "programs" if arguments.programs else "zoo"
+
+
 TITLES = {
     "zoo": ("Models under a budget", "Four AdamW steps of tiny random instances, dropout on."),
     "features": ("Features under a budget", "Small programs, each about one thing."),
     "bundles": ("Models as bundles", "A job of four batches, captured, planned and trained by a worker, dropout on."),
+    "jobs": ("Random jobs as bundles", "The name is the seed. Refused is what `plan` does not take."),
     "programs": ("Random programs under a budget", "The name is the seed."),
 }
 
@@ -104,7 +105,7 @@ def _chosen(kind: str, arguments: argparse.Namespace, results: Results) -> Itera
 
 
 def cases_of(kind: str, programs: int, seed: int) -> Iterator[Judged]:
-    """Give every case of a kind: zoo, features, programs or bundles."""
+    """Give every case of a kind: zoo, features, programs, bundles or jobs."""
     if kind == "features":
         from benchmarks.follow_zoo import features
 
@@ -119,6 +120,10 @@ def cases_of(kind: str, programs: int, seed: int) -> Iterator[Judged]:
         from benchmarks.follow_zoo import bundles
 
         yield from bundles.cases()
+    elif kind == "jobs":
+        from benchmarks.follow_zoo import bundles
+
+        yield from bundles.random_cases(programs, seed)
     else:
         from benchmarks.follow_zoo import diffusers_models, peft_methods, transformers_models
 

@@ -78,9 +78,10 @@ def _put_back(job: TrainingJob) -> Iterator[None]:
     """Put back what training changes: trained weights, buffers, gradients, optimizer, scheduler, generators."""
     optimizer, scheduler = job.optimizer, job.scheduler
     trained: list[torch.Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    contents = [(tensor, tensor.detach().clone()) for tensor in (*trained, *job.model.buffers())]
+    kept = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+    contents = [(tensor, tensor.detach().clone()) for tensor in (*trained, *job.model.buffers(), *kept)]
     gradients = [(parameter, parameter.grad) for parameter in job.model.parameters()]
-    states = [(parameter, state, _copied(state)) for parameter, state in optimizer.state.items()]
+    states = [(parameter, state, dict(state)) for parameter, state in optimizer.state.items()]
     groups = [_copied(group) for group in optimizer.param_groups]
     schedule = None if scheduler is None else copy.deepcopy(scheduler.state_dict())
     generators = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)

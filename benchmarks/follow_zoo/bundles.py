@@ -7,8 +7,9 @@ operators run, and no whole layers are dropped at random.
 
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,22 @@ from torch import Tensor, nn
 from agent.energy.sources.power_models import power_with
 from agent.prepare import bundle
 from agent.prepare.bundle import TrialError
-from agent.prepare.reference import with_reference
+from agent.prepare.reference import compared_steps, with_reference
+from benchmarks.follow_zoo import programs
 from benchmarks.follow_zoo.compare import AMPLE, Outcome, Verdict, digest_of, first_difference, said, seed, state
 from planner import make_bundle
-from planner.ir.costs import DeviceCosts, Flash
+from planner.ir.bundle.bundle import PlanChoice
+from planner.ir.costs import CostTable, DeviceCosts, Flash
 from planner.ir.errors import ExitCode, PortError
+from planner.ir.plan import Plan
 from planner.job import TrainingJob
 from planner.make_bundle import InfeasibleError, Prepared, plain_losses
 from planner.profiling.operators import Measured, profile_operators
 
 FLASH = Flash("flash", 500e6, 500e6, 1e-4, 1e-9, 1e-9)
 PADDING = 5
-STEPS = 4
+STEPS = 6
+"""More than `plan` compares by itself: what it lets through must go on being the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,12 @@ def cases() -> Iterator[BundleCase]:
 
     for model_type, names in sorted(tasks().items()):
         yield BundleCase(f"transformers/{model_type}/{names[0]}", lambda t=model_type, n=names[0]: job_of(t, n))
+
+
+def random_cases(count: int, seed: int) -> Iterator[BundleCase]:
+    """Give so many random jobs, from this seed on."""
+    for i in range(seed, seed + count):
+        yield BundleCase(f"job/{i}", partial(programs.job, i))
 
 
 def job_of(model_type: str, class_name: str) -> TrainingJob:
@@ -90,7 +101,11 @@ def _padded(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def judge_bundle(name: str, make_job: Callable[[], TrainingJob], at: Callable[[str], object]) -> Outcome:
-    """Plan a job with all the memory it wants and with half of it, train both in workers, compare with plain PyTorch."""
+    """Plan a job with all the memory it wants and with half of it, train both in workers, compare with plain PyTorch.
+
+    Refused is what cannot be recorded, and what the first steps that `port-agent plan` compares already show to be another
+    step. What only later steps show is a difference without a word.
+    """
     at("plain")
     try:
         expected = digest_of(lambda: _trained(make_job()))
@@ -102,14 +117,17 @@ def judge_bundle(name: str, make_job: Callable[[], TrainingJob], at: Callable[[s
     at("capture")
     seed()
     try:
-        prepared = with_reference(make_bundle.prepare(make_job()), STEPS)
+        job = make_job()
+        schedule_updates = STEPS // job.accumulate + 1
+        prepared = make_bundle.prepare(job, updates=schedule_updates)
+        shown, prepared = (with_reference(prepared, steps) for steps in (compared_steps(job), STEPS))
     except PortError as error:
         return Outcome(name, Verdict.REFUSED, " ".join(str(error).split()), "capture")
     at("profile")
     power = power_with(1)
     measured = profile_operators(prepared.graphs.values(), compute_watts=power.compute_watts)
     device = DeviceCosts("zoo", 0, power.static_watts, power.compute_watts, FLASH, 1)
-    return _trained_by_worker(name, prepared, measured, device, at)
+    return _trained_by_worker(name, shown, prepared, measured, device, at)
 
 
 def _trained(job: TrainingJob) -> Any:
@@ -118,7 +136,7 @@ def _trained(job: TrainingJob) -> Any:
 
 
 def _trained_by_worker(
-    name: str, prepared: Prepared, measured: Measured, device: DeviceCosts, at: Callable[[str], object]
+    name: str, shown: Prepared, prepared: Prepared, measured: Measured, device: DeviceCosts, at: Callable[[str], object]
 ) -> Outcome:
     planner = make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)
     need, written, done = 0, 0, []
@@ -131,15 +149,35 @@ def _trained_by_worker(
             except InfeasibleError as error:
                 ram_bytes = error.needed_bytes or need
                 plans, costs = make_bundle.plan_all(prepared, measured, device, ram_bytes, planner)
-            with tempfile.TemporaryDirectory(prefix="zoo-bundle-") as folder:
-                path = Path(folder) / "job.port"
-                manifest = make_bundle.write(path, prepared, [plans], costs, [ram_bytes], threads=1)
-                bundle.trial(path, Path(folder), 1, compared=STEPS)
-        except TrialError as error:
-            verdict = Verdict.DIFFERS if error.exit_code == ExitCode.IMPOSSIBLE else Verdict.FAILED
-            return Outcome(name, verdict, " ".join(str(error).split()), setting, need)
+            try:
+                choice = _trial(prepared, plans, costs, ram_bytes)
+            except TrialError as error:
+                if error.exit_code != ExitCode.IMPOSSIBLE:
+                    raise
+                return Outcome(
+                    name, _seen_by_plan(shown, plans, costs, ram_bytes), " ".join(str(error).split()), setting, need
+                )
         except PortError as error:
             return Outcome(name, Verdict.FAILED, said(error), setting, need)
-        need, written = max(need, manifest.plans[0].peak_bytes), max(written, manifest.plans[0].written_bytes)
+        need, written = max(need, choice.peak_bytes), max(written, choice.written_bytes)
         done.append(setting)
     return Outcome(name, Verdict.EQUAL, "", "", need, 0, written, settings=tuple(done))
+
+
+def _trial(prepared: Prepared, plans: Mapping[str, Plan], costs: Mapping[str, CostTable], ram_bytes: int) -> PlanChoice:
+    """Write a bundle, train as many steps of it as were compared, and return what the manifest says of its plan."""
+    with tempfile.TemporaryDirectory(prefix="zoo-bundle-") as folder:
+        path = Path(folder) / "job.port"
+        manifest = make_bundle.write(path, prepared, [plans], costs, [ram_bytes], threads=1)
+        bundle.trial(path, Path(folder), 1, compared=len(prepared.reference.losses))
+    return manifest.plans[0]
+
+
+def _seen_by_plan(
+    shown: Prepared, plans: Mapping[str, Plan], costs: Mapping[str, CostTable], ram_bytes: int
+) -> Verdict:
+    try:
+        _trial(shown, plans, costs, ram_bytes)
+    except TrialError:
+        return Verdict.REFUSED
+    return Verdict.DIFFERS

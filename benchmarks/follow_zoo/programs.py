@@ -22,6 +22,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.follow_zoo.compare import Program, state, training_begins
+from planner.job import TrainingJob
 
 Step = Callable[["_Trainer", int], None]
 
@@ -41,6 +42,44 @@ def _run(seed: int) -> Any:
     for step in range(draw.randint(3, 8)):
         trainer.step(step)
     return trainer.result()
+
+
+_STEADY = 0.7
+"""Share of the jobs that do nothing a bundle refuses by name, but for what their layers do."""
+
+_PLANNED: tuple[tuple[Any, dict[str, Any]], ...] = (
+    (torch.optim.AdamW, {}), (torch.optim.Adam, {"amsgrad": True}), (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+    (torch.optim.RMSprop, {"centered": True}), (torch.optim.Adagrad, {}), (torch.optim.Adamax, {}), (torch.optim.Adadelta, {}),
+)  # fmt: skip
+
+
+def job(seed: int) -> TrainingJob:
+    """Return the model, loss and habits of this seed as a job; what the habits do between steps hangs on the optimizer."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    trainer, share = _Trainer(draw), draw.random()
+    size = trainer.batch_size or 8
+    rows = size * draw.randint(4, 8) + draw.choice([0, 0, 2])
+    if draw.random() < _STEADY:
+        trainer.noise, trainer.habits, trainer.task = 0, [], draw.choice([0, 2, 4])
+        trainer.model.dropped = trainer.model.stops_by_value = False
+        make, options = draw.choice(_PLANNED)
+        trainer.optimizer = make(trainer.model.parameters(), lr=1e-2, **options)
+        trainer.scheduler = None
+
+    def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return trainer.loss(trainer.packed(x, y, share)) / trainer.accumulate
+
+    def habits(*_: Any) -> None:
+        for number, habit in enumerate(trainer.habits):
+            habit(trainer, number)
+
+    trainer.optimizer.register_step_post_hook(habits)
+    return TrainingJob(
+        trainer.model, loss_fn, trainer.optimizer, [torch.randn(rows, 24), torch.randint(0, 8, (rows,))], size,
+        scheduler=trainer.scheduler, accumulate=trainer.accumulate, clip_grad_norm=1.0 if trainer.clip else None,
+        seed=seed, name=f"job{seed}",
+    )  # fmt: skip
 
 
 @dataclass
@@ -189,12 +228,14 @@ class _Trainer:
     def batch(self) -> Any:
         """Return a batch in this program's structure."""
         size = self.batch_size or random.randint(3, 14)
-        x, y = torch.randn(size, 24), torch.randint(0, 8, (size,))
+        return self.packed(torch.randn(size, 24), torch.randint(0, 8, (size,)), random.random())
+
+    def packed(self, x: Tensor, y: Tensor, share: float) -> Any:
+        """Return these columns in this program's structure, with its noise."""
         if self.noise & 1:
-            x = x + torch.from_numpy(np.random.randn(size, 24).astype("f")) * 0.1
+            x = x + torch.from_numpy(np.random.randn(len(x), 24).astype("f")) * 0.1
         if self.noise & 2:
             x = x * random.uniform(0.5, 1.5)
-        share = random.random()
         kinds = (
             (x, y), {"x": x, "y": y}, UserDict(x=x, y=y), _Pair(x, y, share), SimpleNamespace(x=x, y=y), [[x], [y, share]],
         )  # fmt: skip

@@ -378,7 +378,7 @@ ALLOWED = frozenset(
     ]
 )
 
-OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad")
+OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax")
 """Optimizers of torch whose update is elementwise and the same on every step, and that a bundle may name.
 
 How each computes its scalars stands in `planner.ir.lowering.optimizer_scalars`.
@@ -388,7 +388,7 @@ GUARD = "port::guard"
 """A pseudo-operator: the value of its operand must be what it was when the step was recorded."""
 
 MAXIMUM_OUT = "aten::maximum.out"
-"""The one operator with an `out` argument that is allowed: Adam's amsgrad keeps its running maximum with it."""
+"""The one operator with an `out` argument that is allowed: Adam's amsgrad and Adamax keep their running maximum with it."""
 
 
 class OperatorError(PortError):

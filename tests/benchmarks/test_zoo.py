@@ -22,6 +22,7 @@ from planner.job import TrainingJob
 
 SAMPLE = 40
 PROGRAMS = 200
+JOBS = 60
 
 
 def _judged(name: str, program: Any) -> Outcome:
@@ -108,6 +109,13 @@ def test_sample_of_bundles() -> None:
     assert [o for o in outcomes if o.verdict in WRONG] == []
     eligible = [o for o in outcomes if o.verdict is not Verdict.NOT_ELIGIBLE]
     assert sum(o.verdict is Verdict.EQUAL for o in eligible) >= 0.9 * len(eligible)
+
+
+@pytest.mark.long
+def test_random_jobs_are_equal_or_refused() -> None:
+    outcomes = list(run_in_children(bundles.random_cases(JOBS, 1000), jobs=1, timeout_s=600))
+    assert [o for o in outcomes if o.verdict in WRONG] == []
+    assert sum(o.verdict is Verdict.EQUAL for o in outcomes) >= JOBS // 20
 
 
 @pytest.mark.long

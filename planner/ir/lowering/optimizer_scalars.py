@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch.optim.adadelta import _single_tensor_adadelta
 from torch.optim.adagrad import _single_tensor_adagrad
 from torch.optim.adam import _single_tensor_adam
+from torch.optim.adamax import _single_tensor_adamax
 from torch.optim.rmsprop import _single_tensor_rmsprop
 from torch.optim.sgd import _single_tensor_sgd
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -188,8 +190,25 @@ def _adagrad(cell: _Cell, g: Mapping[str, Any]) -> None:
     )  # fmt: skip
 
 
+def _adadelta(cell: _Cell, g: Mapping[str, Any]) -> None:
+    _single_tensor_adadelta(
+        [cell.parameter], [cell.grad], [cell.first], [cell.second], [cell.step], lr=g["lr"], rho=g["rho"], eps=g["eps"],
+        weight_decay=g["weight_decay"], maximize=g["maximize"], differentiable=False, capturable=False, has_complex=False,
+    )  # fmt: skip
+
+
+def _adamax(cell: _Cell, g: Mapping[str, Any]) -> None:
+    beta1, beta2 = g["betas"]
+    _single_tensor_adamax(
+        [cell.parameter], [cell.grad], [cell.first], [cell.second], [cell.step], lr=g["lr"], beta1=beta1, beta2=beta2,
+        eps=g["eps"], weight_decay=g["weight_decay"], maximize=g["maximize"], differentiable=False, capturable=False,
+        has_complex=False,
+    )  # fmt: skip
+
+
 _UPDATES: dict[str, Callable[[_Cell, Mapping[str, Any]], None]] = {
-    "SGD": _sgd, "Adam": _adam, "AdamW": _adam, "RMSprop": _rmsprop, "Adagrad": _adagrad
+    "SGD": _sgd, "Adam": _adam, "AdamW": _adam, "RMSprop": _rmsprop, "Adagrad": _adagrad,
+    "Adadelta": _adadelta, "Adamax": _adamax,
 }  # fmt: skip
 
 

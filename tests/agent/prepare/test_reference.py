@@ -59,6 +59,17 @@ def test_the_job_is_as_it_was(trained: int) -> None:
     assert same(before, everything(job))
 
 
+def test_what_was_prepared_is_as_it_was() -> None:
+    """The bundle is written after the comparison: state that the optimizer had before it must not have gone on."""
+    job = make_job()
+    list(plain_losses(job, list(job.data), 2))
+    prepared = prepare(job)
+    before = copy.deepcopy({k: t for k, t in prepared.tensors.items() if isinstance(t, torch.Tensor)})
+    assert any(key.startswith("state/") for key in before)
+    after = with_reference(prepared, 2).tensors
+    assert all(torch.equal(value, after[key]) for key, value in before.items())  # type: ignore[arg-type]
+
+
 def test_no_steps_are_no_comparison() -> None:
     prepared = prepare(make_job())
     assert with_reference(prepared, 0) is prepared
@@ -134,8 +145,14 @@ def with_phases(job: TrainingJob) -> None:
     job.loss_fn = loss_fn
 
 
+def with_adagrad(job: TrainingJob) -> None:
+    """Use an optimizer whose state is there before the first step."""
+    job.optimizer = torch.optim.Adagrad(job.model.parameters(), lr=0.1)
+
+
 CHANGES: dict[str, tuple[Callable[[TrainingJob], None], type[PortError] | None]] = {
     "nothing": (lambda job: None, None),
+    "state before the first step": (with_adagrad, None),
     "forward hook": (with_forward_hook, None),
     "gradient hook": (with_gradient_hook, None),
     "hook after accumulation": (with_accumulation_hook, None),

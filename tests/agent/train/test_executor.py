@@ -223,6 +223,9 @@ def _others() -> dict[str, MakeOptimizer]:
         "adamw amsgrad": lambda p: o.AdamW(p, lr=1e-3, amsgrad=True),
         "rmsprop": lambda p: o.RMSprop(p, lr=1e-3),
         "rmsprop centered": lambda p: o.RMSprop(p, lr=1e-3, centered=True, momentum=0.9, weight_decay=1e-3),
+        "adadelta": lambda p: o.Adadelta(p, lr=0.5, rho=0.8, weight_decay=1e-3),
+        "adamax": lambda p: o.Adamax(p, lr=1e-2, weight_decay=1e-3),
+        "adamax maximize": lambda p: o.Adamax(p, lr=1e-3, maximize=True),
         "adagrad": lambda p: o.Adagrad(p, lr=1e-2, lr_decay=0.1, weight_decay=1e-3, initial_accumulator_value=0.1),
     }
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from agent.cli.terminal import printable
+from agent.system.mounts import file_system, in_ram
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.times import parse_deadline, parse_hours, parse_since
 from planner.ir.units import parse_bytes, parse_duration, shown
@@ -185,11 +186,27 @@ def writable_folder(text: str) -> Path:
     """
     path = _path(text)
     with _refusing("write into", text, "a directory of yours"):
-        there = path.absolute()
-        while not _exists(there):
-            there = there.parent
-        _try_file(there)
+        _try_file(_nearest(path))
     return path
+
+
+def page_dirs(directories: list[Path]) -> list[Path]:
+    """Return the directories of several media; raises UsageError for one that is in RAM."""
+    for directory in directories if len(directories) > 1 else []:
+        if in_ram(_nearest(directory)):
+            raise UsageError(
+                f"--page-dir {directory} is itself in RAM ({file_system(directory)}), so pages there would save nothing; name a "
+                "directory on a disk, a card or zram"
+            )
+    return directories
+
+
+def _nearest(path: Path) -> Path:
+    """Return the path, or what is there of it."""
+    there = path.absolute()
+    while not _exists(there):
+        there = there.parent
+    return there
 
 
 def _path(text: str) -> Path:

@@ -92,6 +92,11 @@ def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     submit.add_argument(
         "--checkpoint-every", type=whole_number(1), metavar="STEPS", help="default: by cost and flash wear"
     )
+    submit.add_argument(
+        "--page-dir", type=writable_folder, action="append", default=[], dest="page_dirs", metavar="DIR",
+        help="where temporaries are paged (default: the agent's state directory); again for each further medium that the bundle was "
+        "planned for, in the same order",
+    )  # fmt: skip
     submit.add_argument("--priority", type=whole_number(-100, 100), default=0, help="-100 to 100, higher goes first")
     submit.add_argument("--deadline", type=deadline, metavar="WHEN", help='"8h", "3d", "07:00" or "2026-12-24 18:00"')
     board = submit.add_argument_group(
@@ -197,6 +202,7 @@ def _submit(arguments: Arguments) -> int:
         "checkpoint_every": arguments.checkpoint_every,
         "priority": arguments.priority,
         "deadline_at": arguments.deadline,
+        "page_dirs": [str(folder.absolute()) for folder in arguments.page_dirs],
         "arguments": _board_arguments(arguments),
     }
     if arguments.bundle is not None and arguments.kind == "mcu":

@@ -18,6 +18,7 @@ from agent.cli import places
 from agent.cli.arguments import (
     UsageError,
     duration,
+    page_dirs,
     positive_number,
     readable_file,
     size,
@@ -70,7 +71,14 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "-o", "--out", type=writable_file, help="bundle to write (default: the script's name with .port)"
     )
     parser.add_argument(
-        "--page-dir", type=writable_folder, default=Path(), help="where flash is measured (default: here)"
+        "--page-dir",
+        type=writable_folder,
+        action="append",
+        default=[],
+        dest="page_dirs",
+        metavar="DIR",
+        help="where flash is measured (default: here). Given again, a further medium, measured and priced as what it is, for what "
+        "lives within a step; weights and optimizer state stay on the first",
     )
     parser.add_argument(
         "--threads", type=whole_number(1, 1024), metavar="N",
@@ -110,7 +118,7 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     add_deadline(parser)
     parser.add_argument(
         "--medium", choices=[kind.name.lower() for kind in MediumKind],
-        help="what pages are written to (default: what --page-dir lies on, or the --board has): sets what a written byte costs",
+        help="what pages are written to (default: what the first --page-dir lies on, or the --board has): sets what a written byte costs",
     )  # fmt: skip
     spared = parser.add_mutually_exclusive_group()
     spared.add_argument("--writes-per-step", type=size, metavar="SIZE", help="write no more to flash in a step")
@@ -166,7 +174,14 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--state-dir", type=writable_folder, help="checkpoints (default: beside the bundle, NAME.state)"
     )
     parser.add_argument(
-        "--page-dir", type=writable_folder, help="where temporaries are paged (default: the state directory)"
+        "--page-dir",
+        type=writable_folder,
+        action="append",
+        default=[],
+        dest="page_dirs",
+        metavar="DIR",
+        help="where temporaries are paged (default: the state directory); again for each further medium that was planned for, in "
+        "the same order",
     )
     parser.add_argument("--plan", type=whole_number(0), default=0, help="which plan of the bundle (default 0)")
     parser.add_argument(
@@ -226,8 +241,9 @@ def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, Spars
     from agent.follow.budget import NotFollowedError
     from agent.prepare.within_budget import within_budget
 
+    page_dir = next(iter(page_dirs(arguments.page_dirs)), Path())
     try:
-        with within_budget(arguments.ram, arguments.page_dir):
+        with within_budget(arguments.ram, page_dir):
             return _planned(arguments, out)
     except NotFollowedError:
         return _planned(arguments, out)
@@ -253,7 +269,8 @@ def _planned(arguments: argparse.Namespace, out: Path) -> "tuple[Made, SparseJob
     from planner.job import load_job
 
     energy, _ = places.energy_settings(arguments.config)
-    medium = _medium(arguments, energy)
+    page_dir, *scratch_dirs = page_dirs(arguments.page_dirs) or [Path()]
+    medium, further = _medium(arguments, energy, page_dir), _further_media(arguments, energy, scratch_dirs)
     sparse: SparseJob | None = None
     with StageBar(("capture", "profile", "flash", "analyse", "compare", "plan", "try"), quiet=arguments.json) as bar:
         bar.update("capture", 0.0)
@@ -270,11 +287,12 @@ def _planned(arguments: argparse.Namespace, out: Path) -> "tuple[Made, SparseJob
         choice = fastest(prepared.graphs, counts, lambda count: power_of(count).compute_watts, bar.update)
         threads, measured = choice.threads, bundle.by_class(prepared.graphs, choice.measured, power_of(choice.threads))
         torch.set_num_threads(threads)
-        here = device = bundle.this_device(measured, arguments.page_dir, threads, power_of(threads), bar.update)
+        here = device = bundle.this_device(measured, page_dir, threads, power_of(threads), bar.update)
         if arguments.board is not None:
             measured, device = bundle.other_board(prepared.graphs, measured, here, arguments.board)
         device = bundle.slower_flash(device, arguments.flash_read, arguments.flash_write)
         device = bundle.on_medium(device, medium)
+        device = bundle.with_scratch(device, further, bar.update)
         pace = wanted_pace(arguments, rows, job.batch_size)
         if arguments.sparse_update:
             step_limits = StepLimits(None if pace is None else pace.seconds_per_step, arguments.step_joules)
@@ -295,8 +313,8 @@ def _planned(arguments: argparse.Namespace, out: Path) -> "tuple[Made, SparseJob
         )
         try:
             made = bundle.make(
-                out, prepared, measured, device, arguments.ram, planner=planner, page_dir=arguments.page_dir,
-                threads=threads, progress=bar.update, wide=arguments.frontier,
+                out, prepared, measured, device, arguments.ram, planner=planner, page_dir=page_dir,
+                scratch_dirs=tuple(scratch_dirs), threads=threads, progress=bar.update, wide=arguments.frontier,
                 estimated=arguments.board is not None, limits=limits,
             )  # fmt: skip
         except make_bundle.InfeasibleError as error:
@@ -327,13 +345,23 @@ def _thread_counts(arguments: argparse.Namespace, *, set_by_script: bool) -> tup
     return (1,) if arguments.board is not None else tried_counts(usable_cores())
 
 
-def _medium(arguments: argparse.Namespace, energy: "EnergyConfig") -> Medium:
+def _further_media(
+    arguments: argparse.Namespace, energy: "EnergyConfig", scratch_dirs: list[Path]
+) -> list[tuple[Path, Medium]]:
+    """Return the media of further page directories, as the kernel tells."""
+    if scratch_dirs and arguments.board is not None:
+        raise UsageError("--page-dir: a board that is not at hand has one medium; give one directory with --board")
+    prices = FlashPrices(per_kwh=energy.price_per_kwh)  # what else the owner says is of the first
+    return [(folder, medium_under(folder, prices)) for folder in scratch_dirs]
+
+
+def _medium(arguments: argparse.Namespace, energy: "EnergyConfig", page_dir: Path) -> Medium:
     """Return what pages are written to: as said, else of the board, else as the kernel tells of the page directory."""
     prices = FlashPrices(energy.flash_endurance_bytes, energy.flash_price, energy.price_per_kwh)
     kind = None if arguments.medium is None else MediumKind[arguments.medium.upper()]
     if kind is None and arguments.board is not None:
         kind = load_board(arguments.board).medium
-    medium = medium_under(arguments.page_dir, prices) if kind is None else medium_of(kind, prices)
+    medium = medium_under(page_dir, prices) if kind is None else medium_of(kind, prices)
     if arguments.flash_life is not None and medium.endurance_bytes is None:
         raise UsageError(
             f"--flash-life: writing does not wear out a {medium.kind.value}; name the --medium of the device"
@@ -360,7 +388,7 @@ def _write_limit(arguments: argparse.Namespace, costs: "CostTable") -> int | Non
     if arguments.flash_life is None:
         limit: int | None = arguments.writes_per_step
         return limit
-    endurance = costs.device.flash.endurance_bytes
+    endurance = min((target.endurance_bytes for target in costs.device.targets if target.endurance_bytes), default=None)
     if endurance is None:
         return None
     return int(endurance / arguments.flash_life * sum(op.seconds for op in costs.ops))
@@ -448,8 +476,15 @@ def _facts(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
     graph, plan = bundle.graphs[main], bundle.plans[index][main]
     program = lower(graph, bundle.costs[main], plan)
     keep_all = lower(graph, bundle.costs[main], type(plan)(), check_budget=False)
-    flash = bundle.costs[main].device.flash
-    endurance = flash.endurance_bytes
+    media = bundle.costs[main].device.targets
+    lasting = [
+        {
+            "medium": medium.name, "endurance_bytes": medium.endurance_bytes, "written_bytes": written,
+            "lasts_steps": medium.endurance_bytes / written if medium.endurance_bytes and written else None,
+        }
+        for medium, written in zip(media, program.written_to, strict=True)
+    ]  # fmt: skip
+    first = min(lasting, key=lambda one: one["lasts_steps"] or math.inf)
     count = {a: len({d.storage for d in plan.decisions if d.action is a}) for a in Action}
     return {
         "bundle": str(path), "threads": bundle.manifest.threads, "operators": len(graph.ops), "storages": len(graph.storages),
@@ -457,8 +492,8 @@ def _facts(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
         "peak_without_planning_bytes": keep_all.peak_bytes, "base_bytes": bundle.costs[main].device.base_bytes,
         "paged": count[Action.PAGE], "recomputed": count[Action.RECOMPUTE], "intermediate": count[Action.INTERMEDIATE],
         "sliced_updates": len(plan.sliced), "read_bytes": program.read_bytes, "written_bytes": program.written_bytes,
-        "medium": flash.name, "endurance_bytes": endurance, "wear_joules": program.wear_joules,
-        "flash_lasts_steps": endurance / program.written_bytes if endurance and program.written_bytes else None,
+        "medium": first["medium"], "endurance_bytes": first["endurance_bytes"], "wear_joules": program.wear_joules,
+        "flash_lasts_steps": first["lasts_steps"], "media": lasting,
         "seconds": program.seconds, "stall_seconds": program.stall_seconds, "joules": program.joules,
         "recompute_seconds": program.recompute_seconds, "plan_bytes": len(msgpack.packb(pack_plan(plan))),
         "overhead_joules": plan.overhead_joules, "bound_joules": plan.bound_joules,
@@ -495,6 +530,9 @@ def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> Non
     table.add_row(
         "flash per step", f"{format_bytes(facts['written_bytes'])} written, {format_bytes(facts['read_bytes'])} read"
     )
+    if len(facts["media"]) > 1:
+        shares = (f"{format_bytes(one['written_bytes'])} to the {one['medium']}" for one in facts["media"])
+        table.add_row("written to", ", ".join(shares))
     if facts["flash_lasts_steps"] is not None:
         table.add_row(
             "flash life", f"this {facts['medium']}, taken to endure {facts['endurance_bytes'] / _TB:,.3g} TB, lasts "
@@ -697,11 +735,12 @@ def _train(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"{arguments.bundle} has {len(manifest.plans)} plans, there is no plan {arguments.plan}; count from 0"
         )
+    directories = page_dirs(arguments.page_dirs)
     state_dir = arguments.state_dir or arguments.bundle.with_suffix(".state")
     options = TorchOptions(
         bundle=arguments.bundle, state_dir=state_dir, plan=arguments.plan, verify=arguments.verify,
         checkpoint_every=arguments.checkpoint_every, steps=arguments.steps, epochs=arguments.epochs, out=arguments.out,
-        page_dir=arguments.page_dir, digest=arguments.digest,
+        page_dir=next(iter(directories), None), scratch_dirs=tuple(directories[1:]), digest=arguments.digest,
         read_limit=arguments.read_limit,
         write_limit=arguments.write_limit,
     )  # fmt: skip

@@ -1,5 +1,6 @@
 """What clients ask for, checked at the boundary: a JSON object becomes a typed request or is refused."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import msgspec
 
 from agent.control.http import HttpError
 from agent.jobs.model import JobKind, JobRequestError, JobSpec
+from agent.system.mounts import file_system, in_ram
 
 _LONGEST_PAUSE_S = 366 * 86400
 _SETTINGS = JobSpec.__dataclass_fields__.keys() - {"owner"}
@@ -70,6 +72,7 @@ def job_spec(fields: Mapping[str, object], bundle: str | None) -> JobSpec:
         raise JobRequestError(
             f"the agent cannot see the directory {spec.data}; submit with --inbox and `port-agent feed` the files"
         )
+    _check_page_dirs(spec)
     _check_arguments(spec)
     return spec
 
@@ -94,6 +97,23 @@ def _decoded(fields: Mapping[str, object], kind: type[T]) -> T:
 def _check_kind(kind: object) -> None:
     if kind not in (JobKind.TRAIN.value, JobKind.MCU.value):
         raise JobRequestError(f"there is no job kind {kind!r}; use train or mcu")
+
+
+def _check_page_dirs(spec: JobSpec) -> None:
+    """Raise JobRequestError unless pages can go where they are to go."""
+    if spec.page_dirs and spec.kind is not JobKind.TRAIN:
+        raise JobRequestError(f"page_dirs are {list(spec.page_dirs)}; only a job of kind train pages")
+    for name in spec.page_dirs:
+        folder = Path(name)
+        if not (folder.is_absolute() and folder.is_dir() and os.access(folder, os.W_OK)):
+            raise JobRequestError(
+                f"the agent cannot write into the page directory {name}; make it for the agent's user (for the shipped service "
+                "also a ReadWritePaths= line, `systemctl edit port-agent`)"
+            )
+        if in_ram(folder):
+            raise JobRequestError(
+                f"the page directory {name} is itself in RAM ({file_system(folder)}); name one on a disk"
+            )
 
 
 def _check_arguments(spec: JobSpec) -> None:

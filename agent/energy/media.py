@@ -19,7 +19,7 @@ ASSUMED_BYTES = 32 * 10**9
 
 _PRICE_PER_GB = {MediumKind.SD: 0.25, MediumKind.EMMC: 0.40, MediumKind.USB: 0.25, MediumKind.SSD: 0.12}
 """What a new one costs, in the currency of the electricity: a 32 GB card 8, a 64 GB eMMC module 25, a 256 GB SSD 30 (street
-prices of 2025). A disk that turns is not worn out by writing."""
+prices of 2025). A disk that turns and compressed RAM are not worn out by writing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,8 @@ def _kind(disk: Path) -> MediumKind:
     if disk.name.startswith("mmcblk"):
         kind = disk / "device/type"  # "SD" or "MMC" (drivers/mmc/core/bus.c)
         return MediumKind.EMMC if kind.exists() and read_text(NAME, kind).strip() == "MMC" else MediumKind.SD
+    if disk.name.startswith("zram"):
+        return MediumKind.ZRAM
     rotational = disk / "queue/rotational"
     if rotational.exists() and read_integer(NAME, rotational) == 1:
         return MediumKind.DISK
@@ -81,7 +83,7 @@ def _kind(disk: Path) -> MediumKind:
 
 def medium_of(kind: MediumKind, prices: FlashPrices, size_bytes: int | None = None) -> Medium:
     """Return a medium of this kind: endurance and price as the owner says, else as assumed of its kind and size."""
-    if kind is MediumKind.DISK:
+    if kind not in _PRICE_PER_GB:
         return Medium(kind, None, assumed=False, wear_joules_per_byte=0.0)
     size = size_bytes or ASSUMED_BYTES
     endurance = prices.endurance_bytes or size * ASSUMED_CYCLES

@@ -11,8 +11,8 @@ from agent.energy.sources.estimated import NAME as ESTIMATED
 from agent.energy.sources.power_models import model_of
 from agent.energy.sources.rapl import RaplSource
 from agent.energy.wear import ASSUMED_CYCLES, DiskCounter
-from agent.follow.pages import in_ram
 from agent.system.energy_clock import now_s
+from agent.system.mounts import in_ram
 from planner.ir.errors import PortError
 
 _ROOT = Path("/")

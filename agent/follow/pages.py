@@ -12,7 +12,7 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
-from agent.system.mounts import file_system
+from agent.system.mounts import file_system, in_ram
 from agent.train.pager import PageError, PageFile, Slot, padded, unnamed_page_file
 from planner.ir.units import format_bytes
 
@@ -25,17 +25,10 @@ LEAST_FREE_BYTES = 16 << 20
 _PERSISTENT_TEMPORARY = Path("/var/tmp")
 """On a disk where /tmp may be in RAM (Filesystem Hierarchy Standard 3.0, 5.15)."""
 
-_IN_RAM = ("tmpfs", "ramfs")
-
 
 def default_page_dir() -> Path:
     """Return where pages are kept when nobody says."""
     return _PERSISTENT_TEMPORARY if os.access(_PERSISTENT_TEMPORARY, os.W_OK) else Path(tempfile.gettempdir())
-
-
-def in_ram(directory: Path) -> bool:
-    """Say whether what is kept in `directory` is kept in RAM."""
-    return file_system(directory) in _IN_RAM
 
 
 def check_not_in_ram(directory: Path) -> None:

@@ -110,6 +110,8 @@ class JobSpec:
     deadline_at: float | None = None
     """Unix time; only clocks on the wall can mean "by seven tomorrow"."""
     waits_for_data: bool = False
+    page_dirs: tuple[str, ...] = ()
+    """Where pages go, a directory on each medium that the bundle was planned for; without, below the job's own."""
     arguments: tuple[str, ...] = ()
     """Passed on to the worker as they are (microcontroller jobs)."""
     owner: str | None = None
@@ -223,7 +225,12 @@ def check_spec(spec: JobSpec) -> JobSpec:
         raise JobRequestError("the deadline is not between 1970 and 2100; give one that a calendar knows")
     if spec.waits_for_data and spec.data:
         raise JobRequestError("a job takes its data from --data or from its inbox; give one of them")
-    for name, words in (("bundle", [spec.bundle]), ("data", [spec.data]), ("arguments", spec.arguments)):
+    for name, words in (
+        ("bundle", [spec.bundle]),
+        ("data", [spec.data]),
+        ("page_dirs", spec.page_dirs),
+        ("arguments", spec.arguments),
+    ):
         for word in words:
             if word is not None and not _can_be_an_argument(word):
                 raise JobRequestError(f"{name} {word!r} cannot be passed to a program")

@@ -3,11 +3,13 @@
 Behind `port-agent plan`.
 """
 
+import contextlib
 import platform
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import msgpack
@@ -24,7 +26,7 @@ from planner.ir.boards import estimated_costs, load_board, op_work
 from planner.ir.bundle.bundle import NO_LIMITS, Bundle, Manifest, PlannedLimits
 from planner.ir.bundle.codec import pack_graph
 from planner.ir.bundle.writer import publish_bundle, replace_plans
-from planner.ir.costs import CostTable, DeviceCosts
+from planner.ir.costs import CostTable, DeviceCosts, Flash
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import StepGraph
 from planner.ir.plan import Plan
@@ -158,11 +160,28 @@ def slower_flash(device: DeviceCosts, read_bytes_per_s: float | None, write_byte
 
 def on_medium(device: DeviceCosts, medium: Medium) -> DeviceCosts:
     """Return the device with flash of this kind: its endurance, and the price of what a written byte wears off."""
-    flash = replace(
-        device.flash, name=medium.kind.value, endurance_bytes=medium.endurance_bytes,
+    return replace(device, flash=_of_kind(device.flash, medium))
+
+
+def with_scratch(device: DeviceCosts, media: Sequence[tuple[Path, Medium]], progress: Progress) -> DeviceCosts:
+    """Return the device with further media for what lives within a step, each measured in its directory."""
+    further = []
+    for number, (folder, medium) in enumerate(media, 1):
+        rounds: Callable[[int, int], None] = partial(_report_share, progress, number / len(media))
+        flash = operators.measure_flash(folder, compute_watts=device.compute_watts, progress=rounds)
+        further.append(_of_kind(flash, medium))
+    return replace(device, scratch_targets=tuple(further))
+
+
+def _report_share(progress: Progress, share: float, done: int, total: int) -> None:
+    progress("flash", share * done / total)
+
+
+def _of_kind(flash: Flash, medium: Medium) -> Flash:
+    return replace(
+        flash, name=medium.kind.value, endurance_bytes=medium.endurance_bytes,
         wear_joules_per_byte=medium.wear_joules_per_byte,
     )  # fmt: skip
-    return replace(device, flash=flash)
 
 
 def make(
@@ -174,6 +193,7 @@ def make(
     *,
     planner: Planner,
     page_dir: Path,
+    scratch_dirs: tuple[Path, ...] = (),
     threads: int,
     progress: Progress,
     wide: bool = False,
@@ -187,12 +207,14 @@ def make(
     (`wide`: more of them, by the chosen planner instead of the quick one, none dominated by another). `estimated`: the
     costs are those of another board; the trial then only tells how much memory is unplanned. `limits`: what `planner` keeps
     to; the bundle says so, and its smaller plans write no more either and keep to its deadline where they can.
+    `page_dir` and `scratch_dirs` lie on the device's media, in their order.
     Raises InfeasibleError where nothing fits; nothing is left behind then, and a bundle that was there stays. Weights and
     data are written once, into a draft beside `path`: every further try only replaces the plans behind them.
     """
     quick = _quick(NO_LIMITS)
     draft = path.with_name(path.name + ".making")
-    making = _Making(draft, prepared, measured, device, ram_bytes, page_dir, threads, throttle, estimated, limits)
+    page_dirs = (page_dir, *scratch_dirs)
+    making = _Making(draft, prepared, measured, device, ram_bytes, page_dirs, threads, throttle, estimated, limits)
     try:
         made = _settled(making, quick, planner, progress, wide=wide)
         publish_bundle(draft, path)
@@ -251,7 +273,7 @@ class _Making:
     measured: Measured
     device: DeviceCosts
     ram_bytes: int
-    page_dir: Path
+    page_dirs: tuple[Path, ...]
     threads: int
     throttle: Throttle | None
     estimated: bool
@@ -270,7 +292,7 @@ class _Making:
         """Plan, write and run; note what turned out unplanned. Say whether that was next to nothing."""
         plans, costs = self._planned(planner)
         manifest = self._written([plans], costs, [self.ram_bytes])
-        found = trial(self.draft, self.page_dir, self.threads, self.throttle, len(manifest.reference.losses))
+        found = trial(self.draft, self.page_dirs, self.threads, self.throttle, len(manifest.reference.losses))
         self.start_bytes = max(self.start_bytes, found.start_bytes)
         if self.start_bytes > self.ram_bytes:
             raise self._too_little_to_start(f"the budget is {format_bytes(self.ram_bytes)}")
@@ -367,17 +389,23 @@ def loading_peak() -> int:
         raise TrialError(f"torch could not be loaded in a process of its own: {error.stderr}") from error
 
 
-def trial(path: Path, page_dir: Path, threads: int, throttle: Throttle | None = None, compared: int = 0) -> _Trial:
-    """Run a few steps of a bundle and return what they took.
+def trial(
+    path: Path, page_dirs: Sequence[Path], threads: int, throttle: Throttle | None = None, compared: int = 0
+) -> _Trial:
+    """Run a few steps of a bundle, paging to a directory on each of its media, and return what they took.
 
     As many as are `compared` with plain PyTorch's.
 
     Raises TrialError where the worker fails, or gives other numbers.
     """
     steps = max(_TRIAL_STEPS, compared)
-    with tempfile.TemporaryDirectory(dir=page_dir, prefix=".port-trial-") as folder:
+    with contextlib.ExitStack() as stack:
+        folder, *further = (
+            Path(stack.enter_context(tempfile.TemporaryDirectory(dir=place, prefix=".port-trial-")))
+            for place in page_dirs
+        )
         options = TorchOptions(
-            bundle=path, state_dir=Path(folder), steps=steps, checkpoint_every=steps, verify=compared,
+            bundle=path, state_dir=folder, scratch_dirs=tuple(further), steps=steps, checkpoint_every=steps, verify=compared,
             read_limit=None if throttle is None else throttle.read_bytes_per_s,
             write_limit=None if throttle is None else throttle.write_bytes_per_s,
         )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+_IN_RAM = ("tmpfs", "ramfs")
+
 
 def file_system(path: Path, proc: Path = Path("/proc")) -> str:
     """Return the kind of file system under `path` as the kernel names it ("ext4", "tmpfs").
@@ -21,3 +23,8 @@ def file_system(path: Path, proc: Path = Path("/proc")) -> str:
         if words.split()[2] == wanted:
             return kind.split()[0]
     return ""
+
+
+def in_ram(directory: Path) -> bool:
+    """Say whether what is kept in `directory` is kept in RAM."""
+    return file_system(directory) in _IN_RAM

@@ -45,7 +45,7 @@ def train(told: TorchOptions, control: Control, tell: Tell) -> None:
         state_dir=told.state_dir, page_dir=told.page_dir or told.state_dir, plan=told.plan or 0,
         steps=told.steps, epochs=told.epochs or 1, data=told.data, round=told.round or 0,
         checkpoint_every=told.checkpoint_every or 1, verify=told.verify,
-        read_bytes_per_s=told.read_limit, write_bytes_per_s=told.write_limit,
+        read_bytes_per_s=told.read_limit, write_bytes_per_s=told.write_limit, scratch_dirs=told.scratch_dirs,
     )  # fmt: skip
     trainer = Trainer(bundle, options)
     lock = _lock_state(told.state_dir)

@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self, get_args, get_type_hints
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from agent.system.python_process import module_command
 from planner.ir.units import parse_bytes
@@ -50,6 +50,8 @@ class WorkerOptions:
             value, flag = getattr(self, one.name), _flag(one.name)
             if value is True:
                 words.append(flag)
+            elif isinstance(value, tuple):
+                words += [word for part in value for word in (flag, str(part))]
             elif value is not None and value is not False:
                 words += [flag, str(value)]
         return words
@@ -64,12 +66,15 @@ class WorkerOptions:
             argument: dict[str, Any] = {"required": needed, **one.metadata}
             if types[one.name] is bool:
                 argument["action"] = "store_true"
+            elif get_origin(types[one.name]) is tuple:
+                argument |= {"action": "append", "type": get_args(types[one.name])[0], "default": []}
             else:
                 kinds = [kind for kind in get_args(types[one.name]) or (types[one.name],) if kind is not type(None)]
                 argument.setdefault("type", kinds[0])
                 argument["default"] = None if needed else one.default
             parser.add_argument(_flag(one.name), **argument)
-        return cls(**vars(parser.parse_args(words)))
+        given = vars(parser.parse_args(words))
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,10 @@ class TorchOptions(WorkerOptions):
 
     page_dir: Path | None = field(
         default=None, metadata={"help": "where temporaries are paged to; default: the state directory"}
+    )
+    scratch_dirs: tuple[Path, ...] = field(
+        default=(),
+        metadata={"help": "a directory on each further medium that the bundle was planned for, in that order"},
     )
     verify: int = field(default=0, metadata={"help": "compare the first losses, so many, with plain PyTorch's"})
     digest: bool = field(default=False, metadata={"help": "report a checksum over all persistent tensors at the end"})
@@ -101,6 +110,12 @@ class BoardOptions(WorkerOptions):
     port: str | None = field(default=None, metadata={"help": "its serial port"})
     serial: str | None = field(default=None, metadata={"help": "its serial number"})
     simulate: bool = field(default=False, metadata={"help": "run the firmware as a process on this machine"})
+
+
+def page_words(page_dirs: Sequence[str]) -> tuple[str, ...]:
+    """Return the words that tell a torch worker where its pages go: `TorchOptions.page_dir`, then `scratch_dirs`."""
+    names = ("page_dir", *["scratch_dirs"] * (len(page_dirs) - 1))
+    return tuple(word for name, folder in zip(names, page_dirs, strict=False) for word in (_flag(name), folder))
 
 
 def _flag(name: str) -> str:

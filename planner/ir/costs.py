@@ -24,6 +24,7 @@ class MediumKind(enum.Enum):
     USB = "USB stick"
     SSD = "SSD"
     DISK = "disk that turns"
+    ZRAM = "compressed RAM"
 
 
 @dataclass(frozen=True, slots=True)

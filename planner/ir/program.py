@@ -90,7 +90,7 @@ class Program:
     storages that are resident whole when it starts and are on flash when it ends, written slice by slice.
     `carried`: persistent storages whose write may still be under way when the step ends; the next one waits for it.
     `seconds`, `stall_seconds`: of a step among others like it, with the writes of the one before it still under way.
-    `wear_joules`: what the written bytes cost of the media's life, as the energy that buys as much (`Flash`).
+    `written_to`: bytes by paging target. `wear_joules`: what the written bytes cost of the media's life, as the energy that buys as much (`Flash`).
     """
 
     graph: StepGraph
@@ -109,11 +109,16 @@ class Program:
     joules: float
     recompute_seconds: float
     read_bytes: int
-    written_bytes: int
+    written_to: tuple[int, ...]
     wear_joules: float
 
     timeline: tuple[int, ...] = field(repr=False, default=())
     """Resident bytes (base included) while each op runs."""
+
+    @property
+    def written_bytes(self) -> int:
+        """What a step writes in all."""
+        return sum(self.written_to)
 
     @property
     def cost_joules(self) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agent.jobs.model import Job, JobKind
 from agent.supervisor.job.plan_choice import PlanFigures, checkpoint_interval_s
-from agent.worker.options import BOARD_WORKER, CONTROL_FD_PLACE, TORCH_WORKER, WorkerOptions
+from agent.worker.options import BOARD_WORKER, CONTROL_FD_PLACE, TORCH_WORKER, WorkerOptions, page_words
 
 CHECKPOINT_EVERY_STEPS = 50
 """Until the cost of a step and of a checkpoint is known."""
@@ -119,7 +119,9 @@ def worker_command(
         bundle=paths.bundle or paths.job_dir, state_dir=paths.state, plan=plan, data=paths.data, epochs=spec.epochs,
         steps=spec.steps, out=paths.out, checkpoint_every=checkpoint_every, round=paths.round,
     )  # fmt: skip
-    return (*kind.program, *options.words(), "--control-fd", CONTROL_FD_PLACE, *spec.arguments)
+    return (
+        *kind.program, *options.words(), *page_words(spec.page_dirs), "--control-fd", CONTROL_FD_PLACE, *spec.arguments
+    )  # fmt: skip
 
 
 def checkpoint_steps(job: Job, flash_budget_bytes_per_day: int) -> int | None:

@@ -67,7 +67,7 @@ class _Emitter:
         self.pending_bytes = sum(p.nbytes for p in carried)
         self.done: dict[int, float] = {}
         self.next_read = 0
-        self.read_bytes = self.written_bytes = 0
+        self.read_bytes, self.written_to = 0, [0] * len(self.targets)
         self.io_joules = self.wear_joules = 0.0
         self.lies_on = dict.fromkeys(placement.start_flash, 0)
         """Storages whose present contents are on a paging target already, and on which."""
@@ -130,7 +130,7 @@ class _Emitter:
             peak_bytes=max(timeline, default=device.base_bytes), peak_op=peak_op,
             seconds=self.clock, compute_seconds=op_seconds + self.recompute, stall_seconds=self.stall,
             joules=joules, recompute_seconds=self.recompute,
-            read_bytes=self.read_bytes, written_bytes=self.written_bytes, wear_joules=self.wear_joules, timeline=tuple(timeline),
+            read_bytes=self.read_bytes, written_to=tuple(self.written_to), wear_joules=self.wear_joules, timeline=tuple(timeline),
         )  # fmt: skip
 
     def _put(self, code: Code, index: int, target: int = 0) -> None:
@@ -183,7 +183,7 @@ class _Emitter:
 
     def _book_write(self, s: int, target: int) -> None:
         self.lies_on[s] = target
-        self.written_bytes += self.size[s]
+        self.written_to[target] += self.size[s]
         self.io_joules += self.size[s] * self.targets[target].write_joules_per_byte
         self.wear_joules += self.size[s] * self.targets[target].wear_joules_per_byte
 

@@ -175,3 +175,19 @@ def test_how_long_a_medium_lasts_that_does_not_wear_out(tmp_path: Path) -> None:
     words = ("plan", "train.py", "--ram", "700M", "--flash-life", "3y", "--medium", "disk")
     done = run(tmp_path, *words)
     assert done.returncode == 2 and "does not wear out a disk that turns; name the --medium" in done.stderr
+
+
+def test_several_media(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    where = ["--page-dir", "card", "--page-dir", "stick"]
+    words = ["train.py", "--ram", "700M", "-o", "job.port", "--verify", "0", "--strategy", "greedy", "--json"]
+    done = run(tmp_path, "plan", *words, *where)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["media"]) == 2
+    done = run(tmp_path, "train", "job.port", "--steps", "2", *where)
+    assert done.returncode == 0, done.stderr
+    done = run(tmp_path, "plan", *words, *where, "--board", "pi5")
+    assert done.returncode == 2 and "one medium" in done.stderr
+    if Path("/dev/shm").is_dir():
+        done = run(tmp_path, "plan", *words, *where, "--page-dir", "/dev/shm/port-agent-pages")
+        assert done.returncode == 2 and "is itself in RAM (tmpfs)" in done.stderr

@@ -15,6 +15,12 @@ def test_a_job_with_an_uploaded_bundle(tmp_path: Path) -> None:
     assert spec == JobSpec("birds", "bundle.port", steps=5, data=str(tmp_path), deadline_at=7)
 
 
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no tmpfs at /dev/shm")
+def test_pages_do_not_go_to_a_directory_in_ram() -> None:
+    with pytest.raises(JobRequestError, match=r"/dev/shm is itself in RAM .tmpfs."):
+        job_spec({"name": "a", "page_dirs": ["/dev/shm"]}, "bundle.port")
+
+
 def test_a_job_of_a_board_takes_its_arguments() -> None:
     spec = job_spec({"name": "imu", "kind": "mcu", "arguments": ["--simulate"]}, None)
     assert (spec.kind, spec.arguments, spec.bundle) == (JobKind.MCU, ("--simulate",), None)
@@ -39,6 +45,9 @@ def test_a_job_of_a_board_takes_its_arguments() -> None:
         ({"name": "a", "arguments": ["--simulate"]}, "only a job of kind mcu"),
         ({"name": "a", "bundle": "pyproject.toml"}, "cannot read the bundle"),
         ({"name": "a", "data": "tests"}, "cannot see the directory"),
+        ({"name": "a", "page_dirs": ["/nowhere/at/all"]}, "cannot write into the page directory /nowhere/at/all"),
+        ({"name": "a", "page_dirs": ["tests"]}, "cannot write into the page directory tests"),
+        ({"name": "a", "kind": "mcu", "page_dirs": ["/"]}, "only a job of kind train pages"),
         ({"name": "a", "kind": "cloud"}, "no job kind 'cloud'"),
         ({"name": "a", "bundle": "/nowhere/at/all"}, "cannot read the bundle"),
         ({"name": "a", "data": "/nowhere/at/all"}, "cannot see the directory"),

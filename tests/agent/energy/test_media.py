@@ -45,6 +45,7 @@ def test_disks_that_turn_do_not_wear() -> None:
         ("pci0000:00/nvme/nvme0/nvme0n1", {"queue/rotational": "0\n"}, MediumKind.SSD),
         ("pci0000:00/usb2/2-1/host0/block/sda", {"queue/rotational": "0\n"}, MediumKind.USB),
         ("pci0000:00/ata1/host0/block/sda", {"queue/rotational": "1\n"}, MediumKind.DISK),
+        ("virtual/block/zram0", {"queue/rotational": "0\n"}, MediumKind.ZRAM),
     ],
 )
 def test_what_the_kernel_tells(tmp_path: Path, device: str, files: dict[str, str], kind: MediumKind) -> None:
@@ -52,7 +53,7 @@ def test_what_the_kernel_tells(tmp_path: Path, device: str, files: dict[str, str
     name_disk(tmp_path, disk)
     medium = medium_under(tmp_path, ASSUMED, tmp_path)
     assert medium.kind is kind
-    assert medium.endurance_bytes == (None if kind is MediumKind.DISK else 64 * 10**9 * 600)
+    assert medium.endurance_bytes == (None if kind in (MediumKind.DISK, MediumKind.ZRAM) else 64 * 10**9 * 600)
 
 
 def test_the_disk_below_an_encrypted_volume(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.worker.options import BoardOptions, TorchOptions, WorkerOptions
+from agent.worker.options import BoardOptions, TorchOptions, WorkerOptions, page_words
 
 PLACES = {"bundle": Path("job.port"), "state_dir": Path("state")}
 
@@ -13,6 +13,7 @@ PLACES = {"bundle": Path("job.port"), "state_dir": Path("state")}
     "options",
     [
         WorkerOptions(**PLACES, control_fd=5, plan=0, epochs=2, out=Path("w")),
+        TorchOptions(**PLACES, page_dir=Path("card"), scratch_dirs=(Path("a"), Path("b b"))),
         TorchOptions(**PLACES, steps=9, verify=5, digest=True, read_limit=4_000_000, page_dir=Path("card")),
         BoardOptions(**PLACES, round=2, board="posix", simulate=True, test=Path("held-out")),
     ],
@@ -30,3 +31,10 @@ def test_a_wrong_option_ends_the_process(capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit) as ended:
         WorkerOptions.parse(["--bundle", "job.port"], program="worker")
     assert ended.value.code == 2 and "--state-dir" in capsys.readouterr().err
+
+
+def test_where_pages_go_is_read_as_it_is_written() -> None:
+    words = [*WorkerOptions(**PLACES).words(), *page_words(("card", "stick", "zram"))]
+    told = TorchOptions.parse(words, program="worker")
+    assert (told.page_dir, told.scratch_dirs) == (Path("card"), (Path("stick"), Path("zram")))
+    assert page_words(()) == ()

@@ -40,6 +40,13 @@ def test_worker_command(tmp_path: Path) -> None:
     )
 
 
+def test_a_job_says_where_its_pages_go(tmp_path: Path) -> None:
+    spec = JobSpec("birds", "bundle.port", page_dirs=("/mnt/card", "/mnt/stick"))
+    kind = WorkerKind(("worker",), no_facts, no_environment)
+    command = " ".join(worker_command(kind, Job(1, spec, 0.0), RunPaths(tmp_path, tmp_path / "bundle.port"), 0, None))
+    assert " --page-dir /mnt/card --scratch-dirs /mnt/stick --control-fd " in command
+
+
 def test_steps_between_checkpoints() -> None:
     job, budget = Job(1, JobSpec("birds", "bundle.port"), 0.0), 4096 * MIB
     assert checkpoint_steps(job, budget) == 50

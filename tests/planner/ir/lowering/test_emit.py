@@ -43,6 +43,7 @@ def test_a_page_takes_the_time_and_joules_of_its_target() -> None:
     disk = Flash("disk", 200.0, 100.0, 0.0, 0.5, 0.25)
     table = replace(table, device=replace(table.device, scratch_targets=(disk,)))
     program = lower(graph(), table, Plan((replace(PAGE_A.decisions[0], target=1),)))
+    assert program.written_to == (0, 400)
     writes = [(i.index, i.target) for i in program.instructions if i.code is Code.WRITE]
     assert writes == [(A, 1)]
     assert program.seconds == pytest.approx(2.0 + 4.0 + 2.0 + 1.0), (

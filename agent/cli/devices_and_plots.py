@@ -64,6 +64,10 @@ def _add_profile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--page-dir", type=writable_folder, default=Path(), help="where flash is measured (default: here)"
     )
+    parser.add_argument(
+        "--flash-writes", type=size, metavar="SIZE",
+        help="write at most so much to find how fast writing is once the medium's cache is full (default 4G, and two minutes)",
+    )  # fmt: skip
     parser.add_argument("--threads", type=whole_number(1, 1024), default=1, help="threads per operator (default 1)")
     parser.add_argument("--static-watts", type=positive_number, help="what the machine draws at rest, from a meter")
     parser.add_argument("--compute-watts", type=positive_number, help="what full load adds, from a meter")
@@ -163,6 +167,7 @@ def _profile(arguments: argparse.Namespace) -> int:
     from agent.prepare.this_machine import measure_board
     from agent.system.atomic_file import write_atomically
     from planner.ir.boards import format_board
+    from planner.profiling.sustained_writes import MOST_BYTES, WINDOW_BYTES
 
     wanted = {"static_watts": arguments.static_watts, "compute_watts": arguments.compute_watts}
     given = {key: value for key, value in wanted.items() if value is not None}
@@ -171,8 +176,9 @@ def _profile(arguments: argparse.Namespace) -> int:
         with StageBar(("calibrate",)) as bar:
             share = lambda done: bar.update("calibrate", done)  # noqa: E731
             board, gaps = measure_board(
-                arguments.page_dir, arguments.threads, given=given, source=source, progress=share
-            )
+                arguments.page_dir, arguments.threads, given=given, source=source, progress=share,
+                most_written_bytes=max(arguments.flash_writes or MOST_BYTES, WINDOW_BYTES),
+            )  # fmt: skip
     finally:
         source.close()
     write_atomically(arguments.out, format_board(board).encode())

@@ -15,16 +15,21 @@ from agent.energy.sources.base import Kind, PowerSource
 from agent.prepare.loads import calibrate
 from planner.ir.boards import Board, Number
 from planner.ir.costs import Flash
-from planner.profiling.operators import LEAST_MEDIUM_JOULES, MEDIUM_WATTS, measure_flash
+from planner.ir.units import format_bytes
+from planner.profiling.operators import LEAST_MEDIUM_JOULES, MEDIUM_WATTS, FlashError, measure_flash
+from planner.profiling.sustained_writes import MOST_BYTES, SustainedWrite, measure_sustained
 
 _SMALL_BOARD_WATTS = {"static_watts": 2.0, "compute_watts": 4.0}
 """A small board's, where nobody measured any."""
 
 
 def measure_board(
-    page_dir: Path, threads: int, *, given: dict[str, float], source: PowerSource | None, progress: Callable[[float], None]
+    page_dir: Path, threads: int, *, given: dict[str, float], source: PowerSource | None, progress: Callable[[float], None],
+    most_written_bytes: int = MOST_BYTES,
 ) -> tuple[Board, tuple[str, ...]]:  # fmt: skip
     """Return this machine as a board, and what the meter could not tell.
+
+    Writes at most `most_written_bytes` to find the speed of sustained writing: the board's; the speed at first stands beside it.
 
     Watts are those `given` (`static_watts`, `compute_watts`), else what calibration under `source` finds, else assumed. Where
     the meter measures only a part of the machine, its name in the file's sources says which.
@@ -39,6 +44,7 @@ def measure_board(
         elif key not in numbers:
             numbers[key] = Number(fallback, "W", "assumed", "a small board; measure it and give it on the command line")
     flash = measure_flash(page_dir, compute_watts=numbers["compute_watts"].value)
+    writes = _sustained(page_dir, most_written_bytes)
 
     def measured(value: float, unit: str) -> Number:
         return Number(value, unit, "measured", now)
@@ -49,7 +55,8 @@ def measure_board(
         "flops_per_s": measured(_matrix_rate(), "1/s"),
         "memory_bytes_per_s": measured(_copy_rate(), "B/s"),
         "read_bytes_per_s": measured(flash.read_bytes_per_s, "B/s"),
-        "write_bytes_per_s": measured(flash.write_bytes_per_s, "B/s"),
+        "write_bytes_per_s": Number(writes.sustained_bytes_per_s, "B/s", "measured", f"{now}; {_ending(writes)}"),
+        "burst_write_bytes_per_s": measured(writes.burst_bytes_per_s, "B/s"),
         "latency_s": measured(flash.latency_s, "s"),
     }
     return Board(
@@ -58,6 +65,22 @@ def measure_board(
         "linux",
         rates | _transfers(flash) | numbers,
     ), gaps
+
+
+def _sustained(page_dir: Path, most_written_bytes: int) -> SustainedWrite:
+    try:
+        return measure_sustained(page_dir, most_bytes=most_written_bytes)
+    except OSError as error:
+        raise FlashError(
+            f"sustained writing could not be measured under {page_dir}: {error.strerror}; free space there or choose another "
+            "--page-dir"
+        ) from error
+
+
+def _ending(writes: SustainedWrite) -> str:
+    """Say after how much writing the speed was taken, and whether it was still falling."""
+    after = f"after {format_bytes(writes.written_bytes)} of writing"
+    return after if writes.steady else f"{after}, where the speed was not steady yet"
 
 
 def _transfers(flash: Flash) -> dict[str, Number]:

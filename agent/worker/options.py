@@ -73,8 +73,9 @@ class WorkerOptions:
                 argument.setdefault("type", kinds[0])
                 argument["default"] = None if needed else one.default
             parser.add_argument(_flag(one.name), **argument)
-        given = vars(parser.parse_args(words))
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+        given: dict[str, Any] = vars(parser.parse_args(words))
+        several = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+        return cls(**(given | several))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

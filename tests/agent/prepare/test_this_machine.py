@@ -9,6 +9,7 @@ from agent.energy.sources.base import Kind
 from agent.prepare import loads, this_machine
 from agent.prepare.this_machine import board_numbers, measure_board
 from planner.ir.boards import REQUIRED, format_board, load_board
+from planner.profiling.sustained_writes import WINDOW_BYTES
 from tests.agent.energy.recordings import ScriptedSource
 
 FOUND = Calibration(
@@ -40,7 +41,9 @@ def test_what_was_not_measured_is_missing() -> None:
 
 def measured(tmp_path: Path, source: ScriptedSource | None, **given: float) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the kind of each figure of this machine's board file as it is read again, and what was not measured."""
-    board, gaps = measure_board(tmp_path, 1, given=given, source=source, progress=lambda share: None)
+    board, gaps = measure_board(
+        tmp_path, 1, given=given, source=source, progress=lambda share: None, most_written_bytes=2 * WINDOW_BYTES
+    )
     (tmp_path / "board.toml").write_text(format_board(board))
     numbers = load_board(str(tmp_path / "board.toml")).numbers
     assert set(REQUIRED) <= set(numbers)
@@ -53,6 +56,7 @@ def test_without_a_meter_watts_are_assumed_or_given(tmp_path: Path) -> None:
         assert (kinds["static_watts"], kinds["compute_watts"], kinds["read_joules_per_byte"]) == (
             "measured", "assumed", "derived",
         )  # fmt: skip
+        assert kinds["write_bytes_per_s"] == kinds["burst_write_bytes_per_s"] == "measured"
         assert gaps == () and "one_core_watts" not in kinds
 
 

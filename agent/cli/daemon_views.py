@@ -25,6 +25,7 @@ _STATE_STYLE = {
 }
 _JOB_STYLE = {"running": "green", "finished": "green", "failed": "red", "backoff": "yellow", "cancelled": "dim"}
 _SEVERITY = {"error": ("✗", "red"), "warning": ("!", "yellow"), "info": ("·", "dim")}
+_TB = 1e12
 _VERDICT = {"good": ("✓", "green"), "note": ("·", "yellow"), "bad": ("✗", "red")}
 
 
@@ -127,6 +128,20 @@ def _energy(job: Mapping[str, Any], energy: Mapping[str, Any] | None) -> str:
     return ", ".join(parts) or "unknown"
 
 
+def flash_life_line(life: Mapping[str, Any], running: Iterable[Mapping[str, Any]]) -> str:
+    """Say how long the medium lasts: in years at the present rate, and in steps of the jobs that run."""
+    how = "taken to endure" if life["assumed"] else "which endures"
+    used = "" if life["used_share"] is None else f", {life['used_share']:.0%} of its life used as it says"
+    lasts = [] if life["years_left"] is None else [f"{life['years_left']:,.2g} years at today's rate"]
+    lasts += [
+        f"{life['left_bytes'] / run['step_written_bytes']:,.2g} steps of job {run['id']}"
+        for run in running
+        if run["step_written_bytes"]
+    ]
+    text = f"this {life['medium']}, {how} {life['endurance_bytes'] / _TB:,.3g} TB{used}"
+    return f"{text}, lasts {', '.join(lasts)}" if lasts else text
+
+
 def _device(status: Mapping[str, Any]) -> Table:
     facts = status["facts"]
     table = Table.grid(padding=(0, 2))
@@ -145,6 +160,8 @@ def _device(status: Mapping[str, Any]) -> Table:
     table.add_row(_label("Free"), ", ".join(free) or "unknown")
     written, budget = status["flash_written_today_bytes"], status["flash_budget_bytes"]
     table.add_row(_label("Flash"), f"{format_bytes(written)} of {format_bytes(budget)} written today")
+    if status["flash_life"] is not None:
+        table.add_row(_label(""), flash_life_line(status["flash_life"], status["running"]))
     for board in status["mcus"]:
         table.add_row(_label("Board"), f"{board['name']}, {board['port']}")
     if status["peers"] is not None:

@@ -82,6 +82,25 @@ class RunStatus:
     """Why it cannot get on although it may: a board that is not there."""
     owner: str | None = None
     """Whose process it is, of an attached program."""
+    step_written_bytes: int | None = None
+    """To flash, by its plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlashLife:
+    """How long the medium of the state directory lasts."""
+
+    medium: str
+    endurance_bytes: int
+    """What it takes in its life; `assumed` of its kind and size where nobody said."""
+    assumed: bool
+    used_share: float | None
+    """Of its life, as its own registers say; None where it does not."""
+    left_bytes: int
+    bytes_per_day: float
+    """What the agent writes a day, over yesterday and today."""
+    years_left: float | None
+    """At that rate; None while nothing is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +149,8 @@ class AgentStatus:
     facts: DeviceState
     flash_written_today_bytes: int
     flash_budget_bytes: int
+    flash_life: FlashLife | None
+    """None for a medium that writing does not wear out."""
     next_window: float | None
     usual_day_s: float | None
     """How many seconds of training an average day gives; None until a day was watched."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.energy.sources.base import read_integer, read_text
-from agent.energy.wear import ASSUMED_CYCLES, NAME, SECTOR_BYTES, block_device_of
+from agent.energy.wear import ASSUMED_CYCLES, NAME, SECTOR_BYTES, block_device_of, parse_life_time
 from planner.ir.costs import MediumKind
 
 _JOULES_PER_KWH = 3.6e6
@@ -59,6 +59,17 @@ def medium_under(folder: Path, prices: FlashPrices, root: Path = Path("/")) -> M
     disk = _below(disk)
     size = read_integer(NAME, disk / "size") * SECTOR_BYTES if (disk / "size").exists() else None
     return medium_of(_kind(disk), prices, size)
+
+
+def used_life(folder: Path, root: Path = Path("/")) -> float | None:
+    """Return the share of its life that the medium under `folder` has used, as its registers say; None where it has none.
+
+    eMMC says so to everybody; an SD card has no such register, and NVMe and SATA tell root alone (an admin command).
+    Raises SourceError where the register cannot be read.
+    """
+    disk = block_device_of(folder, root)
+    path = None if disk is None else _below(disk) / "device/life_time"
+    return parse_life_time(read_text(NAME, path)) if path is not None and path.exists() else None
 
 
 def _below(disk: Path) -> Path:

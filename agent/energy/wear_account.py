@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from agent.system.clock import day_of
+from agent.system.clock import day_left_s, day_of
+
+DAY_S = 86400.0
 
 
 class WearJournal(Protocol):
@@ -55,6 +57,13 @@ class WearAccount:
     def today_bytes(self) -> int:
         """Return the bytes written since local midnight."""
         return self._journal.written_on(day_of(self._wall_s()))
+
+    def daily_bytes(self) -> float:
+        """Return what a day writes: the mean since yesterday began; where yesterday wrote nothing, what today wrote so far."""
+        now_s = self._wall_s()
+        before = self._journal.written_on(day_of(now_s - DAY_S))
+        days = 1.0 + (1.0 - day_left_s(now_s) / DAY_S if before else 0.0)
+        return (before + self.today_bytes()) / days
 
     def tell(self, listener: Callable[[float, int], None]) -> None:
         """Have `listener` called with Unix time and bytes whenever something is counted."""

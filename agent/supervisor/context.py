@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent.energy.media import Medium
 from agent.energy.meter import EnergyMeter
 from agent.energy.wear_account import WearAccount
 from agent.facts import Platform
@@ -73,6 +74,9 @@ class Core:
     peers: PeerDiscovery
     wear: WearAccount
     usual_times: UsualTimes
+    medium: Medium | None = None
+    """What the state directory lies on, and the share of its life that it says it has used; None where nobody can tell."""
+    used_life: float | None = None
     meter: EnergyMeter | None = None
     retry_at_s: dict[int, tuple[int, float]] = field(default_factory=dict)
     """When a job's backoff ends, by job id: the count of its failures it belongs to, and the monotonic time."""

@@ -12,7 +12,9 @@ from functools import partial
 from pathlib import Path
 
 from agent import facts
+from agent.energy.media import FlashPrices, medium_under, used_life
 from agent.energy.meter import open_meter
+from agent.energy.sources.registry import EnergyConfig
 from agent.energy.wear_account import WearAccount
 from agent.facts import Answer, OwnUse, Platform
 from agent.health.conditions import HealthBoard
@@ -179,6 +181,10 @@ class Daemon:
             wear=WearAccount(clock.wall_s, store),
             usual_times=UsualTimes.from_json(store.setting(USUAL_TIMES_SETTING)),
         )
+        with contextlib.suppress(PortError, OSError):  # nobody can tell; `doctor` looks at the state directory
+            energy = EnergyConfig.from_table(config.energy)
+            prices = FlashPrices(energy.flash_endurance_bytes, energy.flash_price, energy.price_per_kwh)
+            core.medium, core.used_life = medium_under(settings.state_dir, prices), used_life(settings.state_dir)
         try:
             core.meter = open_meter(settings.state_dir, config.energy, wear=core.wear)
             core.runners.set_meter(core.meter)

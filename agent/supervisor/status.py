@@ -3,7 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from agent.control.answers import AgentStatus, DeviceState, IdleSignalState, JobSummary
+from agent.control.answers import AgentStatus, DeviceState, FlashLife, IdleSignalState, JobSummary
+from agent.energy.wear import outlook
 from agent.facts import Facts
 from agent.jobs.model import Job, JobState
 from agent.jobs.store import SetAsideJob
@@ -40,11 +41,22 @@ def agent_status(core: Core) -> AgentStatus:
         facts=device_state(core.admission.facts),
         flash_written_today_bytes=core.wear.today_bytes(),
         flash_budget_bytes=core.config.policy.flash_write_budget_bytes_per_day,
+        flash_life=_flash_life(core),
         next_window=opens.timestamp() if opens else None,
         usual_day_s=core.usual_times.usual_day_s(),
         energy=core.meter.snapshot().as_dict() if core.meter else None,
         health=tuple(core.health.items(now_s)),
     )
+
+
+def _flash_life(core: Core) -> FlashLife | None:
+    medium = core.medium
+    if medium is None or medium.endurance_bytes is None:
+        return None
+    rate = core.wear.daily_bytes()
+    left = int(medium.endurance_bytes * (1.0 - (core.used_life or 0.0)))
+    years = outlook(round(rate), 1.0, medium.endurance_bytes, core.used_life or 0.0).years_left
+    return FlashLife(medium.kind.value, medium.endurance_bytes, medium.assumed, core.used_life, left, rate, years)
 
 
 def device_state(facts: Facts) -> DeviceState:

@@ -133,4 +133,5 @@ class Run:
             planned_joules=job.planned_joules,
             deadline_at=job.spec.deadline_at,
             owner=job.spec.owner,
+            step_written_bytes=self.figures.written_bytes if self.figures else None,
         )

@@ -11,6 +11,7 @@ from rich.console import RenderableType
 
 from agent.cli.daemon_views import (
     doctor_screen,
+    flash_life_line,
     job_screen,
     jobs_table,
     peers_screen,
@@ -26,7 +27,7 @@ FACTS = {
 STATUS: Mapping[str, Any] = {
     "state": "idle", "reasons": ["no jobs"], "running": [], "waiting": [], "facts": FACTS, "health": [], "mcus": [],
     "flash_written_today_bytes": 0, "flash_budget_bytes": 16 << 30, "peers": None, "next_window": None, "energy": None,
-    "usual_day_s": None,
+    "usual_day_s": None, "flash_life": None,
 }  # fmt: skip
 JOB: Mapping[str, Any] = {
     "id": 3, "name": "birds", "state": "queued", "reason": "", "step": 0, "total_steps": None, "loss": None,
@@ -35,7 +36,7 @@ JOB: Mapping[str, Any] = {
 RUN: Mapping[str, Any] = {
     **JOB, "pid": 77, "step": 30, "total_steps": 120, "loss": 0.25, "step_s": 2.0, "eta_s": 180.0, "plan": 1, "plans": 3,
     "planned_peak_bytes": 300 << 20, "memory_limit_bytes": 400 << 20, "peak_rss_bytes": 290 << 20, "planned_joules": 40.0,
-    "waits_for": None,
+    "waits_for": None, "step_written_bytes": 27 << 20,
 }  # fmt: skip
 
 
@@ -201,3 +202,14 @@ def test_the_doctor_counts_what_needs_attention(shown: Any) -> None:
     out = shown(doctor_screen({"checks": [good, bad], "health": [item]}))
     assert "✗ cgroup: not delegated\n  run under systemd" in out and "1 of 2 checks need attention" in out
     assert "The running agent says:\n· no temperature sensor: none" in out
+
+
+def test_how_long_the_card_lasts(shown: Any) -> None:
+    life = {
+        "medium": "SD card", "endurance_bytes": 20_000_000_000_000, "assumed": True, "used_share": None,
+        "left_bytes": 20_000_000_000_000, "bytes_per_day": 5e9, "years_left": 10.95,
+    }  # fmt: skip
+    words = " ".join(shown(status_screen({**STATUS, "flash_life": life, "running": [RUN]})).split())
+    assert "this SD card, taken to endure 20 TB, lasts 11 years at today's rate, 7.1e+05 steps of job 3" in words
+    used = {**life, "medium": "eMMC", "assumed": False, "used_share": 0.3, "years_left": None}
+    assert flash_life_line(used, []) == "this eMMC, which endures 20 TB, 30% of its life used as it says"

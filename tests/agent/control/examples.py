@@ -1,6 +1,6 @@
 """A status as the supervisor answers it."""
 
-from agent.control.answers import AgentStatus, DeviceState, IdleSignalState, RunStatus
+from agent.control.answers import AgentStatus, DeviceState, FlashLife, IdleSignalState, RunStatus
 from agent.health.conditions import HealthItem, Severity
 
 
@@ -55,6 +55,7 @@ def status() -> AgentStatus:
         facts=device,
         flash_written_today_bytes=7,
         flash_budget_bytes=70,
+        flash_life=FlashLife("SD card", 19_200_000_000_000, True, None, 19_200_000_000_000, 1e9, 52.6),
         next_window=None,
         usual_day_s=None,
         energy=None,

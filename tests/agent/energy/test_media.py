@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.media import FlashPrices, medium_of, medium_under
+from agent.energy.media import FlashPrices, medium_of, medium_under, used_life
 from planner.ir.costs import MediumKind
 
 ASSUMED = FlashPrices()
@@ -70,6 +70,19 @@ def test_the_disk_below_an_encrypted_volume(tmp_path: Path) -> None:
 
 def test_where_the_kernel_says_nothing_it_is_taken_for_a_card(tmp_path: Path) -> None:
     assert medium_under(tmp_path, ASSUMED, tmp_path) == medium_of(MediumKind.SD, ASSUMED)
+
+
+@pytest.mark.parametrize(("text", "used"), [("0x02 0x01\n", 0.2), ("0x00 0x0b\n", 1.0), ("0x00 0x00\n", None)])
+def test_an_emmc_says_what_it_has_used(tmp_path: Path, text: str, used: float | None) -> None:
+    files = {"device/type": "MMC\n", "device/life_time": text}
+    name_disk(tmp_path, add_disk(tmp_path, "mmc0/mmc0:0001/block/mmcblk0", files))
+    assert used_life(tmp_path, tmp_path) == used
+
+
+def test_a_card_and_an_nvme_do_not_say(tmp_path: Path) -> None:
+    assert used_life(tmp_path, tmp_path) is None
+    name_disk(tmp_path, add_disk(tmp_path, "pci0000:00/nvme/nvme0/nvme0n1", {"queue/rotational": "0\n"}))
+    assert used_life(tmp_path, tmp_path) is None
 
 
 def add_disk(root: Path, device: str, files: dict[str, str]) -> Path:

@@ -52,3 +52,16 @@ def test_whoever_keeps_figures_is_told_at_once() -> None:
     account.add(-3)
     assert heard == [(1_700_000_000.0, 5)]
     assert account.today_bytes() == 5
+
+
+def test_a_day_writes_what_yesterday_and_today_wrote(honolulu: None) -> None:
+    wall = Wall(1_700_000_000.0)  # 12:13:20 in Honolulu
+    account = WearAccount(wall)
+    account.add(1000)
+    assert account.daily_bytes() == 1000, "the first day counts as a whole one"
+    wall.now_s += 86400.0
+    account.add(500)
+    share = (12 * 3600 + 13 * 60 + 20) / 86400.0
+    assert account.daily_bytes() == pytest.approx(1500 / (1.0 + share))
+    wall.now_s += 2 * 86400.0
+    assert account.daily_bytes() == 0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.energy.media import FlashPrices, medium_of
 from agent.facts import Answer, Facts, IdleSignal, Power
 from agent.jobs.model import Job, JobMeasurements, JobSpec, JobState
 from agent.policy.config import Config
@@ -15,6 +16,7 @@ from agent.supervisor.dispatch import Dispatcher
 from agent.supervisor.job.worker_process import WorkerPhase
 from agent.supervisor.status import agent_status, device_state, job_summary
 from agent.system.clock import local_time
+from planner.ir.costs import MediumKind
 from tests.agent.live_daemon import LONG, go
 from tests.agent.supervisor.parts import ANY_TIME, TRAIN, Parts, parts
 
@@ -109,3 +111,19 @@ def test_what_no_sensor_knows_is_unknown_and_not_zero(answer: Answer) -> None:
     assert [(signal.name, signal.idle, signal.detail) for signal in shown.idle_signals] == [
         ("mouse", answer.value, "moved")
     ]
+
+
+@go
+async def test_how_long_the_card_lasts(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        core = made.core
+        assert agent_status(core).flash_life is None, "nobody can tell what it lies on"
+        core.medium = medium_of(MediumKind.DISK, FlashPrices())
+        assert agent_status(core).flash_life is None, "it does not wear out"
+        core.medium, core.used_life = medium_of(MediumKind.EMMC, FlashPrices(endurance_bytes=10**13)), 0.3
+        life = agent_status(core).flash_life
+        assert life is not None and (life.medium, life.assumed, life.years_left) == ("eMMC", False, None)
+        core.wear.add(10**9)
+        life = agent_status(core).flash_life
+        assert life is not None and life.left_bytes == 7 * 10**12
+        assert life.years_left == pytest.approx(7000 / 365.25)

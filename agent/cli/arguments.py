@@ -191,13 +191,15 @@ def writable_folder(text: str) -> Path:
 
 
 def page_dirs(directories: list[Path]) -> list[Path]:
-    """Return the directories of several media; raises UsageError for one that is in RAM."""
+    """Return the directories of the media, made where they are not there; raises UsageError where one of several is in RAM."""
     for directory in directories if len(directories) > 1 else []:
         if in_ram(_nearest(directory)):
             raise UsageError(
-                f"--page-dir {directory} is itself in RAM ({file_system(directory)}), so pages there would save nothing; name a "
+                f"--page-dir {directory} is itself in RAM ({file_system(_nearest(directory))}), so pages there would save nothing; name a "
                 "directory on a disk, a card or zram"
             )
+    for directory in directories:
+        directory.mkdir(parents=True, exist_ok=True)
     return directories
 
 

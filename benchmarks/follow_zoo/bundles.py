@@ -169,7 +169,7 @@ def _trial(prepared: Prepared, plans: Mapping[str, Plan], costs: Mapping[str, Co
     with tempfile.TemporaryDirectory(prefix="zoo-bundle-") as folder:
         path = Path(folder) / "job.port"
         manifest = make_bundle.write(path, prepared, [plans], costs, [ram_bytes], threads=1)
-        bundle.trial(path, Path(folder), 1, compared=len(prepared.reference.losses))
+        bundle.trial(path, (Path(folder),), 1, compared=len(prepared.reference.losses))
     return manifest.plans[0]
 
 

@@ -336,7 +336,8 @@ def _thread_counts(arguments: argparse.Namespace, *, set_by_script: bool) -> tup
     """
     import torch
 
-    from agent.prepare.threads import tried_counts, usable_cores
+    from agent.prepare.threads import tried_counts
+    from agent.worker.thread_room import usable_cores
 
     if arguments.threads is not None:
         return (arguments.threads,)

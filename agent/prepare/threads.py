@@ -3,7 +3,6 @@
 A number of threads belongs to the bits of a result (sums are split among them), so it is fixed when the bundle is made.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -22,11 +21,6 @@ class ThreadChoice:
     threads: int
     measured: Measured
     step_s: Mapping[int, float]
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def tried_counts(cores: int) -> tuple[int, ...]:

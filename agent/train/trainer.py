@@ -26,6 +26,7 @@ from agent.train.result import save_result
 from agent.train.step_paging import Scratch
 from agent.train.step_values import GraphChangedError
 from agent.worker.protocol import StateRecovered, StepDone
+from agent.worker.thread_room import check_thread_room
 from planner.ir.bundle.bundle import Bundle
 from planner.ir.bundle.data_order import batch_rows
 from planner.ir.errors import PortError
@@ -109,6 +110,7 @@ class Trainer:
 
     def __init__(self, bundle: Bundle, options: TrainOptions) -> None:
         self.bundle, self.options, self.manifest = bundle, options, bundle.manifest
+        check_thread_room(self.manifest.threads)
         torch.set_num_threads(self.manifest.threads)
         make_directory(options.state_dir)
         for folder in (options.page_dir, *options.scratch_dirs):

@@ -18,6 +18,8 @@ from tests.attack.outcome import AttackOutcome
 
 SOURCE = Path(__file__).with_name("stepped_clock.c")
 LONG_ENOUGH: dict[str, Any] = {**BUNDLE, "steps": 2500, "checkpoint_every": 100}
+OUTLASTS_EATER: dict[str, Any] = {**LONG_ENOUGH, "steps": 5000}
+"""One for each round: forty seconds and more, of which the eater takes ten until the job must leave."""
 PATIENCE_S = 120.0
 HOUR_S, DAY_S = 3600, 86400
 EATEN_SHARE, LEAST_SHARE = 0.45, 0.7
@@ -45,21 +47,24 @@ def attack_memory(scratch: Path, rounds: int) -> AttackOutcome:
     config = CONFIG.replace("min_available = 0", f"min_available = '{least >> 20}M'")
     harmed, took_s = [], []
     with daemon(scratch, config) as client:
-        _submit(client, scratch)
         for number in range(rounds):
-            if not _until(lambda: _trains(client)):
-                harmed.append(f"round {number}: does not train: {client.get('/v1/status')['reasons']}")
+            name = f"round-{number}"
+            _submit(client, scratch, name, OUTLASTS_EATER)
+            if not _until(lambda name=name: _trains(client, name)):
+                harmed.append(f"{name}: does not train: {client.get('/v1/status')['reasons']}")
                 break
             with subprocess.Popen([sys.executable, "-c", _EAT, str(int(before * EATEN_SHARE))]) as eater:
                 try:
                     low = _until(lambda: available_bytes() < least)
                     began_s = time.monotonic()
-                    if not low or not _until(lambda: _job(client)["state"] != "running"):
-                        harmed.append(f"round {number}: {available_bytes() >> 20} MiB are available, and it trains")
+                    left = _until(lambda name=name: _job(client, name)["state"] != "running")
                     took_s.append(time.monotonic() - began_s)
+                    state = _job(client, name)["state"]
+                    if not low or not left or state != "queued":
+                        harmed.append(f"{name}: {available_bytes() >> 20} MiB are available, and it is {state}")
                 finally:
                     eater.kill()
-        _finish(client, scratch, harmed)
+            _finish(client, scratch, name, OUTLASTS_EATER, harmed)
     seconds = f"{min(took_s, default=0):.2f} to {max(took_s, default=0):.2f} s"
     notes = f"left {seconds} after less than {least >> 20} of {before >> 20} MiB were available; same bits"
     return AttackOutcome("memory eaten by another process", rounds, rounds - len(harmed), tuple(harmed), notes)
@@ -87,11 +92,11 @@ def attack_sleep(scratch: Path, setenv: Callable[[str, str], None], stopped_s: f
         process = start_agent(scratch, stderr=errors.fileno())
     client = ControlClient(scratch / "run")
     try:
-        _submit(client, scratch)
+        _submit(client, scratch, "trained", LONG_ENOUGH)
         client.post("/v1/jobs", name="held", bundle=str(scratch / "bundle.json"))
         client.post("/v1/jobs/held/pause")
         for name, (wall_s, uptime_s) in SLEEPS.items():
-            if not _until(lambda: _trains(client)):
+            if not _until(lambda: _trains(client, "trained")):
                 harmed.append(f"before {name}: does not train")
                 break
             wall, uptime = wall + wall_s, uptime + uptime_s
@@ -103,12 +108,11 @@ def attack_sleep(scratch: Path, setenv: Callable[[str, str], None], stopped_s: f
             time.sleep(stopped_s)
             for pid in reversed(stopped):
                 os.kill(pid, signal.SIGCONT)
-            step = _job(client)["step"]
-            if not _until(lambda done=step: _job(client)["step"] > done or _job(client)["state"] == "finished"):
-                harmed.append(f"{name}: does not go on: {_job(client)}")
+            if not _went_on(client, "trained"):
+                harmed.append(f"{name}: does not go on: {_job(client, 'trained')}")
             if client.get("/v1/jobs/held")["state"] != "paused":
                 harmed.append(f"{name}: the paused job is {client.get('/v1/jobs/held')['state']}")
-        _finish(client, scratch, harmed)
+        _finish(client, scratch, "trained", LONG_ENOUGH, harmed)
         shown = subprocess.run(
             [sys.executable, "-c", "import time; print(time.time())"], capture_output=True, check=True
         )
@@ -124,30 +128,37 @@ def attack_sleep(scratch: Path, setenv: Callable[[str, str], None], stopped_s: f
     return AttackOutcome("suspended, clock stepped", tried, max(0, tried - len(harmed)), tuple(harmed), notes)
 
 
-def _submit(client: ControlClient, scratch: Path) -> None:
+def _submit(client: ControlClient, scratch: Path, name: str, job: dict[str, Any]) -> None:
     bundle = scratch / "bundle.json"
-    bundle.write_text(json.dumps(LONG_ENOUGH))
-    client.post("/v1/jobs", name="trained", bundle=str(bundle))
+    bundle.write_text(json.dumps(job))
+    client.post("/v1/jobs", name=name, bundle=str(bundle))
 
 
-def _job(client: ControlClient) -> Any:
-    return client.get("/v1/jobs/trained")
+def _job(client: ControlClient, name: str) -> Any:
+    return client.get(f"/v1/jobs/{name}")
 
 
-def _trains(client: ControlClient) -> bool:
-    before = _job(client)
+def _trains(client: ControlClient, name: str) -> bool:
+    before = _job(client, name)
     time.sleep(0.2)
-    return bool(_job(client)["step"] > before["step"])
+    return bool(_job(client, name)["step"] > before["step"])
 
 
-def _finish(client: ControlClient, scratch: Path, harmed: list[str]) -> None:
+def _went_on(client: ControlClient, name: str) -> bool:
+    """Return whether a further step of a job was done, or all of them were, within the patience."""
+    done = _job(client, name)["step"]
+    return _until(lambda: (job := _job(client, name))["step"] > done or job["state"] == "finished")
+
+
+def _finish(client: ControlClient, scratch: Path, name: str, job: dict[str, Any], harmed: list[str]) -> None:
     """Wait for the end of the job, and compare its weights with those of an undisturbed run."""
-    if not _until(lambda: _job(client)["state"] == "finished"):
-        harmed.append(f"does not end: {_job(client)}")
-        return
-    client.download("/v1/jobs/trained/result", scratch / "out")
-    if json.loads((scratch / "out").read_text())["weights"] != undisturbed_weights(LONG_ENOUGH):
-        harmed.append("other weights")
+    while _job(client, name)["state"] != "finished":
+        if not _went_on(client, name):
+            harmed.append(f"{name}: does not end: {_job(client, name)}")
+            return
+    client.download(f"/v1/jobs/{name}/result", scratch / "out")
+    if json.loads((scratch / "out").read_text())["weights"] != undisturbed_weights(job):
+        harmed.append(f"{name}: other weights")
 
 
 def _until(condition: Callable[[], bool]) -> bool:

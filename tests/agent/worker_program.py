@@ -5,6 +5,8 @@ that the supervisor is tested end to end without torch. Its "bundle" is a JSON f
 
     {"dimension": 8, "steps": 40, "instructions": 10, "instruction_s": 0.001, "checkpoint_every": 5, "seed": 1,
      "plans": [{"peak_bytes": .., "seconds": .., "joules": ..}], "faults": {"crash_at": 7, "ignore": ["pause"]}, ...}
+
+A step begins only when the file `wait_for` of the faults is there; the worker obeys while it waits.
 """
 
 import contextlib
@@ -193,6 +195,9 @@ def run(arguments: BoardOptions, bundle: dict[str, Any], control: FakeControl) -
     width = max(1, bundle["dimension"] // count)
     while state["step"] < total:
         step = state["step"]
+        while faults.get("wait_for") and not Path(faults["wait_for"]).exists():
+            control.listen(step)
+            time.sleep(0.001)
         if faults.get("crash_at") == step and (
             not faults.get("once") or not (arguments.state_dir / "crashed").exists()
         ):

@@ -20,8 +20,6 @@ from tests.attack.outcome import AttackOutcome
 SHORT = {**BUNDLE, "steps": 12, "instruction_s": 0.0, "checkpoint_every": 4}
 ASKED = {"held": "pause", "gone": "cancel", "trained": ""}
 """The jobs, and what is asked of each once it is submitted."""
-_HELD = (JobState.PAUSED, JobState.FINISHED)
-"""What a job may be that was paused: its worker may have come to its end before it heard of it."""
 PATIENCE_S = 60.0
 GIVEN_UP_S = 3.0
 """A job whose daemon cannot write waits; the attack goes on after so long."""
@@ -98,13 +96,21 @@ def serve_shortly(folder: Path) -> None:
         raise RefusedError(f"of {ASKED} only {promised}")
 
 
+def _may_train(folder: Path) -> Path:
+    """Return the file without which the job that is paused does no step: it cannot be over before it hears of its pause."""
+    return folder.with_name("may-train")
+
+
 async def _serve(folder: Path, promised: dict[str, str]) -> None:
     service = _Service(folder)
     await service.start()
     try:
         bundle = folder.with_name("bundle.json")
-        bundle.write_text(json.dumps(SHORT))
+        may_train = _may_train(folder)
+        may_train.unlink(missing_ok=True)
         for name, verb in ASKED.items():
+            waits = {"faults": {"wait_for": str(may_train)}} if verb == "pause" else {}
+            bundle.write_text(json.dumps({**SHORT, **waits}))
             token = await service.ask(service.client.upload, "/v1/uploads", bundle)
             if token is None or not await service.ask(
                 service.client.post, "/v1/jobs", name=name, upload=token["upload"]
@@ -113,6 +119,8 @@ async def _serve(folder: Path, promised: dict[str, str]) -> None:
             promised[name] = ""
             if verb and await service.ask(service.client.post, f"/v1/jobs/{name}/{verb}") is not None:
                 promised[name] = verb
+            elif verb == "pause":
+                may_train.touch()
         if "trained" in promised:
             await service.until_over("trained", GIVEN_UP_S)
     finally:
@@ -183,9 +191,9 @@ async def _look(folder: Path) -> str:
     service = _Service(folder)
     await service.start()
     try:
-        expected = {"held": _HELD, "gone": (JobState.CANCELLED,), "trained": (JobState.FINISHED,)}
+        expected = {"held": JobState.PAUSED, "gone": JobState.CANCELLED, "trained": JobState.FINISHED}
         states = {name: (await service.job(name)).get("state_number") for name in expected}
-        return "" if all(states[name] in those for name, those in expected.items()) else f"jobs are {states}"
+        return "" if states == expected else f"jobs are {states}"
     finally:
         await service.stop()
 
@@ -201,8 +209,9 @@ async def _check(folder: Path, promised: dict[str, str]) -> str:
             state = found["state_number"]
             if verb == "cancel" and state != JobState.CANCELLED:
                 return f"job {name} was cancelled and is {found['state']}"
-            if verb == "pause" and state not in _HELD:
+            if verb == "pause" and state != JobState.PAUSED:
                 return f"job {name} was paused and is {found['state']}"
+        _may_train(folder).touch()
         for name in set(promised) - {"gone"}:
             await service.ask(service.client.post, f"/v1/jobs/{name}/resume")
             found = await service.until_over(name, PATIENCE_S)

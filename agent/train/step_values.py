@@ -12,7 +12,7 @@ from agent.train.buffers import view, whole_bytes
 from agent.train.finite import NonFiniteError
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, Value
-from planner.ir.torch_operators import COORDINATES, MOST_COORDINATE, check_arguments, literal, resolve
+from planner.ir.torch_operators import CONNECTIONIST, COORDINATES, MOST_COORDINATE, check_arguments, literal, resolve
 
 
 class GraphChangedError(PortError):
@@ -100,6 +100,8 @@ class StepValues:
         positional = [self.fetcher(a) for a in args]
         if op.name in COORDINATES:
             positional[COORDINATES[op.name]] = _within_reach(op, positional[COORDINATES[op.name]])
+        if op.name in CONNECTIONIST:
+            positional[1] = _among_classes(*positional[:4])
         keywords = [(k, self.fetcher(a)) for k, a in op.kwargs]
         if not keywords:
             return lambda: function(*[fetch() for fetch in positional])
@@ -141,6 +143,31 @@ def _within_reach(op: Op, fetch: Callable[[], torch.Tensor]) -> Callable[[], tor
                     "kept: look for such values in the data, or lower the learning rate and plan again"
                 )
         return grid
+
+    return checked
+
+
+def _among_classes(
+    log_probs: Callable[[], torch.Tensor],
+    labels: Callable[[], torch.Tensor],
+    _: Callable[[], Any],
+    lengths: Callable[[], Any],
+) -> Callable[[], torch.Tensor]:
+    """Return a function that gives the labels of a CTC loss (one row per sample, or all in a row).
+
+    It raises IndexError, as other losses do, where one within a sample's length is no class.
+    """
+
+    def checked() -> torch.Tensor:
+        given, classes = labels(), log_probs().shape[-1]
+        used = given
+        if given.dim() > 1:
+            used = given[torch.arange(given.shape[1]) < torch.as_tensor(lengths()).unsqueeze(1)]
+        if used.numel():
+            least, most = (bound.item() for bound in torch.aminmax(used))
+            if not 0 <= least <= most < classes:
+                raise IndexError(f"Target {least if least < 0 else most} is out of bounds.")
+        return given
 
     return checked
 

@@ -1,8 +1,9 @@
 """The zoo's models as jobs: captured, planned, trained by a worker, and compared with plain PyTorch to the bit.
 
 What a batch holds besides tensors with a row per sample stays the same in all batches, as it would in a job. What a bundle
-refuses by name is left out: every row is padded, for whether a batch has padding at all decides in many models which
-operators run, and no whole layers are dropped at random.
+refuses by name is left out, as the job's author would by the option that the model has for it: every row is padded, for
+whether a batch has padding at all decides in many models which operators run; no whole layers are dropped at random; and
+speech models mask no spans of time, for which they draw from numpy.
 """
 
 import tempfile
@@ -75,6 +76,8 @@ def job_of(model_type: str, class_name: str) -> TrainingJob:
     for module in model.modules():
         if isinstance(getattr(module, "layerdrop", None), float):
             module.layerdrop = 0.0
+        if hasattr(getattr(module, "config", None), "apply_spec_augment"):
+            module.config.apply_spec_augment = False
     batches = [_padded(batch_for(model, wanted)) for _ in range(STEPS)]
     rows = _rows(batches[0])
     names = [k for k, v in batches[0].items() if isinstance(v, Tensor) and v.dim() and len(v) == rows]

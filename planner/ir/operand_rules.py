@@ -226,6 +226,20 @@ def _embedding(call: _Call) -> bool:
     return bool(checked) and call.shape("grad_output")[:-1] == call.shape("indices")
 
 
+def _ctc_loss(call: _Call) -> bool:
+    """The forward pass checks lengths, and labels are checked before it; the backward pass takes what was checked."""
+    made, likelihood = call.made_by("log_alpha", "_ctc_loss", 1), call.made_by("neg_log_likelihood", "_ctc_loss", 0)
+    lengths = ("input_lengths", "target_lengths")
+    given = [call.taken_by(name, "_ctc_loss") for name in ("targets", *lengths) if call.value(name) is not None]
+    listed = [(call.arguments.get(name), made.arguments.get(name)) for name in lengths if call.value(name) is None]
+    return (
+        likelihood.index == made.index and all(made.index in [c.index for c in taken] for taken in given)
+        and all(mine == its for mine, its in listed) and call.arguments.get("blank") == made.arguments.get("blank", 0)
+        and call.shape("log_probs") == made.shape("log_probs")
+        and call.shape("grad") == call.shape("neg_log_likelihood")
+    )  # fmt: skip
+
+
 def _unfold(call: _Call) -> bool:
     shape, dim = call.sizes("input_sizes"), call.size("dim")
     size, step = call.size("size"), call.size("step")
@@ -283,6 +297,7 @@ _POOL = "grad_output self kernel_size stride padding dilation ceil_mode indices"
 _POOLED = "self kernel_size stride padding dilation ceil_mode"
 _AVERAGE = "grad_output self kernel_size stride padding ceil_mode count_include_pad divisor_override"
 _LOSS = "self target weight reduction ignore_index"
+_CTC = "log_probs targets input_lengths target_lengths blank zero_infinity"
 _NORMED = "input weight bias running_mean running_var training momentum eps"
 _ATTENDED = "query key value dropout_p is_causal attn_mask scale"
 
@@ -320,6 +335,9 @@ _RULES: dict[str, tuple[str, Callable[[_Call], bool]]] = {
     "nll_loss_backward": (f"grad_output {_LOSS} total_weight", _nll_loss("nll_loss_forward")),
     "nll_loss2d_backward": (f"grad_output {_LOSS} total_weight", _nll_loss("nll_loss2d_forward")),
     "embedding_dense_backward": ("grad_output indices num_weights padding_idx scale_grad_by_freq", _embedding),
+    "_ctc_loss_backward": (
+        "grad log_probs targets input_lengths target_lengths neg_log_likelihood log_alpha blank zero_infinity", _ctc_loss
+    ),
     "unfold_backward": ("grad_in input_sizes dim size step", _unfold),
     "_fft_c2c": ("self dim normalization forward", _fourier),
     "_fft_r2c": ("self dim normalization onesided", _fourier),
@@ -328,12 +346,16 @@ _RULES: dict[str, tuple[str, Callable[[_Call], bool]]] = {
     **_upsample_rules(),
 }  # fmt: skip
 
+_SAME_PARAMETERS = ("aten::_ctc_loss_backward.Tensor",)
+"""Overloads that take what the operator without a suffix takes."""
+
 _FORWARD = {
     "max_pool2d_with_indices": _POOLED,
     "max_pool3d_with_indices": _POOLED,
     "adaptive_max_pool2d": "self output_size",
     "nll_loss_forward": _LOSS,
     "nll_loss2d_forward": _LOSS,
+    "_ctc_loss": _CTC,
     "embedding": "weight indices padding_idx scale_grad_by_freq sparse",
 }
 """Parameters of the operators whose indices another takes over."""
@@ -350,7 +372,9 @@ def verify_operands(graph: StepGraph) -> None:
     for i, op in enumerate(graph.ops):
         if _base(op) in _RULES:
             try:
-                fits = op.name.endswith(_base(op)) and _RULES[_base(op)][1](_call(writers, i))
+                fits = (op.name.endswith(_base(op)) or op.name in _SAME_PARAMETERS) and _RULES[_base(op)][1](
+                    _call(writers, i)
+                )
             except (
                 _UnfitError,
                 IndexError,

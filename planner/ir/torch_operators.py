@@ -36,6 +36,9 @@ COORDINATES = {"aten::grid_sampler_2d": 1, "aten::grid_sampler_2d_backward": 2}
 """Which argument of an operator holds coordinates that it turns into addresses whatever they are, NaN included."""
 MOST_COORDINATE = 1e30
 """Still finite in float32 when it is scaled to pixels."""
+CONNECTIONIST = ("aten::_ctc_loss", "aten::_ctc_loss.Tensor")
+"""Losses whose labels, the second of four tensors or lists, become addresses whatever they are."""
+_CONNECTIONIST_OPERANDS = 4
 
 
 def resolve(name: str) -> Callable[..., Any]:
@@ -63,6 +66,8 @@ def check_arguments(op: Op, graph: StepGraph) -> None:
     given = dict(op.kwargs)
     if COORDINATES.get(op.name, -1) >= len(op.args):
         raise GraphError(f"{op.name} is called without its coordinates; plan the job again")
+    if op.name in CONNECTIONIST and len(op.args) < _CONNECTIONIST_OPERANDS:
+        raise GraphError(f"{op.name} is called without its labels and lengths; plan the job again")
     for i, parameter in enumerate(resolve(op.name)._schema.arguments):  # type: ignore[attr-defined]
         argument = op.args[i] if i < len(op.args) else given.get(parameter.name)
         if argument is None and isinstance(parameter.type, torch.TensorType):

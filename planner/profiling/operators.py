@@ -139,6 +139,7 @@ class _Call:
             for v in references(argument):
                 tensors.setdefault(v, _made_up(self.graph, v))
         self._choose_rows(tensors)
+        self._fill_lengths(tensors)
         args = [_filled(a, tensors) for a in op.args]
         kwargs = {k: _filled(a, tensors) for k, a in op.kwargs}
         warm = [t for v, t in tensors.items() if self.graph.values[v].storage not in self.cold]
@@ -158,7 +159,23 @@ class _Call:
                 mask[: shape[place]] = True
                 tensors[index.value].copy_(mask.view(tensors[index.value].shape))
 
+    def _fill_lengths(self, tensors: dict[int, torch.Tensor]) -> None:
+        """Let the lengths that a CTC loss takes as tensors be as long as its other operands allow."""
+        if self.op.name not in _LENGTHS:
+            return
+        operands = [a for a in self.op.args if isinstance(a, Ref)]
+        first = _LENGTHS[self.op.name]
+        log_probs, labels, input_lengths, lengths = (tensors[a.value] for a in operands[first : first + 4])
+        input_lengths.fill_(log_probs.shape[0])
+        alpha = self.op.outputs[1] if first == 0 else operands[-1].value
+        longest = 0 if alpha is None else (self.graph.values[alpha].shape[-1] - 1) // 2
+        lengths.fill_(longest)
+        if labels.dim() == 1:
+            lengths.copy_((labels.numel() - longest * torch.arange(len(lengths))).clamp(0, longest))
 
+
+_LENGTHS = {"aten::_ctc_loss.Tensor": 0, "aten::_ctc_loss_backward.Tensor": 1}
+"""Operators that take log-probabilities, labels and both lengths as tensors, from this argument on."""
 _INDEXED = ("index", "index_put", "index_put_")
 """Operators whose second argument is a list of indices, masks among them."""
 

@@ -173,3 +173,31 @@ def test_coordinates_that_no_image_has_never_reach_the_operator(bad: float) -> N
     named = replace(op, args=(Ref(0),), kwargs=(("grid", Ref(1)),))
     with pytest.raises(GraphError, match="without its coordinates"):
         values.caller(named, named.args)
+
+
+@pytest.mark.parametrize(("label", "length"), [(6, 3), (-1, 3), (1 << 40, 3), (6, 2)])
+def test_labels_that_are_no_class_never_reach_a_ctc_loss(label: int, length: int) -> None:
+    """torch turns them into addresses there, but for those beyond a sample's length."""
+    shapes, kinds = ((5, 1, 6), (1, 3), (1,), (1,)), ("float32", "int64", "int64", "int64")
+    graph = StepGraph(
+        tuple(Storage(8 * math.prod(shape), Role.BATCH, str(i)) for i, shape in enumerate(shapes)),
+        tuple(
+            Value(i, kind, shape, torch.empty(shape).stride(), 0)
+            for i, (shape, kind) in enumerate(zip(shapes, kinds, strict=True))
+        ),
+        (), tuple(range(len(shapes))), 0,
+    )  # fmt: skip
+    values = StepValues(graph)
+    log_probs, labels = torch.randn(shapes[0]).log_softmax(-1), torch.tensor([[1, 2, label]])
+    for v, tensor in enumerate((log_probs, labels, torch.tensor([5]), torch.tensor([length]))):
+        values.bind(v, tensor)
+    op = Op("aten::_ctc_loss.Tensor", tuple(map(Ref, range(4))), (), (), (), Phase.FORWARD)
+    call = values.caller(op, op.args)
+    if length < labels.shape[1]:
+        assert call()[0].isfinite()
+    else:
+        with pytest.raises(IndexError, match="out of bounds"):
+            call()
+    named = replace(op, args=op.args[:1], kwargs=(("targets", Ref(1)),))
+    with pytest.raises(GraphError, match="without its labels"):
+        values.caller(named, named.args)

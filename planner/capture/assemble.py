@@ -3,7 +3,7 @@
 Updates as early as possible, nothing dead, numbered from zero.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -127,7 +127,8 @@ def _with_updates(tape: Tape, recipe: UpdateRecipe, kind: str) -> list[RecordedO
     tail: list[RecordedOp] = []
     updating = kind in ("step", "last")
     clipping = recipe.clipping if updating else ()
-    scaling = {op.writes[0]: op for op in clipping if op.writes}
+    scaling = {next(_operand_values(op)): op for op in clipping if op.writes}
+    on_storage = Counter(tape.values[gradient].storage for gradient in recipe.gradients.values())
     moved: set[int] = set()
     for parameter, gradient in recipe.gradients.items():
         storage = tape.values[gradient].storage
@@ -138,15 +139,14 @@ def _with_updates(tape: Tape, recipe: UpdateRecipe, kind: str) -> list[RecordedO
             after[final].append(_add_into(tape, source, gradient, first=kind == "first"))
         if not updating:
             continue
-        source_storage = tape.values[source].storage
-        norms = [op for op in clipping if not op.writes and source_storage in _touched(tape, op)]
-        after[final] += norms
+        after[final] += [op for op in clipping if not op.writes and source in _operand_values(op)]
         update = list(recipe.updates[parameter])
         if clipping:
-            tail += [scaling[source_storage], *update]
+            tail += [scaling[source], *update]
             continue
         ready = max(final, last.get(tape.values[parameter].storage, 0))
-        summed = _summing_op(tape, storage, moved) if source is gradient else None
+        alone = source is gradient and on_storage[storage] == 1
+        summed = _summing_op(tape, storage, moved) if alone else None
         if summed is not None:
             moved.add(summed)
             update.insert(0, replace(tape.ops[summed], phase=Phase.UPDATE))

@@ -208,6 +208,39 @@ def test_accumulated_gradients(clip: float | None, tmp_path: Path) -> None:
         assert not differences(expected, actual), seed
 
 
+class Joined(nn.Module):
+    """Two layers' parameters are used as one, as attention does, so that their gradients are parts of one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(192, 5), nn.Linear(192, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = torch.cat((self.one.weight, self.two.weight)), torch.cat((self.one.bias, self.two.bias))
+        h = functional.linear(x.flatten(1), weight, bias)
+        return (
+            functional.linear(torch.tanh(x.flatten(1)), weight, bias)
+            + h
+            + functional.linear(x.flatten(1), self.two.weight).sum()
+        )
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_gradients_that_are_parts_of_one_tensor(clip: float | None, accumulate: int, tmp_path: Path) -> None:
+    make, data = OPTIMIZERS["adamw"], batches(4)
+    torch.manual_seed(0)
+    model = Joined()
+    expected = plain(model, classify, make, data, accumulate=accumulate, clip=clip)
+    capture = capture_step(
+        model, classify, make(model.parameters()), data[0], accumulate=accumulate, clip_grad_norm=clip
+    )
+    for seed in (0, 2):
+        plans = {n: random_plan(g, seed) if seed else Plan() for n, g in capture.graphs.items()}
+        actual = planned(capture, plans, data, tmp_path / str(seed), accumulate=accumulate)
+        assert not differences(expected, actual), seed
+
+
 # -- the other optimizers
 
 

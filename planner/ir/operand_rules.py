@@ -243,6 +243,7 @@ def _ctc_loss(call: _Call) -> bool:
 def _unfold(call: _Call) -> bool:
     shape, dim = call.sizes("input_sizes"), call.size("dim")
     size, step = call.size("size"), call.size("step")
+    dim += len(shape) if dim < 0 else 0
     if not 0 <= dim < len(shape) or step < 1 or not 0 < size <= shape[dim] or min(shape) < 1:
         return False
     return call.shape("grad_in") == (*shape[:dim], (shape[dim] - size) // step + 1, *shape[dim + 1 :], size)

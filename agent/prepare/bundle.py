@@ -229,13 +229,8 @@ def _quick(limits: PlannedLimits) -> Planner:
 
 def _settled(making: "_Making", quick: Planner, planner: Planner, progress: Progress, *, wide: bool) -> Made:
     """Try plans until one takes what it says, then add smaller ones. Raises InfeasibleError, TrialError."""
-    found = _Trial(0)
-    for attempt in range(_TRIES):
-        # The first tries only find out what is unplanned; the last word is the chosen planner's.
-        progress("try", attempt / _TRIES)
-        found, _ = making.tried(quick)
-        if found.peak_bytes <= making.ram_bytes:
-            break
+    progress("try", 0.0)
+    found, _ = making.tried(quick)  # finds out what is unplanned; the last word is the chosen planner's
     making.keep_pace(found)
     for attempt in range(_TRIES):
         progress("plan", attempt / _TRIES)

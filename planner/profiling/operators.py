@@ -38,6 +38,8 @@ from planner.profiling.cpu_cache import Sweep, cold_operands, last_level_bytes
 Progress = Callable[[int, int], None]
 
 _REPEATS = 3
+_SCATTER = 0.05
+"""Of an operator's seconds: two runs that agree as well need no third."""
 _FLASH_SAMPLE_BYTES = 64 << 20
 _CHUNK = 1 << 20
 MEDIUM_WATTS = 0.15
@@ -200,7 +202,7 @@ def _measure(call: _Call, sweep: Sweep) -> tuple[float, int]:
     meter = _WorkspaceMeter()
     # With one thread, CPU time is what the op takes on a quiet machine, however busy this one is.
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    seconds = []
+    seconds: list[float] = []
     workspace = 0
     budget = time.perf_counter() + 2.0
     for _ in range(_REPEATS + 1):
@@ -208,10 +210,12 @@ def _measure(call: _Call, sweep: Sweep) -> tuple[float, int]:
         meter.start()
         begin = clock()
         result = run()
-        seconds.append(clock() - begin)
+        taken = clock() - begin
         workspace = max(workspace, meter.stop())
         del result
-        if time.perf_counter() > budget:
+        agreed = any(abs(taken - other) <= _SCATTER * min(taken, other) for other in seconds)
+        seconds.append(taken)
+        if agreed or time.perf_counter() > budget:
             break
     return min(seconds[1:] or seconds), workspace
 

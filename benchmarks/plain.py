@@ -14,7 +14,8 @@ import torch
 import xxhash
 
 from planner.ir.bundle.bundle import read_manifest
-from planner.job import TrainingJob, load_job
+from planner.job import TrainingJob
+from planner.job_sources import load_job
 from planner.make_bundle import plain_losses
 
 

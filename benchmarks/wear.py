@@ -26,7 +26,7 @@ from planner.ir.graph import StepGraph
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.ir.units import format_bytes, format_seconds
-from planner.job import load_job
+from planner.job_sources import load_job
 from planner.search.plan_step import plan_step
 from planner.search.wear import with_wear
 

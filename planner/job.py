@@ -1,23 +1,18 @@
 """What a user hands over: a model, how it is trained, and the data.
 
-`train.py` defines `port_job()` returning one.
+`train.py` defines `port_job()` returning one, or what `planner.job_sources` takes for one.
 """
 
 import contextlib
-import importlib.util
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.ir.errors import ExitCode, PortError, of_the_program
 
 if TYPE_CHECKING:
     import torch
-
-ENTRY = "port_job"
 
 
 class JobError(PortError):
@@ -77,34 +72,3 @@ class TrainingJob:
     drop_last: bool = False
     allow_nonfinite: bool = False
     name: str = "job"
-
-
-def load_job(script: Path) -> TrainingJob:
-    """Return the job that `script` describes; its `port_job()` is called with no arguments.
-
-    Raises JobError where there is no such script, no `port_job()` in it, or it returns something else, and ScriptError
-    where it raises.
-    """
-    if not script.is_file():
-        raise JobError(f"{script} does not exist; write a script with a function {ENTRY}() that returns a TrainingJob")
-    spec = importlib.util.spec_from_file_location(script.stem, script)
-    if spec is None or spec.loader is None:
-        raise JobError(f"{script} is not a Python file; give a script that ends in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[script.stem] = module
-    sys.path.insert(0, str(script.parent.resolve()))
-    with own_code(f"the script {script}"):
-        spec.loader.exec_module(module)
-    entry = getattr(module, ENTRY, None)
-    if entry is None:
-        raise JobError(
-            f"{script} has no function {ENTRY}(); add one that returns planner.job.TrainingJob(model, loss_fn, optimizer, "
-            "data, batch_size)"
-        )
-    with own_code(f"{ENTRY}() in {script}"):
-        job = entry()
-    if not isinstance(job, TrainingJob):
-        raise JobError(f"{ENTRY}() in {script} returned {type(job).__name__}; it must return a planner.job.TrainingJob")
-    if job.name == "job":
-        job.name = script.stem
-    return job

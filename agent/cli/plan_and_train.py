@@ -266,7 +266,7 @@ def _planned(arguments: argparse.Namespace, out: Path) -> "tuple[Made, SparseJob
     from planner.ir.bundle.bundle import Bundle
     from planner.ir.costs import CostTable
     from planner.ir.plan import Plan
-    from planner.job import load_job
+    from planner.job_sources import load_job
 
     energy, _ = places.energy_settings(arguments.config)
     page_dir, *scratch_dirs = page_dirs(arguments.page_dirs) or [Path()]

@@ -1,0 +1,198 @@
+"""A script's `port_job()`, and what it may return instead of a `TrainingJob`.
+
+A `transformers.Trainer`, a LightningModule with its data, or model, loss, optimizer and any iterable of batches. Libraries
+are known by the names of their classes: none is imported that the script has not imported itself.
+
+A bundle goes over its samples in an order of its own (by the job's seed, anew in each epoch) and keeps every sample as
+the batches gave it once: data that is drawn anew each time it is read is refused where that can be seen.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from planner.batches import as_columns
+from planner.job import JobError, TrainingJob, own_code
+
+ENTRY = "port_job"
+_PARTS = 4
+"""Model, loss, optimizer, batches."""
+_TRAINERS_OTHER_STEPS = ("fp16", "bf16", "torch_compile", "neftune_noise_alpha", "deepspeed", "label_smoothing_factor")
+"""Settings of a Trainer that put more into its step than model, loss and optimizer."""
+_EXEC = "or train with `port-agent exec`, which follows the program itself"
+
+
+def load_job(script: Path) -> TrainingJob:
+    """Return the job that `script` describes; its `port_job()` is called with no arguments.
+
+    Raises JobError where there is no such script, no `port_job()` in it, or it returns something else, and ScriptError
+    where it raises.
+    """
+    if not script.is_file():
+        raise JobError(f"{script} does not exist; write a script with a function {ENTRY}() that returns a TrainingJob")
+    spec = importlib.util.spec_from_file_location(script.stem, script)
+    if spec is None or spec.loader is None:
+        raise JobError(f"{script} is not a Python file; give a script that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[script.stem] = module
+    sys.path.insert(0, str(script.parent.resolve()))
+    with own_code(f"the script {script}"):
+        spec.loader.exec_module(module)
+    entry = getattr(module, ENTRY, None)
+    if entry is None:
+        raise JobError(
+            f"{script} has no function {ENTRY}(); add one that returns planner.job.TrainingJob(model, loss_fn, optimizer, "
+            "data, batch_size)"
+        )
+    with own_code(f"{ENTRY}() in {script}"):
+        returned = entry()
+    job = as_job(returned)
+    if job is None:
+        raise JobError(
+            f"{ENTRY}() in {script} returned {type(returned).__name__}; it must return a planner.job.TrainingJob, a "
+            "transformers.Trainer, a LightningModule with its data, or model, loss, optimizer and batches"
+        )
+    if job.name == "job":
+        job.name = script.stem
+    return job
+
+
+def as_job(returned: object) -> TrainingJob | None:
+    """Return what `port_job()` returned as a job, or None where it is nothing that says what to train.
+
+    Raises JobError where it is, but cannot be trained from a bundle, and ScriptError where its own code raises.
+    """
+    if isinstance(returned, TrainingJob):
+        return returned
+    if _is_of(returned, "Trainer", "transformers"):
+        return _of_trainer(returned)
+    if (
+        isinstance(returned, tuple)
+        and returned
+        and _is_of(returned[0], "LightningModule", "lightning", "pytorch_lightning")
+    ):
+        return _of_lightning(*returned)
+    if isinstance(returned, tuple) and len(returned) == _PARTS and isinstance(returned[0], torch.nn.Module):
+        return _of_parts(*returned)
+    return None
+
+
+def _is_of(value: object, name: str, *packages: str) -> bool:
+    return any(c.__name__ == name and c.__module__.partition(".")[0] in packages for c in type(value).__mro__)
+
+
+def _of_parts(
+    model: torch.nn.Module, loss_fn: Callable[..., Any], optimizer: torch.optim.Optimizer, batches: Iterable[Any]
+) -> TrainingJob:
+    """`loss_fn(model, batch)` takes a batch as the iterable yields it."""
+    _check_repeatable(batches)
+    data = as_columns(batches)
+
+    def loss(model: torch.nn.Module, *rows: torch.Tensor) -> Any:
+        return loss_fn(model, data.rebuilt(*rows))
+
+    return TrainingJob(model, loss, optimizer, data.columns, data.batch_size)
+
+
+def _check_repeatable(batches: Iterable[Any]) -> None:
+    """Raise JobError where a DataLoader's first samples are others when they are read again."""
+    if not isinstance(batches, torch.utils.data.DataLoader) or isinstance(
+        batches.dataset, torch.utils.data.IterableDataset
+    ):
+        return
+    loader = batches
+
+    def first() -> Any:
+        return loader.collate_fn([loader.dataset[i] for i in range(loader.batch_size or 1)])
+
+    with own_code("reading the first samples of the data"):
+        one, other = as_columns([first()]), as_columns([first()])
+    if any(not torch.equal(a, b) for a, b in zip(one.columns, other.columns, strict=True)):
+        raise JobError(
+            "the data gives the same samples other contents each time it is read (masked or changed at random), and a bundle "
+            f"would keep those of the first time for ever: move what is random into the model, by torch's operators, {_EXEC}"
+        )
+
+
+def _of_trainer(trainer: Any) -> TrainingJob:
+    """The Trainer's own loss, optimizer, schedule, clipping and accumulation; its callbacks are not part of a bundle."""
+    arguments = trainer.args
+    for name in _TRAINERS_OTHER_STEPS:
+        if getattr(arguments, name, None):
+            raise JobError(f"the Trainer's {name}={getattr(arguments, name)} changes its step; set it off, {_EXEC}")
+    accumulate = arguments.gradient_accumulation_steps
+    counted = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+    if accumulate > 1 and counted:
+        raise JobError(
+            f"the Trainer divides its loss by the labels of {accumulate} batches together (gradient_accumulation_steps), which "
+            f"no batch of a bundle knows; set it to 1 with a larger per_device_train_batch_size, {_EXEC}"
+        )
+    with own_code("the Trainer's data"):
+        loader = trainer.get_train_dataloader()
+        plain = torch.utils.data.DataLoader(loader.dataset, trainer.args.train_batch_size, collate_fn=loader.collate_fn)
+    _check_repeatable(plain)
+    data = as_columns(plain)
+    updates = -(-len(data.columns[0]) // data.batch_size) // accumulate * int(arguments.num_train_epochs)
+    with own_code("the Trainer's optimizer"):
+        trainer.create_optimizer_and_scheduler(arguments.max_steps if arguments.max_steps > 0 else max(1, updates))
+    if any(group.get("fused") for group in trainer.optimizer.param_groups):
+        raise JobError(
+            f'the Trainer\'s optimizer is fused, which computes other numbers than the plain update; set optim="adamw_torch", {_EXEC}'
+        )
+
+    def loss(model: torch.nn.Module, *rows: torch.Tensor) -> torch.Tensor:
+        (inputs,), items = trainer.get_batch_samples(iter([data.rebuilt(*rows)]), 1, torch.device("cpu"))
+        found: torch.Tensor = trainer.compute_loss(model, inputs, num_items_in_batch=items)
+        return found if items is not None or accumulate == 1 else found / accumulate
+
+    return TrainingJob(
+        trainer.model.train(), loss, trainer.optimizer, data.columns, data.batch_size, scheduler=trainer.lr_scheduler,
+        accumulate=accumulate, clip_grad_norm=arguments.max_grad_norm or None, seed=arguments.seed,
+        drop_last=arguments.dataloader_drop_last,
+    )  # fmt: skip
+
+
+def _of_lightning(module: Any, data: Any) -> TrainingJob:
+    """A LightningModule with a DataModule, or any iterable of batches; what a Lightning Trainer adds is not part of it."""
+    if _is_of(data, "LightningDataModule", "lightning", "pytorch_lightning"):
+        with own_code("the DataModule"):
+            data.prepare_data()
+            data.setup("fit")
+            data = data.train_dataloader()
+    if not module.automatic_optimization:
+        raise JobError(
+            f"the LightningModule optimizes by itself (automatic_optimization=False); return its parts, {_EXEC}"
+        )
+    with own_code("configure_optimizers()"):
+        optimizer, scheduler = _configured(module.configure_optimizers())
+    _check_repeatable(data)
+    columns = as_columns(data)
+
+    def loss(module: Any, *rows: torch.Tensor) -> Any:
+        found = module.training_step(columns.rebuilt(*rows), 0)
+        return found["loss"] if isinstance(found, dict) else found
+
+    return TrainingJob(module.train(), loss, optimizer, columns.columns, columns.batch_size, scheduler=scheduler)
+
+
+def _configured(found: Any) -> tuple[torch.optim.Optimizer, Any]:
+    """Return the one optimizer and the scheduler that `configure_optimizers()` gave; raise JobError for any other answer."""
+    if isinstance(found, torch.optim.Optimizer):
+        return found, None
+    if isinstance(found, dict) and isinstance(found.get("optimizer"), torch.optim.Optimizer):
+        scheduler = found.get("lr_scheduler")
+        if scheduler is None:
+            return found["optimizer"], None
+        if isinstance(scheduler, dict) and scheduler.get("interval") == "step" and scheduler.get("frequency", 1) == 1:
+            return found["optimizer"], scheduler["scheduler"]
+        raise JobError(
+            'the scheduler is stepped once per epoch; a bundle steps it once per update: set "interval": "step"'
+        )
+    raise JobError(
+        'configure_optimizers() must return one optimizer, or {"optimizer": ..., "lr_scheduler": {"scheduler": ..., '
+        f'"interval": "step"}}}}, for a bundle; {_EXEC}'
+    )

@@ -1,0 +1,72 @@
+"""Batches of any structure become columns and the same batches again; what one step cannot take is refused by name."""
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils._pytree as pytree
+
+from planner.batches import as_columns
+from planner.job import JobError, ScriptError
+
+
+def batch(rows: int, first: int = 0) -> dict[str, Any]:
+    x = torch.arange(first, first + rows * 3).reshape(rows, 3).float()
+    return {"x": x, "more": [np.arange(first, first + rows), (torch.ones(7), "mean", 0.5)], "none": None}
+
+
+def test_columns_and_back() -> None:
+    batches = [batch(4), batch(4, 100), batch(2, 200)]
+    found = as_columns(iter(batches))
+    assert found.batch_size == 4
+    assert [tuple(c.shape) for c in found.columns] == [(10, 3), (10,)]
+    begin = 0
+    for given in batches:
+        rows = len(given["x"])
+        again = found.rebuilt(*(c[begin : begin + rows] for c in found.columns))
+        for one, other in zip(*map(pytree.tree_leaves, (given, again)), strict=True):
+            assert (
+                one is other
+                if one is None or isinstance(one, str | float)
+                else torch.equal(torch.as_tensor(one), torch.as_tensor(other))
+            )
+        begin += rows
+
+
+def test_mappings_of_other_kinds() -> None:
+    found = as_columns([OrderedDict(x=torch.zeros(2, 1), y=torch.ones(2))])
+    assert found.rebuilt(torch.zeros(1, 1), torch.ones(1)).keys() == {"x", "y"}
+
+
+def changed(**leaves: Any) -> list[dict[str, Any]]:
+    return [batch(4), {**batch(4), **leaves}, batch(4)]
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        ([], "there is no batch"),
+        ([{"x": 1}], "no tensor with a row per sample"),
+        (changed(x=torch.zeros(4, 5)), r"leaf 0 of batch 2 is float32 \[4, 5\], and float32 \[4, 3\] in the first"),
+        (changed(x=torch.zeros(4, 3).double()), r"is float64 \[4, 3\]"),
+        (changed(x=torch.zeros(2, 3)), r"batch 2 is float32 \[2, 3\].*fewer rows in the last batch alone"),
+        (changed(more=[np.arange(4), (torch.zeros(7), "mean", 0.5)]), r"leaf 2 of batch 2 .* must stay the same"),
+        (changed(more=[np.arange(4), (torch.ones(7), "sum", 0.5)]), "'sum', and 'mean' in the first batch"),
+        (changed(extra=1), "batch 2 has another structure"),
+        ([batch(4), batch(5)], r"leaf 0 of batch 2 is float32 \[5, 3\]"),
+    ],
+)  # fmt: skip
+def test_what_one_step_cannot_take(batches: list[Any], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        as_columns(batches)
+
+
+def test_data_that_raises_is_the_users_own() -> None:
+    def broken() -> Any:
+        yield batch(4)
+        raise KeyError("row 5")
+
+    with pytest.raises(ScriptError, match="iterating over the batches failed"):
+        as_columns(broken())

@@ -1,0 +1,222 @@
+"""Scripts that say what to train, and scripts that do not."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from planner.job import JobError, ScriptError
+from planner.job_sources import as_job, load_job
+
+GOOD = """
+from planner.job import TrainingJob
+import beside
+def port_job():
+    return TrainingJob(model=None, loss_fn=beside.loss, optimizer=None, data=[], batch_size=4{more})
+"""
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Forget the modules and the path of the scripts."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def script(folder: Path, text: str, name: str = "my_training.py") -> Path:
+    (folder / "beside.py").write_text("def loss(): pass\n")
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def test_a_script_imports_what_lies_beside_it_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(tmp_path, GOOD.format(more=""))
+    monkeypatch.chdir(tmp_path)
+    job = load_job(Path("my_training.py"))
+    assert job.batch_size == 4 and job.loss_fn.__module__ == "beside"
+    monkeypatch.chdir("/")
+    assert str(tmp_path) in sys.path, "what it imports later is found from any directory"
+
+
+@pytest.mark.parametrize(("more", "name"), [("", "my_training"), (', name="birds"', "birds")])
+def test_a_job_without_a_name_is_called_as_its_script(tmp_path: Path, more: str, name: str) -> None:
+    assert load_job(script(tmp_path, GOOD.format(more=more))).name == name
+
+
+def test_classes_of_a_script_can_be_copied_and_pickled(tmp_path: Path) -> None:
+    """A copy for the reference losses finds the class by its module's name."""
+    job = load_job(script(tmp_path, GOOD.format(more="") + "class Model: pass\n"))
+    assert sys.modules["my_training"].Model.__module__ == job.name == "my_training"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1", r"my_training.py has no function port_job\(\); add one that returns planner.job.TrainingJob"),
+        (
+            "port_job = lambda: None",
+            r"port_job\(\) in .*my_training.py returned NoneType; it must return a planner.job",
+        ),
+        ("def port_job(): return [1]", r"returned list"),
+    ],
+)
+def test_a_script_that_does_not_say_what_to_train(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        load_job(script(tmp_path, text))
+
+
+def test_a_path_that_is_no_script(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"none.py does not exist; write a script with a function port_job\(\)"):
+        load_job(tmp_path / "none.py")
+    with pytest.raises(JobError, match="does not exist"):
+        load_job(tmp_path)
+    with pytest.raises(JobError, match=r"notes.txt is not a Python file; give a script that ends in .py"):
+        load_job(script(tmp_path, "", "notes.txt"))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("import no_such_thing", ["line 1, in <module>", "import no_such_thing", "ModuleNotFoundError"]),
+        ("def port_job():\n    return 1 / zero()\ndef zero():\n    return {}['x']", ["line 2, in port_job", "line 4, in zero", "KeyError: 'x'"]),
+        ("def port_job(:", ["line 1", "SyntaxError"]),
+        ("import json\njson.loads('{')", ["json.loads('{')", "JSONDecodeError"]),
+    ],
+)  # fmt: skip
+def test_what_the_script_itself_raises_is_shown_with_its_own_lines(tmp_path: Path, text: str, shown: list[str]) -> None:
+    with pytest.raises(ScriptError) as caught:
+        load_job(script(tmp_path, text))
+    message = str(caught.value)
+    assert caught.value.exit_code == 2 and all(words in message for words in shown), message
+    assert "planner" not in message and "importlib" not in message and "decoder.py" not in message
+
+
+# -- what else says what to train
+
+
+class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Sentences and their classes; `masked`: anew each time, as a collator for masked language models does."""
+
+    def __init__(self, count: int = 10, *, masked: bool = False) -> None:
+        self.count, self.masked = count, masked
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        ids = torch.randint(5, 60, (12,), generator=torch.Generator().manual_seed(index))
+        if self.masked:
+            ids[torch.rand(12) < 0.5] = 4
+        return {"input_ids": ids, "labels": ids.clone()}
+
+
+def test_model_loss_optimizer_and_batches() -> None:
+    model = nn.Linear(3, 1)
+    batches = [{"x": torch.full((4, 3), float(i)), "scale": 2.0} for i in range(3)]
+    job = as_job(
+        (model, lambda m, batch: m(batch["x"]).sum() * batch["scale"], torch.optim.SGD(model.parameters()), batches)
+    )
+    assert job is not None and job.batch_size == 4 and [c.shape for c in job.data] == [(12, 3)]
+    assert torch.equal(job.loss_fn(model, job.data[0][4:8]), model(batches[1]["x"]).sum() * 2.0)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_data_that_is_drawn_anew_each_time(masked: bool) -> None:
+    model = nn.Linear(3, 1)
+    loader = torch.utils.data.DataLoader(Rows(masked=masked), 4, shuffle=True)
+    parts = (model, lambda m, batch: m(batch), torch.optim.SGD(model.parameters()), loader)
+    if not masked:
+        assert as_job(parts) is not None
+        return
+    with pytest.raises(JobError, match="other contents each time it is read"):
+        as_job(parts)
+
+
+def trainer(folder: Path, *, masked: bool = False, **arguments: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=60, n_embd=16, n_layer=1, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0
+    )
+    settings = {
+        "optim": "adamw_torch",
+        "per_device_train_batch_size": 4,
+        "use_cpu": True,
+        "report_to": [],
+        "warmup_steps": 2,
+    }
+    told = transformers.TrainingArguments(str(folder), **{**settings, **arguments})
+    model = transformers.GPT2LMHeadModel(config)
+    return transformers.Trainer(model, told, train_dataset=Rows(masked=masked))
+
+
+def test_a_trainers_own_loss_schedule_and_clipping(tmp_path: Path) -> None:
+    source = trainer(tmp_path, max_grad_norm=0.5, learning_rate=1e-2, seed=7, num_train_epochs=2)
+    job = as_job(source)
+    assert job is not None
+    assert (job.batch_size, job.clip_grad_norm, job.seed, job.accumulate) == (4, 0.5, 7, 1)
+    assert job.scheduler is source.lr_scheduler and isinstance(job.optimizer, torch.optim.AdamW)
+    batch = {key: column[:4] for key, column in zip(("input_ids", "labels"), job.data, strict=True)}
+    torch.manual_seed(1)
+    ours = job.loss_fn(job.model, *(column[:4] for column in job.data))
+    (inputs,), items = source.get_batch_samples(iter([batch]), 1, torch.device("cpu"))
+    torch.manual_seed(1)
+    assert torch.equal(ours.detach(), source.training_step(job.model, inputs, items))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bf16": True}, "bf16=True changes its step"),
+        ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha=5.0"),
+        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps"),
+        ({"optim": "adamw_torch_fused"}, "adamw_torch"),
+        ({"masked": True}, "other contents each time"),
+    ],
+)
+def test_a_trainer_whose_step_a_bundle_does_not_have(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        as_job(trainer(tmp_path, **settings))
+
+
+LIGHTNING = """
+import lightning, torch
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(3, 2)
+    def training_step(self, batch, index):
+        x, y = batch
+        return {{"loss": torch.nn.functional.cross_entropy(self.net(x), y)}}
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
+        return {{"optimizer": optimizer, "lr_scheduler": {{"scheduler": scheduler, "interval": "{interval}"}}}}
+class Data(lightning.LightningDataModule):
+    def setup(self, stage):
+        self.rows = torch.utils.data.TensorDataset(torch.ones(9, 3), torch.zeros(9, dtype=torch.long))
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(self.rows, 4, shuffle=True)
+def port_job():
+    return Module(), Data()
+"""
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_a_lightning_module_with_its_data(tmp_path: Path, interval: str) -> None:
+    pytest.importorskip("lightning")
+    path = script(tmp_path, LIGHTNING.format(interval=interval))
+    if interval == "epoch":
+        with pytest.raises(JobError, match="stepped once per epoch"):
+            load_job(path)
+        return
+    job = load_job(path)
+    assert job.batch_size == 4 and [len(c) for c in job.data] == [9, 9]
+    assert isinstance(job.scheduler, torch.optim.lr_scheduler.LinearLR)
+    assert job.loss_fn(job.model, *(c[:2] for c in job.data)).shape == ()

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -228,6 +229,14 @@ static void double_free(void) {
     do_free(p); /* aborts with a message */
 }
 
+static size_t data_bytes(void) {
+    unsigned long pages, ignored, data;
+    FILE *statm = fopen("/proc/self/statm", "r");
+    CHECK(statm && fscanf(statm, "%lu %lu %lu %lu %lu %lu", &pages, &ignored, &ignored, &ignored, &ignored, &data) == 6);
+    fclose(statm);
+    return data * (size_t)getpagesize();
+}
+
 /* The kernel's limit on data counts the cache as well: it has to give way, to blocks and to small requests. */
 static void data_limit(void) {
     static void *cached[40], *small[32 << 10];
@@ -235,13 +244,9 @@ static void data_limit(void) {
         memset(cached[i] = do_malloc(MIB), 1, MIB);
     for (size_t i = 0; i < COUNT(cached); i++)
         do_free(cached[i]);
-    unsigned long pages, ignored, data;
-    FILE *statm = fopen("/proc/self/statm", "r");
-    CHECK(statm && fscanf(statm, "%lu %lu %lu %lu %lu %lu", &pages, &ignored, &ignored, &ignored, &ignored, &data) == 6);
-    fclose(statm);
     struct rlimit limit;
     getrlimit(RLIMIT_DATA, &limit);
-    limit.rlim_cur = data * (size_t)getpagesize() + 4 * MIB;
+    limit.rlim_cur = data_bytes() + 4 * MIB;
     CHECK(setrlimit(RLIMIT_DATA, &limit) == 0);
     unsigned char *large = do_malloc(36 * MIB); /* no cached block is that large, and 4 MiB are free */
     CHECK(large);
@@ -278,6 +283,42 @@ static void many(void) {
         }
 }
 
+static size_t soft_data_limit(void) {
+    struct rlimit limit;
+    return getrlimit(RLIMIT_DATA, &limit) ? 0 : (size_t)limit.rlim_cur;
+}
+
+static void await_data_limit(size_t least, size_t most) {
+    while (soft_data_limit() < least || soft_data_limit() > most)
+        usleep(1000);
+}
+
+/* Address space that is only reserved does not count against the kernel's limit on data; what is touched of it does. */
+static void reserving(void) {
+    void (*allow)(void);
+    void *symbol = dlsym(RTLD_DEFAULT, "port_malloc_allow_reservations");
+    CHECK(symbol);
+    memcpy(&allow, &symbol, sizeof allow);
+    allow();
+    struct rlimit limit;
+    getrlimit(RLIMIT_DATA, &limit);
+    const size_t belt = limit.rlim_cur = data_bytes() + 100 * MIB;
+    CHECK(setrlimit(RLIMIT_DATA, &limit) == 0);
+    alarm(120);
+    const int reserved = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    for (int round = 0; round < 3; round++) {
+        unsigned char *held = mmap(NULL, 1024 * MIB, PROT_READ | PROT_WRITE, reserved, -1, 0);
+        CHECK(held != MAP_FAILED);
+        await_data_limit(belt + 1020 * MIB, belt + 1024 * MIB);
+        memset(held, 1, 64 * MIB);
+        await_data_limit(belt + 950 * MIB, belt + 960 * MIB);
+        CHECK(mmap(NULL, 400 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED);
+        CHECK(errno == ENOMEM);
+        munmap(held, 1024 * MIB);
+        await_data_limit(belt, belt);
+    }
+}
+
 static bool is_preloaded(void) { return dlsym(RTLD_DEFAULT, "port_malloc_version") != NULL; }
 
 static const struct {
@@ -285,7 +326,7 @@ static const struct {
     void (*run)(void);
 } CASES[] = {
     {"alignments", alignments}, {"errors", errors},           {"resizing", resizing},     {"zeroes", zeroes}, {"threads", threads},
-    {"forking", forking},       {"double_free", double_free}, {"data_limit", data_limit}, {"many", many},
+    {"forking", forking},       {"double_free", double_free}, {"data_limit", data_limit}, {"many", many}, {"reserving", reserving},
 };
 
 int main(int count, char **arguments) {

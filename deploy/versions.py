@@ -257,7 +257,7 @@ class Store:
         older = self.linked("previous") or "-"
         if before is not None and before != version:
             replace_link(self.root / "previous", f"versions/{before}")
-        write_durably(self._unconfirmed, sealed_line(version, older))
+        write_durably(self._unconfirmed, 2 * sealed_line(version, older))
         replace_link(self.root / "current", f"versions/{version}")
 
     def back(self, version: str, older: str | None) -> None:
@@ -275,8 +275,14 @@ class Store:
         return words[1] if len(words) > 1 and words[1] != "-" else None
 
     def _trial(self) -> tuple[str, ...]:
-        """Return the version on trial and what `previous` was, nothing where the file is damaged."""
-        return unsealed_words(self._unconfirmed.read_bytes(), 2)
+        """Return the version on trial and what `previous` was, nothing where both lines are damaged.
+
+        An earlier version of this script wrote one line.
+        """
+        content = self._unconfirmed.read_bytes()
+        half = len(content) // 2
+        found = (unsealed_words(part, 2) for part in (content[:half], content[half:], content))
+        return next(filter(None, found), ())
 
     def confirm(self) -> None:
         """End the trial of the current version."""

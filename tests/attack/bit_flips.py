@@ -205,11 +205,11 @@ def attack_boot_files(scratch: Path, *, every_bytes: int, seed: int = 1) -> Atta
             found.prune()
         except (SetupError, ValueError, OSError) as error:
             return "not rolled back", f"{type(error).__name__}: {error}"
-        kept = found.linked("previous") == "1.0"
-        wrong = "" if found.linked("current") == "1.1" else f"{found.linked('current')} is current"
+        wrong = "" if found.linked("previous") == "1.0" else "the version before is forgotten"
+        wrong = wrong if found.linked("current") == "1.1" else f"{found.linked('current')} is current"
         if not (root / "runtimes/cp311-1.1").is_dir():
             wrong = "the dependencies of the version that runs are gone"
-        return "rolled back, nothing lost" if kept else "rolled back, the version before forgotten", wrong
+        return "rolled back, nothing lost", wrong
 
     return flip_each("bit flips, boot files", original, scratch / "x", every_bytes, seed, judge)
 

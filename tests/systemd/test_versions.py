@@ -152,6 +152,27 @@ def test_an_empty_trial_is_the_crash_it_is(store: Store, tmp_path: Path) -> None
     assert store.unconfirmed() is None
 
 
+def test_either_line_of_a_trial_is_enough(store: Store, tmp_path: Path) -> None:
+    service = Recorder(store)
+    service.meant_to_run = False
+    for version in ("1.0", "1.1", "1.2"):
+        add(store, service, make_payload(tmp_path / version, version))
+    trial = store.root / "unconfirmed"
+    first, second = trial.read_bytes().splitlines(keepends=True)
+    assert first == second
+    for left in (
+        first + second,
+        b"?" + first[1:] + second,
+        first[:-1] + b"?" + second,
+        first + second[:-1] + b"?",
+        first,
+    ):
+        trial.write_bytes(left)
+        assert (store.unconfirmed(), store.before_trial()) == ("1.2", "1.0")
+    trial.write_bytes(b"?" + first[1:] + b"?" + second[1:])
+    assert (store.unconfirmed(), store.before_trial()) == ("1.2", None)
+
+
 def test_a_switch_that_was_cut_off_leaves_what_ran(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

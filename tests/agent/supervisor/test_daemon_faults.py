@@ -1,7 +1,9 @@
 """What happens to the supervisor when its storage fails: a broken database, a full disk, a read-only directory."""
 
 import asyncio
+import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +15,7 @@ from agent.control.client import ControlError
 from agent.jobs.model import JobSpec, JobState
 from agent.jobs.store import JobStore
 from tests.agent.live_daemon import BUNDLE, LONG, go, running
+from tests.agent.worker_program import undisturbed_weights
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -109,8 +112,15 @@ async def fill_the_disk(root: Path) -> None:
 
 
 def remount(path: Path, how: str) -> None:
-    """Make a file system read-only ("ro") or writable ("rw")."""
+    """Make a file system read-only ("ro"; "abort": an error did, under open files) or writable ("rw")."""
     subprocess.run(["mount", "-o", f"remount,{how}", str(path)], check=True)
+
+
+def repair(image: Path, path: Path) -> None:
+    """Take a file system that an error made read-only off its place, check it, and mount it again."""
+    subprocess.run(["umount", str(path)], check=True)
+    subprocess.run(["fsck.ext4", "-p", str(image)], check=False, stdout=subprocess.DEVNULL)
+    subprocess.run(["mount", "-o", "loop", str(image), str(path)], check=True)
 
 
 async def start_read_only(root: Path) -> None:
@@ -130,18 +140,62 @@ async def start_read_only(root: Path) -> None:
         await live.until_state(number, JobState.FINISHED)
 
 
+async def become_read_only(root: Path) -> None:
+    """The kernel makes the file system read-only under a job that trains, as on an error of its medium.
+
+    Nothing is lost that was acknowledged, and after a repair the job ends with the weights of an undisturbed one.
+    """
+    job = {**BUNDLE, "steps": 500}
+    state = root / "state"
+    async with running(root) as live:
+        number = await live.submit(job)
+        await live.until_step(number, 30)
+        held = await live.submit(BUNDLE, "held")
+        await live.ask(live.client.post, "/v1/jobs/held/pause")
+        remount(state, "abort")
+        await live.until(
+            lambda: live.core.runners.host.job is None and "state-unwritable" in live.health_codes(), "stopped"
+        )
+        with pytest.raises(ControlError, match="cannot be written"):
+            await live.ask(live.client.post, "/v1/jobs/held/cancel")
+        with pytest.raises(ControlError):
+            await live.ask(live.client.upload, "/v1/uploads", Path(__file__))
+        assert (await live.ask(live.client.get, "/v1/status"))["health"]
+    repair(root / _IMAGE, state)
+    async with running(root) as live:
+        assert live.job(held).state is JobState.PAUSED
+        assert live.job(number).step >= 30
+        await live.ask(live.client.post, f"/v1/jobs/{number}/resume")
+        await live.until_state(number, JobState.FINISHED)
+        await live.ask(live.client.download, f"/v1/jobs/{number}/result", root / "out")
+        assert json.loads((root / "out").read_text())["weights"] == undisturbed_weights(job)
+
+
+_IMAGE = "image"
+_SMALL = "mount -t tmpfs -o size=4M none {place}"
+_ON_A_MEDIUM = "truncate -s 32M {image} && mkfs.ext4 -q {image} && mount -o loop,errors=remount-ro {image} {place}"
+
+
 @pytest.mark.root
-@pytest.mark.parametrize(("scenario", "place"), [("fill_the_disk", ""), ("start_read_only", "state")])
-def test_storage_that_takes_nothing(tmp_path: Path, scenario: str, place: str) -> None:
+@pytest.mark.parametrize(
+    ("scenario", "place", "mount"),
+    [("fill_the_disk", "", _SMALL), ("start_read_only", "state", _SMALL), ("become_read_only", "state", _ON_A_MEDIUM)],
+    ids=["full", "read-only at the start", "read-only at once"],
+)
+def test_storage_that_takes_nothing(tmp_path: Path, scenario: str, place: str, mount: str) -> None:
     """On a real small file system, in a mount namespace of its own."""
     if os.geteuid() != 0 or sys.platform != "linux":
         pytest.skip("needs root on Linux for a mount namespace")
+    if mount is _ON_A_MEDIUM and (shutil.which("mkfs.ext4") is None or not Path("/dev/loop-control").exists()):
+        pytest.skip("needs mkfs.ext4 and loop devices")
     (tmp_path / place).mkdir(exist_ok=True)
-    shell = f"mount -t tmpfs -o size=4M none {tmp_path / place} && exec {sys.executable} -m {__name__} {scenario} {tmp_path}"
+    mounted = mount.format(place=tmp_path / place, image=tmp_path / _IMAGE)
+    shell = f"{mounted} && exec {sys.executable} -m {__name__} {scenario} {tmp_path}"
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", shell], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 if __name__ == "__main__":

@@ -37,6 +37,9 @@ PADDING = 5
 STEPS = 6
 """More than `plan` compares by itself: what it lets through must go on being the same."""
 
+MISMATCH = "plain PyTorch"
+"""In what a worker says of a step whose numbers are others."""
+
 
 @dataclass(frozen=True, slots=True)
 class BundleCase:
@@ -157,9 +160,10 @@ def _trained_by_worker(
             except TrialError as error:
                 if error.exit_code != ExitCode.IMPOSSIBLE:
                     raise
-                return Outcome(
-                    name, _seen_by_plan(shown, plans, costs, ram_bytes), " ".join(str(error).split()), setting, need
-                )
+                verdict = Verdict.REFUSED  # by the worker, with a word: another branch, another shape
+                if MISMATCH in str(error):
+                    verdict = _seen_by_plan(shown, plans, costs, ram_bytes)
+                return Outcome(name, verdict, " ".join(str(error).split()), setting, need)
         except PortError as error:
             return Outcome(name, Verdict.FAILED, said(error), setting, need)
         need, written = max(need, choice.peak_bytes), max(written, choice.written_bytes)

@@ -13,7 +13,7 @@ from planner.ir.costs import CostTable
 from planner.ir.graph import StepGraph
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
-from planner.ir.program import PlanError, Program
+from planner.ir.program import BudgetError, PlanError, Program
 from planner.ir.units import format_bytes, format_seconds
 from planner.milp.highs import Progress
 from planner.problem.coarsen import Coarse, coarsen
@@ -26,11 +26,14 @@ from planner.search.incumbent import Judge, objective
 from planner.search.solve import Outcome, Solution, relative_gap, solve
 from planner.search.wear import SPARING_TIME, dearest_wear, visible_share, with_wear
 
-TIGHTER = (0.98, 0.95)
-"""Shares of the budget that are planned for where a program needs more than the coarse problem counted."""
+TIGHTENINGS = 4
+"""How often a smaller budget is planned for where a program needs more than the coarse problem counted."""
 
 WORTH_REORDERING = 0.01
 """Share of the peak that another order must save before it is tried: trying costs two greedy searches."""
+
+MOST_HOLDERS = 8
+"""Tensors that a refusal names."""
 
 FINISHING = 0.1
 """Share of the time limit that the search leaves: the piece under way when its time is up is finished all the same."""
@@ -153,6 +156,8 @@ def _in_time(
     begin = time.process_time()
     share = 1.0 if deadline_s is None else 1 / 3
     free = _plan(graph, costs, free_limits, share * time_limit_s, strategy, progress, rivals)
+    if free.plan is None and limits.write_limit_bytes is None:
+        free = _confirmed(graph, costs, free, time_limit_s)
     if deadline_s is None or free.plan is None or free.plan.seconds <= deadline_s:
         return free
     hurried = [
@@ -167,6 +172,18 @@ def _in_time(
     if result.plan is not None:
         return replace(result, seconds=spent)
     return _too_slow(graph, costs, limits.ram_bytes, deadline_s, known, spent)
+
+
+def _confirmed(graph: StepGraph, costs: CostTable, failed: PlanResult, time_limit_s: float) -> PlanResult:
+    """Return a failure with a budget for which there is a plan, found by trying it."""
+    for _ in range(TIGHTENINGS):
+        if failed.needed_bytes is None:
+            break
+        tried = _plan(graph, costs, PlanLimits(failed.needed_bytes), time_limit_s, "greedy", None, ())
+        if tried.plan is not None or tried.needed_bytes is None or tried.needed_bytes <= failed.needed_bytes:
+            break
+        failed = replace(tried, seconds=failed.seconds + tried.seconds)
+    return failed
 
 
 def _paying(costs: CostTable, watts: float) -> CostTable:
@@ -208,19 +225,21 @@ def _plan(
     begin = time.process_time()
     ram_bytes = limits.ram_bytes
     order = best_order(graph, costs, ram_bytes)
-    for target in (ram_bytes, *(round(ram_bytes * share) for share in TIGHTER)):
+    target, overruns = ram_bytes, list[BudgetError]()
+    for _ in range(1 + TIGHTENINGS):
         coarse = coarsen(
             graph, costs, ram_bytes=target, deadline_s=limits.deadline_s, write_limit_bytes=limits.write_limit_bytes,
             order=order,
         )  # fmt: skip
-        judge = program_judge(graph, costs, coarse, ram_bytes)
+        judge = program_judge(graph, costs, coarse, ram_bytes, overruns)
         left = (1 - FINISHING) * time_limit_s - (time.process_time() - begin)
         solution = solve(coarse.problem, time_limit_s=left, strategy=strategy, progress=progress, judge=judge)
-        if solution.schedule is not None or not _nearly(coarse, solution):
+        if solution.schedule is not None or not overruns or left <= 0 or target <= (least := _least(coarse, solution)):
             break
+        target = max(least, target - (overruns[-1].needed_bytes - ram_bytes))
     schedule = solution.schedule
     if schedule is None:
-        found = _failure(coarse, solution, begin)
+        found = _failure(coarse, solution, overruns, begin)
         if limits.write_limit_bytes is not None:
             allowed = (
                 f"{format_bytes(limits.write_limit_bytes)} may be written in a step (--writes-per-step, --flash-life)"
@@ -244,10 +263,9 @@ def better_of(
     return found
 
 
-def _nearly(coarse: Coarse, solution: Solution) -> bool:
-    """Say whether the coarse problem had room for a schedule whose program then did not fit."""
-    room = coarse.problem.ram_bytes
-    return solution.needed_bytes is not None and room is not None and solution.needed_bytes <= room
+def _least(coarse: Coarse, solution: Solution) -> int:
+    """Return the smallest budget for which the coarse problem is known to have a schedule."""
+    return coarse.costs.device.base_bytes + (solution.needed_bytes or 0)
 
 
 def fine_bound(graph: StepGraph, costs: CostTable, *, ram_bytes: int, time_limit_s: float = 10.0) -> float | None:
@@ -297,8 +315,13 @@ def _cheaper(graph: StepGraph, costs: CostTable, limits: PlanLimits, found: Plan
     )  # fmt: skip
 
 
-def program_judge(graph: StepGraph, costs: CostTable, coarse: Coarse, ram_bytes: int) -> Judge:
-    """Return a judge that lowers a schedule to the program an executor would follow, and measures that."""
+def program_judge(
+    graph: StepGraph, costs: CostTable, coarse: Coarse, ram_bytes: int, overruns: list[BudgetError] | None = None
+) -> Judge:
+    """Return a judge that lowers a schedule to the program an executor would follow, and measures that.
+
+    It adds to `overruns` what programs need that do not fit.
+    """
     base_joules = _base_joules(costs)
 
     def judge(problem: Problem, schedule: Schedule) -> ScheduleCost:
@@ -307,6 +330,8 @@ def program_judge(graph: StepGraph, costs: CostTable, coarse: Coarse, ram_bytes:
             program = lower(graph, costs, coarse.plan(schedule, ram_bytes, "candidate"))
         except PlanError as error:
             result.errors.append(str(error))
+            if overruns is not None and isinstance(error, BudgetError):
+                overruns.append(error)
             return result
         waiting = costs.device.static_watts * program.stall_seconds
         result.joules, result.seconds = program.cost_joules, program.seconds
@@ -353,18 +378,27 @@ def _success(costs: CostTable, plan: Plan, program: Program, solution: Solution,
     return PlanResult(solution.outcome, plan, solution.bound_joules, gap, seconds, _message(solution.outcome, program))
 
 
-def _failure(coarse: Coarse, solution: Solution, begin: float) -> PlanResult:
-    """Say which op needs how much, and which tensors hold it."""
-    base = coarse.costs.device.base_bytes
+def _failure(coarse: Coarse, solution: Solution, overruns: Sequence[BudgetError], begin: float) -> PlanResult:
+    """Say which op needs how much, and which tensors hold it: of programs that nearly fit, or of the coarse problem."""
     seconds = time.process_time() - begin
+    if overruns:
+        nearest = min(overruns, key=lambda error: error.needed_bytes)
+        held = [(coarse.graph.label(s), size) for s, size in nearest.holders]
+        return _too_little(coarse, solution, seconds, nearest.needed_bytes, nearest.op, held)
     if solution.needed_stage is None or solution.needed_bytes is None:
         return PlanResult(solution.outcome, None, None, None, seconds, solution.outcome.value + solution.missed_rows)
     first, last = coarse.ranges[solution.needed_stage]
     op = max(range(first, last + 1), key=lambda i: coarse.costs.ops[i].workspace_bytes)
     stage = solution.needed_stage
     touched = [t for t in coarse.problem.tensors if stage in t.accesses]
-    holders = tuple(sorted(((t.name, t.nbytes) for t in touched), key=lambda h: -h[1])[:8])
-    needed = solution.needed_bytes + base
+    held = [(t.name, t.nbytes) for t in touched]
+    return _too_little(coarse, solution, seconds, _least(coarse, solution), op, held)
+
+
+def _too_little(
+    coarse: Coarse, solution: Solution, seconds: float, needed: int, op: int, held: Iterable[tuple[str, int]]
+) -> PlanResult:
+    holders = tuple(sorted(held, key=lambda h: -h[1])[:MOST_HOLDERS])
     names = ", ".join(f"{name} {format_bytes(size)}" for name, size in holders[:3])
     message = (
         f"no plan fits: op {op} ({coarse.graph.ops[op].name}) needs {format_bytes(needed)} with {names} resident; "

@@ -2,14 +2,16 @@
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from planner.deadline import Pace, shortfall
 from planner.ir.costs import CostTable
+from planner.ir.graph import StepGraph
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
-from planner.problem.coarsen import coarsen
+from planner.problem.coarsen import Coarse, coarsen
 from planner.search.anytime import relaxation_bound
 from planner.search.greedy.search import greedy_variants
 from planner.search.incumbent import objective
@@ -139,6 +141,24 @@ def test_too_little_memory_names_the_op_and_what_it_needs() -> None:
     assert result.outcome is Outcome.INFEASIBLE and result.plan is None
     assert result.needed_bytes is not None and result.needed_op is not None and result.holders
     assert "raise --ram to at least" in result.message
+
+
+@pytest.mark.parametrize("uncounted_bytes", [0, 300_000])
+def test_the_budget_that_a_refusal_names_is_enough(uncounted_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where programs need more than the coarse problem counts."""
+    graph, known = captured()
+    costs = replace(
+        known, ops=tuple(replace(c, workspace_bytes=c.workspace_bytes + uncounted_bytes) for c in known.ops)
+    )
+
+    def counting_less(graph: StepGraph, costs: CostTable, **options: Any) -> Coarse:
+        return coarsen(graph, known, **options)
+
+    monkeypatch.setattr("planner.search.plan_step.coarsen", counting_less)
+    for ram_bytes in (costs.device.base_bytes, round(0.97 * budget(0.0))):
+        refused = plan_step(graph, costs, ram_bytes=ram_bytes, strategy="greedy")
+        assert refused.plan is None and refused.needed_bytes is not None
+        assert plan_step(graph, costs, ram_bytes=refused.needed_bytes, strategy="greedy").plan is not None
 
 
 def test_an_unknown_strategy_lists_the_known() -> None:

@@ -144,9 +144,15 @@ def test_a_hundred_thousand_junk_frames_change_nothing(simulator: Simulator) -> 
     assert fuzz(simulator, 100_000, QUICK) >= 100_000
 
 
+def sanitized(model: Path, folder: Path) -> Firmware:
+    """Build the firmware as a process that ends at anything undefined and at every access beyond its memory."""
+    return build_firmware(
+        "posix", model, folder, "-O1", ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g")
+    )
+
+
 def test_junk_touches_no_foreign_memory(model: Path, tmp_path: Path, survived: Survived) -> None:
-    sanitizers = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g")
-    with Simulator(build_firmware("posix", model, tmp_path, "-O1", sanitizers), tmp_path / "simulator") as simulator:
+    with Simulator(sanitized(model, tmp_path), tmp_path / "simulator") as simulator:
         sent = fuzz(simulator, 10_000, QUICK)
     assert sent >= 10_000
     survived(
@@ -276,6 +282,17 @@ def test_kills_resume_bit_exact(simulator: Simulator, built: Callable[[str], Fir
     bench, kills = train_through_kills(simulator, tmp_path, 12, QUICK)
     assert kills == 12
     assert read_result(simulator) == bench.reference(tmp_path, built("posix"))
+
+
+@pytest.mark.long
+def test_kills_under_sanitizers(
+    model: Path, built: Callable[[str], Firmware], tmp_path: Path, survived: Survived
+) -> None:
+    with Simulator(sanitized(model, tmp_path), tmp_path / "simulator") as simulator:
+        bench, kills = train_through_kills(simulator, tmp_path, 50, QUICK)
+        assert kills == 50
+        assert read_result(simulator) == bench.reference(tmp_path, built("posix"))
+    survived(AttackOutcome("ASan + UBSan, firmware, kills", kills, kills, notes="trained, saved, restored to the bit"))
 
 
 @pytest.mark.long

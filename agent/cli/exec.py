@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from agent.cli import places
-from agent.cli.arguments import UsageError, duration, size, whole_number, writable_file
+from agent.cli.arguments import UsageError, duration, readable_file, size, whole_number, writable_file
+from agent.energy.media import FlashPrices
+from agent.follow.consumption import wear_joules_per_byte
 from agent.follow.exec.exec_budget import ExecOptions
 from agent.follow.exec.launch import BOOTSTRAP, LaunchOptions
 from agent.follow.pages import PageSpace, check_not_in_ram, default_page_dir
@@ -93,6 +95,10 @@ def add_budget_options(parser: argparse.ArgumentParser) -> None:
         "--writes-per-step", type=size, metavar="SIZE", help="plan a step that writes at most so much, to spare flash"
     )
     parser.add_argument(
+        "--config", type=readable_file, metavar="F",
+        help=f"[energy] there says what the flash endures and costs; default {places.SYSTEM_CONFIG} if it exists",
+    )  # fmt: skip
+    parser.add_argument(
         "--opportunistic", action="store_true", help="run when the agent's policy says so, pause and make room when not"
     )
     parser.add_argument(
@@ -109,10 +115,13 @@ def _exec(arguments: argparse.Namespace) -> NoReturn:
 def run_in_budget(arguments: argparse.Namespace, program: list[str], *, module: bool, name: str) -> NoReturn:
     """Become a program, a script or a module with its arguments, in the budget of `arguments`.
 
-    Those have `ram`, `tensors` and what `add_budget_options` adds. `name`: what the agent shows. Raises UsageError.
+    Those have `ram`, `tensors` and what `add_budget_options` adds. `name`: what the agent shows. Raises UsageError, and
+    ConfigError and EnergyConfigError of the settings.
     """
     ram = arguments.ram
     _check_page_dir(arguments.page_dir, for_ram=ram is not None)
+    energy, _ = places.energy_settings(arguments.config)
+    prices = FlashPrices(energy.flash_endurance_bytes, energy.flash_price, energy.price_per_kwh)
     socket = _agent_socket(arguments.runtime_dir, ram) if arguments.opportunistic else None
     added = preload_environment(ram) if ram is not None else {}
     if arguments.cpus is not None:
@@ -126,6 +135,7 @@ def run_in_budget(arguments: argparse.Namespace, program: list[str], *, module: 
         write_bytes_per_s=arguments.write_limit,
         step_deadline_s=arguments.step_deadline,
         writes_per_step=arguments.writes_per_step,
+        wear_joules=wear_joules_per_byte(arguments.page_dir, prices),
         report=str(arguments.report.absolute()) if arguments.report is not None else None,
         data_limited=ram is not None and not scope,
         socket=str(socket) if socket is not None else None,

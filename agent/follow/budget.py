@@ -89,7 +89,9 @@ class Budget:
         read_bytes_per_s: float | None = None,
         write_bytes_per_s: float | None = None,
         limits: StepBounds | None = None,
+        wear_joules: float | None = None,
     ) -> None:
+        self._wear_joules = wear_joules
         self._ram_bytes, self._tensor_bytes, self._page_dir = ram_bytes, tensor_bytes, page_dir
         self._limits = limits or StepBounds()
         self._speeds = read_bytes_per_s, write_bytes_per_s
@@ -103,7 +105,9 @@ class Budget:
         """
         if self._running is not None:
             raise NotFollowedError("this budget was started already; stop() it first")
-        self._running = _Running(self._ram_bytes, self._tensor_bytes, self._page_dir, self._speeds, self._limits)
+        self._running = _Running(
+            self._ram_bytes, self._tensor_bytes, self._page_dir, self._speeds, self._limits, self._wear_joules
+        )
         return self
 
     def stop(self, *, restore: bool = True) -> Report:
@@ -163,6 +167,7 @@ def budget(
     write_bytes_per_s: float | None = None,
     step_deadline: str | float | None = None,
     writes_per_step: str | int | None = None,
+    wear_joules: float | None = None,
 ) -> Budget:
     """Give a memory budget to use as `with budget(ram="600M"):` around a training loop.
 
@@ -170,7 +175,8 @@ def budget(
     place bounds the tensors alone, down to "4K". `page_dir`: where tensors are paged (/var/tmp by default);
     `read_bytes_per_s`, `write_bytes_per_s` slow the paging down to try a slower medium. A plan for the step that repeats
     is found for the least energy that takes at most `step_deadline` ("1.5s") and writes at most `writes_per_step`
-    ("100M"); where there is none, none is used. Raises SizeError and DurationError for what cannot be read; see
+    ("100M"); where there is none, none is used. `wear_joules`: what a written byte wears off the medium, as the energy that
+    buys as much; None: as the kind of medium below `page_dir` has it. Raises SizeError and DurationError for what cannot be read; see
     `Budget.start` for what starting raises.
     """
     if (ram is None) == (tensors is None):
@@ -191,6 +197,7 @@ def budget(
             None if step_deadline is None else parse_duration(step_deadline),
             None if writes_per_step is None else parse_bytes(writes_per_step),
         ),
+        wear_joules=wear_joules,
     )
 
 
@@ -201,7 +208,7 @@ class _Running:
 
     def __init__(
         self, ram_bytes: int | None, tensor_bytes: int | None, page_dir: Path, speeds: tuple[float | None, float | None],
-        limits: StepBounds,
+        limits: StepBounds, wear_joules: float | None,
     ) -> None:  # fmt: skip
         if _Running._of_this_process is not None:
             raise NotFollowedError("another budget is active in this process; use one at a time")
@@ -224,9 +231,8 @@ class _Running:
         self._residency = Residency(self.table, self._pages, self._pager, limit)
         if self._process is not None:
             self._residency.before_mapping = self._process.make_way
-        self._planning = Planning(
-            self._residency, self._process, tensor_bytes or ram_bytes or 0, limits, wear_joules_per_byte(page_dir)
-        )
+        wear = wear_joules_per_byte(page_dir) if wear_joules is None else wear_joules
+        self._planning = Planning(self._residency, self._process, tensor_bytes or ram_bytes or 0, limits, wear)
         self._energy = EnergyUse()
         self.follower = Follower(self.table, self._residency, self._process, self._planning, self._energy.keep_up)
         self._escapes, self._hooks = Escapes(self.follower), ProgramHooks(self.follower)

@@ -16,6 +16,7 @@ from agent.system.mounts import in_ram
 from planner.ir.errors import PortError
 
 _ROOT = Path("/")
+_ASSUMED = FlashPrices()
 
 _READ_EVERY_S = 10.0
 """Counters wrap, in a minute at the earliest."""
@@ -91,11 +92,11 @@ def wear_share(page_dir: Path, written_bytes: int, root: Path = _ROOT) -> float 
     return written_bytes / (size * ASSUMED_CYCLES) if size else None
 
 
-def wear_joules_per_byte(page_dir: Path, root: Path = _ROOT) -> float:
+def wear_joules_per_byte(page_dir: Path, prices: FlashPrices = _ASSUMED, root: Path = _ROOT) -> float:
     """Return the energy that buys what a byte written under `page_dir` wears off; 0 where nothing does, or nobody knows."""
     if in_ram(page_dir):
         return 0.0
     try:
-        return medium_under(page_dir, FlashPrices(), root).wear_joules_per_byte
+        return medium_under(page_dir, prices, root).wear_joules_per_byte
     except (SourceError, OSError):
         return 0.0

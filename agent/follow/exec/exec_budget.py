@@ -35,6 +35,8 @@ class ExecOptions:
     writes_per_step: int | None
     report: str | None
     """Where the figures go as JSON at the end."""
+    wear_joules: float
+    """What a written byte wears off, as energy."""
     data_limited: bool
     """Whether RLIMIT_DATA is the belt."""
     socket: str | None = None
@@ -74,6 +76,7 @@ class ExecBudget:
                 ram=options.ram_bytes, tensors=options.tensors_bytes, page_dir=options.page_dir,
                 read_bytes_per_s=options.read_bytes_per_s, write_bytes_per_s=options.write_bytes_per_s,
                 step_deadline=options.step_deadline_s, writes_per_step=options.writes_per_step,
+                wear_joules=options.wear_joules,
             )  # fmt: skip
             self._budget = made.start()
             self._attach()

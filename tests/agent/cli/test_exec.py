@@ -54,6 +54,25 @@ def test_cpus_are_those_asked_for(tmp_path: Path) -> None:
     assert done.output == "1 1\n"
 
 
+def test_flash_is_priced_as_its_owner_says(tmp_path: Path) -> None:
+    written(
+        tmp_path,
+        """
+        import torch
+        from agent.follow import budget
+        torch.ones(1)
+        print(budget._Running._of_this_process._planning._wear_joules_per_byte)
+        """,
+    )
+    config = tmp_path / "config.toml"
+    config.write_text('[energy]\nflash_endurance_bytes = 1_000_000_000_000\nflash_price = 100\nprice_per_kwh = 0.25\n')
+    done = followed("train.py", folder=tmp_path, bound=("--tensors", "1G", "--config", str(config)))
+    assert float(done.output) == pytest.approx(100 / 10**12 / 0.25 * 3.6e6)
+    config.write_text("[energy]\nflash_price = -1\n")
+    refused = followed("train.py", folder=tmp_path, bound=("--tensors", "1G", "--config", str(config)))
+    assert refused.code == 2 and "flash_price" in refused.ours[0]
+
+
 def test_help_teaches(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "agent.cli", "exec", "--help"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -74,6 +74,8 @@ def test_a_written_byte_is_priced_by_the_medium_below_the_pages(
 ) -> None:
     monkeypatch.setattr(consumption, "in_ram", lambda folder: False)
     card = medium_of(MediumKind.SD, FlashPrices())
-    assert wear_joules_per_byte(tmp_path, tmp_path / "nothing") == card.wear_joules_per_byte > 0
+    assert wear_joules_per_byte(tmp_path, root=tmp_path / "nothing") == card.wear_joules_per_byte > 0
+    dear = FlashPrices(endurance_bytes=10**12, medium=100.0, per_kwh=0.25)
+    assert wear_joules_per_byte(tmp_path, dear, tmp_path / "nothing") == pytest.approx(100 / 10**12 / 0.25 * 3.6e6)
     monkeypatch.setattr(consumption, "in_ram", lambda folder: True)
-    assert wear_joules_per_byte(tmp_path, tmp_path / "nothing") == 0.0
+    assert wear_joules_per_byte(tmp_path, dear, tmp_path / "nothing") == 0.0

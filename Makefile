@@ -32,7 +32,7 @@ test: setup
 	$(BIN)/pytest -m "not long" -n 2 --dist loadfile
 
 check-long: setup
-	$(BIN)/pytest -m long
+	$(BIN)/pytest -m "long or attack"
 
 # Real systemd 257 and 252 in emulated machines; needs root, fetches and keeps about 3 GB under .cache/ the first time.
 check-systemd: setup

@@ -18,6 +18,14 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what has a row in the table of attacks."""
+    for item in items:
+        if isinstance(item, pytest.Function) and "survived" in item.fixturenames:
+            item.add_marker("attack")
+
+
 @pytest.fixture
 def survived(record_property: Callable[[str, object], None]) -> Survived:
     """Return what notes an attack for the table at the end, and fails where it did harm."""

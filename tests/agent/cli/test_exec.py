@@ -65,7 +65,7 @@ def test_flash_is_priced_as_its_owner_says(tmp_path: Path) -> None:
         """,
     )
     config = tmp_path / "config.toml"
-    config.write_text('[energy]\nflash_endurance_bytes = 1_000_000_000_000\nflash_price = 100\nprice_per_kwh = 0.25\n')
+    config.write_text("[energy]\nflash_endurance_bytes = 1_000_000_000_000\nflash_price = 100\nprice_per_kwh = 0.25\n")
     done = followed("train.py", folder=tmp_path, bound=("--tensors", "1G", "--config", str(config)))
     assert float(done.output) == pytest.approx(100 / 10**12 / 0.25 * 3.6e6)
     config.write_text("[energy]\nflash_price = -1\n")

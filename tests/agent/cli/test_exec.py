@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.cli import main
+from agent.energy.media import FlashPrices
+from planner.ir.errors import ExitCode
 from tests.agent.follow.programs import followed, written
 
 
@@ -54,23 +57,26 @@ def test_cpus_are_those_asked_for(tmp_path: Path) -> None:
     assert done.output == "1 1\n"
 
 
-def test_flash_is_priced_as_its_owner_says(tmp_path: Path) -> None:
-    written(
-        tmp_path,
-        """
-        import torch
-        from agent.follow import budget
-        torch.ones(1)
-        print(budget._Running._of_this_process._planning._wear_joules_per_byte)
-        """,
-    )
+def test_flash_is_priced_as_its_owner_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, "import torch")
     config = tmp_path / "config.toml"
-    config.write_text("[energy]\nflash_endurance_bytes = 1_000_000_000_000\nflash_price = 100\nprice_per_kwh = 0.25\n")
-    done = followed("train.py", folder=tmp_path, bound=("--tensors", "1G", "--config", str(config)))
-    assert float(done.output) == pytest.approx(100 / 10**12 / 0.25 * 3.6e6)
+    config.write_text("[energy]\nflash_endurance_bytes = 1_000_000\nflash_price = 100\nprice_per_kwh = 0.25\n")
+    asked: list[FlashPrices] = []
+    became: list[list[str]] = []
+
+    def priced(page_dir: Path, prices: FlashPrices) -> float:
+        asked.append(prices)
+        return 0.5
+
+    monkeypatch.setattr("agent.cli.exec.wear_joules_per_byte", priced)
+    monkeypatch.setattr("os.execve", lambda path, command, environment: became.append(command))
+    program = ["--config", str(config), "--", str(tmp_path / "train.py")]
+    main(["exec", "--tensors", "1G", *program])
+    assert asked == [FlashPrices(1_000_000, 100.0, 0.25)]
+    assert '"wear_joules": 0.5' in " ".join(became[0])
     config.write_text("[energy]\nflash_price = -1\n")
     refused = followed("train.py", folder=tmp_path, bound=("--tensors", "1G", "--config", str(config)))
-    assert refused.code == 2 and "flash_price" in refused.ours[0]
+    assert refused.code == ExitCode.CONFIG and "flash_price" in refused.ours[0]
 
 
 def test_help_teaches(tmp_path: Path) -> None:

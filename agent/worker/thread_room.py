@@ -1,9 +1,22 @@
-"""Whether the threads of a bundle's operators can be started here."""
+"""Whether the threads of a bundle's operators have room here."""
 
+import mmap
 import os
-import threading
+import resource
+import sys
 
-from planner.ir.errors import PortError
+from planner.ir.errors import ExitCode, PortError
+
+_DEFAULT_STACK_BYTES = 8 << 20
+"""Of a thread where the process's own stack has no limit."""
+_MAP_NORESERVE = 0x4000
+"""Of Linux; Python names it from 3.13 on. Only the process's limit counts such memory, and it is never touched."""
+
+
+class ThreadRoomError(PortError):
+    """More threads than there is room for."""
+
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 def usable_cores() -> int:
@@ -12,28 +25,22 @@ def usable_cores() -> int:
 
 
 def check_thread_room(count: int) -> None:
-    """Raise PortError where the machine, or the process's memory limit, has no room for so many threads of operators.
+    """Raise ThreadRoomError where the process's memory limit (RLIMIT_DATA, on Linux) has no room for so many threads.
 
-    The OpenMP library would end the process where one cannot start: so as many, with stacks as large, are tried. After an
-    operator that takes fewer it ends the others; where they are more than the cores, they may still be there when the
-    next set starts, and there must be room for both.
+    The OpenMP library would end the process where one cannot start: so as much as their stacks take is mapped for a
+    moment. After an operator that takes fewer threads the library ends the others; where they are more than the cores,
+    they may still be there when the next set starts, and there must be room for both.
     """
+    if count == 1 or sys.platform != "linux":
+        return
     cores = usable_cores()
-    done = threading.Event()
-    started: list[threading.Thread] = []
-    before = threading.stack_size(0)
+    stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    stack_bytes = _DEFAULT_STACK_BYTES if stack == resource.RLIM_INFINITY else stack
+    threads = (count - 1) * (2 if count > cores else 1)
     try:
-        for _ in range((count - 1) * (2 if count > cores else 1)):
-            thread = threading.Thread(target=done.wait, daemon=True)
-            thread.start()
-            started.append(thread)
-    except RuntimeError as error:
-        raise PortError(
+        mmap.mmap(-1, threads * stack_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE).close()
+    except OSError as error:
+        raise ThreadRoomError(
             f"there is no room for the bundle's {count} threads on {cores} cores; plan it again with fewer `--threads`, or "
             "with more --ram"
         ) from error
-    finally:
-        threading.stack_size(before)
-        done.set()
-        for thread in started:
-            thread.join()

@@ -73,7 +73,7 @@ def _kind(arguments: argparse.Namespace) -> str:
 TITLES = {
     "zoo": ("Models under a budget", "Four AdamW steps of tiny random instances, dropout on."),
     "features": ("Features under a budget", "Small programs, each about one thing."),
-    "bundles": ("Models as bundles", "A job of four batches, captured, planned and trained by a worker, dropout on."),
+    "bundles": ("Models as bundles", "A job of six batches, captured, planned and trained by a worker, dropout on."),
     "jobs": ("Random jobs as bundles", "The name is the seed. Refused is what `plan` does not take."),
     "programs": ("Random programs under a budget", "The name is the seed."),
 }

@@ -90,7 +90,12 @@ if __name__ == "__main__":
 def test_workers_of_a_loader(tmp_path: Path, way: str) -> None:
     written(tmp_path, WORKERS)
     expected, done = plain("train.py", way, folder=tmp_path), followed("train.py", way, folder=tmp_path)
-    assert (done.code, done.output, done.said) == (0, expected.output, expected.said)
+    assert (done.code, done.output) == (0, expected.output)
+    for said in (
+        expected.said,
+        done.said,
+    ):  # a spawned worker's semaphores, where Python's own tracker hears of them late
+        assert not said or "resource_tracker" in said
     assert len(done.ours) == 1, "a worker has no budget and says nothing"
 
 

@@ -20,6 +20,7 @@ from planner.ir.errors import CaptureError, ExitCode, PortError
 from planner.ir.graph import Phase, Role, StepGraph, storage_key
 from planner.ir.lowering import optimizer_scalars
 from planner.ir.lowering.lower import lower
+from planner.ir.operand_rules import verify_operands
 from planner.ir.operators import check_operator
 from planner.ir.plan import Plan
 from planner.ir.tensor_bytes import storage_pieces, tensor_pieces
@@ -93,8 +94,8 @@ def prepare(job: TrainingJob, *, updates: int = 0) -> Prepared:
     """Capture every graph that the job's data will need: full batches, the last short one, evaluation.
 
     Each is recorded several times, on other rows. `updates`: for how many updates the scheduler's hyperparameters are
-    tabulated. Raises CaptureError for a step that cannot be recorded or is not the same each time, JobError for data or
-    settings that cannot be trained on.
+    tabulated. Raises CaptureError for a step that cannot be recorded or is not the same each time, GraphError for one whose
+    operators a bundle may not call that way, JobError for data or settings that cannot be trained on.
     """
     data, eval_data = _checked_data(job), _columns(job.eval_data, "eval_data")
     count = data[0].shape[0]
@@ -126,6 +127,7 @@ def prepare(job: TrainingJob, *, updates: int = 0) -> Prepared:
     for graph in graphs.values():
         for op in graph.ops:
             check_operator(op.name)
+        verify_operands(graph)
     graphs, tensors = _merge(captures, graphs)
     spec = captures[0].optimizer
     if spec is None:

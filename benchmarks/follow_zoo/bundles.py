@@ -144,17 +144,12 @@ def _trained(job: TrainingJob) -> Any:
 def _trained_by_worker(
     name: str, shown: Prepared, prepared: Prepared, measured: Measured, device: DeviceCosts, at: Callable[[str], object]
 ) -> Outcome:
-    planner = make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)
     need, written, done = 0, 0, []
     for setting in ("ample", "half"):
         at(setting)
         ram_bytes = AMPLE if setting == "ample" else need // 2
         try:
-            try:
-                plans, costs = make_bundle.plan_all(prepared, measured, device, ram_bytes, planner)
-            except InfeasibleError as error:
-                ram_bytes = error.needed_bytes or need
-                plans, costs = make_bundle.plan_all(prepared, measured, device, ram_bytes, planner)
+            ram_bytes, plans, costs = _planned(prepared, measured, device, ram_bytes)
             try:
                 choice = _trial(prepared, plans, costs, ram_bytes)
             except TrialError as error:
@@ -169,6 +164,20 @@ def _trained_by_worker(
         need, written = max(need, choice.peak_bytes), max(written, choice.written_bytes)
         done.append(setting)
     return Outcome(name, Verdict.EQUAL, "", "", need, 0, written, settings=tuple(done))
+
+
+def _planned(
+    prepared: Prepared, measured: Measured, device: DeviceCosts, ram_bytes: int
+) -> tuple[int, Mapping[str, Plan], Mapping[str, CostTable]]:
+    """Plan a job for a budget, or for the least that one of its graphs after another says that it needs."""
+    planner = make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)
+    while True:
+        try:
+            return ram_bytes, *make_bundle.plan_all(prepared, measured, device, ram_bytes, planner)
+        except InfeasibleError as error:
+            if error.needed_bytes is None or error.needed_bytes <= ram_bytes:
+                raise
+            ram_bytes = error.needed_bytes
 
 
 def _trial(prepared: Prepared, plans: Mapping[str, Plan], costs: Mapping[str, CostTable], ram_bytes: int) -> PlanChoice:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.capture.assemble import UpdateRecipe, assemble
@@ -211,6 +212,8 @@ class _Session:
         self.aux: tuple[int, ...] = ()
 
     def _add(self, tensor: torch.Tensor, role: Role, name: str) -> None:
+        if is_lazy(tensor):
+            raise CaptureError(f"{name} has no shape yet: run the model once on a batch before its optimizer is made")
         if not self.recorder.known(tensor):
             self.persistent[storage_key(role, name)] = tensor
         self.names[tensor] = name

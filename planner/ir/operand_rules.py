@@ -108,6 +108,11 @@ def _same_shapes(call: _Call) -> bool:
     return call.shape("grad_output") == call.shape("output")
 
 
+def _gelu(call: _Call) -> bool:
+    """oneDNN's kernel reads as many gradients as there are inputs."""
+    return call.shape("grad_output") == call.shape("self")
+
+
 def _batch_norm(call: _Call) -> bool:
     shape = call.shape("input")
     if len(shape) < 2 or 0 in shape:
@@ -305,6 +310,7 @@ _ATTENDED = "query key value dropout_p is_causal attn_mask scale"
 _RULES: dict[str, tuple[str, Callable[[_Call], bool]]] = {
     "_log_softmax_backward_data": ("grad_output output dim input_dtype", _same_shapes),
     "_softmax_backward_data": ("grad_output output dim input_dtype", _same_shapes),
+    "gelu_backward": ("grad_output self approximate", _gelu),
     "native_batch_norm": (_NORMED, _batch_norm),
     "native_batch_norm_backward": (
         "grad_out input weight running_mean running_var save_mean save_invstd train eps output_mask", _batch_norm
@@ -390,7 +396,9 @@ def verify_operands(graph: StepGraph) -> None:
                 )  # fmt: skip
                 raise GraphError(
                     f"op {i} ({op.name}) takes tensors of shapes {shapes} that do not fit each other, or indices that nothing "
-                    "checked; the bundle is damaged or hostile: plan the job again"
+                    "checked. In a bundle: it is damaged or hostile; plan the job again. While a job is recorded: something "
+                    "stands between the forward pass and the backward pass, as saved_tensors_hooks does; leave it out, or run "
+                    "the program with `port-agent exec`"
                 )
 
 

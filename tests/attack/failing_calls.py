@@ -189,8 +189,9 @@ def _check_store(folder: Path) -> str:
     promised = dict(line.split() for line in (folder.with_name("acknowledged")).read_text().splitlines())
     store = JobStore(folder / "state")
     found = {str(job.id): job.state for job in store.all()}
-    if store.set_aside or store.trouble is not None:
-        return f"set aside {store.set_aside}, trouble {store.trouble}"
+    unkept = {number: job for number, job in store.set_aside.items() if str(number) in promised}
+    if unkept or store.trouble is not None:  # one that was refused may be set aside
+        return f"set aside {unkept}, trouble {store.trouble}"
     for number, state in promised.items():
         if state == "0" and number in found:
             return f"job {number} is back after it was forgotten"

@@ -9,7 +9,7 @@ TRUSTING = (
     "nn.functional.max_pool2d", "nn.functional.max_pool3d", "nn.functional.adaptive_max_pool2d", "nn.functional.nll_loss",
     "nn.functional.embedding", "nn.functional.batch_norm", "nn.functional.layer_norm", "log_softmax",
     "nn.functional.avg_pool2d", "nn.functional.adaptive_avg_pool2d", "nn.functional.grid_sample", "nn.functional.interpolate",
-    "unfold",
+    "unfold", "nn.functional.gelu",
 )  # fmt: skip
 """Functions of torch whose operators crashed before they were checked."""
 

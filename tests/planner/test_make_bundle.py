@@ -13,7 +13,7 @@ from torch import nn
 
 from planner.ir.bundle.bundle import Bundle, PlannedLimits
 from planner.ir.costs import DeviceCosts, Flash, OpCost
-from planner.ir.graph import Phase
+from planner.ir.graph import GraphError, Phase
 from planner.job import JobError, ScriptError, TrainingJob
 from planner.make_bundle import InfeasibleError, default_planner, plan_all, prepare, tensor_chunks, write
 from planner.profiling.operators import Measured
@@ -157,6 +157,19 @@ def test_parts_that_are_something_else_are_named(name: str, message: str) -> Non
     wrong = job()
     setattr(wrong, name, "resnet18")
     with pytest.raises(JobError, match=f"{name} is a str; give {message}"):
+        prepare(wrong)
+
+
+def test_saved_tensors_that_are_exchanged_for_others_are_refused_when_planned() -> None:
+    """The backward pass would read labels that no operator of the bundle checks."""
+    wrong = job(data=[torch.randn(ROWS, 4), torch.randint(0, 4, (ROWS,))])
+
+    def hooked(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: (t.clone(),), lambda saved: saved[0]):
+            return nn.functional.cross_entropy(model(x), y)
+
+    wrong.loss_fn = hooked
+    with pytest.raises(GraphError, match=r"nll_loss_backward.*saved_tensors_hooks"):
         prepare(wrong)
 
 

@@ -148,6 +148,12 @@ def test_other_devices_are_refused() -> None:
         capture_step(model, lambda m, x: m(x).sum(), sgd(model), (torch.zeros(2, 4, device="meta"),))
 
 
+def test_parameters_without_a_shape_are_refused() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 1))
+    with pytest.raises(CaptureError, match=r"0\.weight has no shape yet"):
+        capture_step(model, lambda m, x: m(x).sum(), sgd(model), (torch.zeros(2, 4),))
+
+
 def test_a_batch_that_requires_a_gradient_or_shares_memory_is_refused() -> None:
     model = net()
     x, y = batch()

@@ -41,7 +41,7 @@ class Everything(nn.Module):
         grid = torch.linspace(-1, 1, 5).view(1, 5, 1, 1).expand(len(x), 5, 5, 2)
         x = functional.grid_sample(x, grid, align_corners=False)
         x = functional.adaptive_avg_pool2d(x.unfold(2, 3, 2).sum(-1) + x.unfold(-2, 3, 2).sum(-1), 2)
-        return x.flatten(1)
+        return functional.gelu(x.flatten(1))
 
 
 def loss(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -104,7 +104,7 @@ INDICES = {
 """Place of the argument whose values nobody checks."""
 
 TRUSTED = (
-    *INDICES, "native_batch_norm_backward", "native_layer_norm_backward", "_log_softmax_backward_data",
+    *INDICES, "native_batch_norm_backward", "native_layer_norm_backward", "_log_softmax_backward_data", "gelu_backward",
     "_scaled_dot_product_flash_attention_for_cpu_backward", "_adaptive_avg_pool2d_backward", "avg_pool2d_backward",
     "reflection_pad2d_backward", "replication_pad2d_backward", "grid_sampler_2d_backward", "unfold_backward",
 )  # fmt: skip

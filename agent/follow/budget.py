@@ -47,6 +47,8 @@ class Report:
     """Highest resident memory of the whole process, as the kernel counts it."""
     read_bytes: int
     written_bytes: int
+    unworn_bytes: int
+    """Of `written_bytes`, those to compressed RAM, which writing does not wear."""
     mapped_bytes: int
     """Brought in from files that hold weights; nothing is ever written there."""
     recomputed_bytes: int
@@ -283,6 +285,7 @@ class _Running:
             peak_resident_bytes=peak_resident_bytes(),
             read_bytes=paged.read_bytes,
             written_bytes=paged.written_bytes,
+            unworn_bytes=paged.unworn_bytes,
             mapped_bytes=counters.mapped_bytes,
             recomputed_bytes=counters.recomputed_bytes,
             stall_seconds=paged.stall_seconds,
@@ -298,7 +301,7 @@ class _Running:
             step_written_bytes=None if plan is None else plan.written_bytes,
             joules=None if energy is None else energy.joules,
             energy_source=None if energy is None else energy.source,
-            wear_share=wear_share(self._page_dir, paged.written_bytes),
+            wear_share=wear_share(self._page_dir, paged.written_bytes - paged.unworn_bytes),
         )
 
     # -- fork: the child may read pages and writes none; the parent never overwrites what the child may read

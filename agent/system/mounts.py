@@ -3,6 +3,8 @@
 from pathlib import Path
 
 _IN_RAM = ("tmpfs", "ramfs")
+_COMPRESSED_RAM = "/dev/zram"
+"""What the kernel's compressed block devices in RAM begin with (Documentation/admin-guide/blockdev/zram.rst)."""
 
 
 def file_system(path: Path, proc: Path = Path("/proc")) -> str:
@@ -12,19 +14,30 @@ def file_system(path: Path, proc: Path = Path("/proc")) -> str:
 
     From the device number in mountinfo, proc_pid_mountinfo(5); btrfs and overlays give files other numbers.
     """
-    try:
-        device = path.stat().st_dev
-        lines = (proc / "self/mountinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    wanted = f"{device >> 8 & 0xFFF}:{device & 0xFF | device >> 12 & 0xFFF00}"  # makedev(3), glibc
-    for line in reversed(lines):  # the mount made last lies on top
-        words, _, kind = line.partition(" - ")
-        if words.split()[2] == wanted:
-            return kind.split()[0]
-    return ""
+    return _kind_and_source(path, proc)[0]
 
 
 def in_ram(directory: Path) -> bool:
     """Say whether what is kept in `directory` is kept in RAM."""
     return file_system(directory) in _IN_RAM
+
+
+def worn_by_writing(path: Path, proc: Path = Path("/proc")) -> bool:
+    """Say whether what is written to `path` wears a medium: all but RAM, compressed or not."""
+    kind, source = _kind_and_source(path, proc)
+    return kind not in _IN_RAM and not source.startswith(_COMPRESSED_RAM)
+
+
+def _kind_and_source(path: Path, proc: Path) -> tuple[str, str]:
+    try:
+        device = path.stat().st_dev
+        lines = (proc / "self/mountinfo").read_text().splitlines()
+    except OSError:
+        return "", ""
+    wanted = f"{device >> 8 & 0xFFF}:{device & 0xFF | device >> 12 & 0xFFF00}"  # makedev(3), glibc
+    for line in reversed(lines):  # the mount made last lies on top
+        words, _, kind = line.partition(" - ")
+        if words.split()[2] == wanted:
+            described = kind.split()
+            return described[0], described[1]
+    return "", ""

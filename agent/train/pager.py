@@ -23,6 +23,7 @@ from typing import Any
 
 import xxhash
 
+from agent.system.mounts import worn_by_writing
 from planner.ir.errors import PortError
 
 BLOCK = 4096
@@ -67,7 +68,10 @@ def padded(nbytes: int) -> int:
 
 
 class PageFile:
-    """A file of blocks. `direct` tells whether it bypasses the page cache."""
+    """A file of blocks.
+
+    `direct` tells whether it bypasses the page cache, `worn` whether what is written to it wears a medium.
+    """
 
     def __init__(self, path: Path, *, direct: bool = True) -> None:
         self.path = path
@@ -83,6 +87,7 @@ class PageFile:
         if sys.platform == "darwin" and direct:
             fcntl.fcntl(self.fd, fcntl.F_NOCACHE, 1)
             self.direct = True
+        self.worn = worn_by_writing(path)
 
     def reserve(self, nbytes: int) -> None:
         """Make the file at least `nbytes` long, its space allocated.
@@ -215,6 +220,8 @@ class PagerStats:
     read_seconds: float = 0.0
     write_seconds: float = 0.0
     stall_seconds: float = 0.0
+    unworn_bytes: int = 0
+    """Of `written_bytes`, those to compressed RAM, which writing does not wear."""
 
     @property
     def busy_seconds(self) -> float:
@@ -324,6 +331,7 @@ class Pager:
             _drop_cache(file, slot.offset + transfer.start, transfer.nbytes, transfer.write)
         if transfer.write:
             self.stats.written_bytes += transfer.nbytes
+            self.stats.unworn_bytes += 0 if file.worn else transfer.nbytes
         else:
             self.stats.read_bytes += transfer.nbytes
 

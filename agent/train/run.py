@@ -163,6 +163,7 @@ def _evaluate(trainer: Trainer, tell: Tell) -> Evaluation | None:
             EvaluationDone(
                 step=evaluation.step, loss=evaluation.loss, metric=evaluation.metric, best=evaluation.best,
                 paged_in_bytes=evaluation.paging.read_bytes, paged_out_bytes=evaluation.paging.written_bytes,
+                unworn_bytes=evaluation.paging.unworn_bytes,
             )
         )  # fmt: skip
     return evaluation

@@ -488,7 +488,7 @@ def step_message(event: StepEvent) -> StepDone:
     return StepDone(
         step=event.step, epoch=event.epoch, loss=event.loss, wall_s=event.wall_s, cpu_s=event.cpu_s,
         phases_s={**event.report.phases_s, **waits_and_transfers}, paged_in_bytes=paging.read_bytes,
-        paged_out_bytes=paging.written_bytes, transfer_s=paging.busy_seconds,
+        paged_out_bytes=paging.written_bytes, unworn_bytes=paging.unworn_bytes, transfer_s=paging.busy_seconds,
         hidden_s=max(0.0, paging.busy_seconds - paging.stall_seconds), peak_rss_bytes=peak_resident_bytes(),
         planned_s=event.planned_s, planned_compute_s=event.planned_compute_s, planned_joules=event.planned_joules,
     )  # fmt: skip

@@ -71,6 +71,8 @@ class StepDone(_EventMessage, frozen=True, kw_only=True, tag="step"):
     phases_s: dict[str, float]
     paged_in_bytes: int = 0
     paged_out_bytes: int = 0
+    unworn_bytes: int = 0
+    """Of those paged out, the bytes to compressed RAM, which writing does not wear."""
     transfer_s: float = 0.0
     hidden_s: float = 0.0
     """Of the transfers, what ran beside compute."""
@@ -91,6 +93,7 @@ class EvaluationDone(_EventMessage, frozen=True, kw_only=True, tag="eval"):
     best: bool = False
     paged_in_bytes: int = 0
     paged_out_bytes: int = 0
+    unworn_bytes: int = 0
 
 
 class CheckpointWritten(_EventMessage, frozen=True, kw_only=True, tag="checkpoint"):
@@ -138,6 +141,7 @@ class MemoryReleased(_EventMessage, frozen=True, kw_only=True, tag="released"):
     resident_bytes: int
     wall_s: float
     paged_out_bytes: int = 0
+    unworn_bytes: int = 0
 
 
 class WorkerResumed(_EventMessage, frozen=True, kw_only=True, tag="resumed"):

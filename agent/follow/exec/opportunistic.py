@@ -185,6 +185,7 @@ class Opportunistic:
             MemoryReleased(
                 step=self._steps, resident_bytes=resident_now(), wall_s=time.perf_counter() - begin_s,
                 paged_out_bytes=self._reported.written_bytes - before.written_bytes,
+                unworn_bytes=self._reported.unworn_bytes - before.unworn_bytes,
             )
         )  # fmt: skip
 
@@ -241,7 +242,8 @@ class Opportunistic:
             StepDone(
                 step=now.steps, epoch=0, loss=None, wall_s=now.wall_s - before.wall_s, cpu_s=now.cpu_s - before.cpu_s,
                 phases_s={"stall": now.stall_s - before.stall_s}, paged_in_bytes=now.read_bytes - before.read_bytes,
-                paged_out_bytes=now.written_bytes - before.written_bytes, peak_rss_bytes=now.peak_bytes,
+                paged_out_bytes=now.written_bytes - before.written_bytes,
+                unworn_bytes=now.unworn_bytes - before.unworn_bytes, peak_rss_bytes=now.peak_bytes,
             )
         )  # fmt: skip
 
@@ -256,11 +258,12 @@ class _Figures:
     stall_s: float
     read_bytes: int
     written_bytes: int
+    unworn_bytes: int
     peak_bytes: int
 
     @classmethod
     def now(cls, steps: int, report: Report) -> "_Figures":
         return cls(
             steps, time.perf_counter(), time.process_time(), report.stall_seconds, report.read_bytes,
-            report.written_bytes, report.peak_resident_bytes,
+            report.written_bytes, report.unworn_bytes, report.peak_resident_bytes,
         )  # fmt: skip

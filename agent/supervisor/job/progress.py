@@ -65,7 +65,7 @@ class ProgressRecorder:
             case PlanSwitched():
                 self._on_plan(run, job, event)
             case EvaluationDone():
-                self._store.keep_in_memory(self._wrote(job, event.paged_out_bytes))
+                self._store.keep_in_memory(self._wrote(job, event.paged_out_bytes - event.unworn_bytes))
                 best = ", the best so far" if event.best else ""
                 self._log(run, f"evaluated at step {event.step}: loss {event.loss}{best}")
             case DeviceInterrupted():
@@ -79,7 +79,7 @@ class ProgressRecorder:
             case WorkerLeaving():
                 self._log(run, f"stopped after step {event.step}")
             case MemoryReleased():
-                self._store.keep_in_memory(self._wrote(job, event.paged_out_bytes))
+                self._store.keep_in_memory(self._wrote(job, event.paged_out_bytes - event.unworn_bytes))
             case TrainingFinished():
                 run.out, run.out_checksum = event.out, event.out_checksum
             case TrainingFailed():
@@ -95,7 +95,7 @@ class ProgressRecorder:
         peak = max(event.peak_rss_bytes or 0, job.measured.peak_rss_bytes or 0) or None
         joules = event.planned_joules
         job = replace(
-            self._wrote(job, event.paged_out_bytes),
+            self._wrote(job, event.paged_out_bytes - event.unworn_bytes),
             step=event.step,
             total_steps=event.total_steps or job.total_steps,
             loss=event.loss,

@@ -62,6 +62,7 @@ def test_what_is_written_comes_back(pager: Pager, tmp_path: Path, nbytes: int, a
     data = made_up(nbytes, aligned=aligned)
     assert torch.equal(round_trip(pager, file, data, aligned=aligned), data)
     assert pager.stats.written_bytes == pager.stats.read_bytes == nbytes
+    assert pager.stats.unworn_bytes == (0 if file.worn else nbytes)
     assert min(pager.stats.read_seconds, pager.stats.write_seconds) > 0
     file.close()
 

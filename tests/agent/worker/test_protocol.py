@@ -42,7 +42,7 @@ STEP = StepDone(step=3, epoch=0, loss=0.5, wall_s=1.0, cpu_s=0.9, phases_s={"for
         ),
         (
             MemoryReleased(step=7, resident_bytes=9, wall_s=0.5),
-            b'{"v":1,"event":"released","step":7,"resident_bytes":9,"wall_s":0.5,"paged_out_bytes":0}\n',
+            b'{"v":1,"event":"released","step":7,"resident_bytes":9,"wall_s":0.5,"paged_out_bytes":0,"unworn_bytes":0}\n',
         ),
         (PauseTraining(), b'{"v":1,"cmd":"pause"}\n'),
         (ReleaseMemory(reason="heat"), b'{"v":1,"cmd":"release","reason":"heat"}\n'),

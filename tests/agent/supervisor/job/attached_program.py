@@ -41,13 +41,13 @@ class ObedientProgram:
     def tell(self, event: Event) -> None:
         self._channel.send(event)
 
-    def do_step(self, wall_s: float = 0.01, paged_out_bytes: int = 0) -> None:
+    def do_step(self, wall_s: float = 0.01, paged_out_bytes: int = 0, unworn_bytes: int = 0) -> None:
         """Say that a step is done."""
         self.step += 1
         self.tell(
             StepDone(
                 step=self.step, epoch=0, loss=None, wall_s=wall_s, cpu_s=wall_s, phases_s={},
-                paged_out_bytes=paged_out_bytes,
+                paged_out_bytes=paged_out_bytes, unworn_bytes=unworn_bytes,
             )
         )  # fmt: skip
 

@@ -54,7 +54,7 @@ async def test_it_runs_while_the_policy_says_so_and_its_work_is_counted(tmp_path
             live.plug(True)
             await until_heard(live, program, ResumeTraining)
             program.do_step(paged_out_bytes=5 * MIB)
-            program.do_step()
+            program.do_step(paged_out_bytes=90 * MIB, unworn_bytes=90 * MIB)
             await live.until_step(program.job, 2)
             status = (await live.ask(live.client.get, "/v1/status"))["job"]
             assert (status["name"], status["kind"], status["phase"]) == ("train", "attached", "training")
@@ -64,6 +64,7 @@ async def test_it_runs_while_the_policy_says_so_and_its_work_is_counted(tmp_path
             await live.until(lambda: live.core.runners.host.job is None)
             assert isinstance(program.heard[-1], ReleaseMemory) and program.heard[-1].reason == "on battery 80 %"
             await live.until(lambda: live.core.wear.today_bytes() >= 12 * MIB)  # a step's, and of giving memory back
+            assert live.core.wear.today_bytes() < 90 * MIB, "what went to compressed RAM"
             live.plug(True)
             await until_heard(live, program, ResumeTraining, ReleaseMemory, ResumeTraining)
             report = await live.ask(live.client.get, "/v1/energy?since=0")

@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 
 from agent.jobs.records import DamagedRecordError, StoredRecord, unseal
@@ -55,9 +55,14 @@ class JobDirectories:
         """Remove the files of a job that was taken away."""
         shutil.rmtree(self.root / _REMAINS.format(job_id), ignore_errors=True)
 
-    def remove_remains(self) -> None:
-        """Remove what a cut left of jobs that were being forgotten, or were never acknowledged."""
-        for path in [*self.root.glob(_REMAINS.format("*")), *self.root.glob(_BUILDING.format("*"))]:
+    def taken_away(self, job_id: int) -> bool:
+        """Say whether a job was taken away and its files are not removed yet."""
+        return (self.root / _REMAINS.format(job_id)).is_dir()
+
+    def remove_remains(self, but: Set[int]) -> None:
+        """Remove what a cut left of jobs that were being forgotten, or were never acknowledged; keep it of those in `but`."""
+        kept = {self.root / _REMAINS.format(job_id) for job_id in but}
+        for path in {*self.root.glob(_REMAINS.format("*")), *self.root.glob(_BUILDING.format("*"))} - kept:
             shutil.rmtree(path, ignore_errors=True)
 
     def numbers(self) -> list[int]:

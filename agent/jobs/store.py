@@ -369,7 +369,7 @@ class JobStore:
             day: count for day, count in wear if isinstance(day, str) and isinstance(count, int) and count >= 0
         }
         self._restore(rows, damage)
-        self._directories.remove_remains()
+        self._directories.remove_remains(but=self._pending.forgotten)
         highest = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'").fetchone()
         if highest and isinstance(highest[0], int) and highest[0] < _HIGHEST_ID:
             self._next_id = max(self._next_id, highest[0] + 1)
@@ -386,6 +386,9 @@ class JobStore:
                 self._set_aside(number, "", damaged_manifests.get(number) or damage[number])
                 continue
             self._written = max(self._written, record.written)
+            if not self.job_dir(number).is_dir() and self._directories.taken_away(number):  # the row was to go next
+                self._pending.forgotten.add(number)
+                continue
             if not self.job_dir(number).is_dir():  # its manifest could never be written, nor what comes after it
                 self._set_aside(number, record.name, _NO_DIRECTORY)
                 continue

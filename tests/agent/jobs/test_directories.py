@@ -38,7 +38,7 @@ def test_a_job_that_was_taken_away_is_gone_for_a_start_though_its_space_is_not_f
     directories.take_away(3)
     directories.take_away(4)  # there was none
     assert directories.numbers() == [] and directories.manifests() == ({}, {}) and list(tmp_path.iterdir())
-    directories.remove_remains()
+    directories.remove_remains(but=set())
     assert not list(tmp_path.iterdir())
 
 

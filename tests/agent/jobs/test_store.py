@@ -359,6 +359,20 @@ def test_adding_to_a_store_that_cannot_open_is_refused(tmp_path: Path) -> None:
         store.add(SPEC, 1.0)
 
 
+def test_a_cut_before_the_row_of_a_forgotten_job_is_gone(tmp_path: Path) -> None:
+    """The start finishes what was begun."""
+    store = JobStore(tmp_path)
+    kept, gone = store.add(SPEC, 1.0), store.add(replace(SPEC, name="gone"), 2.0)
+    store.close()
+    store.job_dir(gone.id).rename(tmp_path / "jobs" / f".{gone.id}.gone")
+    store = JobStore(tmp_path)
+    assert store.all() == [kept] and not store.set_aside
+    store.close()
+    assert [path.name for path in (tmp_path / "jobs").iterdir()] == [str(kept.id)]
+    with sqlite3.connect(tmp_path / "jobs.db") as rows:
+        assert rows.execute("SELECT id FROM jobs").fetchall() == [(kept.id,)]
+
+
 def test_a_job_without_its_directory_is_set_aside_and_the_others_are_written(tmp_path: Path) -> None:
     """What a full disk may leave of a job that it refused: the row came through, and its removal did not."""
     store = JobStore(tmp_path)

@@ -9,7 +9,7 @@ are dropped, and what does not fit is no announcement.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agent.peers.identity import is_short_id
+from agent.peers.identity.device_id import is_short_id
 from agent.peers.state import PublicState
 
 FORMAT = "1"

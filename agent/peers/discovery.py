@@ -26,7 +26,7 @@ from zeroconf import (  # type: ignore[attr-defined]  # DNS... are there for all
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from agent.peers.announcement import Announcement, to_text
-from agent.peers.identity import is_short_id
+from agent.peers.identity.device_id import is_short_id
 from agent.peers.interfaces import Interface, multicast_interfaces
 from agent.peers.sightings import TTL_S, Peer, Sightings
 from agent.peers.state import PublicState
@@ -85,7 +85,7 @@ class Discovery:
                     await self._attend(node, interfaces)
             except NonUniqueNameException:
                 reason = f"another device in the network has the id {self._own.id}; was the state directory copied?"
-                self._report(f"{reason} Then delete the file device-id in it and restart the agent")
+                self._report(f"{reason} Then delete the file identity.pem in it and restart the agent")
                 await asyncio.sleep(LOOK_S)
             except (OSError, RuntimeError, Error) as error:  # RuntimeError: zeroconf lost an interface on the way
                 self._report(str(error) or type(error).__name__)

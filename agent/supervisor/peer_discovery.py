@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.health.conditions import HealthBoard
+from agent.peers.identity.keys import IdentityError
 from agent.peers.state import PublicState
 from agent.policy.config import AgentOptions
 from agent.supervisor.job.runners import Runners
@@ -90,8 +91,8 @@ class PeerDiscovery:
             try:
                 self._discovery = await asyncio.to_thread(_prepare, self._state_dir, name, self._report)
                 break
-            except OSError as error:
-                self._report(f"the device id cannot be kept: {error}")
+            except (OSError, IdentityError) as error:
+                self._report(f"the device's key cannot be used: {error}")
                 await asyncio.sleep(_RETRY_S)
         self._discovery.show(self._state)
         await self._discovery.run()
@@ -119,9 +120,9 @@ def _prepare(state_dir: Path, name: str, report: Callable[[str], None]) -> "Disc
     from agent.energy.sources.power_models import machine_name
     from agent.peers.announcement import Announcement
     from agent.peers.discovery import Discovery
-    from agent.peers.identity import device_id, short_id
+    from agent.peers.identity.keys import own_identity
 
-    own_id = short_id(device_id(state_dir))
+    own_id = own_identity(state_dir).id.short
     board = machine_name(Path("/")) or f"{platform.system()} {platform.machine()}"
     own = Announcement(own_id, name or f"agent-{own_id[:4]}", board, version("port-agent"), PublicState.IDLE)
     return Discovery(own, report)

@@ -15,7 +15,7 @@ from agent.energy.sources.base import Kind
 from agent.follow.decisions.kept_plans import KeptPlan, keep_plan, read_plan
 from agent.jobs.model import Job, JobSpec, JobState
 from agent.jobs.store import JobStore
-from agent.peers.identity import device_id
+from agent.peers.identity.keys import own_identity
 from agent.supervisor.inbox import Inboxes
 from deploy.versions import SetupError, Store, rollback, write_stamp
 from planner.ir.bundle.bundle import Bundle, BundleError
@@ -137,7 +137,7 @@ def attack_daemon_files(scratch: Path, *, every_bytes: int, seed: int = 1) -> At
     original = scratch / "work/state"
     original.parent.mkdir(parents=True)
     serve_shortly(original.parent)
-    device_id(original)
+    own_identity(original)
     small = scratch / "original"
     for file in original.rglob("*"):
         if file.is_file() and not file.name.startswith(_ATTACKED_ALONE):

@@ -114,7 +114,7 @@ def test_off_means_no_zeroconf_and_no_socket(tmp_path: Path, capsys: pytest.Capt
             assert "/zeroconf/" not in maps.read_text() and "/torch/" not in maps.read_text()
         assert main(["peers", "--runtime-dir", str(tmp_path / "run")]) == 0
         assert "discovery is off" in capsys.readouterr().out
-    assert not (tmp_path / "state/device-id").exists()
+    assert not (tmp_path / "state/identity.pem").exists()
 
 
 def client_pid(root: Path) -> int:
@@ -196,7 +196,7 @@ def test_a_copied_state_directory_is_reported(monkeypatch: pytest.MonkeyPatch) -
         await asyncio.wait(tasks)
 
     asyncio.run(run())
-    assert "has the id 0123456789ab" in reports[0] and "device-id" in reports[0]
+    assert "has the id 0123456789ab" in reports[0] and "identity.pem" in reports[0]
 
 
 def run_until_reported(monkeypatch: pytest.MonkeyPatch, interfaces: tuple[Interface, ...]) -> list[str]:

@@ -137,4 +137,4 @@ def test_a_state_directory_that_cannot_be_written_is_a_health_item(tmp_path: Pat
 
     asyncio.run(run())
     (item,) = health.items(time.monotonic())
-    assert "device id cannot be kept" in item.text
+    assert "device's key cannot be used" in item.text

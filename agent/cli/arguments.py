@@ -203,6 +203,15 @@ def page_dirs(directories: list[Path]) -> list[Path]:
     return directories
 
 
+def use_cores(count: int) -> None:
+    """Bind this process, and what it starts, to `count` of the cores that it may use; raises UsageError where there are fewer."""
+    available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    if count > len(available):
+        raise UsageError(f"--cpus {count}: this process may use 1 to {len(available)}")
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, list(available)[:count])
+
+
 def _nearest(path: Path) -> Path:
     """Return the path, or what is there of it."""
     there = path.absolute()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from agent.cli import places
-from agent.cli.arguments import UsageError, duration, readable_file, size, whole_number, writable_file
+from agent.cli.arguments import UsageError, duration, readable_file, size, use_cores, whole_number, writable_file
 from agent.energy.media import FlashPrices
 from agent.follow.consumption import wear_joules_per_byte
 from agent.follow.exec.exec_budget import ExecOptions
@@ -125,7 +125,8 @@ def run_in_budget(arguments: argparse.Namespace, program: list[str], *, module: 
     socket = _agent_socket(arguments.runtime_dir, ram) if arguments.opportunistic else None
     added = preload_environment(ram) if ram is not None else {}
     if arguments.cpus is not None:
-        _use_cpus(arguments.cpus)
+        use_cores(arguments.cpus)
+        os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(arguments.cpus)
     scope = scope_command(memory_max(ram)) if ram is not None else []
     budget = ExecOptions(
         ram_bytes=ram,
@@ -194,13 +195,3 @@ def _check_page_dir(directory: Path, *, for_ram: bool) -> None:
             check_not_in_ram(directory)
     except PageError as error:
         raise UsageError(str(error)) from error
-
-
-def _use_cpus(count: int) -> None:
-    """Bind this process, and so the program, to `count` of the CPUs that it may use."""
-    available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    if count > len(available):
-        raise UsageError(f"--cpus {count}: this process may use 1 to {len(available)}")
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, list(available)[:count])
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(count)

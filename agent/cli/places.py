@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from agent.control.client import ControlClient
     from agent.energy.sources.registry import EnergyConfig
+    from agent.policy.config import Config
 
 SYSTEM_RUNTIME_DIR = Path("/run/port-agent")
 SYSTEM_STATE_DIR = Path("/var/lib/port-agent")
@@ -45,8 +46,21 @@ def energy_settings(config: Path | None) -> "tuple[EnergyConfig, int]":
     Raises ConfigError and EnergyConfigError.
     """
     from agent.energy.sources.registry import EnergyConfig
+
+    found = _settings(config)
+    return EnergyConfig.from_table(found.energy), found.policy.flash_write_budget_bytes_per_day
+
+
+def granted_cores(config: Path | None, cores: int) -> int:
+    """Return how many of so many cores jobs are granted while nobody uses the device, by the same file; at least one.
+
+    Raises ConfigError.
+    """
+    return max(1, int(cores * _settings(config).policy.not_in_use.cpu_percent / 100))
+
+
+def _settings(config: Path | None) -> "Config":
     from agent.policy.config import Config, load_config
 
     path = config or SYSTEM_CONFIG
-    found = load_config(path) if path.is_file() else Config()
-    return EnergyConfig.from_table(found.energy), found.policy.flash_write_budget_bytes_per_day
+    return load_config(path) if path.is_file() else Config()

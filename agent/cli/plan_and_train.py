@@ -22,6 +22,7 @@ from agent.cli.arguments import (
     positive_number,
     readable_file,
     size,
+    use_cores,
     whole_number,
     writable_file,
     writable_folder,
@@ -84,6 +85,11 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "--threads", type=whole_number(1, 1024), metavar="N",
         help="threads per operator, fixed in the bundle (default: what the script or OMP_NUM_THREADS sets, else the fastest "
         "number of 1 to all cores; 1 with --board)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cpus", type=whole_number(1), metavar="N",
+        help="plan for N cores: measured, timed and tried on so many, page thread included (default: those that the policy's [limits] "
+        "grant while nobody uses the device)",
     )  # fmt: skip
     parser.add_argument(
         "--epochs", type=whole_number(1), default=1, help="how far a learning-rate schedule is tabulated"
@@ -184,6 +190,7 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "the same order",
     )
     parser.add_argument("--plan", type=whole_number(0), default=0, help="which plan of the bundle (default 0)")
+    parser.add_argument("--cpus", type=whole_number(1), metavar="N", help="run on N cores (default: all)")
     parser.add_argument(
         "--verify", type=whole_number(0), default=0, metavar="N", help="compare the first N steps with plain PyTorch's"
     )
@@ -211,6 +218,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     if arguments.step_joules is not None and not arguments.sparse_update:
         raise UsageError("--step-joules limits what --sparse-update trains; give both, or neither")
     out = arguments.out or arguments.script.with_suffix(".port")
+    _keep_to_cores(arguments)
     begin = time.perf_counter()
     made, sparse, step_s = _make_bundle(arguments, out)
     bundle = Bundle(out)
@@ -231,6 +239,16 @@ def _plan(arguments: argparse.Namespace) -> int:
     if sparse is not None:
         _print_sparse(sparse)
     return 0
+
+
+def _keep_to_cores(arguments: argparse.Namespace) -> None:
+    """Plan on the cores that a job will have; raises UsageError, and ConfigError of the settings."""
+    from agent.worker.thread_room import usable_cores
+
+    if arguments.cpus is not None:
+        use_cores(arguments.cpus)
+    elif arguments.board is None and arguments.threads is None:
+        use_cores(places.granted_cores(arguments.config, usable_cores()))
 
 
 def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, SparseJob | None, Mapping[int, float]]":
@@ -731,6 +749,8 @@ def _train(arguments: argparse.Namespace) -> int:
     from agent.worker.start import start_worker, torch_worker
     from planner.ir.bundle.bundle import read_manifest
 
+    if arguments.cpus is not None:
+        use_cores(arguments.cpus)
     manifest = read_manifest(arguments.bundle)
     if not 0 <= arguments.plan < len(manifest.plans):
         raise UsageError(

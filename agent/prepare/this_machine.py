@@ -12,6 +12,7 @@ import torch
 
 from agent.energy.calibration import Calibration, CalibrationError, Estimate, WorkClass
 from agent.energy.sources.base import Kind, PowerSource
+from agent.energy.sources.jetson_power_mode import power_mode
 from agent.prepare.loads import calibrate
 from planner.ir.boards import Board, Number
 from planner.ir.costs import Flash
@@ -25,19 +26,21 @@ _SMALL_BOARD_WATTS = {"static_watts": 2.0, "compute_watts": 4.0}
 
 def measure_board(
     page_dir: Path, threads: int, *, given: dict[str, float], source: PowerSource | None, progress: Callable[[float], None],
-    most_written_bytes: int = MOST_BYTES,
+    most_written_bytes: int = MOST_BYTES, root: Path = Path("/"),
 ) -> tuple[Board, tuple[str, ...]]:  # fmt: skip
     """Return this machine as a board, and what the meter could not tell.
 
     Writes at most `most_written_bytes` to find the speed of sustained writing: the board's; the speed at first stands beside it.
 
     Watts are those `given` (`static_watts`, `compute_watts`), else what calibration under `source` finds, else assumed. Where
-    the meter measures only a part of the machine, its name in the file's sources says which.
+    the meter measures only a part of the machine, its name in the file's sources says which. A Jetson's figures are those of the
+    power mode that is set: the board's title and its sources name it.
     """
     torch.set_num_threads(threads)
-    now = f"port-agent profile on {platform.node()}, {datetime.now():%Y-%m-%d}, {threads} thread(s)"
+    mode = power_mode(root)
+    now = f"port-agent profile on {platform.node()}, {datetime.now():%Y-%m-%d}, {threads} thread(s)" + _in_mode(mode)
     base = psutil.Process().memory_info().rss
-    numbers, gaps = _calibrated(page_dir, source, given, progress)
+    numbers, gaps = _calibrated(page_dir, source, given, progress, mode)
     for key, fallback in _SMALL_BOARD_WATTS.items():
         if key in given:
             numbers[key] = Number(given[key], "W", "measured", "given on the command line")
@@ -61,7 +64,7 @@ def measure_board(
     }
     return Board(
         platform.node() or "this machine",
-        f"{platform.machine()} {platform.system()}",
+        f"{platform.machine()} {platform.system()}{_in_mode(mode)}",
         "linux",
         rates | _transfers(flash) | numbers,
     ), gaps
@@ -83,6 +86,10 @@ def _ending(writes: SustainedWrite) -> str:
     return after if writes.steady else f"{after}, where the speed was not steady yet"
 
 
+def _in_mode(mode: str | None) -> str:
+    return "" if mode is None else f", power mode {mode}"
+
+
 def _transfers(flash: Flash) -> dict[str, Number]:
     source = (
         "CPU time of a transfer, measured, at compute_watts; and the medium's "
@@ -95,7 +102,11 @@ def _transfers(flash: Flash) -> dict[str, Number]:
 
 
 def _calibrated(
-    page_dir: Path, source: PowerSource | None, given: dict[str, float], progress: Callable[[float], None]
+    page_dir: Path,
+    source: PowerSource | None,
+    given: dict[str, float],
+    progress: Callable[[float], None],
+    mode: str | None,
 ) -> tuple[dict[str, Number], tuple[str, ...]]:
     """Return the board's numbers that a calibration finds; none without a sensor that measures."""
     if source is None or source.info.kind is not Kind.MEASURED or set(given) >= set(_SMALL_BOARD_WATTS):
@@ -105,7 +116,7 @@ def _calibrated(
         found = calibrate(source, page_dir, cores, progress)
     except CalibrationError as error:
         return {}, (str(error),)
-    return board_numbers(found, cores, f"{source.info.name}, {source.info.covers}"), found.gaps
+    return board_numbers(found, cores, f"{source.info.name}, {source.info.covers}{_in_mode(mode)}"), found.gaps
 
 
 def board_numbers(found: Calibration, cores: int, meter: str) -> dict[str, Number]:

@@ -1,11 +1,13 @@
 """Wrong arguments of every command: one line with cause and remedy, exit code 2, before anything is done."""
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 
 from agent.cli import main
+from agent.cli.arguments import use_cores
 
 SIZES = ("abc", "-5", "1e400", "", "0", "9" * 5000)
 DURATIONS = ("99999999d", "abc", "1e400", "", "0", "nan")
@@ -58,3 +60,13 @@ def test_one_line_with_the_remedy(capsys: pytest.CaptureFixture[str], words: tup
     assert caught.value.code == 2
     assert said.count("\n") == 1 and said.endswith("--help\n") and len(said) < 320, said
     assert re.search(remedy, said), said
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux binds processes to cores")
+def test_a_process_is_bound_to_so_many_cores() -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        use_cores(1)
+        assert len(os.sched_getaffinity(0)) == 1 and os.sched_getaffinity(0) <= before
+    finally:
+        os.sched_setaffinity(0, before)

@@ -43,3 +43,12 @@ def test_the_systems_agent_is_asked_before_the_users(monkeypatch: pytest.MonkeyP
         (folder / SOCKET_NAME).touch()
         assert places.connect(None).path.parent == folder
     assert places.connect(tmp_path / "given").path.parent == tmp_path / "given"
+
+
+def test_cores_are_those_that_jobs_are_granted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(places, "SYSTEM_CONFIG", tmp_path / "config.toml")
+    assert places.granted_cores(None, 6) == 6
+    (tmp_path / "config.toml").write_text("[limits.not_in_use]\ncpu = 50\n")
+    assert places.granted_cores(None, 6) == 3
+    (tmp_path / "small.toml").write_text("[limits.not_in_use]\ncpu = 10\n")
+    assert places.granted_cores(tmp_path / "small.toml", 6) == 1

@@ -179,7 +179,7 @@ def test_how_long_a_medium_lasts_that_does_not_wear_out(tmp_path: Path) -> None:
 
 def test_several_media(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    where = ["--page-dir", "card", "--page-dir", "stick"]
+    where = ["--page-dir", "card", "--page-dir", "stick", "--cpus", "1"]
     words = ["train.py", "--ram", "700M", "-o", "job.port", "--verify", "0", "--strategy", "greedy", "--json"]
     done = run(tmp_path, "plan", *words, *where)
     assert done.returncode == 0, done.stderr
@@ -226,3 +226,9 @@ def test_pages_go_to_several_media_and_the_numbers_stay(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         digests.append(json.loads(done.stdout.splitlines()[-1])["digest"])
     assert digests[0] == digests[1]
+
+
+def test_more_cores_than_there_are(planned: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    for words in (["plan", "train.py", "--ram", "700M", "-o", str(tmp_path / "job.port")], ["train", "job.port"]):
+        done = run(planned[0], *words, "--cpus", "9999")
+        assert done.returncode == 2 and "--cpus 9999: this process may use 1 to " in done.stderr

@@ -82,3 +82,19 @@ def test_a_meter_that_dies_leaves_the_figures_as_they_would_be_without(
 
 def test_rates_of_this_machine_are_plausible() -> None:
     assert this_machine._matrix_rate() > 1e8 and this_machine._copy_rate() > 1e8
+
+
+def test_a_jetsons_figures_name_the_power_mode(tmp_path: Path) -> None:
+    (tmp_path / "var/lib/nvpmodel").mkdir(parents=True)
+    (tmp_path / "var/lib/nvpmodel/status").write_text("pmode:0002\n")
+    board, _ = measure_board(
+        tmp_path,
+        1,
+        given={},
+        source=None,
+        progress=lambda share: None,
+        most_written_bytes=2 * WINDOW_BYTES,
+        root=tmp_path,
+    )
+    assert board.title.endswith(", power mode 2")
+    assert board.numbers["flops_per_s"].source.endswith("1 thread(s), power mode 2")

@@ -10,6 +10,7 @@ import torch
 
 from agent.energy.sources.power_models import power_with
 from agent.prepare import bundle
+from agent.prepare.slices import in_halves
 from agent.worker.options import TorchOptions
 from agent.worker.protocol import plain_values
 from agent.worker.start import start_worker, torch_worker
@@ -59,9 +60,11 @@ class Ours:
             name=model,
         )  # fmt: skip
         self.folder, self.steps, self.threads = folder, steps, threads
-        self.prepared = make_bundle.prepare(self.job)
+        whole = make_bundle.prepare(self.job)
         power = power_with(threads)
-        self.measured = bundle.measure(self.prepared.graphs, threads, power.compute_watts, lambda *_: None)
+        measured = bundle.measure(whole.graphs, threads, power.compute_watts, lambda *_: None)
+        sliced = in_halves(whole, measured, threads, power.compute_watts, lambda *_: None)
+        self.prepared, self.measured = sliced.prepared, sliced.measured
         self.device = bundle.this_device(self.measured, folder, threads, power, lambda *_: None)
 
     def plan(

@@ -20,7 +20,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("planner.ir",),
     ("planner.ir.lowering", "planner.ir.bundle"),
     ("planner.capture", "planner.profiling", "planner.problem", "planner.job", "planner.deadline", "planner.draw"),
-    ("planner.milp", "planner.sparse"),
+    ("planner.milp", "planner.sparse", "planner.slices"),
     ("planner.search", "planner.mcu"),
     ("planner.batches",),
     ("planner.make_bundle", "planner.job_sources"),

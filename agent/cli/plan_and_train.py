@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -220,12 +220,14 @@ def _plan(arguments: argparse.Namespace) -> int:
     out = arguments.out or arguments.script.with_suffix(".port")
     _keep_to_cores(arguments)
     begin = time.perf_counter()
-    made, sparse, step_s = _make_bundle(arguments, out)
+    planned = _make_bundle(arguments, out)
+    made, sparse = planned.made, planned.sparse
     bundle = Bundle(out)
     facts = _facts(out, bundle, 0)
     facts |= {
         "measured_peak_bytes": made.measured_peak_bytes, "planning_s": time.perf_counter() - begin,
-        "fine_bound_joules": _fine_bound(bundle), "step_s_by_threads": step_s,
+        "fine_bound_joules": _fine_bound(bundle), "step_s_by_threads": planned.step_s,
+        "left_whole": planned.left_whole,
         "steps": made.manifest.steps_per_epoch() * arguments.epochs,
         "usual_day_s": None if arguments.board is not None else _usual_day_s(),
     }  # fmt: skip
@@ -251,10 +253,23 @@ def _keep_to_cores(arguments: argparse.Namespace) -> None:
         use_cores(places.granted_cores(arguments.config, usable_cores()))
 
 
-def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, SparseJob | None, Mapping[int, float]]":
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What planning made: the bundle, what is trained, seconds of a step's operators by the numbers of threads tried.
+
+    `left_whole`: operators that did not give the same bits in pieces, and where that showed.
+    """
+
+    made: "Made"
+    sparse: "SparseJob | None"
+    step_s: Mapping[int, float]
+    left_whole: tuple[str, ...]
+
+
+def _make_bundle(arguments: argparse.Namespace, out: Path) -> Planned:
     """Make the bundle within the budget that it is planned for.
 
-    A job that cannot be followed with the same numbers takes plain PyTorch's memory. Return what `_planned` does.
+    A job that cannot be followed with the same numbers takes plain PyTorch's memory.
     """
     from agent.follow.budget import NotFollowedError
     from agent.prepare.within_budget import within_budget
@@ -267,16 +282,14 @@ def _make_bundle(arguments: argparse.Namespace, out: Path) -> "tuple[Made, Spars
         return _planned(arguments, out)
 
 
-def _planned(arguments: argparse.Namespace, out: Path) -> "tuple[Made, SparseJob | None, Mapping[int, float]]":
-    """Capture, measure, choose what is trained where that was asked for, and plan; show how far it is.
-
-    Return the bundle, what is trained, and seconds of a step's operators by the numbers of threads that were tried.
-    """
+def _planned(arguments: argparse.Namespace, out: Path) -> Planned:
+    """Capture, measure, choose what is trained where that was asked for, and plan; show how far it is."""
     import torch
 
     from agent.cli.progress import StageBar
     from agent.prepare import bundle
     from agent.prepare.reference import compared_steps, with_reference
+    from agent.prepare.slices import in_halves
     from agent.prepare.sparse import StepLimits, train_less
     from agent.prepare.threads import fastest
     from planner import make_bundle
@@ -319,10 +332,13 @@ def _planned(arguments: argparse.Namespace, out: Path) -> "tuple[Made, SparseJob
                 steps=arguments.probe_steps, limits=step_limits, progress=bar.update,
             )  # fmt: skip
             prepared = sparse.prepared
-            measured = bundle.by_class(prepared.graphs, sparse.measured, power_of(threads))
-            if arguments.board is not None:
-                measured, _ = bundle.other_board(prepared.graphs, measured, here, arguments.board)
         bar.update("compare", 0.0)
+        whole = choice.measured if sparse is None else sparse.measured
+        sliced = in_halves(prepared, whole, threads, power_of(threads).compute_watts, bar.update)
+        prepared = sliced.prepared
+        measured = bundle.by_class(prepared.graphs, sliced.measured, power_of(threads))
+        if arguments.board is not None:
+            measured, _ = bundle.other_board(prepared.graphs, measured, here, arguments.board)
         steps = compared_steps(job) if arguments.verify is None else arguments.verify
         prepared = with_reference(prepared, steps)
         limits = _limits(arguments, pace, CostTable(device, measured.ops[0]))
@@ -344,7 +360,7 @@ def _planned(arguments: argparse.Namespace, out: Path) -> "tuple[Made, SparseJob
     if arguments.write_model is not None:
         written, main = Bundle(out), made.manifest.graphs[0]
         _write_model(arguments, written.graphs[main], written.costs[main], written.plans[0][main], pace)
-    return made, sparse, choice.step_s
+    return Planned(made, sparse, choice.step_s, sliced.left_whole)
 
 
 def _thread_counts(arguments: argparse.Namespace, *, set_by_script: bool) -> tuple[int, ...]:
@@ -563,6 +579,8 @@ def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> Non
         table.add_row("the training", _training(facts))
     table.add_row("recorded", _recorded(manifest))
     table.add_row("compared", _compared(manifest))
+    for reason in facts.get("left_whole", ()):
+        table.add_row("left whole", reason)
     if "planning_s" in facts:
         table.add_row("made in", format_seconds(facts["planning_s"]))
     terminal().print(table)

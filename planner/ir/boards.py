@@ -75,6 +75,10 @@ def board_names() -> list[str]:
     return sorted(path.stem for path in BOARDS.glob("*.toml"))
 
 
+_TRANSPOSED, _MASK = 6, 10
+"""Arguments of `convolution` and of `convolution_backward`: whether it is transposed; which of the gradients of input,
+weight and bias are wanted."""
+
 _HOW = "`port-agent profile` writes a whole one"
 
 
@@ -159,9 +163,12 @@ def op_work(graph: StepGraph, index: int) -> Work:
     shape = [values[v].shape for v in ins]
     name = op.name
     if "convolution_backward" in name and len(shape) >= 3:
-        return Work(4.0 * math.prod(shape[0]) * math.prod(shape[2][1:]), nbytes, True)
+        wanted = op.args[_MASK]
+        halves = sum(w is True for w in wanted[:2]) if isinstance(wanted, tuple) else 2
+        return Work(2.0 * halves * math.prod(shape[0]) * math.prod(shape[2][1:]), nbytes, True)
     if "convolution" in name and outs and len(shape) >= 2:
-        return Work(2.0 * math.prod(values[outs[0]].shape) * math.prod(shape[1][1:]), nbytes, True)
+        positions = shape[0] if op.args[_TRANSPOSED] is True else values[outs[0]].shape
+        return Work(2.0 * math.prod(positions) * math.prod(shape[1][1:]), nbytes, True)
     if name.startswith(("aten::mm", "aten::bmm")) and outs:
         return Work(2.0 * math.prod(values[outs[0]].shape) * shape[0][-1], nbytes, True)
     if name.startswith(("aten::addmm", "aten::baddbmm")) and outs:

@@ -1,0 +1,241 @@
+"""Runs what was rewritten beside the original, on made-up data, and compares every byte.
+
+Whether an operator in pieces has the bits of the whole depends on the kernels of this machine, this version of torch and
+the number of threads. So each rewriting is tried here, once for each form, before a plan is made with it; what differs
+is not used.
+"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from planner.ir.bundle.codec import pack_graph, unpack_graph
+from planner.ir.errors import PortError
+from planner.ir.graph import ITEM_BYTES, Argument, Op, Ref, Scalar, StepGraph, Storage, Value, operands
+from planner.ir.operators import GUARD
+from planner.ir.torch_operators import dtype, literal, resolve
+from planner.slices.rewriting import Replacement, Rewritten
+
+_SEED = 20
+_SPREAD = 0.5
+"""Standard deviation of made-up numbers: exponentials of them neither overflow nor become all alike."""
+_SCALAR = 0.5
+"""What stands for a number that the optimizer gives each step."""
+
+LABELS = {
+    "aten::nll_loss_forward": (0, 1), "aten::nll_loss_backward": (1, 2), "aten::gather": (0, 2),
+    "aten::embedding": (0, 1), "aten::index_select": (0, 2),
+}  # fmt: skip
+"""Operators with indices: the argument whose size bounds them, and the argument that holds them."""
+
+
+class LayoutError(PortError):
+    """An operator gave another layout than its graph says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Differing:
+    """A replacement that did not give the bits of the original, and where that showed."""
+
+    replacement: Replacement
+    where: str
+
+
+def differing(graph: StepGraph, rewritten: Rewritten) -> tuple[Differing, ...]:
+    """Return the replacements that do not give the original's bits here, with the present number of threads.
+
+    Of those alike (same operators, shapes and layouts) one is run.
+    """
+    groups: dict[Any, list[Replacement]] = defaultdict(list)
+    for replacement in rewritten.replacements:
+        groups[_form(graph, replacement.old), _form(rewritten.graph, replacement.new)].append(replacement)
+    found = []
+    for alike in groups.values():
+        where = _difference(graph, rewritten.graph, alike[0])
+        if where:
+            found += [Differing(replacement, where) for replacement in alike]
+    return tuple(found)
+
+
+def _form(graph: StepGraph, ops: Sequence[int]) -> Any:
+    """Return what two runs of ops have in common when they do the same to tensors of the same layout."""
+    numbers: dict[int, int] = {}
+
+    def value_form(v: int) -> Any:
+        value = graph.values[v]
+        number = numbers.setdefault(value.storage, len(numbers))
+        return number, value.dtype, value.shape, value.stride, value.offset, graph.storages[value.storage].nbytes
+
+    def form(argument: Argument) -> Any:
+        if isinstance(argument, Ref):
+            return value_form(argument.value)
+        if isinstance(argument, tuple):
+            return tuple(form(a) for a in argument)
+        return type(argument).__name__, argument
+
+    def op_form(op: Op) -> Any:
+        outputs = tuple(None if v is None else value_form(v) for v in op.outputs)
+        return op.name, tuple(map(form, op.args)), tuple((k, form(a)) for k, a in op.kwargs), outputs
+
+    return tuple(op_form(graph.ops[i]) for i in ops)
+
+
+def _difference(graph: StepGraph, other: StepGraph, replacement: Replacement) -> str:
+    """Return in which storage, and how, the new ops' results differ; empty where they do not."""
+    given = _inputs(graph, replacement.old)
+    results = {s for i in replacement.old for s in (*graph.creates[i], *graph.ops[i].writes)}
+    wanted = {
+        s for s in results if s in graph.kept or graph.storages[s].persistent or _used_outside(graph, s, replacement)
+    }
+    contents = {s: _made_up(graph, s, replacement.old) for s in given}
+    expected = _run(graph, replacement.old, contents, wanted)
+    try:
+        actual = _run(other, replacement.new, contents, wanted)
+    except (RuntimeError, LayoutError) as error:  # torch refuses a call with the former
+        return str(error).partition("\n")[0]
+    for s in sorted(wanted):
+        if s not in actual:
+            return f"{graph.label(s)} is not made"
+        count = int((expected[s] != actual[s]).sum())
+        if count:
+            return f"{graph.label(s)} differs in {count} of {expected[s].numel()} bytes"
+    return ""
+
+
+def _used_outside(graph: StepGraph, s: int, replacement: Replacement) -> bool:
+    return not set(graph.uses[s]) <= set(replacement.old)
+
+
+def _inputs(graph: StepGraph, ops: Sequence[int]) -> list[int]:
+    """Return the storages that `ops` take as they are before them."""
+    made: set[int] = set()
+    found: dict[int, None] = {}
+    for i in ops:
+        found.update(dict.fromkeys(s for s in graph.reads[i] if s not in made))
+        made.update(graph.creates[i])
+    return list(found)
+
+
+def _made_up(graph: StepGraph, s: int, ops: Iterable[int]) -> torch.Tensor:
+    """Return bytes for a storage: numbers of the kind that the ops read it as, indices within their bounds."""
+    generator = torch.Generator().manual_seed(_SEED + s)
+    value, bound = _read_as(graph, s, ops)
+    flat = torch.empty(graph.storages[s].nbytes // ITEM_BYTES[value.dtype], dtype=dtype(value.dtype))
+    if flat.is_floating_point():
+        flat.normal_(0, _SPREAD, generator=generator)
+    elif not flat.is_complex():
+        flat.random_(0, bound, generator=generator)
+    return _bytes(flat, graph.storages[s])
+
+
+def _read_as(graph: StepGraph, s: int, ops: Iterable[int]) -> tuple[Value, int]:
+    """Return a value in which ops read a storage, and the number that integers in it are below."""
+    found: Value | None = None
+    bound = 2
+    for i in ops:
+        op = graph.ops[i]
+        for v in operands(op):
+            if graph.values[v].storage == s and found is None:
+                found = graph.values[v]
+        table, index = (op.args[k] for k in LABELS[op.name]) if op.name in LABELS else (None, None)
+        if isinstance(index, Ref) and isinstance(table, Ref) and graph.values[index.value].storage == s:
+            shape = graph.values[table.value].shape
+            bound = shape[0] if op.name in ("aten::embedding", "aten::index_select") else shape[-1]
+    if found is None:
+        raise ValueError(f"storage {s} is not read by these ops")
+    return found, bound
+
+
+def _bytes(tensor: torch.Tensor, storage: Storage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), 0, (storage.nbytes,), (1,))
+
+
+def _run(
+    graph: StepGraph, ops: Sequence[int], given: dict[int, torch.Tensor], wanted: set[int]
+) -> dict[int, torch.Tensor]:
+    """Run ops on copies of the given contents; return the bytes of the wanted storages."""
+    torch.manual_seed(_SEED)
+    changed = {s for i in ops for s in graph.ops[i].writes}
+    held = {s: content.clone() if s in changed else content for s, content in given.items()}
+    last = {s: i for i in ops for s in (*graph.reads[i], *graph.creates[i])}
+    with torch.no_grad():
+        for i in ops:
+            _call(graph, i, held)
+            for s in {*graph.reads[i], *graph.creates[i]} - wanted:
+                if last[s] == i:
+                    held.pop(s, None)
+    return {s: held[s] for s in wanted if s in held}
+
+
+def _call(graph: StepGraph, i: int, held: dict[int, torch.Tensor]) -> None:
+    op = graph.ops[i]
+    if op.name == GUARD:
+        return
+
+    def filled(argument: Argument) -> Any:
+        if isinstance(argument, Ref):
+            value = graph.values[argument.value]
+            storage = held[value.storage].untyped_storage()
+            return torch.empty(0, dtype=dtype(value.dtype)).set_(storage, value.offset, value.shape, value.stride)
+        if isinstance(argument, Scalar):
+            return _SCALAR
+        if isinstance(argument, tuple):
+            return [filled(a) for a in argument]
+        return literal(argument)
+
+    result = resolve(op.name)(*map(filled, op.args), **{k: filled(a) for k, a in op.kwargs})
+    tensors = [t for t in (result if isinstance(result, list | tuple) else (result,)) if isinstance(t, torch.Tensor)]
+    for v, tensor in zip(op.outputs, tensors, strict=True):
+        if v is not None and (s := graph.values[v].storage) in graph.creates[i]:
+            _check_layout(op, graph.values[v], tensor)
+            held[s] = _bytes(tensor, graph.storages[s])
+
+
+def _check_layout(op: Op, value: Value, tensor: torch.Tensor) -> None:
+    found = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()
+    if found != (value.shape, value.stride, value.offset):
+        raise LayoutError(f"{op.name} gives {found}, the graph says {value.shape}, {value.stride}, {value.offset}")
+
+
+# -- as a process of its own
+
+
+class _Request(msgspec.Struct):
+    """What is to be compared, as bytes for `main`."""
+
+    graph: Any
+    other: Any
+    replacements: tuple[Replacement, ...]
+    threads: int
+
+
+def pack_request(graph: StepGraph, rewritten: Rewritten, threads: int) -> bytes:
+    """Return what `main` reads."""
+    request = _Request(pack_graph(graph), pack_graph(rewritten.graph), rewritten.replacements, threads)
+    return msgspec.msgpack.encode(request)
+
+
+def read_differing(path: Path) -> tuple[Differing, ...]:
+    """Return what `main` wrote."""
+    return msgspec.msgpack.decode(path.read_bytes(), type=tuple[Differing, ...])
+
+
+def main(arguments: list[str]) -> int:
+    """Compare what file `arguments[0]` asks for and write what differs to `arguments[1]`."""
+    source, target = map(Path, arguments)
+    request = msgspec.msgpack.decode(source.read_bytes(), type=_Request)
+    torch.set_num_threads(request.threads)
+    rewritten = Rewritten(unpack_graph(request.other), request.replacements)
+    found = differing(unpack_graph(request.graph), rewritten)
+    target.write_bytes(msgspec.msgpack.encode(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,61 @@
+"""Costs of operators are measured once for each machine and version, and only the same ones are taken again."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from planner.profiling import kept_costs, operators
+from planner.profiling.kept_costs import KEPT_DAYS, Kept, context, keep_costs, operator_key, read_costs
+from planner.profiling.operators import profile_operators
+from tests.planner.steps import tiny_step
+
+
+def test_a_second_profile_measures_nothing_and_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = tiny_step().graphs["step"]
+    first = profile_operators([graph], compute_watts=2.0, kept_in=tmp_path)
+
+    def never(*_: object) -> tuple[float, int]:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(operators, "_measure", never)
+    again = profile_operators([graph], compute_watts=4.0, kept_in=tmp_path)
+    for before, after in zip(first.ops[0], again.ops[0], strict=True):
+        assert (after.seconds, after.workspace_bytes) == (before.seconds, before.workspace_bytes)
+        assert after.joules == 2 * before.joules
+
+
+def test_another_version_or_number_of_threads_is_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {context(threads, 1 << 20, workspace_seen=seen) for threads in (1, 2) for seen in (False, True)}
+    monkeypatch.setattr(torch, "__version__", "99.0")
+    names.add(context(1, 1 << 20, workspace_seen=False))
+    monkeypatch.setattr(kept_costs, "_processor", lambda: "abacus")
+    names.add(context(1, 1 << 20, workspace_seen=False))
+    assert len(names) == 6
+
+
+def test_old_and_damaged_costs_are_not_taken(tmp_path: Path) -> None:
+    now = time.time()
+    day = 86400
+    keep_costs(tmp_path, "here", {"young": Kept(1.0, 2, now - day), "old": Kept(1.0, 2, now - (KEPT_DAYS + 1) * day)})
+    keep_costs(tmp_path, "here", {"next": Kept(3.0, 4, now)})
+    assert read_costs(tmp_path, "here", now).keys() == {"young", "next"}
+    assert read_costs(tmp_path, "elsewhere", now) == {}
+    whole = (tmp_path / "here").read_bytes()
+    for place in range(0, len(whole), 3):
+        (tmp_path / "here").write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert read_costs(tmp_path, "here", now) == {}
+    (tmp_path / "here").write_bytes(whole[:5])
+    assert read_costs(tmp_path, "here", now) == {}
+
+
+def test_a_cache_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    keep_costs(tmp_path / "file", "here", {"one": Kept(1.0, 2, 3.0)})
+    keep_costs(None, "here", {"one": Kept(1.0, 2, 3.0)})
+    assert read_costs(None, "here", 3.0) == {}
+
+
+def test_operators_that_differ_in_a_shape_differ_in_their_key() -> None:
+    assert operator_key(("aten::mm", (2, 3))) != operator_key(("aten::mm", (2, 4)))

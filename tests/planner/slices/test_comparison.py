@@ -1,0 +1,80 @@
+"""What differs in a byte, or is laid out or called otherwise, is found; what is alike is run once."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from planner.capture.step import capture_step
+from planner.ir.graph import Ref, StepGraph
+from planner.slices import comparison
+from planner.slices.comparison import Differing, differing, main, pack_request, read_differing
+from planner.slices.gradients import split_gradients
+from planner.slices.rewriting import Rewritten
+
+
+def step() -> StepGraph:
+    """Return a step with three equal convolutions whose input wants a gradient."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), *(nn.Conv2d(6, 6, 3, padding=1) for _ in range(3)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return capture_step(model, lambda m, x: m(x).square().mean(), optimizer, (torch.randn(4, 3, 9, 9),)).graphs["step"]
+
+
+def turned(rewritten: Rewritten, which: int) -> Rewritten:
+    """Return the same with one half that reads its weight's rows as columns: the right shape, the wrong bits."""
+    graph = rewritten.graph
+    place = rewritten.replacements[which].new[1]
+    half = graph.ops[place]
+    (weight,) = (a.value for a in half.args[1:2] if isinstance(a, Ref))
+    value = graph.values[weight]
+    wrong = replace(value, stride=(*value.stride[:2], value.stride[3], value.stride[2]))
+    ops = list(graph.ops)
+    ops[place] = replace(half, args=(half.args[0], Ref(len(graph.values)), *half.args[2:]))
+    return replace(rewritten, graph=replace(graph, ops=tuple(ops), values=(*graph.values, wrong)))
+
+
+def test_a_half_with_the_wrong_bits_is_found_with_where_it_differs() -> None:
+    graph = step()
+    (found,) = differing(graph, turned(split_gradients(graph), 1))
+    assert found.replacement == split_gradients(graph).replacements[1]
+    assert "differs in" in found.where and "bytes" in found.where
+
+
+def test_a_call_that_torch_refuses_or_lays_out_otherwise_counts_as_differing() -> None:
+    graph = step()
+    rewritten = split_gradients(graph)
+    place = rewritten.replacements[0].new[1]
+    half = rewritten.graph.ops[place]
+    for padding, words in (((2, 2), "aten::convolution gives"), ((-1, -1), "negative padding")):
+        ops = list(rewritten.graph.ops)
+        ops[place] = replace(half, args=(*half.args[:4], padding, *half.args[5:]))
+        (found,) = differing(graph, replace(rewritten, graph=replace(rewritten.graph, ops=tuple(ops))))
+        assert words in found.where
+
+
+def test_of_those_alike_one_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, ran = step(), []
+    run = comparison._run
+
+    def counted(*arguments: object) -> object:
+        ran.append(arguments)
+        return run(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(comparison, "_run", counted)
+    assert differing(graph, split_gradients(graph)) == ()
+    assert len(split_gradients(graph).replacements) == 3
+    assert len(ran) == 2
+
+
+def test_it_runs_as_a_process_would(tmp_path: Path) -> None:
+    graph = step()
+    source, target = tmp_path / "request", tmp_path / "found"
+    for rewritten, count in ((split_gradients(graph), 0), (turned(split_gradients(graph), 0), 1)):
+        source.write_bytes(pack_request(graph, rewritten, 1))
+        assert main([str(source), str(target)]) == 0
+        found = read_differing(target)
+        assert len(found) == count
+        assert all(isinstance(one, Differing) for one in found)

@@ -1,0 +1,36 @@
+"""A graph in the making keeps the numbers of the one it is made of."""
+
+from planner.ir.graph import Ref, Value, verify_graph
+from planner.slices.rewriting import Draft, row_major, substituted
+from tests.planner.steps import tiny_step
+
+
+def test_a_draft_of_the_same_ops_is_the_same_graph() -> None:
+    graph = tiny_step().graphs["step"]
+    draft = Draft(graph)
+    for op in graph.ops:
+        draft.add(op)
+    assert draft.graph() == graph
+
+
+def test_values_are_added_once_and_storages_at_the_end() -> None:
+    graph = tiny_step().graphs["step"]
+    draft = Draft(graph)
+    s = draft.storage(64)
+    assert s == len(graph.storages)
+    fresh = Value(s, "float32", (4, 4), (4, 1), 0)
+    assert draft.value(fresh) == draft.value(fresh) == len(graph.values)
+    assert draft.value(graph.values[3]) == 3
+    for op in graph.ops:
+        draft.add(op)
+    verify_graph(draft.graph())
+
+
+def test_values_are_replaced_wherever_an_argument_holds_them() -> None:
+    assert substituted((Ref(1), (Ref(2), 5), None), {1: 7, 2: 8}) == (Ref(7), (Ref(8), 5), None)
+
+
+def test_strides_of_contiguous_tensors() -> None:
+    assert row_major((2, 3, 4)) == (12, 4, 1)
+    assert row_major((2, 0, 4)) == (4, 4, 1)
+    assert row_major(()) == ()

@@ -16,6 +16,7 @@ from planner.ir.bundle.data_order import batch_rows, epoch_order
 from planner.ir.bundle.safetensors_io import STORED_DTYPES, Chunks
 from planner.ir.bundle.writer import Contents, write_bundle
 from planner.ir.costs import CostTable, DeviceCosts
+from planner.ir.devices.kinds import CPU
 from planner.ir.errors import CaptureError, ExitCode, PortError
 from planner.ir.graph import Phase, Role, StepGraph, storage_key
 from planner.ir.lowering import optimizer_scalars
@@ -125,6 +126,11 @@ def prepare(job: TrainingJob, *, updates: int = 0) -> Prepared:
             graphs[_graph_name("eval", rows, job.batch_size)] = capture.graphs["eval"]
             captures.append(capture)
     for graph in graphs.values():
+        if graph.device != CPU:
+            raise CaptureError(
+                f"the model lies on {graph.device}: what its step costs there and how much memory it has is not measured yet; "
+                "move the model to the CPU"
+            )
         for op in graph.ops:
             check_operator(op.name)
         verify_operands(graph)
@@ -411,7 +417,7 @@ def describe(
         device=device.name, estimated=estimated,
         eval_samples=prepared.eval_data[0].shape[0] if prepared.eval_data else 0,
         schedule=prepared.schedule, allow_nonfinite=job.allow_nonfinite, reference=prepared.reference,
-        recordings=prepared.recordings, limits=limits,
+        recordings=prepared.recordings, limits=limits, device_kind=first.device,
     )  # fmt: skip
 
 

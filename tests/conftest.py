@@ -7,6 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from tests.attack.outcome import AttackOutcome, Survived
+from tests.own_process import run_in_own_process
 
 _PROPERTY = "attack"
 _SHOWN_HARM = 20
@@ -24,6 +25,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, pytest.Function) and "survived" in item.fixturenames:
             item.add_marker("attack")
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run what is marked `own_process` in a fresh interpreter, all such tests of a file in one."""
+    return run_in_own_process(pyfuncitem)
 
 
 @pytest.fixture

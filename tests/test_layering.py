@@ -25,7 +25,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("planner.batches",),
     ("planner.make_bundle", "planner.job_sources"),
     ("agent.system", "agent.malloc", "agent.packing", "agent.facts"),
-    ("agent.energy.sources", "agent.peers", "agent.jobs", "agent.worker"),
+    ("agent.energy.sources", "agent.peers", "agent.jobs", "agent.worker", "agent.backend"),
     ("agent.energy", "agent.policy", "agent.train", "agent.mcu"),
     ("agent.follow",),
     ("agent.health", "agent.dashboard", "agent.prepare", "agent.finetune"),

@@ -13,7 +13,8 @@ from collections import defaultdict
 from pathlib import Path
 
 from agent.system.mounts import file_system, in_ram
-from agent.train.pager import PageError, PageFile, Slot, padded, unnamed_page_file
+from agent.train.pager import PageError, PageFile, Slot, unnamed_page_file
+from planner.ir.direct_io import padded
 from planner.ir.units import format_bytes
 
 GROWTH_BYTES = 64 << 20

@@ -16,10 +16,11 @@ import msgspec
 import torch
 import xxhash
 
+from agent.backend.raw_bytes import block, whole_bytes
 from agent.system.atomic_file import sync_directory, write_atomically
-from agent.train.buffers import block, whole_bytes
 from agent.train.finite import check_state
-from agent.train.pager import PageError, PageFile, Pager, Slot, Transfer, make_directory, padded, page_error
+from agent.train.pager import PageError, PageFile, Pager, Slot, Transfer, make_directory, page_error
+from planner.ir.direct_io import padded
 from planner.ir.errors import PortError
 
 SLOTS = 3
@@ -216,13 +217,13 @@ class StateStore:
 
         Raises NonFiniteError where they are none to go on with, CheckpointError where they are too few bytes.
         """
-        storage, contents = tensor.untyped_storage(), whole_bytes(tensor)
+        contents = whole_bytes(tensor)
         if contents.numel() < self.sizes[key]:
             raise CheckpointError(
                 f"{key} has {contents.numel()} bytes instead of {self.sizes[key]}; plan the job again"
             )
         self.check(key, contents[: self.sizes[key]])
-        transfer = self.pager.write(self.working_slot(key), storage.data_ptr(), storage)
+        transfer = self.pager.send(self.working_slot(key), contents[: self.sizes[key]])
         self.under_way[key] = transfer
         return transfer
 

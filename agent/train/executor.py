@@ -10,12 +10,16 @@ from typing import Any
 
 import torch
 
-from agent.train.buffers import whole_bytes
+from agent.backend.base import Backend
+from agent.backend.cpu import CpuBackend
+from agent.backend.raw_bytes import whole_bytes
 from agent.train.checkpoint import StateStore
 from agent.train.pager import CorruptPageError, Pager, PagerStats
 from agent.train.step_paging import Scratch, StepPaging
 from agent.train.step_values import GraphChangedError, StepValues, check_layout
 from agent.train.update_stream import SlicedUpdate, UpdateThread
+from planner.ir.devices.kinds import CPU
+from planner.ir.errors import PortError
 from planner.ir.graph import Op, Phase, Role
 from planner.ir.lowering.rematerialize import pure_arguments
 from planner.ir.operators import GUARD
@@ -57,11 +61,18 @@ class Executor:
         store: StateStore | None,
         pager: Pager,
         scratch: Sequence[Scratch],
+        backend: Backend | None = None,
     ) -> None:
+        """`backend`: where the step computes; the CPU if it is not said. Raises PortError for a step of another device."""
         self.program, self.graph = program, program.graph
         self.resident, self.pager = resident, pager
         graph = self.graph
-        self.values = StepValues(graph)
+        self.backend = CpuBackend() if backend is None else backend
+        if graph.device not in (CPU, self.backend.kind):
+            raise PortError(
+                f"this step is for the device {graph.device!r} and is run on {self.backend.kind!r}; plan the job again there"
+            )
+        self.values = StepValues(graph, self.backend)
         self.paging = StepPaging(program, self.values, store, pager, scratch)
         self.interrupted = False
         self.changed = False
@@ -261,8 +272,10 @@ class Executor:
         if index not in self.program.replayed:
             return run
 
+        generator = self._drawn_from(op)
+
         def run_remembering() -> None:
-            self._rng[index] = torch.get_rng_state()
+            self._rng[index] = generator.generator_state()
             run()
 
         return run_remembering
@@ -270,14 +283,14 @@ class Executor:
     def _rerun_op(self, index: int) -> Callable[[], None]:
         op = self.graph.ops[index]
         call = self.values.caller(op, pure_arguments(op))
-        outputs = op.outputs
+        outputs, generator = op.outputs, self._drawn_from(op)
 
         def rerun() -> None:
             if op.random:
-                present = torch.get_rng_state()
-                torch.set_rng_state(self._rng[index])
+                present = generator.generator_state()
+                generator.set_generator_state(self._rng[index])
                 result = call()
-                torch.set_rng_state(present)
+                generator.set_generator_state(present)
             else:
                 result = call()
             for v, tensor in zip(outputs, _tensors(result), strict=True):
@@ -285,6 +298,12 @@ class Executor:
                     self.values.bind(v, tensor)
 
         return rerun
+
+    def _drawn_from(self, op: Op) -> Backend:
+        """Return the device whose generator an operator draws from: that of what it makes."""
+        made = (self.graph.values[v].storage for v in op.outputs if v is not None)
+        on_device = any(self.graph.storages[s].device != CPU for s in made)
+        return self.backend if on_device else CpuBackend()
 
     def _bind_outputs(self, op: Op, outputs: tuple[int | None, ...], result: Any) -> None:
         tensors = _tensors(result)

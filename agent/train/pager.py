@@ -19,15 +19,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from agent.system.mounts import worn_by_writing
+from planner.ir.direct_io import BLOCK, padded
 from planner.ir.errors import PortError
 
-BLOCK = 4096
-"""O_DIRECT wants addresses, offsets and lengths that are multiples of the logical block; 4096 suits every medium."""
+if TYPE_CHECKING:
+    import torch
+
+    from agent.backend.staging import DeviceSide, Staging
 
 CHUNK = 1 << 20
 """Bytes per checksum."""
@@ -60,11 +63,6 @@ class CorruptPageError(PageError):
     def __init__(self, path: Path, offset: int, message: str, number: int | None = None) -> None:
         super().__init__(message, number)
         self.path, self.offset = path, offset
-
-
-def padded(nbytes: int) -> int:
-    """Return `nbytes` rounded up to whole blocks."""
-    return -(-nbytes // BLOCK) * BLOCK
 
 
 class PageFile:
@@ -187,7 +185,10 @@ class Slot:
 
 @dataclass(slots=True)
 class Transfer:
-    """One transfer under way: `nbytes` from byte `start` of a slot. `keep` holds whatever owns the memory."""
+    """One transfer under way: `nbytes` from byte `start` of a slot. `keep` holds whatever owns the memory.
+
+    `device`: the other end, where that is no memory of the host's; `address` is nothing then.
+    """
 
     slot: Slot
     address: int
@@ -195,6 +196,7 @@ class Transfer:
     nbytes: int
     write: bool
     keep: Any
+    device: "DeviceSide | None" = None
     error: Exception | None = None
     finished: threading.Event = field(default_factory=threading.Event)
 
@@ -237,11 +239,18 @@ class Pager:
     """One page thread with a FIFO queue.
 
     `read_bytes_per_s`, `write_bytes_per_s` throttle it to the speed of a slower medium, for trying what a plan does on a
-    Pi's SD card.
+    Pi's SD card. `staging`: what lies on a device passes through it.
     """
 
-    def __init__(self, *, read_bytes_per_s: float | None = None, write_bytes_per_s: float | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        read_bytes_per_s: float | None = None,
+        write_bytes_per_s: float | None = None,
+        staging: "Staging | None" = None,
+    ) -> None:
         self.stats = PagerStats()
+        self.staging = staging
         self._limits = {False: read_bytes_per_s, True: write_bytes_per_s}
         self._queue: collections.deque[Transfer | None] = collections.deque()
         self._wake = threading.Condition()
@@ -260,6 +269,29 @@ class Pager:
     def read(self, slot: Slot, address: int, keep: Any, start: int = 0, nbytes: int | None = None) -> Transfer:
         """Queue a read into `address`; no byte beyond `nbytes` is touched there."""
         return self._submit(Transfer(slot, address, start, slot.nbytes if nbytes is None else nbytes, False, keep))
+
+    def send(self, slot: Slot, contents: "torch.Tensor", start: int = 0) -> Transfer:
+        """Queue a write of these bytes, wherever they lie, to byte `start` of a slot; the transfer holds them.
+
+        Bytes on a device are held until the transfer itself is let go, those of the host until it is done.
+        """
+        return self._submit(self._transfer(slot, contents, start, contents.numel(), write=True))
+
+    def receive(self, slot: Slot, into: "torch.Tensor", start: int = 0, nbytes: int | None = None) -> Transfer:
+        """Queue a read from byte `start` of a slot into these bytes, wherever they lie; `arrived` says when they may be used."""
+        return self._submit(self._transfer(slot, into, start, slot.nbytes if nbytes is None else nbytes, write=False))
+
+    def _transfer(self, slot: Slot, memory: "torch.Tensor", start: int, nbytes: int, *, write: bool) -> Transfer:
+        if memory.is_cpu:
+            return Transfer(slot, memory.data_ptr(), start, nbytes, write, memory)
+        if self.staging is None:
+            raise PageError("a storage on a device cannot be paged without staging buffers; report this")
+        return Transfer(slot, 0, start, nbytes, write, memory, self.staging.side(memory))
+
+    def arrived(self, transfer: Transfer) -> None:
+        """Let what the device computes from now on find what a finished transfer read."""
+        if transfer.device is not None and self.staging is not None:
+            self.staging.backend.wait(transfer.device.landed)
 
     def _submit(self, transfer: Transfer) -> Transfer:
         with self._wake:
@@ -303,18 +335,21 @@ class Pager:
                 self.stats.write_seconds += time.perf_counter() - begin
             else:
                 self.stats.read_seconds += time.perf_counter() - begin
-            transfer.keep = None
+            if transfer.device is None:
+                transfer.keep = None
             transfer.finished.set()
 
     def _move(self, transfer: Transfer, begin: float) -> None:
         limit = self._limits[transfer.write]
-        slot, file, moved = transfer.slot, transfer.slot.file, 0
+        slot, file, device, moved = transfer.slot, transfer.slot.file, transfer.device, 0
         while moved < transfer.nbytes:
             place, address = transfer.start + moved, transfer.address + moved
             size = min(BURST, transfer.nbytes - moved)
             bounced = file.direct and bool(address % BLOCK or size % BLOCK)
             if bounced:
                 size = min(CHUNK, size)
+            if device is not None:
+                address = device.fetch(moved, size) if transfer.write else device.room()
             memory = _memory(address, size)
             if transfer.write:
                 for start, checksum in _checksums(memory, place):
@@ -324,6 +359,8 @@ class Pager:
                 self._read_piece(file, slot.offset + place, address, size)
                 for start, checksum in _checksums(memory, place):
                     _verify(slot, start, checksum)
+                if device is not None:
+                    device.deliver(moved, size)
             moved += size
             if limit and (ahead := moved / limit - (time.perf_counter() - begin)) > 0:
                 time.sleep(ahead)

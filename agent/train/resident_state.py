@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from agent.train.buffers import block, view
+from agent.backend.raw_bytes import block, placed, view
 from agent.train.checkpoint import Commit, StateStore
 from agent.train.pager import CHUNK
 from planner.ir.bundle.bundle import Bundle, TensorLayout
@@ -33,6 +33,7 @@ class Persistents:
         graph = program.graph
         self.store.settle({graph.storages[s].key for s in program.carried})
         away = {graph.storages[s].key for s in program.starts_on_flash}
+        devices = {s.key: s.device for s in graph.storages}
         here = {s.key for i, s in enumerate(graph.storages) if s.persistent and graph.uses[i]} - away
         leaving = [k for k in self.resident if k in away]
         for transfer in [self.store.write(k, self.resident[k]) for k in leaving if k in self._dirty]:
@@ -41,7 +42,7 @@ class Persistents:
             self._dirty.discard(key)
             del self.resident[key]
         for key in sorted(here - self.resident.keys()):
-            self.resident[key] = self.store.load(key)
+            self.resident[key] = placed(self.store.load(key), devices[key], self.store.sizes[key])
 
     def stepped(self, program: Program) -> None:
         """Note that a program has run: what it changed in RAM is not on flash yet."""
@@ -96,7 +97,7 @@ class Persistents:
         if key in self.resident or not _row_major(layout) or layout.offset or not nbytes:
             flat = self.tensor(key).contiguous().view(-1).view(torch.uint8)
             for start in range(0, flat.numel(), CHUNK):
-                yield flat[start : start + CHUNK].numpy().data
+                yield flat[start : start + CHUNK].cpu().numpy().data
             return
         slot, buffer = self.store.slot(key), block(CHUNK)
         for start in range(0, nbytes, CHUNK):

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
-from agent.train.buffers import block
 from agent.train.checkpoint import StateStore
-from agent.train.pager import Pager, Slot, Transfer, padded, unnamed_page_file
+from agent.train.pager import Pager, Slot, Transfer, unnamed_page_file
 from agent.train.step_values import StepValues
+from planner.ir.direct_io import padded
 from planner.ir.errors import PortError
 from planner.ir.program import Code, Program
 
@@ -70,7 +70,7 @@ class StepPaging:
         contents = self.values.whole(s)
         self.check(s, contents)
         self._lies_on[s] = target
-        self._writes[s] = self.pager.write(self.target(s, target), contents.data_ptr(), contents.untyped_storage())
+        self._writes[s] = self.pager.send(self.target(s, target), contents)
 
     def check(self, s: int, contents: torch.Tensor) -> None:
         """Raise NonFiniteError where these bytes of a persistent storage are none to go on with."""
@@ -85,13 +85,14 @@ class StepPaging:
 
     def read(self, s: int) -> None:
         """Begin to read a storage back."""
-        target = block(self.storages[s].nbytes)
-        self._reads[s] = self.pager.read(self.slot(s), target.data_ptr(), target), target
+        target = self.values.allocate(s)
+        self._reads[s] = self.pager.receive(self.slot(s), target), target
 
     def land(self, s: int) -> None:
         """Wait until a storage is read, and make it resident."""
         transfer, target = self._reads.pop(s)
         self.pager.wait(transfer)
+        self.pager.arrived(transfer)
         self.values.base[s] = target
 
     def take_writes(self) -> None:

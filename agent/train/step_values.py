@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 
-from agent.train.buffers import view, whole_bytes
+from agent.backend.base import Backend
+from agent.backend.cpu import CpuBackend
+from agent.backend.raw_bytes import view, whole_bytes
 from agent.train.finite import NonFiniteError
+from planner.ir.devices.kinds import CPU
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, Value
 from planner.ir.torch_operators import CONNECTIONIST, COORDINATES, MOST_COORDINATE, check_arguments, literal, resolve
@@ -24,8 +27,11 @@ class GraphChangedError(PortError):
 class StepValues:
     """Storages and values of one graph while its step runs, and what operators take of them."""
 
-    def __init__(self, graph: StepGraph) -> None:
+    def __init__(self, graph: StepGraph, backend: Backend | None = None) -> None:
         self.graph, self.values = graph, graph.values
+        self._backends: dict[str, Backend] = {CPU: CpuBackend()}
+        if backend is not None:
+            self._backends[backend.kind] = backend
         self.env: list[torch.Tensor | None] = [None] * len(graph.values)
         """Per value: its tensor, once an operator asked for it."""
         self.base: list[torch.Tensor | None] = [None] * len(graph.storages)
@@ -68,6 +74,11 @@ class StepValues:
         if self.base[s] is None:
             self.base[s] = tensor
 
+    def allocate(self, s: int, nbytes: int | None = None) -> torch.Tensor:
+        """Return memory for the contents of storage `s`, or for `nbytes` of them, where it lies."""
+        storage = self.graph.storages[s]
+        return self._backends[storage.device].allocate(storage.nbytes if nbytes is None else nbytes)
+
     def clear(self, s: int) -> None:
         """Let go of a storage and of every value on it."""
         self.base[s] = None
@@ -88,9 +99,9 @@ class StepValues:
                     f"a batch tensor has shape {list(tensor.shape)} {tensor.dtype}, the plan was made for "
                     f"{list(value.shape)} {value.dtype}; plan for this shape too or drop the last short batch"
                 )
-            if tuple(tensor.stride()) != value.stride or tensor.storage_offset() != value.offset:
-                flat = torch.empty(graph.storages[value.storage].nbytes, dtype=torch.uint8)
-                tensor = view(flat, value).copy_(tensor)
+            elsewhere = tensor.device.type != graph.storages[value.storage].device
+            if elsewhere or tuple(tensor.stride()) != value.stride or tensor.storage_offset() != value.offset:
+                tensor = view(self.allocate(value.storage), value).copy_(tensor)
             self.bind(v, tensor)
 
     def caller(self, op: Op, args: tuple[Argument, ...]) -> Callable[[], Any]:
@@ -162,7 +173,8 @@ def _among_classes(
         given, classes = labels(), log_probs().shape[-1]
         used = given
         if given.dim() > 1:
-            used = given[torch.arange(given.shape[1]) < torch.as_tensor(lengths()).unsqueeze(1)]
+            places, longest = torch.arange(given.shape[1], device=given.device), torch.as_tensor(lengths())
+            used = given[places < longest.to(given.device).unsqueeze(1)]
         if used.numel():
             least, most = (bound.item() for bound in torch.aminmax(used))
             if not 0 <= least <= most < classes:

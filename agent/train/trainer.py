@@ -14,13 +14,16 @@ from typing import Any
 import torch
 import xxhash
 
+from agent.backend.choose import backend_of
+from agent.backend.raw_bytes import placed
+from agent.backend.staging import Staging
 from agent.train.bundle_samples import Samples
 from agent.train.checkpoint import SLOTS, Commit, StateStore
 from agent.train.comparison import compare_step
 from agent.train.executor import Executor, StepReport
 from agent.train.finite import check_loss
 from agent.train.incoming_samples import Arrivals, DataError
-from agent.train.pager import CHUNK, CorruptPageError, Pager, PagerStats, make_directory
+from agent.train.pager import BURST, CHUNK, CorruptPageError, Pager, PagerStats, make_directory
 from agent.train.resident_state import Persistents, initial_contents
 from agent.train.result import save_result
 from agent.train.step_paging import Scratch
@@ -29,6 +32,8 @@ from agent.worker.protocol import StateRecovered, StepDone
 from agent.worker.thread_room import check_thread_room
 from planner.ir.bundle.bundle import Bundle
 from planner.ir.bundle.data_order import batch_rows
+from planner.ir.devices.kinds import CPU
+from planner.ir.devices.torch_device import generator_states, restore_generators
 from planner.ir.errors import PortError
 from planner.ir.lowering.lower import lower
 from planner.ir.lowering.optimizer_scalars import OptimizerSpec, StepScalars
@@ -115,7 +120,11 @@ class Trainer:
         make_directory(options.state_dir)
         for folder in (options.page_dir, *options.scratch_dirs):
             make_directory(folder)
-        self.pager = Pager(read_bytes_per_s=options.read_bytes_per_s, write_bytes_per_s=options.write_bytes_per_s)
+        self.backend = backend_of(bundle.manifest.device_kind)
+        staging = None if self.backend.addressable else Staging(self.backend, BURST)
+        self.pager = Pager(
+            read_bytes_per_s=options.read_bytes_per_s, write_bytes_per_s=options.write_bytes_per_s, staging=staging
+        )
         sizes = {s.key: s.nbytes for g in bundle.graphs.values() for s in g.storages if s.persistent}
         layouts = {} if self.manifest.allow_nonfinite else self.manifest.layouts
         finite = {key: dtype(layout.dtype) for key, layout in layouts.items()}
@@ -126,10 +135,15 @@ class Trainer:
             columns = [bundle.data[f"train/{i}"] for i in range(len(self.manifest.batch))]
             self.samples = Arrivals(options.data, columns, options.state_dir)
         self.eval_samples = Samples(bundle, "eval/")
+        devices = {s.key: s.device for g in bundle.graphs.values() for s in g.storages}
         self.constants = {
-            k: torch.cat(list(initial_contents(bundle, k, m.nbytes)) or [torch.empty(0, dtype=torch.uint8)])
+            k: placed(
+                torch.cat(list(initial_contents(bundle, k, m.nbytes)) or [torch.empty(0, dtype=torch.uint8)]),
+                devices[k],
+                m.nbytes,
+            )
             for k, m in bundle.tensors.items()
-            if k.startswith("constant/")
+            if k in devices and k.startswith("constant/")
         }
         self.scratch: dict[str, tuple[Scratch, ...]] = {}
         self._programs: dict[tuple[int, str], Program] = {}
@@ -173,7 +187,12 @@ class Trainer:
         self.step = commit.step if commit.progress.get("round", 0) == self.options.round else 0
         self.scalars.steps_done = commit.progress["updates"]
         self.best_loss = commit.progress["best_loss"]
-        torch.set_rng_state(torch.frombuffer(bytearray(commit.progress["rng"]), dtype=torch.uint8))
+        restore_generators(
+            {
+                kind: torch.frombuffer(bytearray(state), dtype=torch.uint8)
+                for kind, state in ((CPU, commit.progress["rng"]), *commit.progress.get("device_rng", {}).items())
+            }
+        )
         self.persistents.forget()
         self.uncommitted = 0
         self._open = None
@@ -184,7 +203,13 @@ class Trainer:
             "best_loss": self.best_loss,
             "round": self.options.round,
             "rng": torch.get_rng_state().numpy().tobytes(),
+            **self._device_generator(),
         }
+
+    def _device_generator(self) -> dict[str, Any]:
+        if self.backend.kind == CPU:
+            return {}
+        return {"device_rng": {self.backend.kind: self.backend.generator_state().numpy().tobytes()}}
 
     def close(self) -> None:
         """Stop the page thread and drop scratch files; uncommitted steps are lost."""
@@ -220,7 +245,7 @@ class Trainer:
                 self.scratch[name] = tuple(Scratch(folder) for folder in folders)
             executor = Executor(
                 self.program(name), self.constants, self.persistents.resident, self.store, self.pager,
-                self.scratch[name],
+                self.scratch[name], self.backend,
             )  # fmt: skip
             self._executors[key] = executor
         executor = self._executors[key]
@@ -427,11 +452,11 @@ class Trainer:
         """Return loss and metric over the evaluation data; None where the bundle has none."""
         if not self.eval_samples.count:
             return None
-        generator, before = torch.get_rng_state(), replace(self.pager.stats)
+        generators, before = generator_states((self.backend.kind,)), replace(self.pager.stats)
         try:
             return self._evaluate(before)
         finally:
-            torch.set_rng_state(generator)
+            restore_generators(generators)
 
     def _evaluate(self, before: PagerStats) -> Evaluation:
         total = metric = 0.0

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from agent.train.buffers import block
 from agent.train.pager import Transfer
 from agent.train.step_paging import StepPaging
 from agent.train.step_values import StepValues
@@ -116,8 +115,7 @@ class SlicedUpdate:
         sources = {s: self.paging.slot(s) for s in away}
         targets = {s: self.paging.target(s) for s in (*(s for s in away if s in self.written), *self.leaving)}
         size = max(stop - start for start, stop in self.bounds)
-        buffers = {s: (block(size), block(size)) for s in away}
-        owners = {s: buffers[s] if s in buffers else here[s] for s in targets}
+        buffers = {s: (self.values.allocate(s, size), self.values.allocate(s, size)) for s in away}
         reads: list[dict[int, Transfer]] = [{}, {}]
         writes: list[list[Transfer]] = [[], []]
 
@@ -126,8 +124,7 @@ class SlicedUpdate:
             for transfer in writes[k % 2]:
                 transfer.join()
             for s in away:
-                buffer = buffers[s][k % 2]
-                reads[k % 2][s] = self.paging.pager.read(sources[s], buffer.data_ptr(), buffer, start, stop - start)
+                reads[k % 2][s] = self.paging.pager.receive(sources[s], buffers[s][k % 2], start, stop - start)
 
         read(0)
         for k, (start, stop) in enumerate(self.bounds):
@@ -135,6 +132,7 @@ class SlicedUpdate:
                 read(k + 1)
             for s in away:
                 reads[k % 2][s].join()
+                self.paging.pager.arrived(reads[k % 2][s])
                 self.slices[s] = buffers[s][k % 2][: stop - start]
             for s, whole in here.items():
                 self.slices[s] = whole[start:stop]
@@ -144,10 +142,7 @@ class SlicedUpdate:
             computed_s += time.perf_counter() - begin
             for s in targets:
                 self.paging.check(s, self.slices[s])
-            writes[k % 2] = [
-                self.paging.pager.write(targets[s], self.slices[s].data_ptr(), owners[s], start, stop - start)
-                for s in targets
-            ]
+            writes[k % 2] = [self.paging.pager.send(targets[s], self.slices[s], start) for s in targets]
             self.slices.clear()
             self.views.clear()
         for transfer in (*writes[0], *writes[1]):
@@ -192,7 +187,7 @@ class SlicedUpdate:
         if tensor is None:
             data = self.slices[value.storage]
             if data.dtype is torch.uint8:
-                item = torch.empty(0, dtype=getattr(torch, value.dtype))
+                item = torch.empty(0, dtype=getattr(torch, value.dtype), device=data.device)
                 start = data.storage_offset() // item.element_size()
                 count = data.numel() // item.element_size()
                 tensor = item.set_(data.untyped_storage(), start, (count,), (1,))

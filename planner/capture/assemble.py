@@ -239,7 +239,7 @@ def _renumber(
     loss, aux = value(loss), tuple(value(v) for v in aux)
     old_storages = sorted(storages, key=lambda s: storages[s])
     graph = StepGraph(
-        storages=tuple(Storage(tape.storages[s].nbytes, tape.storages[s].role, tape.storages[s].name) for s in old_storages),
+        storages=tuple(Storage(t.nbytes, t.role, t.name, t.device) for t in (tape.storages[s] for s in old_storages)),
         values=tuple(
             Value(storages[v.storage], v.dtype, v.shape, v.stride, v.offset)
             for v in (tape.values[old] for old in sorted(values, key=lambda v: values[v]))

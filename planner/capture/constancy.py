@@ -97,7 +97,7 @@ def _unlike(first: Tape, mine: int, other: Tape, theirs: int) -> str:
     if replace(a, storage=0) != replace(b, storage=0):
         return f"a tensor of {_shape(a)} with another layout"
     s, t = first.storages[a.storage], other.storages[b.storage]
-    if a.storage != b.storage or (s.nbytes, s.role, s.name) != (t.nbytes, t.role, t.name):
+    if a.storage != b.storage or (s.nbytes, s.role, s.name, s.device) != (t.nbytes, t.role, t.name, t.device):
         return f"another tensor of {_shape(a)}"
     return "" if _same_contents(s, t) else f"other contents of a tensor of {_shape(a)} that no operator of torch made"
 

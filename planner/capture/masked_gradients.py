@@ -10,6 +10,7 @@ to what they do, and nothing takes the surplus weight gradient: the bias gradien
 from dataclasses import replace
 
 from planner.capture.recorder import RecordedOp, Tape
+from planner.ir.devices.kinds import CPU
 from planner.ir.graph import Ref, Value
 
 BACKWARD = "aten::convolution_backward"
@@ -20,8 +21,14 @@ INPUT, WEIGHT, MASK = 1, 2, 10
 def as_kernels_compute(tape: Tape) -> None:
     """Let convolutions' backward operators say what the kernels return, and hold no input that is not read."""
     for i, op in enumerate(tape.ops):
-        if op.name == BACKWARD and isinstance(mask := op.args[MASK], tuple) and mask[1] is False:
+        if op.name == BACKWARD and isinstance(mask := op.args[MASK], tuple) and mask[1] is False and _on_cpu(tape, op):
             tape.ops[i] = _without_input(tape, op, bool(mask[0]), bool(mask[2]))
+
+
+def _on_cpu(tape: Tape, op: RecordedOp) -> bool:
+    """Say whether the CPU's kernels compute it; what others do with a mask is theirs, and recorded as it is."""
+    source = op.args[INPUT]
+    return isinstance(source, Ref) and tape.storages[tape.values[source.value].storage].device == CPU
 
 
 def is_plain(value: Value) -> bool:

@@ -17,6 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from planner.ir.devices.kinds import CPU
+from planner.ir.devices.torch_device import generator_states, kind_of
 from planner.ir.errors import CaptureError, program_line
 from planner.ir.graph import Argument, Named, Phase, Ref, Role, Value
 from planner.ir.lowering.rematerialize import BATCH_NORM
@@ -35,6 +37,7 @@ class RecordedStorage:
     nbytes: int
     role: Role
     name: str
+    device: str = CPU
     data: torch.Tensor | None = None
 
 
@@ -105,18 +108,17 @@ class StepRecorder(TorchDispatchMode):
     def value_of(self, tensor: torch.Tensor) -> int:
         """Return the value index of a tensor; a tensor from outside becomes a constant.
 
-        Raises CaptureError for one on another device, or that only the backward pass knows.
+        Raises CaptureError for one on a device that no plan can name, or that only the backward pass knows.
         """
         _require_strided(tensor)
-        if tensor.device.type != "cpu":
-            raise CaptureError(f"the step uses a tensor on {tensor.device}; move the model and the batch to the CPU")
+        kind_of(tensor)
         key = tensor.untyped_storage()._cdata
         place = self._places.get(key)
         if place is None:
             index = self._new_storage(tensor, Role.CONSTANT, f"constant{len(self.tape.storages)}")
-            copy = tensor.untyped_storage().clone()
             with _disable_current_modes():
-                self.tape.storages[index].data = torch.empty(0, dtype=torch.uint8).set_(copy)
+                flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+                self.tape.storages[index].data = flat.to(CPU, copy=True)
             place = self._places[key]
         value = Value(
             place.storage, str(tensor.dtype).removeprefix("torch."), tuple(map(int, tensor.shape)),
@@ -130,7 +132,7 @@ class StepRecorder(TorchDispatchMode):
     def _new_storage(self, tensor: torch.Tensor, role: Role, name: str) -> int:
         storage = tensor.untyped_storage()
         index = len(self.tape.storages)
-        self.tape.storages.append(RecordedStorage(int(storage.nbytes()), role, name))
+        self.tape.storages.append(RecordedStorage(int(storage.nbytes()), role, name, kind_of(tensor)))
         # A weak reference keeps torch from giving the same address to another storage, and holds no data.
         keep = tensor if isinstance(tensor, FakeTensor) else StorageWeakRef(storage)
         self._places[storage._cdata] = _Place(index, keep)
@@ -143,11 +145,19 @@ class StepRecorder(TorchDispatchMode):
         with _disable_current_modes(), self.fake_mode:
             base = self._fake_bases.get((v.storage, dtype))
             if base is None:
-                nbytes = self.tape.storages[v.storage].nbytes
-                base = torch.empty(nbytes // dtype.itemsize, dtype=dtype)
+                stored = self.tape.storages[v.storage]
+                base = torch.empty(stored.nbytes // dtype.itemsize, dtype=dtype, device=stored.device)
                 self._fake_bases[v.storage, dtype] = base
                 self._places[base.untyped_storage()._cdata] = _Place(v.storage, base)
             return base.as_strided(v.shape, v.stride, v.offset)
+
+    def generators(self) -> bytes:
+        """Return a digest of the states of the default generators of all devices that the step uses."""
+        with _disable_current_modes():
+            states = generator_states({storage.device for storage in self.tape.storages})
+            return hashlib.blake2b(
+                b"".join(states[kind].numpy().tobytes() for kind in sorted(states)), digest_size=_DIGEST_BYTES
+            ).digest()
 
     def known(self, tensor: torch.Tensor) -> bool:
         """Say whether the tensor's storage is on the tape already."""
@@ -169,9 +179,9 @@ class StepRecorder(TorchDispatchMode):
         encoded_kwargs = tuple((k, self._encode(v)) for k, v in kwargs.items())
         writes = self._writes(func, args, kwargs)
         random = torch.Tag.nondeterministic_seeded in func.tags
-        before = generator_digest() if random else b""
+        before = self.generators() if random else b""
         result = func(*args, **kwargs)
-        after = generator_digest() if random else b""
+        after = self.generators() if random else b""
         outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
         if not outputs and not writes:
             return result
@@ -255,6 +265,8 @@ class StepRecorder(TorchDispatchMode):
             return argument
         if isinstance(argument, list | tuple):
             return tuple(self._encode(a) for a in argument)
+        if isinstance(argument, torch.device):
+            return Named("device", argument.type)
         for kind, cls in NAMED_KINDS.items():
             if isinstance(argument, cls):
                 return Named(kind, str(argument).removeprefix("torch."))
@@ -265,7 +277,6 @@ class StepRecorder(TorchDispatchMode):
 
 NAMED_KINDS: dict[str, type] = {
     "dtype": torch.dtype,
-    "device": torch.device,
     "layout": torch.layout,
     "memory_format": torch.memory_format,
 }
@@ -296,9 +307,3 @@ def _name(func: Any) -> str:
 
 def _flat_outputs(result: Any) -> list[torch.Tensor]:
     return [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
-
-
-def generator_digest() -> bytes:
-    """Return a digest of the state of torch's default generator."""
-    with _disable_current_modes():
-        return hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=_DIGEST_BYTES).digest()

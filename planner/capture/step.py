@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.capture.assemble import UpdateRecipe, assemble
 from planner.capture.constancy import constants_of, other_generators_untouched, require_same
-from planner.capture.recorder import RecordedOp, StepRecorder, generator_digest
+from planner.capture.recorder import RecordedOp, StepRecorder
 from planner.ir.bundle.bundle import TensorLayout
+from planner.ir.devices.torch_device import generator_states, kinds_of, restore_generators
 from planner.ir.errors import CaptureError
 from planner.ir.graph import PERSISTENT, Argument, Phase, Role, Scalar, StepGraph, storage_key, verify_graph
 from planner.ir.lowering import optimizer_scalars
@@ -151,8 +152,8 @@ def _undisturbed(model: torch.nn.Module, seed: int | None = None) -> Iterator[No
     """
     before = [(b, b.detach().clone()) for b in model.buffers()]
     gradients = [(p, p.grad) for p in model.parameters()]
-    generator = torch.get_rng_state()
     tensors = _named_tensors(model)
+    generators = generator_states(kinds_of(tensors.values()))
     if seed is not None:
         torch.manual_seed(seed)
     for parameter, _ in gradients:
@@ -168,7 +169,7 @@ def _undisturbed(model: torch.nn.Module, seed: int | None = None) -> Iterator[No
                 "change them in place (copy_, add_), or train with `port-agent exec`"
             )
     finally:
-        torch.set_rng_state(generator)
+        restore_generators(generators)
         for parameter, gradient in gradients:
             parameter.grad = gradient
         with torch.no_grad():
@@ -220,7 +221,7 @@ class _Session:
         self.recorder.add(tensor, role, name)
 
     def forward(self, loss_fn: LossFunction) -> torch.Tensor:
-        self.recorder.tape.draws_from = generator_digest()
+        self.recorder.tape.draws_from = self.recorder.generators()
         with self.recorder:
             result = loss_fn(self.model, *self.batch)
         loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
@@ -278,7 +279,7 @@ class _Session:
         result = {}
         for p in gradient:
             with _disable_current_modes(), recorder.fake_mode:
-                buffer = torch.empty(p.shape, dtype=p.dtype)
+                buffer = torch.empty(p.shape, dtype=p.dtype, device=p.device)
             result[p] = recorder.add(buffer, Role.GRADIENT, self.names[p])
             key = storage_key(Role.GRADIENT, self.names[p])
             self.persistent[key] = Fill(0.0, _dtype_name(p), tuple(p.shape))

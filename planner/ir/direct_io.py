@@ -5,6 +5,14 @@ import fcntl
 import os
 import sys
 
+BLOCK = 4096
+"""O_DIRECT wants addresses, offsets and lengths that are multiples of the logical block; 4096 suits every medium."""
+
+
+def padded(nbytes: int) -> int:
+    """Return `nbytes` rounded up to whole blocks."""
+    return -(-nbytes // BLOCK) * BLOCK
+
 
 def bypass_page_cache(descriptor: int) -> None:
     """Have an open file's reads and writes reach the medium itself.

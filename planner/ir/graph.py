@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
+from planner.ir.devices.kinds import CPU, MAX_NAME, accelerator_of
 from planner.ir.errors import ExitCode, PortError
 
 
@@ -73,11 +74,12 @@ Argument: TypeAlias = "bool | int | float | str | Ref | Scalar | Named | tuple[A
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A block of memory of `nbytes` bytes."""
+    """A block of memory of `nbytes` bytes on a kind of device; the values in it lie there too."""
 
     nbytes: int
     role: Role
     name: str
+    device: str = CPU
 
     @property
     def persistent(self) -> bool:
@@ -195,6 +197,16 @@ class StepGraph:
         return tuple(map(tuple, lists))
 
     @cached_property
+    def device(self) -> str:
+        """The kind of device whose memory the step is planned for: the accelerator, where a storage lies on one."""
+        return accelerator_of(storage.device for storage in self.storages)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Per storage: the bytes it takes in the memory of `device`; 0 for what stays with the CPU beside it."""
+        return tuple(storage.nbytes if storage.device == self.device else 0 for storage in self.storages)
+
+    @cached_property
     def kept(self) -> frozenset[int]:
         """Storages that a caller reads after the step: loss and aux."""
         return frozenset(self.values[v].storage for v in (self.loss, *self.aux))
@@ -221,6 +233,7 @@ class StepGraph:
 
 def verify_graph(graph: StepGraph) -> None:
     """Raise GraphError unless every index exists, every storage is created before its use, and views fit."""
+    _verify_devices(graph)
     for v, value in enumerate(graph.values):
         _verify_view(graph, v, value)
     for v in (*graph.batch, graph.loss, *graph.aux):
@@ -247,6 +260,16 @@ def verify_graph(graph: StepGraph) -> None:
     for s in graph.kept:
         if s not in alive:
             raise GraphError(f"the loss or an extra output lies in storage {s}, which no op creates")
+
+
+def _verify_devices(graph: StepGraph) -> None:
+    for s, storage in enumerate(graph.storages):
+        if not 0 < len(storage.device) <= MAX_NAME or not storage.device.isidentifier():
+            raise GraphError(f"storage {s} lies on {storage.device[:MAX_NAME]!r}, which names no kind of device")
+    try:
+        accelerator_of(storage.device for storage in graph.storages)
+    except ValueError as error:
+        raise GraphError(f"{error}: move the whole model to one of them") from error
 
 
 def _in_range(index: int, count: int, what: str) -> None:

@@ -14,10 +14,11 @@ def tensor_pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
     """
     flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
     for start in range(0, flat.numel(), _PIECE_BYTES):
-        yield flat[start : start + _PIECE_BYTES].clone().numpy().data
+        yield flat[start : start + _PIECE_BYTES].to("cpu", copy=True).numpy().data
 
 
 def storage_pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
     """Yield the bytes of the storage that a tensor lies in, as `tensor_pieces` does."""
     storage = tensor.untyped_storage()
-    return tensor_pieces(torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,)))
+    empty = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return tensor_pieces(empty.set_(storage, 0, (storage.nbytes(),), (1,)))

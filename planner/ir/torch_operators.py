@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from planner.ir.devices.torch_device import known_kinds
 from planner.ir.graph import Argument, GraphError, Named, Op, StepGraph, references
 from planner.ir.operators import MAXIMUM_OUT, OperatorError, check_operator
 
@@ -21,7 +22,6 @@ _DTYPES: dict[str, torch.dtype] = {
 }  # fmt: skip
 _NAMED: dict[str, dict[str, Any]] = {
     "dtype": _DTYPES,
-    "device": {"cpu": torch.device("cpu")},
     "layout": {"strided": torch.strided},
     "memory_format": {
         "contiguous_format": torch.contiguous_format,
@@ -88,6 +88,8 @@ def named(argument: Named) -> Any:
 
     Raises GraphError for one that is not supported.
     """
+    if argument.kind == "device" and argument.name in known_kinds():
+        return torch.device(argument.name)
     try:
         return _NAMED[argument.kind][argument.name]
     except KeyError:

@@ -10,9 +10,12 @@ from typing import Any
 
 import torch
 
+from agent.backend.base import Backend
+from agent.backend.raw_bytes import placed, whole_bytes
+from agent.backend.staging import Staging
 from agent.train.checkpoint import StateStore
 from agent.train.executor import Executor
-from agent.train.pager import CHUNK, Pager
+from agent.train.pager import BURST, CHUNK, Pager
 from agent.train.resident_state import Persistents
 from agent.train.step_paging import Scratch
 from planner.capture.step import Capture, Fill, capture_step
@@ -145,7 +148,7 @@ def contents_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 def bits(tensor: torch.Tensor) -> bytes:
     """Return a tensor's values as bytes: equal bytes are equal bits, the sign of zero included."""
-    return bytes(memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()))
+    return bytes(memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
 
 
 def planned(
@@ -161,22 +164,28 @@ def planned(
     costs: dict[str, CostTable] | None = None,
     check_budget: bool = True,
     scratch_dirs: Sequence[Path] = (),
+    backend: Backend | None = None,
 ) -> Outcome:
-    """Train from the capture's contents under `plans` (by graph), committing after every other step."""
+    """Train from the capture's contents under `plans` (by graph), committing after every other step.
+
+    `backend`: where; the step must have been captured there.
+    """
     programs = {
         name: lower(graph, costs[name] if costs else flat_costs(graph), plans[name], check_budget=check_budget)
         for name, graph in capture.graphs.items()
     }
-    pager = Pager()
+    pager = Pager(staging=Staging(backend, BURST) if backend is not None else None)
+    devices = {s.key: s.device for g in capture.graphs.values() for s in g.storages}
     sizes = {s.key: s.nbytes for g in capture.graphs.values() for s in g.storages if s.persistent}
     store = StateStore(folder, sizes, pager, job="test")
     scratch = {name: tuple(map(Scratch, (folder, *scratch_dirs))) for name in programs}
     try:
         store.create(lambda key: pieces(capture.tensors[key], sizes[key]), {})
         persistents = Persistents(store, capture.layouts)
-        constants = {k: _raw(t) for k, t in capture.tensors.items() if k.startswith("constant/")}
+        raw = {k: _raw(t) for k, t in capture.tensors.items() if k in devices and k.startswith("constant/")}
+        constants = {k: placed(t, devices[k], t.numel()) for k, t in raw.items()}
         executors = {
-            name: Executor(program, constants, persistents.resident, store, pager, scratch[name])
+            name: Executor(program, constants, persistents.resident, store, pager, scratch[name], backend)
             for name, program in programs.items()
         }
         return _steps(capture, programs, executors, persistents, batches, seed, make, schedule, accumulate)
@@ -238,8 +247,7 @@ def pieces(source: torch.Tensor | Fill, nbytes: int) -> Iterator[torch.Tensor]:
 def _raw(source: torch.Tensor | Fill) -> torch.Tensor:
     if isinstance(source, Fill):
         source = torch.full(source.shape, source.value, dtype=getattr(torch, source.dtype))
-    storage = source.untyped_storage()
-    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,)).clone()
+    return whole_bytes(source).to("cpu", copy=True)
 
 
 def differences(expected: Outcome, actual: Outcome) -> list[str]:

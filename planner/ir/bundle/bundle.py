@@ -27,12 +27,15 @@ from planner.ir.bundle import safetensors_io
 from planner.ir.bundle.checksums import SUM_BYTES, block_sum, rows_per_block, tensor_hasher
 from planner.ir.bundle.codec import MAX_WHOLE, Count, unpack_costs, unpack_graph, unpack_plan
 from planner.ir.bundle.safetensors_io import Member
+from planner.ir.devices.kinds import CPU, MAX_NAME
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import ITEM_BYTES, MAX_STORAGE_BYTES, Role, storage_key, view_bytes
 from planner.ir.operators import OPTIMIZERS
 
 FORMAT = 2
 """Format 1 had no checksums of tensors."""
+DEVICE_FORMAT = 3
+"""Of a bundle whose step computes on another device than the CPU; all others stay readable for agents that know none."""
 SUMS = "sums/"
 """Begins the name of the checksums of a column of data."""
 MAX_HEADER_BYTES = 64 << 20
@@ -156,6 +159,13 @@ class Manifest:
     reference: Reference = field(default_factory=Reference)
     recordings: Recordings = field(default_factory=Recordings)
     limits: PlannedLimits = NO_LIMITS
+    device_kind: str = CPU
+    """What the step computes on; `device` is the name of the whole machine that it was planned for."""
+
+    @property
+    def format(self) -> int:
+        """The oldest format that can say what this bundle holds."""
+        return FORMAT if self.device_kind == CPU else DEVICE_FORMAT
 
     def steps_per_epoch(self) -> int:
         """Batches in one pass over the data; the last may be short."""
@@ -227,6 +237,11 @@ class Bundle:
                 raise BundleError(f"{path}: a plan is for the graphs {sorted(choice)}, the bundle has {sorted(names)}")
         sizes: dict[str, int] = {}
         for name, graph in self.graphs.items():
+            if graph.device != self.manifest.device_kind:
+                raise BundleError(
+                    f"{path}: graph {name} is for the device {graph.device!r}, the manifest says "
+                    f"{self.manifest.device_kind[:MAX_NAME]!r}; make the bundle again"
+                )
             if len(self.costs[name].ops) != len(graph.ops):
                 raise BundleError(
                     f"{path}: graph {name} has {len(graph.ops)} ops, its costs {len(self.costs[name].ops)}"
@@ -368,10 +383,10 @@ def _read_manifest_json(archive: zipfile.ZipFile, path: Path) -> dict[str, Any]:
         raw = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{path}: the manifest is no JSON ({error})") from error
-    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+    if not isinstance(raw, dict) or raw.get("format") not in (FORMAT, DEVICE_FORMAT):
         found = raw.get("format") if isinstance(raw, dict) else None
         raise BundleError(
-            f"{path} has format {found}, this version reads {FORMAT}; plan the job again with port-agent plan"
+            f"{path} has format {found}, this version reads {FORMAT} and {DEVICE_FORMAT}; plan the job again with port-agent plan"
         )
     return raw
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import msgspec
 
 from planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
+from planner.ir.devices.kinds import CPU
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import Argument, Named, Op, Phase, Ref, Role, Scalar, StepGraph, Storage, Value, verify_graph
 from planner.ir.operators import check_operator
@@ -45,8 +46,16 @@ class _OpRecord(NamedTuple):
     random: bool
 
 
+class _StorageRecord(NamedTuple):
+    nbytes: Count
+    role: Role
+    name: _Text
+    device: _Text = CPU
+    """Absent on the CPU, and in bundles from before there was another."""
+
+
 class _GraphRecord(NamedTuple):
-    storages: Annotated[list[tuple[Count, Role, _Text]], _Many]
+    storages: Annotated[list[_StorageRecord], _Many]
     values: Annotated[list[tuple[Count, _Text, _Counts, _Counts, Count]], _Many]
     ops: Annotated[list[_OpRecord], _Many]
     batch: _Counts
@@ -102,7 +111,7 @@ class WireError(PortError):
 def pack_graph(graph: StepGraph) -> list[Any]:
     """Return a graph as nested lists."""
     return [
-        [[s.nbytes, int(s.role), s.name] for s in graph.storages],
+        [[s.nbytes, int(s.role), s.name, *([] if s.device == CPU else [s.device])] for s in graph.storages],
         [[v.storage, v.dtype, list(v.shape), list(v.stride), v.offset] for v in graph.values],
         [
             [

@@ -16,7 +16,6 @@ import msgpack
 
 from planner.ir.bundle import safetensors_io
 from planner.ir.bundle.bundle import (
-    FORMAT,
     SUMS,
     TENSOR_MEMBERS,
     BundleError,
@@ -120,7 +119,7 @@ def _write_plans(
         _PLANS: _write_packed(archive, _PLANS, packed),
         _COSTS: _write_packed(archive, _COSTS, {name: pack_costs(c) for name, c in costs.items()}),
     }
-    data = {"format": FORMAT, "hashes": all_hashes, **asdict(manifest)}
+    data = {"format": manifest.format, "hashes": all_hashes, **asdict(manifest)}
     archive.writestr(zipfile.ZipInfo(_MANIFEST), json.dumps(data), zipfile.ZIP_DEFLATED)
 
 

@@ -48,7 +48,7 @@ class _Lowering:
 
     def __init__(self, graph: StepGraph, costs: CostTable, plan: Plan, limit: int | None) -> None:
         self.graph, self.costs, self.plan, self.limit = graph, costs, plan, limit
-        self.size = [s.nbytes for s in graph.storages]
+        self.size = graph.sizes
         self.groups = update_groups(graph)
         self.sliced = {g: k for g, k in plan.sliced if k > 1}
         self.updates = SlicedUpdates(self.groups, self.sliced, self.size)

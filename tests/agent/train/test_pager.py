@@ -12,18 +12,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent.train.buffers import block
+from agent.backend.raw_bytes import block
 from agent.train.pager import (
-    BLOCK,
     CHUNK,
     CorruptPageError,
     PageError,
     PageFile,
     Pager,
     Slot,
-    padded,
     unnamed_page_file,
 )
+from planner.ir.direct_io import BLOCK, padded
 
 ROOT = Path(__file__).resolve().parents[3]
 SIZES = (1, 511, BLOCK, BLOCK + 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 12345)

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from agent.train.checkpoint import StateStore
-from agent.train.pager import BLOCK, CorruptPageError, PageError, Pager
+from agent.train.pager import CorruptPageError, PageError, Pager
 from agent.train.step_paging import Scratch, StepPaging
 from agent.train.step_values import GraphChangedError, StepValues
+from planner.ir.direct_io import BLOCK
 from planner.ir.errors import PortError
 from planner.ir.program import Code, Instruction
 from tests.agent.train.made_graph import COUNT, graph, numbers, program, store

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.capture.recorder import StepRecorder, generator_digest
+from planner.capture.recorder import StepRecorder
 from planner.ir.graph import Phase, Role, references
 
 
@@ -38,13 +38,13 @@ def test_a_tensor_from_outside_is_a_constant_with_its_contents() -> None:
 def test_random_operators_say_where_the_generator_stood() -> None:
     recorder = StepRecorder()
     torch.manual_seed(0)
-    start = generator_digest()
+    start = recorder.generators()
     with recorder:
         functional.dropout(torch.ones(8) + torch.rand(8), 0.5)
     drawing = [op for op in recorder.tape.ops if op.random]
     assert len(drawing) == 2
     assert [op.draws_from for op in drawing] == [start, drawing[0].draws_to]
-    assert drawing[1].draws_to == generator_digest() != start
+    assert drawing[1].draws_to == recorder.generators() != start
 
 
 def test_a_view_is_no_operator() -> None:

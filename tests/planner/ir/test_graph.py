@@ -1,5 +1,7 @@
 """The rules of a graph, and the names it gives a reader."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -10,8 +12,6 @@ from tests.planner.small_classifier import batch, classify, net, sgd
 
 
 def test_graphs_that_break_their_rules_are_refused() -> None:
-    from dataclasses import replace
-
     model = net()
     graph = capture_step(model, classify, sgd(model), batch()).graphs["step"]
     ops = graph.ops
@@ -21,11 +21,31 @@ def test_graphs_that_break_their_rules_are_refused() -> None:
         "not among its operands": replace(graph, ops=(replace(ops[0], writes=(len(graph.storages) - 1,)), *ops[1:])),
         "reaches byte": replace(graph, storages=tuple(replace(s, nbytes=1) for s in graph.storages)),
         "claims": replace(graph, storages=tuple(replace(s, nbytes=1 << 50) for s in graph.storages)),
+        "names no kind of device": replace(
+            graph, storages=(replace(graph.storages[0], device="a b"), *graph.storages[1:])
+        ),
+        "cuda and mps": replace(
+            graph,
+            storages=(
+                replace(graph.storages[0], device="cuda"),
+                replace(graph.storages[1], device="mps"),
+                *graph.storages[2:],
+            ),
+        ),
         "dtype": replace(graph, values=tuple(replace(v, dtype="quaternion") for v in graph.values)),
     }
     for message, broken in wrong.items():
         with pytest.raises(GraphError, match=message):
             verify_graph(broken)
+
+
+def test_what_stays_with_the_cpu_takes_nothing_of_the_devices_memory() -> None:
+    model = net()
+    graph = capture_step(model, classify, sgd(model), batch()).graphs["step"]
+    assert graph.device == "cpu" and graph.sizes == tuple(s.nbytes for s in graph.storages)
+    first, *rest = graph.storages
+    moved = replace(graph, storages=(first, *(replace(s, device="cuda") for s in rest)))
+    assert moved.device == "cuda" and moved.sizes == (0, *(s.nbytes for s in rest))
 
 
 def test_labels_name_what_a_reader_knows() -> None:

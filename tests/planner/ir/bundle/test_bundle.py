@@ -6,6 +6,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import msgpack
 import pytest
 import torch
 
-from planner.ir.bundle.bundle import OPTIMIZERS, Bundle, BundleError, read_manifest
+from planner.ir.bundle.bundle import DEVICE_FORMAT, FORMAT, OPTIMIZERS, Bundle, BundleError, read_manifest
 from planner.ir.bundle.checksums import rows_per_block
 from planner.ir.bundle.codec import WireError, pack_integers, pack_plan, unpack_plan
 from planner.ir.errors import PortError
@@ -46,6 +47,23 @@ def test_a_good_bundle_loads_and_hashes_fit(tmp_path: Path) -> None:
     for choice in bundle.plans:
         for plan in choice.values():
             assert unpack_plan(msgpack.unpackb(msgpack.packb(pack_plan(plan)))) == plan
+
+
+def test_a_bundle_says_for_which_device_it_is_and_only_then_older_agents_cannot_read_it(tmp_path: Path) -> None:
+    def moved(graphs: Any) -> Any:
+        return {k: [[[*s[:3], "cuda"] for s in g[0]], *g[1:]] for k, g in graphs.items()}
+
+    assert json.loads(members(small_bundle())["manifest.json"])["format"] == FORMAT
+    there = tmp_path / "there.port"
+    manifest = replace(read_manifest(small_bundle()), device_kind="cuda")
+    said = {"format": manifest.format, "device_kind": "cuda"}
+    assert manifest.format == DEVICE_FORMAT != FORMAT
+    rewrite(small_bundle(), there, {"graphs.msgpack": moved, "manifest.json": lambda m: {**m, **said}})
+    assert load(there).manifest.device_kind == "cuda"
+    torn = tmp_path / "torn.port"
+    rewrite(small_bundle(), torn, {"graphs.msgpack": moved})
+    with pytest.raises(BundleError, match="is for the device 'cuda', the manifest says 'cpu'"):
+        load(torn)
 
 
 # -- hostile on purpose

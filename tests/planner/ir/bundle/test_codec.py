@@ -41,6 +41,14 @@ def test_a_captured_graph_comes_back_as_it_was(optimizer: str) -> None:
     assert unpack_graph(through(pack_graph(graph))) == graph
 
 
+def test_devices_come_back_and_older_graphs_lie_on_the_cpu() -> None:
+    graph = tiny_step("SGD").graphs["step"]
+    assert all(len(storage) == 3 for storage in pack_graph(graph)[0]), "as agents read it that know no other device"
+    moved = replace(graph, storages=tuple(replace(s, device="cuda") for s in graph.storages))
+    back = unpack_graph(through(pack_graph(moved)))
+    assert back == moved and back.device == "cuda" and graph.device == "cpu"
+
+
 def test_arguments_of_every_kind_come_back() -> None:
     graph = tiny_step("SGD").graphs["step"]
     odd = (None, True, -3, 0.1, "mean", Named("dtype", "float32"), (Ref(0), (1, Scalar(0)), ()), float("inf"))

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from agent.train.buffers import block, view
-from agent.train.pager import BLOCK
+from agent.backend.raw_bytes import block, view
+from planner.ir.direct_io import BLOCK
 from planner.ir.graph import Value
 from planner.ir.process_memory import resident_bytes
 

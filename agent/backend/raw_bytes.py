@@ -1,14 +1,12 @@
-"""Blocks of memory for storages that come back from flash.
-
-And the views of a storage that operators take.
-"""
+"""Memory as bytes: blocks of the host's for storages that come back from flash, the bytes of a storage, views of them."""
 
 import mmap
 
 import torch
 
 from agent.malloc import active
-from agent.train.pager import BLOCK, padded
+from planner.ir.devices.kinds import CPU
+from planner.ir.direct_io import BLOCK, padded
 from planner.ir.graph import Value
 from planner.ir.torch_operators import dtype
 
@@ -34,7 +32,7 @@ def block(nbytes: int) -> torch.Tensor:
 def whole_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of the storage that `tensor` lies in."""
     storage = tensor.untyped_storage()
-    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 def view(base: torch.Tensor, value: Value) -> torch.Tensor:
@@ -42,4 +40,10 @@ def view(base: torch.Tensor, value: Value) -> torch.Tensor:
     kind = dtype(value.dtype)
     if base.dtype == kind:
         return base.as_strided(value.shape, value.stride, value.offset)
-    return torch.empty(0, dtype=kind).set_(base.untyped_storage(), value.offset, value.shape, value.stride)
+    empty = torch.empty(0, dtype=kind, device=base.device)
+    return empty.set_(base.untyped_storage(), value.offset, value.shape, value.stride)
+
+
+def placed(contents: torch.Tensor, kind: str, nbytes: int) -> torch.Tensor:
+    """Return `nbytes` of the host's on a kind of device: as they are on the CPU, else a copy that has arrived."""
+    return contents if kind == CPU else contents[:nbytes].to(kind)

@@ -1,0 +1,79 @@
+"""An NVIDIA GPU: one computing stream, which is torch's default one, and one that copies.
+
+Has not run on a GPU yet: the same executor ran against the simulated device of the tests, which is stricter about order.
+`make check-gpu` says what it does on a real one.
+"""
+
+import torch
+
+from agent.backend.base import DeviceAbsentError, Event
+from planner.ir.devices.kinds import CUDA
+
+
+class CudaBackend:
+    """A `Backend` on the first CUDA device; see `base` for what each of its words means."""
+
+    kind = CUDA
+    addressable = False
+
+    def __init__(self) -> None:
+        if not torch.cuda.is_available():
+            raise DeviceAbsentError(
+                f"this step is for a CUDA GPU, and torch {torch.__version__} finds none; run it where there is one, or plan "
+                "it again on the CPU"
+            )
+        self._device = torch.device(CUDA, 0)
+        self._copies = torch.cuda.Stream(self._device)
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+
+    def allocate_host(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def reached(self) -> Event:
+        event: torch.cuda.Event = self._computing().record_event()
+        return event
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, after: Event) -> Event:
+        with torch.cuda.stream(self._copies):
+            _follow(self._copies, after)
+            target.copy_(source, non_blocking=True)
+            event: torch.cuda.Event = self._copies.record_event()
+        return event
+
+    def wait(self, event: Event) -> None:
+        _follow(self._computing(), event)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    def generator_state(self) -> torch.Tensor:
+        return torch.cuda.get_rng_state(self._device)
+
+    def set_generator_state(self, state: torch.Tensor) -> None:
+        torch.cuda.set_rng_state(state, self._device)
+
+    def allocated_bytes(self) -> int:
+        return torch.cuda.memory_allocated(self._device)
+
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def limit(self, nbytes: int) -> None:
+        total = torch.cuda.get_device_properties(self._device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, nbytes / total), self._device)
+
+    def _computing(self) -> torch.cuda.Stream:
+        return torch.cuda.default_stream(self._device)
+
+
+def _follow(stream: torch.cuda.Stream, event: Event) -> None:
+    """Let a stream go on after an event; only a device's own is waited for by the device."""
+    if isinstance(event, torch.cuda.Event):
+        stream.wait_event(event)
+    else:
+        event.synchronize()

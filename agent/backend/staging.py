@@ -1,0 +1,82 @@
+"""The way between a device's memory and a page file: two buffers of the host's, filled and emptied in turn.
+
+The page thread alone uses them. While it writes one buffer to the file, the device copies the next piece into the other;
+while the device takes one, the file is read into the other.
+"""
+
+import torch
+
+from agent.backend.base import Backend, Event
+from agent.backend.cpu import DONE
+
+_BUFFERS = 2
+
+
+class Staging:
+    """Buffers of `piece_bytes` each; no transfer moves more at once."""
+
+    def __init__(self, backend: Backend, piece_bytes: int) -> None:
+        self.backend, self.piece_bytes = backend, piece_bytes
+        self.buffers = [backend.allocate_host(piece_bytes) for _ in range(_BUFFERS)]
+        self.emptied: list[Event] = [DONE] * _BUFFERS
+        """Per buffer: when the device has taken what was in it."""
+        self._turn = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the host's memory that the buffers take."""
+        return sum(buffer.numel() for buffer in self.buffers)
+
+    def take(self) -> int:
+        """Return the next buffer's number once the device has taken what was in it."""
+        self._turn = (self._turn + 1) % _BUFFERS
+        self.emptied[self._turn].synchronize()
+        self.emptied[self._turn] = DONE
+        return self._turn
+
+    def side(self, contents: torch.Tensor) -> "DeviceSide":
+        """Return the device's side of a transfer of these bytes, after all that the computing stream has been given by now."""
+        return DeviceSide(self, contents, self.backend.reached())
+
+
+class DeviceSide:
+    """Bytes on a device that a transfer fills or empties piece by piece, in order."""
+
+    __slots__ = ("_after", "_ahead", "_contents", "_filling", "_staging", "landed")
+
+    def __init__(self, staging: Staging, contents: torch.Tensor, after: Event) -> None:
+        self._staging, self._contents, self._after = staging, contents, after
+        self._ahead: dict[int, tuple[int, int, Event]] = {}
+        """Place -> buffer, bytes and event of a copy to the host that is under way."""
+        self._filling = 0
+        self.landed: Event = DONE
+        """When the last piece that was delivered is on the device."""
+
+    def fetch(self, place: int, nbytes: int) -> int:
+        """Return the address of a copy, on the host, of `nbytes` from byte `place`; the piece behind it is on its way then."""
+        self._begin(place, nbytes)
+        buffer, _, event = self._ahead.pop(place)
+        event.synchronize()
+        following = place + nbytes
+        if following < self._contents.numel():
+            self._begin(following, min(nbytes, self._contents.numel() - following))
+        return self._staging.buffers[buffer].data_ptr()
+
+    def _begin(self, place: int, nbytes: int) -> None:
+        if place in self._ahead and self._ahead[place][1] >= nbytes:
+            return
+        buffer = self._staging.take()
+        into, piece = self._staging.buffers[buffer][:nbytes], self._contents[place : place + nbytes]
+        event = self._staging.emptied[buffer] = self._staging.backend.copy(into, piece, self._after)
+        self._ahead[place] = buffer, nbytes, event
+
+    def room(self) -> int:
+        """Return the address of a free buffer on the host, to be filled and delivered."""
+        self._filling = self._staging.take()
+        return self._staging.buffers[self._filling].data_ptr()
+
+    def deliver(self, place: int, nbytes: int) -> None:
+        """Send the buffer that was filled to byte `place` on the device."""
+        source = self._staging.buffers[self._filling][:nbytes]
+        self.landed = self._staging.backend.copy(self._contents[place : place + nbytes], source, self._after)
+        self._staging.emptied[self._filling] = self.landed

@@ -1,0 +1,22 @@
+"""Every backend has all words of the protocol."""
+
+import inspect
+
+import pytest
+
+from agent.backend.base import Backend
+from agent.backend.cpu import CpuBackend
+from agent.backend.cuda import CudaBackend
+from agent.backend.mps import MpsBackend
+from tests.simulated_device import SimBackend
+
+WORDS = [name for name, _ in inspect.getmembers(Backend, inspect.isfunction) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("kind", [CpuBackend, CudaBackend, MpsBackend, SimBackend])
+def test_a_backend_takes_what_the_protocol_says(kind: type) -> None:
+    assert len(WORDS) > 8
+    for word in WORDS:
+        taken, meant = inspect.signature(getattr(kind, word)), inspect.signature(getattr(Backend, word))
+        assert list(taken.parameters) == list(meant.parameters), word
+    assert isinstance(kind.kind, str) and isinstance(kind.addressable, bool)

@@ -48,7 +48,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="port-lora-", dir=arguments.folder) as folder:
-        _make_model(Path(folder))
+        make_model(Path(folder))
         rows = measure(Path(folder), arguments.budgets)
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows]))
@@ -102,7 +102,8 @@ def measure(folder: Path, budgets_mib: list[int]) -> list[Row]:
     return rows
 
 
-def _make_model(folder: Path) -> None:
+def make_model(folder: Path) -> None:
+    """Write a TinyLlama-1.1B with random bfloat16 weights to `folder`."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -36,6 +36,7 @@ from planner.ir.costs import MediumKind
 from planner.ir.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
+    from agent.cli.progress import Spent
     from agent.energy.sources.registry import EnergyConfig
     from agent.prepare.bundle import Made
     from agent.prepare.sparse import SparseJob
@@ -115,7 +116,7 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )  # fmt: skip
     parser.add_argument("--strategy", default="milp", help="planner (default milp; greedy is the fastest)")
     parser.add_argument(
-        "--time-limit", type=duration, default=20.0, metavar="S", help="seconds of planning per graph (default 20)"
+        "--time-limit", type=duration, default=12.0, metavar="S", help="seconds of planning per graph (default 12)"
     )
     parser.add_argument(
         "--frontier", action="store_true",
@@ -214,6 +215,7 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def _plan(arguments: argparse.Namespace) -> int:
     from planner.ir.bundle.bundle import Bundle
+    from planner.ir.process_memory import peak_with_children_bytes
 
     if arguments.step_joules is not None and not arguments.sparse_update:
         raise UsageError("--step-joules limits what --sparse-update trains; give both, or neither")
@@ -221,11 +223,14 @@ def _plan(arguments: argparse.Namespace) -> int:
     _keep_to_cores(arguments)
     begin = time.perf_counter()
     planned = _make_bundle(arguments, out)
+    planning_s = time.perf_counter() - begin
     made, sparse = planned.made, planned.sparse
     bundle = Bundle(out)
     facts = _facts(out, bundle, 0)
     facts |= {
-        "measured_peak_bytes": made.measured_peak_bytes, "planning_s": time.perf_counter() - begin,
+        "measured_peak_bytes": made.measured_peak_bytes, "planning_s": planning_s,
+        "planning_stages": {stage: asdict(taken) for stage, taken in planned.spent.items()},
+        "planning_peak_bytes": peak_with_children_bytes(),
         "fine_bound_joules": _fine_bound(bundle), "step_s_by_threads": planned.step_s,
         "left_whole": planned.left_whole,
         "steps": made.manifest.steps_per_epoch() * arguments.epochs,
@@ -257,13 +262,14 @@ def _keep_to_cores(arguments: argparse.Namespace) -> None:
 class Planned:
     """What planning made: the bundle, what is trained, seconds of a step's operators by the numbers of threads tried.
 
-    `left_whole`: operators that did not give the same bits in pieces, and where that showed.
+    `left_whole`: operators that did not give the same bits in pieces, and where that showed. `spent`: what each stage took.
     """
 
     made: "Made"
     sparse: "SparseJob | None"
     step_s: Mapping[int, float]
     left_whole: tuple[str, ...]
+    spent: "Mapping[str, Spent]"
 
 
 def _make_bundle(arguments: argparse.Namespace, out: Path) -> Planned:
@@ -360,7 +366,7 @@ def _planned(arguments: argparse.Namespace, out: Path) -> Planned:
     if arguments.write_model is not None:
         written, main = Bundle(out), made.manifest.graphs[0]
         _write_model(arguments, written.graphs[main], written.costs[main], written.plans[0][main], pace)
-    return Planned(made, sparse, choice.step_s, sliced.left_whole)
+    return Planned(made, sparse, choice.step_s, sliced.left_whole, bar.spent)
 
 
 def _thread_counts(arguments: argparse.Namespace, *, set_by_script: bool) -> tuple[int, ...]:
@@ -582,8 +588,17 @@ def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> Non
     for reason in facts.get("left_whole", ()):
         table.add_row("left whole", reason)
     if "planning_s" in facts:
-        table.add_row("made in", format_seconds(facts["planning_s"]))
+        table.add_row("made in", _made_in(facts))
     terminal().print(table)
+
+
+def _made_in(facts: dict[str, Any]) -> str:
+    """Say how long planning took, by stages, and the most memory that one of its processes had."""
+    stages = ", ".join(
+        f"{stage} {format_seconds(taken['wall_s'])}" for stage, taken in facts["planning_stages"].items()
+    )
+    peak = format_bytes(facts["planning_peak_bytes"])
+    return f"{format_seconds(facts['planning_s'])} ({stages}); its largest process took {peak}"
 
 
 def _usual_day_s() -> float | None:

@@ -130,6 +130,10 @@ def _with_updates(tape: Tape, recipe: UpdateRecipe, kind: str) -> list[RecordedO
     scaling = {next(_operand_values(op)): op for op in clipping if op.writes}
     on_storage = Counter(tape.values[gradient].storage for gradient in recipe.gradients.values())
     moved: set[int] = set()
+    touching: dict[int, list[int]] = defaultdict(list)
+    for i, op in enumerate(tape.ops):
+        for s in _touched(tape, op):
+            touching[s].append(i)
     for parameter, gradient in recipe.gradients.items():
         storage = tape.values[gradient].storage
         final = max(last.get(storage, 0), 0)
@@ -146,7 +150,7 @@ def _with_updates(tape: Tape, recipe: UpdateRecipe, kind: str) -> list[RecordedO
             continue
         ready = max(final, last.get(tape.values[parameter].storage, 0))
         alone = source is gradient and on_storage[storage] == 1
-        summed = _summing_op(tape, storage, moved) if alone else None
+        summed = _summing_op(tape, storage, touching, moved) if alone else None
         if summed is not None:
             moved.add(summed)
             update.insert(0, replace(tape.ops[summed], phase=Phase.UPDATE))
@@ -171,15 +175,17 @@ def _add_into(tape: Tape, buffer: int, gradient: int, *, first: bool) -> Recorde
     return RecordedOp(name, (Ref(buffer), Ref(gradient)), (), (buffer,), (storage,), Phase.BACKWARD, False)
 
 
-def _summing_op(tape: Tape, gradient: int, moved: set[int]) -> int | None:
-    """Return the op that makes a gradient as the sum of two, if it is the last to touch it."""
-    touching = [i for i, op in enumerate(tape.ops) if gradient in _touched(tape, op)]
-    last = touching[-1]
+def _summing_op(tape: Tape, gradient: int, touching: Mapping[int, list[int]], moved: set[int]) -> int | None:
+    """Return the op that makes a gradient as the sum of two, if it is the last to touch it.
+
+    `touching`: the places of the ops that touch each storage, ascending.
+    """
+    last = touching[gradient][-1]
     op = tape.ops[last]
     sums = op.name in ("aten::add.Tensor", "aten::add_.Tensor") and op.phase is Phase.BACKWARD
     produces = any(v is not None and tape.values[v].storage == gradient for v in op.outputs)
     others = _touched(tape, op) - {gradient}
-    later = any(others & _touched(tape, o) for o in tape.ops[last + 1 :])
+    later = any(touching[s][-1] > last for s in others)
     return last if sums and produces and last not in moved and not later else None
 
 
@@ -226,9 +232,9 @@ def _renumber(
     for v in batch:
         value(v)
     new_ops = []
+    alive = {tape.values[r].storage for r in read}
     for op in ops:
         args, kwargs = tuple(convert(a) for a in op.args), tuple((k, convert(a)) for k, a in op.kwargs)
-        alive = {tape.values[r].storage for r in read}
         outputs = tuple(
             value(v) if v is not None and (v in read or tape.values[v].storage in alive) else None for v in op.outputs
         )

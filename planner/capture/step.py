@@ -4,6 +4,7 @@ It is recorded from a model, a loss function, an optimizer and one batch.
 """
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,14 +80,14 @@ def capture_step(
         raise CaptureError(f"accumulate={accumulate}; it must be 1 or more")
     spec = optimizer_scalars.describe_optimizer(optimizer)
     session = _Session(model, batch)
-    with _undisturbed(model):
+    with _undisturbed(model), _accumulations_counted(model) as accumulated:
         loss = session.forward(loss_fn)
         grads = session.backward(loss, _trained(optimizer))
         value = loss.item()
         del loss
     for seed, other in enumerate(others):
         again = _Session(model, other)
-        with _undisturbed(model, seed):
+        with _undisturbed(model, seed), _gradients_dropped(accumulated):
             again.backward(again.forward(loss_fn), _trained(optimizer))
         require_same(session.recorder.tape, again.recorder.tape)
     constants = constants_of(session.recorder.tape)
@@ -175,6 +176,37 @@ def _undisturbed(model: torch.nn.Module, seed: int | None = None) -> Iterator[No
         with torch.no_grad():
             for buffer, value in before:
                 buffer.copy_(value)
+
+
+@contextlib.contextmanager
+def _accumulations_counted(model: torch.nn.Module) -> Iterator[Counter[torch.Tensor]]:
+    """Count how often the block adds to the gradient of each parameter."""
+    counts: Counter[torch.Tensor] = Counter()
+    hooks = [
+        p.register_post_accumulate_grad_hook(lambda parameter: counts.update((parameter,)))
+        for p in model.parameters()
+        if p.requires_grad and p.is_leaf
+    ]
+    try:
+        yield counts
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextlib.contextmanager
+def _gradients_dropped(counts: Mapping[torch.Tensor, int]) -> Iterator[None]:
+    """Let gradients go as soon as they are there, of the parameters that get theirs at once: nothing reads them later."""
+
+    def drop(parameter: torch.Tensor) -> None:
+        parameter.grad = None
+
+    hooks = [p.register_post_accumulate_grad_hook(drop) for p, count in counts.items() if count == 1]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -301,12 +333,18 @@ class _Session:
         for g, parameters in enumerate(groups):
             for p in parameters:
                 self._register_state(optimizer, spec.groups[g], p, shadow.state[stand_ins[p]])
+        gradients = {p: stand_in.grad for p, stand_in in stand_ins.items()}
+        for stand_in in stand_ins.values():
+            stand_in.grad = None
         updates: dict[int, tuple[RecordedOp, ...]] = {}
         scalars = 0
-        for parameters in groups:
+        for group, parameters in zip(shadow.param_groups, groups, strict=True):
             shapes = set()
             for p in parameters:
-                ops = self._one_update(shadow, stand_ins, p)
+                stand_ins[p].grad = gradients[p]
+                group["params"] = [stand_ins[p]]  # a step looks at every parameter of its groups
+                ops = self._one_update(shadow)
+                stand_ins[p].grad = None
                 ops, used = _with_slots(ops, scalars)
                 shapes.add((tuple(op.name for op in ops), used))
                 updates[recorder.value_of(p)] = ops
@@ -318,19 +356,12 @@ class _Session:
             scalars += used
         return updates, scalars
 
-    def _one_update(
-        self, shadow: torch.optim.Optimizer, stand_ins: dict[torch.Tensor, torch.Tensor], p: torch.Tensor
-    ) -> tuple[RecordedOp, ...]:
-        """Record the shadow's step with a gradient on `p` alone."""
+    def _one_update(self, shadow: torch.optim.Optimizer) -> tuple[RecordedOp, ...]:
+        """Record the shadow's step on the one parameter that has a gradient."""
         recorder = self.recorder
-        kept = {q: s.grad for q, s in stand_ins.items() if q is not p}
-        for q in kept:
-            stand_ins[q].grad = None
         start = len(recorder.tape.ops)
         with recorder.fake_mode, recorder, torch.no_grad():
             shadow.step()
-        for q, grad in kept.items():
-            stand_ins[q].grad = grad
         ops = tuple(recorder.tape.ops[start:])
         del recorder.tape.ops[start:]
         return ops

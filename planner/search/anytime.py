@@ -117,8 +117,9 @@ def offer_recipes(state: Climb, seconds: float) -> None:
         found = greedy(state.problem, **partial).schedule
         if found is not None:
             state.offer(found, "greedy without " + next(iter(partial)))
-    for schedule in greedy_variants(state.problem, cheap_segments(state.problem)):
-        state.offer(schedule, "variant")
+    for variant in greedy_variants(state.problem, cheap_segments(state.problem)):
+        if variant is not None:
+            state.offer(variant, "variant")
         if state.left < stop_at:
             return
 

@@ -260,19 +260,15 @@ def greedy(problem: Problem, *, paging: bool = True, recompute: bool = True) -> 
     return found
 
 
-def greedy_variants(problem: Problem, starts: Iterable[Schedule]) -> Iterator[Schedule]:
+def greedy_variants(problem: Problem, starts: Iterable[Schedule]) -> Iterator[Schedule | None]:
     """Yield what the search finds when it weighs the fullest stages more.
 
-    And when it begins with each of `starts`.
+    And when it begins with each of `starts`. None where a search ended without a schedule: each takes its time.
     """
     for emphasis in EMPHASES:
-        found = GreedySearch(problem, emphasis=emphasis).run().schedule
-        if found is not None:
-            yield found
+        yield GreedySearch(problem, emphasis=emphasis).run().schedule
     for start in starts:
-        found = GreedySearch(problem, start=start).run().schedule
-        if found is not None:
-            yield found
+        yield GreedySearch(problem, start=start).run().schedule
 
 
 def smallest_budget(problem: Problem) -> int:

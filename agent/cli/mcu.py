@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.cli.arguments import (
+    duration,
     positive_number,
     readable_file_or_folder,
     readable_folder,
@@ -64,6 +65,14 @@ def _add_compile(add: Adder) -> None:
         help="choose which biases and weights are trained: measure what each gains on the project's training samples, "
         "solve for the best sets whose arena and trained parameters take at most RAM, such as 12K, and take the one that "
         "measures best when it is trained itself",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ram", type=size, help="let arena and trained parameters take at most RAM, such as 16K; what is not kept between "
+        "forward and backward is computed again, with the same bits",
+    )  # fmt: skip
+    parser.add_argument(
+        "--deadline", type=duration, metavar="TIME", help="refuse a training step that takes longer per sample, such as "
+        "50ms, by the instruction counts and the board's file; goes with --ram",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_compile)
@@ -235,12 +244,18 @@ def _list_boards(as_json: bool) -> int:
 
 
 def run_compile(arguments: argparse.Namespace) -> int:
-    """Run a project and write its tables and data."""
-    from agent.cli.mcu_views import fitted_json, show_fitted, show_json
-    from agent.cli.progress import StageBar
-    from agent.mcu.model import read_model
-    from agent.mcu.project import fit_project, load_project, write_project
+    """Run a project and write its tables and data.
 
+    Raises BoardJobError for a deadline without a budget.
+    """
+    from agent.cli.mcu_views import fitted_json, held_json, show_fitted, show_held, show_json
+    from agent.cli.progress import StageBar
+    from agent.mcu.errors import BoardJobError
+    from agent.mcu.model import read_model
+    from agent.mcu.project import fit_project, hold_project, load_project, write_project
+
+    if arguments.deadline is not None and arguments.ram is None:
+        raise BoardJobError("--deadline says how fast a plan within --ram must be; give --ram too")
     out = arguments.out or arguments.project / "build"
     project, fitted = load_project(arguments.project), None
     if arguments.sparse_update is not None:
@@ -248,6 +263,9 @@ def run_compile(arguments: argparse.Namespace) -> int:
             project, fitted = fit_project(
                 project, arguments.sparse_update, lambda done, total: bar.update("analyse", done / total)
             )
+    held = None
+    if arguments.ram is not None:
+        project, held = hold_project(project, arguments.ram, arguments.deadline)
     job = write_project(project, out)
     model = read_model(out)
     figures: dict[str, Any] = {
@@ -256,11 +274,15 @@ def run_compile(arguments: argparse.Namespace) -> int:
     }  # fmt: skip
     if fitted is not None:
         figures["scheme"] = fitted_json(fitted)
+    if held is not None:
+        figures["plan"] = held_json(held)
     if arguments.json:
         show_json(figures)
     else:
         if fitted is not None:
             show_fitted(fitted)
+        if held is not None:
+            show_held(held)
         print(
             f"{model.name}: arena {model.arena_bytes:,} B, trained parameters {model.parameter_bytes:,} B; wrote {out}"
         )

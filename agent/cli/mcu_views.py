@@ -19,6 +19,7 @@ from agent.mcu.trainer import Progress as Trained
 from planner.ir.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from planner.mcu.fates.choose import FittedMemory
     from planner.mcu.scheme_fit import FittedModel
     from planner.mcu.scheme_race import Finalist
 
@@ -250,4 +251,24 @@ def show_fitted(fitted: "FittedModel") -> None:
     print(
         f"predicted {100 * best.predicted:.1f} %, measured {100 * best.measured:.1f} %; {best.ram_bytes:,} B of RAM, "
         f"{best.backward_macs:,} backward MAC"
+    )
+
+
+def held_json(held: "FittedMemory") -> dict[str, Any]:
+    """Return what a plan within a budget takes, as JSON; seconds and joules are estimates of one training sample."""
+    return {
+        "ram_bytes": held.memory.ram_bytes, "recomputed": held.memory.recomputed, "seconds": held.seconds,
+        "joules": held.joules, "overhead": held.overhead,
+    }  # fmt: skip
+
+
+def show_held(held: "FittedMemory") -> None:
+    """Say what a plan within a budget takes."""
+    from planner.ir.units import format_joules, format_seconds
+
+    again = held.memory.recomputed
+    how = f"{again} operators run again, {held.overhead:.1%} more energy" if again else "nothing is computed again"
+    print(
+        f"{held.memory.ram_bytes:,} B: {how}; {format_seconds(held.seconds)} and {format_joules(held.joules)} per sample "
+        "(estimated)"
     )

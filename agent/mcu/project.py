@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.mcu.board.catalogue import find_board
 from agent.mcu.errors import BoardJobError
 from agent.mcu.model import InputFormat, write_manifest
 from agent.mcu.trainer import TrainSettings
 from agent.system.atomic_file import write_atomically
 
 if TYPE_CHECKING:
+    from planner.mcu.fates.choose import FittedMemory
     from planner.mcu.scheme_fit import FittedModel
 
 SCRIPT = "project.py"
@@ -89,6 +91,23 @@ def fit_project(
         epochs=known.epochs, options=UpdateOptions(known.learning_rate), progress=progress,
     )  # fmt: skip
     return replace(project, model=fitted.model), fitted
+
+
+def hold_project(project: Project, ram_bytes: int, deadline_s: float | None) -> tuple[Project, "FittedMemory"]:
+    """Return the project with its training step planned for `ram_bytes` of model memory and a time per sample.
+
+    What is trained stays the same, and so does every bit of the result. Seconds and joules are those of the file that
+    the project's board names.
+
+    Raises ArenaBudgetError where the step does not fit, BoardDeadlineError where it is not fast enough.
+    """
+    from planner.mcu.compile import recompile
+    from planner.mcu.fates.choose import FitOptions
+    from planner.mcu.fates.core_costs import core_costs
+
+    core = core_costs(find_board(project.board).figures)
+    model, fitted = recompile(project.model, FitOptions(ram_bytes, core, deadline_s))
+    return replace(project, model=model), fitted
 
 
 def write_project(project: Project, out: Path) -> Path:

@@ -196,10 +196,15 @@ def run_image(
     generator: int = 1,
     counter: Path | None = None,
     profile: bool = False,
+    by_row: bool = False,
 ) -> TargetRun:
-    """Run samples [N, bytes] through the emulated core, training with `options` or, without, inferring."""
+    """Run samples [N, bytes] through the emulated core, training with `options` or, without, inferring.
+
+    `by_row`: instructions are counted for each row of the step table, not for each sample; the last span of a sample is
+    what comes behind its last row.
+    """
     directory = image.elf.parent
-    _write_samples(directory / "samples.bin", samples, labels, options, generator)
+    _write_samples(directory / "samples.bin", samples, labels, options, generator, by_row)
     counts = directory / "counts.txt"
     command = [
         "qemu-system-arm",
@@ -228,12 +233,16 @@ def run_image(
 
 
 def _write_samples(
-    path: Path, samples: Int8Array, labels: NDArray[np.int64], options: UpdateOptions | None, generator: int
+    path: Path,
+    samples: Int8Array,
+    labels: NDArray[np.int64],
+    options: UpdateOptions | None,
+    generator: int,
+    by_row: bool,
 ) -> None:
     chosen = options or UpdateOptions()
-    head = _REQUEST.pack(
-        len(samples), int(options is not None), chosen.learning_rate, int(chosen.rule), int(chosen.scaling), generator
-    )
+    trains = 0 if options is None else 2 if by_row else 1
+    head = _REQUEST.pack(len(samples), trains, chosen.learning_rate, int(chosen.rule), int(chosen.scaling), generator)
     body = b"".join(
         struct.pack("<H", int(label)) + sample.tobytes() for sample, label in zip(samples, labels, strict=True)
     )

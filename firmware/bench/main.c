@@ -11,7 +11,7 @@
 
 typedef struct request {
     uint32_t count;  /* samples */
-    uint32_t trains; /* 1: train, 0: infer */
+    uint32_t trains; /* 0: infer, 1: train, 2: train and mark every table row: a span is a row then, not a sample */
     float learning_rate;
     uint32_t rule, scaling, generator;
 } request;
@@ -75,12 +75,19 @@ static port_status run(port_engine *engine, uint32_t file, const request *asked,
     return PORT_OK;
 }
 
+static void mark_row(void *context, uint32_t step) {
+    (void)context, (void)step;
+    MARK();
+    MARK();
+}
+
 static port_status prepare(port_engine *engine, const request *asked) {
     port_status status = port_engine_init(engine, &port_generated_model, arena, sizeof arena, parameters, sizeof parameters);
     port_options options = {asked->learning_rate, (uint8_t)asked->rule, (uint8_t)asked->scaling};
     if (status == PORT_OK) status = port_parameters_reset(engine);
     if (status == PORT_OK) status = port_options_set(engine, &options);
     port_state_set(engine, (port_state){asked->generator, 0});
+    if (asked->trains == 2) port_yield_set(engine, mark_row, 0);
     return status;
 }
 

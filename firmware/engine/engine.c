@@ -7,10 +7,10 @@ uint32_t port_arena_bytes(const port_model *model) { return model->arena_bytes; 
 uint32_t port_parameter_bytes(const port_model *model) { return model->parameter_bytes; }
 uint32_t port_input_bytes(const port_model *model) { return model->input_bytes; }
 uint32_t port_class_count(const port_model *model) { return model->class_count; }
-uint32_t port_step_count(const port_model *model) { return model->step_count ? (uint32_t)model->op_count + model->step_count : 0; }
+uint32_t port_step_count(const port_model *model) { return port_model_trains(model) ? model->step_count : 0; }
 const uint8_t *port_model_hash(const port_model *model) { return model->hash; }
 const char *port_model_name(const port_model *model) { return model->name; }
-int port_model_trains(const port_model *model) { return model->step_count > 0; }
+int port_model_trains(const port_model *model) { return model->step_count > model->forward_count; }
 int port_model_has_q88(const port_model *model) { return model->has_q88; }
 
 static int aligned(const void *pointer) { return ((uintptr_t)pointer & (PORT_ALIGNMENT - 1)) == 0; }
@@ -68,15 +68,21 @@ const float *port_logits(const port_engine *engine) {
     return (const float *)(const void *)(engine->arena + engine->model->logits_offset);
 }
 
-static port_bound bind(const port_engine *engine, const port_op *op) {
+/* Null for PORT_NONE. */
+static void *place(const port_engine *engine, uint32_t offset) {
+    return offset == PORT_NONE ? 0 : (void *)(engine->arena + offset);
+}
+
+static port_bound bind(const port_engine *engine, const port_step *step) {
     port_bound bound;
-    uint8_t *arena = engine->arena, *parameters = engine->parameters;
+    const port_op *op = &engine->model->ops[step->op];
+    uint8_t *parameters = engine->parameters;
     bound.op = op;
-    bound.in = (const int8_t *)(arena + op->in_offset);
-    bound.other = (const int8_t *)(arena + op->other_offset);
-    bound.out = (int8_t *)(arena + op->out_offset);
-    bound.logits = (float *)(void *)(arena + op->out_offset);
-    bound.scratch = op->scratch_offset == PORT_NONE ? 0 : (int16_t *)(void *)(arena + op->scratch_offset);
+    bound.in = place(engine, step->in);
+    bound.other = place(engine, step->other);
+    bound.out = place(engine, step->out);
+    bound.logits = place(engine, step->out);
+    bound.scratch = place(engine, step->scratch);
     bound.frozen = op->weight;
     bound.trained = op->trained_rows ? (int8_t *)(parameters + op->weight_offset) : 0;
     bound.trained_bias = op->bias_offset == PORT_NONE ? 0 : (int32_t *)(void *)(parameters + op->bias_offset);
@@ -117,13 +123,13 @@ static void run_weight_update(const port_bound *bound, const float *gradient, po
         port_conv_weight_update(bound, gradient, update);
 }
 
-/* Every step kind but LOSS. */
+/* Every step kind but LOSS; FORWARD leaves `update` alone. */
 static void run_step(const port_engine *engine, const port_step *step, port_update *update) {
-    port_bound bound = bind(engine, &engine->model->ops[step->op]);
-    float *gradient = (float *)(void *)(engine->arena + step->gradient);
-    float *target = step->target == PORT_NONE ? 0 : (float *)(void *)(engine->arena + step->target);
+    port_bound bound = bind(engine, step);
+    float *gradient = place(engine, step->gradient), *target = place(engine, step->target);
     int accumulate = step->flags & PORT_STEP_ACCUMULATE;
     switch (step->kind) {
+    case PORT_STEP_FORWARD: run_op(&bound); break;
     case PORT_STEP_MASK: port_mask_gradient(&bound, gradient); break;
     case PORT_STEP_INPUT: run_input_gradient(&bound, gradient, target, accumulate); break;
     case PORT_STEP_WEIGHT: run_weight_update(&bound, gradient, update); break;
@@ -139,9 +145,8 @@ static void announce(const port_engine *engine, uint32_t step) {
 port_status port_infer(port_engine *engine, port_result *result) {
     const port_model *model = engine->model;
     if (!result) return PORT_ERROR_ARGUMENT;
-    for (uint16_t i = 0; i < model->op_count; i++) {
-        port_bound bound = bind(engine, &model->ops[i]);
-        run_op(&bound);
+    for (uint16_t i = 0; i < model->forward_count; i++) {
+        run_step(engine, &model->steps[i], 0);
         announce(engine, i);
     }
     const float *logits = port_logits(engine);
@@ -166,19 +171,19 @@ port_status port_eval(port_engine *engine, uint16_t label, port_result *result) 
  * adds the rounding noise of one update with the sum of both gradients, without memory for that sum. */
 port_status port_train(port_engine *engine, uint16_t label, port_result *result) {
     const port_model *model = engine->model;
-    if (!model->step_count) return PORT_ERROR_UNSUPPORTED;
+    if (!port_model_trains(model)) return PORT_ERROR_UNSUPPORTED;
     if (label >= model->class_count) return PORT_ERROR_RANGE;
     port_status status = port_infer(engine, result);
     if (status != PORT_OK) return status;
     uint32_t flip = engine->state.steps & 1u ? UINT32_MAX : 0u;
     port_update update = {engine->options.learning_rate, engine->options.rule, engine->options.scaling, engine->state.generator, flip};
-    for (uint16_t i = 0; i < model->step_count; i++) {
+    for (uint16_t i = model->forward_count; i < model->step_count; i++) {
         const port_step *step = &model->steps[i];
         if (step->kind == PORT_STEP_LOSS)
             result->loss = port_loss_gradient((float *)(void *)(engine->arena + step->gradient), model->class_count, label);
         else
             run_step(engine, step, &update);
-        announce(engine, (uint32_t)model->op_count + i);
+        announce(engine, i);
     }
     result->correct = result->predicted == label;
     if (flip) engine->state.generator = update.generator;

@@ -29,8 +29,6 @@ typedef struct port_op {
     uint16_t in_h, in_w, in_c;
     uint16_t out_h, out_w, out_c;
     uint16_t trained_rows;   /* output channels [0, trained_rows) have their weights in the parameters (depthwise: 0 or all) */
-    uint32_t in_offset, other_offset, out_offset;
-    uint32_t scratch_offset; /* int16 columns of the SIMD kernels, PORT_NONE: use the scalar kernel */
     uint32_t weight_offset;  /* of the trained rows, in the parameters */
     uint32_t bias_offset;    /* int32[out_c] in the parameters, PORT_NONE: frozen */
     uint32_t q88_offset;     /* low bytes of the trained rows, in the parameters, PORT_NONE: none */
@@ -45,6 +43,7 @@ typedef struct port_op {
 } port_op;
 
 enum port_step_kind {
+    PORT_STEP_FORWARD = 0, /* the op itself; in the backward part again, where its output was dropped after the forward part */
     PORT_STEP_LOSS = 1,    /* logits -> softmax - onehot, in place: d(cross entropy)/d(logits) */
     PORT_STEP_MASK = 2,    /* zero `gradient` where the op's stored output sits on its clamp */
     PORT_STEP_INPUT = 3,   /* gradient of the op's output -> gradient of its input */
@@ -55,11 +54,15 @@ enum port_step_kind {
 
 #define PORT_STEP_ACCUMULATE 1u /* flag: add to the target instead of overwriting it */
 
+/* One row of the table. A tensor that was dropped and comes back may lie elsewhere than before, so every row names the
+ * places of its own operands; what a kind does not use is PORT_NONE. */
 typedef struct port_step {
     uint8_t kind, flags;
     uint16_t op;
-    uint32_t gradient; /* of the op's output */
-    uint32_t target;   /* gradient of the op's input (INPUT, COPY), else PORT_NONE */
+    uint32_t in, other, out; /* the op's stored activations */
+    uint32_t scratch;        /* int16 columns of the SIMD kernels (FORWARD), PORT_NONE: use the scalar kernel */
+    uint32_t gradient;       /* of the op's output */
+    uint32_t target;         /* gradient of the op's input (INPUT, COPY) */
 } port_step;
 
 struct port_model {
@@ -67,7 +70,8 @@ struct port_model {
     uint8_t hash[PORT_MODEL_HASH_BYTES];
     const char *name;
     uint32_t arena_bytes, parameter_bytes, input_offset, input_bytes, logits_offset;
-    uint16_t class_count, op_count, step_count; /* step_count: backward steps, 0 if inference only */
+    uint16_t class_count, op_count;
+    uint16_t forward_count, step_count; /* rows of inference; rows of a training sample, as many if inference only */
     uint8_t has_q88;
     const port_op *ops;
     const port_step *steps;

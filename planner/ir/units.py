@@ -19,14 +19,18 @@ LONGEST_S = 3660 * 86400
 """Ten years: what is longer is a slip of the finger, and calendars end."""
 
 _NUMBER = r"[0-9]{1,30}(?:\.[0-9]{1,30})?"
-_DURATION_UNITS_S = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800, "y": 31557600}
-_DURATION_PARTS = re.compile(rf"({_NUMBER})\s*(s|min|m|h|d|w|y)\s*")
+_DURATION_UNITS_S = {
+    unit: Decimal(seconds)
+    for unit, seconds in {"": "1", "ms": "0.001", "s": "1", "m": "60", "min": "60", "h": "3600", "d": "86400",
+                          "w": "604800", "y": "31557600"}.items()
+}  # fmt: skip
+_DURATION_PARTS = re.compile(rf"({_NUMBER})\s*(ms|s|min|m|h|d|w|y)\s*")
 _ISO_DURATION = re.compile(
     rf"P(?:({_NUMBER})W)?(?:({_NUMBER})D)?(?:T(?=[0-9])(?:({_NUMBER})H)?(?:({_NUMBER})M)?(?:({_NUMBER})S)?)?"
 )
 _ISO_UNITS_S = (604800, 86400, 3600, 60, 1)
 _HOW_SIZES = "write it like 300M (= 300 MiB), 300MB or 1.5G"
-_HOW_DURATIONS = "write it like 90s, 30min, 8h, 3d, 1d12h, 2y or PT8H"
+_HOW_DURATIONS = "write it like 50ms, 90s, 30min, 8h, 3d, 1d12h, 2y or PT8H"
 
 
 class UnitError(PortError, ValueError):
@@ -79,7 +83,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def parse_duration(text: str | float) -> float:
-    """Return the seconds that "90s", "5min", "8h", "1d12h" or a bare number (seconds) mean.
+    """Return the seconds that "50ms", "90s", "5min", "8h", "1d12h" or a bare number (seconds) mean.
 
     Also "3d", "2w", "2y" (of 365.25 days) and "PT8H".
 

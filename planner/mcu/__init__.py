@@ -7,9 +7,10 @@ Follows "On-Device Training Under 256KB Memory" (arXiv 2206.15472); where the nu
 """
 
 from planner.mcu.autodiff import LayerUpdate, SparseScheme, full_scheme, last_layers
-from planner.mcu.compile import ArenaBudgetError, CompiledModel, compile_model, compile_quantized
+from planner.mcu.compile import CompiledModel, compile_model, compile_quantized
 from planner.mcu.host import HostEngine, UpdateOptions, UpdateRounding, build_library, engine_sources, firmware_root
 from planner.mcu.ir import McuCompileError
+from planner.mcu.memory import ArenaBudgetError
 
 __all__ = [
     "ArenaBudgetError",

@@ -14,26 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from planner.ir.errors import ExitCode, PortError
 from planner.mcu.autodiff import SparseScheme, full_scheme
 from planner.mcu.emit import GeneratedModel, emit_model
+from planner.mcu.fates.choose import FitOptions, FittedMemory, fit_memory
 from planner.mcu.frontend import import_module
-from planner.mcu.memory import MemoryPlan, plan_memory, scratch_of
+from planner.mcu.memory import MemoryPlan, plan_memory
 from planner.mcu.quantize import HEADROOM, Int8Array, QuantizedGraph, quantize
-
-
-class ArenaBudgetError(PortError):
-    """A model or scheme that needs more RAM than it was given."""
-
-    exit_code = ExitCode.IMPOSSIBLE
-
-    def __init__(self, needed_bytes: int, budget_bytes: int, arena_bytes: int, parameter_bytes: int) -> None:
-        super().__init__(
-            f"needs {needed_bytes} B of RAM (arena {arena_bytes} B + trained parameters {parameter_bytes} B), budget is "
-            f"{budget_bytes} B; train fewer layers (search a scheme for this budget) or raise the budget"
-        )
-        self.needed_bytes = needed_bytes
-        self.budget_bytes = budget_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,8 +43,7 @@ class CompiledModel:
     @property
     def simd(self) -> bool:
         """Whether the arena has the scratch that the DSP kernels need."""
-        names = {buffer.name for buffer in self.memory.arena.buffers}
-        return any(scratch_of(op.name) in names for op in self.quantized.graph.ops)
+        return any(row.scratch for row in self.memory.rows)
 
     def quantize_input(self, samples: NDArray[np.float32]) -> Int8Array:
         """Return samples [N, C, H, W] or [N, C, W] as the int8 rows the device takes."""
@@ -87,6 +72,7 @@ def compile_model(
     name: str = "model",
     scheme: SparseScheme | None = None,
     budget: int | None = None,
+    fit: FitOptions | None = None,
     q88: bool = False,
     simd: bool = True,
     headroom: float = HEADROOM,
@@ -94,11 +80,13 @@ def compile_model(
     """Return the compiled model of a PyTorch module.
 
     `calibration` is [N, C, H, W] or [N, C, W]. `scheme` says what is trained (None: everything; an empty scheme compiles for
-    inference); `budget` in bytes covers the arena and the trained parameters. `simd` gives the convolutions scratch for
-    the DSP kernels, which a Cortex-M0 has no use for. Raises McuCompileError, BudgetError.
+    inference); `budget` in bytes covers the arena and the trained parameters, and what it does not hold is computed again;
+    `fit` says more: a deadline, whose costs decide. `simd` gives the convolutions scratch for the DSP kernels, which a
+    Cortex-M0 has no use for. Raises McuCompileError, ArenaBudgetError, BoardDeadlineError.
     """
     graph = import_module(module, calibration.shape[1:], name)
-    return compile_quantized(quantize(graph, calibration, headroom), scheme=scheme, budget=budget, q88=q88, simd=simd)
+    quantized = quantize(graph, calibration, headroom)
+    return compile_quantized(quantized, scheme=scheme, budget=budget, fit=fit, q88=q88, simd=simd)
 
 
 def compile_quantized(
@@ -106,16 +94,32 @@ def compile_quantized(
     *,
     scheme: SparseScheme | None = None,
     budget: int | None = None,
+    fit: FitOptions | None = None,
     q88: bool = False,
     simd: bool = True,
 ) -> CompiledModel:
     """Return the compiled model of an already quantised graph, for one scheme of several.
 
-    Raises ArenaBudgetError where the scheme does not fit the budget.
+    Raises ArenaBudgetError where the scheme does not fit the budget, BoardDeadlineError where it is not fast enough.
     """
     scheme = full_scheme(model.graph) if scheme is None else scheme
-    memory = plan_memory(model.graph, scheme, q88=q88, simd=simd)
-    if budget is not None and memory.ram_bytes > budget:
-        raise ArenaBudgetError(memory.ram_bytes, budget, memory.arena.peak_bytes, memory.parameters.size_bytes)
+    if fit is None and budget is not None:
+        fit = FitOptions(budget)
+    if fit is None:
+        memory = plan_memory(model.graph, scheme, q88=q88, simd=simd)
+    else:
+        memory = fit_memory(model.graph, scheme, fit, q88=q88, simd=simd).memory
     name = model.graph.name
     return CompiledModel(name, model, scheme, memory, emit_model(model, memory, scheme, name))
+
+
+def recompile(model: CompiledModel, fit: FitOptions) -> tuple[CompiledModel, FittedMemory]:
+    """Return a model that trains the same parameters within other limits, and what its plan takes.
+
+    Raises ArenaBudgetError, BoardDeadlineError.
+    """
+    graph, name = model.quantized.graph, model.name
+    fine = any(slot.q88_offset is not None for slot in model.memory.parameters.slots.values())
+    fitted = fit_memory(graph, model.scheme, fit, q88=fine, simd=model.simd)
+    generated = emit_model(model.quantized, fitted.memory, model.scheme, name)
+    return CompiledModel(name, model.quantized, model.scheme, fitted.memory, generated), fitted

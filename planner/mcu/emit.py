@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.mcu.autodiff import LayerUpdate, SparseScheme, Step, StepKind
-from planner.mcu.ir import OpKind
-from planner.mcu.memory import MemoryPlan, row_bytes, scratch_of
+from planner.mcu.autodiff import LayerUpdate, SparseScheme
+from planner.mcu.ir import OpKind, row_bytes
+from planner.mcu.memory import MemoryPlan
 from planner.mcu.quantize import QuantizedGraph, QuantizedOp
+from planner.mcu.step_table import TableRow, forward_rows
 
-ABI = 1  # PORT_ENGINE_ABI of the headers these tables fit
+ABI = 2  # PORT_ENGINE_ABI of the headers these tables fit
 _NONE = "PORT_NONE"
 _WIDTH = 108
 _ZERO_HASH = ", ".join(["0x00"] * 32)
@@ -93,10 +93,8 @@ def _source(model: QuantizedGraph, memory: MemoryPlan, scheme: SparseScheme, nam
     if image:
         parts.append(_array("uint8_t", "initial_parameters", np.frombuffer(image, np.uint8)))
     parts.append(_ops(model, memory, scheme))
-    backward = memory.program.backward
-    if backward:
-        parts.append(_steps(memory, backward))
-    parts.append(_model(model, memory, name, bool(image), bool(backward)))
+    parts.append(_steps(memory))
+    parts.append(_model(model, memory, name, bool(image)))
     return "\n".join(part for part in parts if part)
 
 
@@ -155,7 +153,6 @@ _KIND_NAMES = {kind: f"PORT_OP_{kind.name}" for kind in OpKind}
 def _op(op: QuantizedOp, memory: MemoryPlan, update: LayerUpdate) -> str:
     source, label = op.op, _identifier(op)
     slot = memory.parameters.slots.get(source.name)
-    scratch = scratch_of(source.name)
     other = source.inputs[1] if len(source.inputs) > 1 else None
     weighted = op.weight is not None
     frozen = weighted and op.weight is not None and op.weight.size > update.rows * row_bytes(source)
@@ -180,10 +177,6 @@ def _op(op: QuantizedOp, memory: MemoryPlan, update: LayerUpdate) -> str:
         ("out_w", source.out_shape.width),
         ("out_c", source.out_shape.channels),
         ("trained_rows", update.rows),
-        ("in_offset", memory.offset(source.inputs[0])),
-        ("other_offset", memory.offset(other) if other else 0),
-        ("out_offset", memory.offset(source.name)),
-        ("scratch_offset", _offset(memory.arena.offsets.get(scratch))),
         ("weight_offset", _offset(slot.weight_offset if slot else None)),
         ("bias_offset", _offset(slot.bias_offset if slot else None)),
         ("q88_offset", _offset(slot.q88_offset if slot else None)),
@@ -202,20 +195,20 @@ def _op(op: QuantizedOp, memory: MemoryPlan, update: LayerUpdate) -> str:
     return f"    {{ /* {source.name} */\n{body}}},"
 
 
-def _steps(memory: MemoryPlan, steps: Iterable[Step]) -> str:
-    rows = []
-    for step in steps:
-        index = memory.program.graph.index(step.op)
-        target = memory.offset(step.target) if step.kind in (StepKind.INPUT, StepKind.COPY) else None
-        flags = "PORT_STEP_ACCUMULATE" if step.accumulate else "0"
-        gradient = memory.offset(step.gradient)
-        rows.append(
-            f"    {{PORT_STEP_{step.kind.name}, {flags}, {index}, {gradient}, {_offset(target)}}}, /* {step.op} */"
-        )
+def _steps(memory: MemoryPlan) -> str:
+    rows = [_row(memory, row) for row in memory.rows]
     return f"static const port_step steps[{len(rows)}] = {{\n" + "\n".join(rows) + "\n};"
 
 
-def _model(model: QuantizedGraph, memory: MemoryPlan, name: str, has_image: bool, trains: bool) -> str:
+def _row(memory: MemoryPlan, row: TableRow) -> str:
+    operands = (row.source, row.other, row.output, row.scratch, row.gradient, row.target)
+    places = ", ".join(_offset(memory.arena.offsets[name] if name else None) for name in operands)
+    flags = "PORT_STEP_ACCUMULATE" if row.accumulate else "0"
+    index, note = memory.program.graph.index(row.op), " again" if row.again else ""
+    return f"    {{PORT_STEP_{row.kind.name}, {flags}, {index}, {places}}}, /* {row.op}{note} */"
+
+
+def _model(model: QuantizedGraph, memory: MemoryPlan, name: str, has_image: bool) -> str:
     graph = model.graph
     q88 = any(slot.q88_offset is not None for slot in memory.parameters.slots.values())
     return f"""const port_model port_generated_model = {{
@@ -229,10 +222,11 @@ def _model(model: QuantizedGraph, memory: MemoryPlan, name: str, has_image: bool
     .logits_offset = {memory.offset(graph.ops[-1].name)},
     .class_count = PORT_MODEL_CLASS_COUNT,
     .op_count = {len(model.ops)},
-    .step_count = {len(memory.program.backward)},
+    .forward_count = {forward_rows(list(memory.rows))},
+    .step_count = {len(memory.rows)},
     .has_q88 = {int(q88)},
     .ops = ops,
-    .steps = {"steps" if trains else 0},
+    .steps = steps,
     .parameters = {"initial_parameters" if has_image else 0},
 }};
 """

@@ -145,6 +145,18 @@ class Graph:
         return tuple(op for op in self.ops if op.kind in WEIGHTED)
 
 
+def row_bytes(op: KernelCall) -> int:
+    """Return the bytes of one output channel's weights."""
+    return op.weight_count // op.out_shape.channels
+
+
+def scratch_bytes(op: KernelCall) -> int:
+    """Return the scratch of the SIMD convolution: two im2col columns of int16, padded to four channels."""
+    if op.kind is not OpKind.CONV:
+        return 0
+    return 2 * 2 * (-(-row_bytes(op) // 4) * 4)
+
+
 _INPUTS = {OpKind.ADD: 2}
 
 

@@ -5,20 +5,44 @@ Lifetimes of every buffer, the arena, and the layout of the trainable parameters
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from planner.ir.errors import ExitCode, PortError
 from planner.mcu.arena import Arena, Buffer, aligned, plan
-from planner.mcu.autodiff import (
-    SampleProgram,
-    SparseScheme,
-    StepKind,
-    forward_program,
-    gradient_of,
-    reads,
-    training_program,
-    writes,
+from planner.mcu.autodiff import SampleProgram, SparseScheme, StepKind, forward_program, reads, training_program, writes
+from planner.mcu.ir import Graph, row_bytes, scratch_bytes
+from planner.mcu.step_table import (
+    RepeatedOps,
+    TableRow,
+    home,
+    table_rows,
+    tensor_of,
+    verify_table,
 )
-from planner.mcu.ir import Graph, KernelCall, OpKind
+
+
+class ArenaBudgetError(PortError):
+    """A model or scheme that needs more RAM than it was given. `least_bytes`: what recomputation was found to reach."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+    def __init__(
+        self,
+        needed_bytes: int,
+        budget_bytes: int,
+        arena_bytes: int,
+        parameter_bytes: int,
+        least_bytes: int | None = None,
+    ) -> None:
+        least = "" if least_bytes is None else f", and recomputation was found to bring that down to {least_bytes} B"
+        super().__init__(
+            f"needs {needed_bytes} B of RAM (arena {arena_bytes} B + trained parameters {parameter_bytes} B), budget is "
+            f"{budget_bytes} B{least}; train fewer layers (search a scheme for this budget) or raise the budget"
+        )
+        self.needed_bytes = needed_bytes
+        self.budget_bytes = budget_bytes
+        self.least_bytes = least_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +69,10 @@ class ParameterLayout:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """One program with its arena and parameters: the static RAM of the model."""
+    """One program with its step table, its arena and its parameters: the static RAM of the model."""
 
     program: SampleProgram
+    rows: tuple[TableRow, ...]
     arena: Arena
     parameters: ParameterLayout
 
@@ -55,29 +80,17 @@ class MemoryPlan:
     def ram_bytes(self) -> int:
         return self.arena.peak_bytes + self.parameters.size_bytes
 
+    @property
+    def recomputed(self) -> int:
+        """How many operators run again in one training sample."""
+        return sum(row.again for row in self.rows)
+
     def offset(self, buffer: str) -> int:
-        """Return a buffer's arena offset.
+        """Return the arena offset of a residency, or of a tensor's first one.
 
         The classifier's gradient lives where its logits were.
         """
-        return self.arena.offsets[_home(self.program.graph, buffer)]
-
-
-def _home(graph: Graph, buffer: str) -> str:
-    last = graph.ops[-1].name
-    return last if buffer == gradient_of(last) else buffer
-
-
-def row_bytes(op: KernelCall) -> int:
-    """Return the bytes of one output channel's weights."""
-    return op.weight_count // op.out_shape.channels
-
-
-def scratch_bytes(op: KernelCall) -> int:
-    """Return the scratch of the SIMD convolution: two im2col columns of int16, padded to four channels."""
-    if op.kind is not OpKind.CONV:
-        return 0
-    return 2 * 2 * (-(-row_bytes(op) // 4) * 4)
+        return self.arena.offsets[home(self.program.graph, buffer)]
 
 
 def scratch_of(op: str) -> str:
@@ -85,10 +98,11 @@ def scratch_of(op: str) -> str:
     return f"s:{op}"
 
 
-def _size(graph: Graph, buffer: str, scheme: SparseScheme) -> int:
-    kind, _, name = buffer.rpartition(":")
+def board_tensor_bytes(graph: Graph, tensor: str, scheme: SparseScheme) -> int:
+    """Return the bytes of an activation, a gradient (`d:`), scratch (`s:`) or a whole parameter gradient (`dw:`, `db:`)."""
+    kind, _, name = tensor.rpartition(":")
     if kind == "":
-        return graph.shape(buffer).elements * (4 if buffer == graph.ops[-1].name else 1)
+        return graph.shape(tensor).elements * (4 if tensor == graph.ops[-1].name else 1)
     if kind == "d":
         return 4 * graph.shape(name).elements
     op = graph.op(name)
@@ -97,23 +111,35 @@ def _size(graph: Graph, buffer: str, scheme: SparseScheme) -> int:
     return 4 * (scheme.of(name).rows * row_bytes(op) if kind == "dw" else op.out_shape.channels)
 
 
+def _lifetimes(graph: Graph, touched: Iterable[Iterable[str]], scheme: SparseScheme) -> list[Buffer]:
+    """Return a buffer for every name, alive from the first step that touches it to the last."""
+    first: dict[str, int] = {graph.input_name: -1}
+    last: dict[str, int] = {graph.input_name: -1}
+    for index, names in enumerate(touched):
+        for name in names:
+            first.setdefault(name, index)
+            last[name] = index
+    return [Buffer(name, board_tensor_bytes(graph, tensor_of(name), scheme), first[name], last[name]) for name in first]
+
+
 def buffers_of(program: SampleProgram, scheme: SparseScheme, simd: bool = True) -> list[Buffer]:
-    """Return every buffer with the steps it is alive in.
+    """Return every buffer of a program that keeps everything, with the steps it is alive in.
 
     The input is written before step 0.
     """
     graph = program.graph
-    first: dict[str, int] = {graph.input_name: -1}
-    last: dict[str, int] = {graph.input_name: -1}
-    for index, step in enumerate(program.steps):
-        touched = [*reads(graph, step), *writes(graph, step)]
+    steps = []
+    for step in program.steps:
+        touched = [home(graph, name) for name in (*reads(graph, step), *writes(graph, step))]
         if simd and step.kind is StepKind.FORWARD and scratch_bytes(graph.op(step.op)):
             touched.append(scratch_of(step.op))
-        for name in touched:
-            home = _home(graph, name)
-            first.setdefault(home, index)
-            last[home] = index
-    return [Buffer(name, _size(graph, name, scheme), first[name], last[name]) for name in first]
+        steps.append(touched)
+    return _lifetimes(graph, steps, scheme)
+
+
+def table_buffers(graph: Graph, rows: Iterable[TableRow], scheme: SparseScheme) -> list[Buffer]:
+    """Return every residency of a step table with the rows it is alive in."""
+    return _lifetimes(graph, (row.touched for row in rows), scheme)
 
 
 def parameter_layout(graph: Graph, scheme: SparseScheme, q88: bool = False) -> ParameterLayout:
@@ -139,12 +165,28 @@ def parameter_layout(graph: Graph, scheme: SparseScheme, q88: bool = False) -> P
     return ParameterLayout(slots, aligned(size), bias_at, weight_at)
 
 
-def plan_memory(
-    graph: Graph, scheme: SparseScheme | None, *, q88: bool = False, simd: bool = True, rounds: int = 400
-) -> MemoryPlan:
-    """Return the memory plan of a scheme; None plans inference only."""
-    scheme = scheme or SparseScheme({})
+def program_of(graph: Graph, scheme: SparseScheme) -> SampleProgram:
+    """Return the program of a scheme: inference where it trains nothing."""
     trains = any(update.bias or update.rows for update in scheme.updates.values())
-    program = training_program(graph, scheme) if trains else forward_program(graph)
-    arena = plan(buffers_of(program, scheme, simd), rounds)
-    return MemoryPlan(program, arena, parameter_layout(graph, scheme, q88))
+    return training_program(graph, scheme) if trains else forward_program(graph)
+
+
+def plan_memory(
+    graph: Graph,
+    scheme: SparseScheme | None,
+    *,
+    q88: bool = False,
+    simd: bool = True,
+    rounds: int = 400,
+    recomputation: RepeatedOps | None = None,
+) -> MemoryPlan:
+    """Return the memory plan of a scheme; None plans inference only.
+
+    The step table is verified against its program, the arena by comparing every pair of residencies.
+    """
+    scheme = scheme or SparseScheme({})
+    program = program_of(graph, scheme)
+    rows = table_rows(program, recomputation, simd=simd)
+    verify_table(program, rows)
+    arena = plan(table_buffers(graph, rows, scheme), rounds)
+    return MemoryPlan(program, tuple(rows), arena, parameter_layout(graph, scheme, q88))

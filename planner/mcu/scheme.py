@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from planner.mcu.arena import aligned, lower_bound
 from planner.mcu.autodiff import LayerUpdate, SparseScheme, StepKind, last_layers, rows_at, training_program
-from planner.mcu.compile import ArenaBudgetError
-from planner.mcu.ir import Graph, OpKind
-from planner.mcu.memory import buffers_of, parameter_layout, plan_memory, row_bytes
+from planner.mcu.ir import Graph, OpKind, row_bytes
+from planner.mcu.memory import ArenaBudgetError, buffers_of, parameter_layout, plan_memory
 from planner.sparse.choose import ChoiceProblem, Option, Selection, SparseChoice, choose
 
 RATIOS = (0.125, 0.25, 0.5, 1.0)

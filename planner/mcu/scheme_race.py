@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.mcu.autodiff import SparseScheme, last_layers
-from planner.mcu.ir import Graph, OpKind
-from planner.mcu.memory import row_bytes
+from planner.mcu.ir import Graph, OpKind, row_bytes
 from planner.mcu.scheme import DRAWS, ContributionTable, Limits, Measure, Needs, backward_macs, choice_problem
 from planner.sparse.choose import choose_best
 

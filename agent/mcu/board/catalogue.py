@@ -82,6 +82,8 @@ class FirmwareBoard:
     """pyocd's name of the chip."""
     uf2_family: int | None = None
     machine: Machine | None = None
+    figures: str = "nrf52840"
+    """The file in planner/ir/board_files whose clock and watts stand for this board in estimates."""
 
 
 M0 = ("-mcpu=cortex-m0",)
@@ -101,7 +103,9 @@ _NRF52 = replace(
     _LARGE, port="nrf5x", cpu=M4F, uart_interrupt=2, interrupts=48, page_bytes=4 * KIB, probe_target="nrf52840",
     uf2_family=0xADA52840,
 )  # fmt: skip
-_SMALL = replace(_LARGE, payload_bytes=512, ring_bytes=512, stack_bytes=1 * KIB, flash_bytes=256 * KIB)
+_SMALL = replace(
+    _LARGE, payload_bytes=512, ring_bytes=512, stack_bytes=1 * KIB, flash_bytes=256 * KIB, figures="mkr1000",
+)  # fmt: skip
 _NRF51 = replace(
     _SMALL, port="nrf5x", cpu=M0, ram_bytes=16 * KIB, uart_interrupt=2,
     defines={"PORT_PIN_TX": 24, "PORT_PIN_RX": 25},

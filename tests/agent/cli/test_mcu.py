@@ -115,3 +115,15 @@ def test_compile_finds_what_to_train(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (tmp_path / "model" / "model.c").is_file()
     assert main(["mcu", "compile", str(EXAMPLE), "--sparse-update", "500", "-o", str(tmp_path / "none")]) == 2
     assert "500" in capsys.readouterr().err
+
+
+def test_compile_plans_for_less_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (kept,) = run_json(capsys, "compile", str(EXAMPLE), "-o", str(tmp_path / "kept"))
+    needed = kept["arena_bytes"] + kept["parameter_bytes"]
+    words = ["mcu", "compile", str(EXAMPLE), "-o", str(tmp_path / "less")]
+    (less,) = run_json(capsys, *words[1:], "--ram", str(needed - 1))
+    assert less["plan"]["ram_bytes"] < needed and less["plan"]["recomputed"] >= 1 and less["plan"]["overhead"] > 0
+    assert main([*words, "--ram", str(needed), "--deadline", "1ms"]) == 2
+    assert "the deadline is 0.001 s" in capsys.readouterr().err
+    assert main([*words, "--deadline", "50ms"]) == 2 and "give --ram too" in capsys.readouterr().err
+    assert main([*words, "--ram", "1K"]) == 2 and "recomputation was found to bring that down to" in capsys.readouterr().err

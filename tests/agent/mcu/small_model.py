@@ -21,7 +21,8 @@ def write_model(
     rng = random.Random(name)
     weights = [rng.randrange(-40, 40) & 0xFF for _ in range(CLASSES * inputs)]
     image = [0] * (4 * CLASSES) + weights
-    arena = (inputs + 7) // 8 * 8 + 4 * CLASSES + extra_arena_bytes
+    at, head = (inputs + 7) // 8 * 8, int(broken == "hang")
+    arena = at + 4 * CLASSES + extra_arena_bytes
     scale = "" if broken == "fault" else f"static const float scale[] = {{ {', '.join(['0.02f'] * CLASSES)} }};"
     digest = hashlib.sha256(repr((name, arena, image)).encode()).digest()
     (folder / "model.h").write_text(
@@ -42,18 +43,20 @@ static const port_op ops[] = {{ {HANG if broken == "hang" else ""} {{
     .kind = PORT_OP_CLASSIFIER, .kernel_h = 1, .kernel_w = 1, .stride_h = 1, .stride_w = 1, .in_h = 1, .in_w = 1,
     .in_c = {inputs}, .out_h = 1, .out_w = 1, .out_c = {CLASSES}, .trained_rows = {CLASSES},
     .out_min = -128, .out_max = 127,
-    .in_offset = 0, .other_offset = 0, .out_offset = {(inputs + 7) // 8 * 8}, .scratch_offset = PORT_NONE,
     .weight_offset = {4 * CLASSES}, .bias_offset = 0, .q88_offset = PORT_NONE, .weight_scale = {FAULT if broken == "fault" else "scale"}, .in_scale = 0.05f,
 }} }};
 static const port_step steps[] = {{
-    {{ .kind = PORT_STEP_LOSS, .op = 0, .gradient = {(inputs + 7) // 8 * 8}, .target = PORT_NONE }},
-    {{ .kind = PORT_STEP_WEIGHT, .op = 0, .gradient = {(inputs + 7) // 8 * 8}, .target = PORT_NONE }},
-    {{ .kind = PORT_STEP_BIAS, .op = 0, .gradient = {(inputs + 7) // 8 * 8}, .target = PORT_NONE }},
+    {"{PORT_STEP_FORWARD, 0, 0, 0, PORT_NONE, 0, PORT_NONE, PORT_NONE, PORT_NONE}," if broken == "hang" else ""}
+    {{PORT_STEP_FORWARD, 0, {head}, 0, PORT_NONE, {at}, PORT_NONE, PORT_NONE, PORT_NONE}},
+    {{PORT_STEP_LOSS, 0, {head}, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, {at}, PORT_NONE}},
+    {{PORT_STEP_WEIGHT, 0, {head}, 0, PORT_NONE, PORT_NONE, PORT_NONE, {at}, PORT_NONE}},
+    {{PORT_STEP_BIAS, 0, {head}, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, {at}, PORT_NONE}},
 }};
 const port_model port_generated_model = {{
     .abi = PORT_ENGINE_ABI, .hash = {{ {", ".join(map(str, digest))} }}, .name = "{name}",
     .arena_bytes = {arena}, .parameter_bytes = {len(image)}, .input_offset = 0, .input_bytes = {inputs},
-    .logits_offset = {(inputs + 7) // 8 * 8}, .class_count = {CLASSES}, .op_count = {2 if broken == "hang" else 1}, .step_count = 3, .has_q88 = 0,
+    .logits_offset = {at}, .class_count = {CLASSES}, .op_count = {head + 1}, .forward_count = {head + 1},
+    .step_count = {head + 4}, .has_q88 = 0,
     .ops = ops, .steps = steps, .parameters = image,
 }};
 """

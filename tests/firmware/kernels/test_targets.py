@@ -78,6 +78,20 @@ def test_the_small_core_trains_to_the_hosts_bits_in_16_kib(tmp_path):
     assert image.static_ram_bytes + run.stack_bytes <= 16_384
 
 
+def test_operators_that_run_again_give_the_hosts_bits(tmp_path):
+    """The tightest plan of the net of every layer, on the core with DSP kernels."""
+    module, data = every_layer(3)
+    kept = compile_model(module, data)
+    model = compile_model(module, data, budget=kept.ram_bytes - 2048)
+    assert model.memory.recomputed > 0
+    inputs, labels = kept.quantize_input(data), np.arange(3) % 7
+    host = HostEngine(kept)
+    host.set_options(UpdateOptions(0.02))
+    host.train_many(inputs, labels)
+    run = run_image(build_image(model, Core.M4F, tmp_path), inputs, labels, options=UpdateOptions(0.02))
+    assert run.parameters == host.parameters
+
+
 @pytest.mark.long
 def test_a_thousand_steps_are_bit_identical_everywhere(tmp_path):
     model, inputs, labels = digits(simd=False)

@@ -32,7 +32,7 @@ def test_sizes_that_are_none(text: str | int) -> None:
     [
         ("90s", 90), ("30min", 1800), ("30m", 1800), ("8h", 28800), ("3d", 259_200), ("2w", 1_209_600),
         ("1d12h", 129_600), ("1h 30min", 5400), ("1.5 d", 129_600), ("PT8H", 28800), ("P1DT12H", 129_600), ("P2W", 1_209_600),
-        ("PT1.5S", 1.5), ("0", 0), ("45", 45), (2.5, 2.5),
+        ("PT1.5S", 1.5), ("50ms", 0.05), ("0", 0), ("45", 45), (2.5, 2.5),
     ],
 )  # fmt: skip
 def test_durations(text: str | float, seconds: float) -> None:
@@ -44,7 +44,7 @@ def test_durations(text: str | float, seconds: float) -> None:
     ["", "abc", "-5", "-3h", "1e400", "nan", "99999999d", "12h1d", "1h1h", "P", "PT", "P1M", "8 lightyears", "9" * 5000, "１h"],
 )  # fmt: skip
 def test_durations_that_are_none(text: str) -> None:
-    with pytest.raises(DurationError, match=r"write it like 90s, 30min, 8h") as caught:
+    with pytest.raises(DurationError, match=r"write it like 50ms, 90s, 30min, 8h") as caught:
         parse_duration(text)
     assert len(str(caught.value)) < 160 and caught.value.exit_code == 2
 

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from planner.mcu import CompiledModel, HostEngine, UpdateOptions, UpdateRounding, compile_model
-from planner.mcu.ir import WEIGHTED, OpKind
-from planner.mcu.memory import row_bytes
+from planner.mcu.ir import WEIGHTED, OpKind, row_bytes
 from planner.mcu.quantize import QuantizedOp, flat_input, run_float, torch_weight
 from tests.planner.mcu.networks import NETWORKS
 from tests.planner.mcu.reference import reference_forward, reference_logits

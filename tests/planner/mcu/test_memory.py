@@ -6,8 +6,8 @@ import pytest
 from planner.mcu.arena import ALIGNMENT
 from planner.mcu.autodiff import LayerUpdate, SparseScheme, full_scheme, last_layers
 from planner.mcu.frontend import import_module
-from planner.mcu.ir import Graph, KernelCall, OpKind
-from planner.mcu.memory import buffers_of, parameter_layout, plan_memory, row_bytes, scratch_bytes, scratch_of
+from planner.mcu.ir import Graph, KernelCall, OpKind, row_bytes, scratch_bytes
+from planner.mcu.memory import buffers_of, parameter_layout, plan_memory, scratch_of
 from tests.planner.mcu.networks import every_layer
 
 

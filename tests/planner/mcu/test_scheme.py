@@ -9,10 +9,9 @@ from dataclasses import replace
 import pytest
 
 from planner.mcu.autodiff import LayerUpdate, SparseScheme, last_layers
-from planner.mcu.compile import ArenaBudgetError
 from planner.mcu.frontend import import_module
 from planner.mcu.ir import Graph, OpKind
-from planner.mcu.memory import plan_memory
+from planner.mcu.memory import ArenaBudgetError, plan_memory
 from planner.mcu.scheme import (
     Contribution,
     ContributionTable,

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agent.mcu.board.firmware import Firmware, build_firmware
@@ -102,6 +103,37 @@ def adapt(job: Path, board: str, folder: Path) -> bytes:
 def test_a_convolutional_net_trains_to_the_same_bits(core: str, example: Path, tmp_path: Path) -> None:
     require_board_tools()
     assert adapt(example, f"qemu-{core}", tmp_path) == adapt(example, "posix", tmp_path)
+
+
+@pytest.mark.parametrize("saved_bytes", [0, 256])
+def test_all_layers_of_the_digits_net_train_on_the_m0_within_16_kib(saved_bytes: int, tmp_path: Path) -> None:
+    """The whole firmware, stack and all; with 256 B less for the model, an operator runs twice, to the same bits."""
+    require_board_tools()
+    torch = pytest.importorskip("torch")
+    from planner.mcu import HostEngine, UpdateOptions, compile_model
+    from planner.mcu.zoo import DigitsNet
+
+    torch.manual_seed(0)
+    data = np.random.default_rng(0).random((12, 1, 8, 8), np.float32)
+    module = DigitsNet().eval()
+    whole = compile_model(module, data, simd=False)
+    model = compile_model(module, data, simd=False, budget=whole.ram_bytes - saved_bytes)
+    assert (model.memory.recomputed > 0) == (saved_bytes > 0)
+    rows, labels = model.quantize_input(data), np.arange(12) % 10
+    host = HostEngine(whole)
+    host.set_options(UpdateOptions(0.03))
+    host.train_many(rows, labels)
+    model.write(tmp_path / "model")
+    firmware = build_firmware("qemu-m0", tmp_path / "model", tmp_path)
+    with Simulator(firmware, tmp_path / "simulator") as simulator:
+        device = Device(Session(SerialTransport(str(simulator.port)), PATIENT))
+        device.set_training(TrainingOptions(0.03), TrainingState(1, 0))
+        for row, label in zip(rows, labels, strict=True):
+            device.train((int(label),), row.tobytes())
+        assert device.read_parameters() == host.parameters
+        used = device.status().ram_used_bytes
+        device.session.close()
+    assert used is not None and used <= 16 * 1024
 
 
 @pytest.mark.long

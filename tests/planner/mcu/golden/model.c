@@ -29,31 +29,31 @@ static const port_op ops[2] = {
     { /* 0 */
      .kind = PORT_OP_CONV, .kernel_h = 2, .kernel_w = 2, .stride_h = 1, .stride_w = 1, .pad_top = 0, .pad_left = 0,
      .in_zero = -128, .other_zero = 0, .out_zero = -128, .out_min = -128, .out_max = 127, .add_shift = 0, .in_h = 3,
-     .in_w = 3, .in_c = 1, .out_h = 2, .out_w = 2, .out_c = 2, .trained_rows = 1, .in_offset = 32, .other_offset = 0,
-     .out_offset = 44, .scratch_offset = 0, .weight_offset = 16, .bias_offset = 0, .q88_offset = 36, .weight = weight_0,
-     .bias = 0, .multiplier = multiplier_0, .shift = shift_0, .weight_scale = scale_0,
-     .in_scale = 0x1.0101020000000p-8f, .add_in = 0, .add_other = 0},
+     .in_w = 3, .in_c = 1, .out_h = 2, .out_w = 2, .out_c = 2, .trained_rows = 1, .weight_offset = 16, .bias_offset = 0,
+     .q88_offset = 36, .weight = weight_0, .bias = 0, .multiplier = multiplier_0, .shift = shift_0,
+     .weight_scale = scale_0, .in_scale = 0x1.0101020000000p-8f, .add_in = 0, .add_other = 0},
     { /* 3 */
      .kind = PORT_OP_CLASSIFIER, .kernel_h = 1, .kernel_w = 1, .stride_h = 1, .stride_w = 1, .pad_top = 0, .pad_left = 0,
      .in_zero = -128, .other_zero = 0, .out_zero = -57, .out_min = -128, .out_max = 127, .add_shift = 0, .in_h = 1,
-     .in_w = 1, .in_c = 8, .out_h = 1, .out_w = 1, .out_c = 2, .trained_rows = 2, .in_offset = 44, .other_offset = 0,
-     .out_offset = 52, .scratch_offset = PORT_NONE, .weight_offset = 20, .bias_offset = 8, .q88_offset = 40,
-     .weight = 0, .bias = 0, .multiplier = 0, .shift = 0, .weight_scale = scale_3, .in_scale = 0x1.3322400000000p-6f,
-     .add_in = 0, .add_other = 0},
+     .in_w = 1, .in_c = 8, .out_h = 1, .out_w = 1, .out_c = 2, .trained_rows = 2, .weight_offset = 20, .bias_offset = 8,
+     .q88_offset = 40, .weight = 0, .bias = 0, .multiplier = 0, .shift = 0, .weight_scale = scale_3,
+     .in_scale = 0x1.3322400000000p-6f, .add_in = 0, .add_other = 0},
 };
-static const port_step steps[7] = {
-    {PORT_STEP_LOSS, 0, 1, 52, PORT_NONE}, /* 3 */
-    {PORT_STEP_INPUT, 0, 1, 52, 0}, /* 3 */
-    {PORT_STEP_WEIGHT, 0, 1, 52, PORT_NONE}, /* 3 */
-    {PORT_STEP_BIAS, 0, 1, 52, PORT_NONE}, /* 3 */
-    {PORT_STEP_MASK, 0, 0, 0, PORT_NONE}, /* 0 */
-    {PORT_STEP_WEIGHT, 0, 0, 0, PORT_NONE}, /* 0 */
-    {PORT_STEP_BIAS, 0, 0, 0, PORT_NONE}, /* 0 */
+static const port_step steps[9] = {
+    {PORT_STEP_FORWARD, 0, 0, 32, PORT_NONE, 44, 0, PORT_NONE, PORT_NONE}, /* 0 */
+    {PORT_STEP_FORWARD, 0, 1, 44, PORT_NONE, 52, PORT_NONE, PORT_NONE, PORT_NONE}, /* 3 */
+    {PORT_STEP_LOSS, 0, 1, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, 52, PORT_NONE}, /* 3 */
+    {PORT_STEP_INPUT, 0, 1, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, 52, 0}, /* 3 */
+    {PORT_STEP_WEIGHT, 0, 1, 44, PORT_NONE, PORT_NONE, PORT_NONE, 52, PORT_NONE}, /* 3 */
+    {PORT_STEP_BIAS, 0, 1, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, 52, PORT_NONE}, /* 3 */
+    {PORT_STEP_MASK, 0, 0, PORT_NONE, PORT_NONE, 44, PORT_NONE, 0, PORT_NONE}, /* 0 */
+    {PORT_STEP_WEIGHT, 0, 0, 32, PORT_NONE, PORT_NONE, PORT_NONE, 0, PORT_NONE}, /* 0 */
+    {PORT_STEP_BIAS, 0, 0, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, 0, PORT_NONE}, /* 0 */
 };
 const port_model port_generated_model = {
-    .abi = 1,
-    .hash = {0x33, 0x85, 0xe7, 0x29, 0xed, 0xb3, 0x64, 0x66, 0x1d, 0xf3, 0x7f, 0x52, 0xab, 0x40, 0xdf, 0x6f, 0xe3,
-     0xd8, 0x89, 0xa1, 0xa9, 0x92, 0xde, 0xfd, 0xd4, 0xf5, 0x96, 0x1c, 0x8c, 0xea, 0x49, 0x16},
+    .abi = 2,
+    .hash = {0x86, 0xa9, 0xbb, 0xd2, 0x29, 0xb9, 0x67, 0xcd, 0x6b, 0x35, 0x64, 0xf7, 0xa2, 0x64, 0xf7, 0x47, 0x20,
+     0x8b, 0x87, 0xae, 0x56, 0x96, 0xea, 0xb1, 0xfb, 0xfa, 0x9a, 0x26, 0x94, 0xa0, 0x6b, 0x03},
     .name = PORT_MODEL_NAME,
     .arena_bytes = PORT_MODEL_ARENA_BYTES,
     .parameter_bytes = PORT_MODEL_PARAMETER_BYTES,
@@ -62,7 +62,8 @@ const port_model port_generated_model = {
     .logits_offset = 52,
     .class_count = PORT_MODEL_CLASS_COUNT,
     .op_count = 2,
-    .step_count = 7,
+    .forward_count = 2,
+    .step_count = 9,
     .has_q88 = 1,
     .ops = ops,
     .steps = steps,

@@ -511,6 +511,7 @@ def _facts(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
     from planner.ir.bundle.codec import pack_plan
     from planner.ir.lowering.lower import lower
     from planner.ir.plan import Action
+    from planner.search.floor import floor_of
     from planner.search.solve import relative_gap
 
     main = bundle.manifest.graphs[0]
@@ -525,12 +526,14 @@ def _facts(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
         }
         for medium, written in zip(media, program.written_to, strict=True)
     ]  # fmt: skip
+    floor = floor_of(graph, bundle.costs[main])
     first = min(lasting, key=lambda one: one["lasts_steps"] or math.inf)
     count = {a: len({d.storage for d in plan.decisions if d.action is a}) for a in Action}
     return {
         "bundle": str(path), "threads": bundle.manifest.threads, "operators": len(graph.ops), "storages": len(graph.storages),
         "budget_bytes": bundle.manifest.plans[index].ram_bytes, "planned_peak_bytes": program.peak_bytes,
         "peak_without_planning_bytes": keep_all.peak_bytes, "base_bytes": bundle.costs[main].device.base_bytes,
+        "floor_bytes": floor.nbytes, "floor": str(floor),
         "paged": count[Action.PAGE], "recomputed": count[Action.RECOMPUTE], "intermediate": count[Action.INTERMEDIATE],
         "sliced_updates": len(plan.sliced), "read_bytes": program.read_bytes, "written_bytes": program.written_bytes,
         "medium": first["medium"], "endurance_bytes": first["endurance_bytes"], "wear_joules": program.wear_joules,
@@ -557,6 +560,7 @@ def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> Non
     if "measured_peak_bytes" in facts:
         table.add_row("measured peak", f"{format_bytes(facts['measured_peak_bytes'])} (by the trial)")
     table.add_row("without planning", format_bytes(facts["peak_without_planning_bytes"]))
+    table.add_row("floor", facts["floor"])
     table.add_row(
         "decisions",
         f"{facts['paged']} tensors paged, {facts['recomputed']} recomputed, {facts['intermediate']} rematerialized as intermediates, "

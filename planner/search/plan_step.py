@@ -16,11 +16,12 @@ from planner.ir.plan import Plan
 from planner.ir.program import BudgetError, PlanError, Program
 from planner.ir.units import format_bytes, format_seconds
 from planner.milp.highs import Progress
-from planner.problem.coarsen import Coarse, coarsen
+from planner.problem.coarsen import MIN_DECIDED_BYTES, Coarse, coarsen
 from planner.problem.model import Problem, Schedule
 from planner.problem.reorder import peak_bytes, reorder
 from planner.problem.replay import ScheduleCost
 from planner.search.anytime import relaxation_bound
+from planner.search.floor import Floor, floor_of, floor_plans
 from planner.search.greedy.search import greedy
 from planner.search.incumbent import Judge, objective
 from planner.search.solve import Outcome, Solution, relative_gap, solve
@@ -34,6 +35,12 @@ WORTH_REORDERING = 0.01
 
 MOST_HOLDERS = 8
 """Tensors that a refusal names."""
+
+DECIDED_SHARE = 1 / 256
+"""Of the step's own memory: storages that small are always kept, in a step whose tensors are all small as in others."""
+
+LADDER = ("milp", "greedy")
+"""Strategies that find a plan wherever there is one; the others are baselines, which show where theirs ends."""
 
 FINISHING = 0.1
 """Share of the time limit that the search leaves: the piece under way when its time is up is finished all the same."""
@@ -222,6 +229,49 @@ def _plan(
     progress: Progress | None,
     rivals: Sequence[Plan],
 ) -> PlanResult:
+    """Return a plan within the limits; above the step's floor there is one unless time or writes are limited."""
+    begin = time.process_time()
+    floor = floor_of(graph, costs)
+    if limits.ram_bytes < floor.nbytes:
+        return _below(floor, limits, begin)
+    decided = min(MIN_DECIDED_BYTES, int(DECIDED_SHARE * (limits.ram_bytes - costs.device.base_bytes)))
+    found = _coarse_plan(graph, costs, limits, time_limit_s, strategy, progress, decided)
+    keep_all = Plan()  # fits at times where the coarse problem, which counts from above, has no room for it
+    found = better_of(graph, costs, limits, found=found, rivals=(keep_all, *rivals))
+    left = time_limit_s - (time.process_time() - begin)
+    if found.plan is None and strategy in LADDER and left > 0:
+        finer = _coarse_plan(graph, costs, limits, left, "greedy", None, 0)
+        found = finer if finer.plan is not None else found
+    if found.plan is None and strategy in LADDER:
+        found = better_of(graph, costs, limits, found=found, rivals=floor_plans(graph, limits.ram_bytes))
+    return found
+
+
+def _below(floor: Floor, limits: PlanLimits, begin: float) -> PlanResult:
+    """Say what sets the floor of a step, and what lowers it."""
+    names = ", ".join(f"{name} {format_bytes(size)}" for name, size, _ in floor.holders[:3])
+    needed = format_bytes(floor.nbytes)
+    message = (
+        f"no plan fits {format_bytes(limits.ram_bytes)}: op {floor.op} ({floor.name}) needs {needed} with {names} resident; "
+        f"raise --ram to at least {needed}, or lower the floor: {floor.remedy}"
+    )
+    held = tuple((name, size) for name, size, _ in floor.holders)
+    seconds = time.process_time() - begin
+    return PlanResult(
+        Outcome.INFEASIBLE, None, None, None, seconds, message, floor.nbytes, floor.op, held[:MOST_HOLDERS]
+    )
+
+
+def _coarse_plan(
+    graph: StepGraph,
+    costs: CostTable,
+    limits: PlanLimits,
+    time_limit_s: float,
+    strategy: str,
+    progress: Progress | None,
+    min_bytes: int,
+) -> PlanResult:
+    """Return the plan of a problem in which storages of at least `min_bytes` are decided about."""
     begin = time.process_time()
     ram_bytes = limits.ram_bytes
     order = best_order(graph, costs, ram_bytes)
@@ -229,7 +279,7 @@ def _plan(
     for _ in range(1 + TIGHTENINGS):
         coarse = coarsen(
             graph, costs, ram_bytes=target, deadline_s=limits.deadline_s, write_limit_bytes=limits.write_limit_bytes,
-            order=order,
+            order=order, min_bytes=min_bytes,
         )  # fmt: skip
         judge = program_judge(graph, costs, coarse, ram_bytes, overruns)
         left = (1 - FINISHING) * time_limit_s - (time.process_time() - begin)
@@ -250,8 +300,7 @@ def _plan(
             solution = replace(solution, bound_joules=None, outcome=Outcome.FEASIBLE)  # a bound for less memory
         plan = coarse.plan(schedule, ram_bytes, strategy)
         found = _success(costs, plan, lower(graph, costs, plan), solution, begin)
-    keep_all = Plan()  # fits at times where the coarse problem, which counts from above, has no room for it
-    return better_of(graph, costs, limits, found=found, rivals=(keep_all, *rivals))
+    return found
 
 
 def better_of(

@@ -10,7 +10,6 @@ from planner.milp.model import Formulation
 from planner.problem.coarsen import coarsen
 from planner.problem.model import Semantics
 from planner.search.anytime import SMALLEST
-from planner.search.plan_step import plan_step
 from planner.search.solve import Outcome, solve
 from tests.planner.brute_force import random_problem
 from tests.planner.steps import costs_of, tiny_step
@@ -50,12 +49,12 @@ def test_the_rows_named_are_those_to_move(seed: int, ram: float, time: float) ->
 def test_an_infeasible_step_names_the_row_and_the_bytes() -> None:
     graph = tiny_step().graphs["step"]
     costs = costs_of(graph)
-    result = plan_step(graph, costs, ram_bytes=4_000, time_limit_s=5.0)
-    assert result.outcome is Outcome.INFEASIBLE
-    assert "the model misses eq6_memory_after(" in result.message
     problem = coarsen(graph, costs, ram_bytes=4_000).problem
+    solution = solve(problem, time_limit_s=5.0)
+    assert solution.outcome is Outcome.INFEASIBLE
+    assert "the model misses eq6_memory_after(" in solution.message
     worst = shortfalls(Formulation(problem, SMALLEST), 5.0)[0]
-    assert str(worst) in result.message
+    assert str(worst) in solution.message
 
 
 def test_a_deadline_below_the_step_itself_is_named() -> None:

@@ -13,6 +13,7 @@ from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.problem.coarsen import Coarse, coarsen
 from planner.search.anytime import relaxation_bound
+from planner.search.floor import floor_of
 from planner.search.greedy.search import greedy_variants
 from planner.search.incumbent import objective
 from planner.search.pareto import budget_for
@@ -156,7 +157,7 @@ def test_the_budget_that_a_refusal_names_is_enough(uncounted_bytes: int, monkeyp
         return coarsen(graph, known, **options)
 
     monkeypatch.setattr("planner.search.plan_step.coarsen", counting_less)
-    for ram_bytes in (costs.device.base_bytes, round(0.97 * budget(0.0))):
+    for ram_bytes in (costs.device.base_bytes, floor_of(graph, costs).nbytes - 1):
         refused = plan_step(graph, costs, ram_bytes=ram_bytes, strategy="greedy")
         assert refused.plan is None and refused.needed_bytes is not None
         assert plan_step(graph, costs, ram_bytes=refused.needed_bytes, strategy="greedy").plan is not None
@@ -210,5 +211,6 @@ def test_a_limit_of_written_bytes_is_kept_or_named() -> None:
     for table in (paging(costs), paging(costs, 4.7e-6)):
         kept = plan_step(graph, table, ram_bytes=budget(0.5), time_limit_s=2.0, write_limit_bytes=limit).plan
         assert kept is not None and lower(graph, costs, kept).written_bytes <= limit
-    none = plan_step(graph, paging(costs), ram_bytes=budget(0.2), time_limit_s=1.0, write_limit_bytes=0)
+    least = floor_of(graph, costs).nbytes
+    none = plan_step(graph, paging(costs), ram_bytes=least, time_limit_s=1.0, write_limit_bytes=0)
     assert none.plan is None and "--writes-per-step" in none.message

@@ -1,0 +1,113 @@
+"""No budget above a step's floor is refused; below it the refusal names what sets the floor and what lowers it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from planner.capture.step import capture_step
+from planner.ir.costs import CostTable
+from planner.ir.graph import Role, StepGraph
+from planner.ir.lowering.lower import lower
+from planner.ir.plan import Plan
+from planner.search.floor import Floor, floor_of, floor_plans
+from planner.search.pareto import Point, non_dominated, point_of
+from planner.search.plan_step import plan_step
+from planner.search.solve import Outcome
+from tests.planner.estimated_steps import captured
+from tests.planner.steps import costs_of
+
+BUDGETS = 20
+
+
+class Attention(nn.Module):
+    """Every tensor is smaller than what the planner usually decides about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.qkv, self.out = nn.Embedding(50, 32), nn.Linear(32, 96), nn.Linear(32, 50)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.embed(x)
+        q, k, v = (t.view(*t.shape[:2], 4, 8).transpose(1, 2) for t in self.qkv(h).chunk(3, -1))
+        with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
+            a = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(h.shape)
+        return self.out(functional.gelu(h + a))
+
+
+def attention() -> tuple[StepGraph, CostTable]:
+    torch.manual_seed(0)
+    model, x = Attention(), torch.randint(50, (48, 8))
+    loss = lambda m, x, y: functional.cross_entropy(m(x).flatten(0, 1), y.flatten())  # noqa: E731
+    graph = capture_step(model, loss, torch.optim.AdamW(model.parameters()), (x, x.clone())).graphs["step"]
+    return graph, costs_of(graph, base=1 << 20)
+
+
+def steps(name: str) -> tuple[StepGraph, CostTable]:
+    return attention() if name == "attention" else captured(name)
+
+
+@pytest.mark.parametrize("name", ["attention", "resnet18", "vgg16bn", "mobilenetv2"])
+def test_no_budget_above_the_floor_is_refused(name: str) -> None:
+    graph, costs = steps(name)
+    least, most = floor_of(graph, costs).nbytes, lower(graph, costs, Plan()).peak_bytes
+    points: list[Point] = []
+    for k in range(BUDGETS):
+        limit = least + (most - least) * k // (BUDGETS - 1)
+        found = plan_step(graph, costs, ram_bytes=limit, strategy="greedy")
+        assert found.plan is not None, (k, found.message)
+        assert found.plan.peak_bytes <= limit
+        points.append(point_of(graph, costs, found.plan))
+    kept = non_dominated(points)
+    assert [p.peak_bytes for p in kept] == sorted((p.peak_bytes for p in kept), reverse=True)
+    assert kept[0].joules <= min(p.joules for p in points) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "milp"])
+def test_a_step_of_small_tensors_is_planned_near_what_keeping_everything_takes(strategy: str) -> None:
+    graph, costs = attention()
+    keep, base = lower(graph, costs, Plan()).peak_bytes, costs.device.base_bytes
+    for share in (0.95, 0.9, 0.8):
+        limit = base + int((keep - base) * share)
+        found = plan_step(graph, costs, ram_bytes=limit, strategy=strategy, time_limit_s=2.0)
+        assert found.plan is not None and found.plan.peak_bytes <= limit, found.message
+
+
+def test_below_the_floor_the_refusal_names_it_and_what_lowers_it() -> None:
+    graph, costs = captured()
+    floor = floor_of(graph, costs)
+    found = plan_step(graph, costs, ram_bytes=floor.nbytes - 1)
+    assert (found.outcome, found.plan, found.needed_bytes) == (Outcome.INFEASIBLE, None, floor.nbytes)
+    assert f"op {floor.op} ({graph.ops[floor.op].name})" in found.message
+    assert floor.remedy in found.message and found.seconds < 1
+    assert floor.holders[0][0] in str(floor)
+
+
+def test_no_operator_needs_more_than_the_floor_and_one_needs_it() -> None:
+    graph, costs = captured("vgg16bn")
+    needed = [
+        sum(graph.storages[s].nbytes for s in {*graph.reads[i], *graph.creates[i]}) + costs.ops[i].workspace_bytes
+        for i in range(len(graph.ops))
+    ]
+    floor = floor_of(graph, costs)
+    stays = {s for s, storage in enumerate(graph.storages) if storage.role in (Role.BATCH, Role.CONSTANT)} | graph.kept
+    lasting = sum(graph.storages[s].nbytes for s in stays)
+    assert max(needed) <= floor.nbytes - floor.base_bytes <= max(needed) + lasting
+    *_, last = floor_plans(graph, floor.nbytes)
+    assert lower(graph, costs, last).peak_bytes <= floor.nbytes
+
+
+def test_what_lowers_it_is_what_takes_most() -> None:
+    held = (("head.weight", 600, True), ("mm output [4, 100]", 300, False))
+    floor = Floor(1000, 3, "aten::mm", 0, 100, held)
+    assert floor.remedy == "a smaller head.weight: the operator reads it whole"
+    assert replace(floor, holders=(("mm output [4, 100]", 900, False),)).remedy == "a smaller batch"
+    assert "workspace" in replace(floor, workspace_bytes=600).remedy
+
+
+def test_a_step_of_nothing_needs_nothing() -> None:
+    graph, costs = captured()
+    empty = replace(graph, ops=(), loss=graph.batch[0])
+    assert floor_of(empty, replace(costs, ops=())).holders == ()

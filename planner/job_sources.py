@@ -139,10 +139,6 @@ def _of_trainer(trainer: Any) -> TrainingJob:
     updates = -(-len(data.columns[0]) // data.batch_size) // accumulate * int(arguments.num_train_epochs)
     with own_code("the Trainer's optimizer"):
         trainer.create_optimizer_and_scheduler(arguments.max_steps if arguments.max_steps > 0 else max(1, updates))
-    if any(group.get("fused") for group in trainer.optimizer.param_groups):
-        raise JobError(
-            f'the Trainer\'s optimizer is fused, which computes other numbers than the plain update; set optim="adamw_torch", {_EXEC}'
-        )
 
     def loss(model: torch.nn.Module, *rows: torch.Tensor) -> torch.Tensor:
         (inputs,), items = trainer.get_batch_samples(iter([data.rebuilt(*rows)]), 1, torch.device("cpu"))

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from agent.train.comparison import processor, tensor_checksum
+from planner.capture.step import bind_buffers
 from planner.ir.bundle.bundle import Reference
 from planner.ir.errors import CaptureError
 from planner.ir.graph import Role, storage_key
@@ -77,6 +78,7 @@ def _optimizer_state(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:
 def _put_back(job: TrainingJob) -> Iterator[None]:
     """Put back what training changes: trained weights, buffers, gradients, optimizer, scheduler, generators."""
     optimizer, scheduler = job.optimizer, job.scheduler
+    buffers = dict(job.model.named_buffers(remove_duplicate=False))
     trained: list[torch.Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     kept = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
     contents = [(tensor, tensor.detach().clone()) for tensor in (*trained, *job.model.buffers(), *kept)]
@@ -88,6 +90,7 @@ def _put_back(job: TrainingJob) -> Iterator[None]:
     try:
         yield
     finally:
+        bind_buffers(job.model, buffers)
         with torch.no_grad():
             for tensor, content in contents:
                 tensor.copy_(content)

@@ -350,6 +350,8 @@ class Executor:
 def _tensors(result: Any) -> Sequence[torch.Tensor]:
     if isinstance(result, torch.Tensor):
         return (result,)
+    if result is None:  # it works on lists in place
+        return ()
     found: list[torch.Tensor] = []
     for item in result:
         if isinstance(item, torch.Tensor):

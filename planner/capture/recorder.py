@@ -9,6 +9,7 @@ fake tensors that carry shapes and strides but no memory.
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -159,6 +160,13 @@ class StepRecorder(TorchDispatchMode):
                 b"".join(states[kind].numpy().tobytes() for kind in sorted(states)), digest_size=_DIGEST_BYTES
             ).digest()
 
+    def copy(self, target: int, source: int) -> None:
+        """Record a copy of one value's contents to another."""
+        writes = (self.tape.values[target].storage,)
+        op = RecordedOp("aten::copy_", (Ref(target), Ref(source)), (), (target,), writes, self.phase, False)
+        self._spread_taint(op)
+        self.tape.ops.append(op)
+
     def known(self, tensor: torch.Tensor) -> bool:
         """Say whether the tensor's storage is on the tape already."""
         _require_strided(tensor)
@@ -175,6 +183,8 @@ class StepRecorder(TorchDispatchMode):
         if not self.recording or func.namespace == "profiler":
             return func(*args, **kwargs)
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._physical, (args, kwargs))
+        if isinstance(kwargs.get("out"), torch.Tensor) and (functional := _without_out(func)) is not None:
+            return self._copied_out(functional, args, kwargs)
         encoded = tuple(self._encode(a) for a in args)
         encoded_kwargs = tuple((k, self._encode(v)) for k, v in kwargs.items())
         writes = self._writes(func, args, kwargs)
@@ -214,6 +224,18 @@ class StepRecorder(TorchDispatchMode):
         unmarked = torch._conj(tensor)
         with self:
             return torch.conj_physical(unmarked)
+
+    def _copied_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """Run and record an operator and a copy of its result in place of the variant that writes it to `out`."""
+        out: torch.Tensor = kwargs["out"]
+        with self:
+            result = func(*args, **{name: value for name, value in kwargs.items() if name != "out"})
+            if result.shape != out.shape:
+                raise CaptureError(
+                    f"{program_line()}: {_name(func)} makes a tensor of shape {list(result.shape)} for an out= of shape "
+                    f"{list(out.shape)}, which would be resized; give one of the right shape"
+                )
+            return out.copy_(result)
 
     def _of_the_same_size(self, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor's storage has as many bytes as when it was met: what moved is the view, not the memory."""
@@ -281,6 +303,21 @@ NAMED_KINDS: dict[str, type] = {
     "memory_format": torch.memory_format,
 }
 """torch's own named objects that may be arguments."""
+
+
+@cache
+def _without_out(func: Any) -> Any:
+    """Return the overload of an operator that takes the same arguments but `out`, and writes to none; None where there is none."""
+
+    def taken(overload: Any) -> list[tuple[str, str]]:
+        return [(a.name, str(a.type)) for a in overload._schema.arguments if a.name != "out"]
+
+    packet = func._overloadpacket
+    for other in (getattr(packet, name) for name in packet.overloads()):
+        plain = all(a.alias_info is None for a in other._schema.arguments)
+        if plain and other is not func and taken(other) == taken(func) and len(other._schema.returns) == 1:
+            return other
+    return None
 
 
 def _require_strided(tensor: torch.Tensor) -> None:

@@ -6,7 +6,7 @@ It is recorded from a model, a loss function, an optimizer and one batch.
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -80,15 +80,17 @@ def capture_step(
         raise CaptureError(f"accumulate={accumulate}; it must be 1 or more")
     spec = optimizer_scalars.describe_optimizer(optimizer)
     session = _Session(model, batch)
-    with _undisturbed(model), _accumulations_counted(model) as accumulated:
+    with _undisturbed(model) as kept, _accumulations_counted(model) as accumulated:
         loss = session.forward(loss_fn)
         grads = session.backward(loss, _trained(optimizer))
+        kept |= session.keep_rebound()
         value = loss.item()
         del loss
     for seed, other in enumerate(others):
         again = _Session(model, other)
-        with _undisturbed(model, seed), _gradients_dropped(accumulated):
+        with _undisturbed(model, seed) as kept, _gradients_dropped(accumulated):
             again.backward(again.forward(loss_fn), _trained(optimizer))
+            kept |= again.keep_rebound()
         require_same(session.recorder.tape, again.recorder.tape)
     constants = constants_of(session.recorder.tape)
     with _disable_current_modes():
@@ -115,12 +117,14 @@ def capture_evaluation(
     training = {m: m.training for m in model.modules()}
     model.eval()
     try:
-        with _undisturbed(model), torch.no_grad():
+        with _undisturbed(model) as kept, torch.no_grad():
             loss = session.forward(loss_fn)
+            kept |= session.keep_rebound()
         for seed, other in enumerate(others):
             again = _Session(model, other)
-            with _undisturbed(model, seed), torch.no_grad():
+            with _undisturbed(model, seed) as kept, torch.no_grad():
                 again.forward(loss_fn)
+                kept |= again.keep_rebound()
             require_same(session.recorder.tape, again.recorder.tape)
     finally:
         for module, mode in training.items():
@@ -145,12 +149,15 @@ def _trained(optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
 
 
 @contextlib.contextmanager
-def _undisturbed(model: torch.nn.Module, seed: int | None = None) -> Iterator[None]:
+def _undisturbed(model: torch.nn.Module, seed: int | None = None) -> Iterator[set[str]]:
     """Put back what a step changes: gradients, buffers (running statistics) and the default generator.
 
-    `seed`: what torch's random numbers begin with meanwhile. Raises CaptureError where a recording would miss something:
-    other generators that are drawn from, parameters or buffers that are replaced by other tensors.
+    Gives a set for the names of buffers whose exchange for other tensors is recorded. `seed`: what torch's random numbers
+    begin with meanwhile. Raises CaptureError where a recording would miss something: other generators that are drawn from,
+    other parameters or buffers that are replaced by other tensors.
     """
+    kept: set[str] = set()
+    buffers = dict(model.named_buffers(remove_duplicate=False))
     before = [(b, b.detach().clone()) for b in model.buffers()]
     gradients = [(p, p.grad) for p in model.parameters()]
     tensors = _named_tensors(model)
@@ -161,21 +168,29 @@ def _undisturbed(model: torch.nn.Module, seed: int | None = None) -> Iterator[No
         parameter.grad = None
     try:
         with other_generators_untouched():
-            yield
+            yield kept
         now = _named_tensors(model)
-        replaced = sorted(name for name in tensors.keys() | now.keys() if tensors.get(name) is not now.get(name))
-        if replaced:
+        replaced = {name for name in tensors.keys() | now.keys() if tensors.get(name) is not now.get(name)}
+        if replaced - kept:
             raise CaptureError(
-                f"the step replaces {', '.join(replaced)} of the model by other tensors, which a bundle would not keep: "
-                "change them in place (copy_, add_), or train with `port-agent exec`"
+                f"the step replaces {', '.join(sorted(replaced - kept))} of the model by other tensors, which a bundle would not "
+                "keep: change them in place (copy_, add_), or train with `port-agent exec`"
             )
     finally:
+        bind_buffers(model, buffers)
         restore_generators(generators)
         for parameter, gradient in gradients:
             parameter.grad = gradient
         with torch.no_grad():
             for buffer, value in before:
                 buffer.copy_(value)
+
+
+def bind_buffers(model: torch.nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
+    """Let buffers be these tensors again, by their names."""
+    for name, tensor in buffers.items():
+        owner, _, own_name = name.rpartition(".")
+        model.get_submodule(owner)._buffers[own_name] = tensor
 
 
 @contextlib.contextmanager
@@ -231,7 +246,8 @@ class _Session:
         self.names: dict[torch.Tensor, str] = {}
         for name, parameter in model.named_parameters():
             self._add(parameter, Role.PARAMETER, name)
-        for name, buffer in model.named_buffers():
+        self.buffers = dict(model.named_buffers())
+        for name, buffer in self.buffers.items():
             self._add(buffer, Role.BUFFER, name)
         leaves = [t for t in pytree.tree_leaves(batch) if isinstance(t, torch.Tensor)]
         for i, t in enumerate(leaves):
@@ -274,6 +290,33 @@ class _Session:
         with recorder:
             loss.backward()
         return {p: recorder.value_of(p.grad) for group in groups for p in group if p.grad is not None}
+
+    def keep_rebound(self) -> set[str]:
+        """Record that buffers get the contents of the tensors that the step put in their places; return their names.
+
+        Of tensors that it made, each in the place of one buffer that shares its memory with no other; they lie in memory as
+        that one does and have no history.
+        """
+        recorder, now = self.recorder, dict(self.model.named_buffers())
+        exchanged = {
+            name: new for name, old in self.buffers.items() if (new := now.get(name)) is not None and new is not old
+        }
+        places = Counter(t.untyped_storage()._cdata for t in (*self.names, *exchanged.values()))
+        kept = set()
+        for name, new in exchanged.items():
+            old = self.buffers[name]
+            alone = all(places[t.untyped_storage()._cdata] == 1 for t in (old, new))
+            if not alone or new.requires_grad or not recorder.known(new):
+                continue
+            target, source = recorder.value_of(old), recorder.value_of(new)
+            values, storages = recorder.tape.values, recorder.tape.storages
+            made_here = storages[values[source].storage].role is Role.TEMPORARY
+            if made_here and replace(values[source], storage=0, offset=0) == replace(
+                values[target], storage=0, offset=0
+            ):
+                recorder.copy(target, source)
+                kept.add(name)
+        return kept
 
     def update(
         self,

@@ -46,6 +46,15 @@ class _Call:
             raise _UnfitError
         return tuple(_whole(n) for n in argument)
 
+    def listed(self, name: str, count: int | None = None) -> list[Value]:
+        """Return the operands of an argument that is a list of tensors, so many where a `count` is given."""
+        argument = self.arguments.get(name)
+        if not isinstance(argument, tuple) or len(argument) != (len(argument) if count is None else count):
+            raise _UnfitError
+        if not all(isinstance(part, Ref) for part in argument):
+            raise _UnfitError
+        return [self.graph.graph.values[part.value] for part in argument if isinstance(part, Ref)]
+
     def size(self, name: str) -> int:
         return _whole(self.arguments.get(name))
 
@@ -266,6 +275,38 @@ def _fourier(call: _Call) -> bool:
     return size >= 1 and shape[dims[-1]] == size // 2 + 1
 
 
+def _fused_update(states: str) -> Callable[[_Call], bool]:
+    """One parameter, its gradient and states, which are as large and lie the same way; a count of steps is one number."""
+
+    def fits(call: _Call) -> bool:
+        (parameter,) = call.listed("self")
+        wanted = ["grads", *states.split(), *(["max_exp_avg_sqs"] if call.arguments.get("amsgrad") is True else [])]
+        alike = [value for name in wanted for value in call.listed(name, 1)]
+        counts = [] if "momentum_buffer_list" in wanted else call.listed("state_steps", 1)
+        return (
+            _dense(parameter) and all(_lies_as(value, parameter) for value in alike)
+            and all(count.shape == () and count.dtype == "float32" for count in counts)
+            and (call.arguments.get("amsgrad") is True or not call.arguments.get("max_exp_avg_sqs"))
+            and call.arguments.get("grad_scale") is None and call.arguments.get("found_inf") is None
+        )  # fmt: skip
+
+    return fits
+
+
+def _lies_as(one: Value, other: Value) -> bool:
+    return (one.dtype, one.shape, one.stride) == (other.dtype, other.shape, other.stride)
+
+
+def _dense(value: Value) -> bool:
+    """Say whether a tensor fills a piece of memory, each element once, in whatever order."""
+    size = 1
+    for stride, n in sorted(zip(value.stride, value.shape, strict=True)):
+        if n != 1 and stride != size:
+            return False
+        size *= n
+    return size > 0
+
+
 def _upsampled(spatial: int) -> Callable[[_Call], bool]:
     """A scale beside the sizes must be about what they say: source indices are computed with it."""
 
@@ -306,6 +347,8 @@ _LOSS = "self target weight reduction ignore_index"
 _CTC = "log_probs targets input_lengths target_lengths blank zero_infinity"
 _NORMED = "input weight bias running_mean running_var training momentum eps"
 _ATTENDED = "query key value dropout_p is_causal attn_mask scale"
+
+_ADAM = "self grads exp_avgs exp_avg_sqs max_exp_avg_sqs state_steps"
 
 _RULES: dict[str, tuple[str, Callable[[_Call], bool]]] = {
     "_log_softmax_backward_data": ("grad_output output dim input_dtype", _same_shapes),
@@ -349,6 +392,10 @@ _RULES: dict[str, tuple[str, Callable[[_Call], bool]]] = {
     "_fft_c2c": ("self dim normalization forward", _fourier),
     "_fft_r2c": ("self dim normalization onesided", _fourier),
     "_fft_c2r": ("self dim normalization last_dim_size", _fourier),
+    "_fused_adam_": (_ADAM, _fused_update("exp_avgs exp_avg_sqs")),
+    "_fused_adamw_": (_ADAM, _fused_update("exp_avgs exp_avg_sqs")),
+    "_fused_adagrad_": ("self grads state_sums state_steps", _fused_update("state_sums")),
+    "_fused_sgd_": ("self grads momentum_buffer_list", _fused_update("momentum_buffer_list")),
     "_pdist_forward": ("self p", lambda call: len(call.shape("self")) == 2),
     **_upsample_rules(),
 }  # fmt: skip

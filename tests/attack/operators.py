@@ -169,7 +169,20 @@ def _more() -> tuple[Callable[[], Any], ...]:
         lambda: (aten.copy(image, image), aten.argsort(whole), aten.one_hot(whole, 7), aten.rand_like(image)),
         lambda: (aten.randperm(9), aten.random_(image.clone()), aten.index_copy(image, 2, whole, image)),
         lambda: aten.renorm_(torch.randn(3, 4), 2.0, 0, 1.0),
+        *(partial(_fused_step, *made) for made in _FUSED),
     )  # fmt: skip
+
+
+_FUSED: tuple[tuple[type[torch.optim.Optimizer], dict[str, Any]], ...] = (
+    (torch.optim.Adam, {"amsgrad": True}), (torch.optim.AdamW, {}), (torch.optim.Adagrad, {}), (torch.optim.SGD, {"momentum": 0.9}),
+)  # fmt: skip
+
+
+def _fused_step(kind: type[torch.optim.Optimizer], settings: dict[str, Any]) -> None:
+    parameter = torch.nn.Parameter(torch.randn(5, 7))
+    parameter.grad = torch.randn(5, 7)
+    optimizer: Any = kind
+    optimizer([parameter], lr=0.1, fused=True, **settings).step()
 
 
 def _first(samples: Iterator[Any]) -> Iterator[Any]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from planner.job import JobError, ScriptError
 from planner.job_sources import as_job, load_job
+from planner.make_bundle import prepare
 
 GOOD = """
 from planner.job import TrainingJob
@@ -145,7 +146,6 @@ def trainer(folder: Path, *, masked: bool = False, **arguments: Any) -> Any:
         vocab_size=60, n_embd=16, n_layer=1, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0
     )
     settings = {
-        "optim": "adamw_torch",
         "per_device_train_batch_size": 4,
         "use_cpu": True,
         "report_to": [],
@@ -154,6 +154,13 @@ def trainer(folder: Path, *, masked: bool = False, **arguments: Any) -> Any:
     told = transformers.TrainingArguments(str(folder), **{**settings, **arguments})
     model = transformers.GPT2LMHeadModel(config)
     return transformers.Trainer(model, told, train_dataset=Rows(masked=masked))
+
+
+def test_a_trainers_default_optimizer_is_fused_and_recorded(tmp_path: Path) -> None:
+    job = as_job(trainer(tmp_path))
+    assert job is not None and job.optimizer.param_groups[0]["fused"]
+    graph = prepare(job, updates=4).graphs["step"]
+    assert any(op.name == "aten::_fused_adamw_" for op in graph.ops)
 
 
 def test_a_trainers_own_loss_schedule_and_clipping(tmp_path: Path) -> None:
@@ -176,7 +183,6 @@ def test_a_trainers_own_loss_schedule_and_clipping(tmp_path: Path) -> None:
         ({"bf16": True}, "bf16=True changes its step"),
         ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha=5.0"),
         ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps"),
-        ({"optim": "adamw_torch_fused"}, "adamw_torch"),
         ({"masked": True}, "other contents each time"),
     ],
 )

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch.optim.adadelta import _single_tensor_adadelta
-from torch.optim.adagrad import _single_tensor_adagrad
-from torch.optim.adam import _single_tensor_adam
+from torch.optim.adagrad import _fused_adagrad, _single_tensor_adagrad
+from torch.optim.adam import _fused_adam, _single_tensor_adam
 from torch.optim.adamax import _single_tensor_adamax
 from torch.optim.rmsprop import _single_tensor_rmsprop
-from torch.optim.sgd import _single_tensor_sgd
+from torch.optim.sgd import _fused_sgd, _single_tensor_sgd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.ir.errors import CaptureError
@@ -26,8 +26,8 @@ from planner.ir.operators import OPTIMIZERS
 
 SUPPORTED: dict[str, type[torch.optim.Optimizer]] = {name: getattr(torch.optim, name) for name in OPTIMIZERS}
 
-_REFUSED = ("fused", "capturable", "differentiable")
-_DROPPED = ("params", "foreach", "fused", "param_names", "initial_lr")
+_REFUSED = ("capturable", "differentiable")
+_DROPPED = ("params", "foreach", "param_names", "initial_lr")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,10 @@ def describe_optimizer(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
                     f"the optimizer was made with {flag}=True, which computes other numbers than the plain update; "
                     f"make it with {flag}=False"
                 )
-        if group.get("dampening"):
+        if name == "SGD" and group.get("fused") and (group["dampening"] or not group["momentum"]):
             raise CaptureError(
-                f"SGD with dampening={group['dampening']} starts its momentum differently on the first step; "
-                "set dampening=0"
+                f"fused SGD with momentum={group['momentum']} and dampening={group['dampening']} cannot be planned; make the "
+                "optimizer with fused=False"
             )
     return OptimizerSpec(name, tuple(hyperparameters(g) for g in optimizer.param_groups))
 
@@ -68,13 +68,13 @@ def hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
     """
     plain = {}
     for key, value in group.items():
-        if key not in _DROPPED:
+        if key not in _DROPPED and (key != "fused" or value):
             plain[key] = float(value) if isinstance(value, torch.Tensor) else value
     return plain
 
 
 def build_optimizer(spec: OptimizerSpec, parameters: Sequence[Sequence[torch.Tensor]]) -> torch.optim.Optimizer:
-    """Return a torch optimizer of this spec over `parameters`, one list per group, with the plain update.
+    """Return a torch optimizer of this spec over `parameters`, one list per group, with its plain or its fused update.
 
     Raises CaptureError for an optimizer that is not supported.
     """
@@ -128,11 +128,11 @@ class StepScalars:
         """
         with torch.no_grad(), _NumberReader() as reader:
             for group in self._groups:
-                reader.quiet = True
-                cell = _Cell(float(self.steps_done))
-                reader.quiet = False
                 try:
-                    self._update(cell, group)
+                    begin = len(reader.numbers)
+                    self._update_cell(reader, group)
+                    if group.get("dampening") and not self.steps_done:
+                        self._undampened(reader, group, begin)
                 except (KeyError, TypeError, ValueError) as error:
                     raise CaptureError(
                         f"the optimizer's hyperparameters are wrong or incomplete ({error!r})"
@@ -146,6 +146,22 @@ class StepScalars:
                 )
         return numbers
 
+    def _update_cell(self, reader: "_NumberReader", group: Mapping[str, Any]) -> None:
+        reader.quiet = True
+        cell = _Cell(float(self.steps_done))
+        reader.quiet = False
+        self._update(cell, group)
+
+    def _undampened(self, reader: "_NumberReader", group: Mapping[str, Any], begin: int) -> None:
+        """Let the first update take the whole gradient for its momentum, as torch does: no factor of dampening.
+
+        Which number that is shows by asking for the same update with another dampening.
+        """
+        numbers = reader.numbers[begin:]
+        self._update_cell(reader, {**group, "dampening": group["dampening"] / 2})
+        others = reader.numbers[begin + len(numbers) :]
+        reader.numbers[begin:] = [1.0 if a != b else a for a, b in zip(numbers, others, strict=True)]
+
 
 class _Cell:
     """One element with everything an update may want beside it."""
@@ -157,6 +173,12 @@ class _Cell:
 
 def _sgd(cell: _Cell, g: Mapping[str, Any]) -> None:
     buffer = cell.first if g["momentum"] else None
+    if g.get("fused"):
+        _fused_sgd(
+            [cell.parameter], [cell.grad], [buffer], None, None, weight_decay=g["weight_decay"], momentum=g["momentum"],
+            lr=g["lr"], dampening=g["dampening"], nesterov=g["nesterov"], maximize=g["maximize"], has_sparse_grad=False,
+        )  # fmt: skip
+        return
     _single_tensor_sgd(
         [cell.parameter], [cell.grad], [buffer], None, None, weight_decay=g["weight_decay"], momentum=g["momentum"],
         lr=g["lr"], dampening=g["dampening"], nesterov=g["nesterov"], maximize=g["maximize"], has_sparse_grad=False,
@@ -165,7 +187,8 @@ def _sgd(cell: _Cell, g: Mapping[str, Any]) -> None:
 
 def _adam(cell: _Cell, g: Mapping[str, Any]) -> None:
     beta1, beta2 = g["betas"]
-    _single_tensor_adam(
+    update = _fused_adam if g.get("fused") else _single_tensor_adam
+    update(
         [cell.parameter], [cell.grad], [cell.first], [cell.second], [cell.third] if g["amsgrad"] else [], [cell.step],
         None, None, amsgrad=g["amsgrad"], has_complex=False, beta1=beta1, beta2=beta2, lr=g["lr"],
         weight_decay=g["weight_decay"], eps=g["eps"], maximize=g["maximize"], capturable=False, differentiable=False,
@@ -183,7 +206,8 @@ def _rmsprop(cell: _Cell, g: Mapping[str, Any]) -> None:
 
 
 def _adagrad(cell: _Cell, g: Mapping[str, Any]) -> None:
-    _single_tensor_adagrad(
+    update = _fused_adagrad if g.get("fused") else _single_tensor_adagrad
+    update(
         [cell.parameter], [cell.grad], [cell.first], [cell.step], None, None, lr=g["lr"],
         weight_decay=g["weight_decay"], lr_decay=g["lr_decay"], eps=g["eps"], has_sparse_grad=False,
         maximize=g["maximize"], differentiable=False, has_complex=False,
@@ -227,7 +251,7 @@ class _NumberReader(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if not self.quiet and isinstance(result, torch.Tensor) and not _is_view(func):
+        if not self.quiet and (isinstance(result, torch.Tensor) or result is None) and not _is_view(func):
             self.numbers += _numbers((*args, *kwargs.values()))
         return result
 

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,110 @@ def with_adagrad(job: TrainingJob) -> None:
     job.optimizer = torch.optim.Adagrad(job.model.parameters(), lr=0.1)
 
 
+class Rebinding(nn.Module):
+    """Puts other tensors in the places of its buffers: in a step, in evaluation too, where `shared` both times the same one."""
+
+    def __init__(self, inner: nn.Module, *, shared: bool = False) -> None:
+        super().__init__()
+        self.inner, self.shared = inner, shared
+        self.register_buffer("average", torch.zeros(10))
+        self.register_buffer("before", torch.zeros(10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.inner(x) - 0.1 * self.before
+        self.before = result.detach().mean(0) if self.shared else 1.0 * self.average
+        self.average = self.before if self.shared else 0.9 * self.average + 0.1 * result.detach().mean(0)
+        return result
+
+
+def with_rebound_buffers(job: TrainingJob, *, shared: bool = False) -> None:
+    job.model = Rebinding(job.model, shared=shared)
+
+
+def with_out(job: TrainingJob) -> None:
+    """Write into tensors that are there, of the model and of the step."""
+    job.model.register_buffer("total", torch.zeros(()))
+
+    def loss_fn(model: nn.Module, *batch: torch.Tensor) -> Any:
+        loss, metric = classify(model, *batch)
+        with torch.no_grad():
+            torch.add(model.total, loss, alpha=0.5, out=model.total)
+            scale = torch.div(torch.ones(()), torch.tensor(4.0), out=torch.empty(()))
+        return loss * scale + 0 * model.total, metric
+
+    job.loss_fn = loss_fn
+
+
+def with_frozen_layer_later(job: TrainingJob) -> None:
+    """Stop to train a layer after seven calls."""
+    calls = 0
+
+    def loss_fn(model: nn.Module, *batch: torch.Tensor) -> Any:
+        nonlocal calls
+        calls += 1
+        model[0].weight.requires_grad_(calls < 8)
+        return classify(model, *batch)
+
+    job.loss_fn = loss_fn
+
+
+def with_exchanged_weights(job: TrainingJob) -> None:
+    """Give a parameter other memory in each step."""
+
+    def loss_fn(model: nn.Module, *batch: torch.Tensor) -> Any:
+        model[0].weight.data = model[0].weight.data * 0.99
+        return classify(model, *batch)
+
+    job.loss_fn = loss_fn
+
+
+def with_learning_rate_of_a_hook(job: TrainingJob) -> None:
+    def slower(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        optimizer.param_groups[0]["lr"] *= 0.5
+
+    job.optimizer.register_step_post_hook(slower)
+
+
+def with_alternating_modes(job: TrainingJob) -> None:
+    """Train in training mode and in evaluation mode by turns."""
+
+    def loss_fn(model: nn.Module, *batch: torch.Tensor) -> Any:
+        model.train(not model.training)
+        return classify(model, *batch)
+
+    job.loss_fn = loss_fn
+
+
+def with_changed_batch(job: TrainingJob) -> None:
+    def loss_fn(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return classify(model, x.mul_(0.5), y)
+
+    job.loss_fn = loss_fn
+
+
+def with_gradient_penalty(job: TrainingJob) -> None:
+    """Differentiate twice."""
+
+    def loss_fn(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Any:
+        x = x.clone().requires_grad_()
+        loss, metric = classify(model, x, y)
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        return loss + slope.square().sum(), metric
+
+    job.loss_fn = loss_fn
+
+
+def with_step_in_the_backward_pass(job: TrainingJob) -> None:
+    """Update by plain descent as each gradient comes, beside the optimizer."""
+
+    def descend(parameter: torch.Tensor) -> None:
+        with torch.no_grad():
+            parameter.sub_(parameter.grad, alpha=0.01)  # type: ignore[arg-type]
+
+    for parameter in job.model.parameters():
+        parameter.register_post_accumulate_grad_hook(descend)
+
+
 CHANGES: dict[str, tuple[Callable[[TrainingJob], None], type[PortError] | None]] = {
     "nothing": (lambda job: None, None),
     "state before the first step": (with_adagrad, None),
@@ -160,6 +265,16 @@ CHANGES: dict[str, tuple[Callable[[TrainingJob], None], type[PortError] | None]]
     "average of the weights": (with_average, CaptureError),
     "loss that changes later": (with_phases, MismatchError),
     "reentrant checkpoint": (with_checkpoint, None),
+    "buffers bound anew": (with_rebound_buffers, None),
+    "buffers bound to one tensor": (partial(with_rebound_buffers, shared=True), CaptureError),
+    "results written with out=": (with_out, None),
+    "layer frozen later": (with_frozen_layer_later, MismatchError),
+    "weights given other memory": (with_exchanged_weights, MismatchError),
+    "learning rate changed by a hook": (with_learning_rate_of_a_hook, MismatchError),
+    "modes by turns": (with_alternating_modes, CaptureError),
+    "batch changed in place": (with_changed_batch, None),
+    "gradient penalty": (with_gradient_penalty, None),
+    "step in the backward pass": (with_step_in_the_backward_pass, None),
 }
 
 

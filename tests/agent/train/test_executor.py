@@ -259,6 +259,12 @@ def _others() -> dict[str, MakeOptimizer]:
         "adadelta": lambda p: o.Adadelta(p, lr=0.5, rho=0.8, weight_decay=1e-3),
         "adamax": lambda p: o.Adamax(p, lr=1e-2, weight_decay=1e-3),
         "adamax maximize": lambda p: o.Adamax(p, lr=1e-3, maximize=True),
+        "sgd dampening": lambda p: o.SGD(p, lr=0.1, momentum=0.9, dampening=0.3, weight_decay=1e-3),
+        "sgd fused": lambda p: o.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3, fused=True),
+        "adam fused": lambda p: o.Adam(p, lr=1e-3, amsgrad=True, weight_decay=1e-2, fused=True),
+        "adamw fused": lambda p: o.AdamW(p, lr=1e-3, fused=True),
+        "adamw fused maximize": lambda p: o.AdamW(p, lr=torch.tensor(1e-3), maximize=True, fused=True),
+        "adagrad fused": lambda p: o.Adagrad(p, lr=1e-2, lr_decay=0.1, weight_decay=1e-3, fused=True),
         "adagrad": lambda p: o.Adagrad(p, lr=1e-2, lr_decay=0.1, weight_decay=1e-3, initial_accumulator_value=0.1),
     }
 

@@ -80,13 +80,18 @@ class Remembering(nn.Module):
         return result - self.average
 
 
-class Rebinding(Remembering):
-    """Replaces a buffer instead of changing it."""
+class Growing(Remembering):
+    """Replaces a buffer by a larger one."""
 
     def __init__(self) -> None:
         super().__init__()
         del self.average
-        self.register_buffer("average", torch.zeros(3))
+        self.register_buffer("average", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.average = torch.cat((self.average, x.detach().mean().view(1)))
+        result: torch.Tensor = self.linear(x)
+        return result
 
 
 CHANGING: dict[str, tuple[Callable[[], nn.Module], Loss, str]] = {
@@ -103,7 +108,7 @@ CHANGING: dict[str, tuple[Callable[[], nn.Module], Loss, str]] = {
     "some rows": (net, lambda m, x, y: entropy(m, x[x[:, 0] > X[ROWS, 0]], y[x[:, 0] > X[ROWS, 0]]), "instead of"),
     "numpy decides": (net, positive_rows, "was called with"),
     "attribute": (Remembering, entropy, "other contents of a tensor of float32"),
-    "buffer replaced": (Rebinding, entropy, "replaces average of the model by other tensors"),
+    "buffer replaced": (Growing, entropy, "replaces average of the model by other tensors"),
 }  # fmt: skip
 
 

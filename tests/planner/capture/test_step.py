@@ -87,10 +87,10 @@ def _refused_optimizers() -> dict[str, Any]:
     return {
         "LBFGS": lambda p: o.LBFGS(p),
         "MyOptimizer": lambda p: MyOptimizer(p, lr=0.1),
-        "fused=True": lambda p: o.AdamW(p, fused=True),
+        "fused SGD with momentum=0": lambda p: o.SGD(p, lr=0.1, fused=True),
         "capturable=True": lambda p: o.AdamW(p, capturable=True),
         "differentiable=True": lambda p: o.SGD(p, lr=0.1, differentiable=True),
-        "dampening=0.5": lambda p: o.SGD(p, lr=0.1, momentum=0.9, dampening=0.5),
+        "dampening=0.5": lambda p: o.SGD(p, lr=0.1, momentum=0.9, dampening=0.5, fused=True),
     }
 
 

@@ -25,6 +25,10 @@ from planner.ir.units import parse_bytes, parse_duration, shown
 T = TypeVar("T")
 
 _WHOLE = "[-+]?[0-9]{1,19}"
+_PORT = r"(?::(?P<port>[0-9]{1,5}))?"
+_BRACKETED = rf"\[(?P<host>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]{_PORT}"
+_BARE_IPV6 = r"(?P<host>[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(?:%[\w.-]+)?)(?P<port>(?!))?"
+_HOST_AND_PORT = rf"(?P<host>[A-Za-z0-9][A-Za-z0-9._-]{{0,250}}){_PORT}"
 _LONGEST_NAMED = 200
 """Characters of a path in a message: what is longer is no path that a person typed."""
 MOST = 2**63 - 1
@@ -130,6 +134,20 @@ def whole_number(least: int, most: int = MOST) -> Callable[[str], int]:
         return value
 
     return read
+
+
+def host_and_port(text: str) -> tuple[str, int | None]:
+    """Return host and port of HOST, HOST:PORT, [IPV6]:PORT or a bare IPv6 address; the port is None where none is given.
+
+    Raises ArgumentTypeError for anything else.
+    """
+    match = re.fullmatch(_BRACKETED, text) or re.fullmatch(_BARE_IPV6, text) or re.fullmatch(_HOST_AND_PORT, text)
+    port = match["port"] if match else None
+    if match is None or (port is not None and not 0 < int(port) < 1 << 16):
+        raise argparse.ArgumentTypeError(
+            f"{shown(text)} is no place; write it like 192.168.2.7, attic.local:9479 or [fd00::7]:9479"
+        )
+    return match["host"], int(port) if port is not None else None
 
 
 def readable_file(text: str) -> Path:

@@ -49,7 +49,6 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     feed = _client(commands, "feed", "give files to a job that waits for data", _feed)
     _add_job(feed)
     feed.add_argument("files", nargs="+", type=readable_file, metavar="FILE")
-    _client(commands, "peers", "list other agents on the local network (needs [peers] discover = true)", _peers)
     _add_control(commands)
     doctor = _client(commands, "doctor", "examine sensors, permissions, flash, cgroups and clock", _doctor)
     doctor.add_argument("--state-dir", type=readable_folder, help="examine from here when no agent runs")
@@ -266,17 +265,6 @@ def _job(arguments: Arguments) -> int:
         print(json.dumps(job, indent=2))
     else:
         daemon_views.show(daemon_views.job_screen(job))
-    return 0
-
-
-def _peers(arguments: Arguments) -> int:
-    from agent.cli import daemon_views
-
-    answer = places.connect(arguments.runtime_dir).get("/v1/peers")
-    if arguments.json:
-        print(json.dumps(answer, indent=2))
-    else:
-        daemon_views.show(daemon_views.peers_screen(answer))
     return 0
 
 

@@ -300,27 +300,6 @@ def promised_end(promise: Mapping[str, Any]) -> str:
     return f"{training}; in nights once the agent has watched this device for a day"
 
 
-def peers_screen(answer: Mapping[str, Any]) -> RenderableType:
-    """Return the other agents as a table, one line each.
-
-    Their words are shown as they came: no markup.
-    """
-    if not answer["discover"]:
-        return Text("discovery is off; set discover = true under [peers] in config.toml and run port-agent reload")
-    where = f"on {', '.join(answer['interfaces'])}" if answer["interfaces"] else "nowhere: no network interface is up"
-    own = Text(f"this device: {answer['name']} ({answer['id']}), announced {where}", style="dim")
-    if not answer["peers"]:
-        return Group(Text("no other agent was heard of"), own)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("Name", "Board", "State", "Version", "Address", "Last seen", "Id"):
-        table.add_column(name)
-    for peer in answer["peers"]:
-        seen = f"{format_seconds(peer['last_seen_s'])} ago" if peer["last_seen_s"] else "now"
-        words = (peer["name"], peer["board"], peer["state"], peer["version"], peer["address"] or "", seen, peer["id"])
-        table.add_row(*(Text(word) for word in words))
-    return Group(table, own)
-
-
 def _peers_line(peers: list[Mapping[str, Any]]) -> str:
     if not peers:
         return "none heard of"

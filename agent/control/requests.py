@@ -13,6 +13,10 @@ from agent.jobs.model import JobKind, JobRequestError, JobSpec
 from agent.system.mounts import file_system, in_ram
 
 _LONGEST_PAUSE_S = 366 * 86400
+_CODE_LIMIT, _HOST_LIMIT = 40, 255
+"""Characters: of a pairing code however it is grouped, of a host name (RFC 1035)."""
+_LONGEST_CODE_S = 3600.0
+"""A code is for now."""
 _SETTINGS = JobSpec.__dataclass_fields__.keys() - {"owner"}
 """What a client may say of a job; whose it is, the agent knows."""
 _ENVELOPE = {"upload", "v"}
@@ -49,6 +53,29 @@ class _Pause(msgspec.Struct):
     """How long to pause everything."""
 
     for_s: Annotated[float, msgspec.Meta(gt=0, lt=_LONGEST_PAUSE_S)] | None = None
+
+
+class PairingRequest(msgspec.Struct, frozen=True):
+    """To show a code for a time, or to type one in: `host` and `port` of the device that shows it, where they are known."""
+
+    code: Annotated[str, msgspec.Meta(max_length=_CODE_LIMIT)] | None = None
+    host: Annotated[str, msgspec.Meta(min_length=1, max_length=_HOST_LIMIT)] | None = None
+    port: Annotated[int, msgspec.Meta(gt=0, lt=1 << 16)] | None = None
+    lifetime_s: Annotated[float, msgspec.Meta(gt=0, le=_LONGEST_CODE_S)] | None = None
+
+
+class _Unpairing(msgspec.Struct):
+    device: Annotated[str, msgspec.Meta(min_length=1, max_length=_HOST_LIMIT)]
+
+
+def pairing_request(fields: Mapping[str, object]) -> PairingRequest:
+    """Return what a request to pair asks for; raises `HttpError`."""
+    return _decoded(fields, PairingRequest)
+
+
+def unpaired_device(fields: Mapping[str, object]) -> str:
+    """Return which device is to be trusted no more; raises `HttpError`."""
+    return _decoded(fields, _Unpairing).device
 
 
 def job_spec(fields: Mapping[str, object], bundle: str | None) -> JobSpec:

@@ -275,6 +275,13 @@ CONDITIONS = {
             "see `port-agent doctor`; discover = false under [peers] in config.toml turns it off. Training goes on",
         ),
         Condition(
+            "no-fleet",
+            Severity.WARNING,
+            "paired devices cannot be reached",
+            "{reason}",
+            "see `port-agent peers`; training goes on",
+        ),
+        Condition(
             "loop-stalled",
             Severity.WARNING,
             "the supervisor was held up",

@@ -6,6 +6,7 @@ Read records come from anybody in the network. Every length has a cap, character
 are dropped, and what does not fit is no announcement.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -30,6 +31,10 @@ class Announcement:
     board: str
     version: str
     state: PublicState | None
+    protocol: int = 0
+    """The newest version of what it speaks with paired devices; 0 for an agent that pairs with none."""
+    pairing_port: int = 0
+    """Where it shows a code now; 0 while it shows none."""
 
 
 class AnnouncementError(ValueError):
@@ -46,6 +51,8 @@ def to_text(announcement: Announcement) -> bytes:
         "version": clean(announcement.version, VERSION_LIMIT),
         "state": announcement.state.value if announcement.state else "",
     }
+    numbers = {"protocol": announcement.protocol, "pairing": announcement.pairing_port}
+    values |= {key: str(number) for key, number in numbers.items() if number}
     strings = [f"{key}={value}".encode()[:_STRING_LIMIT_BYTES] for key, value in values.items()]
     return b"".join(bytes([len(string)]) + string for string in strings)
 
@@ -67,6 +74,8 @@ def from_text(data: bytes) -> Announcement:
         board=_shown(values, b"board", BOARD_LIMIT),
         version=_shown(values, b"version", VERSION_LIMIT),
         state=next((state for state in PublicState if state.value.encode() == values.get(b"state")), None),
+        protocol=_number(values, b"protocol"),
+        pairing_port=_number(values, b"pairing"),
     )
 
 
@@ -77,6 +86,12 @@ def clean(text: str, limit: int) -> str:
 
 def _shown(values: dict[bytes, bytes], key: bytes, limit: int) -> str:
     return clean(values.get(key, b"").decode("utf-8", errors="replace"), limit)
+
+
+def _number(values: dict[bytes, bytes], key: bytes) -> int:
+    """Return a number of 16 bits, 0 for anything else."""
+    text = values.get(key, b"")
+    return int(text) if re.fullmatch(rb"[0-9]{1,5}", text) and int(text) < 1 << 16 else 0
 
 
 def _strings(data: bytes) -> Iterator[bytes]:

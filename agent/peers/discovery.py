@@ -2,7 +2,7 @@
 
 Multicast DNS through python-zeroconf.
 
-Imported only where discovery is on: zeroconf costs 5 MB. Nothing listens at the announced port, which is 0.
+Imported only where discovery is on: zeroconf costs 5 MB. The announced port is that for paired devices, 0 while there are none.
 """
 
 import asyncio
@@ -53,6 +53,10 @@ class Discovery:
         self._own, self._report = announcement, report
         self._sightings = Sightings(announcement.id)
         self._changed = asyncio.Event()
+        self._port = 0
+        self._announced = self._news
+        self.on_heard: Callable[[], None] = lambda: None
+        """Called after announcements were heard."""
         self.interfaces: tuple[Interface, ...] = ()
         """Where it announces and listens now."""
 
@@ -65,6 +69,12 @@ class Discovery:
         """Announce another state, soon."""
         if state is not self._own.state:
             self._own = replace(self._own, state=state)
+            self._changed.set()
+
+    def listens(self, *, port: int, pairing_port: int) -> None:
+        """Announce, at once, where this device listens for paired devices and where it shows a code; 0 for nowhere."""
+        if (port, pairing_port) != (self._port, self._own.pairing_port):
+            self._port, self._own = port, replace(self._own, pairing_port=pairing_port)
             self._changed.set()
 
     def peers(self, now_s: float) -> tuple[Peer, ...]:
@@ -103,12 +113,13 @@ class Discovery:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(node.async_close)
             await node.zeroconf.async_wait_for_start()
-            node.zeroconf.async_add_listener(_Ears(node.zeroconf, self._sightings), None)
+            node.zeroconf.async_add_listener(_Ears(node.zeroconf, self._sightings, self.on_heard), None)
             browser = AsyncServiceBrowser(node.zeroconf, TYPE, handlers=[self._on_change])
             stack.push_async_callback(browser.async_cancel)
             stack.push_async_callback(_say_goodbye, node)
             self.interfaces = interfaces
             try:
+                self._announced = self._news
                 await node.async_register_service(self._record(interfaces))
                 yield node
             finally:
@@ -116,7 +127,6 @@ class Discovery:
 
     async def _attend(self, node: AsyncZeroconf, interfaces: tuple[Interface, ...]) -> None:
         """Keep announcement and list up to date until the interfaces change."""
-        shown = self._own.state
         began_s = time.monotonic()
         look_s, announce_s = began_s + LOOK_S, began_s + ANNOUNCE_EVERY_S
         while True:
@@ -126,21 +136,27 @@ class Discovery:
                 if multicast_interfaces() != interfaces:
                     return
                 look_s = now_s + LOOK_S
-            if shown is not self._own.state and now_s >= announce_s:
-                shown, announce_s = self._own.state, now_s + ANNOUNCE_EVERY_S
+            new_ports, _ = news = self._news
+            if new_ports != self._announced[0] or (news != self._announced and now_s >= announce_s):
+                self._announced, announce_s = news, now_s + ANNOUNCE_EVERY_S
                 await node.async_update_service(self._record(interfaces))
             _ask(node.zeroconf, self._sightings.to_ask(now_s))
-            moments = [look_s, self._sightings.next_s(), announce_s if shown is not self._own.state else None]
+            moments = [look_s, self._sightings.next_s(), announce_s if news != self._announced else None]
             rest_s = min(moment for moment in moments if moment is not None) - now_s
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, rest_s)):
                     await self._changed.wait()
 
+    @property
+    def _news(self) -> tuple[tuple[int, int], PublicState | None]:
+        """What may change of the announcement."""
+        return (self._port, self._own.pairing_port), self._own.state
+
     def _record(self, interfaces: tuple[Interface, ...]) -> AsyncServiceInfo:
         return AsyncServiceInfo(
             TYPE,
             f"{self._own.id}.{TYPE}",
-            port=0,
+            port=self._port,
             properties=to_text(self._own),
             server=f"port-agent-{self._own.id}.local.",
             host_ttl=TTL_S,
@@ -157,8 +173,8 @@ class Discovery:
 class _Ears(RecordUpdateListener):
     """Hears every announcement, also those that say nothing new: they tell that a device is still there."""
 
-    def __init__(self, zeroconf: Zeroconf, sightings: Sightings) -> None:
-        self._zeroconf, self._sightings = zeroconf, sightings
+    def __init__(self, zeroconf: Zeroconf, sightings: Sightings, on_heard: Callable[[], None]) -> None:
+        self._zeroconf, self._sightings, self._on_heard = zeroconf, sightings, on_heard
         self._heard: dict[str, bytes] = {}
 
     def async_update_records(self, zc: Zeroconf, now: float, records: list[RecordUpdate]) -> None:
@@ -173,7 +189,10 @@ class _Ears(RecordUpdateListener):
         for label, text in self._heard.items():
             info = AsyncServiceInfo(TYPE, f"{label}.{TYPE}")
             info.load_from_cache(self._zeroconf)
-            self._sightings.heard(label, text, tuple(info.parsed_scoped_addresses()[:ADDRESS_LIMIT]), time.monotonic())
+            addresses = tuple(info.parsed_scoped_addresses()[:ADDRESS_LIMIT])
+            self._sightings.heard(label, text, addresses, time.monotonic(), info.port or 0)
+        if self._heard:
+            self._on_heard()
         self._heard.clear()
         self._bound_cache()
 

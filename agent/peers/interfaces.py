@@ -19,6 +19,11 @@ class Interface:
     is_ipv6: bool
 
 
+def own_addresses() -> list[str]:
+    """Return the addresses of this device by which others of the local network may reach it."""
+    return [interface.address for interface in multicast_interfaces()]
+
+
 def multicast_interfaces() -> tuple[Interface, ...]:
     """Return the interfaces that are up, carry multicast and lead to others; no loopback and no tunnels."""
     states = psutil.net_if_stats()

@@ -27,6 +27,8 @@ class Peer:
     heard_s: float
     ask_s: float
     """When to ask whether it is still there."""
+    port: int = 0
+    """Where it listens for paired devices; 0 while it is paired with none."""
 
 
 class Sightings:
@@ -38,7 +40,7 @@ class Sightings:
         """Each device asks a little earlier or later: whoever is first gets an answer that all others hear too."""
         self._peers: dict[str, Peer] = {}
 
-    def heard(self, label: str, text: bytes, addresses: tuple[str, ...], now_s: float) -> bool:
+    def heard(self, label: str, text: bytes, addresses: tuple[str, ...], now_s: float, port: int = 0) -> bool:
         """Note an announcement that came under the name `label`; returns whether it is one and is kept."""
         try:
             announcement = from_text(text)
@@ -52,7 +54,7 @@ class Sightings:
             if len(self._peers) >= LIMIT:
                 return False
         kept = addresses or (known.addresses if known else ())
-        self._peers[label] = Peer(announcement, kept, now_s, now_s + self._after_s)
+        self._peers[label] = Peer(announcement, kept, now_s, now_s + self._after_s, port)
         return True
 
     def gone(self, label: str) -> None:

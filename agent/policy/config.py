@@ -44,6 +44,12 @@ class AgentOptions:
     discover_peers: bool = False
     peer_name: str = ""
     """What other agents call this one; empty makes a name of the device id, which tells nothing of its owner."""
+    peer_port: int = 9478
+    """Where paired devices call; listened at only while a device is paired."""
+    pairing_port: int = 9479
+    """Listened at only while a code is shown."""
+    static_peers: tuple[tuple[str, int], ...] = ()
+    """Where to call for paired devices that multicast does not reach."""
     sysfs_root: Path = Path("/sys")
     proc_root: Path = Path("/proc")
     dev_root: Path = Path("/dev")
@@ -139,6 +145,19 @@ def _peer_name(value: object) -> str:
     return value
 
 
+def _addresses(value: object) -> tuple[tuple[str, int], ...]:
+    if not isinstance(value, list):
+        raise _ValueError(f'{value!r} is no list; write it like ["192.168.2.7:9478", "[fd00::7]:9478"]')
+    return tuple(_address(text) for text in value)
+
+
+def _address(value: object) -> tuple[str, int]:
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[\w.-]+):(\d{1,5})", value) if isinstance(value, str) else None
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise _ValueError(f'{value!r} is no address; write it like "192.168.2.7:9478" or "[fd00::7]:9478"')
+    return match[1].strip("[]"), int(match[2])
+
+
 def _listen(value: object) -> tuple[str, int] | None:
     if value == "":
         return None
@@ -204,6 +223,9 @@ KEYS: dict[str, _Key] = {
     "control.group": _Key("options", "control_group", _group),
     "peers.discover": _Key("options", "discover_peers", _boolean),
     "peers.name": _Key("options", "peer_name", _peer_name),
+    "peers.port": _Key("options", "peer_port", _count(1, 65535)),
+    "peers.pairing_port": _Key("options", "pairing_port", _count(1, 65535)),
+    "peers.static": _Key("options", "static_peers", _addresses),
     "sensors.sysfs_root": _Key("options", "sysfs_root", _directory),
     "sensors.proc_root": _Key("options", "proc_root", _directory),
     "sensors.dev_root": _Key("options", "dev_root", _directory),

@@ -22,7 +22,7 @@ from agent.supervisor.admission import Admission
 from agent.supervisor.inbox import Inboxes
 from agent.supervisor.job.runners import Runners
 from agent.supervisor.job.worker_kinds import DEFAULT_KINDS, WorkerKind
-from agent.supervisor.peer_discovery import PeerDiscovery
+from agent.supervisor.peers.peers import Peers
 from agent.supervisor.timers import Timers
 from agent.system.clock import Clock, SystemClock
 
@@ -71,7 +71,7 @@ class Core:
     wake: asyncio.Event
     started_s: float
     reload: Callable[[], None]
-    peers: PeerDiscovery
+    peers: Peers
     wear: WearAccount
     usual_times: UsualTimes
     medium: Medium | None = None

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ctypes
 import signal
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from agent.facts import Answer, OwnUse, Platform
 from agent.health.conditions import HealthBoard
 from agent.jobs.model import JobState
 from agent.jobs.store import JobStore
+from agent.malloc import release_free_memory
 from agent.policy.config import Config, ConfigError, load_config, restart_needed
 from agent.policy.decide import PolicyDecision, device_in_use
 from agent.policy.usual_times import UsualTimes
@@ -27,13 +27,15 @@ from agent.supervisor.admission import Admission
 from agent.supervisor.background_tasks import BackgroundTasks
 from agent.supervisor.context import PAUSE_SETTING, USUAL_TIMES_SETTING, Core, DaemonSeams, Settings
 from agent.supervisor.dispatch import Dispatcher, granted_limits
+from agent.supervisor.heartbeat import HeartbeatSource
 from agent.supervisor.http_api import ControlServer, ServerSettings
 from agent.supervisor.inbox import Inboxes
 from agent.supervisor.job.runner import LAST_COMMIT_S, Runner
 from agent.supervisor.job.runners import WORKER_LOCKS, Runners
 from agent.supervisor.metering import report_issues
 from agent.supervisor.old_worker import clear_old_workers
-from agent.supervisor.peer_discovery import PeerDiscovery, public_state
+from agent.supervisor.peers.discovery import public_state
+from agent.supervisor.peers.peers import Peers
 from agent.supervisor.service import Service
 from agent.supervisor.stall_watch import StallWatch
 from agent.supervisor.timers import Timers
@@ -125,7 +127,7 @@ class Daemon:
             raise RuntimeDirError(self._settings.runtime_dir, error.strerror or str(error)) from error
         self._notifier.send(READY=1, STATUS="starting")
         self.ready.set()
-        _return_import_memory()
+        release_free_memory()
         core.peers.apply(core.config.options)
         core.timers.start()
         core.timers.set_windows(core.config.policy.windows)
@@ -177,10 +179,11 @@ class Daemon:
             wake=wake,
             started_s=clock.monotonic_s(),
             reload=self._reload,
-            peers=PeerDiscovery(settings.state_dir, health, clock),
+            peers=Peers(settings.state_dir, health, clock, store, lambda name: self._heartbeat.heartbeat(name)),
             wear=WearAccount(clock.wall_s, store),
             usual_times=UsualTimes.from_json(store.setting(USUAL_TIMES_SETTING)),
         )
+        self._heartbeat = HeartbeatSource(core)
         with contextlib.suppress(PortError, OSError):  # nobody can tell; `doctor` looks at the state directory
             energy = EnergyConfig.from_table(config.energy)
             prices = FlashPrices(energy.flash_endurance_bytes, energy.flash_price, energy.price_per_kwh)
@@ -410,10 +413,3 @@ def _directories(settings: Settings) -> list[LockFile]:
         return lock_instance(settings.runtime_dir, settings.state_dir)
     except OSError as error:
         raise RuntimeDirError(settings.runtime_dir, error.strerror or str(error)) from error
-
-
-def _return_import_memory() -> None:
-    """Give back what imports and start-up left in malloc's free lists: 0.7 of 34 MB (glibc only)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

@@ -1,7 +1,7 @@
 """The control interface: HTTP/1.1 and JSON over a Unix socket that only the owner and a group may use.
 
-Version 1 lives below /v1. `/metrics` is also served on a local TCP port if the configuration says so. Nothing
-else that answers questions listens on the network; discovery of other agents (agent/peers) only says who is there.
+Version 1 lives below /v1. `/metrics` is also served on a local TCP port if the configuration says so. Discovery
+of other agents (agent/peers) only says who is there; paired devices have a port of their own, which knows them by certificate.
 """
 
 import asyncio
@@ -25,9 +25,10 @@ from agent.control.http import (
     peer_of,
 )
 from agent.control.listener import Listener
-from agent.control.requests import job_change, job_spec, pause_span_s
+from agent.control.requests import job_change, job_spec, pairing_request, pause_span_s, unpaired_device
 from agent.jobs.model import JobNotFoundError, JobRequestError
 from agent.jobs.store import StoreError
+from agent.peers.pairing.code import LIFETIME_S, read_code
 from agent.supervisor.attached_boards import AttachedBoards
 from agent.supervisor.service import BUNDLE_NAME, MeterUnavailableError, Service
 from agent.system.directory_handle import DirectoryHandle
@@ -164,6 +165,10 @@ class ControlServer:
             ("GET", "/v1/jobs", self._jobs),
             ("GET", "/v1/energy", self._energy),
             ("GET", "/v1/peers", self._peers),
+            ("POST", "/v1/pairing", self._pair),
+            ("GET", "/v1/pairing", self._pairing_outcome),
+            ("POST", "/v1/pairing/stop", self._stop_pairing),
+            ("POST", "/v1/unpair", self._unpair),
             ("POST", "/v1/jobs", self._submit),
             ("POST", ATTACH_PATH, self._attach),
             ("GET", job, self._job),
@@ -292,6 +297,24 @@ class ControlServer:
     async def _resume(self, request: HttpRequest) -> HttpResponse:
         await self._service.resume_all()
         return json_response({"v": API_VERSION})
+
+    async def _pair(self, request: HttpRequest) -> HttpResponse:
+        asked, peers = pairing_request(await request.json()), self._service.other_devices
+        if asked.code is None:
+            return json_response({"v": API_VERSION, **await peers.show_code(asked.lifetime_s or LIFETIME_S)}, 201)
+        name = await peers.type_code(read_code(asked.code), asked.host, asked.port)
+        return json_response({"v": API_VERSION, "name": name}, 201)
+
+    async def _pairing_outcome(self, request: HttpRequest) -> HttpResponse:
+        return json_response({"v": API_VERSION, **await self._service.other_devices.pairing_outcome()})
+
+    async def _stop_pairing(self, request: HttpRequest) -> HttpResponse:
+        self._service.other_devices.stop_pairing()
+        return json_response({"v": API_VERSION})
+
+    async def _unpair(self, request: HttpRequest) -> HttpResponse:
+        name = self._service.other_devices.unpair(unpaired_device(await request.json()))
+        return json_response({"v": API_VERSION, "name": name})
 
     async def _reload(self, request: HttpRequest) -> HttpResponse:
         return json_response({"v": API_VERSION, **asdict(self._service.reload())})

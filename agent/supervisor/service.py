@@ -35,6 +35,7 @@ from agent.supervisor.job.log import read_log, read_more
 from agent.supervisor.job.plan_choice import eta_s
 from agent.supervisor.job.promise import promise, promised_plan
 from agent.supervisor.job.worker_kinds import BundleFacts
+from agent.supervisor.peers.peers import Peers
 from agent.supervisor.status import agent_status, job_summary, set_aside_summary
 from agent.system.atomic_file import sync_directory
 from agent.system.checksum import file_checksum
@@ -106,6 +107,11 @@ class Service:
     def peers(self) -> Row:
         """Return the other agents, and what they see of this one."""
         return self._core.peers.describe()
+
+    @property
+    def other_devices(self) -> Peers:
+        """Pairing with other devices."""
+        return self._core.peers
 
     def peer_rows(self) -> list[dict[str, object]] | None:
         """Return the other agents, or None while discovery is off."""

@@ -47,6 +47,7 @@ WRONG: Mapping[str, Sequence[str]] = {
     "readable_file_or_folder": ("", "nowhere", "file/x", "loop", "pipe", "x" * 300, "/proc/self/mem"),
     "writable_file": ("", "folder", "nowhere/x", "file/x", "loop/x", "x" * 300, "/proc/x"),
     "writable_folder": ("", "file", "file/x", "loop", "x" * 300, "/proc/x"),
+    "host_and_port": ("", ":", "a:b", "a:0", "a:70000", "[fd00::7", "[::1]:x", "a b", "-x", "\x1b[2J", "x" * 300),
 }  # fmt: skip
 """By the reader of an argument. Empty is what a shell makes of a variable that is not set."""
 JUNK = ("file", "empty", "binary", "json")

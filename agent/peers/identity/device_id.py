@@ -64,16 +64,16 @@ def read_device_id(text: str) -> DeviceId:
     Raises DeviceIdError.
     """
     symbols = re.sub(r"[\s-]", "", text).upper().translate(_MISREAD)
+    if strange := set(symbols) - set(_ALPHABET):
+        raise DeviceIdError(text, f"it holds {shown(''.join(sorted(strange)))}")
     if len(symbols) == _SYMBOLS + 4:
         parts = [symbols[at : at + _CHECKED + 1] for at in range(0, len(symbols), _CHECKED + 1)]
         for number, part in enumerate(parts, start=1):
-            if set(part) <= set(_ALPHABET) and check_digit(part[:-1]) != part[-1]:
+            if check_digit(part[:-1]) != part[-1]:
                 raise DeviceIdError(text, f"something is mistyped in groups {2 * number - 1} and {2 * number}")
         symbols = "".join(part[:-1] for part in parts)
     if len(symbols) != _SYMBOLS:
         raise DeviceIdError(text, f"it has {len(symbols)} letters and digits, not {_SYMBOLS + 4}")
-    if strange := set(symbols) - set(_ALPHABET):
-        raise DeviceIdError(text, f"it holds {shown(''.join(sorted(strange)))}")
     digest = base64.b32decode(symbols + "====")
     if base64.b32encode(digest).decode().rstrip("=") != symbols:  # the four bits behind the digest are zero
         raise DeviceIdError(text, "its last letter is none that ends an id")

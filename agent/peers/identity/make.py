@@ -1,7 +1,7 @@
 """Make a key pair and its certificate: `python -m agent.peers.identity.make FILE`, a process of its own.
 
 P-256, because every TLS library has it and Flower signs with it. The certificate says nothing of the device: it is known
-by its hash alone. It is valid from 1970 on and for ever (RFC 5280, 4.1.2.5): boards without a clock battery start there.
+by its hash. It is valid from 1970 on and for ever (RFC 5280, 4.1.2.5): boards without a clock battery start there.
 """
 
 import hashlib
@@ -19,7 +19,8 @@ from agent.peers.identity.keys import key_file
 from agent.system.atomic_file import write_atomically
 
 COMMON_NAME = "port-agent"
-"""The same for all; no host name."""
+"""The same for all; no host name. Beside it stands the hash of the key: OpenSSL finds a certificate that it trusts by its
+subject, the first of several alike and no other."""
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _END = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 
@@ -35,7 +36,9 @@ def new_key_and_certificate() -> tuple[bytes, bytes]:
 
 def self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
     """Return a certificate of `key` for both ends of a TLS connection, and nothing else."""
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, COMMON_NAME)])
+    mark = x509.SubjectKeyIdentifier.from_public_key(key.public_key()).digest.hex()
+    common, serial = (NameOID.COMMON_NAME, COMMON_NAME), (NameOID.SERIAL_NUMBER, mark)
+    name = x509.Name([x509.NameAttribute(*attribute) for attribute in (common, serial)])
     both_ends = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
     usage = x509.KeyUsage(
         digital_signature=True, content_commitment=False, key_encipherment=False, data_encipherment=False,

@@ -6,17 +6,12 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-import pytest
-from rich.console import RenderableType
-
 from agent.cli.daemon_views import (
     doctor_screen,
     flash_life_line,
     job_screen,
     jobs_table,
-    peers_screen,
     promise_lines,
-    show,
     status_screen,
 )
 
@@ -38,18 +33,6 @@ RUN: Mapping[str, Any] = {
     "planned_peak_bytes": 300 << 20, "memory_limit_bytes": 400 << 20, "peak_rss_bytes": 290 << 20, "planned_joules": 40.0,
     "waits_for": None, "step_written_bytes": 27 << 20,
 }  # fmt: skip
-
-
-def text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, screen: RenderableType) -> str:
-    """Return what a wide terminal shows."""
-    monkeypatch.setenv("COLUMNS", "200")
-    show(screen)
-    return capsys.readouterr().out
-
-
-@pytest.fixture
-def shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    return lambda screen: text(capsys, monkeypatch, screen)
 
 
 def test_an_idle_machine_without_sensors(shown: Any) -> None:
@@ -179,17 +162,8 @@ def test_a_moment_of_today_needs_no_date(shown: Any) -> None:
     assert "due 12:34" in out and f"due {tomorrow:%a %d %b} 12:34" in out
 
 
-def test_other_agents_are_shown_as_they_call_themselves(shown: Any) -> None:
-    assert "discovery is off; set discover = true" in shown(peers_screen({"discover": False}))
-    answer: dict[str, Any] = {"discover": True, "interfaces": [], "name": "attic", "id": "ab", "peers": []}
-    out = shown(peers_screen(answer))
-    assert "no other agent was heard of" in out and "attic (ab), announced nowhere" in out
-    peer = {
-        "name": "[bold]evil[/bold]", "board": "b", "state": "unknown", "version": "1", "address": None, "last_seen_s": 0,
-        "id": "cd",
-    }  # fmt: skip
-    out = shown(peers_screen({**answer, "interfaces": ["eth0"], "peers": [peer, {**peer, "last_seen_s": 30}]}))
-    assert out.count("[bold]evil[/bold]") == 2 and "now" in out and "30.0 s ago" in out and "announced on eth0" in out
+def test_seen_agents_are_a_line_of_the_status(shown: Any) -> None:
+    peer = {"name": "[bold]evil[/bold]", "state": "unknown"}
     line = shown(status_screen({**STATUS, "peers": [peer] * 7}))
     assert line.count("[bold]evil[/bold] unknown") == 5 and "and 2 more; port-agent peers" in line
 

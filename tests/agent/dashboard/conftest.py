@@ -12,7 +12,7 @@ from agent.energy.report import ReportOptions, read_report
 from agent.peers.announcement import Announcement
 from agent.peers.sightings import Peer
 from agent.peers.state import PublicState
-from agent.supervisor.peer_discovery import row
+from agent.supervisor.peers.discovery import row
 from planner.ir.errors import PortError
 from tests.agent.energy.simulated import write_afternoon
 

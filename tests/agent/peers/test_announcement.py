@@ -1,5 +1,7 @@
 """What is announced and what is read of others: golden bytes, hostile records, names that play tricks."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +31,13 @@ BASE = (b"f=1", b"id=0123456789ab")
 def test_written_and_read_back() -> None:
     assert to_text(OWN) == GOLDEN
     assert from_text(GOLDEN) == OWN
+
+
+def test_ports_are_numbers_and_what_is_none_is_nothing() -> None:
+    shows = replace(OWN, protocol=1, pairing_port=9479)
+    assert to_text(shows) == GOLDEN + b"\x0aprotocol=1\x0cpairing=9479" and from_text(to_text(shows)) == shows
+    for wrong in (b"pairing=70000", b"pairing=-1", b"pairing=1e3", "pairing=９".encode(), b"pairing=", b"pairing"):
+        assert from_text(record(*BASE, wrong)).pairing_port == 0
 
 
 def test_the_longest_announcement_is_read() -> None:

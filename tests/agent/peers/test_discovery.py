@@ -242,7 +242,7 @@ def test_no_network_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_flood_of_records_is_not_kept() -> None:
     """Of other services too: zeroconf caches whatever it hears, as long as the sender says."""
     cache = DNSCache()
-    ears = discovery._Ears(SimpleNamespace(cache=cache), Sightings("0" * 16))  # type: ignore[arg-type]
+    ears = discovery._Ears(SimpleNamespace(cache=cache), Sightings("0" * 16), lambda: None)  # type: ignore[arg-type]
     most = 0
     for packet in range(200):
         names = (f"host-{packet}-{number}._printer._tcp.local." for number in range(50))

@@ -12,6 +12,7 @@ from agent.energy.wear_account import WearAccount
 from agent.health.conditions import HealthBoard
 from agent.jobs.model import Job, JobSpec
 from agent.jobs.store import JobStore
+from agent.peers.connection.messages import Heartbeat
 from agent.policy.config import Config
 from agent.policy.decide import Memory, Policy, PolicyDecision, State
 from agent.policy.usual_times import UsualTimes
@@ -20,7 +21,7 @@ from agent.supervisor.context import Core, Settings
 from agent.supervisor.inbox import Inboxes
 from agent.supervisor.job.runner import Runner
 from agent.supervisor.job.runners import Runners
-from agent.supervisor.peer_discovery import PeerDiscovery
+from agent.supervisor.peers.peers import Peers
 from agent.supervisor.timers import Timers
 from tests.agent.facts.machines import linux
 from tests.agent.live import KINDS, seams
@@ -82,7 +83,7 @@ async def parts(root: Path, policy: Policy = ANY_TIME) -> AsyncIterator[Parts]:
         wake=wake,
         started_s=clock.now,
         reload=lambda: reloads.append(None),
-        peers=PeerDiscovery(root / "state", health, clock),
+        peers=Peers(root / "state", health, clock, store, lambda name: Heartbeat(name=name, board="", state="idle")),
         wear=WearAccount(clock.wall_s, store),
         usual_times=UsualTimes(),
     )

@@ -46,6 +46,7 @@ def test_many_spellings_are_read(text: str) -> None:
         (PRINTED[:-1], "it has 55 letters"),
         (PRINTED + "A", "it has 57 letters"),
         ("9" + PRINTED[1:], "it holds '9'"),
+        (PRINTED[:-1] + "!", "it holds '!'"),
         ("Ä" + without_checks(PRINTED)[1:], "it holds 'Ä'"),
         (without_checks(PRINTED)[:-1] + "B", "last letter"),
         ("A" + PRINTED[1:], "mistyped in groups 1 and 2"),

@@ -16,7 +16,7 @@ from agent.peers.sightings import Peer
 from agent.peers.state import PublicState
 from agent.policy.config import AgentOptions
 from agent.supervisor.dispatch import Dispatcher
-from agent.supervisor.peer_discovery import PeerDiscovery, public_state, row
+from agent.supervisor.peers.discovery import PeerDiscovery, public_state, row
 from agent.system.clock import SystemClock
 from tests.agent.live_daemon import LONG, go
 from tests.agent.live_daemon import until as eventually

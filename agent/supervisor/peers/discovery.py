@@ -36,6 +36,9 @@ class PeerDiscovery:
         self._ending: asyncio.Task[None] | None = None
         """One that was told to end and may still say goodbye."""
         self._discovery: Discovery | None = None
+        self._ports = (0, 0)
+        self.on_heard: Callable[[], None] = lambda: None
+        """Called after announcements were heard."""
 
     def apply(self, options: AgentOptions) -> None:
         """Start, stop or start anew, as the configuration says; needs a running loop."""
@@ -58,12 +61,22 @@ class PeerDiscovery:
         if self._discovery is not None:
             self._discovery.show(state)
 
+    def listens(self, port: int, pairing_port: int) -> None:
+        """Let others know where this agent listens for paired devices and shows a code; 0 for nowhere."""
+        self._ports = port, pairing_port
+        if self._discovery is not None:
+            self._discovery.listens(port=port, pairing_port=pairing_port)
+
+    def seen(self) -> "tuple[Peer, ...]":
+        """Return the other agents that are there."""
+        return self._discovery.peers(self._clock.monotonic_s()) if self._discovery else ()
+
     def rows(self) -> list[dict[str, object]] | None:
         """Return the other agents as plain values, or None while discovery is off."""
         if self._task is None:
             return None
         now_s = self._clock.monotonic_s()
-        return [row(peer, now_s) for peer in self._discovery.peers(now_s)] if self._discovery else []
+        return [row(peer, now_s) for peer in self.seen()]
 
     def describe(self) -> dict[str, object]:
         """Return the other agents, and what they see of this one, as plain values."""
@@ -95,6 +108,8 @@ class PeerDiscovery:
                 self._report(f"the device's key cannot be used: {error}")
                 await asyncio.sleep(_RETRY_S)
         self._discovery.show(self._state)
+        self._discovery.on_heard = self.on_heard
+        self.listens(*self._ports)
         await self._discovery.run()
 
     def _report(self, trouble: str) -> None:
@@ -114,18 +129,31 @@ class PeerDiscovery:
 
 def _prepare(state_dir: Path, name: str, report: Callable[[str], None]) -> "Discovery":
     """Return what announces this agent; it reads files and imports zeroconf, so not for the loop."""
-    import platform
     from importlib.metadata import version
 
-    from agent.energy.sources.power_models import machine_name
     from agent.peers.announcement import Announcement
+    from agent.peers.connection.messages import NEWEST_VERSION
     from agent.peers.discovery import Discovery
     from agent.peers.identity.keys import own_identity
 
     own_id = own_identity(state_dir).id.short
-    board = machine_name(Path("/")) or f"{platform.system()} {platform.machine()}"
-    own = Announcement(own_id, name or f"agent-{own_id[:4]}", board, version("port-agent"), PublicState.IDLE)
+    name = name or default_name(own_id)
+    own = Announcement(own_id, name, board_name(), version("port-agent"), PublicState.IDLE, protocol=NEWEST_VERSION)
     return Discovery(own, report)
+
+
+def default_name(short_id: str) -> str:
+    """Return the name of a device that was given none: it tells nothing of its owner."""
+    return f"agent-{short_id[:4]}"
+
+
+def board_name() -> str:
+    """Return what this device is."""
+    import platform
+
+    from agent.energy.sources.power_models import machine_name
+
+    return machine_name(Path("/")) or f"{platform.system()} {platform.machine()}"
 
 
 def row(peer: "Peer", now_s: float) -> dict[str, object]:

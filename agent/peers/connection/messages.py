@@ -1,0 +1,113 @@
+"""What paired devices say to each other: MessagePack maps, each with its kind, every text and list with a cap.
+
+Keys that a reader does not know are skipped, so that keys can be added within a version; a kind that it does not know ends
+the connection. `PeerHello` comes first from both sides and settles the version.
+"""
+
+import math
+from typing import Annotated
+
+import msgspec
+
+from agent.peers.announcement import BOARD_LIMIT, NAME_LIMIT, VERSION_LIMIT
+from planner.ir.errors import PortError
+
+OLDEST_VERSION, NEWEST_VERSION = 1, 1
+"""Of this protocol, that this agent speaks."""
+PIECE_BYTES = 64 << 10
+"""Of a file, in one message: so much of one waits in memory on either side."""
+REASON_LIMIT = 200
+CAPABILITIES_LIMIT, CAPABILITY_LIMIT = 16, 20
+_MOST_JOULES = 1e12
+"""A day of 11 megawatts: what is above is no energy of a device of ours."""
+_MOST_VERSION = 1 << 16
+
+Version = Annotated[int, msgspec.Meta(ge=1, le=_MOST_VERSION)]
+
+
+class PeerMessageError(PortError):
+    """Bytes that are no message of this protocol."""
+
+
+class PeerMessage(msgspec.Struct, tag_field="kind", frozen=True, kw_only=True):
+    """One message; each kind is a class of its own."""
+
+
+class PeerHello(PeerMessage, tag="hello", frozen=True, kw_only=True):
+    """The first message of both sides."""
+
+    oldest: Version
+    newest: Version
+    software: Annotated[str, msgspec.Meta(max_length=VERSION_LIMIT)] = ""
+
+
+class Heartbeat(PeerMessage, tag="heartbeat", frozen=True, kw_only=True):
+    """What a device does now; sent every few seconds, and it says that the device is there."""
+
+    name: Annotated[str, msgspec.Meta(max_length=NAME_LIMIT)]
+    board: Annotated[str, msgspec.Meta(max_length=BOARD_LIMIT)]
+    state: Annotated[str, msgspec.Meta(max_length=20)]
+    """A `PublicState`; one that the reader does not know is shown as unknown."""
+    charging: bool | None = None
+    """Whether it has external power; None where it cannot tell."""
+    job: Annotated[str, msgspec.Meta(max_length=NAME_LIMIT)] | None = None
+    """What it trains."""
+    progress: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] | None = None
+    today_joules: Annotated[float, msgspec.Meta(ge=0.0, le=_MOST_JOULES)] | None = None
+    """Since midnight of that device; None where nothing meters it."""
+    is_measured: bool = False
+    """Whether these joules are measured, or estimated."""
+    capabilities: Annotated[
+        tuple[Annotated[str, msgspec.Meta(max_length=CAPABILITY_LIMIT)], ...],
+        msgspec.Meta(max_length=CAPABILITIES_LIMIT),
+    ] = ()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a number that is none: comparisons let it pass."""
+        if any(value is not None and math.isnan(value) for value in (self.progress, self.today_joules)):
+            raise ValueError("a number that is none")
+
+
+class Goodbye(PeerMessage, tag="goodbye", frozen=True, kw_only=True):
+    """The last message: why the connection ends."""
+
+    reason: Annotated[str, msgspec.Meta(max_length=REASON_LIMIT)]
+
+
+_KINDS = PeerHello | Heartbeat | Goodbye
+_DECODER = msgspec.msgpack.Decoder(_KINDS)
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def encode_peer_message(message: PeerMessage) -> bytes:
+    """Return the bytes of a message."""
+    return _ENCODER.encode(message)
+
+
+def decode_peer_message(content: bytes) -> PeerMessage:
+    """Return the message that `content` is; raises PeerMessageError for anything else."""
+    try:
+        message: PeerMessage = _DECODER.decode(content)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:  # a text that is no UTF-8, a deep nest
+        raise PeerMessageError(f"no message of this protocol ({len(content)} bytes): {error}") from error
+    return message
+
+
+def common_version(ours: PeerHello, theirs: PeerHello) -> int:
+    """Return the newest version that both speak.
+
+    Raises PeerMessageError, which names the older side, where there is none.
+    """
+    version = min(ours.newest, theirs.newest)
+    if version < max(ours.oldest, theirs.oldest):
+        older = "this agent" if ours.newest < theirs.newest else "the other agent"
+        raise PeerMessageError(
+            f"no common version of the protocol: here {ours.oldest} to {ours.newest}, there {theirs.oldest} to "
+            f"{theirs.newest}; update {older}"
+        )
+    return version
+
+
+def own_hello(software: str) -> PeerHello:
+    """Return the greeting of this agent."""
+    return PeerHello(oldest=OLDEST_VERSION, newest=NEWEST_VERSION, software=software[:VERSION_LIMIT])

@@ -1,0 +1,1 @@
+"""The paired devices: which they are, where they are, and what they do."""

@@ -1,0 +1,1 @@
+"""Two devices come to trust each other: one shows a code, it is typed at the other."""

@@ -1,0 +1,214 @@
+"""The fleet as the supervisor keeps it: nothing runs and nothing is loaded before a device is paired."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.health.conditions import HealthBoard
+from agent.malloc import release_free_memory
+from agent.peers.connection.messages import Heartbeat
+from agent.peers.identity.keys import own_identity
+from agent.peers.state import PublicState
+from agent.policy.config import AgentOptions
+from agent.supervisor.peers.discovery import PeerDiscovery
+from agent.supervisor.peers.pairing import NewPartner
+from agent.system.clock import Clock
+from planner.ir.errors import PortError
+
+if TYPE_CHECKING:
+    from agent.peers.fleet.fleet import Fleet
+    from agent.peers.fleet.paired import PairedDevice, PairedDevices
+    from agent.peers.identity.device_id import DeviceId
+
+PAIRED_FOLDER = "paired"
+_RETRY_S = 60.0
+
+
+class FleetKeeper:
+    """Paired devices and the connections to them."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        health: HealthBoard,
+        clock: Clock,
+        discovery: PeerDiscovery,
+        heartbeat: Callable[[], Heartbeat],
+        audit: Callable[[str], None],
+        on_identity: Callable[[str, str], None],
+    ) -> None:
+        """`on_identity` takes the id of this device, whole and short, once it is known."""
+        self._state_dir, self._health, self._clock = state_dir, health, clock
+        self._discovery, self._heartbeat, self._audit, self._on_identity = discovery, heartbeat, audit, on_identity
+        self._devices: PairedDevices | None = None
+        self._fleet: Fleet | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._options: AgentOptions | None = None
+
+    @property
+    def port(self) -> int:
+        """Where paired devices call; 0 while there are none."""
+        return self._options.peer_port if self._options is not None and self._task is not None else 0
+
+    def apply(self, options: AgentOptions) -> None:
+        """Start, or start anew, as the configuration says; needs a running loop."""
+        before, self._options = self._options, options
+        if before is not None and _places(before) != _places(options):
+            self._end()
+        if any((self._state_dir / PAIRED_FOLDER).glob("*.json")):
+            self._start()
+
+    def paired(self, partner: NewPartner) -> str:
+        """Trust a device from now on; returns what it is called.
+
+        Raises OSError, and PairedDeviceError when there are too many.
+        """
+        from agent.peers.fleet.paired import device_of
+
+        device = device_of(partner.certificate, partner.name, self._clock.wall_s(), partner.address)
+        self._known().add(device)
+        if self._fleet is not None:
+            self._fleet.refresh()
+        else:
+            self._start()
+        return device.name
+
+    def unpair(self, name: str) -> str:
+        """Trust a device no more, whatever it is doing; returns what it was called.
+
+        Raises PairedDeviceError when there is none, OSError.
+        """
+        devices = self._known()
+        device = devices.find(name)
+        if self._fleet is not None:
+            self._fleet.drop(device.id)
+        else:
+            devices.remove(device.id)
+        self._audit(f"unpaired {device.name} ({device.id.group})")
+        if not devices.all():
+            self._end()
+        return device.name
+
+    def tell(self) -> None:
+        """Let the others know soon what this device does now."""
+        if self._fleet is not None:
+            self._fleet.tell()
+
+    def look(self) -> None:
+        """Call who was just discovered."""
+        if self._fleet is not None:
+            self._fleet.look()
+
+    def rows(self) -> list[dict[str, object]]:
+        """Return the paired devices as plain values."""
+        if self._devices is None:
+            return []
+        return [self._row(device) for device in self._devices.all()]
+
+    async def stop(self) -> None:
+        """Say goodbye and close everything."""
+        task = self._end()
+        if task is not None:
+            await asyncio.wait({task}, timeout=_RETRY_S)
+
+    # --- inside
+
+    def _known(self) -> "PairedDevices":
+        if self._devices is None:
+            from agent.peers.fleet.paired import PairedDevices  # with hashlib, and so OpenSSL: where devices are paired
+
+            self._devices = PairedDevices(self._state_dir)
+            self._devices.load()
+        return self._devices
+
+    def _start(self) -> None:
+        if self._task is None:
+            self._known()
+            self._task = asyncio.create_task(self._run())
+            self._task.add_done_callback(self._on_end)
+
+    def _end(self) -> "asyncio.Task[None] | None":
+        task, self._task, self._fleet = self._task, None, None
+        if task is not None:
+            task.cancel()
+        self._health.clear("no-fleet")
+        return task
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._serve()
+            except (PortError, OSError) as error:
+                self._report(str(error))
+            self._fleet = None
+            await asyncio.sleep(_RETRY_S)
+
+    async def _serve(self) -> None:
+        from importlib.metadata import version
+
+        from agent.peers.fleet.fleet import Fleet, FleetSurroundings
+
+        if self._options is None:
+            return
+        own = await asyncio.to_thread(own_identity, self._state_dir)
+        self._on_identity(str(own.id), own.id.short)
+        devices = self._known()
+        if devices.damaged:
+            self._report(
+                f"damaged files in {self._state_dir / PAIRED_FOLDER}: {', '.join(devices.damaged)}; pair these again"
+            )
+        else:
+            self._health.clear("no-fleet")
+        around = FleetSurroundings(
+            version("port-agent"), self._heartbeat, self._places, lambda name, what: self._audit(f"{name}: {what}")
+        )
+        self._fleet = Fleet(own, devices, around)
+        release_free_memory()
+        await self._fleet.run(self._options.peer_port, self._options.static_peers)
+
+    def _places(self, device: "DeviceId") -> list[tuple[str, int]]:
+        seen = [peer for peer in self._discovery.seen() if peer.announcement.id == device.short and peer.port]
+        return [(address, peer.port) for peer in seen for address in peer.addresses]
+
+    def _row(self, device: "PairedDevice") -> dict[str, object]:
+        now_s = time.monotonic()
+        roster = self._fleet.roster if self._fleet is not None else None
+        member = roster.member(device.id) if roster is not None else None
+        heard = roster.last_heard(device.id) if roster is not None else None
+        said = heard[1] if heard is not None else None
+        known = {state.value for state in PublicState}
+        return {
+            "id": str(device.id),
+            "short": device.id.short,
+            "name": device.name,
+            "paired_at": device.paired_at,
+            "is_connected": member is not None,
+            "last_heard_s": round(now_s - heard[0]) if heard is not None else None,
+            "address": None if device.address is None else list(device.address),
+            "board": said.board if said else "",
+            "state": said.state if said and said.state in known else "unknown",
+            "charging": said.charging if said else None,
+            "job": said.job if said else None,
+            "progress": said.progress if said else None,
+            "today_joules": said.today_joules if said else None,
+            "is_measured": bool(said and said.is_measured),
+            "version": member.software if member else None,
+            "trouble": "" if member or self._fleet is None else self._fleet.trouble(device.id),
+        }
+
+    def _report(self, reason: str) -> None:
+        self._health.report("no-fleet", self._clock.monotonic_s(), self._clock.wall_s(), reason=reason)
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        """Make a fault of ours visible: it ends the fleet, never the agent."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._fleet = None
+            self._report(f"{type(error).__name__}: {error}")
+            asyncio.get_running_loop().call_exception_handler({"message": "the fleet failed", "exception": error})
+
+
+def _places(options: AgentOptions) -> tuple[object, ...]:
+    return options.peer_port, options.static_peers, options.peer_name

@@ -1,0 +1,66 @@
+"""A device where a code is typed: what it says when nothing comes of it."""
+
+import io
+import json
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.peers.connection.framing import framed
+from agent.peers.pairing.exchange import PairingExchange, PairingPartner, PairingSide
+from agent.peers.pairing.join import join_device, main
+from agent.peers.pairing.stream import PairingStream
+from tests.agent.peers.devices import identity
+
+OWN = PairingPartner(b"joiner", "cellar", 9500)
+
+
+def join(port: int) -> str:
+    told: list[dict[str, Any]] = []
+    assert join_device(OWN, "482193059", "127.0.0.1", port, told.append) == 1
+    return str(told[-1]["failed"])
+
+
+def test_nobody_shows_a_code_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    assert join(port) == f"no device shows a code at 127.0.0.1 port {port} (Connection refused)"
+
+
+def test_somebody_else_shows_another_code_or_junk() -> None:
+    def pose(server: socket.socket, answer: bytes | None) -> None:
+        sock, _ = server.accept()
+        with sock:
+            exchange = PairingExchange(PairingSide.SHOWER, "111111118", PairingPartner(b"x", "evil", 1))
+            stream = PairingStream(sock, time.monotonic() + 60.0)
+            exchange.take_start(stream.receive())
+            if answer is None:
+                stream.send(exchange.start())
+                stream.receive()
+                stream.send(exchange.proof())
+            else:
+                sock.sendall(answer)
+
+    for answer, reason in (
+        (None, "does not know this code"),
+        (framed(b"junk"), "no message of pairing"),
+        (b"", "closed"),
+    ):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            thread = threading.Thread(target=pose, args=(server, answer))
+            thread.start()
+            assert reason in join(server.getsockname()[1])
+            thread.join(60.0)
+
+
+def test_a_mistyped_code_calls_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    identity(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO("482-193-050\n"))
+    assert main([str(tmp_path), "cellar", "9478", "127.0.0.1", "1"]) == 1
+    assert "mistyped" in json.loads(capsys.readouterr().out)["failed"]

@@ -1,0 +1,122 @@
+"""A device that shows a code: one pairs, three wrong codes end it, whoever disturbs does not."""
+
+import base64
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.peers.pairing import show
+from agent.peers.pairing.code import TRIES
+from agent.peers.pairing.exchange import PairingPartner
+from agent.peers.pairing.join import join_device
+from agent.peers.pairing.show import listen_on, main, plain_host, show_code
+from tests.agent.peers.devices import identity
+from tests.waiting import until
+
+SHOWER, JOINER = PairingPartner(b"shower", "attic", 9478), PairingPartner(b"joiner", "cellar", 9500)
+
+
+@pytest.fixture(autouse=True)
+def without_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(show, "_AFTER_WRONG_S", 0.0)
+
+
+@contextmanager
+def shown(lifetime_s: float = 60.0) -> Iterator[tuple[int, list[dict[str, Any]], threading.Thread]]:
+    """Show a code in a thread; gives the port, what is told, and the thread."""
+    told: list[dict[str, Any]] = []
+    with listen_on(0) as listener:
+        end_s = time.monotonic() + lifetime_s
+        thread = threading.Thread(target=lambda: show_code(SHOWER, listener, end_s, told.append))
+        thread.start()
+        until(lambda: bool(told))
+        try:
+            yield listener.getsockname()[1], told, thread
+        finally:
+            thread.join(60.0)
+
+
+def join(port: int, digits: str, host: str = "127.0.0.1") -> dict[str, Any]:
+    told: list[dict[str, Any]] = []
+    join_device(JOINER, digits, host, port, told.append)
+    return told[-1]
+
+
+def other_code(code: str) -> str:
+    return f"{(int(code.replace('-', '')) + 1) % 10**9:09d}"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_who_knows_the_code_pairs_over_ipv4_and_ipv6(host: str) -> None:
+    with shown() as (port, told, thread):
+        answer = join(port, told[0]["code"].replace("-", ""), host)
+        thread.join(60.0)
+        assert told[-1]["paired"]["certificate"] == base64.b64encode(b"joiner").decode()
+        assert told[-1]["paired"]["address"] == [host, 9500] and told[-1]["paired"]["name"] == "cellar"
+        assert answer["paired"] == {
+            "certificate": base64.b64encode(b"shower").decode(),
+            "name": "attic",
+            "address": [host, 9478],
+        }
+
+
+def test_after_so_many_wrong_codes_the_right_one_is_refused_too() -> None:
+    with shown() as (port, told, thread):
+        code = told[0]["code"]
+        reasons = [join(port, other_code(code))["failed"] for _ in range(TRIES)]
+        assert reasons == [
+            "the other device refused: the code is wrong; 2 more of 3 tries",
+            "the other device refused: the code is wrong; 1 more of 3 tries",
+            "the other device refused: the code is wrong; no more tries",
+        ]
+        thread.join(60.0)
+        assert [line["tries_left"] for line in told if "wrong" in line] == [2, 1, 0]
+        assert told[-1] == {"failed": "a wrong code was typed 3 times; show a new one"}
+    assert "no device shows a code" in join(port, code.replace("-", ""))["failed"]
+
+
+def test_whoever_only_disturbs_costs_no_try_and_hears_nothing_of_the_code() -> None:
+    with shown() as (port, told, _):
+        for junk in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x05junk!"):
+            with socket.create_connection(("127.0.0.1", port)) as sock:
+                sock.sendall(junk)
+                sock.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(ConnectionResetError):  # what it had sent was not read to the end
+                    assert sock.recv(100) == b""
+        assert "paired" in join(port, told[0]["code"].replace("-", ""))
+        assert [line.get("caller") for line in told[1:-1]] == ["127.0.0.1"] * 3
+
+
+def test_a_code_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    with shown(lifetime_s=0.05) as (_, told, thread):
+        thread.join(60.0)
+        assert told[-1] == {"failed": "nobody typed the code in time; show a new one"}
+
+
+def test_endless_disturbance_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(show, "MOST_CALLERS", 2)
+    with shown() as (port, told, thread):
+        for _ in range(2):
+            socket.create_connection(("127.0.0.1", port)).close()
+        thread.join(60.0)
+        assert told[-1]["failed"].startswith("2 callers and none paired")
+
+
+def test_a_port_that_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    identity(tmp_path)
+    with listen_on(0) as taken:
+        port = taken.getsockname()[1]
+        assert main([str(tmp_path), "attic", "9478", str(port), "5"]) == 1
+    assert json.loads(capsys.readouterr().out) == {"failed": f"port {port}: Address already in use"}
+
+
+def test_an_address_as_people_write_it() -> None:
+    assert (plain_host("::ffff:10.0.0.2"), plain_host("fe80::1%eth0")) == ("10.0.0.2", "fe80::1%eth0")

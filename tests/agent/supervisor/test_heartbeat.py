@@ -1,0 +1,67 @@
+"""What paired devices are told: what there is, nothing of jobs' data, and energy by the day."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from agent.energy.meter import EnergyMeter, MeterSnapshot
+from agent.facts.model import Power
+from agent.supervisor.dispatch import Dispatcher
+from agent.supervisor.heartbeat import HeartbeatSource
+from tests.agent.live_daemon import LONG, go
+from tests.agent.supervisor.parts import TRAIN, parts
+
+DAY_S = 86400.0
+
+
+@go
+async def test_idle_training_and_power(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        source = HeartbeatSource(made.core, board="a board")
+        said = source.heartbeat("attic\n")
+        assert (said.name, said.board, said.state, said.job, said.progress) == ("attic", "a board", "idle", None, None)
+        assert said.today_joules is None and not said.is_measured
+        for power, charging in (
+            (Power.EXTERNAL, True),
+            (Power.ASSUMED, True),
+            (Power.BATTERY, False),
+            (Power.UNKNOWN, None),
+        ):
+            made.core.admission.facts = replace(made.core.admission.facts, power=power)
+            assert source.heartbeat("attic").charging is charging
+        made.add("birds", LONG)
+        assert source.heartbeat("attic").state == "paused"
+        Dispatcher(made.core).act(TRAIN)
+        said = source.heartbeat("attic")
+        assert (said.state, said.job) == ("training", "birds")
+
+
+@dataclass
+class Meter:
+    """Stands for the meter: what a heartbeat asks of one."""
+
+    total_joules: float
+    source: str = "rapl"
+    kind: str = "measured"
+
+    def snapshot(self) -> MeterSnapshot:
+        return MeterSnapshot(
+            self.source, self.kind, "", None, None, "", None, None, None, None, None, None, self.total_joules, 0.0
+        )
+
+
+@go
+async def test_energy_of_the_day_begins_anew_at_midnight(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        source, meter = HeartbeatSource(made.core, board="b"), Meter(100.0)
+        made.core.meter = cast(EnergyMeter, meter)
+        assert (source.heartbeat("a").today_joules, source.heartbeat("a").is_measured) == (100.0, True)
+        made.clock.wall += DAY_S
+        assert source.heartbeat("a").today_joules == 0.0
+        meter.total_joules = 130.0
+        assert source.heartbeat("a").today_joules == 30.0
+        meter.kind = "estimated"
+        assert not source.heartbeat("a").is_measured
+        meter.source = ""
+        assert source.heartbeat("a").today_joules is None
+        made.core.meter = None

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo demo-llm demo-mcu test check-long check-systemd deb lint format clean
+.PHONY: setup demo demo-llm demo-mcu test check-long check-systemd check-peers deb lint format clean
 
 setup: $(STAMP)
 
@@ -39,6 +39,10 @@ check-systemd: setup
 	deploy/vm/build.sh tools
 	deploy/vm/build.sh all
 	$(BIN)/pytest tests/systemd -m "long or root" -v
+
+# Real agents in network namespaces on bridges that lead nowhere; needs root and iproute2, skipped with a reason elsewhere.
+check-peers: setup
+	$(BIN)/pytest tests/agent/peers -m "long or root" -s -v -rs
 
 deb: setup
 	deploy/build-deb.sh

@@ -6,8 +6,8 @@ from agent.peers.connection.link import PeerLink
 from agent.peers.connection.messages import Heartbeat
 from agent.peers.identity.device_id import DeviceId
 
-SILENT_S = 25.0
-"""A device that said nothing for this long is gone: two heartbeats lost and the third late."""
+SILENT_S = 22.0
+"""A device that said nothing for this long is gone: two heartbeats are lost. With `fleet.LOOK_S` that is 27 s at most."""
 
 
 @dataclass(slots=True)

@@ -1,5 +1,6 @@
 """Wrong arguments of every command: one line with cause and remedy, exit code 2, before anything is done."""
 
+import argparse
 import os
 import re
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.cli import main
-from agent.cli.arguments import use_cores
+from agent.cli.arguments import host_and_port, use_cores
 
 SIZES = ("abc", "-5", "1e400", "", "0", "9" * 5000)
 DURATIONS = ("99999999d", "abc", "1e400", "", "0", "nan")
@@ -70,3 +71,24 @@ def test_a_process_is_bound_to_so_many_cores() -> None:
         assert len(os.sched_getaffinity(0)) == 1 and os.sched_getaffinity(0) <= before
     finally:
         os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("10.0.0.2", ("10.0.0.2", None)),
+        ("attic.local:9479", ("attic.local", 9479)),
+        ("fd00::7", ("fd00::7", None)),
+        ("fe80::1%eth0", ("fe80::1%eth0", None)),
+        ("[fe80::1%eth0]:9479", ("fe80::1%eth0", 9479)),
+        ("[::1]", ("::1", None)),
+    ],
+)
+def test_places_of_other_devices(text: str, place: tuple[str, int | None]) -> None:
+    assert host_and_port(text) == place
+
+
+@pytest.mark.parametrize("text", ["", ":1", "a:0", "a:65536", "a:b", "[::1", "::1]:2", "a b", "-x", "a/b", "²:1"])
+def test_what_is_no_place(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is no place; write it like"):
+        host_and_port(text)

@@ -362,6 +362,7 @@ class _Module(_DummyBackendModule):
     synchronize = staticmethod(lambda device=None: _COMPUTE.record_event().synchronize())
     memory_allocated = staticmethod(lambda device=None: _DEVICE.allocated)
     max_memory_allocated = staticmethod(lambda device=None: _DEVICE.peak)
+    reset_peak_memory_stats = staticmethod(lambda device=None: setattr(_DEVICE, "peak", _DEVICE.allocated))
     get_rng_state = staticmethod(lambda device=None: torch.get_rng_state())
     set_rng_state = staticmethod(lambda state, device=None: torch.set_rng_state(state))
     get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16, torch.float16])

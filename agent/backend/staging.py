@@ -21,11 +21,19 @@ class Staging:
         self.emptied: list[Event] = [DONE] * _BUFFERS
         """Per buffer: when the device has taken what was in it."""
         self._turn = 0
+        self._pages: torch.Tensor | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of the host's memory that the buffers take."""
         return sum(buffer.numel() for buffer in self.buffers)
+
+    def pages(self, nbytes: int) -> torch.Tensor:
+        """Return the host's block of pages, at least `nbytes` long; one for all programs, made larger where one needs it."""
+        if self._pages is None or self._pages.numel() < nbytes:
+            self._pages = None
+            self._pages = self.backend.allocate_host(nbytes)
+        return self._pages
 
     def take(self) -> int:
         """Return the next buffer's number once the device has taken what was in it."""

@@ -30,6 +30,7 @@ from planner.ir.errors import PortError
 if TYPE_CHECKING:
     import torch
 
+    from agent.backend.base import Event
     from agent.backend.staging import DeviceSide, Staging
 
 CHUNK = 1 << 20
@@ -197,6 +198,8 @@ class Transfer:
     write: bool
     keep: Any
     device: "DeviceSide | None" = None
+    landed: "Event | None" = None
+    """When what was read is on the device."""
     error: Exception | None = None
     finished: threading.Event = field(default_factory=threading.Event)
 
@@ -271,10 +274,7 @@ class Pager:
         return self._submit(Transfer(slot, address, start, slot.nbytes if nbytes is None else nbytes, False, keep))
 
     def send(self, slot: Slot, contents: "torch.Tensor", start: int = 0) -> Transfer:
-        """Queue a write of these bytes, wherever they lie, to byte `start` of a slot; the transfer holds them.
-
-        Bytes on a device are held until the transfer itself is let go, those of the host until it is done.
-        """
+        """Queue a write of these bytes, wherever they lie, to byte `start` of a slot; the transfer holds them until it is done."""
         return self._submit(self._transfer(slot, contents, start, contents.numel(), write=True))
 
     def receive(self, slot: Slot, into: "torch.Tensor", start: int = 0, nbytes: int | None = None) -> Transfer:
@@ -290,8 +290,8 @@ class Pager:
 
     def arrived(self, transfer: Transfer) -> None:
         """Let what the device computes from now on find what a finished transfer read."""
-        if transfer.device is not None and self.staging is not None:
-            self.staging.backend.wait(transfer.device.landed)
+        if transfer.landed is not None and self.staging is not None:
+            self.staging.backend.wait(transfer.landed)
 
     def _submit(self, transfer: Transfer) -> Transfer:
         with self._wake:
@@ -335,8 +335,9 @@ class Pager:
                 self.stats.write_seconds += time.perf_counter() - begin
             else:
                 self.stats.read_seconds += time.perf_counter() - begin
-            if transfer.device is None:
-                transfer.keep = None
+            if transfer.device is not None:
+                transfer.landed = transfer.device.landed
+            transfer.keep = transfer.device = None  # before anyone hears of it: who waits may need the memory at once
             transfer.finished.set()
 
     def _move(self, transfer: Transfer, begin: float) -> None:

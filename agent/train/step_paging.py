@@ -5,6 +5,8 @@ from pathlib import Path
 
 import torch
 
+from agent.backend.base import Event
+from agent.backend.staging import Staging
 from agent.train.checkpoint import StateStore
 from agent.train.pager import Pager, Slot, Transfer, unnamed_page_file
 from agent.train.step_values import StepValues
@@ -28,19 +30,39 @@ class StepPaging:
         self._reads: dict[int, tuple[Transfer, torch.Tensor]] = {}
         self._writes: dict[int, Transfer] = {}
         self._lies_on: dict[int, int] = {}
+        self._held: dict[int, torch.Tensor] = {}
+        """A device's bytes that are being written to files: there until the program says so, as it was planned."""
+        self._places = dict(program.host_places)
+        self._leaving: dict[int, tuple[torch.Tensor, Event]] = {}
+        self._arriving: dict[int, tuple[torch.Tensor, Event]] = {}
+        """Pages on their way to and from the host's memory: the device's bytes, and when the copy is done."""
         self._reserve()
 
     def _reserve(self) -> None:
         """Take the page file's space now: a full disk shows before the first step, not in the middle of one."""
         writes = {(i.index, i.target) for i in self.program.instructions if i.code is Code.WRITE}
         for s, target in sorted(writes):
-            if target >= len(self.scratch):
+            if target in self.program.memory_targets:
+                self._page(s)
+            elif target >= len(self.scratch):
                 raise PortError(
                     f"this plan pages to {target + 1} directories, {len(self.scratch)} were given; give a page directory for "
                     "each paging target that it was planned for"
                 )
-            if not self.storages[s].persistent:
+            elif not self.storages[s].persistent:
                 self._scratch_slot(s, target)
+
+    def _staging(self) -> Staging:
+        if self.pager.staging is None:
+            raise PortError(
+                "this plan pages to the host's memory, beside a device with its own; the CPU has no other: plan again"
+            )
+        return self.pager.staging
+
+    def _page(self, s: int) -> torch.Tensor:
+        """Return the page of a storage in the host's memory."""
+        place = self._places[s]
+        return self._staging().pages(self.program.host_bytes)[place : place + self.storages[s].nbytes]
 
     def _scratch_slot(self, s: int, target: int) -> Slot:
         return self.scratch[target].slot(s, self.storages[s].nbytes)
@@ -70,7 +92,13 @@ class StepPaging:
         contents = self.values.whole(s)
         self.check(s, contents)
         self._lies_on[s] = target
+        if target in self.program.memory_targets:
+            backend = self._staging().backend
+            self._leaving[s] = contents, backend.copy(self._page(s), contents, backend.reached())
+            return
         self._writes[s] = self.pager.send(self.target(s, target), contents)
+        if not contents.is_cpu:
+            self._held[s] = contents
 
     def check(self, s: int, contents: torch.Tensor) -> None:
         """Raise NonFiniteError where these bytes of a persistent storage are none to go on with."""
@@ -78,18 +106,32 @@ class StepPaging:
             self._store().check(self.storages[s].key, contents)
 
     def finish_write(self, s: int) -> None:
-        """Wait until a storage is written, if it is being written."""
+        """Wait until a storage is written, if it is being written; to the host's memory, only what is computed then waits."""
+        if s in self._leaving:
+            contents, copied = self._leaving.pop(s)
+            self._staging().backend.wait(copied)
+            del contents
+            return
         if s in self._writes:  # else there was no step before, or someone waited meanwhile
             self.pager.wait(self._writes[s])
             del self._writes[s]
+            self._held.pop(s, None)
 
     def read(self, s: int) -> None:
         """Begin to read a storage back."""
         target = self.values.allocate(s)
+        if self._lies_on.get(s, 0) in self.program.memory_targets:
+            backend = self._staging().backend
+            self._arriving[s] = target, backend.copy(target, self._page(s), backend.reached())
+            return
         self._reads[s] = self.pager.receive(self.slot(s), target), target
 
     def land(self, s: int) -> None:
         """Wait until a storage is read, and make it resident."""
+        if s in self._arriving:
+            self.values.base[s], copied = self._arriving.pop(s)
+            self._staging().backend.wait(copied)
+            return
         transfer, target = self._reads.pop(s)
         self.pager.wait(transfer)
         self.pager.arrived(transfer)
@@ -107,6 +149,7 @@ class StepPaging:
         if self._writes:
             self._store().under_way |= {self.storages[s].key: t for s, t in self._writes.items()}
             self._writes.clear()
+            self._held.clear()
 
     def failed_write(self) -> Exception | None:
         """Return why a write failed, if one did.
@@ -124,6 +167,11 @@ class StepPaging:
         """
         for transfer in (*self._writes.values(), *(t for t, _ in self._reads.values())):
             transfer.finished.wait()
+        for _, copied in (*self._leaving.values(), *self._arriving.values()):
+            copied.synchronize()
+        self._leaving.clear()
+        self._held.clear()
+        self._arriving.clear()
         lost = any(t.error is not None and self.storages[s].persistent for s, t in self._writes.items())
         self._writes.clear()
         self._reads.clear()

@@ -27,6 +27,10 @@ class MediumKind(enum.Enum):
     ZRAM = "compressed RAM"
 
 
+LINKS = ("page thread", "copying stream")
+"""What moves pages, each its own one after the other: to and from files, and between a device's memory and the host's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Flash:
     """A paging target: sustained bandwidth, latency per transfer and energy per byte, both ways.
@@ -43,6 +47,13 @@ class Flash:
     write_joules_per_byte: float
     endurance_bytes: float | None = None
     wear_joules_per_byte: float = 0.0
+    capacity_bytes: int | None = None
+    """Of a target that is the host's memory, beside a device with its own: what pages may take of it at once. None: a medium."""
+
+    @property
+    def link(self) -> int:
+        """Which of `LINKS` its pages move on."""
+        return LINKS.index("page thread") if self.capacity_bytes is None else LINKS.index("copying stream")
 
     @property
     def written_cost_joules_per_byte(self) -> float:
@@ -63,6 +74,8 @@ class DeviceCosts:
     `base_bytes` is the resident memory of a worker that has loaded torch and the program but no tensors, plus what
     was measured to stay unplanned (scratch of kernels, allocator slack). `static_watts` burn as long as the step lasts.
     `scratch_targets`: further media, for pages of what lives within one step; weights and optimizer state page to `flash`.
+    Where operators compute in a memory of their own, `base_bytes` is what is held of that, and the host's memory is the last of
+    `scratch_targets`.
     """
 
     name: str

@@ -114,11 +114,17 @@ class Program:
 
     timeline: tuple[int, ...] = field(repr=False, default=())
     """Resident bytes (base included) while each op runs."""
+    memory_targets: frozenset[int] = frozenset()
+    """Paging targets that are the host's memory, beside a device with its own."""
+    host_places: tuple[tuple[int, int], ...] = ()
+    """Storage -> byte of the host's block of pages where its page goes."""
+    host_bytes: int = 0
+    """Of that block."""
 
     @property
     def written_bytes(self) -> int:
-        """What a step writes in all."""
-        return sum(self.written_to)
+        """What a step writes to media in all."""
+        return sum(nbytes for d, nbytes in enumerate(self.written_to) if d not in self.memory_targets)
 
     @property
     def cost_joules(self) -> float:

@@ -77,8 +77,10 @@ class Columns:
         self.page_out: dict[tuple[int, int, int], int] = {}
         self.slices: dict[int, int] = {}
         self.stalls: dict[int, int] = {}
-        self.bucket_stalls: dict[int, int] = {}
-        self.exposed: list[Term] = []
+        self.bucket_stalls: dict[tuple[int, int], int] = {}
+        """By link and piece of the step."""
+        self.exposed: dict[int, list[Term]] = {}
+        """By link."""
         self.hiding: set[int] = set()
         """Integral columns that follow from the decisions: whether a large transfer hides."""
         self.byte_scale = (problem.ram_bytes or sum(t.nbytes for t in problem.tensors) or 1) / 100.0
@@ -101,6 +103,14 @@ class Columns:
         if large:
             self.hiding.add(column)
         return column
+
+    def page_out_key(self, g: int, target: int) -> tuple[int, int, int]:
+        """Return under which a gap's page-out stands in `page_out`: memory takes contents anew for each gap, media once."""
+        gap = self.problem.gaps[g]
+        tensor = self.problem.tensors[gap.tensor]
+        if self.problem.room(target) is None:
+            return gap.tensor, tensor.contents(gap.version), target
+        return gap.tensor, len(tensor.writes) + g, target
 
     def joules(self, value: float) -> float:
         """Return the cost coefficient of `value` joules."""

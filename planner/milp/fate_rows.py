@@ -50,18 +50,20 @@ def eq3_inputs(f: Columns) -> None:
 def eq4_page_out(f: Columns) -> None:
     """o[i,v,d] >= sum of the page-ins of each gap.
 
-    Contents are written once, then read as often as needed.
+    Contents are written once, then read as often as needed; to a target that is memory, anew for each gap.
     """
     model = f.model
     for g, columns in f.gaps.items():
         gap = f.problem.gaps[g]
         tensor = f.problem.tensors[gap.tensor]
         clean = tensor.persistent and not tensor.writes
-        for paging in tensor.paging if not clean else ():
+        for paging in tensor.paging:
+            if clean and f.problem.room(paging.target) is None:
+                continue
             reads = [v for (_, target), v in columns.page.items() if target == paging.target]
             if not reads:
                 continue
-            key = (gap.tensor, tensor.contents(gap.version), paging.target)
+            key = f.page_out_key(g, paging.target)
             if key not in f.page_out:
                 f.page_out[key] = model.column(f"o({key[0]},{key[1]},{key[2]})", f.joules(paging.joules_out))
             terms = [(f.page_out[key], -1.0), *((v, 1.0) for v in reads)]

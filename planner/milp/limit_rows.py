@@ -29,5 +29,9 @@ def eq9_wear(f: Columns) -> None:
     limit = f.problem.write_limit_bytes
     if limit is None:
         return
-    terms = [(v, f.problem.tensors[i].nbytes / f.byte_scale) for (i, _, _), v in f.page_out.items()]
+    terms = [
+        (v, f.problem.tensors[i].nbytes / f.byte_scale)
+        for (i, _, target), v in f.page_out.items()
+        if f.problem.room(target) is None
+    ]
     f.model.row("eq9_wear", terms, -np.inf, limit / f.byte_scale)

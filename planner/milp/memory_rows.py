@@ -3,6 +3,8 @@
 Bytes before and after each stage, in-stage order, sliced updates.
 """
 
+from collections import defaultdict
+
 import numpy as np
 
 from planner.milp.columns import Columns, GapColumns, Term
@@ -50,6 +52,26 @@ def eq5_eq6_memory(f: Columns) -> None:
         most = sum(a * f.model.upper[v] for v, a in row if a > 0)
         if load + most > limit * (1 + 1e-12):
             f.model.row(name, row, -np.inf, limit - load)
+
+
+def eq6_target_memory(f: Columns) -> None:
+    """Bytes of the pages that lie in a target that is memory, within what it has for them.
+
+    A page takes its room from the stage at whose end it leaves until it is back.
+    """
+    problem = f.problem
+    held: dict[tuple[int, int], list[Term]] = defaultdict(list)
+    for g, columns in f.gaps.items():
+        gap = problem.gaps[g]
+        nbytes = problem.tensors[gap.tensor].nbytes / f.byte_scale
+        for (s, target), v in columns.page.items():
+            if problem.room(target) is not None:
+                for t in {t % problem.size for t in range(gap.after, s)}:
+                    held[target, t].append((v, nbytes))
+    for (target, t), terms in sorted(held.items()):
+        room = (problem.room(target) or 0) / f.byte_scale
+        if sum(nbytes for _, nbytes in terms) > room:
+            f.model.row(f"eq6_target_memory({t},{target})", terms, -np.inf, room)
 
 
 def _rematerialization_workspaces(f: Columns) -> dict[int, int]:

@@ -9,7 +9,7 @@ from planner.milp.columns import Breadth, Columns, define_intermediates, define_
 from planner.milp.fate_rows import eq1_one_fate, eq2_presence, eq3_inputs, eq4_page_out
 from planner.milp.highs import Vector
 from planner.milp.limit_rows import eq8_deadline, eq9_wear
-from planner.milp.memory_rows import define_slices, eq5_eq6_memory, eq10_slices
+from planner.milp.memory_rows import define_slices, eq5_eq6_memory, eq6_target_memory, eq10_slices
 from planner.milp.time_rows import (
     define_overlap,
     eq7_bucket_stall,
@@ -44,6 +44,7 @@ class Formulation(Columns):
             define_overlap(self)
         if self.problem.ram_bytes is not None:
             eq5_eq6_memory(self)
+        eq6_target_memory(self)
         if self.problem.semantics is Semantics.REAL:
             eq7_stall(self)
         elif self.problem.semantics is Semantics.ELASTIC:

@@ -23,9 +23,9 @@ MAX_AHEAD_STAGES = 64
 
 
 def eq7_stall(f: Columns) -> None:
-    """stall[s] >= transfer seconds booked on stage s - its compute seconds."""
+    """stall[s] >= transfer seconds booked on stage s - its compute seconds, for each link."""
     problem = f.problem
-    work: dict[int, list[Term]] = defaultdict(list)
+    work: dict[tuple[int, int], list[Term]] = defaultdict(list)
     for g, columns in f.gaps.items():
         gap = problem.gaps[g]
         for paging in problem.tensors[gap.tensor].paging:
@@ -33,11 +33,18 @@ def eq7_stall(f: Columns) -> None:
             for (s, target), v in columns.page.items():
                 if target == paging.target:
                     for t, part in (*read_window(problem, gap, s, paging.seconds_in), *out):
-                        work[t].append((v, part / f.second_scale))
-    for s, terms in sorted(work.items()):
-        f.stalls[s] = f.model.column(f"stall({s})", _stall_cost(f), np.inf)
+                        work[t, problem.link(target)].append((v, part / f.second_scale))
+    for (s, link), terms in sorted(work.items()):
+        if s not in f.stalls:
+            f.stalls[s] = f.model.column(f"stall({s})", _stall_cost(f), np.inf)
         seconds = problem.stages[s].seconds / f.second_scale
-        f.model.row(f"eq7_stall({s})", [(f.stalls[s], 1.0), *((v, -a) for v, a in terms)], -seconds, np.inf)
+        row = [(f.stalls[s], 1.0), *((v, -a) for v, a in terms)]
+        f.model.row(f"eq7_stall({_on_link(s, link)})", row, -seconds, np.inf)
+
+
+def _on_link(place: int, link: int) -> str:
+    """Return what stands in the name of a row about one link at a place; link 0 is not said."""
+    return f"{place},{link}" if link else f"{place}"
 
 
 def _stall_cost(f: Columns) -> float:
@@ -61,20 +68,21 @@ def define_overlap(f: Columns) -> None:
 def add_overlap_loads(f: Columns, gap: Gap, columns: GapColumns, loads: list[list[Term]]) -> None:
     """A transfer that hides behind compute holds its buffer meanwhile."""
     nbytes = f.problem.tensors[gap.tensor].nbytes / f.byte_scale
-    for column, window in _hidden(f.problem, gap, columns):
+    for column, window, _ in _hidden(f.problem, gap, columns):
         for t, _ in window:
             loads[t].append((column, nbytes))
 
 
-def _hidden(problem: Problem, gap: Gap, columns: GapColumns) -> Iterator[tuple[int, list[tuple[int, float]]]]:
+def _hidden(problem: Problem, gap: Gap, columns: GapColumns) -> Iterator[tuple[int, list[tuple[int, float]], int]]:
     """Yield the columns h and w of a gap.
 
-    Each with the (stage, seconds) shares behind which its transfer hides.
+    Each with the (stage, seconds) shares behind which its transfer hides, and its link.
     """
     for paging in problem.tensors[gap.tensor].paging:
         if paging.target in columns.read_ahead:
-            yield columns.read_ahead[paging.target], _window(problem, gap, paging.seconds_in, -1)
-            yield columns.write_behind[paging.target], _window(problem, gap, paging.seconds_out, 1)
+            link = problem.link(paging.target)
+            yield columns.read_ahead[paging.target], _window(problem, gap, paging.seconds_in, -1), link
+            yield columns.write_behind[paging.target], _window(problem, gap, paging.seconds_out, 1), link
 
 
 def _window(problem: Problem, gap: Gap, seconds: float, step: int) -> list[tuple[int, float]]:
@@ -93,71 +101,77 @@ def _window(problem: Problem, gap: Gap, seconds: float, step: int) -> list[tuple
 
 
 def eq7_bucket_stall(f: Columns) -> None:
-    """Hidden transfer seconds within one piece of the step <= its compute seconds + stall of the piece."""
+    """Hidden transfer seconds of a link within one piece of the step <= its compute seconds + stall of the piece."""
     problem = f.problem
     bucket_of = np.minimum(
         (np.cumsum([s.seconds for s in problem.stages]) / (problem.base_seconds or 1.0) * BUCKETS).astype(int),
         BUCKETS - 1,
     )
-    work: list[list[Term]] = [[] for _ in range(BUCKETS)]
+    work: dict[tuple[int, int], list[Term]] = defaultdict(list)
     for g, columns in f.gaps.items():
-        for column, window in _hidden(problem, problem.gaps[g], columns):
+        for column, window, link in _hidden(problem, problem.gaps[g], columns):
             shares: dict[int, float] = defaultdict(float)
             for t, part in window:
                 shares[int(bucket_of[t])] += part
             for b, part in shares.items():
-                work[b].append((column, -part / f.second_scale))
+                work[link, b].append((column, -part / f.second_scale))
+    again: dict[int, list[Term]] = defaultdict(list)
     for _, s, rematerialization, v in f.rematerialization_columns():
-        work[int(bucket_of[s])].append((v, rematerialization.seconds / f.second_scale))
+        again[int(bucket_of[s])].append((v, rematerialization.seconds / f.second_scale))
     compute = np.zeros(BUCKETS)
     np.add.at(compute, bucket_of, [s.seconds for s in problem.stages])
-    for b, terms in enumerate(work):
-        if any(a < 0 for _, a in terms):
-            f.bucket_stalls[b] = f.model.column(f"bucket_stall({b})", upper=np.inf)
-            terms.append((f.bucket_stalls[b], 1.0))
-            f.model.row(f"eq7_bucket_stall({b})", terms, -compute[b] / f.second_scale, np.inf)
+    for (link, b), terms in sorted(work.items()):
+        place = _on_link(b, link)
+        f.bucket_stalls[link, b] = f.model.column(f"bucket_stall({place})", upper=np.inf)
+        row = [*terms, *again[b], (f.bucket_stalls[link, b], 1.0)]
+        f.model.row(f"eq7_bucket_stall({place})", row, -compute[b] / f.second_scale, np.inf)
 
 
 def eq7_total_stall(f: Columns) -> None:
-    """The step's stall covers all transfers that compute does not.
+    """The step's stall covers all transfers of each link that compute does not.
 
     And what is exposed or does not fit a piece.
     """
     problem = f.problem
     stall = f.stalls[-1] = f.model.column("stall", _stall_cost(f), np.inf)
-    total: list[Term] = [(stall, 1.0)]
-    exposed: list[Term] = [(stall, 1.0)]
+    total: dict[int, list[Term]] = defaultdict(lambda: [(stall, 1.0)])
+    exposed: dict[int, list[Term]] = defaultdict(lambda: [(stall, 1.0)])
     for g, columns in f.gaps.items():
         gap = problem.gaps[g]
         for paging in problem.tensors[gap.tensor].paging:
-            seconds_in = paging.seconds_in / f.second_scale
+            seconds_in, link = paging.seconds_in / f.second_scale, problem.link(paging.target)
             for (_, target), v in columns.page.items():
                 if target == paging.target:
-                    total.append((v, -seconds_in))
-                    exposed.append((v, -seconds_in))
-        for column, window in _hidden(problem, gap, columns):
-            exposed.append((column, sum(part for _, part in window) / f.second_scale))
+                    total[link].append((v, -seconds_in))
+                    exposed[link].append((v, -seconds_in))
+        for column, window, link in _hidden(problem, gap, columns):
+            exposed[link].append((column, sum(part for _, part in window) / f.second_scale))
     for (i, _, target), v in f.page_out.items():
         seconds = next(p.seconds_out for p in problem.tensors[i].paging if p.target == target) / f.second_scale
-        total.append((v, -seconds))
-        exposed.append((v, -seconds))
-    total += [
+        total[problem.link(target)].append((v, -seconds))
+        exposed[problem.link(target)].append((v, -seconds))
+    again = [
         (v, rematerialization.seconds / f.second_scale) for _, _, rematerialization, v in f.rematerialization_columns()
     ]
-    f.model.row("eq7_total_stall", total, -problem.base_seconds / f.second_scale, np.inf)
+    for link in sorted({0, *total}):
+        row = [*total[link], *again]
+        f.model.row(f"eq7_total_stall{_of_link(link)}", row, -problem.base_seconds / f.second_scale, np.inf)
     if not f.breadth.timeless:
         eq7_write_behind(f)
-        f.exposed = exposed
+        f.exposed = {link: exposed[link] for link in sorted({0, *exposed})}
+
+
+def _of_link(link: int) -> str:
+    """Return what follows the name of a row that there is once for each link; nothing for link 0."""
+    return f"({link})" if link else ""
 
 
 def eq7_write_behind(f: Columns) -> None:
     """No more is hidden of a write than is written: sum of w over gaps with the same contents <= o."""
     found: dict[tuple[int, int, int], list[Term]] = defaultdict(list)
     for g, columns in f.gaps.items():
-        gap = f.problem.gaps[g]
-        contents = f.problem.tensors[gap.tensor].contents(gap.version)
         for target, v in columns.write_behind.items():
-            found[gap.tensor, contents, target].append((v, 1.0))
+            found[f.page_out_key(g, target)].append((v, 1.0))
     for key, terms in found.items():
         if key in f.page_out:
             terms.append((f.page_out[key], -1.0))
@@ -165,5 +179,7 @@ def eq7_write_behind(f: Columns) -> None:
 
 
 def eq7_exposed_stall(f: Columns) -> None:
-    """stall >= exposed reads and writes + stalls of the pieces."""
-    f.model.row("eq7_exposed_stall", f.exposed + [(v, -1.0) for v in f.bucket_stalls.values()], 0.0, np.inf)
+    """stall >= exposed reads and writes of a link + its stalls of the pieces."""
+    for link, exposed in f.exposed.items():
+        pieces = [(v, -1.0) for (other, _), v in f.bucket_stalls.items() if other == link]
+        f.model.row(f"eq7_exposed_stall{_of_link(link)}", exposed + pieces, 0.0, np.inf)

@@ -36,6 +36,9 @@ MIN_DECIDED_BYTES = 64 * 1024
 MAX_REMATERIALIZATION_OPS = 8
 """A storage with more writers than this is not worth rematerializing (an accumulated gradient, say)."""
 
+PLANNED_ROOM = 15 / 16
+"""Share of the host's memory for pages that plans are made for: what is left may be lost between them (`host_pages`)."""
+
 Counts = npt.NDArray[np.int64]
 
 
@@ -114,7 +117,7 @@ class _Coarsening:
 
     def __init__(self, graph: StepGraph, costs: CostTable, order: tuple[int, ...], min_bytes: int) -> None:
         self.graph, self.costs, self.order = graph, costs, order
-        self.large = [s.nbytes >= min_bytes for s in graph.storages]
+        self.large = [nbytes >= max(min_bytes, 1) for nbytes in graph.sizes]
         self.groups = update_groups(graph)
         self.ranges = self._find_stages()
         self.stage_of = np.zeros(len(graph.ops), dtype=np.int64)
@@ -187,6 +190,10 @@ class _Coarsening:
             None if ram_bytes is None else ram_bytes - device.base_bytes,
             deadline_s, Semantics.ELASTIC, device.static_watts, tuple(t.name for t in device.targets), write_limit_bytes, slicings,
             name="captured step",
+            target_bytes=tuple(
+                None if t.capacity_bytes is None else int(PLANNED_ROOM * t.capacity_bytes) for t in device.targets
+            ),
+            links=tuple(t.link for t in device.targets),
         )  # fmt: skip
         return Coarse(
             self.graph, self.costs, self.order, problem, tuple(self.ranges), tuple(self.storages), slice_groups
@@ -203,7 +210,7 @@ class _Coarsening:
         ]
         unknown: list[Rematerialization | None] = [None] * (len(writes) - len(rematerializations))
         return Tensor(
-            graph.label(s), storage.nbytes, accesses, writes, storage.persistent, tuple(unknown + rematerializations),
+            graph.label(s), graph.sizes[s], accesses, writes, storage.persistent, tuple(unknown + rematerializations),
             self._pagings(storage) if self.large[s] else (), pinned=not self.large[s],
         )  # fmt: skip
 

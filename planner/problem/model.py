@@ -180,10 +180,23 @@ class Problem:
     write_limit_bytes: float | None = None
     slicings: tuple[Slicing, ...] = ()
     name: str = ""
+    target_bytes: tuple[int | None, ...] = ()
+    """Per target: what its pages may take at once. One with such a bound is memory, the host's say: it wears nothing, and
+    keeps a page no longer than its gap. None, or not said: a medium with room for all."""
+    links: tuple[int, ...] = ()
+    """Per target: what moves its pages; those of one link go one after the other. Not said: all by link 0."""
 
     @property
     def size(self) -> int:
         return len(self.stages)
+
+    def room(self, target: int) -> int | None:
+        """Return what pages may take at once of a target that is memory; None of a medium."""
+        return self.target_bytes[target] if target < len(self.target_bytes) else None
+
+    def link(self, target: int) -> int:
+        """Return the number of what moves a target's pages."""
+        return self.links[target] if target < len(self.links) else 0
 
     @cached_property
     def base_seconds(self) -> float:

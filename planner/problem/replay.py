@@ -114,8 +114,11 @@ class _Replay:
         """Bytes of landing buffers, unfinished writes, packed tensors and compressed pages."""
         self.rematerializations: dict[int, list[tuple[int, int, bool]]] = defaultdict(list)
         """Stage -> (tensor, version, is intermediate)."""
-        self.transfers = np.zeros(size)
-        self.transfer_total = 0.0
+        links = max(problem.links, default=0) + 1
+        self.transfers = np.zeros((links, size))
+        self.transfer_total = np.zeros(links)
+        self.paged_bytes = {d: np.zeros(size) for d in range(len(problem.targets)) if problem.room(d) is not None}
+        """Target that is memory -> bytes that its pages take at each stage."""
         self.extra_seconds = 0.0
         self.extra_joules = 0.0
 
@@ -189,10 +192,13 @@ class _Replay:
         for s in range(gap.after + 1, choice.stage):
             self.extra[s % problem.size] += cost.stored_bytes
         key = (gap.tensor, tensor.contents(gap.version), choice.target)
-        first = key not in paged and not (tensor.persistent and not tensor.writes)
+        held = self.paged_bytes.get(choice.target)
+        first = held is not None or (key not in paged and not (tensor.persistent and not tensor.writes))
         paged[key] = True
+        if held is not None:
+            held[[s % problem.size for s in range(gap.after, choice.stage)]] += tensor.nbytes
         if first:
-            self.result.written_bytes += tensor.nbytes
+            self.result.written_bytes += tensor.nbytes if held is None else 0
             self.extra_joules += cost.joules_out
         earliest = page_out_ready(problem, gap, _rematerialized_at(problem, gap, chosen)) if first else gap.after + 2
         if choice.stage < earliest:
@@ -204,14 +210,15 @@ class _Replay:
 
     def _charge_transfers(self, gap: Gap, choice: Choice, seconds_in: float, seconds_out: float | None) -> None:
         problem, nbytes = self.problem, self.problem.tensors[gap.tensor].nbytes
+        link = problem.link(choice.target)
         if problem.semantics is Semantics.ELASTIC:
-            self.transfer_total += seconds_in + (seconds_out or 0.0)
+            self.transfer_total[link] += seconds_in + (seconds_out or 0.0)
             return
         for s, part in read_window(problem, gap, choice.stage, seconds_in):
-            self.transfers[s] += part
+            self.transfers[link, s] += part
             self.extra[s] += nbytes
         for s, part in write_window(problem, gap, seconds_out) if seconds_out is not None else ():
-            self.transfers[s] += part
+            self.transfers[link, s] += part
             self.extra[s] += nbytes
 
     def _place_intermediates(self) -> None:
@@ -326,10 +333,10 @@ class _Replay:
         problem, result = self.problem, self.result
         if problem.semantics is Semantics.REAL:
             compute = np.array([stage.seconds for stage in problem.stages])
-            result.stall_seconds = float(np.maximum(self.transfers - compute, 0.0).sum())
+            result.stall_seconds = float(np.maximum(self.transfers.max(axis=0) - compute, 0.0).sum())
         elif problem.semantics is Semantics.ELASTIC:  # at best: a program decides what really overlaps
             compute_seconds = problem.base_seconds + result.recompute_seconds
-            result.stall_seconds = max(self.transfer_total - compute_seconds, 0.0)
+            result.stall_seconds = max(float(self.transfer_total.max()) - compute_seconds, 0.0)
         result.seconds = problem.base_seconds + result.recompute_seconds + self.extra_seconds + result.stall_seconds
         result.static_joules = problem.static_watts * result.stall_seconds
         result.overhead_joules = self.extra_joules
@@ -339,6 +346,10 @@ class _Replay:
         problem, result = self.problem, self.result
         if problem.ram_bytes is not None and result.peak_bytes > problem.ram_bytes * (1 + 1e-9):
             self._fail(f"stage {result.peak_stage} needs {result.peak_bytes} B, the budget is {problem.ram_bytes} B")
+        for d, held in self.paged_bytes.items():
+            room = problem.room(d) or 0
+            if held.max(initial=0.0) > room * (1 + 1e-9):
+                self._fail(f"pages take {round(held.max())} B of {problem.targets[d]}, which has {room} B for them")
         if problem.deadline_s is not None and result.seconds > problem.deadline_s * (1 + 1e-9):
             self._fail(f"the step takes {result.seconds:g} s, the deadline is {problem.deadline_s:g} s")
         if problem.write_limit_bytes is not None and result.written_bytes > problem.write_limit_bytes:

@@ -2,7 +2,8 @@
 
 Seconds and workspace per operator, flash bandwidth, base memory.
 
-Operators with the same name, shapes and arguments, on operands as cold, are measured once. Run as a process of its own
+Operators with the same name, shapes and arguments, on operands as cold, are measured once. Where a step computes on a device,
+its operators are measured there, each waited for; only the processor's own cache is emptied between two runs. Run as a process of its own
 (`python -m planner.profiling.operators GRAPHS OUT`), so that the memory it reports is that of a bare worker; with the budget-aware
 allocator preloaded, workspace counts whatever a kernel takes, oneDNN's scratch included.
 """
@@ -27,6 +28,8 @@ import torch
 from planner.ir.bundle.codec import unpack_graph
 from planner.ir.code_pages import release_code_pages
 from planner.ir.costs import Flash, OpCost
+from planner.ir.devices.kinds import CPU
+from planner.ir.devices.torch_device import generator_states, restore_generators, synchronize
 from planner.ir.direct_io import bypass_page_cache
 from planner.ir.errors import PortError
 from planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, references
@@ -35,6 +38,7 @@ from planner.ir.process_memory import resident_bytes
 from planner.ir.torch_operators import dtype, literal, resolve
 from planner.profiling import kept_costs
 from planner.profiling.cpu_cache import Sweep, cold_operands, last_level_bytes
+from planner.profiling.device_memory import DeviceWorkspaceMeter
 
 Progress = Callable[[int, int], None]
 
@@ -90,7 +94,7 @@ def profile_operators(
     calls = [[_Call(g, *pair) for pair in zip(g.ops, cold_operands(g, cache_bytes), strict=True)] for g in graphs]
     distinct = {_signature(c): c for table in calls for c in table if c.op.name != GUARD}
     sweep = Sweep(cache_bytes)
-    generator = torch.get_rng_state()
+    generators = generator_states({g.device for g in graphs})
     name = kept_costs.context(torch.get_num_threads(), cache_bytes, workspace_seen=_WorkspaceMeter().sees)
     kept = kept_costs.read_costs(kept_in, name, time.time())
     fresh: dict[str, kept_costs.Kept] = {}
@@ -110,7 +114,7 @@ def profile_operators(
     free = OpCost(0.0, 0, 0.0)
     tables = tuple(tuple(known.get(_signature(c), free) for c in table) for table in calls)
     loaded, running = _resident_after(distinct.values())
-    torch.set_rng_state(generator)
+    restore_generators(generators)
     return Measured(tables, base, max(0, loaded - base), max(0, loaded - running))
 
 
@@ -170,7 +174,7 @@ class _Call:
         shape = self.graph.values[moved.value].shape if isinstance(moved, Ref) else ()
         for place, index in enumerate(indices):
             if isinstance(index, Ref) and tensors[index.value].dtype is torch.bool and place < len(shape):
-                mask = torch.zeros(tensors[index.value].numel(), dtype=torch.bool)
+                mask = torch.zeros(tensors[index.value].numel(), dtype=torch.bool, device=tensors[index.value].device)
                 mask[: shape[place]] = True
                 tensors[index.value].copy_(mask.view(tensors[index.value].shape))
 
@@ -199,7 +203,9 @@ def _signature(call: _Call) -> Any:
     def shape(argument: Argument) -> Any:
         if isinstance(argument, Ref):
             v = call.graph.values[argument.value]
-            return ("value", v.dtype, v.shape, v.stride, v.storage in call.cold)
+            device = call.graph.storages[v.storage].device
+            elsewhere = () if device == CPU else (device,)
+            return ("value", v.dtype, v.shape, v.stride, v.storage in call.cold, *elsewhere)
         if isinstance(argument, Scalar):
             return "scalar"
         if isinstance(argument, tuple):
@@ -212,9 +218,10 @@ def _signature(call: _Call) -> Any:
 
 def _measure(call: _Call, sweep: Sweep) -> tuple[float, int]:
     run, warm = call.ready()
-    meter = _WorkspaceMeter()
+    kind = call.graph.device
+    meter = _WorkspaceMeter() if kind == CPU else DeviceWorkspaceMeter(kind)
     # With one thread, CPU time is what the op takes on a quiet machine, however busy this one is.
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    clock = time.thread_time if kind == CPU and torch.get_num_threads() == 1 else time.perf_counter
     seconds: list[float] = []
     workspace = 0
     budget = time.perf_counter() + 2.0
@@ -223,6 +230,7 @@ def _measure(call: _Call, sweep: Sweep) -> tuple[float, int]:
         meter.start()
         begin = clock()
         result = run()
+        synchronize(kind)
         taken = clock() - begin
         workspace = max(workspace, meter.stop())
         del result
@@ -237,7 +245,7 @@ def _made_up(graph: StepGraph, v: int) -> torch.Tensor:
     value = graph.values[v]
     kind = dtype(value.dtype)
     extent = sum((n - 1) * k for n, k in zip(value.shape, value.stride, strict=True)) + 1 if 0 not in value.shape else 0
-    flat = torch.empty(extent, dtype=kind)
+    flat = torch.empty(extent, dtype=kind, device=graph.storages[value.storage].device)
     if kind.is_floating_point:
         flat.uniform_(0.1, 0.9)
     else:

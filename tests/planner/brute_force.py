@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 from planner.problem.model import (
     Choice,
@@ -40,6 +41,19 @@ def random_problem(seed: int, *, semantics: Semantics = Semantics.POET, packing:
         stages, tuple(tensors), ram, deadline, semantics, static_watts=0.5,
         write_limit_bytes=rng.choice((None, None, 12.0)),
     )  # fmt: skip
+
+
+def beside_host_memory(problem: Problem, seed: int) -> Problem:
+    """Return the problem of a device with its own memory: the host's is a second target, faster, cheaper and small."""
+    rng = random.Random(seed)
+    room = rng.randint(0, 6)
+    tensors = tuple(
+        replace(
+            t, paging=(*t.paging, Paging(1, rng.uniform(0, 1), rng.uniform(0, 1), rng.uniform(0, 4), rng.uniform(0, 4)))
+        )
+        for t in problem.tensors
+    )
+    return replace(problem, tensors=tensors, targets=("flash", "host"), target_bytes=(None, room), links=(0, 1))
 
 
 def _tensor(
@@ -102,8 +116,8 @@ def _options(problem: Problem, g: int) -> Iterator[Choice | None]:
     for s in range(gap.after + 1, gap.before + 1):
         if tensor.rematerializations[gap.version] is not None:
             yield Choice(g, s, Fate.RECOMPUTE)
-        if tensor.paging and s >= gap.after + 2:
-            yield Choice(g, s, Fate.PAGE)
+        if s >= gap.after + 2:
+            yield from (Choice(g, s, Fate.PAGE, paging.target) for paging in tensor.paging)
     if tensor.packing is not None:
         yield Choice(g, gap.before, Fate.PACK)
 

@@ -90,6 +90,8 @@ class _FlashRecord(NamedTuple):
     endurance_bytes: _Positive | None
     wear_joules_per_byte: _Number = 0.0
     """Absent in bundles from before wear had a price."""
+    capacity_bytes: Count | None = None
+    """Absent of a medium."""
 
 
 class _CostRecord(NamedTuple):
@@ -307,6 +309,7 @@ def _pack_flash(flash: Flash) -> list[Any]:
     return [
         flash.name, flash.read_bytes_per_s, flash.write_bytes_per_s, flash.latency_s, flash.read_joules_per_byte,
         flash.write_joules_per_byte, flash.endurance_bytes, flash.wear_joules_per_byte,
+        *([] if flash.capacity_bytes is None else [flash.capacity_bytes]),
     ]  # fmt: skip
 
 

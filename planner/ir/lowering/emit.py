@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.ir.costs import LINKS, Flash
 from planner.ir.lowering.placement import Due, Placement
 from planner.ir.lowering.rematerialize import effective_operands
 from planner.ir.program import Code, Instruction, Program
@@ -60,7 +61,9 @@ class _Emitter:
         self.targets = placement.costs.device.targets
         self.instructions: list[Instruction] = []
         self.clock = self.stall = self.recompute = 0.0
-        self.backlog = self.io_free = carried[-1].moment if carried else 0.0
+        self.backlog = carried[-1].moment if carried else 0.0
+        self.free_at = [self.backlog, *(0.0 for _ in LINKS[1:])]
+        """Per link: when all that was given to it so far is moved."""
         self.held = placement.need.copy()
         self.carried = carried
         self.pending = list(carried)
@@ -101,7 +104,7 @@ class _Emitter:
         known = {p.index for p in self.carried}
         while not all(self._may_outlast(p) and (not known or p.index in known) for p in self.pending):
             self._wait_oldest()
-        self._stall_until(self.io_free - self.backlog if self.carried else self.clock)
+        self._stall_until(self.free_at[0] - self.backlog if self.carried else self.clock)
 
     def _may_outlast(self, pending: _Pending) -> bool:
         return pending.wait is Code.WAIT_WRITE and pending.index in self.x.start_flash
@@ -131,6 +134,8 @@ class _Emitter:
             seconds=self.clock, compute_seconds=op_seconds + self.recompute, stall_seconds=self.stall,
             joules=joules, recompute_seconds=self.recompute,
             read_bytes=self.read_bytes, written_to=tuple(self.written_to), wear_joules=self.wear_joules, timeline=tuple(timeline),
+            memory_targets=frozenset(d for d, t in enumerate(self.targets) if t.capacity_bytes is not None),
+            host_places=x.host.places, host_bytes=x.host.nbytes,
         )  # fmt: skip
 
     def _put(self, code: Code, index: int, target: int = 0) -> None:
@@ -139,12 +144,17 @@ class _Emitter:
     def _make_room(self) -> None:
         limit = self.x.limit
         while self.pending and (
-            (limit is not None and self.level + self.pending_bytes > limit) or self.pending[0].moment <= self.clock
+            (limit is not None and self.level + self.pending_bytes > limit) or self._oldest().moment <= self.clock
         ):
             self._wait_oldest()
 
+    def _oldest(self) -> _Pending:
+        """Return what is done first of all that is under way; on one link, what was asked for first."""
+        return min(self.pending, key=lambda p: p.moment)
+
     def _wait_oldest(self) -> None:
-        oldest = self.pending.pop(0)
+        oldest = self._oldest()
+        self.pending.remove(oldest)
         self._put(oldest.wait, oldest.index)
         self._stall_until(oldest.moment)
         self.pending_bytes -= oldest.nbytes
@@ -174,12 +184,15 @@ class _Emitter:
             self.stall += moment - self.clock
             self.clock = moment
 
+    def _source(self, s: int) -> Flash:
+        return self.targets[self.lies_on.get(s, 0)]
+
     def _read_seconds(self, s: int) -> float:
-        return self.targets[self.lies_on.get(s, 0)].read_seconds(self.size[s])
+        return self._source(s).read_seconds(self.size[s])
 
     def _book_read(self, s: int) -> None:
         self.read_bytes += self.size[s]
-        self.io_joules += self.size[s] * self.targets[self.lies_on.get(s, 0)].read_joules_per_byte
+        self.io_joules += self.size[s] * self._source(s).read_joules_per_byte
 
     def _book_write(self, s: int, target: int) -> None:
         self.lies_on[s] = target
@@ -187,9 +200,9 @@ class _Emitter:
         self.io_joules += self.size[s] * self.targets[target].write_joules_per_byte
         self.wear_joules += self.size[s] * self.targets[target].wear_joules_per_byte
 
-    def _transfer(self, seconds: float) -> float:
-        self.io_free = max(self.io_free, self.clock) + seconds
-        return self.io_free
+    def _transfer(self, link: int, seconds: float) -> float:
+        self.free_at[link] = max(self.free_at[link], self.clock) + seconds
+        return self.free_at[link]
 
     def _read_ahead(self, i: int) -> int:
         """Ask for the reads that cannot wait for the next op, if they fit, and for those that op `i` needs.
@@ -213,15 +226,12 @@ class _Emitter:
 
     def _late(self, i: int, due: Due) -> bool:
         """Say whether a read that is asked for only after op `i` and its writes would not be done in time."""
-        x = self.x
+        x, link = self.x, self._source(due.storage).link
         after = self.clock + float(x.starts[i + 1] - x.starts[i])
-        free = max(self.io_free, after)
+        free = max(self.free_at[link], after)
         position = x.at[i]
-        free += sum(
-            self.targets[position.targets.get(s, 0)].write_seconds(self.size[s])
-            for s in position.writes
-            if s not in self.lies_on
-        )
+        going = [(s, self.targets[position.targets.get(s, 0)]) for s in position.writes if s not in self.lies_on]
+        free += sum(target.write_seconds(self.size[s]) for s, target in going if target.link == link)
         wanted = self.clock + due.moment - float(x.starts[i])
         return free + (1 + READ_MARGIN) * self._read_seconds(due.storage) > wanted
 
@@ -233,8 +243,9 @@ class _Emitter:
         load = self.held[i : due.use] + self.size[due.storage]
         if self.pending:
             moments = self.clock + x.starts[i : due.use] - x.starts[i]
-            done = np.array([p.moment for p in self.pending])
-            left = np.cumsum([p.nbytes for p in reversed(self.pending)])[::-1]
+            by_moment = sorted(self.pending, key=lambda p: p.moment)
+            done = np.array([p.moment for p in by_moment])
+            left = np.cumsum([p.nbytes for p in reversed(by_moment)])[::-1]
             left = np.append(left, 0)
             load = load + left[np.searchsorted(done, moments, side="right")]
         return bool((load <= x.limit).all())
@@ -245,8 +256,10 @@ class _Emitter:
             self._wait_oldest()
         self._settle(set(), {s})
         self._put(Code.READ, s)
-        self.done[s] = self._transfer(self._read_seconds(s))
+        self.done[s] = self._transfer(self._source(s).link, self._read_seconds(s))
         self._book_read(s)
+        if self._source(s).capacity_bytes is not None:
+            del self.lies_on[s]  # its room is another's once it is back
 
     def _wait_read(self, s: int) -> None:
         self._put(Code.WAIT_READ, s)
@@ -257,7 +270,7 @@ class _Emitter:
             self._free(s)
             return
         self._settle(set(), {s})
-        done = self._transfer(self.targets[target].write_seconds(self.size[s]))
+        done = self._transfer(self.targets[target].link, self.targets[target].write_seconds(self.size[s]))
         self.pending.append(_Pending(Code.WAIT_WRITE, s, self.size[s], done))
         self.pending_bytes += self.size[s]
         self._book_write(s, target)
@@ -294,15 +307,15 @@ class _Emitter:
         streamed = updates.streamed[g] - set(group.temporaries)
         begin = self.clock - sum(self.costs.ops[i].seconds for i in range(group.first, group.last + 1))
         written = {s for s in updates.changed[g] & streamed if self.graph.storages[s].persistent} | updates.written[g]
-        self.io_free = max(self.io_free, begin)
+        self.free_at[0] = max(self.free_at[0], begin)
         for s in streamed:
-            self.io_free += self._read_seconds(s)
+            self.free_at[0] += self._read_seconds(s)
             self._book_read(s)
         for s in written:
-            self.io_free += self.targets[0].write_seconds(self.size[s])
+            self.free_at[0] += self.targets[0].write_seconds(self.size[s])
             self._book_write(s, 0)
         later = tuple(s for s in frees if s in updates.touched[g])
         nbytes = updates.resident_bytes(g) + sum(self.size[s] for s in later)
-        self.pending.append(_Pending(Code.WAIT_SLICED, g, nbytes, max(self.io_free, self.clock), later))
+        self.pending.append(_Pending(Code.WAIT_SLICED, g, nbytes, max(self.free_at[0], self.clock), later))
         self.pending_bytes += nbytes
         return later

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from planner.ir.costs import CostTable
 from planner.ir.graph import Role, StepGraph
 from planner.ir.lowering.emit import READ_MARGIN, emit
+from planner.ir.lowering.host_pages import place_host_pages
 from planner.ir.lowering.placement import Due, Placement, Position, SlicedUpdates
 from planner.ir.lowering.residency import ResidencyWalk
 from planner.ir.lowering.update_slices import update_groups
@@ -74,9 +75,12 @@ class _Lowering:
         if self.limit is not None:
             residency.check(self.limit)
         starts = self._place_reads(residency.reruns)
+        memory = {d: t.capacity_bytes for d, t in enumerate(self.costs.device.targets) if t.capacity_bytes is not None}
+        bounds = memory if self.limit is not None else dict.fromkeys(memory)
+        host = place_host_pages(self.graph, self.at, bounds)
         return Placement(
             self.graph, self.costs, self.limit, self.size, self.updates, self.at, self.start_flash, residency.reruns,
-            self.reads, residency.need, residency.after_need, starts,
+            self.reads, residency.need, residency.after_need, host, starts,
         )  # fmt: skip
 
     # -- pass 1: where each decision acts
@@ -145,9 +149,10 @@ class _Lowering:
         for g in self.sliced:
             group = self.groups[g]
             first, last = self.at[group.first], self.at[group.last]
+            in_memory = {s for s in group.storages if self._lies_in_memory(s)}  # the page thread does not read it there
             for s in group.storages:
                 persistent = self.graph.storages[s].persistent
-                if s in first.returns and (s in last.writes if persistent else s in last.frees):
+                if s in first.returns and s not in in_memory and (s in last.writes if persistent else s in last.frees):
                     self.updates.streamed[g].add(s)
                     first.returns.remove(s)
                     (last.writes if s in last.writes else last.frees).remove(s)
@@ -158,6 +163,14 @@ class _Lowering:
                     self.updates.written[g].add(s)
                     last.writes.remove(s)
                     last.frees.append(s)
+
+    def _lies_in_memory(self, s: int) -> bool:
+        """Say whether a storage is ever paged to a target that is memory."""
+        targets = self.costs.device.targets
+        return any(
+            d.storage == s and d.action is Action.PAGE and targets[d.target].capacity_bytes is not None
+            for d in self.plan.decisions
+        )
 
     # -- pass 2: when reads are due
 
@@ -171,16 +184,20 @@ class _Lowering:
         written: dict[int, int] = {}
         lies_on: dict[int, int] = {}
         spans: list[float] = []
+        links: list[int] = []
         for i, position in enumerate(self.at):
             for s in position.returns:
                 self.reads.append(Due(i, s, written.get(s, -1) + 1, float(starts[i])))
                 spans.append(targets[lies_on.get(s, 0)].read_seconds(self.size[s]))
+                links.append(targets[lies_on.get(s, 0)].link)
             written.update(dict.fromkeys(position.writes, i))
             lies_on.update(position.targets)
             g = self.updates.ends(i)
             if g is not None:
                 written.update(dict.fromkeys(self.updates.streamed[g] | self.updates.written[g], i))
-        for k in range(len(self.reads) - 1, 0, -1):
-            begins = self.reads[k].moment - (1 + READ_MARGIN) * spans[k]
-            self.reads[k - 1].moment = min(self.reads[k - 1].moment, begins)
+        following: dict[int, float] = {}
+        for k in range(len(self.reads) - 1, -1, -1):
+            due, link = self.reads[k], links[k]
+            due.moment = min(due.moment, following.get(link, due.moment))
+            following[link] = due.moment - (1 + READ_MARGIN) * spans[k]
         return starts

@@ -28,6 +28,14 @@ class Position:
     """Where the storages among `writes` go; 0 if it is not said."""
 
 
+@dataclass(frozen=True, slots=True)
+class HostPages:
+    """Pages in the host's memory: (storage, byte) by storage, and the bytes of the block that holds them all."""
+
+    places: tuple[tuple[int, int], ...] = ()
+    nbytes: int = 0
+
+
 @dataclass(slots=True)
 class Due:
     """A read: `storage` must be there before op `use`.
@@ -109,5 +117,6 @@ class Placement:
     need: npt.NDArray[np.int64]
     """Bytes at the fullest moment of each op's position, if writes took no time and reads landed on demand."""
     after_need: npt.NDArray[np.int64]
+    host: HostPages
     starts: npt.NDArray[np.float64]
     """Seconds at which each op starts if nothing ever waits; one more for the end."""

@@ -69,7 +69,7 @@ class Decisions:
         return next(p for p in tensor.paging if p.target == choice.target)
 
     def writes_first(self, g: int) -> bool:
-        """Say whether paging this gap must write: no other paged gap holds the same contents."""
+        """Say whether paging this gap to a medium must write: no other paged gap holds the same contents there."""
         gap = self.problem.gaps[g]
         tensor = self.problem.tensors[gap.tensor]
         if tensor.persistent and not tensor.writes:
@@ -78,6 +78,7 @@ class Decisions:
         return not any(
             h in self.choices
             and self.choices[h].fate is Fate.PAGE
+            and self.problem.room(self.choices[h].target) is None
             and tensor.contents(self.problem.gaps[h].version) == contents
             for h in self.problem.gaps_of[gap.tensor]
             if h != g

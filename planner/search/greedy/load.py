@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from planner.problem.model import Problem
+from planner.problem.model import Choice, Fate, Problem
 
 Bytes = npt.NDArray[np.float64]
 
@@ -74,6 +74,34 @@ class StageLoad:
         """
         present = float(self.before[stage])
         return present + more_bytes <= max(self.limit, present, float(self.after[stage]))
+
+
+class PageRoom:
+    """Bytes that pages take at each stage of the targets that are memory."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.held = {d: np.zeros(problem.size) for d in range(len(problem.targets)) if problem.room(d) is not None}
+
+    def fits(self, choice: Choice) -> bool:
+        """Say whether there is room for a page; always on a medium."""
+        if choice.target not in self.held:
+            return True
+        room, nbytes = self.problem.room(choice.target) or 0, self._nbytes(choice)
+        held = self.held[choice.target]
+        return all((held[part] + nbytes <= room).all() for part in self._stages(choice))
+
+    def hold(self, choice: Choice, times: int) -> None:
+        """Take the room of a page (`times` 1), or give it back (-1)."""
+        if choice.fate is Fate.PAGE and choice.target in self.held:
+            for part in self._stages(choice):
+                self.held[choice.target][part] += times * self._nbytes(choice)
+
+    def _nbytes(self, choice: Choice) -> int:
+        return self.problem.tensors[self.problem.gaps[choice.gap].tensor].nbytes
+
+    def _stages(self, choice: Choice) -> list[slice]:
+        return step_slices(self.problem.gaps[choice.gap].after, choice.stage, self.problem.size)
 
 
 def step_slices(start: int, stop: int, size: int) -> list[slice]:

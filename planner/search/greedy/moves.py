@@ -8,7 +8,7 @@ from planner.problem.model import Choice, Fate, Paging, Problem, Semantics
 from planner.problem.replay import page_out_ready, transfers_fit
 from planner.search.greedy.closures import Closures, Versions
 from planner.search.greedy.decisions import Decisions
-from planner.search.greedy.load import StageLoad
+from planner.search.greedy.load import PageRoom, StageLoad
 
 
 @dataclass(slots=True)
@@ -39,6 +39,7 @@ class Moves:
         self, problem: Problem, decisions: Decisions, closures: Closures, load: StageLoad, added: Additions
     ) -> None:
         self.problem, self.decisions, self.closures, self.load, self.added = problem, decisions, closures, load, added
+        self.room = PageRoom(problem)
         self._spare_s = (
             math.inf if problem.deadline_s is None else max(problem.deadline_s - problem.base_seconds, 0.0) + 1e-12
         )
@@ -65,7 +66,7 @@ class Moves:
 
         What is on flash already is not written again.
         """
-        if self.decisions.writes_first(g):
+        if self.problem.room(paging.target) is not None or self.decisions.writes_first(g):
             return paging.joules_in + paging.joules_out, paging.seconds_in + paging.seconds_out
         return paging.joules_in, paging.seconds_in
 
@@ -106,7 +107,8 @@ class Moves:
         if stage < page_out_ready(problem, gap, None) or not transfers_fit(problem, gap, paging, stage):
             return None
         closures = self.closures.without(g, stage, readers)
-        if closures is None or not self._may_be_written(g):
+        choice = Choice(g, stage, Fate.PAGE, paging.target)
+        if closures is None or not self._may_be_written(g, paging.target) or not self.room.fits(choice):
             return None
         joules, io_seconds = self.page_cost(g, paging)
         seconds = 0.0
@@ -122,9 +124,11 @@ class Moves:
             joules += problem.static_watts * (waited_s - self.exposed_s(0.0))
         if self.added.seconds + seconds + waited_s > self._spare_s:
             return None
-        return Move(Choice(g, stage, Fate.PAGE, paging.target), joules, seconds, io_seconds, closures)
+        return Move(choice, joules, seconds, io_seconds, closures)
 
-    def _may_be_written(self, g: int) -> bool:
+    def _may_be_written(self, g: int, target: int) -> bool:
         """Say whether what flash may take leaves room for the gap's tensor, or it need not be written."""
         limit, nbytes = self.problem.write_limit_bytes, self.problem.tensors[self.problem.gaps[g].tensor].nbytes
-        return limit is None or not self.decisions.writes_first(g) or self.added.written_bytes + nbytes <= limit
+        if limit is None or self.problem.room(target) is not None:
+            return True
+        return not self.decisions.writes_first(g) or self.added.written_bytes + nbytes <= limit

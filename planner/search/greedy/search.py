@@ -89,7 +89,7 @@ class GreedySearch:
     def _make(self, move: Move) -> None:
         g, gap = move.choice.gap, self.problem.gaps[move.choice.gap]
         nbytes = self.problem.tensors[gap.tensor].nbytes
-        if move.choice.fate is Fate.PAGE and self.decisions.writes_first(g):
+        if self._wears(move.choice):
             self.added.written_bytes += nbytes
         self.decisions.choices[g], self.made[g] = move.choice, move
         self._free(move.choice, nbytes)
@@ -104,7 +104,7 @@ class GreedySearch:
         choice, gap = move.choice, self.problem.gaps[move.choice.gap]
         del self.decisions.choices[choice.gap], self.made[choice.gap]
         nbytes = self.problem.tensors[gap.tensor].nbytes
-        if choice.fate is Fate.PAGE and self.decisions.writes_first(choice.gap):
+        if self._wears(choice):
             self.added.written_bytes -= nbytes
         self._free(choice, -nbytes)
         idle = self.decisions.gap_at[gap.tensor]
@@ -123,8 +123,14 @@ class GreedySearch:
         self.added.io_seconds -= move.io_seconds
 
     def _free(self, choice: Choice, nbytes: float) -> None:
+        self.moves.room.hold(choice, 1 if nbytes >= 0 else -1)
         self.load.hold(self.decisions.freed(choice), -nbytes)
         self.load.hold([slice(s, s + 1) for s in self.decisions.buffers(choice)], nbytes)
+
+    def _wears(self, choice: Choice) -> bool:
+        """Say whether a choice writes to a medium what no other page of it holds."""
+        paged = choice.fate is Fate.PAGE and self.problem.room(choice.target) is None
+        return paged and self.decisions.writes_first(choice.gap)
 
     def _refresh(self, stage: int) -> None:
         self.load.before[stage] += self.closures.refresh(stage)

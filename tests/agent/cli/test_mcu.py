@@ -126,4 +126,7 @@ def test_compile_plans_for_less_memory(tmp_path: Path, capsys: pytest.CaptureFix
     assert main([*words, "--ram", str(needed), "--deadline", "1ms"]) == 2
     assert "the deadline is 0.001 s" in capsys.readouterr().err
     assert main([*words, "--deadline", "50ms"]) == 2 and "give --ram too" in capsys.readouterr().err
-    assert main([*words, "--ram", "1K"]) == 2 and "recomputation was found to bring that down to" in capsys.readouterr().err
+    assert (
+        main([*words, "--ram", "1K"]) == 2
+        and "recomputation was found to bring that down to" in capsys.readouterr().err
+    )

@@ -17,9 +17,14 @@ from torch.nn import functional
 from agent.backend.cpu import DONE
 from agent.train.pager import CorruptPageError
 from planner.capture.step import Capture, capture_step
+from planner.ir.costs import CostTable, Flash
+from planner.ir.graph import StepGraph
+from planner.ir.lowering.host_pages import HostMemoryError
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Action, Plan
 from planner.ir.program import Code
+from planner.profiling.operators import profile_operators
+from planner.search.plan_step import plan_step
 from tests.agent.exactness import OPTIMIZERS, Outcome, differences, flat_costs, plain, planned, random_plan
 from tests.simulated_device import NAME, SimBackend
 
@@ -51,9 +56,9 @@ def classify(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor
     return functional.cross_entropy(model(x), y)
 
 
-def batches(count: int) -> Batches:
+def batches(count: int, rows: int = 4) -> Batches:
     g = torch.Generator().manual_seed(1)
-    return [(torch.randn(4, 3, 8, 8, generator=g), torch.randint(0, 10, (4,), generator=g)) for _ in range(count)]
+    return [(torch.randn(rows, 3, 8, 8, generator=g), torch.randint(0, 10, (rows,), generator=g)) for _ in range(count)]
 
 
 @pytest.fixture
@@ -146,6 +151,112 @@ def test_a_device_that_is_too_small_is_said_by_torch_and_nothing_is_left_on_it(
     assert backend.allocated_bytes() == before
 
 
+# -- the host's memory as a target, flash behind it
+
+
+def costs_beside_host(graph: StepGraph, host_bytes: int) -> CostTable:
+    """Return costs of a device with its own memory: the host's is fast, of so many bytes, and an SD card is behind it.
+
+    Operators as measured on the device, that is with their workspace, and so dear that none is run twice.
+    """
+    measured = profile_operators((graph,), compute_watts=1.0)
+    ops = tuple(replace(c, seconds=1e-4, joules=1.0) for c in measured.ops[0])
+    costs = replace(flat_costs(graph), ops=ops)
+    host = Flash("host", 1e10, 1e10, 1e-6, 1e-11, 1e-11, capacity_bytes=host_bytes)
+    return replace(costs, device=replace(costs.device, scratch_targets=(host,)))
+
+
+def to_host(graph: StepGraph, plan: Plan, every: int = 1) -> Plan:
+    """Return a plan in which every so many pages of what lives within the step go to the host's memory."""
+    moved = [
+        replace(d, target=1)
+        if d.action is Action.PAGE and not graph.storages[d.storage].persistent and i % every == 0
+        else d
+        for i, d in enumerate(plan.decisions)
+    ]
+    return replace(plan, decisions=tuple(moved))
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_pages_lie_in_the_hosts_memory_or_on_flash_behind_it(every: int, tmp_path: Path, backend: SimBackend) -> None:
+    data = batches(3)
+    expected = plain(small(), classify, OPTIMIZERS["adamw"], data)
+    capture = captured("adamw", data)
+    graph = capture.graphs["step"]
+    costs = costs_beside_host(graph, 1 << 30)
+    for seed in (1, 2, 3):
+        plan = to_host(graph, random_plan(graph, seed, page=0.3 * seed, recompute=0.5), every)
+        program = lower(graph, costs, plan)
+        targets = {i.target for i in program.instructions if i.code is Code.WRITE}
+        assert 1 in targets and program.host_bytes > 0
+        folder = tmp_path / str(seed)
+        gc.collect()
+        before = backend.allocated_bytes()
+        backend.reset_peak()
+        actual = planned(capture, {"step": plan}, data, folder, backend=backend, costs={"step": costs})
+        assert not differences(expected, actual), seed
+        assert backend.races() == []
+        taken = backend.peak_bytes() - before
+        assert taken <= 1.001 * program.peak_bytes + KEPT, (seed, taken, program.peak_bytes)
+
+
+def wide(data: Batches) -> Capture:
+    """Return the step of `Small` on 64 images: its activations are large enough to be planned about."""
+    torch.manual_seed(0)
+    model = Small().to(NAME)
+    return capture_step(model, classify, OPTIMIZERS["sgd"](model.parameters()), tuple(t.to(NAME) for t in data[0]))
+
+
+def test_the_planner_uses_the_hosts_memory_first_and_flash_for_what_it_does_not_hold(
+    tmp_path: Path, backend: SimBackend
+) -> None:
+    data = batches(2, rows=64)
+    expected = plain(small(), classify, OPTIMIZERS["sgd"], data)
+    capture = wide(data)
+    graph = capture.graphs["step"]
+    keep_all = lower(graph, costs_beside_host(graph, 0), Plan()).peak_bytes
+    found = {}
+    room = [1 << 30, 0]
+    while room:
+        host_bytes = room.pop(0)
+        costs = costs_beside_host(graph, host_bytes)
+        costs = replace(
+            costs, ops=tuple(replace(c, seconds=c.seconds, joules=1.0) for c in costs.ops)
+        )  # recomputing is dear
+        result = plan_step(graph, costs, ram_bytes=int(0.75 * keep_all), time_limit_s=10.0)
+        assert result.plan is not None, result.message
+        program = lower(graph, costs, result.plan)
+        assert program.host_bytes <= host_bytes and program.peak_bytes <= 0.75 * keep_all
+        found[host_bytes] = program.written_to
+        if len(found) == 1:
+            room.insert(0, program.host_bytes // 2)
+        gc.collect()
+        before = backend.allocated_bytes()
+        backend.reset_peak()
+        backend.limit(before + int(0.75 * keep_all) + KEPT)  # never hit
+        actual = planned(
+            capture, {"step": result.plan}, data, tmp_path / str(host_bytes), backend=backend, costs={"step": costs}
+        )
+        backend.limit(None)
+        assert not differences(expected, actual)
+        assert backend.races() == []
+        taken = backend.peak_bytes() - before
+        assert abs(taken - program.peak_bytes) <= 1e-3 * program.peak_bytes
+    (flash, host), (some_flash, some_host), (all_flash, none) = found.values()
+    assert host > 0 and flash == 0, "the host's memory is cheaper than the card"
+    assert some_flash > 0 and some_host > 0
+    assert all_flash > 0 and none == 0
+
+
+def test_a_plan_for_more_host_memory_than_there_is_is_refused() -> None:
+    data = batches(1)
+    SimBackend()
+    graph = captured("sgd", data).graphs["step"]
+    plan = replace(to_host(graph, random_plan(graph, 3, page=0.9, recompute=0.0)), ram_bytes=1 << 40)
+    with pytest.raises(HostMemoryError, match="raise --ram, or --gpu-ram"):
+        lower(graph, costs_beside_host(graph, 1000), plan)
+
+
 # -- a broken order shows
 
 
@@ -154,7 +265,7 @@ def paging(graph_of: Capture) -> Plan:
     plan = random_plan(graph_of.graphs["step"], 3, page=0.9, recompute=0.0, slices=0.0)
     codes = {i.code for i in lower(graph_of.graphs["step"], flat_costs(graph_of.graphs["step"]), plan).instructions}
     assert {Code.WRITE, Code.READ, Code.WAIT_READ, Code.WAIT_WRITE} <= codes
-    return replace(plan, strategy="random")
+    return plan
 
 
 class ForgetsToWait(SimBackend):

@@ -22,7 +22,7 @@ from planner.milp.model import Formulation
 from planner.problem.coarsen import coarsen
 from planner.problem.model import Semantics
 from planner.search.anytime import SMALLEST, captured_breadth
-from tests.planner.brute_force import random_problem
+from tests.planner.brute_force import beside_host_memory, random_problem
 from tests.planner.steps import costs_of, wide_step
 
 MODULES: tuple[ModuleType, ...] = (columns, fate_rows, memory_rows, time_rows, limit_rows)
@@ -89,6 +89,7 @@ def _models() -> Iterator[LinearModel]:
             problem = random_problem(seed, semantics=semantics, packing=True)
             yield Formulation(problem, Breadth(exact_stages=seed % 2 == 0)).model
             yield Formulation(problem, SMALLEST).model
+            yield Formulation(beside_host_memory(problem, seed), Breadth()).model
     graph = wide_step()
     costs = costs_of(graph, workspace=100_000)
     whole = lower(graph, costs, Plan()).peak_bytes

@@ -6,7 +6,7 @@ import pytest
 
 from planner.problem.model import Paging, Problem, Schedule, Semantics, Stage, Tensor, verify_problem
 from planner.search.solve import Outcome, Solution, solve
-from tests.planner.brute_force import cheapest, random_problem
+from tests.planner.brute_force import beside_host_memory, cheapest, random_problem
 
 
 @pytest.mark.parametrize("block", range(10))
@@ -28,6 +28,44 @@ def test_the_optimum_equals_brute_force_with_real_transfers_and_packing(seed: in
     best, complete = cheapest(problem, most=3000)
     if complete:
         _compare(solve(problem, time_limit_s=10), best, seed)
+
+
+@pytest.mark.parametrize("semantics", [Semantics.POET, Semantics.REAL])
+@pytest.mark.parametrize("block", range(4))
+def test_with_two_pools_and_three_levels_the_optimum_equals_brute_force(block: int, semantics: Semantics) -> None:
+    """Device, host memory of a few bytes, flash: each link with a clock of its own."""
+    tried = 0
+    for seed in range(15 * block, 15 * block + 15):
+        problem = beside_host_memory(random_problem(seed, semantics=semantics), seed)
+        best, complete = cheapest(problem, most=3000)
+        if complete:
+            tried += 1
+            _compare(solve(problem, time_limit_s=10), best, seed)
+    assert tried >= 4
+
+
+def test_the_hosts_memory_is_a_limit_of_its_own() -> None:
+    dearer = 0
+    for seed in range(12):
+        problem = beside_host_memory(random_problem(seed), seed)
+        bounded, boundless = (
+            solve(replace(problem, target_bytes=(None, room))).overhead_joules for room in (0, 1 << 40)
+        )
+        dearer += boundless is not None and (bounded is None or boundless < bounded - 1e-9)
+    assert dearer >= 3
+
+
+def test_with_all_the_hosts_memory_and_a_free_link_the_plan_is_that_of_one_pool() -> None:
+    """What the device has too little of, the host has: neither energy nor time is lost."""
+    for seed in range(20):
+        problem = beside_host_memory(random_problem(seed, semantics=Semantics.ELASTIC), seed)
+        free = tuple(replace(t, paging=(*t.paging[:-1], Paging(1, 0.0, 0.0, 0.0, 0.0))) for t in problem.tensors)
+        endless = replace(problem, tensors=free, target_bytes=(None, 1 << 40), deadline_s=None, write_limit_bytes=None)
+        split, together = solve(endless), solve(replace(endless, ram_bytes=1 << 40))
+        assert together.overhead_joules == pytest.approx(0.0)
+        if split.schedule is not None:
+            assert split.overhead_joules == pytest.approx(0.0, abs=1e-9), seed
+            assert split.evaluation is not None and split.evaluation.stall_seconds == 0.0
 
 
 def _compare(solution: Solution, best: float | None, seed: int) -> None:

@@ -26,6 +26,7 @@ _STATE_STYLE = {
 _JOB_STYLE = {"running": "green", "finished": "green", "failed": "red", "backoff": "yellow", "cancelled": "dim"}
 _SEVERITY = {"error": ("✗", "red"), "warning": ("!", "yellow"), "info": ("·", "dim")}
 _TB = 1e12
+_PEERS_SHOWN = 5
 _VERDICT = {"good": ("✓", "green"), "note": ("·", "yellow"), "bad": ("✗", "red")}
 
 
@@ -164,6 +165,8 @@ def _device(status: Mapping[str, Any]) -> Table:
         table.add_row(_label(""), flash_life_line(status["flash_life"], status["running"]))
     for board in status["mcus"]:
         table.add_row(_label("Board"), f"{board['name']}, {board['port']}")
+    if status["paired"]:
+        table.add_row(_label("Paired"), Text(_paired_line(status["paired"])))
     if status["peers"] is not None:
         table.add_row(_label("Peers"), Text(_peers_line(status["peers"])))
     if status["usual_day_s"] is not None:
@@ -300,11 +303,18 @@ def promised_end(promise: Mapping[str, Any]) -> str:
     return f"{training}; in nights once the agent has watched this device for a day"
 
 
+def _paired_line(devices: list[Mapping[str, Any]]) -> str:
+    words = [f"{device['name']} {device['state'] if device['is_connected'] else 'gone'}" for device in devices]
+    return ", ".join(words[:_PEERS_SHOWN]) + (
+        f" and {len(words) - _PEERS_SHOWN} more" if len(words) > _PEERS_SHOWN else ""
+    )
+
+
 def _peers_line(peers: list[Mapping[str, Any]]) -> str:
     if not peers:
         return "none heard of"
-    shown = ", ".join(f"{peer['name']} {peer['state']}" for peer in peers[:5])
-    return shown if len(peers) <= 5 else f"{shown} and {len(peers) - 5} more; port-agent peers"
+    shown = ", ".join(f"{peer['name']} {peer['state']}" for peer in peers[:_PEERS_SHOWN])
+    return shown if len(peers) <= _PEERS_SHOWN else f"{shown} and {len(peers) - _PEERS_SHOWN} more; port-agent peers"
 
 
 def doctor_screen(answer: Mapping[str, Any]) -> Group:

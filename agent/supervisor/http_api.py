@@ -190,7 +190,11 @@ class ControlServer:
     # --- looking
 
     async def _status(self, request: HttpRequest) -> HttpResponse:
-        found = {"mcus": await self._boards.newest(), "peers": self._service.peer_rows()}
+        found = {
+            "mcus": await self._boards.newest(),
+            "peers": self._service.peer_rows(),
+            "paired": self._service.other_devices.fleet.rows(),
+        }
         return json_response(self._service.status().as_json() | found)
 
     async def _health(self, request: HttpRequest) -> HttpResponse:

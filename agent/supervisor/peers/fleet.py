@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 PAIRED_FOLDER = "paired"
 _RETRY_S = 60.0
+_STOP_PATIENCE_S = 2.0
+"""A goodbye to each device takes milliseconds."""
 
 
 class FleetKeeper:
@@ -111,7 +113,7 @@ class FleetKeeper:
         """Say goodbye and close everything."""
         task = self._end()
         if task is not None:
-            await asyncio.wait({task}, timeout=_RETRY_S)
+            await asyncio.wait({task}, timeout=_STOP_PATIENCE_S)
 
     # --- inside
 

@@ -21,7 +21,7 @@ FACTS = {
 }  # fmt: skip
 STATUS: Mapping[str, Any] = {
     "state": "idle", "reasons": ["no jobs"], "running": [], "waiting": [], "facts": FACTS, "health": [], "mcus": [],
-    "flash_written_today_bytes": 0, "flash_budget_bytes": 16 << 30, "peers": None, "next_window": None, "energy": None,
+    "flash_written_today_bytes": 0, "flash_budget_bytes": 16 << 30, "peers": None, "paired": [], "next_window": None, "energy": None,
     "usual_day_s": None, "flash_life": None,
 }  # fmt: skip
 JOB: Mapping[str, Any] = {
@@ -160,6 +160,13 @@ def test_a_moment_of_today_needs_no_date(shown: Any) -> None:
     tomorrow = today + timedelta(days=1)
     out = shown(jobs_table([{**JOB, "deadline_at": moment.timestamp()} for moment in (today, tomorrow)]))
     assert "due 12:34" in out and f"due {tomorrow:%a %d %b} 12:34" in out
+
+
+def test_paired_devices_are_a_line_of_the_status(shown: Any) -> None:
+    there = {"name": "[b]cellar[/b]", "state": "training", "is_connected": True}
+    out = shown(status_screen({**STATUS, "paired": [there, {**there, "name": "attic", "is_connected": False}]}))
+    assert "Paired" in out and "[b]cellar[/b] training, attic gone" in out
+    assert "and 2 more" in shown(status_screen({**STATUS, "paired": [there] * 7}))
 
 
 def test_seen_agents_are_a_line_of_the_status(shown: Any) -> None:

@@ -6,6 +6,7 @@ seconds. It writes lines of JSON: the code, wrong tries, and at last the device 
 
 import argparse
 import base64
+import contextlib
 import json
 import os
 import socket
@@ -32,22 +33,23 @@ CALLER_S = 10.0
 MOST_CALLERS = 50
 """Who calls more often does not pair."""
 _AFTER_WRONG_S = 1.0
+_LOOK_S = 1.0
+"""How soon a code ends with the agent that shows it, however that ended."""
 
 Tell = Callable[[dict[str, object]], None]
 
 
 def show_code(own: PairingPartner, listener: socket.socket, end_s: float, tell: Tell) -> int:
     """Wait for the other device until `end_s` of the monotonic clock; returns the exit code."""
-    code = new_code()
+    code, agent = new_code(), os.getppid()
     tell({"code": code, "port": listener.getsockname()[1], "left_s": end_s - time.monotonic()})
     tries = TRIES
     for _ in range(MOST_CALLERS):
-        listener.settimeout(max(0.001, end_s - time.monotonic()))
-        try:
-            sock, address = listener.accept()
-        except TimeoutError:
+        called = _next_caller(listener, end_s, agent)
+        if called is None:
             tell({"failed": "nobody typed the code in time; show a new one"})
             return 1
+        sock, address = called
         with sock:
             stream = PairingStream(sock, min(end_s, time.monotonic() + CALLER_S))
             try:
@@ -66,6 +68,16 @@ def show_code(own: PairingPartner, listener: socket.socket, end_s: float, tell: 
                 return 0
     tell({"failed": f"{MOST_CALLERS} callers and none paired; somebody disturbs it"})
     return 1
+
+
+def _next_caller(listener: socket.socket, end_s: float, agent: int) -> tuple[socket.socket, tuple[str, int]] | None:
+    """Return the next connection and where it comes from, or None: time is over, or the agent whose code it is has ended."""
+    while (left_s := end_s - time.monotonic()) > 0 and os.getppid() == agent:
+        listener.settimeout(min(left_s, _LOOK_S))
+        with contextlib.suppress(TimeoutError):
+            sock, address = listener.accept()
+            return sock, address
+    return None
 
 
 def _answer(stream: PairingStream, digits: str, own: PairingPartner, tries: int) -> PairingPartner:

@@ -143,6 +143,11 @@ class PairingDesk:
                 self._process.kill()
             await self._process.wait()
 
+    async def close(self) -> None:
+        """Show no code any more, and wait for the process to be gone."""
+        self.stop()
+        await self._finish_process()
+
     async def _begin(self, module: str, *words: str, digits: str = "") -> None:
         if self.is_busy:
             raise PairingRefusedError(

@@ -112,8 +112,7 @@ class Peers:
 
     async def stop(self) -> None:
         """Say goodbye and close everything, in a few seconds at most."""
-        self._pairing.stop()
-        await asyncio.gather(self.fleet.stop(), self.discovery.stop())
+        await asyncio.gather(self._pairing.close(), self.fleet.stop(), self.discovery.stop())
 
     # --- inside
 

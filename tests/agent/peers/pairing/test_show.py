@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import json
+import os
 import socket
 import threading
 import time
@@ -100,6 +101,14 @@ def test_a_code_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     with shown(lifetime_s=0.05) as (_, told, thread):
         thread.join(60.0)
         assert told[-1] == {"failed": "nobody typed the code in time; show a new one"}
+
+
+def test_a_code_ends_with_the_agent_that_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(show, "_LOOK_S", 0.01)
+    with shown(lifetime_s=3600.0) as (_, told, thread):
+        monkeypatch.setattr(os, "getppid", lambda: 1 << 22)  # as for a process whose parent was killed
+        thread.join(60.0)
+        assert not thread.is_alive() and "failed" in told[-1]
 
 
 def test_endless_disturbance_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:

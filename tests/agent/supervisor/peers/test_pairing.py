@@ -62,6 +62,7 @@ def test_two_devices_pair_after_a_wrong_code(tmp_path: Path) -> None:
         assert attic.audits[0].startswith("a pairing code is shown for 1")
         assert attic.audits[-1] == "paired with cellar at 127.0.0.1"
         assert cellar.audits[-1] == "paired with attic at 127.0.0.1"
+        await attic.desk.close()
         assert not attic.desk.shows_code and all(code not in text for text in attic.audits), "no code is written down"
 
     run(work())
@@ -79,7 +80,7 @@ def test_a_code_that_nobody_types_and_one_that_is_taken_back(tmp_path: Path) -> 
         attic.desk.stop()
         assert (await settled(attic.desk))["reason"] == "stopped" and len(ended) == 2
         await until_free(attic.desk)
-        attic.desk.stop()
+        await attic.desk.close()
 
     run(work())
 
@@ -95,10 +96,10 @@ def test_a_port_that_is_taken_and_a_process_that_says_nothing(tmp_path: Path, mo
         shown = await one.desk.show(one.place, 0, 60.0)
         with pytest.raises(PairingRefusedError, match="Address already in use"):
             await two.desk.show(two.place, int(str(shown["port"])), 60.0)
-        one.desk.stop()
-        await until_free(two.desk)
+        await one.desk.close()
         monkeypatch.setattr(pairing, "JOIN_MODULE", "agent.peers.state")
         with pytest.raises(PairingRefusedError, match="the pairing process ended"):
             await two.desk.join(two.place, "1", "127.0.0.1", 1)
+        await two.desk.close()
 
     run(work())

@@ -123,17 +123,17 @@ def _resident_after(calls: Iterable["_Call"]) -> tuple[int, int]:
 
     Only these calls have fetched theirs again then.
     """
-    _give_back()
+    give_back()
     loaded = resident_bytes()
     release_code_pages()
     with torch.no_grad():
         for call in calls:
             call.ready()[0]()
-    _give_back()
+    give_back()
     return loaded, resident_bytes()
 
 
-def _give_back() -> None:
+def give_back() -> None:
     """Let the allocator return freed memory, so that what is resident is what is really held."""
     library = ctypes.CDLL(None)
     for function in ("port_malloc_trim", "malloc_trim"):

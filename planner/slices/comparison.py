@@ -7,7 +7,7 @@ is not used.
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from planner.ir.errors import PortError
 from planner.ir.graph import ITEM_BYTES, Argument, Op, Ref, Scalar, StepGraph, Storage, Value, operands
 from planner.ir.operators import GUARD
 from planner.ir.torch_operators import dtype, literal, resolve
+from planner.profiling.operators import give_back
 from planner.slices.rewriting import Replacement, Rewritten
 
 _SEED = 20
@@ -58,6 +59,7 @@ def differing(graph: StepGraph, rewritten: Rewritten) -> tuple[Differing, ...]:
     found = []
     for alike in groups.values():
         where = _difference(graph, rewritten.graph, alike[0])
+        give_back()
         if where:
             found += [Differing(replacement, where) for replacement in alike]
     return tuple(found)
@@ -178,23 +180,26 @@ def _call(graph: StepGraph, i: int, held: dict[int, torch.Tensor]) -> None:
     if op.name == GUARD:
         return
 
-    def filled(argument: Argument) -> Any:
-        if isinstance(argument, Ref):
-            value = graph.values[argument.value]
-            storage = held[value.storage].untyped_storage()
-            return torch.empty(0, dtype=dtype(value.dtype)).set_(storage, value.offset, value.shape, value.stride)
-        if isinstance(argument, Scalar):
-            return _SCALAR
-        if isinstance(argument, tuple):
-            return [filled(a) for a in argument]
-        return literal(argument)
-
-    result = resolve(op.name)(*map(filled, op.args), **{k: filled(a) for k, a in op.kwargs})
+    args, kwargs = [_filled(graph, a, held) for a in op.args], {k: _filled(graph, a, held) for k, a in op.kwargs}
+    result = resolve(op.name)(*args, **kwargs)
     tensors = [t for t in (result if isinstance(result, list | tuple) else (result,)) if isinstance(t, torch.Tensor)]
     for v, tensor in zip(op.outputs, tensors, strict=True):
         if v is not None and (s := graph.values[v].storage) in graph.creates[i]:
             _check_layout(op, graph.values[v], tensor)
             held[s] = _bytes(tensor, graph.storages[s])
+
+
+def _filled(graph: StepGraph, argument: Argument, held: Mapping[int, torch.Tensor]) -> Any:
+    """Return an argument with tensors for values; no closure, which would keep what it holds until cycles are collected."""
+    if isinstance(argument, Ref):
+        value = graph.values[argument.value]
+        storage = held[value.storage].untyped_storage()
+        return torch.empty(0, dtype=dtype(value.dtype)).set_(storage, value.offset, value.shape, value.stride)
+    if isinstance(argument, Scalar):
+        return _SCALAR
+    if isinstance(argument, tuple):
+        return [_filled(graph, a, held) for a in argument]
+    return literal(argument)
 
 
 def _check_layout(op: Op, value: Value, tensor: torch.Tensor) -> None:

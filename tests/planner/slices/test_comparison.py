@@ -1,5 +1,6 @@
 """What differs in a byte, or is laid out or called otherwise, is found; what is alike is run once."""
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,6 +54,21 @@ def test_a_call_that_torch_refuses_or_lays_out_otherwise_counts_as_differing() -
         ops[place] = replace(half, args=(*half.args[:4], padding, *half.args[5:]))
         (found,) = differing(graph, replace(rewritten, graph=replace(rewritten.graph, ops=tuple(ops))))
         assert words in found.where
+
+
+def test_no_tensor_stays_when_a_form_was_compared() -> None:
+    """Planning keeps to the RAM that it plans for: nothing may wait for Python to look for cycles."""
+    graph = step()
+    rewritten = split_gradients(graph)
+    differing(graph, rewritten)  # whatever torch keeps of its first calls
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(issubclass(type(found), torch.Tensor) for found in gc.get_objects())
+        differing(graph, rewritten)
+        assert sum(issubclass(type(found), torch.Tensor) for found in gc.get_objects()) == before
+    finally:
+        gc.enable()
 
 
 def test_of_those_alike_one_is_run(monkeypatch: pytest.MonkeyPatch) -> None:

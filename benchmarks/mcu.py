@@ -1,10 +1,11 @@
 """RAM and instructions of compiled models on emulated Cortex-M cores.
 
-    python benchmarks/mcu.py [--json] [--tensors]
+    python -m benchmarks.mcu [--json] [--tensors] [--memory]
 
 RAM is the linker's data and bss plus the painted stack of a bare bench program (no protocol, no UART buffers); instructions
 are counted exactly by a QEMU plugin and say nothing of cycles, wait states or energy. `--tensors` adds the memory plan
-tensor by tensor. Rows of others are labelled with where their figure comes from.
+tensor by tensor, `--memory` prints only what training takes from frameworks to bands (`mcu_networks/memory_table`), which
+is planned, not run. Rows of others are labelled with where their figure comes from.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.mcu_networks.memory_table import MemoryRow, Network, memory_table, network_rows
 from benchmarks.mcu_networks.target import Core, build_counter, build_image, missing_tools, run_image
 from planner.mcu import CompiledModel, LayerUpdate, SparseScheme, UpdateOptions, compile_model
 from planner.mcu.frontend import import_module
 from planner.mcu.ir import Graph, OpKind
 from planner.mcu.scheme import backward_macs
-from planner.mcu.zoo import CameraNet, DigitsNet, MobileNetV2
+from planner.mcu.zoo import CameraNet, DigitsNet, MobileNetV2, StreamNet
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,8 @@ ANCHORS = (
     Anchor("CMSIS-NN pointwise 10x10x96 -> 96, M4", "1.88 instr/MAC", "commit 99f736a measured elsewhere, same way"),
     Anchor("TinyEngine RAM, 49 kB scheme", "231,552 B + 21,848 B of stack", "its generated example measured elsewhere"),
     Anchor("MobileNetV2-w0.35, sparse and reordered", "141 kB of peak SRAM", "published, arXiv 2206.15472"),
+    Anchor("MobileNetV2-w0.35, full / sparse", "2,939 / 335 kB of peak SRAM", "published, arXiv 2206.15472"),
+    Anchor("frameworks whole, full update", "652 MB TensorFlow, 303 MB PyTorch", "published, arXiv 2206.15472"),
 )
 
 
@@ -131,6 +135,14 @@ CASES = (
     Case("digits 8x8", Core.M4F, DigitsNet(), (1, 8, 8), 16_384),
     Case("camera 80x80x3", Core.M4F, CameraNet(), (3, 80, 80), 180_000, SPEED_LIMITS),
     Case("MobileNetV2-w0.35 96x96x3", Core.M4F, MobileNetV2(), (3, 96, 96), 256 * 1024, SPEED_LIMITS),
+)
+
+
+NETWORKS = (
+    Network("digits 8x8", DigitsNet(), (1, 8, 8), last_five, "mkr1000"),
+    Network("keywords 10x49", StreamNet(10, 12), (10, 49), last_five, "nrf52840"),
+    Network("camera 80x80x3", CameraNet(), (3, 80, 80), last_five, "nrf52840"),
+    Network("MobileNetV2-w0.35", MobileNetV2(), (3, 96, 96), late_blocks, "nrf52840"),
 )
 
 
@@ -248,12 +260,23 @@ def _tensor_table(row: Measured) -> Table:
     return table
 
 
+def _print_memory(rows: Sequence[MemoryRow], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+    else:
+        Console(width=None if sys.stdout.isatty() else 140).print(memory_table(rows))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure every case; return 1 if one exceeds a limit of RAM or speed."""
     parser = argparse.ArgumentParser(description="RAM and instructions of compiled models")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--tensors", action="store_true", help="print every tensor of every arena")
+    parser.add_argument("--memory", action="store_true", help="only the table of ways to train")
     options = parser.parse_args(arguments)
+    if options.memory:
+        _print_memory([row for network in NETWORKS for row in network_rows(network)], options.json)
+        return 0
     if problem := missing_tools(counting=True):
         print(problem, file=sys.stderr)
         return 2
@@ -262,16 +285,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         rows = [measure(case, Path(folder) / str(index)) for index, case in enumerate(CASES)]
         pointwise = pointwise_per_mac(Path(folder))
+    ways = [row for network in NETWORKS for row in network_rows(network)]
     if options.json:
         anchors = [asdict(anchor) for anchor in ANCHORS]
         print(
             json.dumps(
-                {"models": [asdict(row) for row in rows], "pointwise_per_mac": pointwise, "others": anchors}, indent=1
+                {
+                    "models": [asdict(row) for row in rows],
+                    "pointwise_per_mac": pointwise,
+                    "others": anchors,
+                    "ways": [asdict(way) for way in ways],
+                },
+                indent=1,
             )
         )
     else:
         # a file or a pipe has no width of its own; the tables want this much
         print_results(rows, pointwise, options.tensors, Console(width=None if sys.stdout.isatty() else 130))
+        _print_memory(ways, False)
     return int(pointwise > POINTWISE_LIMIT or any(map(_exceeds, rows)))
 
 

@@ -257,7 +257,8 @@ def show_fitted(fitted: "FittedModel") -> None:
 def held_json(held: "FittedMemory") -> dict[str, Any]:
     """Return what a plan within a budget takes, as JSON; seconds and joules are estimates of one training sample."""
     return {
-        "ram_bytes": held.memory.ram_bytes, "recomputed": held.memory.recomputed, "seconds": held.seconds,
+        "ram_bytes": held.memory.ram_bytes, "recomputed": held.memory.recomputed,
+        "banded": sum(row.part for row in held.memory.rows), "seconds": held.seconds,
         "joules": held.joules, "overhead": held.overhead,
     }  # fmt: skip
 
@@ -267,7 +268,12 @@ def show_held(held: "FittedMemory") -> None:
     from planner.ir.units import format_joules, format_seconds
 
     again = held.memory.recomputed
-    how = f"{again} operators run again, {held.overhead:.1%} more energy" if again else "nothing is computed again"
+    bands = sum(row.part for row in held.memory.rows)
+    how = (
+        f"{again} rows run again, {bands} in bands, {held.overhead:.1%} more energy"
+        if again or bands
+        else "all is kept"
+    )
     print(
         f"{held.memory.ram_bytes:,} B: {how}; {format_seconds(held.seconds)} and {format_joules(held.joules)} per sample "
         "(estimated)"

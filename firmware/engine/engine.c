@@ -68,9 +68,9 @@ const float *port_logits(const port_engine *engine) {
     return (const float *)(const void *)(engine->arena + engine->model->logits_offset);
 }
 
-/* Null for PORT_NONE. */
+/* Null for PORT_NONE. By integers: line 0 of a band may lie before the arena, and only lines in it are touched. */
 static void *place(const port_engine *engine, uint32_t offset) {
-    return offset == PORT_NONE ? 0 : (void *)(engine->arena + offset);
+    return offset == PORT_NONE ? 0 : (void *)((uintptr_t)engine->arena + (uintptr_t)(intptr_t)(int32_t)offset);
 }
 
 static port_bound bind(const port_engine *engine, const port_step *step) {
@@ -83,6 +83,9 @@ static port_bound bind(const port_engine *engine, const port_step *step) {
     bound.out = place(engine, step->out);
     bound.logits = place(engine, step->out);
     bound.scratch = place(engine, step->scratch);
+    bound.first = step->first, bound.last = step->last;
+    bound.resumed = step->flags & PORT_STEP_RESUMES ? place(engine, step->scratch) : 0;
+    bound.suspended = step->flags & PORT_STEP_SUSPENDS ? place(engine, step->scratch) : 0;
     bound.frozen = op->weight;
     bound.trained = op->trained_rows ? (int8_t *)(parameters + op->weight_offset) : 0;
     bound.trained_bias = op->bias_offset == PORT_NONE ? 0 : (int32_t *)(void *)(parameters + op->bias_offset);

@@ -9,7 +9,7 @@
 
 #include "port_engine.h"
 
-#define PORT_NONE 0xFFFFFFFFu /* no such offset */
+#define PORT_NONE 0x80000000u /* no such offset */
 
 enum port_op_kind {
     PORT_OP_CONV = 1,         /* weights [out_c][kernel_h][kernel_w][in_c]; pointwise and fully connected are 1x1 */
@@ -53,14 +53,21 @@ enum port_step_kind {
 };
 
 #define PORT_STEP_ACCUMULATE 1u /* flag: add to the target instead of overwriting it */
+#define PORT_STEP_RESUMES 2u    /* flag of WEIGHT and BIAS: the sums start from those in `scratch`, not from 0 */
+#define PORT_STEP_SUSPENDS 4u   /* flag of WEIGHT and BIAS: the sums go to `scratch`; another row finishes and updates */
 
 /* One row of the table. A tensor that was dropped and comes back may lie elsewhere than before, so every row names the
- * places of its own operands; what a kind does not use is PORT_NONE. */
+ * places of its own operands; what a kind does not use is PORT_NONE.
+ *
+ * A row does lines [first, last) of what it walks: lines of the op's output (FORWARD, MASK, WEIGHT, BIAS) or of its input
+ * (INPUT); COPY, LOSS, residual adds and poolings are always whole. Of a tensor that exists in bands only, the place is
+ * where its line 0 would lie, which may be before the arena: places are signed. */
 typedef struct port_step {
     uint8_t kind, flags;
     uint16_t op;
+    uint16_t first, last;
     uint32_t in, other, out; /* the op's stored activations */
-    uint32_t scratch;        /* int16 columns of the SIMD kernels (FORWARD), PORT_NONE: use the scalar kernel */
+    uint32_t scratch;        /* int16 columns of the SIMD kernels (FORWARD; PORT_NONE: use the scalar kernel), fp32 sums */
     uint32_t gradient;       /* of the op's output */
     uint32_t target;         /* gradient of the op's input (INPUT, COPY) */
 } port_step;

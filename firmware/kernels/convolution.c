@@ -23,7 +23,7 @@ static void convolve_rows(const port_bound *bound, const int8_t *weight, uint16_
     const port_op *op = bound->op;
     int32_t row_bytes = op->kernel_h * op->kernel_w * op->in_c;
     if (first == last) return;
-    for (int32_t i = 0; i < op->out_h; i++) {
+    for (int32_t i = bound->first; i < bound->last; i++) {
         port_taps vertical = port_window(i, op->stride_h, op->pad_top, op->kernel_h, op->in_h);
         for (int32_t j = 0; j < op->out_w; j++) {
             port_taps horizontal = port_window(j, op->stride_w, op->pad_left, op->kernel_w, op->in_w);

@@ -22,6 +22,13 @@ static span touching(int32_t tap, int32_t stride, int32_t pad, int32_t in, int32
     return range;
 }
 
+static span within_band(span range, int32_t first, int32_t last) {
+    if (range.first < first) range.first = first;
+    if (range.last > last) range.last = last;
+    if (range.first > range.last) range.first = range.last;
+    return range;
+}
+
 /* ---- gradient of the input --------------------------------------------------------------------------------------- */
 
 static float store(float *target, float sum, int accumulate) { return *target = accumulate ? *target + sum : sum; }
@@ -95,15 +102,15 @@ static int is_pointwise(const port_op *op) {
 
 void port_conv_input_gradient(const port_bound *bound, const float *gradient, float *target, int accumulate) {
     const port_op *op = bound->op;
-    int32_t pixels = op->in_h * op->in_w, in_c = op->in_c, tiled_pixels = 0, tiled_c = 0;
+    int32_t start = bound->first * op->in_w, pixels = bound->last * op->in_w, in_c = op->in_c, tiled_pixels = start, tiled_c = 0;
     if (is_pointwise(op)) {
-        tiled_pixels = pixels - pixels % TILE;
+        tiled_pixels = pixels - (pixels - start) % TILE;
         tiled_c = in_c - in_c % TILE;
     }
-    for (int32_t p = 0; p < tiled_pixels; p += TILE)
+    for (int32_t p = start; p < tiled_pixels; p += TILE)
         for (int32_t c = 0; c < tiled_c; c += TILE)
             input_tile(bound, gradient + p * op->out_c, target + p * in_c + c, c, accumulate);
-    for (int32_t p = 0; p < pixels; p++)
+    for (int32_t p = start; p < pixels; p++)
         for (int32_t c = p < tiled_pixels ? tiled_c : 0; c < in_c; c++)
             store(target + p * in_c + c, input_value(bound, gradient, p / op->in_w, p % op->in_w, c), accumulate);
 }
@@ -120,7 +127,7 @@ typedef struct walk {
 
 static walk walk_tap(const port_bound *bound, const float *gradient, int32_t u, int32_t v) {
     const port_op *op = bound->op;
-    span vertical = touching(u, op->stride_h, op->pad_top, op->in_h, op->out_h);
+    span vertical = within_band(touching(u, op->stride_h, op->pad_top, op->in_h, op->out_h), bound->first, bound->last);
     span horizontal = touching(v, op->stride_w, op->pad_left, op->in_w, op->out_w);
     walk w;
     int32_t y = vertical.first * op->stride_h + u - op->pad_top, x = horizontal.first * op->stride_w + v - op->pad_left;
@@ -133,10 +140,17 @@ static walk walk_tap(const port_bound *bound, const float *gradient, int32_t u, 
     return w;
 }
 
-/* sums[a][b] = sum over the pixels, row by row, of dy[o + a] * (x[c + b] - zero), for a full 4x4 tile. */
-static void weight_tile(const walk *w, int32_t o, int32_t c, int32_t zero, float sums[TILE][TILE]) {
+/* sums[a][b] = sum over the pixels, row by row, of dy[o + a] * (x[c + b] - zero), for a full 4x4 tile. `resumes`: the sums
+ * go on from what they are. */
+static void weight_tile(const walk *w, int32_t o, int32_t c, int32_t zero, float sums[TILE][TILE], int resumes) {
     float a0 = 0, a1 = 0, a2 = 0, a3 = 0, b0 = 0, b1 = 0, b2 = 0, b3 = 0;
     float c0 = 0, c1 = 0, c2 = 0, c3 = 0, d0 = 0, d1 = 0, d2 = 0, d3 = 0;
+    if (resumes) {
+        a0 = sums[0][0], a1 = sums[0][1], a2 = sums[0][2], a3 = sums[0][3];
+        b0 = sums[1][0], b1 = sums[1][1], b2 = sums[1][2], b3 = sums[1][3];
+        c0 = sums[2][0], c1 = sums[2][1], c2 = sums[2][2], c3 = sums[2][3];
+        d0 = sums[3][0], d1 = sums[3][1], d2 = sums[3][2], d3 = sums[3][3];
+    }
     for (int32_t row = 0; row < w->rows; row++) {
         const float *dy = w->dy + row * w->dy_row + o;
         const int8_t *x = w->x + row * w->x_row + c;
@@ -159,8 +173,7 @@ static void weight_tile(const walk *w, int32_t o, int32_t c, int32_t zero, float
 }
 
 /* One of the same sums, for the edges of the weight matrix. */
-static float weight_value(const walk *w, int32_t o, int32_t c, int32_t zero) {
-    float sum = 0.0f;
+static float weight_value(const walk *w, int32_t o, int32_t c, int32_t zero, float sum) {
     for (int32_t row = 0; row < w->rows; row++) {
         const float *dy = w->dy + row * w->dy_row + o;
         const int8_t *x = w->x + row * w->x_row + c;
@@ -174,17 +187,29 @@ static float weight_value(const walk *w, int32_t o, int32_t c, int32_t zero) {
     return sum;
 }
 
+static void copy_tile(float *to, int32_t to_row, const float *from, int32_t from_row, int32_t rows, int32_t columns) {
+    for (int32_t a = 0; a < rows; a++)
+        for (int32_t b = 0; b < columns; b++) to[a * to_row + b] = from[a * from_row + b];
+}
+
 /* Updates the tile's weights in the order a, b: the order in which random numbers are drawn. */
 static void update_tile(const port_bound *bound, const walk *w, int32_t o, int32_t tap, int32_t c, port_update *update) {
     const port_op *op = bound->op;
     int32_t row_bytes = op->kernel_h * op->kernel_w * op->in_c;
     int32_t rows = op->trained_rows - o < TILE ? op->trained_rows - o : TILE, columns = op->in_c - c < TILE ? op->in_c - c : TILE;
+    int32_t corner = o * row_bytes + tap * op->in_c + c;
     float sums[TILE][TILE];
+    if (bound->resumed) copy_tile(&sums[0][0], TILE, bound->resumed + corner, row_bytes, rows, columns);
     if (rows == TILE && columns == TILE) {
-        weight_tile(w, o, c, op->in_zero, sums);
+        weight_tile(w, o, c, op->in_zero, sums, bound->resumed != 0);
     } else {
         for (int32_t a = 0; a < rows; a++)
-            for (int32_t b = 0; b < columns; b++) sums[a][b] = weight_value(w, o + a, c + b, op->in_zero);
+            for (int32_t b = 0; b < columns; b++)
+                sums[a][b] = weight_value(w, o + a, c + b, op->in_zero, bound->resumed ? sums[a][b] : 0.0f);
+    }
+    if (bound->suspended) {
+        copy_tile(bound->suspended + corner, row_bytes, &sums[0][0], TILE, rows, columns);
+        return;
     }
     port_update local = *update; /* in registers: a store to an int8_t might change *update for all the compiler knows */
     for (int32_t a = 0; a < rows; a++) {
@@ -217,10 +242,14 @@ static int32_t within(int32_t bias) {
 /* Bias is int32 at scale in_scale * weight_scale: finer than the weights, but the rule holds for it too. */
 void port_bias_update(const port_bound *bound, const float *gradient, port_update *update) {
     const port_op *op = bound->op;
-    int32_t pixels = op->out_h * op->out_w;
+    int32_t pixels = bound->last * op->out_w;
     for (int32_t o = 0; o < op->out_c; o++) {
-        float sum = 0.0f;
-        for (int32_t p = 0; p < pixels; p++) sum += gradient[p * op->out_c + o];
+        float sum = bound->resumed ? bound->resumed[o] : 0.0f;
+        for (int32_t p = bound->first * op->out_w; p < pixels; p++) sum += gradient[p * op->out_c + o];
+        if (bound->suspended) {
+            bound->suspended[o] = sum;
+            continue;
+        }
         uint32_t drawn = port_next_draw(update);
         if (sum == 0.0f) continue;
         float step = port_limit(port_step_size(update, op->in_scale * op->weight_scale[o]) * sum, 1.0e8f);

@@ -17,8 +17,8 @@ static int32_t window_sum(const port_op *op, const int8_t *in, const int8_t *wei
 void port_depthwise_forward(const port_bound *bound) {
     const port_op *op = bound->op;
     const int8_t *weight = op->trained_rows ? bound->trained : bound->frozen;
-    int8_t *out = bound->out;
-    for (int32_t i = 0; i < op->out_h; i++) {
+    int8_t *out = bound->out + bound->first * op->out_w * op->out_c;
+    for (int32_t i = bound->first; i < bound->last; i++) {
         port_taps vertical = port_window(i, op->stride_h, op->pad_top, op->kernel_h, op->in_h);
         for (int32_t j = 0; j < op->out_w; j++) {
             port_taps horizontal = port_window(j, op->stride_w, op->pad_left, op->kernel_w, op->in_w);

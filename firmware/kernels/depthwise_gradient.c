@@ -36,7 +36,7 @@ static void input_lanes(const port_bound *bound, const float *gradient, int32_t 
 void port_depthwise_input_gradient(const port_bound *bound, const float *gradient, float *target, int accumulate) {
     const port_op *op = bound->op;
     float sums[LANES];
-    for (int32_t y = 0; y < op->in_h; y++) {
+    for (int32_t y = bound->first; y < bound->last; y++) {
         for (int32_t x = 0; x < op->in_w; x++) {
             float *dx = target + (y * op->in_w + x) * op->in_c;
             for (int32_t c = 0; c < op->in_c;) {
@@ -49,10 +49,9 @@ void port_depthwise_input_gradient(const port_bound *bound, const float *gradien
 }
 
 /* Sum over the pixels (i, j) of dy[c] * (x[c] - zero), for one tap and one channel. */
-static float weight_value(const port_bound *bound, const float *gradient, int32_t u, int32_t v, int32_t c) {
+static float weight_value(const port_bound *bound, const float *gradient, int32_t u, int32_t v, int32_t c, float sum) {
     const port_op *op = bound->op;
-    float sum = 0.0f;
-    for (int32_t i = 0; i < op->out_h; i++) {
+    for (int32_t i = bound->first; i < bound->last; i++) {
         int32_t y = i * op->stride_h + u - op->pad_top;
         if (y < 0 || y >= op->in_h) continue;
         for (int32_t j = 0; j < op->out_w; j++) {
@@ -71,7 +70,11 @@ void port_depthwise_weight_update(const port_bound *bound, const float *gradient
     for (int32_t u = 0; u < op->kernel_h; u++) {
         for (int32_t v = 0; v < op->kernel_w; v++) {
             for (int32_t c = 0; c < op->in_c; c++, at++) {
-                float sum = weight_value(bound, gradient, u, v, c);
+                float sum = weight_value(bound, gradient, u, v, c, bound->resumed ? bound->resumed[at] : 0.0f);
+                if (bound->suspended) {
+                    bound->suspended[at] = sum;
+                    continue;
+                }
                 float size = port_step_size(update, op->weight_scale[c]) * op->in_scale;
                 port_apply_weight(update, bound, at, size * sum);
             }

@@ -105,8 +105,8 @@ void port_depthwise_forward_simd(const port_bound *bound) {
     const uint32_t offset = port_offset_pair(op->in_zero);
     const int narrow = port_narrow(op);
     window at = {0, 0, 0, 0, op->in_c, op->in_w * op->in_c, op->kernel_w * op->in_c};
-    int8_t *out = bound->out;
-    for (int32_t i = 0; i < op->out_h; i++) {
+    int8_t *out = bound->out + bound->first * op->out_w * op->out_c;
+    for (int32_t i = bound->first; i < bound->last; i++) {
         port_taps vertical = port_window(i, op->stride_h, op->pad_top, op->kernel_h, op->in_h);
         at.rows = vertical.last - vertical.first;
         for (int32_t j = 0; j < op->out_w; j++, out += op->out_c) {

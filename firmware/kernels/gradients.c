@@ -5,8 +5,8 @@
 void port_mask_gradient(const port_bound *bound, float *gradient) {
     const port_op *op = bound->op;
     const int8_t *out = bound->out;
-    uint32_t count = (uint32_t)op->out_h * op->out_w * op->out_c;
-    for (uint32_t i = 0; i < count; i++)
+    int32_t line = op->out_w * op->out_c, end = bound->last * line;
+    for (int32_t i = bound->first * line; i < end; i++)
         if (out[i] <= op->out_min || out[i] >= op->out_max) gradient[i] = 0.0f;
 }
 

@@ -37,6 +37,9 @@ typedef struct port_bound {
     const int32_t *bias;
     int32_t *trained_bias; /* null: frozen */
     uint8_t *low_bytes;    /* Q8.8, null: none */
+    int32_t first, last;   /* lines to do (port_step) */
+    const float *resumed;  /* sums to start from, one per trained weight or bias; null: 0 */
+    float *suspended;      /* where sums go; null: to the update */
 } port_bound;
 
 /* How the update is rounded, with the generator it advances: by one draw per parameter, whatever its step, so that the

@@ -107,6 +107,47 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Lines:
+    """The line of a tensor with which each operand's buffer begins: 0 but for bands."""
+
+    source: int = 0
+    output: int = 0
+    gradient: int = 0
+    target: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """One kernel call. Operands are residencies; "" where the kind has no such operand.
+
+    `again`: the operator ran before in this sample. `span`: the lines it does; None: all. `part`: it belongs to a group of
+    operators that run in bands. `resumes`, `suspends`: sums in `scratch` are gone on with, are left for a later row.
+    """
+
+    kind: StepKind
+    op: str
+    source: str = ""
+    other: str = ""
+    output: str = ""
+    scratch: str = ""
+    gradient: str = ""
+    target: str = ""
+    accumulate: bool = False
+    again: bool = False
+    span: tuple[int, int] | None = None
+    part: bool = False
+    resumes: bool = False
+    suspends: bool = False
+    lines: Lines = Lines()
+
+    @property
+    def touched(self) -> tuple[str, ...]:
+        """The residencies that must lie in the arena while this row runs."""
+        names = (self.source, self.other, self.output, self.scratch, self.gradient, self.target)
+        return tuple(name for name in names if name)
+
+
+@dataclass(frozen=True, slots=True)
 class SampleProgram:
     """Forward and backward steps of one sample, in order."""
 

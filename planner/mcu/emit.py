@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.mcu.autodiff import LayerUpdate, SparseScheme
+from planner.mcu.autodiff import LayerUpdate, SparseScheme, StepKind, TableRow
 from planner.mcu.ir import OpKind, row_bytes
 from planner.mcu.memory import MemoryPlan
 from planner.mcu.quantize import QuantizedGraph, QuantizedOp
-from planner.mcu.step_table import TableRow, forward_rows
+from planner.mcu.step_table import forward_rows
 
-ABI = 2  # PORT_ENGINE_ABI of the headers these tables fit
+ABI = 3  # PORT_ENGINE_ABI of the headers these tables fit
 _NONE = "PORT_NONE"
 _WIDTH = 108
 _ZERO_HASH = ", ".join(["0x00"] * 32)
@@ -139,7 +139,7 @@ def _wrapped(text: str, indent: str) -> str:
 
 
 def _offset(value: int | None) -> str:
-    return _NONE if value is None else str(value)
+    return _NONE if value is None else str(value) if value >= 0 else f"(uint32_t){value}"
 
 
 def _ops(model: QuantizedGraph, memory: MemoryPlan, scheme: SparseScheme) -> str:
@@ -201,11 +201,19 @@ def _steps(memory: MemoryPlan) -> str:
 
 
 def _row(memory: MemoryPlan, row: TableRow) -> str:
-    operands = (row.source, row.other, row.output, row.scratch, row.gradient, row.target)
-    places = ", ".join(_offset(memory.arena.offsets[name] if name else None) for name in operands)
-    flags = "PORT_STEP_ACCUMULATE" if row.accumulate else "0"
+    op, at, lines = memory.program.graph.op(row.op), memory.arena.offsets, row.lines
+    height = op.in_shape.height if row.kind is StepKind.INPUT else op.out_shape.height
+    first, last = (0, height) if row.span is None else row.span
+    read, made = op.in_shape.width * op.in_shape.channels, op.out_shape.width * op.out_shape.channels
+    operands = (
+        (row.source, lines.source * read), (row.other, 0), (row.output, lines.output * made), (row.scratch, 0),
+        (row.gradient, 4 * lines.gradient * made), (row.target, 4 * lines.target * read),
+    )  # fmt: skip
+    places = ", ".join(_offset(at[name] - before if name else None) for name, before in operands)
+    flags = [name for name in ("accumulate", "resumes", "suspends") if getattr(row, name)]
+    shown = " | ".join(f"PORT_STEP_{name.upper()}" for name in flags) or "0"
     index, note = memory.program.graph.index(row.op), " again" if row.again else ""
-    return f"    {{PORT_STEP_{row.kind.name}, {flags}, {index}, {places}}}, /* {row.op}{note} */"
+    return f"    {{PORT_STEP_{row.kind.name}, {shown}, {index}, {first}, {last}, {places}}}, /* {row.op}{note} */"
 
 
 def _model(model: QuantizedGraph, memory: MemoryPlan, name: str, has_image: bool) -> str:
@@ -222,7 +230,7 @@ def _model(model: QuantizedGraph, memory: MemoryPlan, name: str, has_image: bool
     .logits_offset = {memory.offset(graph.ops[-1].name)},
     .class_count = PORT_MODEL_CLASS_COUNT,
     .op_count = {len(model.ops)},
-    .forward_count = {forward_rows(list(memory.rows))},
+    .forward_count = {forward_rows(memory.rows)},
     .step_count = {len(memory.rows)},
     .has_q88 = {int(q88)},
     .ops = ops,

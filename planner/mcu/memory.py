@@ -5,21 +5,24 @@ Lifetimes of every buffer, the arena, and the layout of the trainable parameters
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.ir.errors import ExitCode, PortError
 from planner.mcu.arena import Arena, Buffer, aligned, plan
-from planner.mcu.autodiff import SampleProgram, SparseScheme, StepKind, forward_program, reads, training_program, writes
-from planner.mcu.ir import Graph, row_bytes, scratch_bytes
-from planner.mcu.step_table import (
-    RepeatedOps,
+from planner.mcu.autodiff import (
+    SampleProgram,
+    SparseScheme,
+    StepKind,
     TableRow,
-    home,
-    table_rows,
-    tensor_of,
-    verify_table,
+    forward_program,
+    reads,
+    training_program,
+    writes,
 )
+from planner.mcu.bands import BandGroup
+from planner.mcu.ir import Graph, row_bytes, scratch_bytes
+from planner.mcu.step_table import RepeatedOps, home, table_rows, tensor_of
 
 
 class ArenaBudgetError(PortError):
@@ -111,7 +114,9 @@ def board_tensor_bytes(graph: Graph, tensor: str, scheme: SparseScheme) -> int:
     return 4 * (scheme.of(name).rows * row_bytes(op) if kind == "dw" else op.out_shape.channels)
 
 
-def _lifetimes(graph: Graph, touched: Iterable[Iterable[str]], scheme: SparseScheme) -> list[Buffer]:
+def _lifetimes(
+    graph: Graph, touched: Iterable[Iterable[str]], scheme: SparseScheme, sizes: Mapping[str, int]
+) -> list[Buffer]:
     """Return a buffer for every name, alive from the first step that touches it to the last."""
     first: dict[str, int] = {graph.input_name: -1}
     last: dict[str, int] = {graph.input_name: -1}
@@ -119,7 +124,11 @@ def _lifetimes(graph: Graph, touched: Iterable[Iterable[str]], scheme: SparseSch
         for name in names:
             first.setdefault(name, index)
             last[name] = index
-    return [Buffer(name, board_tensor_bytes(graph, tensor_of(name), scheme), first[name], last[name]) for name in first]
+
+    def size(name: str) -> int:
+        return sizes[name] if name in sizes else board_tensor_bytes(graph, tensor_of(name), scheme)
+
+    return [Buffer(name, size(name), first[name], last[name]) for name in first]
 
 
 def buffers_of(program: SampleProgram, scheme: SparseScheme, simd: bool = True) -> list[Buffer]:
@@ -134,12 +143,14 @@ def buffers_of(program: SampleProgram, scheme: SparseScheme, simd: bool = True) 
         if simd and step.kind is StepKind.FORWARD and scratch_bytes(graph.op(step.op)):
             touched.append(scratch_of(step.op))
         steps.append(touched)
-    return _lifetimes(graph, steps, scheme)
+    return _lifetimes(graph, steps, scheme, {})
 
 
-def table_buffers(graph: Graph, rows: Iterable[TableRow], scheme: SparseScheme) -> list[Buffer]:
-    """Return every residency of a step table with the rows it is alive in."""
-    return _lifetimes(graph, (row.touched for row in rows), scheme)
+def table_buffers(
+    graph: Graph, rows: Iterable[TableRow], scheme: SparseScheme, sizes: Mapping[str, int]
+) -> list[Buffer]:
+    """Return every residency of a step table with the rows it is alive in; `sizes` of what exists in bands only."""
+    return _lifetimes(graph, (row.touched for row in rows), scheme, sizes)
 
 
 def parameter_layout(graph: Graph, scheme: SparseScheme, q88: bool = False) -> ParameterLayout:
@@ -178,7 +189,8 @@ def plan_memory(
     q88: bool = False,
     simd: bool = True,
     rounds: int = 400,
-    recomputation: RepeatedOps | None = None,
+    repeated: RepeatedOps | None = None,
+    groups: Sequence[BandGroup] = (),
 ) -> MemoryPlan:
     """Return the memory plan of a scheme; None plans inference only.
 
@@ -186,7 +198,6 @@ def plan_memory(
     """
     scheme = scheme or SparseScheme({})
     program = program_of(graph, scheme)
-    rows = table_rows(program, recomputation, simd=simd)
-    verify_table(program, rows)
-    arena = plan(table_buffers(graph, rows, scheme), rounds)
-    return MemoryPlan(program, tuple(rows), arena, parameter_layout(graph, scheme, q88))
+    table = table_rows(program, repeated, simd=simd, groups=groups)
+    arena = plan(table_buffers(graph, table.rows, scheme, table.sizes), rounds)
+    return MemoryPlan(program, table.rows, arena, parameter_layout(graph, scheme, q88))

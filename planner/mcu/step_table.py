@@ -7,37 +7,13 @@ in the arena, and the row of its operator stands in the table twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.ir.errors import PortError
-from planner.mcu.autodiff import SampleProgram, Step, StepKind, gradient_of, reads, writes
+from planner.mcu.autodiff import SampleProgram, Step, StepKind, TableRow, gradient_of, reads, writes
+from planner.mcu.bands import BandGroup, BandVerifier, GroupRows, group_rows, group_tensors
 from planner.mcu.ir import Graph, KernelCall, OpKind, scratch_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class TableRow:
-    """One kernel call. Operands are residencies; "" where the kind has no such operand.
-
-    `again`: the operator ran before in this sample.
-    """
-
-    kind: StepKind
-    op: str
-    source: str = ""
-    other: str = ""
-    output: str = ""
-    scratch: str = ""
-    gradient: str = ""
-    target: str = ""
-    accumulate: bool = False
-    again: bool = False
-
-    @property
-    def touched(self) -> tuple[str, ...]:
-        """The residencies that must lie in the arena while this row runs."""
-        names = (self.source, self.other, self.output, self.scratch, self.gradient, self.target)
-        return tuple(name for name in names if name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +42,36 @@ def home(graph: Graph, tensor: str) -> str:
     return last if tensor == gradient_of(last) else tensor
 
 
+@dataclass(frozen=True, slots=True)
+class StepTable:
+    """Rows, and the bytes of the buffers that exist in bands only."""
+
+    rows: tuple[TableRow, ...]
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
 def table_rows(
-    program: SampleProgram, recomputation: RepeatedOps | None = None, *, simd: bool = True
-) -> list[TableRow]:
-    """Return the rows of a fused program in which `recomputation` is carried out."""
-    wanted = RepeatedOps() if recomputation is None else recomputation
-    place = _Residencies(program.graph, simd)
-    rows = []
+    program: SampleProgram, repeated: RepeatedOps | None = None, *, simd: bool = True, groups: Sequence[BandGroup] = ()
+) -> StepTable:
+    """Return the table of a fused program in which `repeated` runs again and `groups` run in bands.
+
+    Raises TableError or BandError where that does not compute what the program does.
+    """
+    wanted = RepeatedOps() if repeated is None else repeated
+    place, starts = _Residencies(program.graph, simd), {group.start: group for group in groups}
+    rows: list[TableRow] = []
+    sizes: dict[str, int] = {}
+    stop = 0
     for index, step in enumerate(program.steps):
-        for name in wanted.before.get(index, ()):
-            rows.append(place.row(Step(StepKind.FORWARD, name), again=True))
-        rows.append(place.row(step))
-    return rows
+        rows += [place.row(Step(StepKind.FORWARD, name), again=True) for name in wanted.before.get(index, ())]
+        if index in starts:
+            made = place.group(program, starts[index])
+            rows, stop = rows + list(made.rows), starts[index].stop
+            sizes |= {name: max(size, sizes.get(name, 0)) for name, size in made.sizes.items()}
+        if index >= stop:
+            rows.append(place.row(step))
+    verify_table(program, rows, groups)
+    return StepTable(tuple(rows), sizes)
 
 
 class _Residencies:
@@ -114,6 +108,12 @@ class _Residencies:
             again=again,
         )  # fmt: skip
 
+    def group(self, program: SampleProgram, group: BandGroup) -> GroupRows:
+        """Return the rows of a group of operators that run in bands."""
+        read, written = group_tensors(program, group)
+        place = {name: self._found(name) for name in (*read, *written)}
+        return group_rows(program, group, place, self.simd)
+
     def _found(self, tensor: str) -> str:
         name = home(self.graph, tensor)
         return self.current.setdefault(name, name)
@@ -128,28 +128,66 @@ Contents = tuple[str, int]
 """A tensor and how often it has been written."""
 
 
-def verify_table(program: SampleProgram, rows: list[TableRow]) -> None:
-    """Raise TableError unless the rows do what the program does, operand for operand.
+def verify_table(program: SampleProgram, rows: Sequence[TableRow], groups: Sequence[BandGroup] = ()) -> None:
+    """Raise TableError, BandError unless the rows do what the program does, operand for operand.
 
     Both are run on symbols. What a row reads must be the tensor that the program's step reads, written as often;
     an operator that runs again must read what it read the first time, with weights that were not updated since.
     """
-    steps = iter(program.steps)
+    starts = {group.start: group for group in groups}
     wanted: dict[str, int] = {program.graph.input_name: 1}
     held: dict[str, Contents] = {program.graph.input_name: (program.graph.input_name, 1)}
     updated: set[str] = set()
-    for index, row in enumerate(rows):
+    at = index = 0
+    while index < len(rows):
+        row = rows[index]
+        if row.part:
+            stop = next((i for i in range(index, len(rows)) if not rows[i].part), len(rows))
+            if at not in starts:
+                raise TableError(index, row, f"no group begins at step {at} of the program")
+            index = _verify_group(program, starts[at], rows, (index, stop), wanted, held)
+            updated |= set(starts[at].ops)
+            at = starts[at].stop
+            continue
         if row.again:
             _verify_again(program.graph, index, row, held, updated)
+            index += 1
             continue
-        step = next(steps, None)
+        step = program.steps[at] if at < len(program.steps) else None
         if step is None or (step.kind, step.op, step.accumulate) != (row.kind, row.op, row.accumulate):
             raise TableError(index, row, f"the program's step is {step}")
         _verify_step(program.graph, index, row, step, wanted, held)
         if row.kind in (StepKind.WEIGHT, StepKind.BIAS):
             updated.add(row.op)
-    if next(steps, None) is not None and rows:
+        at, index = at + 1, index + 1
+    if at < len(program.steps) and rows:
         raise TableError(len(rows) - 1, rows[-1], "the table ends before its program")
+
+
+def _verify_group(
+    program: SampleProgram,
+    group: BandGroup,
+    rows: Sequence[TableRow],
+    span: tuple[int, int],
+    wanted: dict[str, int],
+    held: dict[str, Contents],
+) -> int:
+    """Check the rows of a group, which may be followed by those of another; return the row behind them."""
+    updates = sum(s.kind in (StepKind.WEIGHT, StepKind.BIAS) for s in program.steps[group.start : group.stop])
+    index = span[0]
+    while index < span[1] and updates:
+        updates -= rows[index].kind in (StepKind.WEIGHT, StepKind.BIAS) and not rows[index].suspends
+        index += 1
+    read, written = group_tensors(program, group)
+    now = {name: (tensor, count) for name, (tensor, count) in held.items()}
+    whole = {name: tensor for name, (tensor, count) in now.items() if tensor in read and count == wanted[tensor]}
+    BandVerifier(program, group, whole).run(tuple(rows[span[0] : index]))
+    targets = {row.target for row in rows[span[0] : index] if row.target and not row.target.startswith("band:")}
+    for tensor in written:
+        wanted[tensor] = wanted.get(tensor, 0) + 1
+    for name in targets:
+        held[name] = (written[0], wanted[written[0]])
+    return index
 
 
 def _verify_again(graph: Graph, index: int, row: TableRow, held: dict[str, Contents], updated: set[str]) -> None:
@@ -191,6 +229,6 @@ def _operands(graph: Graph, row: TableRow, step: Step) -> dict[str, str]:
     return found
 
 
-def forward_rows(rows: list[TableRow]) -> int:
+def forward_rows(rows: Sequence[TableRow]) -> int:
     """Return how many rows inference runs: those before the loss."""
     return next((index for index, row in enumerate(rows) if row.kind is StepKind.LOSS), len(rows))

@@ -78,12 +78,13 @@ def test_the_small_core_trains_to_the_hosts_bits_in_16_kib(tmp_path):
     assert image.static_ram_bytes + run.stack_bytes <= 16_384
 
 
-def test_operators_that_run_again_give_the_hosts_bits(tmp_path):
-    """The tightest plan of the net of every layer, on the core with DSP kernels."""
+@pytest.mark.parametrize("share", [0.98, 0.75])
+def test_operators_that_run_again_or_in_bands_give_the_hosts_bits(share, tmp_path):
+    """Plans of the net of every layer for less memory, on the core with DSP kernels."""
     module, data = every_layer(3)
     kept = compile_model(module, data)
-    model = compile_model(module, data, budget=kept.ram_bytes - 2048)
-    assert model.memory.recomputed > 0
+    model = compile_model(module, data, budget=int(share * kept.ram_bytes))
+    assert model.memory.recomputed > 0 or any(row.part for row in model.memory.rows)
     inputs, labels = kept.quantize_input(data), np.arange(3) % 7
     host = HostEngine(kept)
     host.set_options(UpdateOptions(0.02))

@@ -105,9 +105,9 @@ def test_a_convolutional_net_trains_to_the_same_bits(core: str, example: Path, t
     assert adapt(example, f"qemu-{core}", tmp_path) == adapt(example, "posix", tmp_path)
 
 
-@pytest.mark.parametrize("saved_bytes", [0, 256])
+@pytest.mark.parametrize("saved_bytes", [0, 1600])
 def test_all_layers_of_the_digits_net_train_on_the_m0_within_16_kib(saved_bytes: int, tmp_path: Path) -> None:
-    """The whole firmware, stack and all; with 256 B less for the model, an operator runs twice, to the same bits."""
+    """The whole firmware, stack and all; with 1,600 B less for the model, in bands, to the same bits."""
     require_board_tools()
     torch = pytest.importorskip("torch")
     from planner.mcu import HostEngine, UpdateOptions, compile_model
@@ -118,7 +118,7 @@ def test_all_layers_of_the_digits_net_train_on_the_m0_within_16_kib(saved_bytes:
     module = DigitsNet().eval()
     whole = compile_model(module, data, simd=False)
     model = compile_model(module, data, simd=False, budget=whole.ram_bytes - saved_bytes)
-    assert (model.memory.recomputed > 0) == (saved_bytes > 0)
+    assert any(row.part for row in model.memory.rows) == (saved_bytes > 0)
     rows, labels = model.quantize_input(data), np.arange(12) % 10
     host = HostEngine(whole)
     host.set_options(UpdateOptions(0.03))

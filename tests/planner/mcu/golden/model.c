@@ -40,20 +40,20 @@ static const port_op ops[2] = {
      .in_scale = 0x1.3322400000000p-6f, .add_in = 0, .add_other = 0},
 };
 static const port_step steps[9] = {
-    {PORT_STEP_FORWARD, 0, 0, 32, PORT_NONE, 44, 0, PORT_NONE, PORT_NONE}, /* 0 */
-    {PORT_STEP_FORWARD, 0, 1, 44, PORT_NONE, 52, PORT_NONE, PORT_NONE, PORT_NONE}, /* 3 */
-    {PORT_STEP_LOSS, 0, 1, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, 52, PORT_NONE}, /* 3 */
-    {PORT_STEP_INPUT, 0, 1, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, 52, 0}, /* 3 */
-    {PORT_STEP_WEIGHT, 0, 1, 44, PORT_NONE, PORT_NONE, PORT_NONE, 52, PORT_NONE}, /* 3 */
-    {PORT_STEP_BIAS, 0, 1, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, 52, PORT_NONE}, /* 3 */
-    {PORT_STEP_MASK, 0, 0, PORT_NONE, PORT_NONE, 44, PORT_NONE, 0, PORT_NONE}, /* 0 */
-    {PORT_STEP_WEIGHT, 0, 0, 32, PORT_NONE, PORT_NONE, PORT_NONE, 0, PORT_NONE}, /* 0 */
-    {PORT_STEP_BIAS, 0, 0, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, 0, PORT_NONE}, /* 0 */
+    {PORT_STEP_FORWARD, 0, 0, 0, 2, 32, PORT_NONE, 44, 0, PORT_NONE, PORT_NONE}, /* 0 */
+    {PORT_STEP_FORWARD, 0, 1, 0, 1, 44, PORT_NONE, 52, PORT_NONE, PORT_NONE, PORT_NONE}, /* 3 */
+    {PORT_STEP_LOSS, 0, 1, 0, 1, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, 52, PORT_NONE}, /* 3 */
+    {PORT_STEP_INPUT, 0, 1, 0, 1, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, 52, 0}, /* 3 */
+    {PORT_STEP_WEIGHT, 0, 1, 0, 1, 44, PORT_NONE, PORT_NONE, PORT_NONE, 52, PORT_NONE}, /* 3 */
+    {PORT_STEP_BIAS, 0, 1, 0, 1, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, 52, PORT_NONE}, /* 3 */
+    {PORT_STEP_MASK, 0, 0, 0, 2, PORT_NONE, PORT_NONE, 44, PORT_NONE, 0, PORT_NONE}, /* 0 */
+    {PORT_STEP_WEIGHT, 0, 0, 0, 2, 32, PORT_NONE, PORT_NONE, PORT_NONE, 0, PORT_NONE}, /* 0 */
+    {PORT_STEP_BIAS, 0, 0, 0, 2, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, 0, PORT_NONE}, /* 0 */
 };
 const port_model port_generated_model = {
-    .abi = 2,
-    .hash = {0x86, 0xa9, 0xbb, 0xd2, 0x29, 0xb9, 0x67, 0xcd, 0x6b, 0x35, 0x64, 0xf7, 0xa2, 0x64, 0xf7, 0x47, 0x20,
-     0x8b, 0x87, 0xae, 0x56, 0x96, 0xea, 0xb1, 0xfb, 0xfa, 0x9a, 0x26, 0x94, 0xa0, 0x6b, 0x03},
+    .abi = 3,
+    .hash = {0x68, 0x91, 0x8b, 0x9e, 0x38, 0xb7, 0x1d, 0xfa, 0x5c, 0x40, 0x4b, 0x21, 0x7e, 0xc4, 0xbf, 0xb3, 0xb1,
+     0x94, 0x47, 0xa7, 0x0d, 0x63, 0x78, 0xf7, 0x04, 0xe6, 0x4d, 0xb1, 0xae, 0xd7, 0x68, 0x39},
     .name = PORT_MODEL_NAME,
     .arena_bytes = PORT_MODEL_ARENA_BYTES,
     .parameter_bytes = PORT_MODEL_PARAMETER_BYTES,

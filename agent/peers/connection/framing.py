@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from planner.ir.errors import PortError
 
-FRAME_LIMIT_BYTES = 80 << 10
-"""A piece of a file (64 KiB, `messages.PIECE_BYTES`) and what stands around it."""
+FRAME_LIMIT_BYTES = 16 << 10
+"""The longest message, a certificate in a pairing, has 2.2 kB; the rest is for versions to come."""
 _LENGTH = struct.Struct(">I")
 
 

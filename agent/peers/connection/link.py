@@ -29,7 +29,7 @@ GREETING_S = 8.0
 """Within this time of the connection both have proved who they are and said hello; a Pi's handshake takes 0.05 s."""
 WAITING_MESSAGES = 8
 MOST_WAITING = 64
-"""Messages in what one read of the socket gives; pieces of files are long, so only who wants to fill memory sends more."""
+"""Messages in what one read of the socket gives: devices send one in seconds, so only who wants to fill memory sends more."""
 UNSENT_BYTES = 256 << 10
 _LINGER_S = 2.0
 """How long what was said last may take to go out."""

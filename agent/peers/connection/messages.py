@@ -14,10 +14,7 @@ from planner.ir.errors import PortError
 
 OLDEST_VERSION, NEWEST_VERSION = 1, 1
 """Of this protocol, that this agent speaks."""
-PIECE_BYTES = 64 << 10
-"""Of a file, in one message: so much of one waits in memory on either side."""
 REASON_LIMIT = 200
-CAPABILITIES_LIMIT, CAPABILITY_LIMIT = 16, 20
 _MOST_JOULES = 1e12
 """A day of 11 megawatts: what is above is no energy of a device of ours."""
 _MOST_VERSION = 1 << 16
@@ -57,10 +54,6 @@ class Heartbeat(PeerMessage, tag="heartbeat", frozen=True, kw_only=True):
     """Since midnight of that device; None where nothing meters it."""
     is_measured: bool = False
     """Whether these joules are measured, or estimated."""
-    capabilities: Annotated[
-        tuple[Annotated[str, msgspec.Meta(max_length=CAPABILITY_LIMIT)], ...],
-        msgspec.Meta(max_length=CAPABILITIES_LIMIT),
-    ] = ()
 
     def __post_init__(self) -> None:
         """Raise ValueError for a number that is none: comparisons let it pass."""

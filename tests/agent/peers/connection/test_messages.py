@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from agent.peers.connection.messages import (
-    CAPABILITIES_LIMIT,
     NEWEST_VERSION,
     OLDEST_VERSION,
     Goodbye,
@@ -25,7 +24,7 @@ from agent.peers.connection.messages import (
 SAMPLES: list[PeerMessage] = [
     PeerHello(oldest=1, newest=1, software="0.1.0"),
     Heartbeat(name="attic", board="Raspberry Pi 5", state="training", charging=True, job="birds", progress=0.25,
-              today_joules=1234.5, is_measured=True, capabilities=("solve", "profiles")),
+              today_joules=1234.5, is_measured=True),
     Heartbeat(name="", board="", state="idle"),
     Goodbye(reason="unpaired there"),
 ]  # fmt: skip
@@ -75,8 +74,6 @@ def test_keys_of_later_versions_are_skipped_and_kinds_are_not() -> None:
         {"kind": "heartbeat", "name": "", "board": "", "state": "", "today_joules": float("inf")},
         {"kind": "heartbeat", "name": "", "board": "", "state": "", "today_joules": -1.0},
         {"kind": "heartbeat", "name": "", "board": "", "state": "", "progress": 1.5},
-        {"kind": "heartbeat", "name": "", "board": "", "state": "", "capabilities": ["a"] * (CAPABILITIES_LIMIT + 1)},
-        {"kind": "heartbeat", "name": "", "board": "", "state": "", "capabilities": ["a" * 21]},
         {},
         [],
         None,

@@ -29,8 +29,8 @@ def arrive(roster: Roster, device: DeviceId, new: PeerLink, *, dialed: bool, now
     return roster.arrive(device, new, dialed_by_us=dialed, software="1", now_s=now_s)
 
 
-@pytest.mark.parametrize("order", permutations(range(2)))
-@pytest.mark.parametrize("other_order", permutations(range(2)))
+@pytest.mark.parametrize("order", [*permutations(range(2))])
+@pytest.mark.parametrize("other_order", [*permutations(range(2))])
 def test_both_sides_keep_the_same_of_two_that_cross(order: tuple[int, ...], other_order: tuple[int, ...]) -> None:
     by_small, by_large = link(), link()
     kept = []

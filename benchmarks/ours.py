@@ -10,13 +10,13 @@ import torch
 
 from agent.energy.sources.power_models import power_with
 from agent.prepare import bundle
-from agent.prepare.slices import in_halves
+from agent.prepare.slices import in_halves, in_pieces
 from agent.worker.options import TorchOptions
 from agent.worker.protocol import plain_values
 from agent.worker.start import start_worker, torch_worker
 from benchmarks.models import make_optimizer, workload
 from planner import make_bundle
-from planner.ir.bundle.bundle import read_manifest
+from planner.ir.bundle.bundle import NO_LIMITS, read_manifest
 from planner.job import TrainingJob
 
 BESIDE_RESIDENT = 24 << 20
@@ -64,8 +64,8 @@ class Ours:
         power = power_with(threads)
         measured = bundle.measure(whole.graphs, threads, power.compute_watts, lambda *_: None)
         sliced = in_halves(whole, measured, threads, power.compute_watts, lambda *_: None)
-        self.prepared, self.measured = sliced.prepared, sliced.measured
-        self.device = bundle.this_device(self.measured, folder, threads, power, lambda *_: None)
+        self.halved, self.prepared, self.measured = sliced, sliced.prepared, sliced.measured
+        self.device = bundle.this_device(sliced.measured, folder, threads, power, lambda *_: None)
 
     def plan(
         self,
@@ -78,9 +78,10 @@ class Ours:
         """Return a bundle planned for a budget (with flash no faster than `limits`, read and write); None if none fits."""
         path = self.folder / f"{self.job.name}-{ram_bytes}.port"
         device = bundle.slower_flash(self.device, *limits) if limits else self.device
+        sliced = in_pieces(self.halved, device, ram_bytes, self.threads, lambda *_: None, NO_LIMITS)
         try:
             bundle.make(
-                path, self.prepared, self.measured, device, ram_bytes,
+                path, sliced.prepared, sliced.measured, device, ram_bytes,
                 planner=make_bundle.default_planner(strategy=strategy, time_limit_s=time_limit_s), page_dir=self.folder,
                 threads=self.threads, progress=lambda *_: None, throttle=throttle(limits),
             )  # fmt: skip

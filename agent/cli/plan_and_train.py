@@ -5,6 +5,7 @@ import contextlib
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -232,7 +233,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         "planning_stages": {stage: asdict(taken) for stage, taken in planned.spent.items()},
         "planning_peak_bytes": peak_with_children_bytes(),
         "fine_bound_joules": _fine_bound(bundle), "step_s_by_threads": planned.step_s,
-        "left_whole": planned.left_whole,
+        "left_whole": planned.left_whole, "in_pieces": planned.in_pieces,
         "steps": made.manifest.steps_per_epoch() * arguments.epochs,
         "usual_day_s": None if arguments.board is not None else _usual_day_s(),
     }  # fmt: skip
@@ -262,13 +263,15 @@ def _keep_to_cores(arguments: argparse.Namespace) -> None:
 class Planned:
     """What planning made: the bundle, what is trained, seconds of a step's operators by the numbers of threads tried.
 
-    `left_whole`: operators that did not give the same bits in pieces, and where that showed. `spent`: what each stage took.
+    `left_whole`: operators that did not give the same bits in pieces, and where that showed. `in_pieces`: those that
+    run so. `spent`: what each stage took.
     """
 
     made: "Made"
     sparse: "SparseJob | None"
     step_s: Mapping[int, float]
     left_whole: tuple[str, ...]
+    in_pieces: tuple[str, ...]
     spent: "Mapping[str, Spent]"
 
 
@@ -295,7 +298,7 @@ def _planned(arguments: argparse.Namespace, out: Path) -> Planned:
     from agent.cli.progress import StageBar
     from agent.prepare import bundle
     from agent.prepare.reference import compared_steps, with_reference
-    from agent.prepare.slices import in_halves
+    from agent.prepare.slices import Sliced, in_halves, in_pieces
     from agent.prepare.sparse import StepLimits, train_less
     from agent.prepare.threads import fastest
     from planner import make_bundle
@@ -340,14 +343,17 @@ def _planned(arguments: argparse.Namespace, out: Path) -> Planned:
             prepared = sparse.prepared
         bar.update("compare", 0.0)
         whole = choice.measured if sparse is None else sparse.measured
-        sliced = in_halves(prepared, whole, threads, power_of(threads).compute_watts, bar.update)
+        limits = _limits(arguments, pace, CostTable(device, whole.ops[0]))
+        sliced = Sliced(prepared, whole, ())
+        if arguments.board is None:  # of another board's kernels nothing is known here
+            sliced = in_halves(prepared, whole, threads, power_of(threads).compute_watts, bar.update)
+            sliced = in_pieces(sliced, device, arguments.ram, threads, bar.update, limits)
         prepared = sliced.prepared
         measured = bundle.by_class(prepared.graphs, sliced.measured, power_of(threads))
         if arguments.board is not None:
             measured, _ = bundle.other_board(prepared.graphs, measured, here, arguments.board)
         steps = compared_steps(job) if arguments.verify is None else arguments.verify
         prepared = with_reference(prepared, steps)
-        limits = _limits(arguments, pace, CostTable(device, measured.ops[0]))
         planner = make_bundle.default_planner(
             strategy=arguments.strategy, time_limit_s=arguments.time_limit, limits=limits
         )
@@ -366,7 +372,7 @@ def _planned(arguments: argparse.Namespace, out: Path) -> Planned:
     if arguments.write_model is not None:
         written, main = Bundle(out), made.manifest.graphs[0]
         _write_model(arguments, written.graphs[main], written.costs[main], written.plans[0][main], pace)
-    return Planned(made, sparse, choice.step_s, sliced.left_whole, bar.spent)
+    return Planned(made, sparse, choice.step_s, sliced.left_whole, sliced.in_pieces, bar.spent)
 
 
 def _thread_counts(arguments: argparse.Namespace, *, set_by_script: bool) -> tuple[int, ...]:
@@ -589,7 +595,9 @@ def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> Non
         table.add_row("the training", _training(facts))
     table.add_row("recorded", _recorded(manifest))
     table.add_row("compared", _compared(manifest))
-    for reason in facts.get("left_whole", ()):
+    for what, count in Counter(facts.get("in_pieces", ())).items():
+        table.add_row("in pieces", f"{count} x {what}" if count > 1 else what)
+    for reason in dict.fromkeys(facts.get("left_whole", ())):
         table.add_row("left whole", reason)
     if "planning_s" in facts:
         table.add_row("made in", _made_in(facts))

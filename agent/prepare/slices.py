@@ -12,11 +12,19 @@ from pathlib import Path
 from agent.malloc import preload_environment
 from agent.prepare.bundle import Progress, TrialError, measure
 from agent.system.python_process import module_command, module_environment
-from planner.ir.graph import StepGraph
+from planner import make_bundle
+from planner.ir.bundle.bundle import PlannedLimits
+from planner.ir.costs import CostTable, DeviceCosts
+from planner.ir.devices.kinds import CPU
+from planner.ir.graph import GraphError, StepGraph
+from planner.ir.lowering.lower import lower
+from planner.ir.operand_rules import verify_operands
 from planner.make_bundle import Prepared
 from planner.profiling.operators import Measured
+from planner.slices.chains import find_chains
 from planner.slices.comparison import Differing, pack_request, read_differing
 from planner.slices.gradients import split_gradients
+from planner.slices.pieces import cut_chains
 from planner.slices.rewriting import Rewritten
 
 
@@ -27,6 +35,15 @@ class Sliced:
     prepared: Prepared
     measured: Measured
     left_whole: tuple[str, ...]
+    in_pieces: tuple[str, ...] = ()
+    """The chains that run in pieces."""
+
+
+CUTS = ((1 / 3, 4), (1 / 6, 8), (1 / 12, 16))
+"""Of the step's own memory: operators that touch more are cut, into so many pieces."""
+
+QUICK_S = 5.0
+"""Of planning, for each cut."""
 
 
 def in_halves(prepared: Prepared, measured: Measured, threads: int, compute_watts: float, progress: Progress) -> Sliced:
@@ -36,6 +53,8 @@ def in_halves(prepared: Prepared, measured: Measured, threads: int, compute_watt
     """
     graphs, left = dict(prepared.graphs), list[str]()
     for name, graph in prepared.graphs.items():
+        if graph.device != CPU:
+            continue  # of its kernels nothing is known
         rewritten = split_gradients(graph)
         found = compared(graph, rewritten, threads)
         left += [f"{d.replacement.what}: {d.where}" for d in found]
@@ -47,6 +66,74 @@ def in_halves(prepared: Prepared, measured: Measured, threads: int, compute_watt
         measured_again(graphs, measured, threads, compute_watts, progress),
         tuple(left),
     )
+
+
+def in_pieces(
+    halved: Sliced, device: DeviceCosts, ram_bytes: int, threads: int, progress: Progress, limits: PlannedLimits
+) -> Sliced:
+    """Return the job with chains of operators in pieces where a quick plan for `ram_bytes` costs less so, else as it is.
+
+    Each of `CUTS` is compared, measured and planned; the cheapest plan decides. Raises TrialError where a process fails.
+    """
+    planner = make_bundle.default_planner(strategy="greedy", time_limit_s=QUICK_S, limits=limits)
+    least = _quick_joules(halved, device, ram_bytes, planner)
+    if least is not None and least.keeps_everything:
+        return halved
+    best = halved
+    for share, pieces in CUTS:
+        tried = _cut(halved, int(share * (ram_bytes - device.base_bytes)), pieces, threads, device, progress)
+        found = None if tried is None else _quick_joules(tried, device, ram_bytes, planner)
+        if tried is not None and found is not None and (least is None or found.joules < least.joules):
+            best, least = tried, found
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class _Quick:
+    """What a quick plan costs in all, wear included, and whether it moves nothing."""
+
+    joules: float
+    keeps_everything: bool
+
+
+def _quick_joules(sliced: Sliced, device: DeviceCosts, ram_bytes: int, planner: make_bundle.Planner) -> _Quick | None:
+    """Return what a quick plan of the main graph costs; None where none fits."""
+    graph = next(iter(sliced.prepared.graphs.values()))
+    costs = CostTable(device, sliced.measured.ops[0])
+    found = planner(graph, costs, ram_bytes).plan
+    if found is None:
+        return None
+    return _Quick(lower(graph, costs, found).cost_joules, not found.decisions and not found.sliced)
+
+
+def _cut(
+    halved: Sliced, fat_bytes: int, pieces: int, threads: int, device: DeviceCosts, progress: Progress
+) -> Sliced | None:
+    """Return the job with the chains of operators that touch more than `fat_bytes` in pieces; None where there are none."""
+    graphs, left = dict(halved.prepared.graphs), list(halved.left_whole)
+    cut: list[str] = []
+    for name, graph in halved.prepared.graphs.items():
+        if graph.device != CPU:
+            continue
+        chains = find_chains(graph, fat_bytes)
+        rewritten = cut_chains(graph, chains, pieces)
+        found = compared(graph, rewritten, threads)
+        left += [f"{d.replacement.what}: {d.where}" for d in found]
+        odd = {i for d in found for i in d.replacement.old}
+        if odd:
+            chains = [c for c in chains if odd.isdisjoint(c.ops)]
+            rewritten = cut_chains(graph, chains, pieces)
+        try:
+            verify_operands(rewritten.graph)
+        except GraphError as error:  # pieces of what only a whole operator is known to have checked
+            left.append(str(error).partition(";")[0])
+            continue
+        graphs[name] = rewritten.graph
+        cut += [r.what for r in rewritten.replacements]
+    if not cut:
+        return None
+    measured = measured_again(graphs, halved.measured, threads, device.compute_watts, progress)
+    return Sliced(replace(halved.prepared, graphs=graphs), measured, tuple(left), tuple(cut))
 
 
 def measured_again(

@@ -225,12 +225,82 @@ def _nll_loss(forward: str) -> Callable[[_Call], bool]:
         ]  # fmt: skip
         classes, rows = call.shape("self")[-1 if forward == "nll_loss_forward" else 1], call.shape("target")
         grad = rows if call.arguments.get("reduction") == 0 else ()
+        seen = bool(checked) or (forward == "nll_loss_forward" and _labels_seen_in_pieces(call))
         return (
-            bool(checked) and call.all_of("weight", (classes,)) and call.shape("grad_output") == grad
+            seen and call.all_of("weight", (classes,)) and call.shape("grad_output") == grad
             and math.prod(call.shape("total_weight")) == 1
         )  # fmt: skip
 
     return fits
+
+
+def _labels_seen_in_pieces(call: _Call) -> bool:
+    """Say whether these labels, a piece of all, were checked as `planner.slices.pieces` has them checked.
+
+    `gather` with the labels that are not negative raises where one is no column; a loss of one class, of the labels that
+    are, raises where one is not to be ignored.
+    """
+    wanted, classes = call.value("target"), call.shape("self")
+    if wanted is None or len(wanted.shape) != 1 or wanted.stride != (1,):
+        return False
+    begin = max(call.graph.touching[wanted.storage], default=-1) + 1
+    gathered, ignored = list[Value](), False
+    for i in range(begin, call.index):
+        taken = _outcome(call.graph, i, "aten::clamp_min")
+        if taken is not None and _gathers(call, i, taken[1], (*taken[0].shape, *classes[1:])):
+            gathered.append(taken[0])
+        taken = _outcome(call.graph, i, "aten::clamp_max")
+        ignored = ignored or (taken is not None and _lies_in(wanted, taken[0]) and _ignores(call, i, taken[1]))
+    return ignored and _covered(wanted, gathered)
+
+
+def _covered(wanted: Value, pieces: list[Value]) -> bool:
+    """Say whether pieces of the same row of elements, taken together, hold all of one."""
+    reached, end = wanted.offset, wanted.offset + wanted.shape[0]
+    alike = [p for p in pieces if (p.storage, p.dtype, p.stride) == (wanted.storage, wanted.dtype, wanted.stride)]
+    for piece in sorted(alike, key=lambda p: p.offset):
+        if piece.offset <= reached:
+            reached = max(reached, piece.offset + piece.shape[0])
+    return reached >= end
+
+
+def _outcome(graph: _Writers, i: int, name: str) -> tuple[Value, Value] | None:
+    """Return what op `i` bounds by 0, and the result, where it is this operator and nothing else writes the result."""
+    op, values = graph.graph.ops[i], graph.graph.values
+    if op.name != name or op.kwargs or len(op.args) != 2 or op.args[1] != 0 or isinstance(op.args[1], bool):
+        return None
+    source, result = op.args[0], op.outputs[0]
+    if not isinstance(source, Ref) or result is None or graph.touching[values[result].storage] != [i]:
+        return None
+    return values[source.value], values[result]
+
+
+def _gathers(call: _Call, after: int, index: Value, table: Shape) -> bool:
+    column = Value(index.storage, index.dtype, (*index.shape, 1), (1, 1), 0)
+    values = call.graph.graph.values
+    return index.offset == 0 and any(
+        op.name == "aten::gather" and op.args[1] == 1
+        and [values[a.value] for a in op.args if isinstance(a, Ref)][1:] == [column]
+        and isinstance(op.args[0], Ref) and values[op.args[0].value].shape == table
+        for op in call.graph.graph.ops[after : call.index]
+    )  # fmt: skip
+
+
+def _ignores(call: _Call, after: int, target: Value) -> bool:
+    for i in range(after, call.index):
+        if call.graph.graph.ops[i].name == "aten::nll_loss_forward":
+            loss = _call(call.graph, i)
+            rows = loss.shape("self")
+            alike = all(loss.arguments.get(n) == call.arguments.get(n) for n in ("ignore_index", "reduction"))
+            if loss.value("target") == target and alike and rows == (*target.shape, 1):
+                return True
+    return False
+
+
+def _lies_in(piece: Value, whole: Value) -> bool:
+    """Say whether a row of elements is a stretch of another."""
+    alike = (piece.storage, piece.dtype, piece.stride) == (whole.storage, whole.dtype, whole.stride)
+    return alike and whole.offset <= piece.offset and piece.offset + piece.shape[0] <= whole.offset + whole.shape[0]
 
 
 def _embedding(call: _Call) -> bool:

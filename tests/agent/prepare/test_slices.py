@@ -4,18 +4,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from agent.prepare import slices
 from agent.prepare.bundle import TrialError
-from agent.prepare.slices import compared, in_halves
+from agent.prepare.slices import compared, in_halves, in_pieces
 from planner import make_bundle
-from planner.ir.costs import OpCost
+from planner.ir.bundle.bundle import NO_LIMITS
+from planner.ir.costs import CostTable, OpCost
 from planner.ir.graph import StepGraph
+from planner.job import TrainingJob
 from planner.profiling.operators import Measured
+from planner.search.floor import floor_of
+from planner.slices import pieces
 from planner.slices.comparison import Differing
 from planner.slices.gradients import CONVOLUTION_BACKWARD, WHAT, split_gradients
-from planner.slices.rewriting import Rewritten
+from planner.slices.rewriting import Replacement, Rewritten
+from tests.agent.exactness import OPTIMIZERS
 from tests.agent.jobs_small import make_job
+from tests.planner.slices.language_step import language_batch, language_loss, language_model
+from tests.planner.steps import costs_of
 
 
 @pytest.fixture(autouse=True)
@@ -61,3 +69,25 @@ def test_a_comparison_that_ends_otherwise_is_an_error() -> None:
     damaged = replace(rewritten.graph, storages=rewritten.graph.storages[:-1])
     with pytest.raises(TrialError, match="comparing operators in pieces ended"):
         compared(graph, replace(rewritten, graph=damaged), 1)
+
+
+def test_chains_run_in_pieces_where_that_is_cheaper_and_only_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
+    made = make_bundle.prepare(
+        TrainingJob(
+            language_model(), language_loss, OPTIMIZERS["adamw"](language_model().parameters()),
+            [torch.cat(columns) for columns in zip(language_batch(0), language_batch(1), strict=True)], 8,
+        )
+    )  # fmt: skip
+    graph = made.graphs["step"]
+    device = costs_of(graph, base=1 << 20).device
+    halved = in_halves(made, Measured((costs_of(graph).ops,), 0, 0), 1, 2.0, lambda *_: None)
+    roomy = in_pieces(halved, device, 1 << 40, 1, lambda *_: None, NO_LIMITS)
+    assert roomy is halved
+    least = floor_of(graph, CostTable(device, halved.measured.ops[0])).nbytes
+    tight = in_pieces(halved, device, least - (1 << 17), 1, lambda *_: None, NO_LIMITS)
+    assert tight.in_pieces and tight.left_whole == ()
+    assert floor_of(tight.prepared.graphs["step"], CostTable(device, tight.measured.ops[0])).nbytes < least
+    odd = [Differing(Replacement((i,), (), "all"), "differs") for i in range(len(graph.ops))]
+    monkeypatch.setattr(slices, "compared", lambda *_: tuple(odd))
+    assert in_pieces(halved, device, least, 1, lambda *_: None, NO_LIMITS).in_pieces == ()

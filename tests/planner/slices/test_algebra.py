@@ -1,0 +1,69 @@
+"""Which dimension an operator carries through: the outermost in memory, and only where the rule says so."""
+
+import pytest
+import torch
+
+from planner.capture.step import capture_step
+from planner.ir.graph import StepGraph
+from planner.ir.operators import ALLOWED
+from planner.slices.algebra import RULES, base_name, cut_dimensions, leading
+from tests.planner.slices.language_step import language_step
+from tests.planner.steps import tiny_step
+
+
+def graph_of(function: torch.nn.Module, *inputs: torch.Tensor) -> StepGraph:
+    optimizer = torch.optim.SGD(function.parameters(), lr=0.1)
+    return capture_step(function, lambda m, *x: m(*x).sum(), optimizer, inputs).graphs["step"]
+
+
+def cut(graph: StepGraph, name: str) -> list[dict[int, int] | None]:
+    return [cut_dimensions(graph, op) for op in graph.ops if base_name(op) == name]
+
+
+def test_every_rule_is_of_an_operator_that_a_bundle_may_have() -> None:
+    assert set(RULES) <= ALLOWED
+
+
+def test_the_outermost_dimension_leads_and_views_of_parts_do_not_unless_they_reach_over_all() -> None:
+    graph = language_step().graphs["step"]
+    names = [base_name(op) for op in graph.ops]
+    query = graph.ops[names.index("clone")]
+    (view,) = (a.value for a in query.args if hasattr(a, "value"))
+    assert graph.values[view].offset == 0 and leading(graph, view) == 0  # a third of each row, of every row
+    for v, value in enumerate(graph.values):
+        d = leading(graph, v)
+        if d is not None:
+            assert value.shape[d] > 1
+            assert value.stride[d] == max(k for n, k in zip(value.shape, value.stride, strict=True) if n > 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["addmm", "gelu", "native_layer_norm", "_softmax", "bmm", "_log_softmax", "nll_loss_backward", "mul"]
+)
+def test_operators_of_rows_are_cut(name: str) -> None:
+    found = cut(language_step().graphs["step"], name)
+    assert found and found[0] is not None
+
+
+def test_sums_over_rows_are_never_cut() -> None:
+    graph = language_step().graphs["step"]
+    weights = {s for s, storage in enumerate(graph.storages) if storage.persistent}
+    for i, op in enumerate(graph.ops):
+        dims = cut_dimensions(graph, op)
+        if base_name(op) in ("mm", "addmm") and dims is not None:
+            (out,) = (graph.values[v] for v in op.outputs if v is not None)
+            assert out.shape[0] == 256  # rows of the batch: a gradient of a weight, [columns, inner], sums over them
+            assert not weights & {graph.values[v].storage for v in dims}, i
+    assert all(d is None for d in cut(graph, "native_layer_norm_backward") + cut(graph, "sum"))
+
+
+def test_statistics_of_a_batch_forbid_cutting_it() -> None:
+    graph = tiny_step().graphs["step"]
+    assert cut(graph, "native_batch_norm")[0] is None
+    assert cut(graph, "convolution")[0] is not None
+    assert all(d is None for d in cut(graph, "convolution_backward"))
+
+
+def test_random_operators_are_not_cut() -> None:
+    graph = language_step().graphs["step"]
+    assert all(cut_dimensions(graph, op) is None for op in graph.ops if op.random)

@@ -1,0 +1,135 @@
+"""Chains in pieces: the bits of the whole, under random plans too; a slip in a boundary, a start or a mask is found."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from planner.capture.step import capture_step
+from planner.ir.graph import Op, Ref, StepGraph, Value, verify_graph
+from planner.ir.operand_rules import verify_operands
+from planner.search.floor import floor_of
+from planner.slices import pieces
+from planner.slices.chains import find_chains
+from planner.slices.comparison import differing
+from planner.slices.pieces import cut_chains, even_bounds
+from planner.slices.rewriting import Rewritten
+from tests.agent.exactness import OPTIMIZERS, differences, plain, planned, random_plan
+from tests.planner.slices.language_step import language_batch, language_loss, language_model, language_step
+from tests.planner.steps import costs_of
+
+FAT_BYTES = 200_000
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
+
+
+def cut(count: int = 4) -> tuple[StepGraph, Rewritten]:
+    graph = language_step().graphs["step"]
+    return graph, cut_chains(graph, find_chains(graph, FAT_BYTES), count)
+
+
+def test_pieces_have_the_bits_of_the_whole_and_the_graph_stays_one() -> None:
+    for count in (2, 3, 4, 8):
+        graph, rewritten = cut(count)
+        verify_graph(rewritten.graph)
+        verify_operands(rewritten.graph)
+        assert differing(graph, rewritten) == ()
+        names = [op.name for op in rewritten.graph.ops]
+        assert names.count("aten::gather") == len(even_bounds(256, count, 16))
+        assert names.count("aten::nll_loss_forward") == 1
+        assert len(names) > len(graph.ops)
+
+
+def test_what_lies_inside_a_chain_never_exists_whole_and_the_floor_sinks() -> None:
+    graph, rewritten = cut(8)
+    head = max(s.nbytes for s in graph.storages)
+    made = {s for fresh in rewritten.graph.creates for s in fresh}
+    assert sum(graph.storages[s].nbytes == head for fresh in graph.creates for s in fresh) > 2
+    assert sum(rewritten.graph.storages[s].nbytes == head for s in made) <= 1  # what the head's gradient reads whole
+    assert floor_of(rewritten.graph, costs_of(rewritten.graph)).nbytes < floor_of(graph, costs_of(graph)).nbytes
+
+
+def test_they_train_as_plain_pytorch_does_under_random_plans(tmp_path: Path) -> None:
+    make, batches = OPTIMIZERS["adamw"], [language_batch(i) for i in range(2)]
+    expected = plain(language_model(), language_loss, make, batches)
+    graph = cut(4)[1].graph
+    for seed in range(3):
+        plan = random_plan(graph, seed)
+        capture = replace(language_step(), graphs={"step": graph})
+        actual = planned(capture, {"step": plan}, batches, tmp_path / str(seed))
+        assert not differences(expected, actual), seed
+
+
+def test_masks_are_drawn_whole_in_the_recorded_order() -> None:
+    graph, rewritten = cut()
+    before, after = (
+        [[rewritten.graph.values[v].shape for v in op.outputs if v is not None] for op in g.ops if op.random]
+        for g in (graph, rewritten.graph)
+    )
+    assert len(before) == 2 and before == after
+    assert sum(v.dtype == "bool" for v in rewritten.graph.values) > sum(v.dtype == "bool" for v in graph.values)
+
+
+# -- slips that must be found
+
+
+def off_by_one(made: "pieces._Rewriting", value: Value, d: int, piece: int, s: int | None = None) -> Value:
+    """Let the second piece of a view begin a row too early."""
+    found = _CUT(made, value, d, piece, s)
+    if s is None and found.storage == value.storage and piece == 1:
+        return replace(found, offset=found.offset - value.stride[d])
+    return found
+
+
+_CUT: Callable[..., Value] = pieces._Rewriting._cut
+
+
+def test_a_boundary_off_by_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces._Rewriting, "_cut", off_by_one)
+    graph, rewritten = cut()
+    assert differing(graph, rewritten)
+
+
+def test_a_mask_drawn_per_slice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices of a mask in another order than the whole's have the same numbers at other places."""
+    graph, _ = cut()
+    chains = [c for c in find_chains(graph, FAT_BYTES) if c.drawn]
+    assert chains
+    draw = pieces._Rewriting._draw
+
+    def per_slice(made: pieces._Rewriting, op: Op) -> None:
+        draw(made, op)
+        drawn = made.draft.ops.pop()
+        mask = made.masks[next(reversed(made.masks))]
+        for piece in reversed(range(len(made.bounds))):
+            part = made.draft.value(made._cut(mask, 0, piece))
+            made.draft.add(replace(drawn, args=(Ref(part), *drawn.args[1:]), outputs=(part,)))
+
+    monkeypatch.setattr(pieces._Rewriting, "_draw", per_slice)
+    assert differing(graph, cut_chains(graph, chains, 4))
+
+
+def test_a_misaligned_start_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product of one row, and elements that no vector is filled with, are computed by other kernels."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(61, 300), nn.Tanh(), nn.Linear(300, 61), nn.Tanh())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    graph = capture_step(model, lambda m, x: m(x).square().mean(), optimizer, (torch.randn(96, 61),)).graphs["step"]
+    chains = find_chains(graph, 100_000)
+    assert chains
+    assert differing(graph, cut_chains(graph, chains, 96)) == ()
+    monkeypatch.setattr(pieces, "least_rows", lambda *_: 1)
+    assert differing(graph, cut_chains(graph, chains, 96))
+
+
+def test_bounds_are_even_and_none_is_short() -> None:
+    assert even_bounds(256, 4, 16) == ((0, 64), (64, 128), (128, 192), (192, 256))
+    assert even_bounds(100, 8, 16) == ((0, 16), (16, 32), (32, 48), (48, 64), (64, 80), (80, 100))
+    assert even_bounds(24, 5, 1) == ((0, 4), (4, 9), (9, 14), (14, 19), (19, 24))
+    assert even_bounds(10, 4, 16) == ((0, 10),)

@@ -376,6 +376,7 @@ ALLOWED = frozenset(
         "_upsample_nearest_exact2d_backward",
         "var",
         "var_mean",
+        "vdot",
         "_weight_norm_interface",
         "_weight_norm_interface_backward",
         "where",

@@ -244,6 +244,17 @@ def with_gradient_penalty(job: TrainingJob) -> None:
     job.loss_fn = loss_fn
 
 
+def with_power_of_the_spectrum(job: TrainingJob) -> None:
+    """Multiply complex numbers by their conjugates."""
+
+    def loss_fn(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Any:
+        loss, metric = classify(model, x, y)
+        spectrum = torch.fft.rfft(model(x).flatten())
+        return loss + 1e-3 * torch.vdot(spectrum, spectrum).real, metric
+
+    job.loss_fn = loss_fn
+
+
 def with_step_in_the_backward_pass(job: TrainingJob) -> None:
     """Update by plain descent as each gradient comes, beside the optimizer."""
 
@@ -274,6 +285,7 @@ CHANGES: dict[str, tuple[Callable[[TrainingJob], None], type[PortError] | None]]
     "modes by turns": (with_alternating_modes, CaptureError),
     "batch changed in place": (with_changed_batch, None),
     "gradient penalty": (with_gradient_penalty, None),
+    "power of a spectrum": (with_power_of_the_spectrum, None),
     "step in the backward pass": (with_step_in_the_backward_pass, None),
 }
 

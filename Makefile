@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo demo-llm demo-mcu test check-long check-systemd check-peers deb lint format clean
+.PHONY: setup demo demo-llm demo-mcu test check-long check-systemd check-peers check-gpu deb lint format clean
 
 setup: $(STAMP)
 
@@ -43,6 +43,10 @@ check-systemd: setup
 # Real agents in network namespaces on bridges that lead nowhere; needs root and iproute2, skipped with a reason elsewhere.
 check-peers: setup
 	$(BIN)/pytest tests/agent/peers -m "long or root" -s -v -rs
+
+# What the GPU here does to our promises: bits, bytes, speeds, and what fits below plain PyTorch; says so where there is none.
+check-gpu: setup
+	$(BIN)/python -m benchmarks.gpu
 
 deb: setup
 	deploy/build-deb.sh

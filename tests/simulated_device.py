@@ -47,6 +47,7 @@ class _Block:
     """Memory of the device: the CPU storage that it is, and which work wrote or used which bytes of it last."""
 
     memory: torch.UntypedStorage
+    nbytes: int
     writes: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     uses: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
 
@@ -143,7 +144,7 @@ def _new_storage(memory: torch.UntypedStorage) -> torch.UntypedStorage:
     nbytes = memory.nbytes()
     _DEVICE.take(nbytes)
     storage = torch._C._construct_storage_from_data_pointer(memory.data_ptr(), torch.device(NAME, 0), nbytes)
-    made = _Block(memory)
+    made = _Block(memory, nbytes)
     made.uses[0, nbytes] = (_DEVICE.stream.index, _DEVICE.stream.number)  # whoever had this memory before
     _DEVICE.blocks[storage._cdata] = made
     weakref.finalize(storage, _gone, storage._cdata)  # when the last tensor goes, not Python's object
@@ -152,9 +153,10 @@ def _new_storage(memory: torch.UntypedStorage) -> torch.UntypedStorage:
 
 def _gone(key: int) -> None:
     with _DEVICE.lock:
-        memory = _DEVICE.blocks.pop(key).memory
-        _DEVICE.allocated -= memory.nbytes()
-        ctypes.memset(memory.data_ptr(), _POISON, memory.nbytes())
+        gone = _DEVICE.blocks.pop(key)
+        _DEVICE.allocated -= gone.nbytes
+        if gone.memory.nbytes() == gone.nbytes:  # else an operator made it longer, and it is another storage's now
+            ctypes.memset(gone.memory.data_ptr(), _POISON, gone.nbytes)
 
 
 def _block_of(t: torch.Tensor) -> _Block | None:
@@ -274,7 +276,8 @@ def _run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(t, torch.Tensor):
             return t
         if id(t) in operands:
-            return operands[id(t)][0]
+            original, made = operands[id(t)]
+            return original if made.shape == original.shape else _grown(original, made)
         made = t.untyped_storage()._cdata not in known
         wrapped = _wrap(t, known)
         if made:
@@ -283,6 +286,12 @@ def _run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
     args, kwargs = pytree.tree_map(enter, (args, kwargs))
     return pytree.tree_map(leave, op(*args, **kwargs))
+
+
+def _grown(original: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    """Let a tensor that was given as `out=` have what an operator made of it, which is longer than it was."""
+    memory = made.untyped_storage()
+    return _set_(original, _new_storage(memory), made.storage_offset(), made.size(), made.stride())
 
 
 def _copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:

@@ -118,8 +118,9 @@ class StepRecorder(TorchDispatchMode):
         if place is None:
             index = self._new_storage(tensor, Role.CONSTANT, f"constant{len(self.tape.storages)}")
             with _disable_current_modes():
-                flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-                self.tape.storages[index].data = flat.to(CPU, copy=True)
+                empty, storage = torch.empty(0, dtype=torch.uint8, device=tensor.device), tensor.untyped_storage()
+                whole = empty.set_(storage, 0, (storage.nbytes(),), (1,))
+                self.tape.storages[index].data = whole.to(CPU, copy=True)
             place = self._places[key]
         value = Value(
             place.storage, str(tensor.dtype).removeprefix("torch."), tuple(map(int, tensor.shape)),

@@ -16,6 +16,9 @@ from torch.nn import functional
 
 from agent.backend.cpu import DONE
 from agent.train.pager import CorruptPageError
+from benchmarks.device_steps import Job, plain_steps, planned_steps
+from benchmarks.device_steps import captured as captured_job
+from benchmarks.models import workload
 from planner.capture.step import Capture, capture_step
 from planner.ir.costs import CostTable, Flash
 from planner.ir.graph import StepGraph
@@ -32,6 +35,9 @@ pytestmark = pytest.mark.own_process
 
 KEPT = 128
 """What a step of `Small` holds beside the plan: a copy of the running statistics, for `undo`, and of the loss."""
+
+KEPT_AT_MOST = 1 << 16
+"""The same, of the models of `benchmarks.models`."""
 
 Batches = list[tuple[torch.Tensor, ...]]
 
@@ -255,6 +261,30 @@ def test_a_plan_for_more_host_memory_than_there_is_is_refused() -> None:
     plan = replace(to_host(graph, random_plan(graph, 3, page=0.9, recompute=0.0)), ram_bytes=1 << 40)
     with pytest.raises(HostMemoryError, match="raise --ram, or --gpu-ram"):
         lower(graph, costs_beside_host(graph, 1000), plan)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "gpt2", pytest.param("unet2d", marks=pytest.mark.long)])
+def test_small_models_give_what_plain_pytorch_gives_on_the_device(
+    name: str, tmp_path: Path, backend: SimBackend
+) -> None:
+    """Kept, recomputed, paged to the host and to flash, weights and optimizer state away, updates in slices."""
+    job = Job(name, lambda: workload(name, small=True), "adamw")
+    expected = plain_steps(job, backend, 2)
+    assert not expected.difference(plain_steps(job, backend, 2)), "plain PyTorch does not repeat itself"
+    capture = captured_job(job, NAME)
+    graph = capture.graphs["step"]
+    costs = costs_beside_host(graph, 1 << 30)
+    paged = random_plan(graph, 2, page=0.4, recompute=0.6)
+    for kind, plan in {"kept": Plan(), "flash": paged, "host": to_host(graph, paged, 2)}.items():
+        program = lower(graph, costs, plan)
+        gc.collect()
+        before = backend.allocated_bytes()
+        backend.limit(int(before + 1.001 * program.peak_bytes) + KEPT_AT_MOST)  # never hit
+        done = planned_steps(job, capture, program, backend, tmp_path / kind, 2)
+        backend.limit(None)
+        assert not done.difference(expected), kind
+        assert backend.races() == []
+        assert done.peak_bytes >= 0.9 * program.peak_bytes or program.slice_counts, kind
 
 
 # -- a broken order shows

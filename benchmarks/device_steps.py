@@ -1,0 +1,186 @@
+"""Steps of a model on a device: plain PyTorch's, and a planned program's, with what each took of the device's memory."""
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+import xxhash
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from agent.backend.base import Backend
+from agent.backend.raw_bytes import placed, whole_bytes
+from agent.backend.staging import Staging
+from agent.train.checkpoint import StateStore
+from agent.train.executor import Executor
+from agent.train.pager import BURST, CHUNK, Pager
+from agent.train.resident_state import Persistents
+from agent.train.step_paging import Scratch
+from benchmarks.models import Workload, make_optimizer
+from planner.capture.step import Capture, Fill, capture_step
+from planner.ir.lowering.optimizer_scalars import StepScalars
+from planner.ir.program import Program
+
+Context = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is trained: `make` gives the model anew, its weights the same each time."""
+
+    name: str
+    make: Callable[[], Workload]
+    optimizer: str
+
+
+@dataclass(slots=True)
+class DeviceRun:
+    """What a few steps gave: digests of losses and of all that lasts, seconds of the last step, the most bytes held."""
+
+    losses: list[str] = field(default_factory=list)
+    contents: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    peak_bytes: int = 0
+
+    def difference(self, other: "DeviceRun") -> str:
+        """Return what differs first, "" where every bit is the same."""
+        for i, (a, b) in enumerate(zip(self.losses, other.losses, strict=True)):
+            if a != b:
+                return f"the loss of step {i + 1}"
+        known = self.contents.keys() & other.contents.keys()
+        return next((name for name in sorted(known) if self.contents[name] != other.contents[name]), "")
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """Return a digest of a tensor's bits."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return xxhash.xxh3_64_hexdigest(flat.view(torch.uint8).numpy().data) if flat.numel() else ""
+
+
+def on_device(batch: Sequence[Any], kind: str) -> tuple[Any, ...]:
+    """Return a batch whose tensors lie on a kind of device."""
+    return tuple(pytree.tree_map_only(torch.Tensor, lambda t: t.to(kind), tuple(batch)))
+
+
+class OperatorDigests(TorchDispatchMode):
+    """Notes of each operator its name and a digest of what it gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, str]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        made = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+        if not func.is_view:
+            self.seen.append((str(func), " ".join(map(digest, made))))
+        return result
+
+
+def plain_steps(job: Job, backend: Backend, steps: int, around: Context = contextlib.nullcontext) -> DeviceRun:
+    """Train with plain PyTorch on the device, each step's forward pass inside `around()`."""
+    w, run = job.make(), DeviceRun()
+    before = backend.allocated_bytes()
+    model = w.model.to(backend.kind)
+    optimizer = make_optimizer(job.optimizer, model.parameters())
+    torch.manual_seed(0)
+    backend.reset_peak()
+    for i in range(steps):
+        batch = on_device(w.batch(i), backend.kind)
+        backend.synchronize()
+        begin = time.perf_counter()
+        with around():
+            result = w.loss_fn(model, *batch)
+            loss = result[0] if isinstance(result, tuple) else result
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        backend.synchronize()
+        run.seconds = time.perf_counter() - begin
+        run.losses.append(digest(loss))
+        del loss, result
+    run.peak_bytes = backend.peak_bytes() - before
+    run.contents = {f"parameter/{name}": digest(p) for name, p in model.named_parameters()}
+    run.contents |= {f"buffer/{name}": digest(b) for name, b in model.named_buffers()}
+    return run
+
+
+def captured(job: Job, kind: str) -> Capture:
+    """Return the job's step, captured on the device; constants and weights are the host's then, and the device is free."""
+    w = job.make()
+    model = w.model.to(kind)
+    capture = capture_step(
+        model, w.loss_fn, make_optimizer(job.optimizer, model.parameters()), on_device(w.batch(0), kind)
+    )
+    host = {k: t if isinstance(t, Fill) else _raw(t) for k, t in capture.tensors.items()}
+    return Capture(capture.graphs, host, capture.optimizer, capture.layouts, capture.loss, capture.constants)
+
+
+def _raw(source: torch.Tensor | Fill) -> torch.Tensor:
+    if isinstance(source, Fill):
+        source = torch.full(source.shape, source.value, dtype=getattr(torch, source.dtype))
+    return whole_bytes(source).to("cpu", copy=True)
+
+
+def planned_steps(
+    job: Job,
+    capture: Capture,
+    program: Program,
+    backend: Backend,
+    folder: Path,
+    steps: int,
+    around: Context = contextlib.nullcontext,
+) -> DeviceRun:
+    """Train by a program of the captured step on the device; page files and state lie in `folder`."""
+    graph, w, run = program.graph, job.make(), DeviceRun()
+    batches = [w.batch(i) for i in range(steps)]
+    if capture.optimizer is None:
+        raise ValueError(f"{job.name} was captured without an optimizer")
+    pager = Pager(staging=None if backend.addressable else Staging(backend, BURST))
+    sizes = {s.key: s.nbytes for s in graph.storages if s.persistent}
+    devices = {s.key: s.device for s in graph.storages}
+    store = StateStore(folder, sizes, pager, job=job.name)
+    scratch = [Scratch(folder)]
+    before = backend.allocated_bytes()
+    try:
+        store.create(lambda key: _pieces(_raw(capture.tensors[key]), sizes[key]), {})
+        persistents = Persistents(store, capture.layouts)
+        raw = {k: _raw(t) for k, t in capture.tensors.items() if k in devices and k.startswith("constant/")}
+        constants = {k: placed(t, devices[k], t.numel()) for k, t in raw.items()}
+        executor = Executor(program, constants, persistents.resident, store, pager, scratch, backend)
+        scalars = StepScalars(capture.optimizer)
+        torch.manual_seed(0)
+        persistents.prepare(program)
+        backend.reset_peak()
+        for batch in batches:
+            persistents.prepare(program)
+            backend.synchronize()
+            begin = time.perf_counter()
+            with around():
+                report = executor.run(
+                    [t for t in pytree.tree_leaves(batch) if isinstance(t, torch.Tensor)], scalars.advance()
+                )
+            backend.synchronize()
+            run.seconds = time.perf_counter() - begin
+            persistents.stepped(program)
+            run.losses.append(digest(report.loss))
+            del report
+        run.peak_bytes = backend.peak_bytes() - before
+        persistents.commit(steps, {})
+        run.contents = {key: digest(persistents.tensor(key)) for key in sizes}
+        return run
+    finally:
+        pager.close()
+        for file in itertools.chain(scratch):
+            file.close()
+        store.close()
+
+
+def _pieces(flat: torch.Tensor, nbytes: int) -> Iterator[torch.Tensor]:
+    for start in range(0, nbytes, CHUNK):
+        yield flat[start : min(start + CHUNK, nbytes)]

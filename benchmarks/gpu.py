@@ -1,0 +1,331 @@
+"""What a GPU does to our promises, measured on the one that is here: `make check-gpu`, or `python -m benchmarks.gpu`.
+
+Prints context and library bytes; who else sees a gigabyte of device memory; whether eager twice, a program, and a program with
+pages under way are equal to the bit; planned against real peaks; the speed of each way between device, host and files; how
+much of a copy hides behind compute; what a launch costs; and which methods train inside a capped device memory. On a machine
+without a GPU it says so and ends well.
+"""
+
+import argparse
+import contextlib
+import gc
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from agent.backend.base import Backend
+from agent.backend.cuda import CudaBackend
+from agent.backend.staging import Staging
+from agent.train.pager import BURST, PageFile, Pager, Slot
+from benchmarks.device_steps import Job, OperatorDigests, captured, on_device, plain_steps, planned_steps
+from benchmarks.models import workload
+from planner.capture.step import Capture
+from planner.ir.costs import CostTable, DeviceCosts, Flash
+from planner.ir.errors import PortError
+from planner.ir.lowering.lower import lower
+from planner.ir.plan import Plan
+from planner.ir.process_memory import resident_bytes
+from planner.ir.units import format_bytes
+from planner.profiling.operators import profile_operators
+from planner.search.plan_step import plan_step
+
+STEPS = 3
+SAMPLE_BYTES = 256 << 20
+GIB = 1 << 30
+CAPS = (1.0, 0.8, 0.6, 0.45)
+"""Shares of plain PyTorch's peak that the device's memory is capped to."""
+PLAN_SECONDS = 60.0
+LAUNCHES = 2000
+JOBS = ("gpt2", "resnet50", "unet2d")
+
+
+def main(arguments: list[str]) -> int:
+    """Print what is measured here; 0 also where there is no GPU."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.partition("\n")[0])
+    parser.add_argument("--small", action="store_true", help="small models: minutes instead of an hour")
+    parser.add_argument("--child", choices=CHILDREN, help=argparse.SUPPRESS)
+    args = parser.parse_args(arguments)
+    console = Console(width=118, highlight=False)
+    if not torch.cuda.is_available():
+        console.print(f"no GPU: torch {torch.__version__} finds no CUDA device here; nothing was measured")
+        return 0
+    if args.child:
+        CHILDREN[args.child]()
+        return 0
+    device = torch.cuda.get_device_properties(0)
+    shared = ", shares the host's memory" if device.is_integrated else ""
+    console.print(f"{device.name}, {format_bytes(device.total_memory)}{shared}; torch {torch.__version__}")
+    for child in CHILDREN:
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.gpu", "--child", child], capture_output=True, text=True, check=False
+        )
+        console.print((done.stdout or done.stderr[-800:]).rstrip())
+    backend = CudaBackend()
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        links = speeds(backend, Path(folder), console)
+        overlap(backend, console)
+        launches(backend, console)
+        for name in JOBS:
+            job = Job(name, lambda name=name: workload(name, small=args.small), "adamw")
+            gc.collect()
+            with contextlib.suppress(torch.OutOfMemoryError):
+                check_job(job, backend, links, Path(folder), console)
+    return 0
+
+
+# -- memory: in processes of their own
+
+
+def used_on_device() -> int | None:
+    """Return the bytes in use on the first device by the driver's count; None where nvidia-smi does not tell."""
+    with contextlib.suppress(OSError, ValueError, subprocess.CalledProcessError):
+        words = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0"]
+        return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout) << 20
+    return None
+
+
+def _context() -> None:
+    """Print what a context takes, and what cuBLAS and cuDNN add to it."""
+    before = used_on_device()
+    torch.cuda.init()
+    torch.cuda.synchronize()
+    context = used_on_device()
+    x = torch.randn(8, 3, 32, 32, device="cuda", requires_grad=True)
+    torch.nn.functional.conv2d(x, torch.randn(8, 3, 3, 3, device="cuda")).sum().backward()
+    (torch.randn(256, 256, device="cuda") @ torch.randn(256, 256, device="cuda")).sum().item()
+    libraries = used_on_device()
+    if before is None or context is None or libraries is None:
+        sys.stdout.write("context and libraries: not known, nvidia-smi does not tell\n")
+        return
+    held = torch.cuda.memory_reserved()
+    sys.stdout.write(
+        f"context {format_bytes(context - before)}, libraries and workspaces {format_bytes(libraries - context - held)} more\n"
+    )
+
+
+def _visible() -> None:
+    """Print who sees a gigabyte of device memory."""
+    torch.cuda.init()
+    sources: dict[str, Callable[[], int | None]] = {
+        "RSS": resident_bytes,
+        "cgroup": _cgroup_bytes,
+        "driver": used_on_device,
+    }
+    before = {name: read() for name, read in sources.items()}
+    kept = torch.empty(GIB, dtype=torch.uint8, device="cuda").fill_(1)
+    torch.cuda.synchronize()
+    said = []
+    for name, read in sources.items():
+        first, now = before[name], read()
+        said.append(f"{name} {'not known' if first is None or now is None else format_bytes(max(0, now - first))}")
+    del kept
+    torch.cuda.empty_cache()
+    data = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_DATA, (data + (256 << 20), resource.RLIM_INFINITY))
+    try:
+        torch.empty(GIB, dtype=torch.uint8, device="cuda").fill_(1)
+        said.append("RLIMIT_DATA allows it")
+    except (torch.OutOfMemoryError, RuntimeError):
+        said.append("RLIMIT_DATA refuses it")
+    sys.stdout.write(f"1 GiB on the device is seen by: {', '.join(said)}\n")
+
+
+def _cgroup_bytes() -> int | None:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        place = Path("/proc/self/cgroup").read_text().splitlines()[-1].split("::")[1]
+        return int(Path(f"/sys/fs/cgroup{place}/memory.current").read_text())
+    return None
+
+
+CHILDREN: dict[str, Callable[[], None]] = {"context": _context, "visible": _visible}
+
+
+# -- speeds
+
+
+def _rate(backend: Backend, move: Callable[[], None], nbytes: int) -> float:
+    move()
+    backend.synchronize()
+    begin = time.perf_counter()
+    move()
+    backend.synchronize()
+    return nbytes / (time.perf_counter() - begin)
+
+
+def speeds(
+    backend: Backend, folder: Path, console: Console, nbytes: int = SAMPLE_BYTES
+) -> dict[str, tuple[float, float]]:
+    """Print and return bytes per second out of and into the device, by way."""
+    there, pageable = backend.allocate(nbytes), torch.empty(nbytes, dtype=torch.uint8)
+    pinned = backend.allocate_host(nbytes)[:nbytes]
+    found = {}
+    for name, host in (("pinned", pinned), ("pageable", pageable)):
+        out = _rate(backend, lambda host=host: backend.copy(host, there, backend.reached()).synchronize(), nbytes)
+        into = _rate(backend, lambda host=host: backend.copy(there, host, backend.reached()).synchronize(), nbytes)
+        found[name] = out, into
+    pager, file = Pager(staging=Staging(backend, BURST)), PageFile(folder / "speed.pages")
+    file.reserve(nbytes)
+    slot = Slot(file, 0, nbytes)
+    try:
+        out = _rate(backend, lambda: pager.send(slot, there).join(), nbytes)
+        into = _rate(backend, lambda: pager.receive(slot, there).join(), nbytes)
+    finally:
+        pager.close()
+        file.close()
+    found["file, O_DIRECT" if file.direct else "file, buffered"] = out, into
+    for name, (out, into) in found.items():
+        console.print(f"{name}: {out / 1e9:.2f} GB/s out, {into / 1e9:.2f} GB/s in")
+    return {"host": found["pinned"], "file": (out, into)}
+
+
+def overlap(backend: Backend, console: Console, size: int = 4096, nbytes: int = SAMPLE_BYTES) -> float:
+    """Print and return the share of the shorter of compute and copies that hides behind the other."""
+    a = torch.ones(size, size, device=backend.kind)
+    there, host = backend.allocate(nbytes), backend.allocate_host(nbytes)[:nbytes]
+
+    def compute() -> None:
+        for _ in range(16):
+            torch.mm(a, a)
+
+    def copies() -> None:
+        for _ in range(4):
+            backend.copy(host, there, backend.reached())
+
+    def both() -> None:
+        events = [backend.copy(host, there, backend.reached()) for _ in range(4)]
+        compute()
+        events[-1].synchronize()
+
+    alone, moved, together = (_seconds(backend, work) for work in (compute, copies, both))
+    hidden = max(0.0, alone + moved - together) / min(alone, moved)
+    console.print(
+        f"compute {alone * 1e3:.1f} ms, copies {moved * 1e3:.1f} ms, both {together * 1e3:.1f} ms: {hidden:.0%} of the shorter is hidden"
+    )
+    return hidden
+
+
+def _seconds(backend: Backend, work: Callable[[], None]) -> float:
+    work()
+    backend.synchronize()
+    begin = time.perf_counter()
+    work()
+    backend.synchronize()
+    return time.perf_counter() - begin
+
+
+def launches(backend: Backend, console: Console, count: int = LAUNCHES) -> float:
+    """Print and return the host's seconds for one small operator that it does not wait for."""
+    x = torch.ones(8, device=backend.kind)
+    seconds = _seconds(backend, lambda: [x.add_(1) for _ in range(count)] and None) / count
+    console.print(f"a small operator: {seconds * 1e6:.1f} us")
+    return seconds
+
+
+# -- one job: bits, peaks, what fits
+
+
+def costs_of(capture: Capture, links: dict[str, tuple[float, float]], host_bytes: int) -> CostTable:
+    """Return measured costs of a captured step; watts are 1, so that a plan's joules are its seconds."""
+    graph = capture.graphs["step"]
+    measured = profile_operators((graph,), compute_watts=1.0)
+    (file_out, file_in), (out, into) = links["file"], links["host"]
+    flash = Flash("file", file_in, file_out, 1e-4, 0.0, 0.0)
+    host = Flash("host memory", into, out, 1e-5, 0.0, 0.0, capacity_bytes=host_bytes)
+    return CostTable(DeviceCosts(graph.device, 0, 1.0, 0.0, flash, scratch_targets=(host,)), measured.ops[0])
+
+
+def first_difference(job: Job, backend: Backend) -> str:
+    """Return the first operator whose result differs between two plain steps, "" for none."""
+    traces = []
+    for _ in range(2):
+        w = job.make()
+        model = w.model.to(backend.kind)
+        torch.manual_seed(0)
+        with OperatorDigests() as trace:
+            result = w.loss_fn(model, *on_device(w.batch(0), backend.kind))
+            (result[0] if isinstance(result, tuple) else result).backward()
+        traces.append(trace.seen)
+    return next((name for (name, a), (_, b) in zip(*traces, strict=False) if a != b), "")
+
+
+def check_job(
+    job: Job, backend: Backend, links: dict[str, tuple[float, float]], folder: Path, console: Console
+) -> None:
+    """Print whether one job's numbers are plain PyTorch's on this device, what peaks are, and what fits below them."""
+    eager, again = (plain_steps(job, backend, STEPS) for _ in range(2))
+    unequal = eager.difference(again)
+    told = (
+        f"differs: {unequal}, first in {first_difference(job, backend) or 'no operator of one step'}"
+        if unequal
+        else "equal"
+    )
+    console.print(f"\n{job.name}: eager twice {told}")
+    try:
+        capture = captured(job, backend.kind)
+    except PortError as error:
+        console.print(f"{job.name}: not captured: {error}")
+        return
+    gc.collect()
+    graph = capture.graphs["step"]
+    costs = costs_of(capture, links, host_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
+    table = Table(
+        "device memory", "method", "equal", "s/step", "peak", "planned", title=f"{job.name}, AdamW, {STEPS} steps"
+    )
+    held = backend.allocated_bytes()
+    for share in CAPS:
+        cap = int(share * eager.peak_bytes)
+        with capped(backend, held + cap):
+            for method, around in (
+                ("eager", contextlib.nullcontext),
+                ("save_on_cpu", torch.autograd.graph.save_on_cpu),
+            ):
+                table.add_row(
+                    format_bytes(cap),
+                    method,
+                    *_tried(lambda around=around: plain_steps(job, backend, STEPS, around), eager),
+                    "",
+                )
+            plan = Plan() if share == 1.0 else plan_step(graph, costs, ram_bytes=cap, time_limit_s=PLAN_SECONDS).plan
+            if plan is None:
+                table.add_row(format_bytes(cap), "port", "no plan", "", "", "")
+                continue
+            program = lower(graph, costs, plan)
+            place = folder / f"{job.name}-{share}"
+            run = lambda program=program, place=place: planned_steps(job, capture, program, backend, place, STEPS)  # noqa: E731
+            table.add_row(format_bytes(cap), "port", *_tried(run, eager), format_bytes(program.peak_bytes))
+    console.print(table)
+
+
+@contextlib.contextmanager
+def capped(backend: Backend, nbytes: int) -> Iterator[None]:
+    """Let the device's tensors hold no more than `nbytes` meanwhile."""
+    backend.limit(nbytes)
+    try:
+        yield
+    finally:
+        backend.limit(1 << 62)
+
+
+def _tried(run: Callable[[], Any], expected: Any) -> tuple[str, str, str]:
+    """Return whether a run gave the expected numbers, its seconds and its peak; why not, where it did not end."""
+    try:
+        done = run()
+    except torch.OutOfMemoryError:
+        return "out of memory", "", ""
+    finally:
+        gc.collect()
+    return done.difference(expected) or "yes", f"{done.seconds:.3f}", format_bytes(done.peak_bytes)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,8 +1,8 @@
 """What a step costs on a core: instructions measured per unit of work, seconds and joules by the board's file.
 
-Instructions are counted exactly in QEMU (`python -m benchmarks.mcu --kernels` prints this table anew); cycles per
-instruction, clock and watts are the board file's, each with its source. So the ratio of two plans is measured, their
-seconds and joules are estimates.
+Instructions are counted exactly in QEMU, row by row (`by_row` of `benchmarks.mcu_networks.target.run_image`), and averaged by
+kernel; what bands add to a step is estimated a sixth too low by them. Cycles per instruction, clock and watts are the board
+file's, each with its source. Nothing here ran on a real board.
 """
 
 from __future__ import annotations
@@ -15,15 +15,23 @@ from planner.ir.errors import ExitCode, PortError
 from planner.mcu.autodiff import SparseScheme, Step, StepKind
 from planner.mcu.ir import WEIGHTED, Graph, KernelCall, OpKind
 
-Kernel = tuple[StepKind, OpKind | None]
-"""A step kind and the kind of its operator; None where the step's cost does not depend on it."""
+Kernel = tuple[StepKind, OpKind | None, str]
+"""A step kind, the kind of its operator (None where the cost does not depend on it), and a form that costs otherwise."""
 
 ANY_OP = frozenset({StepKind.MASK, StepKind.BIAS, StepKind.COPY, StepKind.LOSS})
+
+NARROW, STRIDED = "narrow", "strided"
+"""Convolutions whose input channels are no multiple of four, as kernels take them; depthwise ones with a stride."""
 
 
 def kernel_of(graph: Graph, step: Step) -> Kernel:
     """Return what a step is counted under."""
-    return step.kind, None if step.kind in ANY_OP else graph.op(step.op).kind
+    if step.kind in ANY_OP:
+        return step.kind, None, ""
+    op = graph.op(step.op)
+    narrow = op.kind is OpKind.CONV and op.in_shape.channels % 4
+    strided = op.kind is OpKind.DEPTHWISE and max(op.stride) > 1
+    return step.kind, op.kind, NARROW if narrow else STRIDED if strided else ""
 
 
 def work_of(graph: Graph, step: Step, scheme: SparseScheme) -> int:
@@ -41,30 +49,56 @@ def _elements(op: KernelCall) -> int:
     return op.out_shape.elements * window
 
 
-M4F: Mapping[Kernel, float] = {
-    (StepKind.FORWARD, OpKind.CONV): 2.3, (StepKind.FORWARD, OpKind.DEPTHWISE): 5.7,
-    (StepKind.FORWARD, OpKind.CLASSIFIER): 6.0, (StepKind.FORWARD, OpKind.ADD): 30.1,
-    (StepKind.FORWARD, OpKind.AVERAGE_POOL): 16.2, (StepKind.FORWARD, OpKind.MAX_POOL): 22.6,
-    (StepKind.INPUT, OpKind.CONV): 4.0, (StepKind.INPUT, OpKind.CLASSIFIER): 19.5,
-    (StepKind.INPUT, OpKind.DEPTHWISE): 17.5, (StepKind.INPUT, OpKind.AVERAGE_POOL): 8.8,
-    (StepKind.INPUT, OpKind.MAX_POOL): 23.9, (StepKind.WEIGHT, OpKind.CONV): 7.1,
-    (StepKind.WEIGHT, OpKind.CLASSIFIER): 59.8, (StepKind.WEIGHT, OpKind.DEPTHWISE): 23.0, (StepKind.MASK, None): 8.1,
-    (StepKind.BIAS, None): 6.6, (StepKind.COPY, None): 7.1, (StepKind.LOSS, None): 78.6,
-}  # fmt: skip
-"""MobileNetV2-w0.35 and, for max pooling, the tests' net of every layer, on the emulated Cortex-M4F with its DSP kernels."""
+Plain = tuple[StepKind, OpKind | None]
 
-M0: Mapping[Kernel, float] = {
-    (StepKind.FORWARD, OpKind.CONV): 19.0, (StepKind.FORWARD, OpKind.DEPTHWISE): 32.5,
-    (StepKind.FORWARD, OpKind.CLASSIFIER): 18.6, (StepKind.FORWARD, OpKind.ADD): 40.3,
-    (StepKind.FORWARD, OpKind.AVERAGE_POOL): 20.9, (StepKind.FORWARD, OpKind.MAX_POOL): 34.2,
-    (StepKind.INPUT, OpKind.CONV): 136.7, (StepKind.INPUT, OpKind.CLASSIFIER): 413.9,
-    (StepKind.INPUT, OpKind.DEPTHWISE): 192.6, (StepKind.INPUT, OpKind.AVERAGE_POOL): 169.9,
-    (StepKind.INPUT, OpKind.MAX_POOL): 44.3, (StepKind.WEIGHT, OpKind.CONV): 144.6,
-    (StepKind.WEIGHT, OpKind.CLASSIFIER): 705.2, (StepKind.WEIGHT, OpKind.DEPTHWISE): 171.0, (StepKind.MASK, None): 10.7,
-    (StepKind.BIAS, None): 98.5, (StepKind.COPY, None): 7.3, (StepKind.LOSS, None): 2435.4,
-}  # fmt: skip
-"""The digits net and a small residual net on the emulated Cortex-M0: without an FPU the backward part costs 30 times as
-much per multiply-accumulate as on an M4F. It skips zero gradients, so its counts depend on the sample by a tenth."""
+
+def _counts(plain: Mapping[Plain, float], special: Mapping[Kernel, float]) -> Mapping[Kernel, float]:
+    """Return the table; a special form without a count of its own costs what the plain one does."""
+    table: dict[Kernel, float] = {}
+    for (kind, op), count in plain.items():
+        table |= {(kind, op, form): count for form in ("", NARROW, STRIDED)}
+    return table | dict(special)
+
+
+M4F = _counts(
+    {
+        (StepKind.FORWARD, OpKind.CONV): 2.05, (StepKind.FORWARD, OpKind.DEPTHWISE): 5.7,
+        (StepKind.FORWARD, OpKind.CLASSIFIER): 6.1, (StepKind.FORWARD, OpKind.ADD): 30.1,
+        (StepKind.FORWARD, OpKind.AVERAGE_POOL): 12.9, (StepKind.FORWARD, OpKind.MAX_POOL): 22.6,
+        (StepKind.INPUT, OpKind.CONV): 3.9, (StepKind.INPUT, OpKind.CLASSIFIER): 19.5,
+        (StepKind.INPUT, OpKind.DEPTHWISE): 14.3, (StepKind.INPUT, OpKind.AVERAGE_POOL): 8.8,
+        (StepKind.INPUT, OpKind.MAX_POOL): 23.9, (StepKind.WEIGHT, OpKind.CONV): 5.2,
+        (StepKind.WEIGHT, OpKind.CLASSIFIER): 66.3, (StepKind.WEIGHT, OpKind.DEPTHWISE): 23.1,
+        (StepKind.MASK, None): 8.1, (StepKind.BIAS, None): 6.8, (StepKind.COPY, None): 7.1, (StepKind.LOSS, None): 78.6,
+    },
+    {
+        (StepKind.FORWARD, OpKind.CONV, NARROW): 3.5, (StepKind.WEIGHT, OpKind.CONV, NARROW): 18.0,
+        (StepKind.INPUT, OpKind.DEPTHWISE, STRIDED): 29.5,
+    },
+)  # fmt: skip
+"""Camera net and MobileNetV2-w0.35 and, for max pooling, the tests' net of every layer, on the emulated Cortex-M4F with its
+DSP kernels, random weights."""
+
+M0 = _counts(
+    {
+        (StepKind.FORWARD, OpKind.CONV): 15.2, (StepKind.FORWARD, OpKind.DEPTHWISE): 31.5,
+        (StepKind.FORWARD, OpKind.CLASSIFIER): 18.8, (StepKind.FORWARD, OpKind.ADD): 40.3,
+        (StepKind.FORWARD, OpKind.AVERAGE_POOL): 21.2, (StepKind.FORWARD, OpKind.MAX_POOL): 34.2,
+        (StepKind.INPUT, OpKind.CONV): 140.0, (StepKind.INPUT, OpKind.CLASSIFIER): 414.0,
+        (StepKind.INPUT, OpKind.DEPTHWISE): 165.6, (StepKind.INPUT, OpKind.AVERAGE_POOL): 169.9,
+        (StepKind.INPUT, OpKind.MAX_POOL): 44.3, (StepKind.WEIGHT, OpKind.CONV): 167.2,
+        (StepKind.WEIGHT, OpKind.CLASSIFIER): 757.0, (StepKind.WEIGHT, OpKind.DEPTHWISE): 170.3,
+        (StepKind.MASK, None): 10.8, (StepKind.BIAS, None): 105.8, (StepKind.COPY, None): 7.3,
+        (StepKind.LOSS, None): 2443.0,
+    },
+    {
+        (StepKind.FORWARD, OpKind.CONV, NARROW): 29.4, (StepKind.WEIGHT, OpKind.CONV, NARROW): 126.0,
+        (StepKind.INPUT, OpKind.DEPTHWISE, STRIDED): 255.9,
+    },
+)  # fmt: skip
+"""The digits net and, for poolings and residuals, a small residual net on the emulated Cortex-M0: without an FPU the
+backward part costs 30 times as much per multiply-accumulate as on an M4F. Zero gradients are skipped, so counts depend on
+the sample by a tenth."""
 
 _BY_BOARD = {"mkr1000": M0, "nrf52840": M4F}
 

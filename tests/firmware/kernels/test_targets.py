@@ -19,6 +19,8 @@ from planner.mcu import (
     compile_model,
     last_layers,
 )
+from planner.mcu.compile import recompile
+from planner.mcu.fates.choose import FitOptions
 from planner.mcu.frontend import import_module
 from planner.mcu.ir import Graph, OpKind
 from planner.mcu.scheme import backward_macs
@@ -133,6 +135,25 @@ def test_instructions_and_ram_of_a_camera_network(camera, tmp_path):
     assert forward / graph.macs <= 2.9
     assert (training - forward) / backward_macs(graph, model.scheme) <= 5.4
     assert ram_bytes <= 180_000
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("share", "most"), [(0.75, 0.10), (0.5, 0.20)])
+def test_less_memory_costs_few_instructions_and_no_bit(share, most, tmp_path):
+    """All layers of the camera net, with that share of the arena that keeps everything."""
+    torch.manual_seed(0)
+    data = np.random.default_rng(0).random((2, 3, 80, 80), np.float32)
+    whole = compile_model(settled(CameraNet(), data), data, name="camera")
+    allowed = whole.memory.parameters.size_bytes + int(share * whole.memory.arena.peak_bytes)
+    less, _ = recompile(whole, FitOptions(allowed))
+    runs = []
+    for name, model in (("whole", whole), ("less", less)):
+        image = build_image(model, Core.M4F, tmp_path / name, ram_bytes=1 << 20)
+        counter = build_counter(tmp_path / name)
+        sample, label = model.quantize_input(data[:1]), np.zeros(1, np.int64)
+        runs.append(run_image(image, sample, label, options=UpdateOptions(0.01), counter=counter))
+    assert runs[0].parameters == runs[1].parameters
+    assert runs[1].instructions[0] <= (1 + most) * runs[0].instructions[0]
 
 
 def test_instructions_of_a_pointwise_layer(tmp_path):

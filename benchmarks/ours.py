@@ -49,10 +49,11 @@ class Ours:
         *,
         steps: int,
         small: bool = False,
+        size: int | None = None,
         threads: int = 1,
     ) -> None:
         torch.set_num_threads(threads)
-        work = workload(model, batch_size=batch_size, small=small)
+        work = workload(model, batch_size=batch_size, small=small, size=size)
         batches = [work.batch(i) for i in range(steps)]
         data = [torch.cat(columns) for columns in zip(*batches, strict=True)]
         self.job = TrainingJob(

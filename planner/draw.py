@@ -33,6 +33,11 @@ class Shade(enum.Enum):
     RECOMPUTE = "#e09f3e"
     PAGE_OUT = "#9e2a2b"
     PAGE_IN = "#4f772d"
+    PACKED = "#a5a5d6"
+
+
+_RETURNS = {Action.PAGE: Shade.PAGE_IN, Action.RECOMPUTE: Shade.RECOMPUTE, Action.PACK: Shade.KEEP}
+"""How a tensor that comes back is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +114,15 @@ def _bars(graph: StepGraph, lane: int, s: int, decisions: list[Decision]) -> lis
         start, shade = wrapping.before, Shade.PAGE_IN
     for d in gaps:
         leaving = Shade.PAGE_OUT if d.action is Action.PAGE else shade
+        if d.action is Action.PACK:
+            found.append(Bar(lane, d.after + 1, d.before, Shade.PACKED))
         end = d.after + 1
         if end > start:
             found += _split(lane, start, end, shade, leaving)
         if d is wrapping:
             start = stop
             break
-        start, shade = d.before, Shade.PAGE_IN if d.action is Action.PAGE else Shade.RECOMPUTE
+        start, shade = d.before, _RETURNS[d.action]
     if start < stop:
         found.append(Bar(lane, start, stop, shade))
     found += [Bar(lane, d.before, d.before + 1, Shade.RECOMPUTE) for d in decisions if d.action is Action.INTERMEDIATE]

@@ -326,9 +326,9 @@ def plan_all(
     Raises InfeasibleError for the first that does not fit.
     """
     plans, costs = {}, {}
-    for (name, graph), ops in zip(prepared.graphs.items(), measured.ops, strict=True):
-        costs[name] = CostTable(device, ops)
-        result = planner(graph, costs[name], ram_bytes)
+    for (name, graph), table in zip(prepared.graphs.items(), measured.tables(device), strict=True):
+        costs[name] = table
+        result = planner(graph, table, ram_bytes)
         if result.plan is None:
             raise InfeasibleError(f"graph {name!r}: {result.message}", result.needed_bytes, result.fastest_seconds)
         plans[name] = result.plan

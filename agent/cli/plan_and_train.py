@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from agent.prepare.sparse import SparseJob
     from planner.deadline import Pace
     from planner.ir.bundle.bundle import Bundle, Manifest, PlannedLimits
-    from planner.ir.costs import CostTable
+    from planner.ir.costs import CostTable, PackingCost
     from planner.ir.graph import StepGraph
     from planner.ir.plan import Plan
     from planner.sparse.probe import ProbeResult
@@ -540,6 +540,8 @@ def _facts(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
         "budget_bytes": bundle.manifest.plans[index].ram_bytes, "planned_peak_bytes": program.peak_bytes,
         "peak_without_planning_bytes": keep_all.peak_bytes, "base_bytes": bundle.costs[main].device.base_bytes,
         "floor_bytes": floor.nbytes, "floor": str(floor),
+        "packed": count[Action.PACK], "packing_seconds": program.packing_seconds,
+        "packings": [_packing_facts(graph, cost) for cost in program.packings],
         "paged": count[Action.PAGE], "recomputed": count[Action.RECOMPUTE], "intermediate": count[Action.INTERMEDIATE],
         "sliced_updates": len(plan.sliced), "read_bytes": program.read_bytes, "written_bytes": program.written_bytes,
         "medium": first["medium"], "endurance_bytes": first["endurance_bytes"], "wear_joules": program.wear_joules,
@@ -551,6 +553,30 @@ def _facts(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
         "recordings": asdict(bundle.manifest.recordings), "compared_steps": len(bundle.manifest.reference.losses),
         "compared_tensors": len(bundle.manifest.reference.checksums), "limits": asdict(bundle.manifest.limits),
     }  # fmt: skip
+
+
+def _packing_facts(graph: "StepGraph", cost: "PackingCost") -> dict[str, Any]:
+    return {
+        "tensor": graph.label(cost.storage), "bytes": graph.storages[cost.storage].nbytes, "density": cost.density,
+        "codec": cost.codec.value, "packed_bytes": cost.reserved_bytes, "seconds": cost.seconds,
+    }  # fmt: skip
+
+
+def _print_packings(facts: dict[str, Any]) -> None:
+    """Print what is packed, the largest first; nothing where nothing is."""
+    from rich.table import Table
+
+    if not facts["packings"]:
+        return
+    table = Table(title="packed in RAM while idle, as the trial's batches were")
+    for heading in ("tensor", "size", "density", "codec", "packed", "seconds"):
+        table.add_column(heading, justify="left" if heading in ("tensor", "codec") else "right")
+    for one in sorted(facts["packings"], key=lambda one: -one["bytes"]):
+        table.add_row(
+            one["tensor"], format_bytes(one["bytes"]), f"{one['density']:.2f}" if one["codec"] == "bitmap" else "",
+            one["codec"], format_bytes(one["packed_bytes"]), format_seconds(one["seconds"]),
+        )  # fmt: skip
+    terminal().print(table)
 
 
 def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> None:
@@ -569,12 +595,12 @@ def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> Non
     table.add_row("floor", facts["floor"])
     table.add_row(
         "decisions",
-        f"{facts['paged']} tensors paged, {facts['recomputed']} recomputed, {facts['intermediate']} rematerialized as intermediates, "
+        f"{facts['paged']} tensors paged, {facts['recomputed']} recomputed, {facts['packed']} packed, {facts['intermediate']} rematerialized as intermediates, "
         f"{facts['sliced_updates']} updates in slices; plan of {facts['plan_bytes']} bytes ({facts['strategy']})",
     )
     table.add_row(
         "per step", f"{format_seconds(facts['seconds'])} ({format_seconds(facts['stall_seconds'])} waiting for flash, "
-        f"{format_seconds(facts['recompute_seconds'])} recomputing), {format_joules(facts['joules'])} (estimated)"
+        f"{format_seconds(facts['recompute_seconds'])} recomputing, {format_seconds(facts['packing_seconds'])} packing), {format_joules(facts['joules'])} (estimated)"
     )  # fmt: skip
     table.add_row("threads", _threads(facts))
     table.add_row("energy overhead", _overhead(facts))
@@ -717,6 +743,7 @@ def _show(arguments: argparse.Namespace) -> int:
         print(msgspec.json.encode(facts).decode())
         return 0
     _print_facts(arguments.bundle, facts, manifest)
+    _print_packings(facts)
     _plot(bundle, arguments.plan)
     _plot_frontier(manifest)
     if arguments.html:

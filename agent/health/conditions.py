@@ -209,6 +209,13 @@ CONDITIONS = {
             "an operator cannot be interrupted; smaller batches have shorter ones",
         ),
         Condition(
+            "packing-overflow",
+            Severity.INFO,
+            "tensors are denser than planned",
+            "job {job}: in step {step} {count} tensors needed more room packed than the plan keeps for them and went to flash",
+            "nothing is lost, but flash is written: plan the job again if it lasts, so that its present data is measured",
+        ),
+        Condition(
             "slow-release",
             Severity.INFO,
             "an attached program gives its memory back slowly",

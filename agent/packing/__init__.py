@@ -7,7 +7,6 @@ Works on addresses of contiguous memory (`tensor.data_ptr()`), knows nothing of 
 """
 
 from agent.packing.codec import (
-    Codec,
     CorruptPackingError,
     Layout,
     PackingError,
@@ -20,6 +19,7 @@ from agent.packing.codec import (
     packed_bytes,
     unpack,
 )
+from planner.ir.costs import Codec
 
 __all__ = [
     "Codec",

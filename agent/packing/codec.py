@@ -4,13 +4,13 @@ Booleans to bits, integers to their range, sparse items to a bitmap.
 """
 
 import ctypes
-import enum
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import assert_never
 
+from planner.ir.costs import Codec
 from planner.ir.errors import PortError
 from planner.ir.units import format_bytes
 
@@ -20,17 +20,6 @@ _NARROW_HEADER_BYTES = 16
 _BITMAP_ITEM_BYTES = (1, 2, 4, 8)
 _MOST_ITEMS = 2**48
 """More than any address space holds; keeps every size below 2**63."""
-
-
-class Codec(enum.Enum):
-    """How items are packed; the values are names in bundles."""
-
-    BITS = "bits"
-    """Booleans of one byte: one bit each."""
-    NARROW = "narrow"
-    """64-bit integers: 1, 2, 4 or 8 bytes each above the smallest, after a header of 16 bytes."""
-    BITMAP = "bitmap"
-    """Items of 1, 2, 4 or 8 bytes: one bit each (in words of 64) and those that are not all zero bits."""
 
 
 class PackingError(PortError):

@@ -8,7 +8,7 @@ import platform
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,14 +19,14 @@ from agent.energy.sources.estimated import PowerModel
 from agent.malloc import preload_environment
 from agent.system.python_process import module_command, module_environment
 from agent.worker.options import TorchOptions
-from agent.worker.protocol import StepDone, TrainingFailed, TrainingFinished, WorkerReady
+from agent.worker.protocol import PackingProbed, StepDone, TrainingFailed, TrainingFinished, WorkerReady
 from agent.worker.start import start_worker, torch_worker
 from planner import make_bundle
 from planner.ir.boards import estimated_costs, load_board, op_work
 from planner.ir.bundle.bundle import NO_LIMITS, Bundle, Manifest, PlannedLimits
 from planner.ir.bundle.codec import pack_graph
 from planner.ir.bundle.writer import publish_bundle, replace_plans
-from planner.ir.costs import CostTable, DeviceCosts, Flash
+from planner.ir.costs import CostTable, DeviceCosts, Flash, PackingCost
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import StepGraph
 from planner.ir.plan import Plan
@@ -230,7 +230,10 @@ def _quick(limits: PlannedLimits) -> Planner:
 def _settled(making: "_Making", quick: Planner, planner: Planner, progress: Progress, *, wide: bool) -> Made:
     """Try plans until one takes what it says, then add smaller ones. Raises InfeasibleError, TrialError."""
     progress("try", 0.0)
-    found, _ = making.tried(quick)  # finds out what is unplanned; the last word is the chosen planner's
+    found, _ = making.tried(
+        quick, probe_packing=True
+    )  # finds out what is unplanned; the last word is the chosen planner's
+    making.keep_packings(found)
     making.keep_pace(found)
     for attempt in range(_TRIES):
         progress("plan", attempt / _TRIES)
@@ -251,12 +254,14 @@ class _Trial:
 
     Peaks of resident memory, and its last step's compute seconds over those planned.
 
-    `start_bytes`: the peak before the first step, while the worker loads Python, torch and the bundle.
+    `start_bytes`: the peak before the first step, while the worker loads Python, torch and the bundle. `packings`: by graph,
+    what packing takes, where the run looked at that; without joules.
     """
 
     peak_bytes: int
     start_bytes: int = 0
     pace: float = 1.0
+    packings: Mapping[str, tuple[PackingCost, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -283,11 +288,13 @@ class _Making:
         """Return what is planned for: the budget without what is spared."""
         return int(self.ram_bytes * (1 - _SPARE))
 
-    def tried(self, planner: Planner) -> tuple[_Trial, bool]:
+    def tried(self, planner: Planner, *, probe_packing: bool = False) -> tuple[_Trial, bool]:
         """Plan, write and run; note what turned out unplanned. Say whether that was next to nothing."""
         plans, costs = self._planned(planner)
         manifest = self._written([plans], costs, [self.ram_bytes])
-        found = trial(self.draft, self.page_dirs, self.threads, self.throttle, len(manifest.reference.losses))
+        found = trial(
+            self.draft, self.page_dirs, self.threads, self.throttle, len(manifest.reference.losses), probe_packing
+        )  # fmt: skip
         self.start_bytes = max(self.start_bytes, found.start_bytes)
         if self.start_bytes > self.ram_bytes:
             raise self._too_little_to_start(f"the budget is {format_bytes(self.ram_bytes)}")
@@ -314,6 +321,24 @@ class _Making:
             f"--ram to at least {format_bytes(least)}",
             least,
         )
+
+    def keep_packings(self, found: _Trial) -> None:
+        """Let further plans pack what the trial saw, for the watts of this device; another board's seconds are estimated.
+
+        There packing takes as much longer as the step's operators do.
+        """
+        pace = found.pace if self.estimated and found.pace > 0 else 1.0
+        scaled = {
+            name: tuple(
+                replace(
+                    cost, pack_seconds=cost.pack_seconds / pace, unpack_seconds=cost.unpack_seconds / pace,
+                    joules=cost.seconds / pace * self.device.compute_watts,
+                )
+                for cost in costs
+            )
+            for name, costs in found.packings.items()
+        }  # fmt: skip
+        self.measured = replace(self.measured, packings=tuple(scaled.get(name, ()) for name in self.prepared.graphs))
 
     def keep_pace(self, found: _Trial) -> None:
         """Scale the operators' costs, measured one by one, to what a whole step of the trial took.
@@ -385,11 +410,16 @@ def loading_peak() -> int:
 
 
 def trial(
-    path: Path, page_dirs: Sequence[Path], threads: int, throttle: Throttle | None = None, compared: int = 0
+    path: Path,
+    page_dirs: Sequence[Path],
+    threads: int,
+    throttle: Throttle | None = None,
+    compared: int = 0,
+    probe_packing: bool = False,
 ) -> _Trial:
     """Run a few steps of a bundle, paging to a directory on each of its media, and return what they took.
 
-    As many as are `compared` with plain PyTorch's.
+    As many as are `compared` with plain PyTorch's. `probe_packing`: look at what packing tensors would take, too.
 
     Raises TrialError where the worker fails, or gives other numbers.
     """
@@ -401,11 +431,13 @@ def trial(
         )
         options = TorchOptions(
             bundle=path, state_dir=folder, scratch_dirs=tuple(further), steps=steps, checkpoint_every=steps, verify=compared,
+            probe_packing=probe_packing,
             read_limit=None if throttle is None else throttle.read_bytes_per_s,
             write_limit=None if throttle is None else throttle.write_bytes_per_s,
         )  # fmt: skip
         worker = start_worker(torch_worker(options), limit_bytes=1 << 30, threads=threads)
         peak, start, pace = 0, 0, 1.0
+        packings: dict[str, tuple[PackingCost, ...]] = {}
         failure = ""
         for event in worker.events():
             match event:
@@ -413,6 +445,8 @@ def trial(
                     start = event.start_peak_bytes or 0
                 case StepDone():
                     peak, pace = max(peak, event.peak_rss_bytes or 0), _pace(event, threads)
+                case PackingProbed():
+                    packings[event.graph] = (*packings.get(event.graph, ()), *event.costs)
                 case TrainingFinished():
                     peak = max(peak, event.peak_rss_bytes or 0)
                 case TrainingFailed():
@@ -421,7 +455,7 @@ def trial(
             raise TrialError(
                 failure or f"the trial run ended with exit code {worker.process.returncode}", worker.process.returncode
             )
-        return _Trial(peak, start, pace)
+        return _Trial(peak, start, pace, packings)
 
 
 def _pace(step: StepDone, threads: int) -> float:

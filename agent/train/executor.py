@@ -6,6 +6,7 @@ Behind it one page thread, and one for updates that run in slices.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from agent.backend.base import Backend
 from agent.backend.cpu import CpuBackend
 from agent.backend.raw_bytes import whole_bytes
 from agent.train.checkpoint import StateStore
+from agent.train.packing.step import PackingStats, StepPacking
 from agent.train.pager import CorruptPageError, Pager, PagerStats
 from agent.train.step_paging import Scratch, StepPaging
 from agent.train.step_values import GraphChangedError, StepValues, check_layout
@@ -28,6 +30,9 @@ from planner.ir.program import Code, Program
 KEPT_BYTES = 1 << 20
 """So much of what forward and backward change in place (running statistics) is kept for `undo`; ResNet-50 has 0.4 MB."""
 
+_PHASES = {Code.RERUN: "recompute", Code.PACK: "pack", Code.UNPACK: "unpack"}
+"""What is no operator of the recorded step, under the names of step events."""
+
 _PATIENCE_S = 0.02
 """So often a wait for an update looks whether the step is to pause."""
 
@@ -40,7 +45,10 @@ class StepReport:
     aux: tuple[torch.Tensor, ...]
     phases_s: dict[str, float] = field(default_factory=dict)
     paging: PagerStats = field(default_factory=PagerStats)
+    packing: PackingStats = field(default_factory=PackingStats)
 
+
+_NO_WATCHERS: Mapping[int, Callable[[StepValues], None]] = MappingProxyType({})
 
 Gate = Callable[[], None]
 """Called between two instructions when something waits: blocks for a pause, raises Interrupted to leave."""
@@ -62,8 +70,12 @@ class Executor:
         pager: Pager,
         scratch: Sequence[Scratch],
         backend: Backend | None = None,
+        watchers: Mapping[int, Callable[[StepValues], None]] = _NO_WATCHERS,
     ) -> None:
-        """`backend`: where the step computes; the CPU if it is not said. Raises PortError for a step of another device."""
+        """`backend`: where the step computes; the CPU if it is not said. `watchers`: called once these operators have run.
+
+        Raises PortError for a step of another device.
+        """
         self.program, self.graph = program, program.graph
         self.resident, self.pager = resident, pager
         graph = self.graph
@@ -74,12 +86,13 @@ class Executor:
             )
         self.values = StepValues(graph, self.backend)
         self.paging = StepPaging(program, self.values, store, pager, scratch)
+        self.packing = StepPacking(program.packings, self.values, self.paging)
         self.interrupted = False
         self.changed = False
         """Whether the present or last step has begun to change persistent storages in a way that `undo` cannot undo."""
         self.gate: Gate = _no_gate
         self.keys = [s.key for s in graph.storages]
-        self._constants = constants
+        self._constants, self._watchers = constants, watchers
         self._residents = [
             s for s, storage in enumerate(graph.storages)
             if storage.persistent and graph.uses[s] and s not in program.starts_on_flash
@@ -111,6 +124,7 @@ class Executor:
         self.changed = False
         self._kept.clear()
         before = replace(self.pager.stats)
+        self.packing.begin()
         self._phases = {}
         self._enter("")
         self._updates = UpdateThread()
@@ -138,7 +152,7 @@ class Executor:
         paging = self.pager.stats.since(before)
         self._phases.pop("", None)
         self._phases["stall"] = paging.stall_seconds
-        return StepReport(loss, aux, dict(self._phases), paging)
+        return StepReport(loss, aux, dict(self._phases), paging, self.packing.stats)
 
     def undo(self) -> None:
         """Put back what a step that was left changed before its update.
@@ -187,6 +201,7 @@ class Executor:
         """Let go of every tensor; residents live on in `resident`."""
         if self.paging.drop():
             self.changed = True
+        self.packing.drop()
         self._rng.clear()
         for s in range(len(self.graph.storages)):
             self.values.clear(s)
@@ -198,6 +213,10 @@ class Executor:
     def _write(self, s: int, target: int) -> None:
         self.paging.write(s, target)
         self._free(s)
+
+    def _pack(self, entry: int) -> None:
+        self.packing.pack(entry)
+        self._free(self.program.packings[entry].storage)
 
     # -- compiling instructions to closures
 
@@ -221,6 +240,8 @@ class Executor:
             match instruction.code:
                 case Code.RUN:
                     code.append(self._run_op(i))
+                    if i in self._watchers:
+                        code.append(_call(self._watchers[i], self.values))
                 case Code.RERUN:
                     code.append(self._rerun_op(i))
                 case Code.FREE:
@@ -233,6 +254,10 @@ class Executor:
                     code.append(_call(self.paging.land, i))
                 case Code.WAIT_WRITE:
                     code.append(_call(self.paging.finish_write, i))
+                case Code.PACK:
+                    code.append(_call(self._pack, i))
+                case Code.UNPACK:
+                    code.append(_call(self.packing.unpack, i))
                 case Code.SLICED:
                     code.append(_call(self._start_update, self._sliced(i)))
                 case Code.WAIT_SLICED:
@@ -249,7 +274,7 @@ class Executor:
     def _phase_of(self, code: Code, index: int) -> str | None:
         if code is Code.RUN:
             return self.graph.ops[index].phase.name.lower()
-        return "recompute" if code is Code.RERUN else None
+        return _PHASES.get(code)
 
     def _enter(self, phase: str) -> None:
         now = time.perf_counter()

@@ -16,8 +16,10 @@ from agent.train.trainer import Evaluation, StepEvent, Trainer, TrainOptions, st
 from agent.worker.control import Control, LeftOnRequest, Tell
 from agent.worker.options import TorchOptions
 from agent.worker.protocol import (
+    COSTS_IN_A_LINE,
     CheckpointWritten,
     EvaluationDone,
+    PackingProbed,
     PlanSwitched,
     StateRecovered,
     TrainingFinished,
@@ -45,7 +47,7 @@ def train(told: TorchOptions, control: Control, tell: Tell) -> None:
         state_dir=told.state_dir, page_dir=told.page_dir or told.state_dir, plan=told.plan or 0,
         steps=told.steps, epochs=told.epochs or 1, data=told.data, round=told.round or 0,
         checkpoint_every=told.checkpoint_every or 1, verify=told.verify,
-        read_bytes_per_s=told.read_limit, write_bytes_per_s=told.write_limit, scratch_dirs=told.scratch_dirs,
+        read_bytes_per_s=told.read_limit, write_bytes_per_s=told.write_limit, scratch_dirs=told.scratch_dirs, probe_packing=told.probe_packing,
     )  # fmt: skip
     trainer = Trainer(bundle, options)
     lock = _lock_state(told.state_dir)
@@ -115,6 +117,10 @@ def _run(trainer: Trainer, told: TorchOptions, control: Control, tell: Tell) -> 
             raise LeftOnRequest("left on request")
 
     def finish() -> None:
+        for name, probe in trainer.probes.items():
+            costs = probe.costs()
+            for start in range(0, len(costs), COSTS_IN_A_LINE):
+                tell(PackingProbed(graph=name, costs=costs[start : start + COSTS_IN_A_LINE]))
         digest = trainer.digest() if told.digest else None
         checksum = trainer.save_weights(told.out) if told.out else None
         tell(

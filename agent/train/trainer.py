@@ -23,6 +23,7 @@ from agent.train.comparison import compare_step
 from agent.train.executor import Executor, StepReport
 from agent.train.finite import check_loss
 from agent.train.incoming_samples import Arrivals, DataError
+from agent.train.packing.probe import PackingProbe
 from agent.train.pager import BURST, CHUNK, CorruptPageError, Pager, PagerStats, make_directory
 from agent.train.resident_state import Persistents, initial_contents
 from agent.train.result import save_result
@@ -52,7 +53,7 @@ class TrainOptions:
 
     `data`: train on the samples of this directory instead of the bundle's. `round`: when it differs from the last
     checkpoint's, epochs count anew while weights and optimizer go on. `scratch_dirs`: a directory on each of the device's
-    `scratch_targets`, in their order.
+    `scratch_targets`, in their order. `probe_packing`: look at what packing tensors would take (`Trainer.probes`).
     """
 
     state_dir: Path
@@ -67,6 +68,7 @@ class TrainOptions:
     read_bytes_per_s: float | None = None
     write_bytes_per_s: float | None = None
     scratch_dirs: tuple[Path, ...] = ()
+    probe_packing: bool = False
 
 
 @dataclass(slots=True)
@@ -148,6 +150,7 @@ class Trainer:
         self.scratch: dict[str, tuple[Scratch, ...]] = {}
         self._programs: dict[tuple[int, str], Program] = {}
         self._executors: dict[tuple[int, str], Executor] = {}
+        self.probes: dict[str, PackingProbe] = {}
         self.plan_index = options.plan
         self.interrupted = False
         self.gate: Callable[[], None] = lambda: None
@@ -243,9 +246,12 @@ class Trainer:
             if name not in self.scratch:
                 folders = (self.options.page_dir, *self.options.scratch_dirs)
                 self.scratch[name] = tuple(Scratch(folder) for folder in folders)
+            if self.options.probe_packing:
+                self.probes[name] = PackingProbe(self.program(name).graph)
+            watchers = self.probes[name].watchers() if name in self.probes else {}
             executor = Executor(
                 self.program(name), self.constants, self.persistents.resident, self.store, self.pager,
-                self.scratch[name], self.backend,
+                self.scratch[name], self.backend, watchers,
             )  # fmt: skip
             self._executors[key] = executor
         executor = self._executors[key]
@@ -504,7 +510,7 @@ def _kind(step: int, accumulate: int) -> str:
 
 def step_message(event: StepEvent) -> StepDone:
     """Return a step as the supervisor hears of it."""
-    paging = event.paging
+    paging, packing = event.paging, event.report.packing
     waits_and_transfers = {
         "stall": paging.stall_seconds,
         "page_in": paging.read_seconds,
@@ -515,5 +521,6 @@ def step_message(event: StepEvent) -> StepDone:
         phases_s={**event.report.phases_s, **waits_and_transfers}, paged_in_bytes=paging.read_bytes,
         paged_out_bytes=paging.written_bytes, unworn_bytes=paging.unworn_bytes, transfer_s=paging.busy_seconds,
         hidden_s=max(0.0, paging.busy_seconds - paging.stall_seconds), peak_rss_bytes=peak_resident_bytes(),
-        planned_s=event.planned_s, planned_compute_s=event.planned_compute_s, planned_joules=event.planned_joules,
+        packed_bytes=packing.packed_bytes, packed_from_bytes=packing.source_bytes - packing.spilled_bytes,
+        packing_overflows=len(packing.overflows), planned_s=event.planned_s, planned_compute_s=event.planned_compute_s, planned_joules=event.planned_joules,
     )  # fmt: skip

@@ -91,6 +91,9 @@ class TorchOptions(WorkerOptions):
     )
     verify: int = field(default=0, metadata={"help": "compare the first losses, so many, with plain PyTorch's"})
     digest: bool = field(default=False, metadata={"help": "report a checksum over all persistent tensors at the end"})
+    probe_packing: bool = field(
+        default=False, metadata={"help": "report at the end what packing the step's tensors would take"}
+    )
     read_limit: int | None = field(
         default=None, metadata={"help": "throttle reads to this many bytes per second", "type": parse_bytes}
     )

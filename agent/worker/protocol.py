@@ -12,11 +12,14 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from planner.ir.costs import PackingCost
 from planner.ir.errors import PortError
 
 VERSION = 1
 MAX_LINE_BYTES = 1 << 20
 """Longer than any message; a peer that sends more without a newline is broken."""
+COSTS_IN_A_LINE = 1000
+"""Of `PackingProbed`, 200 bytes each."""
 
 
 class ProtocolError(PortError):
@@ -73,6 +76,11 @@ class StepDone(_EventMessage, frozen=True, kw_only=True, tag="step"):
     paged_out_bytes: int = 0
     unworn_bytes: int = 0
     """Of those paged out, the bytes to compressed RAM, which writing does not wear."""
+    packed_bytes: int = 0
+    """What tensors took while they lay packed in RAM; `packed_from_bytes`: what they are unpacked."""
+    packed_from_bytes: int = 0
+    packing_overflows: int = 0
+    """Tensors that needed more room packed than the plan has for them, and went to flash instead."""
     transfer_s: float = 0.0
     hidden_s: float = 0.0
     """Of the transfers, what ran beside compute."""
@@ -102,6 +110,13 @@ class CheckpointWritten(_EventMessage, frozen=True, kw_only=True, tag="checkpoin
     step: int
     bytes: int
     wall_s: float
+
+
+class PackingProbed(_EventMessage, frozen=True, kw_only=True, tag="packing"):
+    """What packing the tensors of a graph would take, as the steps of a trial showed; one of several for a large graph."""
+
+    graph: str
+    costs: tuple[PackingCost, ...]
 
 
 class StateRecovered(_EventMessage, frozen=True, kw_only=True, tag="recovered"):
@@ -189,7 +204,7 @@ class TrainingFailed(_EventMessage, frozen=True, kw_only=True, tag="failed"):
 
 
 Event = (
-    WorkerReady | StepDone | EvaluationDone | CheckpointWritten | StateRecovered | PlanSwitched | WorkerPaused
+    WorkerReady | StepDone | EvaluationDone | CheckpointWritten | PackingProbed | StateRecovered | PlanSwitched | WorkerPaused
     | WorkerResumed | MemoryReleased | WorkerLeaving | DeviceInterrupted | TrainingFinished | TrainingFailed
 )  # fmt: skip
 

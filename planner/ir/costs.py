@@ -1,10 +1,11 @@
 """What a step costs on one device.
 
-Seconds, joules and workspace per operator, bandwidth of flash, watts at rest.
+Seconds, joules and workspace per operator, bandwidth of flash, watts at rest, what packing a tensor takes.
 """
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +93,54 @@ class DeviceCosts:
         return (self.flash, *self.scratch_targets)
 
 
+class Codec(enum.Enum):
+    """How items are packed; the values are names in bundles."""
+
+    BITS = "bits"
+    """Booleans of one byte: one bit each."""
+    NARROW = "narrow"
+    """64-bit integers: 1, 2, 4 or 8 bytes each above the smallest, after a header of 16 bytes."""
+    BITMAP = "bitmap"
+    """Items of 1, 2, 4 or 8 bytes: one bit each (in words of 64) and those that are not all zero bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackingCost:
+    """What packing one storage takes after its `version`-th write, counted from 1.
+
+    `density`: the largest share of items seen that are not all zero bits. `reserved_bytes`: what a plan keeps for the packed form,
+    the largest size seen and a margin. `pack_seconds` and `unpack_seconds` are those of one core, `joules` of both together.
+    """
+
+    storage: int
+    version: int
+    codec: Codec
+    item_bytes: int
+    density: float
+    reserved_bytes: int
+    pack_seconds: float
+    unpack_seconds: float
+    joules: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of both directions together."""
+        return self.pack_seconds + self.unpack_seconds
+
+
+def by_version(costs: Iterable[PackingCost]) -> Mapping[tuple[int, int], PackingCost]:
+    """Return the costs by storage and version."""
+    return {(cost.storage, cost.version): cost for cost in costs}
+
+
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Costs of every op of a graph, in the order of its ops, on one device."""
+    """Costs of every op of a graph, in the order of its ops, on one device; `packings`: of the storages that may be packed."""
 
     device: DeviceCosts
     ops: tuple[OpCost, ...]
+    packings: tuple[PackingCost, ...] = ()
+
+    def reordered(self, order: Sequence[int]) -> "CostTable":
+        """Return the costs of the same ops in another order."""
+        return replace(self, ops=tuple(self.ops[i] for i in order))

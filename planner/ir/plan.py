@@ -10,6 +10,8 @@ changes that for one idle gap:
   (`before <= after`): the storage then starts the step on flash.
 - RECOMPUTE: freed after op `after`, rematerialized by running its writers again just before op `before`, and resident from
   then on.
+- PACK: packed without loss in RAM after op `after`, in the codec and the room that the cost table has for it
+  (`CostTable.packings`), and unpacked just before op `before`.
 - INTERMEDIATE: rematerialized just before op `before` only to rematerialize others there, then freed at once (`after` is the last use
   before; the storage may have no later use at all).
 
@@ -20,6 +22,9 @@ Op indices count in `order` if there is one, else in the graph's own order.
 import enum
 from dataclasses import dataclass
 
+MIN_DECIDED_BYTES = 64 * 1024
+"""Smaller storages are always kept: transfers below 1 MiB lose most of the bandwidth, and nothing is gained."""
+
 
 class Action(enum.IntEnum):
     """What happens to a storage in one idle gap. The numbers stand in bundles."""
@@ -27,6 +32,7 @@ class Action(enum.IntEnum):
     PAGE = 1
     RECOMPUTE = 2
     INTERMEDIATE = 3
+    PACK = 4
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from planner.ir.costs import PackingCost
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import StepGraph
 
@@ -61,13 +62,16 @@ class Code(enum.IntEnum):
     WAIT_READ = 6
     SLICED = 7
     WAIT_SLICED = 8
+    PACK = 9
+    UNPACK = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """One instruction.
 
-    `index` is an op for RUN and RERUN, an update group for SLICED and WAIT_SLICED, else a storage.
+    `index` is an op for RUN and RERUN, an update group for SLICED and WAIT_SLICED, an entry of `Program.packings` for PACK and UNPACK,
+    else a storage.
 
     SLICED starts a group's update, which goes on beside the instructions that follow until WAIT_SLICED.
 
@@ -90,6 +94,7 @@ class Program:
     storages that are resident whole when it starts and are on flash when it ends, written slice by slice.
     `carried`: persistent storages whose write may still be under way when the step ends; the next one waits for it.
     `seconds`, `stall_seconds`: of a step among others like it, with the writes of the one before it still under way.
+    `packings`: what is packed, one entry per gap in the order of packing; `packing_seconds`: of both directions.
     `written_to`: bytes by paging target. `wear_joules`: what the written bytes cost of the media's life, as the energy that buys as much (`Flash`).
     """
 
@@ -111,6 +116,8 @@ class Program:
     read_bytes: int
     written_to: tuple[int, ...]
     wear_joules: float
+    packings: tuple[PackingCost, ...] = ()
+    packing_seconds: float = 0.0
 
     timeline: tuple[int, ...] = field(repr=False, default=())
     """Resident bytes (base included) while each op runs."""

@@ -224,7 +224,7 @@ def _fixed_gaps(problem: Problem) -> set[int]:
             and not tensor.pinned
             and (
                 tensor.paging
-                or tensor.packing
+                or tensor.packing(gap.version)
                 or (0 <= gap.version < len(tensor.rematerializations) and tensor.rematerializations[gap.version])
             )
         )
@@ -255,7 +255,7 @@ def define_returns(f: Columns) -> None:
             extra = known.stage if known is not None and known.fate is Fate.PAGE else gap.before
             pages = [s for s in stages if f.breadth.early_pages or s in (gap.before, extra)]
             _define_pages(f, g, columns, pages)
-        packing = f.problem.tensors[gap.tensor].packing
+        packing = f.problem.tensors[gap.tensor].packing(gap.version)
         if packing is not None and packing.seconds <= f.slack:
             columns.packed = f.model.column(f"q({g})", f.joules(packing.joules), integral=True)
         f.gaps[g] = columns

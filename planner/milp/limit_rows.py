@@ -16,7 +16,7 @@ def eq8_deadline(f: Columns) -> None:
         for _, _, rematerialization, v in f.rematerialization_columns()
     ]
     for g, columns in f.gaps.items():
-        packing = problem.tensors[problem.gaps[g].tensor].packing
+        packing = problem.tensors[problem.gaps[g].tensor].packing(problem.gaps[g].version)
         if columns.packed is not None and packing is not None:
             terms.append((columns.packed, packing.seconds / f.second_scale))
     terms += [(v, 1.0) for v in f.stalls.values()]

@@ -24,6 +24,7 @@ def eq5_eq6_memory(f: Columns) -> None:
     problem = f.problem
     fixed, born, work = _fixed_loads(f)
     terms = _gap_loads(f)
+    packing, unpacking = _packing_loads(f)
     intermediates: list[list[Term]] = [[] for _ in range(problem.size)]
     for (i, s), v in f.intermediates.items():
         intermediates[s].append((v, problem.tensors[i].nbytes / f.byte_scale))
@@ -42,10 +43,12 @@ def eq5_eq6_memory(f: Columns) -> None:
             continue
         _offer_row(tightest, f"eq6_memory_after({s})", terms[s] + sliced_after, after)
         before = fixed[s] - born[s]
+        if packing[s]:
+            _offer_row(tightest, f"eq6_packing({s})", terms[s] + packing[s] + sliced_after, fixed[s])
         if f.breadth.exact_stages and (intermediates[s] or s in workspaces):
             eq5_in_stage(f, s, terms[s] + sliced_before, fixed[s] - born[s], limit)
             intermediates[s] = []
-        extra = intermediates[s] + ([(work_before[s], 1.0)] if s in work_before else [])
+        extra = unpacking[s] + intermediates[s] + ([(work_before[s], 1.0)] if s in work_before else [])
         if extra or before > after:
             _offer_row(tightest, f"eq5_memory_before({s})", terms[s] + extra + sliced_before, before)
     for row, (load, name) in tightest.items():
@@ -171,15 +174,30 @@ def _gap_loads(f: Columns) -> list[list[Term]]:
     loads: list[list[Term]] = [[] for _ in range(size)]
     for g, columns in f.gaps.items():
         gap, tensor = problem.gaps[g], problem.tensors[problem.gaps[g].tensor]
-        nbytes = tensor.nbytes / f.byte_scale
+        nbytes, packing = tensor.nbytes / f.byte_scale, tensor.packing(gap.version)
         for s in range(gap.after + 1, gap.before):
             loads[s % size].append((columns.presence.get(s, columns.keep), nbytes))
-            if columns.packed is not None and tensor.packing is not None:
-                loads[s % size].append((columns.packed, tensor.packing.packed_bytes / f.byte_scale))
+            if columns.packed is not None and packing is not None:
+                loads[s % size].append((columns.packed, packing.packed_bytes / f.byte_scale))
         _add_transfer_loads(f, gap, columns, loads)
         add_overlap_loads(f, gap, columns, loads)
         _add_stored_loads(f, gap, columns, loads)
     return loads
+
+
+def _packing_loads(f: Columns) -> tuple[list[list[Term]], list[list[Term]]]:
+    """Return, per stage, what packed forms take beside the tensors while those are packed after it, and unpacked before it."""
+    size = f.problem.size
+    packing: list[list[Term]] = [[] for _ in range(size)]
+    unpacking: list[list[Term]] = [[] for _ in range(size)]
+    for g, columns in f.gaps.items():
+        gap = f.problem.gaps[g]
+        cost = f.problem.tensors[gap.tensor].packing(gap.version)
+        if columns.packed is not None and cost is not None:
+            term = (columns.packed, cost.packed_bytes / f.byte_scale)
+            packing[gap.after].append(term)
+            unpacking[gap.before % size].append(term)
+    return packing, unpacking
 
 
 def _add_stored_loads(f: Columns, gap: Gap, columns: GapColumns, loads: list[list[Term]]) -> None:

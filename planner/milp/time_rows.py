@@ -153,6 +153,10 @@ def eq7_total_stall(f: Columns) -> None:
     again = [
         (v, rematerialization.seconds / f.second_scale) for _, _, rematerialization, v in f.rematerialization_columns()
     ]
+    for g, columns in f.gaps.items():
+        packing = problem.tensors[problem.gaps[g].tensor].packing(problem.gaps[g].version)
+        if columns.packed is not None and packing is not None:
+            again.append((columns.packed, packing.seconds / f.second_scale))
     for link in sorted({0, *total}):
         row = [*total[link], *again]
         f.model.row(f"eq7_total_stall{_of_link(link)}", row, -problem.base_seconds / f.second_scale, np.inf)

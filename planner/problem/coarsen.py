@@ -12,14 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from planner.ir.costs import CostTable
+from planner.ir.costs import CostTable, by_version
 from planner.ir.graph import Role, StepGraph, Storage
 from planner.ir.lowering.rematerialize import effective_operands, rematerializable
 from planner.ir.lowering.update_slices import SLICE_BYTES, slice_bounds, update_groups
-from planner.ir.plan import Action, Decision, Plan
+from planner.ir.plan import MIN_DECIDED_BYTES, Action, Decision, Plan
 from planner.ir.program import UpdateGroup
 from planner.problem.model import (
     Fate,
+    Packing,
     Paging,
     Problem,
     Rematerialization,
@@ -30,9 +31,6 @@ from planner.problem.model import (
     Tensor,
 )
 
-MIN_DECIDED_BYTES = 64 * 1024
-"""Smaller storages are always kept: transfers below 1 MiB lose most of the bandwidth, and nothing is gained."""
-
 MAX_REMATERIALIZATION_OPS = 8
 """A storage with more writers than this is not worth rematerializing (an accumulated gradient, say)."""
 
@@ -40,6 +38,8 @@ PLANNED_ROOM = 15 / 16
 """Share of the host's memory for pages that plans are made for: what is left may be lost between them (`host_pages`)."""
 
 Counts = npt.NDArray[np.int64]
+
+_ACTIONS = {Fate.PAGE: Action.PAGE, Fate.RECOMPUTE: Action.RECOMPUTE, Fate.PACK: Action.PACK}
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,9 @@ class Coarse:
                 continue
             gap = self.problem.gaps[choice.gap]
             storage = self.storages[gap.tensor]
-            action = Action.PAGE if choice.fate is Fate.PAGE else Action.RECOMPUTE
             before = self.ranges[choice.stage % self.problem.size][0]
             after = self._last_use(storage, gap.after)
-            found.append(Decision(storage, after, before, action, choice.target))
+            found.append(Decision(storage, after, before, _ACTIONS[choice.fate], choice.target))
         return found
 
     def _intermediate_decisions(self, schedule: Schedule) -> list[Decision]:
@@ -105,7 +104,7 @@ def coarsen(
     """
     if order:
         graph = graph.reordered(order)
-        costs = CostTable(costs.device, tuple(costs.ops[i] for i in order))
+        costs = costs.reordered(order)
     return _Coarsening(graph, costs, order, min_bytes).run(ram_bytes, deadline_s, write_limit_bytes)
 
 
@@ -117,6 +116,7 @@ class _Coarsening:
 
     def __init__(self, graph: StepGraph, costs: CostTable, order: tuple[int, ...], min_bytes: int) -> None:
         self.graph, self.costs, self.order = graph, costs, order
+        self.packing = by_version(costs.packings)
         self.large = [nbytes >= max(min_bytes, 1) for nbytes in graph.sizes]
         self.groups = update_groups(graph)
         self.ranges = self._find_stages()
@@ -211,7 +211,7 @@ class _Coarsening:
         unknown: list[Rematerialization | None] = [None] * (len(writes) - len(rematerializations))
         return Tensor(
             graph.label(s), graph.sizes[s], accesses, writes, storage.persistent, tuple(unknown + rematerializations),
-            self._pagings(storage) if self.large[s] else (), pinned=not self.large[s],
+            self._pagings(storage) if self.large[s] else (), self._packings(s, writes), pinned=not self.large[s],
         )  # fmt: skip
 
     def _pagings(self, storage: Storage) -> tuple[Paging, ...]:
@@ -224,6 +224,17 @@ class _Coarsening:
             )
             for d, target in enumerate(targets[:1] if storage.persistent else targets)
         )  # fmt: skip
+
+    def _packings(self, s: int, writes: tuple[int, ...]) -> tuple[Packing | None, ...]:
+        """Return what packing the contents after each stage that writes `s` takes; nothing where nothing was measured."""
+        watts = self.costs.device.static_watts
+        counts = [sum(w <= self.ranges[stage][1] for w in self.graph.writers[s]) for stage in writes]
+        found = [self.packing.get((s, count)) for count in counts]
+        if not any(found):
+            return ()
+        return tuple(
+            None if c is None else Packing(c.reserved_bytes, c.seconds, c.joules + watts * c.seconds) for c in found
+        )
 
     def _rematerialize(self, s: int, recipe: list[int] | None) -> Rematerialization | None:
         if recipe is None:

@@ -61,7 +61,11 @@ class Paging:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Lossless packing through a gap: bytes while packed, seconds and joules of both directions together."""
+    """Lossless packing through a gap: bytes while packed, seconds and joules of both directions together.
+
+    Packed form and tensor are both there at the gap's two ends: when the stage before it is done, and before the stage after it
+    starts.
+    """
 
     packed_bytes: int
     seconds: float
@@ -88,7 +92,8 @@ class Tensor:
     """A block of memory with its accesses.
 
     `accesses` are the stages that create, read or write it, ascending; `writes` the subset that changes its contents
-    (its birth included). `rematerializations[v]` rematerializes the contents after the v-th write; None where that is not possible.
+    (its birth included). `rematerializations[v]` rematerializes the contents after the v-th write, `packings[v]` packs them; None where
+    that is not possible.
     """
 
     name: str
@@ -98,13 +103,17 @@ class Tensor:
     persistent: bool = False
     rematerializations: tuple[Rematerialization | None, ...] = ()
     paging: tuple[Paging, ...] = ()
-    packing: Packing | None = None
+    packings: tuple[Packing | None, ...] = ()
     pinned: bool = False
     """Always kept between its accesses; after the last one it may come back as an intermediate."""
 
     def rematerialization(self, version: int) -> Rematerialization | None:
         """Return how to compute a version again; None where that is not possible."""
         return self.rematerializations[version] if 0 <= version < len(self.rematerializations) else None
+
+    def packing(self, version: int) -> Packing | None:
+        """Return what packing a version takes; None where that is not possible."""
+        return self.packings[version] if 0 <= version < len(self.packings) else None
 
     def version_after(self, stage: int) -> int:
         """Return how many writes have happened once `stage` has run, minus one.

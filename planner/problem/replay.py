@@ -119,6 +119,8 @@ class _Replay:
         self.transfer_total = np.zeros(links)
         self.paged_bytes = {d: np.zeros(size) for d in range(len(problem.targets)) if problem.room(d) is not None}
         """Target that is memory -> bytes that its pages take at each stage."""
+        self.packing, self.unpacking = np.zeros(size), np.zeros(size)
+        """Bytes of packed forms beside their tensors, once a stage is done and before it starts."""
         self.extra_seconds = 0.0
         self.extra_joules = 0.0
 
@@ -169,10 +171,12 @@ class _Replay:
         self.resident[tensor, [s % size for s in range(start, stop)]] = True
 
     def _pack(self, gap: Gap) -> None:
-        packing = self.problem.tensors[gap.tensor].packing
+        packing = self.problem.tensors[gap.tensor].packing(gap.version)
         if packing is None:
             self._fail(f"tensor {gap.tensor} cannot be packed")
             return
+        self.packing[gap.after] += packing.packed_bytes
+        self.unpacking[gap.before % self.problem.size] += packing.packed_bytes
         for s in range(gap.after + 1, gap.before):
             self.extra[s % self.problem.size] += packing.packed_bytes
         self.extra_seconds += packing.seconds
@@ -253,7 +257,11 @@ class _Replay:
         for t in problem.tensors:
             if t.birth >= 0:
                 born[t.birth] += t.nbytes
-        self.result.load_bytes = load + work - self.spared
+        self.result.load_bytes = load - self.spared + np.maximum(work, self.packing)
+        unpacked = load - born - self.spared_before + self.unpacking
+        self.result.load_bytes = np.where(
+            self.unpacking > 0, np.maximum(self.result.load_bytes, unpacked), self.result.load_bytes
+        )
         for s in sorted(self.rematerializations):
             peak = self._rematerialize_stage(s, float(load[s] - born[s] - self.spared_before[s]))
             self.result.load_bytes[s] = max(self.result.load_bytes[s], peak)
@@ -335,7 +343,7 @@ class _Replay:
             compute = np.array([stage.seconds for stage in problem.stages])
             result.stall_seconds = float(np.maximum(self.transfers.max(axis=0) - compute, 0.0).sum())
         elif problem.semantics is Semantics.ELASTIC:  # at best: a program decides what really overlaps
-            compute_seconds = problem.base_seconds + result.recompute_seconds
+            compute_seconds = problem.base_seconds + result.recompute_seconds + self.extra_seconds
             result.stall_seconds = max(float(self.transfer_total.max()) - compute_seconds, 0.0)
         result.seconds = problem.base_seconds + result.recompute_seconds + self.extra_seconds + result.stall_seconds
         result.static_joules = problem.static_watts * result.stall_seconds

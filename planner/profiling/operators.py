@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ import torch
 
 from planner.ir.bundle.codec import unpack_graph
 from planner.ir.code_pages import release_code_pages
-from planner.ir.costs import Flash, OpCost
+from planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost, PackingCost
 from planner.ir.devices.kinds import CPU
 from planner.ir.devices.torch_device import generator_states, restore_generators, synchronize
 from planner.ir.direct_io import bypass_page_cache
@@ -66,11 +66,18 @@ class Measured:
     base_bytes: int
     retained_bytes: int
     released_bytes: int = 0
+    packings: tuple[tuple[PackingCost, ...], ...] = ()
+    """Of each graph, where packing was measured."""
 
     @property
     def worker_bytes(self) -> int:
         """Return what a worker holds besides the step's tensors."""
         return self.base_bytes + self.retained_bytes - self.released_bytes
+
+    def tables(self, device: DeviceCosts) -> Iterator[CostTable]:
+        """Yield the cost table of each graph on a device."""
+        for ops, packings in itertools.zip_longest(self.ops, self.packings, fillvalue=()):
+            yield CostTable(device, ops, packings)
 
     def at_pace(self, pace: float) -> "Measured":
         """Return the same with every operator taking `pace` times as long, and as many joules."""

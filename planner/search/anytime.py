@@ -113,7 +113,7 @@ def offer_recipes(state: Climb, seconds: float) -> None:
     stop_at = state.left - seconds
     for schedule in simple_schedules(state.problem):
         state.offer(schedule, "simple")
-    for partial in ({"recompute": False}, {"paging": False}):
+    for partial in ({"recompute": False}, {"paging": False}, {"packing": False}):
         found = greedy(state.problem, **partial).schedule
         if found is not None:
             state.offer(found, "greedy without " + next(iter(partial)))

@@ -4,7 +4,7 @@ So anyone can compare.
 
 Keep-all; page-all; Chen's sqrt(n) checkpointing (arXiv 1604.06174); Checkmate, optimal recomputation (arXiv 1910.02653);
 Capuchin-like greedy swap or recompute by time (ASPLOS 2020); POFO-like segments of a chain chosen by dynamic programming,
-boundaries kept or offloaded (NeurIPS 2021); POET's optimum under its own semantics (ICML 2022), judged by the real one.
+boundaries kept or offloaded (NeurIPS 2021); BitTrain, every idle tensor packed without loss (arXiv 2110.15362); POET's optimum under its own semantics (ICML 2022), judged by the real one.
 """
 
 import time
@@ -14,7 +14,7 @@ from dataclasses import replace
 from planner.problem.model import Problem, Schedule, Semantics
 from planner.search.anytime import climb
 from planner.search.incumbent import Climb, Judge
-from planner.search.recipes import by_time, chain_schedules, page_everything, sqrt_segments
+from planner.search.recipes import by_time, chain_schedules, pack_everything, page_everything, sqrt_segments
 
 Baseline = Callable[[Problem, float, Judge], Climb]
 
@@ -57,6 +57,11 @@ def capuchin(problem: Problem, time_limit_s: float, judge: Judge) -> Climb:
     return state
 
 
+def bittrain(problem: Problem, time_limit_s: float, judge: Judge) -> Climb:
+    """Offer the schedule that packs every gap of what was found to be sparse, boolean or of few different integers."""
+    return _first_valid(problem, time_limit_s, judge, [pack_everything(problem)], BITTRAIN)
+
+
 def poet(problem: Problem, time_limit_s: float, judge: Judge) -> Climb:
     """Find POET's optimum, for which transfers take no time, and judge it by this problem's own semantics."""
     own = climb(replace(problem, semantics=Semantics.POET), time_limit_s)
@@ -66,6 +71,8 @@ def poet(problem: Problem, time_limit_s: float, judge: Judge) -> Climb:
     return state
 
 
+BITTRAIN = "bittrain"
+
 BASELINES: dict[str, Baseline] = {
     "keep-all": keep_all,
     "page-all": page_all,
@@ -74,6 +81,7 @@ BASELINES: dict[str, Baseline] = {
     "capuchin": capuchin,
     "pofo": pofo,
     "poet": poet,
+    BITTRAIN: bittrain,
 }
 
 

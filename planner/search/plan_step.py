@@ -122,7 +122,7 @@ def _sparing(
     """Return a plan that spares flash which wears out, and takes little longer than one that does not look at wear."""
     begin = time.process_time()
     share = visible_share(costs.device, _base_joules(costs), sum(s.nbytes for s in graph.storages))
-    unworn, seen_costs = (CostTable(with_wear(costs.device, part), costs.ops) for part in (0.0, share))
+    unworn, seen_costs = (replace(costs, device=with_wear(costs.device, part)) for part in (0.0, share))
     careless = _in_time(graph, unworn, limits, time_limit_s, "greedy", None, rivals)
     if careless.plan is None:
         careless = _in_time(graph, unworn, limits, time_limit_s / 3, strategy, progress, rivals)

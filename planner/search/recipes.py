@@ -1,6 +1,6 @@
 """Schedules after fixed recipes.
 
-Page everything, sqrt(n) segments, a chain cut by dynamic programming, greedy by time.
+Page everything, pack everything, sqrt(n) segments, a chain cut by dynamic programming, greedy by time.
 
 They are the baselines that the planner is compared with, and starting points that its search must not fall behind.
 """
@@ -39,6 +39,15 @@ def page_everything(problem: Problem) -> Schedule:
         if gap.before >= page_out_ready(problem, gap, None) and transfers_fit(problem, gap, paging[0], gap.before):
             choices.append(Choice(g, gap.before, Fate.PAGE, paging[0].target))
     return Schedule(tuple(choices))
+
+
+def pack_everything(problem: Problem) -> Schedule:
+    """Return the schedule that packs every gap that can be packed."""
+    packable = (
+        g for g, gap in enumerate(problem.gaps)
+        if not gap.dead and problem.tensors[gap.tensor].packing(gap.version) is not None
+    )  # fmt: skip
+    return Schedule(tuple(Choice(g, problem.gaps[g].before, Fate.PACK) for g in packable))
 
 
 def sqrt_segments(problem: Problem) -> Schedule:

@@ -5,7 +5,7 @@ With a bound, a gap and a plain statement of what it is.
 
 import enum
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.ir.errors import ExitCode, PortError
 from planner.milp.conflict import Shortfall
@@ -13,7 +13,7 @@ from planner.milp.highs import Progress
 from planner.problem.model import Problem, Schedule
 from planner.problem.replay import ScheduleCost, replay
 from planner.search.anytime import climb
-from planner.search.baselines import BASELINES
+from planner.search.baselines import BASELINES, BITTRAIN
 from planner.search.greedy.search import greedy
 from planner.search.incumbent import Climb, Judge
 
@@ -109,10 +109,17 @@ def solve(
     elif strategy == "greedy":
         state = _greedy_climb(problem, time_limit_s, progress, judge)
     elif strategy in BASELINES:
-        state = BASELINES[strategy](problem, time_limit_s, judge)
+        state = BASELINES[strategy](_without_packing(problem, strategy), time_limit_s, judge)
     else:
         raise StrategyError(f"there is no planning strategy {strategy!r}; choose one of {', '.join(STRATEGIES)}")
     return _solution(state, begin, strategy)
+
+
+def _without_packing(problem: Problem, strategy: str) -> Problem:
+    """Return the problem without what others do not have; BitTrain has nothing else."""
+    if strategy == BITTRAIN:
+        return problem
+    return replace(problem, tensors=tuple(replace(tensor, packings=()) for tensor in problem.tensors))
 
 
 def _greedy_climb(problem: Problem, time_limit_s: float, progress: Progress | None, judge: Judge) -> Climb:

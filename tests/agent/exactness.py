@@ -13,16 +13,18 @@ import torch
 from agent.backend.base import Backend
 from agent.backend.raw_bytes import placed, whole_bytes
 from agent.backend.staging import Staging
+from agent.packing import Layout, largest_bytes
 from agent.train.checkpoint import StateStore
 from agent.train.executor import Executor
 from agent.train.pager import BURST, CHUNK, Pager
 from agent.train.resident_state import Persistents
 from agent.train.step_paging import Scratch
 from planner.capture.step import Capture, Fill, capture_step
-from planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
+from planner.ir.costs import Codec, CostTable, DeviceCosts, Flash, OpCost, PackingCost, by_version
 from planner.ir.graph import StepGraph
 from planner.ir.lowering.lower import lower
 from planner.ir.lowering.optimizer_scalars import StepScalars
+from planner.ir.lowering.packables import Packable, packables
 from planner.ir.lowering.rematerialize import rematerializable
 from planner.ir.lowering.update_slices import update_groups
 from planner.ir.plan import Action, Decision, Plan
@@ -40,18 +42,37 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
 
 
 def flat_costs(graph: StepGraph, *, base: int = 0, workspace: int = 0) -> CostTable:
-    """Return costs under which every op takes 0.1 ms, on a slow SD card."""
+    """Return costs under which every op takes 0.1 ms, on a slow SD card, and whatever can be packed may be."""
     flash = Flash("card", 1e8, 5e7, 1e-4, 1e-9, 1e-9)
     ops = tuple(OpCost(1e-4, workspace, 1e-4) for _ in graph.ops)
-    return CostTable(DeviceCosts("test", base, 1.0, 1.0, flash), ops)
+    return CostTable(DeviceCosts("test", base, 1.0, 1.0, flash), ops, packing_costs(graph))
 
 
-def random_plan(graph: StepGraph, seed: int, *, page: float = 0.3, recompute: float = 0.3, slices: float = 0.5) -> Plan:
+def packing_costs(graph: StepGraph) -> tuple[PackingCost, ...]:
+    """Return costs under which whatever can be packed may be; every third contents that may be sparse get too little room."""
+    return tuple(
+        PackingCost(
+            p.storage, p.version, p.codec, p.item_bytes, 0.5, _reserved(graph.storages[p.storage].nbytes, p), 1e-5, 1e-5, 1e-5
+        )
+        for p in packables(graph)
+    )  # fmt: skip
+
+
+def _reserved(nbytes: int, packable: Packable) -> int:
+    most = largest_bytes(Layout(packable.codec, nbytes // packable.item_bytes, packable.item_bytes))
+    short = packable.codec is Codec.BITMAP and packable.storage % 3 == 0
+    return most // 4 if short else most
+
+
+def random_plan(
+    graph: StepGraph, seed: int, *, page: float = 0.3, recompute: float = 0.3, slices: float = 0.5, pack: float = 0.0
+) -> Plan:
     """Return a valid plan made of random decisions of every kind."""
     rng = random.Random(seed)
     costs = flat_costs(graph)
     groups = update_groups(graph)
     sliced = tuple((i, rng.choice([2, 3])) for i in range(len(groups)) if rng.random() < slices)
+    packable = by_version(costs.packings)
     chosen: list[Decision] = []
     recomputed: list[Decision] = []
     for s, storage in enumerate(graph.storages):
@@ -64,6 +85,8 @@ def random_plan(graph: StepGraph, seed: int, *, page: float = 0.3, recompute: fl
                 chosen.append(Decision(s, a, b, Action.PAGE))
             elif rng.random() < recompute and rematerializable(graph, s, a):
                 recomputed.append(Decision(s, a, b, Action.RECOMPUTE))
+            elif rng.random() < pack and (s, sum(w <= a for w in graph.writers[s])) in packable:
+                chosen.append(Decision(s, a, b, Action.PACK))
         if storage.persistent and rng.random() < 2 * page:
             chosen.append(Decision(s, graph.uses[s][-1], graph.uses[s][0], Action.PAGE))
     return _with_those_that_fit(graph, costs, chosen, recomputed, sliced)
@@ -274,7 +297,7 @@ def compare(
     expected = plain(model, loss_fn, make, batches)
     capture = capture_step(model, loss_fn, make(model.parameters()), batches[0])
     for seed in seeds:
-        plan = random_plan(capture.graphs["step"], seed) if seed else Plan()
+        plan = random_plan(capture.graphs["step"], seed, pack=0.3) if seed else Plan()
         place = folder / f"plan{seed}"
         actual = planned(capture, {"step": plan}, batches, place)
         assert not differences(expected, actual), (seed, differences(expected, actual)[:8])

@@ -79,8 +79,9 @@ def _tensor(
     nbytes = rng.randint(0, 9)
     paging = Paging(0, rng.uniform(0, 2), rng.uniform(0, 2), float(rng.randint(1, 9)), float(rng.randint(1, 9)))
     packed = Packing(nbytes // 2, 0.3, float(rng.randint(1, 6))) if packing and rng.random() < 0.4 else None
+    packings = () if packed is None else (packed,) * len(writes)
     pages = (paging,) if rng.random() < 0.8 else ()
-    return Tensor(f"t{i}", nbytes, accesses, writes, False, tuple(rematerializations), pages, packed)
+    return Tensor(f"t{i}", nbytes, accesses, writes, False, tuple(rematerializations), pages, packings)
 
 
 def cheapest(problem: Problem, most: int = 60_000) -> tuple[float | None, bool]:
@@ -118,7 +119,7 @@ def _options(problem: Problem, g: int) -> Iterator[Choice | None]:
             yield Choice(g, s, Fate.RECOMPUTE)
         if s >= gap.after + 2:
             yield from (Choice(g, s, Fate.PAGE, paging.target) for paging in tensor.paging)
-    if tensor.packing is not None:
+    if tensor.packing(gap.version) is not None:
         yield Choice(g, gap.before, Fate.PACK)
 
 

@@ -30,6 +30,8 @@ _STEP_SMOOTHING = 0.2
 LONG_OPERATOR_S = 0.1
 """An attached program stops between two operators; one that went on for longer is named."""
 _LONG_OPERATOR_SHOWN_S = 3600.0
+_OVERFLOW_SHOWN_S = 3600.0
+"""Longer than any step: while tensors overflow in each, the condition stays."""
 _DAMAGE_SHOWN_S = 7 * 86400.0
 
 
@@ -86,6 +88,11 @@ class ProgressRecorder:
                 self._log(run, f"failed: {event.code}: {event.message}")
 
     def _on_step(self, run: Run, job: Job, event: StepDone) -> None:
+        if event.packing_overflows:
+            self._records.report(
+                "packing-overflow", key=str(job.id), lasts_s=_OVERFLOW_SHOWN_S, job=job.label, step=str(event.step),
+                count=str(event.packing_overflows),
+            )  # fmt: skip
         now_s = self._clock.monotonic_s()
         since_s, run.last_step_s = None if run.last_step_s is None else now_s - run.last_step_s, now_s
         steps = max(event.step - job.step, 1)  # an attached program reports short ones together

@@ -36,6 +36,9 @@ FORMAT = 2
 """Format 1 had no checksums of tensors."""
 DEVICE_FORMAT = 3
 """Of a bundle whose step computes on another device than the CPU; all others stay readable for agents that know none."""
+PACKING_FORMAT = 4
+"""Of a bundle that knows what packing takes, on any device; its plans may pack."""
+_FORMATS = (FORMAT, DEVICE_FORMAT, PACKING_FORMAT)
 SUMS = "sums/"
 """Begins the name of the checksums of a column of data."""
 MAX_HEADER_BYTES = 64 << 20
@@ -383,10 +386,10 @@ def _read_manifest_json(archive: zipfile.ZipFile, path: Path) -> dict[str, Any]:
         raw = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{path}: the manifest is no JSON ({error})") from error
-    if not isinstance(raw, dict) or raw.get("format") not in (FORMAT, DEVICE_FORMAT):
+    if not isinstance(raw, dict) or raw.get("format") not in _FORMATS:
         found = raw.get("format") if isinstance(raw, dict) else None
         raise BundleError(
-            f"{path} has format {found}, this version reads {FORMAT} and {DEVICE_FORMAT}; plan the job again with port-agent plan"
+            f"{path} has format {found}, this version reads {', '.join(map(str, _FORMATS))}; plan the job again with port-agent plan"
         )
     return raw
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
+from planner.ir.costs import Codec, CostTable, DeviceCosts, Flash, OpCost, PackingCost
 from planner.ir.devices.kinds import CPU
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import Argument, Named, Op, Phase, Ref, Role, Scalar, StepGraph, Storage, Value, verify_graph
@@ -94,11 +94,25 @@ class _FlashRecord(NamedTuple):
     """Absent of a medium."""
 
 
+class _PackingRecord(NamedTuple):
+    storage: Count
+    version: Count
+    codec: Codec
+    item_bytes: Annotated[int, msgspec.Meta(ge=1, le=8)]
+    density: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    reserved_bytes: Count
+    pack_seconds: _Number
+    unpack_seconds: _Number
+    joules: _Number
+
+
 class _CostRecord(NamedTuple):
     device: tuple[_Text, Count, _Number, _Number, Count]
     flash: _FlashRecord
     ops: list[tuple[_Number, Count, _Number]]
     scratch_targets: tuple[_FlashRecord, ...] = ()
+    packings: Annotated[tuple[_PackingRecord, ...], _Many] = ()
+    """Absent in bundles from before plans could pack."""
 
 
 class WireError(PortError):
@@ -296,13 +310,24 @@ def _permutation(order: tuple[int, ...]) -> tuple[int, ...]:
 def pack_costs(costs: CostTable) -> list[Any]:
     """Return a cost table as nested lists."""
     device = costs.device
-    further = [[_pack_flash(target) for target in device.scratch_targets]] if device.scratch_targets else []
+    further: list[list[Any]] = []
+    if device.scratch_targets or costs.packings:
+        further.append([_pack_flash(target) for target in device.scratch_targets])
+    if costs.packings:
+        further.append([_pack_packing(packing) for packing in costs.packings])
     return [
         [device.name, device.base_bytes, device.static_watts, device.compute_watts, device.threads],
         _pack_flash(device.flash),
         [[op.seconds, op.workspace_bytes, op.joules] for op in costs.ops],
         *further,
     ]
+
+
+def _pack_packing(packing: PackingCost) -> list[Any]:
+    return [
+        packing.storage, packing.version, packing.codec.value, packing.item_bytes, packing.density, packing.reserved_bytes,
+        packing.pack_seconds, packing.unpack_seconds, packing.joules,
+    ]  # fmt: skip
 
 
 def _pack_flash(flash: Flash) -> list[Any]:
@@ -315,10 +340,10 @@ def _pack_flash(flash: Flash) -> list[Any]:
 
 def unpack_costs(data: Any) -> CostTable:
     """Return the cost table that `data` describes; raises WireError for data that is none."""
-    (name, base, static, compute, threads), flash, ops, further = _read(data, _CostRecord, "a cost table")
+    (name, base, static, compute, threads), flash, ops, further, packings = _read(data, _CostRecord, "a cost table")
     targets = tuple(Flash(*target) for target in further)
     device = DeviceCosts(name, base, static, compute, Flash(*flash), max(1, threads), targets)
-    return CostTable(device, tuple(OpCost(*op) for op in ops))
+    return CostTable(device, tuple(OpCost(*op) for op in ops), tuple(PackingCost(*packing) for packing in packings))
 
 
 def _read(data: Any, kind: type[T], what: str) -> T:

@@ -16,6 +16,7 @@ import msgpack
 
 from planner.ir.bundle import safetensors_io
 from planner.ir.bundle.bundle import (
+    PACKING_FORMAT,
     SUMS,
     TENSOR_MEMBERS,
     BundleError,
@@ -119,7 +120,8 @@ def _write_plans(
         _PLANS: _write_packed(archive, _PLANS, packed),
         _COSTS: _write_packed(archive, _COSTS, {name: pack_costs(c) for name, c in costs.items()}),
     }
-    data = {"format": manifest.format, "hashes": all_hashes, **asdict(manifest)}
+    packing = any(table.packings for table in costs.values())
+    data = {"format": PACKING_FORMAT if packing else manifest.format, "hashes": all_hashes, **asdict(manifest)}
     archive.writestr(zipfile.ZipInfo(_MANIFEST), json.dumps(data), zipfile.ZIP_DEFLATED)
 
 

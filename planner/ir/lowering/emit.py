@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.ir.costs import LINKS, Flash
+from planner.ir.costs import LINKS, Flash, PackingCost
 from planner.ir.lowering.placement import Due, Placement
 from planner.ir.lowering.rematerialize import effective_operands
 from planner.ir.program import Code, Instruction, Program
@@ -61,6 +61,9 @@ class _Emitter:
         self.targets = placement.costs.device.targets
         self.instructions: list[Instruction] = []
         self.clock = self.stall = self.recompute = 0.0
+        self.packings: list[PackingCost] = []
+        self.packed: dict[int, int] = {}
+        """Storage -> where in `packings` it is while it is packed."""
         self.backlog = carried[-1].moment if carried else 0.0
         self.free_at = [self.backlog, *(0.0 for _ in LINKS[1:])]
         """Per link: when all that was given to it so far is moved."""
@@ -88,17 +91,23 @@ class _Emitter:
             for s in position.returns:
                 self._wait_read(s)
             self._make_room()
+            for cost in position.unpacks:
+                self._unpack(cost)
             fullest = max(fullest, self.level + self.pending_bytes)
             self.timeline.append(fullest + self.costs.device.base_bytes)
             if i in x.reruns:
                 self._rerun(i)
             self._run(i)
-            self.level = int(x.after_need[i])
+            if not position.packs:
+                self.level = int(x.after_need[i])
             g = self.updates.ends(i)
             later = self._stream(g, position.frees) if g is not None else ()
             for s in position.frees:
                 if s not in later:
                     self._free(s)
+            for cost in position.packs:
+                self._pack(cost)
+            self.level = int(x.after_need[i])
             for s in position.writes:
                 self._write(s, position.targets.get(s, 0))
         known = {p.index for p in self.carried}
@@ -120,7 +129,8 @@ class _Emitter:
         op_seconds = sum(c.seconds for c in self.costs.ops)
         recomputed = [r for ops in x.reruns.values() for r, _ in ops]
         joules = sum(c.joules for c in self.costs.ops) + sum(self.costs.ops[r].joules for r in recomputed)
-        joules += self.io_joules
+        joules += self.io_joules + sum(cost.joules for cost in self.packings)
+        packing_seconds = sum(cost.seconds for cost in self.packings)
         joules += device.static_watts * self.clock
         peak_op = int(np.argmax(timeline)) if timeline else 0
         return Program(
@@ -131,9 +141,10 @@ class _Emitter:
             carried=frozenset(p.index for p in self.carried),
             replayed=frozenset(r for r in recomputed if graph.ops[r].random),
             peak_bytes=max(timeline, default=device.base_bytes), peak_op=peak_op,
-            seconds=self.clock, compute_seconds=op_seconds + self.recompute, stall_seconds=self.stall,
+            seconds=self.clock, compute_seconds=op_seconds + self.recompute + packing_seconds, stall_seconds=self.stall,
             joules=joules, recompute_seconds=self.recompute,
-            read_bytes=self.read_bytes, written_to=tuple(self.written_to), wear_joules=self.wear_joules, timeline=tuple(timeline),
+            read_bytes=self.read_bytes, written_to=tuple(self.written_to), wear_joules=self.wear_joules,
+            packings=tuple(self.packings), packing_seconds=packing_seconds, timeline=tuple(timeline),
             memory_targets=frozenset(d for d, t in enumerate(self.targets) if t.capacity_bytes is not None),
             host_places=x.host.places, host_bytes=x.host.nbytes,
         )  # fmt: skip
@@ -275,6 +286,17 @@ class _Emitter:
         self.pending_bytes += self.size[s]
         self._book_write(s, target)
         self._put(Code.WRITE, s, target)
+
+    def _pack(self, cost: PackingCost) -> None:
+        self._settle({cost.storage}, {cost.storage})
+        self.packed[cost.storage] = len(self.packings)
+        self._put(Code.PACK, len(self.packings))
+        self.packings.append(cost)
+        self.clock += cost.pack_seconds
+
+    def _unpack(self, cost: PackingCost) -> None:
+        self._put(Code.UNPACK, self.packed.pop(cost.storage))
+        self.clock += cost.unpack_seconds
 
     def _rerun(self, i: int) -> None:
         for r, done in self.x.reruns[i]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from planner.ir.costs import CostTable
+from planner.ir.costs import CostTable, by_version
 from planner.ir.graph import Role, StepGraph
 from planner.ir.lowering.emit import READ_MARGIN, emit
 from planner.ir.lowering.host_pages import place_host_pages
@@ -36,7 +36,7 @@ def lower(graph: StepGraph, costs: CostTable, plan: Plan, *, check_budget: bool 
         if sorted(plan.order) != list(range(len(graph.ops))):
             raise PlanError(f"the plan orders {len(plan.order)} ops, the graph has {len(graph.ops)}; plan it again")
         graph = graph.reordered(plan.order)
-        costs = CostTable(costs.device, tuple(costs.ops[i] for i in plan.order))
+        costs = costs.reordered(plan.order)
     limit = plan.ram_bytes - costs.device.base_bytes if plan.ram_bytes and check_budget else None
     return emit(_Lowering(graph, costs, plan, limit).placement())
 
@@ -50,6 +50,7 @@ class _Lowering:
     def __init__(self, graph: StepGraph, costs: CostTable, plan: Plan, limit: int | None) -> None:
         self.graph, self.costs, self.plan, self.limit = graph, costs, plan, limit
         self.size = graph.sizes
+        self.packing = by_version(costs.packings)
         self.groups = update_groups(graph)
         self.sliced = {g: k for g, k in plan.sliced if k > 1}
         self.updates = SlicedUpdates(self.groups, self.sliced, self.size)
@@ -137,6 +138,8 @@ class _Lowering:
                 self.at[after].writes.append(s)
                 self.at[after].targets[s] = d.target
                 self.at[before].returns.append(s)
+            elif d.action is Action.PACK:
+                self._place_packing(d, after, before)
             else:
                 if storage.persistent or storage.role is not Role.TEMPORARY:
                     raise PlanError(f"{d}: storage {s} ({storage.role.name.lower()}) cannot be recomputed")
@@ -144,6 +147,16 @@ class _Lowering:
                 self.at[before].rematerializations.append(d)
         if storage.role is Role.TEMPORARY and s not in self.graph.kept:
             self.at[self._edge(last, start=False)].frees.append(s)
+
+    def _place_packing(self, d: Decision, after: int, before: int) -> None:
+        version = sum(w <= d.after for w in self.graph.writers[d.storage])
+        cost = self.packing.get((d.storage, version))
+        if cost is None:
+            raise PlanError(
+                f"{d}: nobody has measured what packing storage {d.storage} takes there; plan the job again"
+            )
+        self.at[after].packs.append(cost)
+        self.at[before].unpacks.append(cost)
 
     def _find_streamed(self) -> None:
         for g in self.sliced:
@@ -180,6 +193,8 @@ class _Lowering:
         seconds = np.array([c.seconds for c in self.costs.ops])
         for i, ops in reruns.items():
             seconds[i] += sum(self.costs.ops[r].seconds for r, _ in ops)
+        for i, position in enumerate(self.at):
+            seconds[i] += sum(c.pack_seconds for c in position.packs) + sum(c.unpack_seconds for c in position.unpacks)
         starts = np.concatenate(([0.0], np.cumsum(seconds)))
         written: dict[int, int] = {}
         lies_on: dict[int, int] = {}

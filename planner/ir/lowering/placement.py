@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from planner.ir.costs import CostTable
+from planner.ir.costs import CostTable, PackingCost
 from planner.ir.graph import StepGraph
 from planner.ir.lowering.update_slices import slice_bounds
 from planner.ir.plan import Decision
@@ -26,6 +26,8 @@ class Position:
     writes: list[int] = field(default_factory=list)
     targets: dict[int, int] = field(default_factory=dict)
     """Where the storages among `writes` go; 0 if it is not said."""
+    packs: list[PackingCost] = field(default_factory=list)
+    unpacks: list[PackingCost] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

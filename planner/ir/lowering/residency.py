@@ -25,6 +25,7 @@ class ResidencyWalk:
         self.resident = {
             s for s, storage in enumerate(graph.storages) if storage.role is not Role.TEMPORARY and graph.uses[s]
         } - start_flash
+        self.packed: set[int] = set()
         self.current = sum(self.size[s] for s in self.resident)
         self.version = [0] * len(graph.storages)
         self.need = np.zeros(len(graph.ops), dtype=np.int64)
@@ -39,7 +40,11 @@ class ResidencyWalk:
             self.need[i] = self._step(i, position)
             if self.need[i] >= highest:
                 highest, self.fullest = int(self.need[i]), (i, frozenset(self.resident))
-            self._leave(i, position)
+            packing = self._leave(i, position)
+            if packing > self.need[i]:
+                self.need[i] = packing
+                if packing >= highest:
+                    highest, self.fullest = packing, (i, frozenset(self.resident))
             self.after_need[i] = self.current
 
     def check(self, limit: int) -> None:
@@ -58,7 +63,7 @@ class ResidencyWalk:
                 raise PlanError(f"storage {s} is read from flash at op {i} although it is resident")
             self.resident.add(s)
             self.current += self.size[s]
-        peak = self.current
+        peak = max(self.current, self._unpack(i, position))
         if position.rematerializations:
             peak = max(peak, self._rematerialize(i, position.rematerializations))
         begun, g = self.updates.starts(i), self.updates.group_at.get(i)
@@ -78,16 +83,41 @@ class ResidencyWalk:
         workspace = 0 if g is not None else self.costs.ops[i].workspace_bytes
         return max(peak, self.current + workspace)
 
-    def _leave(self, i: int, position: Position) -> None:
-        """Let go of what is freed or written after op `i`."""
+    def _unpack(self, i: int, position: Position) -> int:
+        """Unpack what op `i` needs; return the bytes at the fullest moment, packed form and tensor together."""
+        peak = 0
+        for cost in position.unpacks:
+            if cost.storage in self.resident or cost.storage not in self.packed:
+                raise PlanError(f"storage {cost.storage} is unpacked at op {i}, but it is not packed there")
+            self.packed.remove(cost.storage)
+            self.resident.add(cost.storage)
+            self.current += self.size[cost.storage]
+            peak = max(peak, self.current)
+            self.current -= cost.reserved_bytes
+        return peak
+
+    def _leave(self, i: int, position: Position) -> int:
+        """Let go of what is freed, packed or written after op `i`; return the bytes while the fullest is packed."""
         ended = self.updates.ends(i)
         if ended is not None:
             self.current -= self.updates.resident_bytes(ended)
-        for s in (*position.frees, *position.writes):
-            if s not in self.resident:
-                raise PlanError(f"storage {s} is freed or written at op {i}, but it is not resident there")
-            self.resident.discard(s)
-            self.current -= self.size[s]
+        for s in position.frees:
+            self._let_go(s, i)
+        peak = 0
+        for cost in position.packs:
+            peak = max(peak, self.current + cost.reserved_bytes)
+            self._let_go(cost.storage, i)
+            self.packed.add(cost.storage)
+            self.current += cost.reserved_bytes
+        for s in position.writes:
+            self._let_go(s, i)
+        return peak
+
+    def _let_go(self, s: int, i: int) -> None:
+        if s not in self.resident:
+            raise PlanError(f"storage {s} is freed, packed or written at op {i}, but it is not resident there")
+        self.resident.discard(s)
+        self.current -= self.size[s]
 
     def _rematerialize(self, at: int, decisions: Sequence[Decision]) -> int:
         """Check and charge the rematerializations before op `at`.

@@ -51,6 +51,12 @@ class Decisions:
         """Return the stages in which the gap's tensor is gone, transfer buffers aside."""
         return step_slices(self.problem.gaps[choice.gap].after + 1, choice.stage, self.problem.size)
 
+    def packed_bytes(self, choice: Choice) -> int:
+        """Return the bytes that a packed tensor holds through its gap; 0 for another fate."""
+        gap = self.problem.gaps[choice.gap]
+        packing = self.problem.tensors[gap.tensor].packing(gap.version) if choice.fate is Fate.PACK else None
+        return 0 if packing is None else packing.packed_bytes
+
     def buffers(self, choice: Choice) -> list[int]:
         """Return the stages in which a paged tensor still occupies RAM: being written, or landing."""
         problem, gap = self.problem, self.problem.gaps[choice.gap]

@@ -44,7 +44,7 @@ class Moves:
             math.inf if problem.deadline_s is None else max(problem.deadline_s - problem.base_seconds, 0.0) + 1e-12
         )
 
-    def of(self, g: int, *, paging: bool, recompute: bool) -> Iterator[Move]:
+    def of(self, g: int, *, paging: bool, recompute: bool, packing: bool = True) -> Iterator[Move]:
         """Yield the moves for a gap: back when its tensor is used next, or when a rematerialization reads it."""
         gap = self.problem.gaps[g]
         tensor = self.problem.tensors[gap.tensor]
@@ -60,6 +60,8 @@ class Moves:
                 for stage in stages:
                     if (move := self._page(g, stage, target, readers)) is not None:
                         yield move
+        if packing and (move := self._pack(g, readers)) is not None:
+            yield move
 
     def page_cost(self, g: int, paging: Paging) -> tuple[float, float]:
         """Return joules and seconds of transfers of paging a gap.
@@ -125,6 +127,23 @@ class Moves:
         if self.added.seconds + seconds + waited_s > self._spare_s:
             return None
         return Move(choice, joules, seconds, io_seconds, closures)
+
+    def _pack(self, g: int, readers: list[int]) -> Move | None:
+        gap = self.problem.gaps[g]
+        packing = self.problem.tensors[gap.tensor].packing(gap.version)
+        closures = None if packing is None else self.closures.without(g, gap.before, readers)
+        if packing is None or closures is None:
+            return None
+        joules, seconds = packing.joules, packing.seconds
+        for s, closure in closures.items():
+            change = self.closures.change(s, closure)
+            joules += change.joules
+            seconds += change.seconds
+            if not self.load.allows(s, change.nbytes):
+                return None
+        if self.added.seconds + seconds > self._spare_s:
+            return None
+        return Move(Choice(g, gap.before, Fate.PACK), joules, seconds, 0.0, closures)
 
     def _may_be_written(self, g: int, target: int) -> bool:
         """Say whether what flash may take leaves room for the gap's tensor, or it need not be written."""

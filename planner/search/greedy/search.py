@@ -48,12 +48,13 @@ class GreedySearch:
         *,
         paging: bool = True,
         recompute: bool = True,
+        packing: bool = True,
         start: Schedule | None = None,
         emphasis: float = 0.0,
     ) -> None:
         """`start`: decisions to begin with. `emphasis`: how much more relief counts where memory is shortest."""
         self.problem, self.emphasis = problem, emphasis
-        self.paging, self.recompute = paging, recompute
+        self.paging, self.recompute, self.packing = paging, recompute, packing
         self.tolerance = LARGE_TOLERANCE if problem.size > LARGE_STAGES else TOLERANCE
         self.load, self.added = StageLoad(problem), Additions()
         self.decisions = Decisions(problem)
@@ -80,6 +81,8 @@ class GreedySearch:
                 rematerialization = problem.tensors[gap.tensor].rematerialization(gap.version)
                 if rematerialization is not None:
                     self._make(Move(choice, rematerialization.joules, rematerialization.seconds, 0.0))
+            elif choice.fate is Fate.PACK and (packing := problem.tensors[gap.tensor].packing(gap.version)) is not None:
+                self._make(Move(choice, packing.joules, packing.seconds, 0.0))
         for stage in list(self.closures.roots):
             self._refresh(stage)
             self.added.seconds += self.closures.cost(self.closures.intermediates[stage]).seconds
@@ -92,7 +95,7 @@ class GreedySearch:
         if self._wears(move.choice):
             self.added.written_bytes += nbytes
         self.decisions.choices[g], self.made[g] = move.choice, move
-        self._free(move.choice, nbytes)
+        self._free(move.choice, 1)
         if move.choice.fate is Fate.RECOMPUTE:
             self.closures.roots[move.choice.stage % self.problem.size][gap.tensor] = gap.version
         for stage in move.closures:
@@ -106,7 +109,7 @@ class GreedySearch:
         nbytes = self.problem.tensors[gap.tensor].nbytes
         if self._wears(choice):
             self.added.written_bytes -= nbytes
-        self._free(choice, -nbytes)
+        self._free(choice, -1)
         idle = self.decisions.gap_at[gap.tensor]
         touched = {
             stage
@@ -122,10 +125,15 @@ class GreedySearch:
         self.added.seconds -= move.seconds
         self.added.io_seconds -= move.io_seconds
 
-    def _free(self, choice: Choice, nbytes: float) -> None:
-        self.moves.room.hold(choice, 1 if nbytes >= 0 else -1)
-        self.load.hold(self.decisions.freed(choice), -nbytes)
+    def _free(self, choice: Choice, times: int) -> None:
+        """Let a choice take effect (`times` 1), or take that back (-1)."""
+        gap, packed = self.problem.gaps[choice.gap], times * self.decisions.packed_bytes(choice)
+        nbytes = times * self.problem.tensors[gap.tensor].nbytes
+        self.moves.room.hold(choice, times)
+        self.load.hold(self.decisions.freed(choice), packed - nbytes)
         self.load.hold([slice(s, s + 1) for s in self.decisions.buffers(choice)], nbytes)
+        self.load.after[gap.after] += packed
+        self.load.before[choice.stage % self.problem.size] += packed
 
     def _wears(self, choice: Choice) -> bool:
         """Say whether a choice writes to a medium what no other page of it holds."""
@@ -184,7 +192,7 @@ class GreedySearch:
         return best
 
     def _open_moves(self, g: int) -> Iterator[Move]:
-        return self.moves.of(g, paging=self.paging, recompute=self.recompute)
+        return self.moves.of(g, paging=self.paging, recompute=self.recompute, packing=self.packing)
 
     def price(self, move: Move) -> float:
         """Return what a move costs: joules."""
@@ -193,7 +201,10 @@ class GreedySearch:
     def _relief(self, choice: Choice, short: Shortage) -> float:
         """Return how many of the missing byte-stages a choice covers, less those that its transfers take."""
         nbytes = self.problem.tensors[self.problem.gaps[choice.gap].tensor].nbytes
-        relief = sum(short.covered(part, nbytes) for part in self.decisions.freed(choice))
+        packed = self.decisions.packed_bytes(choice)
+        relief = sum(short.covered(part, nbytes - packed) for part in self.decisions.freed(choice))
+        if packed:
+            relief -= short.covered([self.problem.gaps[choice.gap].after], packed)
         buffers = self.decisions.buffers(choice)
         return relief - short.covered(buffers, nbytes) if buffers else relief
 
@@ -240,7 +251,7 @@ class GreedySearch:
         for g, move in sorted(self.made.items(), key=lambda item: -item[1].joules):
             if g in locked or move.joules <= 0:
                 continue
-            nbytes = self.problem.tensors[self.problem.gaps[g].tensor].nbytes
+            nbytes = self.problem.tensors[self.problem.gaps[g].tensor].nbytes - self.decisions.packed_bytes(move.choice)
             peaks = self.load.peaks()
             peaks[self.decisions.buffers(move.choice)] -= nbytes
             if all((peaks[part] + nbytes <= self.load.limit).all() for part in self.decisions.freed(move.choice)):
@@ -253,15 +264,15 @@ class GreedySearch:
         return Schedule(tuple(choices[g] for g in sorted(choices)), intermediates, tuple(sorted(self.sliced)))
 
 
-def greedy(problem: Problem, *, paging: bool = True, recompute: bool = True) -> Greedy:
+def greedy(problem: Problem, *, paging: bool = True, recompute: bool = True, packing: bool = True) -> Greedy:
     """Return a schedule of `problem` within its budgets, found without a solver.
 
     Rematerializations can lead into a dead end, where their inputs hold what they were to free; paging alone cannot, so it is
     tried next if both are allowed.
     """
-    found = GreedySearch(problem, paging=paging, recompute=recompute).run()
+    found = GreedySearch(problem, paging=paging, recompute=recompute, packing=packing).run()
     if found.schedule is None and paging and recompute:
-        second = GreedySearch(problem, paging=True, recompute=False).run()
+        second = GreedySearch(problem, paging=True, recompute=False, packing=False).run()
         return second if second.schedule is not None or second.needed_bytes < found.needed_bytes else found
     return found
 
@@ -283,6 +294,6 @@ def smallest_budget(problem: Problem) -> int:
     high = sum(t.nbytes for t in problem.tensors) + max(s.fixed_bytes + s.workspace_bytes for s in problem.stages)
     while high - low > max(high // 1000, 1):
         middle = (low + high) // 2
-        found = GreedySearch(replace(problem, ram_bytes=middle, deadline_s=None), recompute=False).run()
+        found = GreedySearch(replace(problem, ram_bytes=middle, deadline_s=None), recompute=False, packing=False).run()
         low, high = (low, middle) if found.schedule is not None else (middle, high)
     return high

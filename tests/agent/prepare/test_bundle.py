@@ -17,7 +17,8 @@ from planner import make_bundle
 from planner.ir.bundle import writer
 from planner.ir.bundle.bundle import TENSOR_MEMBERS, Bundle, Manifest, PlannedLimits
 from planner.ir.bundle.safetensors_io import Chunks
-from planner.ir.costs import DeviceCosts, Flash, OpCost
+from planner.ir.costs import Codec, DeviceCosts, Flash, OpCost, PackingCost
+from planner.ir.plan import Plan
 from planner.job import TrainingJob
 from planner.profiling.operators import Measured
 from tests.planner.bundles import read_everything
@@ -86,6 +87,51 @@ def test_a_bundle_is_priced_at_the_pace_of_its_trial(
         assert [c.seconds for c in Bundle(path).costs["step"].ops] == pytest.approx(
             [c.seconds * factor for c in costs.ops]
         )
+
+
+SEEN = PackingCost(3, 1, Codec.BITMAP, 4, 0.5, 1 << 17, 1e-3, 3e-3, 0.0)
+
+
+@pytest.mark.parametrize(("estimated", "slower"), [(False, 1.0), (True, 4.0)])
+def test_what_the_first_trial_sees_of_packing_is_priced_for_the_plans_that_follow(
+    prepared: make_bundle.Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, estimated: bool, slower: float
+) -> None:
+    """The seconds of a board that is not at hand are as much longer as its operators' are."""
+    costs, probed = costs_of(prepared.graphs["step"]), list[bool]()
+
+    def trial(*arguments: object) -> bundle._Trial:
+        probed.append(bool(arguments[-1]))
+        return bundle._Trial(1 << 20, pace=1 / slower, packings={"step": (SEEN,)} if arguments[-1] else {})
+
+    monkeypatch.setattr(bundle, "trial", trial)
+    path = tmp_path / "job.port"
+    bundle.make(
+        path, prepared, Measured((costs.ops,), 0, 0), costs.device, 64 << 20, page_dir=tmp_path, threads=1,
+        progress=lambda *_: None, planner=make_bundle.default_planner(strategy="greedy", time_limit_s=1.0),
+        estimated=estimated,
+    )  # fmt: skip
+    assert probed[0] and not any(probed[1:])
+    (found,) = Bundle(path).costs["step"].packings
+    assert (found.pack_seconds, found.unpack_seconds) == pytest.approx((slower * 1e-3, slower * 3e-3))
+    assert found.joules == pytest.approx(found.seconds * costs.device.compute_watts)
+    assert replace(found, pack_seconds=1e-3, unpack_seconds=3e-3, joules=0.0) == SEEN
+
+
+def test_a_trial_looks_at_the_tensors_of_real_steps(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 10))
+    data = [torch.randn(512, 64), torch.randint(0, 10, (512,))]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job = TrainingJob(model, lambda m, x, y: functional.cross_entropy(m(x), y), optimizer, data, 256)
+    made = make_bundle.prepare(job)
+    costs = costs_of(made.graphs["step"])
+    path = tmp_path / "job.port"
+    make_bundle.write(path, made, [{"step": Plan()}], {"step": costs}, [1 << 40], threads=1)
+    found = bundle.trial(path, (tmp_path,), 1, None, 0, True).packings
+    relu = next(i for i, op in enumerate(made.graphs["step"].ops) if op.name.startswith("aten::relu"))
+    assert set(found) == {"step"} and relu in {made.graphs["step"].writers[c.storage][-1] for c in found["step"]}
+    assert all(c.codec is Codec.BITMAP and 0.3 < c.density < 0.7 and c.seconds > 0 for c in found["step"])
+    assert not bundle.trial(path, (tmp_path,), 1).packings, "only when asked"
 
 
 def test_a_slower_medium_takes_longer_and_more_joules_per_byte() -> None:

@@ -100,7 +100,8 @@ def test_many_random_plans_on_one_tiny_model(optimizer: str, tmp_path: Path) -> 
     seen: set[Action] = set()
     for seed in range(1, 13):
         rng = random.Random(seed)
-        plan = random_plan(capture.graphs["step"], seed, page=rng.uniform(0, 0.5), recompute=rng.uniform(0, 1))
+        shares = {"page": rng.uniform(0, 0.5), "recompute": rng.uniform(0, 1), "pack": rng.uniform(0, 1)}
+        plan = random_plan(capture.graphs["step"], seed, **shares)
         seen |= {d.action for d in plan.decisions}
         actual = planned(capture, {"step": plan}, data, tmp_path / str(seed))
         assert not differences(expected, actual), seed

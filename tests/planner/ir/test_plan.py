@@ -4,7 +4,8 @@ from planner.ir.plan import Action, Decision, Plan
 
 
 def test_the_numbers_of_actions_stand_in_bundles() -> None:
-    assert {action.name: int(action) for action in Action} == {"PAGE": 1, "RECOMPUTE": 2, "INTERMEDIATE": 3}
+    numbers = {"PAGE": 1, "RECOMPUTE": 2, "INTERMEDIATE": 3, "PACK": 4}
+    assert {action.name: int(action) for action in Action} == numbers
 
 
 def test_decisions_sort_by_storage_then_time_as_a_plan_packs_them_best() -> None:

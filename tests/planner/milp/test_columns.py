@@ -106,7 +106,7 @@ def test_what_cannot_or_need_not_move_is_kept(change: dict[str, object]) -> None
 
 def test_what_alone_takes_longer_than_the_deadline_leaves_is_not_offered() -> None:
     a, b, c, large = chain().tensors
-    c = replace(c, packing=Packing(1, 1.0, 1.0))
+    c = replace(c, packings=(Packing(1, 1.0, 1.0),))
     for slack, offered in ((1.0, True), (0.99, False)):
         problem = replace(chain(), tensors=(a, b, c, large), deadline_s=10.0 + slack)
         formulation = Formulation(problem, Breadth())

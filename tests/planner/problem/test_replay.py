@@ -23,7 +23,7 @@ STAGES = tuple(Stage(f"s{t}", 1.0, 2.0) for t in range(8))
 FLASH = Paging(0, 0.5, 0.25, 3.0, 5.0)
 A = Tensor(
     "a", 10, (0, 1, 7), (0,), rematerializations=(Rematerialization(0.5, 4.0, (), 3),), paging=(FLASH,),
-    packing=Packing(4, 0.2, 1.5),
+    packings=(Packing(4, 0.2, 1.5),),
 )  # fmt: skip
 B = Tensor("b", 20, (1, 2, 6), (1,), rematerializations=(Rematerialization(1.0, 6.0, ((0, 0),)),), paging=(FLASH,))
 BUSY = Tensor("busy", 30, (3, 4), (3,), rematerializations=(None,))
@@ -87,9 +87,9 @@ def test_an_intermediate_is_there_only_while_it_is_read() -> None:
     assert found.load_bytes.tolist() == [10, 30, 0 + 20, 30, 30, 0, 30, 13]
 
 
-def test_a_packed_tensor_leaves_what_it_packs_to() -> None:
+def test_a_packed_tensor_leaves_what_it_packs_to_and_stands_beside_it_at_both_ends() -> None:
     found = replay(PROBLEM, Schedule((Choice(GAP_A, 7, Fate.PACK),)))
-    assert found.valid and found.load_bytes.tolist() == [10, 30, 24, 54, 54, 24, 24, 10]
+    assert found.valid and found.load_bytes.tolist() == [10, 34, 24, 54, 54, 24, 24, 14]
     assert (found.overhead_joules, found.seconds) == (1.5, 8.2)
 
 

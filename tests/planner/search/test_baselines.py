@@ -11,6 +11,7 @@ from planner.search.solve import solve
 from tests.planner.brute_force import random_problem
 
 PROBLEMS = [random_problem(seed, semantics=Semantics.REAL) for seed in range(8)]
+PACKABLE = [random_problem(seed, semantics=Semantics.REAL, packing=True) for seed in range(8)]
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -36,11 +37,12 @@ def test_what_is_offered_holds_under_our_semantics(name: str) -> None:
         ("capuchin", {Fate.PAGE, Fate.RECOMPUTE}),
         ("pofo", {Fate.PAGE, Fate.RECOMPUTE}),
         ("poet", {Fate.PAGE, Fate.RECOMPUTE}),
+        ("bittrain", {Fate.PACK}),
     ],
 )
 def test_each_does_only_what_it_may(name: str, fates: set[Fate]) -> None:
-    for problem in PROBLEMS:
-        schedule = BASELINES[name](problem, 1.0, replay).schedule
+    for problem in PACKABLE:
+        schedule = solve(problem, time_limit_s=1.0, strategy=name).schedule
         assert schedule is None or {choice.fate for choice in schedule.choices} <= fates
 
 

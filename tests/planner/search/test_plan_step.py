@@ -7,20 +7,23 @@ from typing import Any
 import pytest
 
 from planner.deadline import Pace, shortfall
-from planner.ir.costs import CostTable
+from planner.ir.costs import CostTable, PackingCost
 from planner.ir.graph import StepGraph
 from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
+from planner.ir.lowering.packables import packables
+from planner.ir.plan import MIN_DECIDED_BYTES, Action, Plan
 from planner.problem.coarsen import Coarse, coarsen
 from planner.search.anytime import relaxation_bound
+from planner.search.baselines import BITTRAIN
 from planner.search.floor import floor_of
 from planner.search.greedy.search import greedy_variants
 from planner.search.incumbent import objective
-from planner.search.pareto import budget_for
+from planner.search.pareto import budget_for, least_budget
 from planner.search.plan_step import PlanLimits, better_of, fine_bound, plan_step, program_judge
-from planner.search.recipes import cheap_segments
+from planner.search.recipes import cheap_segments, pack_everything
 from planner.search.solve import STRATEGIES, Outcome, StrategyError
 from tests.planner.estimated_steps import budget, captured
+from tests.planner.steps import costs_of, wide_step
 
 
 def test_a_deadline_makes_the_plan_faster_or_says_by_how_much_it_cannot() -> None:
@@ -125,6 +128,43 @@ def test_every_plan_lowers_within_its_budget(strategy: str, share: float) -> Non
     assert program.peak_bytes <= limit and result.plan.peak_bytes == program.peak_bytes
     assert result.bound_joules is not None
     assert result.bound_joules <= result.plan.overhead_joules * (1 + 1e-6) + 1e-9
+
+
+def packed_costs() -> tuple[StepGraph, CostTable]:
+    """Return a step whose activations pack to 55 %, for less than computing them again."""
+    graph = wide_step()
+    costs = costs_of(graph, base=5000)
+    packings = tuple(
+        PackingCost(p.storage, p.version, p.codec, p.item_bytes, 0.5, round(0.55 * n), n / 1e11, n / 1e11, n * 1e-12)
+        for p in packables(graph, least_bytes=MIN_DECIDED_BYTES)
+        for n in (graph.storages[p.storage].nbytes,)
+    )
+    return graph, replace(costs, packings=packings)
+
+
+@pytest.mark.parametrize("share", [0.6, 0.9])
+def test_packing_where_it_is_cheap_takes_less_energy_than_doing_without(share: float) -> None:
+    graph, costs = packed_costs()
+    least, most = least_budget(graph, costs), lower(graph, costs, Plan()).peak_bytes
+    limit = round(least + share * (most - least))
+    for strategy in ("greedy", "milp"):
+        found = plan_step(graph, costs, ram_bytes=limit, strategy=strategy, time_limit_s=3.0)
+        without = plan_step(graph, replace(costs, packings=()), ram_bytes=limit, strategy=strategy, time_limit_s=3.0)
+        assert found.plan is not None and without.plan is not None and found.bound_joules is not None
+        assert any(d.action is Action.PACK for d in found.plan.decisions)
+        assert found.plan.overhead_joules < without.plan.overhead_joules
+        assert found.bound_joules <= found.plan.overhead_joules * (1 + 1e-6)
+        assert lower(graph, costs, found.plan).peak_bytes == found.plan.peak_bytes <= limit
+
+
+def test_bittrain_packs_all_that_can_be_packed_and_nothing_else() -> None:
+    graph, costs = packed_costs()
+    plan = plan_step(graph, costs, ram_bytes=1 << 40, strategy=BITTRAIN).plan
+    assert plan is not None and not plan.decisions, "with room for everything keeping is cheaper, and that is tried too"
+    coarse = coarsen(graph, costs, ram_bytes=1 << 40)
+    everything = coarse.plan(pack_everything(coarse.problem), 0, BITTRAIN)
+    assert {d.action for d in everything.decisions} == {Action.PACK}
+    assert lower(graph, costs, everything).peak_bytes < lower(graph, costs, Plan()).peak_bytes
 
 
 def test_ours_is_never_above_a_baseline() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent.supervisor.job.log import read_log
-from agent.worker.protocol import StateRecovered
+from agent.worker.protocol import StateRecovered, StepDone
 from tests.agent.live_daemon import BUNDLE, LONG, go
 from tests.agent.supervisor.job.running_job import running_job
 
@@ -42,6 +42,17 @@ async def test_a_failure_is_logged_with_the_workers_own_words(tmp_path: Path) ->
         job = await live.over()
         assert job.step == 3
         assert "told to fail" in read_log(live.store.job_dir(live.id), 100)[0]
+
+
+@go
+async def test_tensors_that_outgrow_what_the_plan_keeps_for_them_are_a_condition_with_a_remedy(tmp_path: Path) -> None:
+    async with running_job(tmp_path, LONG) as live:
+        assert live.start()
+        await live.until(lambda: live.job.total_steps is not None)
+        step = StepDone(step=3, epoch=0, loss=1.0, wall_s=1.0, cpu_s=1.0, phases_s={}, packing_overflows=2)
+        live.runner._on_event(step)
+        (item,) = [item for item in live.health.items(time.monotonic()) if item.code == "packing-overflow"]
+        assert "in step 3 2 tensors needed more room packed" in item.text and "plan the job again" in item.remedy
 
 
 @go

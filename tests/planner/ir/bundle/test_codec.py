@@ -22,7 +22,7 @@ from planner.ir.bundle.codec import (
     unpack_integers,
     unpack_plan,
 )
-from planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
+from planner.ir.costs import Codec, CostTable, DeviceCosts, Flash, OpCost, PackingCost
 from planner.ir.graph import Named, Ref, Scalar
 from planner.ir.plan import Action, Decision, Plan
 from tests.planner.steps import tiny_step
@@ -127,6 +127,23 @@ def test_costs_come_back(endurance: float | None) -> None:
     disk = replace(costs.device.flash, name="disk")
     costs = replace(costs, device=replace(costs.device, scratch_targets=(disk, disk)))
     assert unpack_costs(through(pack_costs(costs))) == costs
+
+
+def test_what_packing_takes_comes_back_and_costs_without_it_are_as_they_were() -> None:
+    packings = (
+        PackingCost(3, 1, Codec.BITMAP, 4, 0.5, 700, 1e-3, 2e-3, 0.1), PackingCost(4, 2, Codec.BITS, 1, 1.0, 8, 0.0, 0.0, 0.0)
+    )  # fmt: skip
+    costs = replace(COSTS, packings=packings)
+    assert unpack_costs(through(pack_costs(costs))) == costs
+    assert len(pack_costs(COSTS)) == 3, "what readers from before plans could pack expect"
+    for place, value, message in (
+        (2, "gzip", "Invalid enum value 'gzip'"),
+        (4, 1.5, "<= 1"),
+        (3, 9, "<= 8"),
+        (0, -1, ">= 0"),
+    ):
+        with pytest.raises(WireError, match=message):
+            unpack_costs(at(4, 0, place, value=value)(through(pack_costs(costs))))
 
 
 def at(*path: int, value: Any) -> Callable[[Any], Any]:

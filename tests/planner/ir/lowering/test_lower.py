@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from planner.ir.costs import CostTable
 from planner.ir.graph import Role, StepGraph, operands
 from planner.ir.lowering.lower import lower
 from planner.ir.lowering.rematerialize import effective_operands, rematerializable
@@ -13,7 +14,7 @@ from planner.ir.operators import GUARD
 from planner.ir.plan import Action, Decision, Plan
 from planner.ir.program import BudgetError, Code, PlanError, Program, idle_gaps
 from planner.search.plan_step import plan_step
-from tests.agent.exactness import random_plan
+from tests.agent.exactness import packing_costs, random_plan
 from tests.planner.steps import costs_of, tiny_step
 
 # -- wrong plans
@@ -30,6 +31,48 @@ def _activation(graph: StepGraph) -> tuple[int, int, int]:
             if rematerializable(graph, s, a) and b - a > 4 and graph.uses[s][-1] == b:
                 return s, a, b
     raise AssertionError("no such storage")
+
+
+def _packed(graph: StepGraph) -> tuple[CostTable, Plan]:
+    """Return costs under which everything may be packed, and a plan that packs an activation."""
+    s, a, b = _activation(graph)
+    return replace(costs_of(graph), packings=packing_costs(graph)), Plan((Decision(s, a, b, Action.PACK),))
+
+
+def test_a_packed_gap_holds_what_is_reserved_and_takes_its_time_and_energy() -> None:
+    graph = _graph()
+    costs, plan = _packed(graph)
+    kept, program = lower(graph, costs, Plan()), lower(graph, costs, plan)
+    (d,), (cost,) = plan.decisions, program.packings
+    saved = graph.storages[d.storage].nbytes - cost.reserved_bytes
+    assert [program.timeline[i] - kept.timeline[i] for i in range(d.after + 1, d.before)] == [-saved] * (
+        d.before - d.after - 1
+    )
+    assert program.timeline[d.after] >= kept.timeline[d.after] and program.timeline[d.before] >= kept.timeline[d.before]
+    assert program.packing_seconds == cost.seconds > 0
+    for taken, whole in ((program.seconds, kept.seconds), (program.compute_seconds, kept.compute_seconds)):
+        assert taken == pytest.approx(whole + cost.seconds, rel=1e-12)
+    assert program.joules == pytest.approx(kept.joules + cost.joules + costs.device.static_watts * cost.seconds)
+    assert not program.written_bytes and not program.read_bytes
+
+
+def test_only_what_was_measured_is_packed() -> None:
+    graph = _graph()
+    costs, plan = _packed(graph)
+    with pytest.raises(PlanError, match=r"nobody has measured what packing storage .* takes there; plan the job again"):
+        lower(graph, replace(costs, packings=()), plan)
+
+
+def test_a_budget_in_which_a_tensor_and_its_packed_form_do_not_stand_together_is_refused() -> None:
+    graph = _graph()
+    costs, plan = _packed(graph)
+    (cost,) = lower(graph, costs, plan).packings
+    wide = replace(cost, reserved_bytes=100 * graph.storages[cost.storage].nbytes)
+    wide_costs = replace(costs, packings=(wide,))
+    peak = lower(graph, wide_costs, plan).peak_bytes
+    assert peak > lower(graph, costs, Plan()).peak_bytes
+    with pytest.raises(BudgetError, match="raise the budget"):
+        lower(graph, wide_costs, replace(plan, ram_bytes=peak - 1))
 
 
 def _weight(graph: StepGraph) -> int:
@@ -52,7 +95,12 @@ def walk(program: Program, workspaces: list[int], carried: Set[int] = frozenset(
     leaving = set(carried)
     born: set[int] = set()
     streaming: dict[int, int] = {}
+    packed: dict[int, int] = {}
     levels = []
+
+    def held() -> int:
+        """Bytes of what is there, comes, goes, streams through or is packed."""
+        return sum(size[s] for s in (*there, *landing, *leaving)) + sum(streaming.values()) + sum(packed.values())
 
     def settled(touched: set[int], changed: set[int]) -> bool:
         """Whether no update under way is in the way."""
@@ -93,9 +141,7 @@ def walk(program: Program, workspaces: list[int], carried: Set[int] = frozenset(
                     there |= made
                     flash -= {w for w in graph.ops[k].writes if w in there}
             case Code.WAIT_SLICED:
-                levels.append(
-                    sum(size[s] for s in (*there, *landing, *leaving)) + sum(streaming.values())
-                )  # what it ends is there until then
+                levels.append(held())  # what it ends is there until then
                 del streaming[i]
                 flash |= set(dict(program.slice_written).get(i, ()))
                 continue
@@ -112,6 +158,20 @@ def walk(program: Program, workspaces: list[int], carried: Set[int] = frozenset(
             case Code.WAIT_WRITE:
                 assert i in leaving or i in program.carried
                 leaving.discard(i)
+            case Code.PACK:
+                cost = program.packings[i]
+                assert settled({cost.storage}, {cost.storage}) and cost.storage in there and cost.storage not in packed
+                levels.append(held() + cost.reserved_bytes)  # the tensor is there until it is packed
+                there.discard(cost.storage)
+                packed[cost.storage] = cost.reserved_bytes
+                continue
+            case Code.UNPACK:
+                cost = program.packings[i]
+                assert cost.storage not in there
+                there.add(cost.storage)
+                levels.append(held())
+                del packed[cost.storage]
+                continue
             case Code.READ:
                 assert settled(set(), {i})
                 assert i in flash and i not in there, f"storage {i} is read but not on flash"
@@ -120,8 +180,8 @@ def walk(program: Program, workspaces: list[int], carried: Set[int] = frozenset(
                 assert i in landing
                 landing.discard(i)
                 there.add(i)
-        levels.append(sum(size[s] for s in (*there, *landing, *leaving)) + sum(streaming.values()) + extra)
-    assert not landing and not streaming
+        levels.append(held() + extra)
+    assert not landing and not streaming and not packed
     assert leaving <= program.carried <= program.starts_on_flash
     end = {s for s in there if graph.storages[s].persistent}
     start = {s for s, x in enumerate(graph.storages) if x.persistent and graph.uses[s]} - program.starts_on_flash
@@ -132,7 +192,7 @@ def walk(program: Program, workspaces: list[int], carried: Set[int] = frozenset(
 
 
 def checked(graph: StepGraph, plan: Plan, *, workspace: int = 0, base: int = 0) -> Program:
-    costs = costs_of(graph, base=base, workspace=workspace)
+    costs = replace(costs_of(graph, base=base, workspace=workspace), packings=packing_costs(graph))
     program = lower(graph, costs, plan)
     ordered = [costs.ops[i] for i in plan.order] if plan.order else costs.ops
     for carried in (frozenset[int](), program.carried):
@@ -147,7 +207,7 @@ def checked(graph: StepGraph, plan: Plan, *, workspace: int = 0, base: int = 0) 
 def test_random_programs_read_nothing_that_is_gone_and_hold_no_more_than_they_say(optimizer: str) -> None:
     graph = tiny_step(optimizer).graphs["step"]
     for seed in range(25):
-        plan = random_plan(graph, seed) if seed else Plan()
+        plan = random_plan(graph, seed, pack=0.3) if seed else Plan()
         program = checked(graph, plan, workspace=1000, base=5000)
         if seed == 0:
             levels = walk(program, [1000 * (i % 3) for i in range(len(graph.ops))])

@@ -80,8 +80,8 @@ def test_an_intermediate_is_freed_as_soon_as_it_was_read() -> None:
             ((1, Position(frees=[A])),),
             r"op 4 \(aten::add_.Tensor\) reads storage 2 \(mul output \[100\]\), which is not",
         ),
-        (((3, Position(frees=[B])),), "storage 3 is freed or written at op 3, but it is not resident there"),
-        (((3, Position(writes=[B])),), "storage 3 is freed or written at op 3"),
+        (((3, Position(frees=[B])),), "storage 3 is freed, packed or written at op 3, but it is not resident there"),
+        (((3, Position(writes=[B])),), "storage 3 is freed, packed or written at op 3"),
         (
             ((4, Position(rematerializations=[RETURN])),),
             r"storages \[2\] are rematerialized at op 4 although they are resident",

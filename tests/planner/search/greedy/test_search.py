@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.problem.model import Choice, Fate, Problem, Schedule, Semantics, Slicing
+from planner.problem.model import Choice, Fate, Packing, Problem, Schedule, Semantics, Slicing
 from planner.problem.replay import replay
 from planner.search.greedy.search import GreedySearch, greedy, greedy_variants, smallest_budget
 from tests.planner.brute_force import random_problem
@@ -16,9 +16,9 @@ SEEDS = st.integers(0, 10_000)
 
 
 @settings(max_examples=80, deadline=None)
-@given(SEEDS)
-def test_greedy_is_valid_or_says_no(seed: int) -> None:
-    problem = random_problem(seed)
+@given(SEEDS, st.booleans())
+def test_greedy_is_valid_or_says_no(seed: int, packing: bool) -> None:
+    problem = random_problem(seed, packing=packing)
     found = greedy(problem)
     if found.schedule is not None:
         errors = [e for e in replay(problem, found.schedule).errors if "deadline" not in e]
@@ -42,7 +42,7 @@ def test_the_search_never_counts_less_than_the_replay(seed: int, semantics: Sema
 @settings(max_examples=60, deadline=None)
 @given(SEEDS, st.sampled_from(Semantics))
 def test_a_move_taken_back_leaves_no_trace(seed: int, semantics: Semantics) -> None:
-    search = GreedySearch(random_problem(seed, semantics=semantics))
+    search = GreedySearch(random_problem(seed, semantics=semantics, packing=True))
     for g, gap in enumerate(search.problem.gaps):
         for move in [] if gap.dead else list(search.moves.of(g, paging=True, recompute=True)):
             before = (search.load.after.copy(), search.load.before.copy(), search.schedule())
@@ -51,6 +51,24 @@ def test_a_move_taken_back_leaves_no_trace(seed: int, semantics: Semantics) -> N
             assert np.array_equal(before[0], search.load.after) and np.array_equal(before[1], search.load.before)
             assert before[2] == search.schedule()
             assert abs(search.added.seconds) + abs(search.added.io_seconds) + abs(search.added.written_bytes) < 1e-9
+
+
+@settings(max_examples=80, deadline=None)
+@given(SEEDS, st.sampled_from(Semantics))
+def test_packing_is_never_counted_at_less_than_the_replay_does(seed: int, semantics: Semantics) -> None:
+    problem = random_problem(seed, semantics=semantics, packing=True)
+    search = GreedySearch(problem)
+    search.run()
+    assert (search.load.peaks() >= replay(problem, search.schedule()).load_bytes).all()
+
+
+def test_a_tensor_is_packed_where_that_is_the_cheapest_relief() -> None:
+    problem = working_more(chain(ram_bytes=155), 3, 15)  # only stage 3 is over, by 10 bytes
+    cheap = Packing(5, 0.1, 0.01)
+    tensors = [replace(t, packings=(cheap,) * len(t.writes)) if t.birth >= 0 else t for t in problem.tensors]
+    found = greedy(replace(problem, tensors=tuple(tensors))).schedule
+    assert found is not None and [c.fate for c in found.choices] == [Fate.PACK]
+    assert greedy(problem, packing=False).schedule == greedy(problem).schedule
 
 
 def working_more(problem: Problem, stage: int, nbytes: int) -> Problem:

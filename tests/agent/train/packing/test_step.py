@@ -1,0 +1,96 @@
+"""Storages that wait packed: they come back to the bit, and what does not fit goes to flash instead of into the budget."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from agent import packing as packing_module
+from agent.train.packing.step import PackingStats, StepPacking
+from agent.train.pager import Pager
+from agent.train.step_paging import Scratch, StepPaging
+from agent.train.step_values import StepValues
+from planner.ir.costs import Codec, PackingCost
+from planner.ir.errors import PortError
+from planner.ir.graph import Role, Storage
+from tests.agent.exactness import bits
+from tests.agent.train.made_graph import COUNT, graph, numbers, program
+
+T = 2
+
+
+@pytest.fixture
+def pager() -> Iterator[Pager]:
+    pager = Pager()
+    yield pager
+    pager.close()
+
+
+@pytest.fixture
+def paging(pager: Pager, tmp_path: Path) -> Iterator[StepPaging]:
+    scratch = Scratch(tmp_path)
+    yield StepPaging(program(), StepValues(graph()), None, pager, (scratch,))
+    scratch.close()
+
+
+def sparse(first: float) -> torch.Tensor:
+    """Return contents of which every other number is zero."""
+    return numbers(first) * (torch.arange(COUNT) % 2)
+
+
+HALF = PackingCost(T, 1, Codec.BITMAP, 4, 0.5, COUNT // 8 + 2 * COUNT + 8, 1e-3, 1e-3, 1e-3)
+
+
+def test_a_packed_storage_comes_back_to_the_bit_and_nothing_is_written(paging: StepPaging, pager: Pager) -> None:
+    packing, before = StepPacking((HALF, HALF), paging.values, paging), pager.stats.written_bytes
+    for entry, first in enumerate((1.0, 5.0)):
+        paging.values.bind(T, sparse(first))
+        packing.pack(entry)
+        paging.values.clear(T)
+        packing.unpack(entry)
+        assert bits(paging.values.value(T)) == bits(sparse(first))
+        paging.values.clear(T)
+    stats = packing.stats
+    assert stats.source_bytes == 2 * 4 * COUNT and 0.5 < stats.packed_bytes / stats.source_bytes < 0.54
+    assert not stats.overflows and not stats.spilled_bytes and pager.stats.written_bytes == before
+    packing.begin()
+    assert packing.stats == PackingStats()
+
+
+def test_what_needs_more_than_was_reserved_goes_to_flash_and_comes_back(paging: StepPaging, pager: Pager) -> None:
+    packing, before = StepPacking((HALF,), paging.values, paging), pager.stats.written_bytes
+    paging.values.bind(T, numbers(1.0))
+    packing.pack(0)
+    paging.values.clear(T)
+    assert packing.stats == PackingStats(4 * COUNT, 0, 4 * COUNT, [T])
+    assert pager.stats.written_bytes == before + 4 * COUNT
+    packing.unpack(0)
+    assert bits(paging.values.value(T)) == bits(numbers(1.0))
+
+
+def test_a_step_that_was_left_forgets_what_it_packed(paging: StepPaging) -> None:
+    packing = StepPacking((HALF,), paging.values, paging)
+    paging.values.bind(T, sparse(1.0))
+    packing.pack(0)
+    assert packing._packed
+    packing.drop()
+    assert not packing._packed
+
+
+def test_packing_that_cannot_be_done_is_refused_before_the_first_step(
+    paging: StepPaging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = replace(HALF, codec=Codec.NARROW, item_bytes=8)
+    short = StepValues(replace(graph(), storages=(*graph().storages[:2], Storage(4 * COUNT + 4, Role.TEMPORARY, "t"))))
+    with pytest.raises(PortError, match="no items of 8 to pack as narrow; plan the job again"):
+        StepPacking((odd,), short, paging)
+    with monkeypatch.context() as patched:
+        patched.setattr(paging, "scratch", ())
+        with pytest.raises(PortError, match="needs a directory for what does not fit; give --page-dir"):
+            StepPacking((HALF,), paging.values, paging)
+    monkeypatch.setattr(packing_module, "available", lambda: False)
+    with pytest.raises(PortError, match="packing was not built here"):
+        StepPacking((HALF,), paging.values, paging)
+    StepPacking((), paging.values, paging)

@@ -1,0 +1,55 @@
+"""What could be packed: idle contents of temporaries, by the writes that made them, with the codec for their type."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from planner.capture.step import capture_step
+from planner.ir.costs import Codec
+from planner.ir.graph import Role, StepGraph
+from planner.ir.lowering.packables import packables
+
+
+def step() -> StepGraph:
+    """Return the step of a net with a residual sum in place, pooling and a boolean mask."""
+    model = nn.ModuleList(
+        [nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1), nn.Linear(64, 2)]
+    )
+
+    def loss(m: nn.ModuleList, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        h = functional.relu(m[1](m[0](x)), inplace=True)
+        h = functional.relu_(m[2](h).add_(h))
+        h = functional.max_pool2d(h, 2)
+        h = torch.where(h > 0.5, h, 0.1 * h)
+        return functional.cross_entropy(m[3](h.flatten(1)), y)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return capture_step(model, loss, optimizer, (torch.randn(2, 3, 8, 8), torch.tensor([0, 1]))).graphs["step"]
+
+
+def test_idle_temporaries_are_found_with_the_codec_for_their_type() -> None:
+    graph = step()
+    found = list(packables(graph))
+    assert {p.codec for p in found} == {Codec.BITS, Codec.NARROW, Codec.BITMAP}
+    types = {Codec.BITS: 1, Codec.NARROW: 8, Codec.BITMAP: 4}
+    for p in found:
+        assert graph.storages[p.storage].role is Role.TEMPORARY and p.storage not in graph.kept
+        assert p.item_bytes == types[p.codec] and p.version == sum(w <= p.after for w in graph.writers[p.storage])
+        following = min(u for u in graph.uses[p.storage] if u > p.after)
+        assert following > p.after + 1
+    assert len({(p.storage, p.version) for p in found}) == len(found)
+
+
+def test_what_is_changed_in_place_is_found_as_it_lies_idle() -> None:
+    """The output of a norm on which ReLU runs in place is idle afterwards only."""
+    graph = step()
+    relu = next(i for i, op in enumerate(graph.ops) if op.name == "aten::relu_")
+    (s,) = graph.ops[relu].writes
+    assert [p.version for p in packables(graph) if p.storage == s] == [2]
+
+
+def test_what_is_too_small_is_left_out() -> None:
+    graph = step()
+    largest = max(graph.storages[p.storage].nbytes for p in packables(graph))
+    assert {graph.storages[p.storage].nbytes for p in packables(graph, least_bytes=largest)} == {largest}
+    assert not list(packables(graph, least_bytes=largest + 1))

@@ -1,7 +1,7 @@
 """Plan and run a benchmark model with this project, for the tables that compare it."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,13 +51,14 @@ class Ours:
         small: bool = False,
         size: int | None = None,
         threads: int = 1,
+        data: Sequence[torch.Tensor] | None = None,
     ) -> None:
         torch.set_num_threads(threads)
         work = workload(model, batch_size=batch_size, small=small, size=size)
         batches = [work.batch(i) for i in range(steps)]
-        data = [torch.cat(columns) for columns in zip(*batches, strict=True)]
+        columns = [torch.cat(columns) for columns in zip(*batches, strict=True)] if data is None else list(data)
         self.job = TrainingJob(
-            work.model, work.loss_fn, make_optimizer(optimizer, work.model.parameters()), data, batches[0][0].shape[0],
+            work.model, work.loss_fn, make_optimizer(optimizer, work.model.parameters()), columns, batches[0][0].shape[0],
             name=model,
         )  # fmt: skip
         self.folder, self.steps, self.threads = folder, steps, threads

@@ -17,6 +17,7 @@ from agent.packing.codec import (
     largest_bytes,
     pack,
     packed_bytes,
+    select,
     unpack,
 )
 from planner.ir.costs import Codec
@@ -33,5 +34,6 @@ __all__ = [
     "largest_bytes",
     "pack",
     "packed_bytes",
+    "select",
     "unpack",
 ]

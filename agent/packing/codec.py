@@ -84,7 +84,7 @@ class Layout:
     @property
     def source_bytes(self) -> int:
         """Return the size of the unpacked memory."""
-        return self.count * {Codec.BITS: 1, Codec.NARROW: 8, Codec.BITMAP: self.item_bytes}[self.codec]
+        return self.count * {Codec.BITS: 1, Codec.NARROW: 8, Codec.BITMAP: self.item_bytes, Codec.SIGN: 4}[self.codec]
 
 
 def available() -> bool:
@@ -95,7 +95,7 @@ def available() -> bool:
 def largest_bytes(layout: Layout) -> int:
     """Return the packed size that no data of this layout exceeds."""
     match layout.codec:
-        case Codec.BITS:
+        case Codec.BITS | Codec.SIGN:
             return -(-layout.count // 8)
         case Codec.NARROW:
             return _NARROW_HEADER_BYTES + 8 * layout.count
@@ -112,7 +112,7 @@ def packed_bytes(layout: Layout, source: int, *, level: int | None = None) -> in
     """
     library, level = _library_and_level(level)
     match layout.codec:
-        case Codec.BITS:
+        case Codec.BITS | Codec.SIGN:
             return largest_bytes(layout)
         case Codec.NARROW:
             return int(library.port_narrow_size(level, source, layout.count))
@@ -134,6 +134,8 @@ def pack(layout: Layout, source: int, target: int, capacity_bytes: int, *, level
     match layout.codec:
         case Codec.BITS:
             result = library.port_bits_pack(level, source, layout.count, target, capacity_bytes)
+        case Codec.SIGN:
+            result = library.port_sign_pack(level, source, layout.count, target, capacity_bytes)
         case Codec.NARROW:
             result = library.port_narrow_pack(level, source, layout.count, target, capacity_bytes)
         case Codec.BITMAP:
@@ -157,6 +159,8 @@ def unpack(layout: Layout, packed: int, size_bytes: int, target: int, *, level: 
     match layout.codec:
         case Codec.BITS:
             result = library.port_bits_unpack(level, packed, size_bytes, target, layout.count)
+        case Codec.SIGN:
+            raise PackingError("signs do not give the values back; `select` is what they are for")
         case Codec.NARROW:
             result = library.port_narrow_unpack(level, packed, size_bytes, target, layout.count)
         case Codec.BITMAP:
@@ -164,6 +168,18 @@ def unpack(layout: Layout, packed: int, size_bytes: int, target: int, *, level: 
         case _:
             assert_never(layout.codec)
     if result == _CORRUPT:
+        raise CorruptPackingError(layout, size_bytes)
+
+
+def select(
+    layout: Layout, packed: int, size_bytes: int, gradients: int, target: int, *, level: int | None = None
+) -> None:
+    """Write the gradient (32-bit floats) of each item whose bit is set to `target`, +0 for the others; `layout` is one of SIGN.
+
+    Raises CorruptPackingError, before anything is written, where sizes and bits contradict each other.
+    """
+    library, level = _library_and_level(level)
+    if library.port_sign_select(level, packed, size_bytes, gradients, target, layout.count) == _CORRUPT:
         raise CorruptPackingError(layout, size_bytes)
 
 
@@ -197,6 +213,8 @@ def _library() -> ctypes.CDLL:
     for name, arguments in (
         ("port_bits_pack", [level, pointer, size, pointer, size]),
         ("port_bits_unpack", [level, pointer, size, pointer, size]),
+        ("port_sign_pack", [level, pointer, size, pointer, size]),
+        ("port_sign_select", [level, pointer, size, pointer, pointer, size]),
         ("port_narrow_size", [level, pointer, size]),
         ("port_narrow_pack", [level, pointer, size, pointer, size]),
         ("port_narrow_unpack", [level, pointer, size, pointer, size]),

@@ -1,8 +1,9 @@
-/* Lossless packing of tensors that wait for their next use: three codecs over contiguous memory.
+/* Packing of tensors that wait for their next use: three lossless codecs over contiguous memory, and one that keeps a sign.
  *
  *   bits     booleans of one byte each                -> one bit each
  *   narrow   64-bit integers                          -> 1, 2, 4 or 8 bytes each above their smallest value
  *   bitmap   items of 1, 2, 4 or 8 bytes, many zero   -> one bit each and the non-zero items
+ *   sign     32-bit floats before ReLU's backward     -> one bit each: not (value <= 0), which is all that it asks
  *
  * The caller owns all memory and may ask for the exact packed size first. A pack function never writes past the capacity
  * that it is given and reports PACK_OVERFLOW instead. Items are compared and moved as bits: an item is zero when all
@@ -46,6 +47,11 @@ PACK_EXPORT int64_t port_bits_unpack(int level, const uint8_t *packed, size_t pa
 PACK_EXPORT int64_t port_narrow_size(int level, const void *items, size_t count);
 PACK_EXPORT int64_t port_narrow_pack(int level, const void *items, size_t count, uint8_t *packed, size_t capacity);
 PACK_EXPORT int64_t port_narrow_unpack(int level, const uint8_t *packed, size_t packed_bytes, void *items, size_t count);
+
+/* Packed size: (count + 7) / 8. `select` gives a gradient where the bit is set, else +0. */
+PACK_EXPORT int64_t port_sign_pack(int level, const uint8_t *items, size_t count, uint8_t *packed, size_t capacity);
+PACK_EXPORT int64_t port_sign_select(int level, const uint8_t *packed, size_t packed_bytes, const uint8_t *gradients,
+                                     uint8_t *to, size_t count);
 
 /* Packed form: one 64-bit word of flags per 64 items, then the non-zero items. */
 PACK_EXPORT int64_t port_bitmap_size(int level, const void *items, size_t count, size_t item_bytes);

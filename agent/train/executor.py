@@ -20,9 +20,11 @@ from agent.train.pager import CorruptPageError, Pager, PagerStats
 from agent.train.step_paging import Scratch, StepPaging
 from agent.train.step_values import GraphChangedError, StepValues, check_layout
 from agent.train.update_stream import SlicedUpdate, UpdateThread
+from planner.ir.costs import Codec
 from planner.ir.devices.kinds import CPU
 from planner.ir.errors import PortError
-from planner.ir.graph import Op, Phase, Role
+from planner.ir.graph import Op, Phase, Ref, Role
+from planner.ir.lowering.packables import THRESHOLD_BACKWARD
 from planner.ir.lowering.rematerialize import pure_arguments
 from planner.ir.operators import GUARD
 from planner.ir.program import Code, Program
@@ -215,8 +217,11 @@ class Executor:
         self._free(s)
 
     def _pack(self, entry: int) -> None:
+        cost = self.program.packings[entry]
         self.packing.pack(entry)
-        self._free(self.program.packings[entry].storage)
+        self._free(cost.storage)
+        if cost.codec is Codec.SIGN:
+            self.values.stand_in(cost.storage)
 
     # -- compiling instructions to closures
 
@@ -225,6 +230,7 @@ class Executor:
         phase = None
         changing = False
         unchanged = set(self._undoable)
+        signed: dict[int, int] = {}
         for instruction in self.program.instructions:
             i = instruction.index
             if instruction.code is Code.RUN:
@@ -239,13 +245,17 @@ class Executor:
                 code.append(_call(self._enter, wanted))
             match instruction.code:
                 case Code.RUN:
-                    code.append(self._run_op(i))
+                    code.append(
+                        self._run_op(i) if (entry := self._signs_read(i, signed)) is None else self._select_op(i, entry)
+                    )
                     if i in self._watchers:
                         code.append(_call(self._watchers[i], self.values))
                 case Code.RERUN:
                     code.append(self._rerun_op(i))
                 case Code.FREE:
                     code.append(_call(self._free, i))
+                    if i in signed:
+                        code.append(_call(self.packing.forget, signed.pop(i)))
                 case Code.WRITE:
                     code.append(_call(self._write, i, instruction.target))
                 case Code.READ:
@@ -256,6 +266,8 @@ class Executor:
                     code.append(_call(self.paging.finish_write, i))
                 case Code.PACK:
                     code.append(_call(self._pack, i))
+                    if self.program.packings[i].codec is Codec.SIGN:
+                        signed[self.program.packings[i].storage] = i
                 case Code.UNPACK:
                     code.append(_call(self.packing.unpack, i))
                 case Code.SLICED:
@@ -304,6 +316,18 @@ class Executor:
             run()
 
         return run_remembering
+
+    def _signs_read(self, index: int, signed: Mapping[int, int]) -> int | None:
+        """Return the entry of the signs that an operator can do with; None for one that takes its operands as they are."""
+        op = self.graph.ops[index]
+        if op.name != THRESHOLD_BACKWARD or not isinstance(op.args[1], Ref):
+            return None
+        return signed.get(self.graph.values[op.args[1].value].storage)
+
+    def _select_op(self, index: int, entry: int) -> Callable[[], None]:
+        op = self.graph.ops[index]
+        gradient = self.values.fetcher(op.args[0])
+        return lambda: self._bind_outputs(op, op.outputs, self.packing.select(entry, gradient()))
 
     def _rerun_op(self, index: int) -> Callable[[], None]:
         op = self.graph.ops[index]

@@ -15,7 +15,15 @@ from agent.train.finite import NonFiniteError
 from planner.ir.devices.kinds import CPU
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, Value
-from planner.ir.torch_operators import CONNECTIONIST, COORDINATES, MOST_COORDINATE, check_arguments, literal, resolve
+from planner.ir.torch_operators import (
+    CONNECTIONIST,
+    COORDINATES,
+    MOST_COORDINATE,
+    check_arguments,
+    dtype,
+    literal,
+    resolve,
+)
 
 
 class GraphChangedError(PortError):
@@ -85,6 +93,12 @@ class StepValues:
         env = self.env
         for v in self._values_of[s]:
             env[v] = None
+
+    def stand_in(self, s: int) -> None:
+        """Let every value on a storage that is gone be a tensor of its shape, for operators that read no more of it."""
+        for v in self._values_of[s]:
+            value = self.values[v]
+            self.env[v] = torch.empty((), dtype=dtype(value.dtype)).expand(value.shape)
 
     def load_batch(self, batch: Sequence[torch.Tensor]) -> None:
         """Bind the tensors of a batch.

@@ -102,6 +102,8 @@ class Codec(enum.Enum):
     """64-bit integers: 1, 2, 4 or 8 bytes each above the smallest, after a header of 16 bytes."""
     BITMAP = "bitmap"
     """Items of 1, 2, 4 or 8 bytes: one bit each (in words of 64) and those that are not all zero bits."""
+    SIGN = "sign"
+    """32-bit floats of which only `not (value <= 0)` is asked any more: one bit each; they never come back."""
 
 
 @dataclass(frozen=True, slots=True)

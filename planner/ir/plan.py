@@ -11,7 +11,8 @@ changes that for one idle gap:
 - RECOMPUTE: freed after op `after`, rematerialized by running its writers again just before op `before`, and resident from
   then on.
 - PACK: packed without loss in RAM after op `after`, in the codec and the room that the cost table has for it
-  (`CostTable.packings`), and unpacked just before op `before`.
+  (`CostTable.packings`), and unpacked just before op `before`. Where nothing but ReLU's backward pass reads it any more, the signs of
+  its items are kept and never unpacked: that pass runs on them.
 - INTERMEDIATE: rematerialized just before op `before` only to rematerialize others there, then freed at once (`after` is the last use
   before; the storage may have no later use at all).
 

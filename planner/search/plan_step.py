@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from planner.ir.costs import CostTable
 from planner.ir.graph import StepGraph
 from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
+from planner.ir.plan import MIN_DECIDED_BYTES, Plan
 from planner.ir.program import BudgetError, PlanError, Program
 from planner.ir.units import format_bytes, format_seconds
 from planner.milp.highs import Progress
-from planner.problem.coarsen import MIN_DECIDED_BYTES, Coarse, coarsen
+from planner.problem.coarsen import Coarse, coarsen
 from planner.problem.model import Problem, Schedule
 from planner.problem.reorder import peak_bytes, reorder
 from planner.problem.replay import ScheduleCost

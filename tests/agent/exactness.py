@@ -87,6 +87,8 @@ def random_plan(
                 recomputed.append(Decision(s, a, b, Action.RECOMPUTE))
             elif rng.random() < pack and (s, sum(w <= a for w in graph.writers[s])) in packable:
                 chosen.append(Decision(s, a, b, Action.PACK))
+                if packable[s, sum(w <= a for w in graph.writers[s])].codec is Codec.SIGN:
+                    break  # it does not come back
         if storage.persistent and rng.random() < 2 * page:
             chosen.append(Decision(s, graph.uses[s][-1], graph.uses[s][0], Action.PAGE))
     return _with_those_that_fit(graph, costs, chosen, recomputed, sliced)

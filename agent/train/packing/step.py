@@ -89,6 +89,17 @@ class StepPacking:
         packing.unpack(self._layouts[entry], source.data_ptr(), size, target.data_ptr())
         self.values.base[storage] = target
 
+    def select(self, entry: int, gradient: torch.Tensor) -> torch.Tensor:
+        """Return what ReLU's backward pass makes of a gradient, from the signs of its activation that were packed."""
+        signs, size = self._packed[entry]
+        result = torch.empty_like(gradient)
+        packing.select(self._layouts[entry], signs.data_ptr(), size, gradient.data_ptr(), result.data_ptr())
+        return result
+
+    def forget(self, entry: int) -> None:
+        """Let go of a packed form that is not unpacked."""
+        del self._packed[entry]
+
     def begin(self) -> None:
         """Count anew, for the next step."""
         self.stats = PackingStats()

@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from planner.ir.costs import CostTable, by_version
+from planner.ir.costs import Codec, CostTable, by_version
 from planner.ir.graph import Role, StepGraph
 from planner.ir.lowering.emit import READ_MARGIN, emit
 from planner.ir.lowering.host_pages import place_host_pages
+from planner.ir.lowering.packables import signs_suffice
 from planner.ir.lowering.placement import Due, Placement, Position, SlicedUpdates
 from planner.ir.lowering.residency import ResidencyWalk
 from planner.ir.lowering.update_slices import update_groups
@@ -51,6 +52,8 @@ class _Lowering:
         self.graph, self.costs, self.plan, self.limit = graph, costs, plan, limit
         self.size = graph.sizes
         self.packing = by_version(costs.packings)
+        self.signed: set[int] = set()
+        """Storages of which the plan keeps the signs from some op on."""
         self.groups = update_groups(graph)
         self.sliced = {g: k for g, k in plan.sliced if k > 1}
         self.updates = SlicedUpdates(self.groups, self.sliced, self.size)
@@ -149,14 +152,22 @@ class _Lowering:
             self.at[self._edge(last, start=False)].frees.append(s)
 
     def _place_packing(self, d: Decision, after: int, before: int) -> None:
+        """Place what packs storage and unpacks it; signs are not unpacked, what reads them runs on them."""
         version = sum(w <= d.after for w in self.graph.writers[d.storage])
         cost = self.packing.get((d.storage, version))
         if cost is None:
             raise PlanError(
                 f"{d}: nobody has measured what packing storage {d.storage} takes there; plan the job again"
             )
+        if cost.codec is Codec.SIGN:
+            if d.storage in self.signed:
+                return
+            if not signs_suffice(self.graph, d.storage, d.after):
+                raise PlanError(f"{d}: more than signs of storage {d.storage} is read later; plan the job again")
+            self.signed.add(d.storage)
+        else:
+            self.at[before].unpacks.append(cost)
         self.at[after].packs.append(cost)
-        self.at[before].unpacks.append(cost)
 
     def _find_streamed(self) -> None:
         for g in self.sliced:

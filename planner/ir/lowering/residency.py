@@ -4,7 +4,7 @@ from collections.abc import Sequence, Set
 
 import numpy as np
 
-from planner.ir.costs import CostTable
+from planner.ir.costs import Codec, CostTable
 from planner.ir.graph import Role, StepGraph, operands
 from planner.ir.lowering.placement import Position, SlicedUpdates
 from planner.ir.lowering.rematerialize import effective_operands, rematerialization_ops
@@ -26,6 +26,8 @@ class ResidencyWalk:
             s for s, storage in enumerate(graph.storages) if storage.role is not Role.TEMPORARY and graph.uses[s]
         } - start_flash
         self.packed: set[int] = set()
+        self.signed: dict[int, int] = {}
+        """Storages whose signs alone are left, and the bytes of those."""
         self.current = sum(self.size[s] for s in self.resident)
         self.version = [0] * len(graph.storages)
         self.need = np.zeros(len(graph.ops), dtype=np.int64)
@@ -72,7 +74,7 @@ class ResidencyWalk:
         streamed: Set[int] = self.updates.streamed[g] if g is not None else frozenset()
         for v in operands(op):
             s = graph.values[v].storage
-            if s not in self.resident and s not in streamed:
+            if s not in self.resident and s not in streamed and s not in self.signed:
                 raise PlanError(f"op {i} ({op.name}) reads storage {s} ({graph.label(s)}), which is not resident there")
         for s in graph.creates[i]:
             if s not in streamed:
@@ -102,12 +104,18 @@ class ResidencyWalk:
         if ended is not None:
             self.current -= self.updates.resident_bytes(ended)
         for s in position.frees:
-            self._let_go(s, i)
+            if s in self.signed:
+                self.current -= self.signed.pop(s)
+            else:
+                self._let_go(s, i)
         peak = 0
         for cost in position.packs:
             peak = max(peak, self.current + cost.reserved_bytes)
             self._let_go(cost.storage, i)
-            self.packed.add(cost.storage)
+            if cost.codec is Codec.SIGN:
+                self.signed[cost.storage] = cost.reserved_bytes
+            else:
+                self.packed.add(cost.storage)
             self.current += cost.reserved_bytes
         for s in position.writes:
             self._let_go(s, i)

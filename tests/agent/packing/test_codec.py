@@ -24,6 +24,7 @@ from agent.packing import (
     largest_bytes,
     pack,
     packed_bytes,
+    select,
     unpack,
 )
 from tests.attack.outcome import AttackOutcome, Survived
@@ -178,6 +179,54 @@ def test_any_bytes_survive_bitmap(data: bytes, item_bytes: int, level: int) -> N
 @settings(max_examples=200, deadline=None)
 def test_any_integers_survive_narrow(values: list[int], level: int) -> None:
     round_trip(Codec.NARROW, np.array(values, np.int64), level)
+
+
+def gradients_by_sign(array: Array, gradients: Array, level: int, *, offset: int = 0) -> Array:
+    """Return what `select` gives of the packed signs of `array`, through memory with guards behind it."""
+    layout = layout_of(Codec.SIGN, array)
+    source = np.full(array.nbytes + offset, GUARD, np.uint8)
+    source[offset:] = array.view(np.uint8)
+    packed = np.full(largest_bytes(layout) + 64, GUARD, np.uint8)
+    size = pack(layout, source.ctypes.data + offset, packed.ctypes.data, largest_bytes(layout), level=level)
+    target = np.full(array.nbytes + 64, GUARD, np.uint8)
+    select(layout, packed.ctypes.data, size, gradients.ctypes.data, target.ctypes.data, level=level)
+    assert size == -(-array.size // 8) and (packed[size:] == GUARD).all() and (target[array.nbytes :] == GUARD).all()
+    return target[: array.nbytes].view(np.uint32)
+
+
+@built
+@each_level
+@pytest.mark.parametrize("size", [s for s in SIZES if s])
+def test_signs_give_what_relus_backward_pass_gives_of_the_items(size: int, level: int) -> None:
+    torch = pytest.importorskip("torch")
+    draw = np.random.default_rng(size)
+    hostile = np.array(HOSTILE[4], np.uint32)
+    array, gradients = (
+        np.where(draw.random(size) < 0.5, hostile[draw.integers(0, len(hostile), size)], draw.integers(0, 2**32, size))
+        .astype(np.uint32)
+        .view(np.float32)
+        for _ in range(2)
+    )
+    expected = torch.ops.aten.threshold_backward(torch.from_numpy(gradients), torch.from_numpy(array), 0)
+    found = gradients_by_sign(array, gradients, level, offset=size % 5)
+    assert found.tobytes() == expected.numpy().tobytes()
+
+
+@built
+@each_level
+def test_signs_do_not_come_back_and_damaged_ones_are_refused(level: int) -> None:
+    array = np.ones(10, np.float32)
+    layout, packed, target = layout_of(Codec.SIGN, array), np.zeros(2, np.uint8), np.full(40, GUARD, np.uint8)
+    size = pack(layout, array.ctypes.data, packed.ctypes.data, 2, level=level)
+    with pytest.raises(PackingError, match="signs do not give the values back"):
+        unpack(layout, packed.ctypes.data, size, target.ctypes.data, level=level)
+    with pytest.raises(PackingOverflowError):
+        pack(layout, array.ctypes.data, packed.ctypes.data, 1, level=level)
+    packed[1] |= 8  # item 11 of 10
+    for length in (size, size - 1, size + 1):
+        with pytest.raises(CorruptPackingError):
+            select(layout, packed.ctypes.data, length, array.ctypes.data, target.ctypes.data, level=level)
+    assert (target == GUARD).all()
 
 
 def samples() -> Iterator[tuple[Codec, Array]]:

@@ -13,8 +13,9 @@ from torch.nn import functional
 from benchmarks.models import WORKLOADS, workload
 from planner.capture.step import capture_step
 from planner.ir.bundle.codec import pack_plan, unpack_plan
-from planner.ir.costs import CostTable, OpCost
+from planner.ir.costs import Codec, CostTable, OpCost
 from planner.ir.lowering.lower import lower
+from planner.ir.lowering.packables import packables
 from planner.ir.lowering.update_slices import update_groups
 from planner.ir.plan import Action, Decision, Plan
 from planner.ir.program import Code, idle_gaps
@@ -130,6 +131,28 @@ def test_updates_in_several_slices(optimizer: str, tmp_path: Path) -> None:
 
 
 # -- recomputation repeats no side effect
+
+
+def test_relu_and_pooling_go_backward_from_signs_alone(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(inplace=True),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 10),
+    )  # fmt: skip
+    make, data = OPTIMIZERS["sgd"], batches(3)
+    expected = plain(model, classify, make, data)
+    capture = capture_step(model, classify, make(model.parameters()), data[0])
+    graph = capture.graphs["step"]
+    costs = flat_costs(graph)
+    signs = [p for p in packables(graph) if p.codec is Codec.SIGN]
+    plan = Plan(
+        tuple(Decision(p.storage, p.after, next(u for u in graph.uses[p.storage] if u > p.after), Action.PACK) for p in signs)
+    )  # fmt: skip
+    assert len(signs) == 2, "both pooled activations; dropout reads the third's values once more"
+    program = lower(graph, costs, plan)
+    codes = [i.code for i in program.instructions]
+    assert codes.count(Code.PACK) == 2 and Code.UNPACK not in codes
+    assert not differences(expected, planned(capture, {"step": plan}, data, tmp_path, costs={"step": costs}))
 
 
 def test_recomputed_dropout_draws_the_same_numbers(tmp_path: Path) -> None:

@@ -90,12 +90,38 @@ static void check_bitmap(int level, size_t count, size_t item_bytes, size_t skew
     release(items, skew), release(back, skew), release(packed, skew), release(reference, skew);
 }
 
+static void check_sign(int level, size_t count, size_t skew) {
+    static const uint32_t HOSTILE[] = {0, 0x80000000, 0x7F800000, 0xFF800000, 0x7FC00001, 0xFFFFFFFF, 0x7F800001, 1, 0x80000001};
+    size_t bytes = (count + 7) / 8;
+    uint8_t *items = block(4 * count, skew), *gradients = block(4 * count, skew);
+    uint8_t *to = block(4 * count, skew), *expected = block(4 * count, skew);
+    uint8_t *packed = block(bytes, skew), *reference = block(bytes, skew);
+    for (size_t i = 0; i < count; i++) {
+        uint32_t value = next_random() % 2 ? HOSTILE[next_random() % 9] : next_random() << 8, gradient = next_random() << 8;
+        memcpy(items + 4 * i, &value, sizeof value);
+        memcpy(gradients + 4 * i, &gradient, sizeof gradient);
+    }
+    CHECK(port_sign_pack(PACK_SCALAR, items, count, reference, bytes) == (int64_t)bytes);
+    CHECK(port_sign_pack(level, items, count, packed, bytes) == (int64_t)bytes);
+    CHECK(memcmp(packed, reference, bytes) == 0);
+    CHECK(port_sign_select(PACK_SCALAR, packed, bytes, gradients, expected, count) == (int64_t)(4 * count));
+    CHECK(port_sign_select(level, packed, bytes, gradients, to, count) == (int64_t)(4 * count));
+    CHECK(memcmp(to, expected, 4 * count) == 0);
+    if (count) {
+        CHECK(port_sign_pack(level, items, count, packed, bytes - 1) == PACK_OVERFLOW);
+        CHECK(port_sign_select(level, packed, bytes - 1, gradients, to, count) == PACK_CORRUPT);
+    }
+    release(items, skew), release(gradients, skew), release(to, skew), release(expected, skew);
+    release(packed, skew), release(reference, skew);
+}
+
 int main(void) {
     static const unsigned SHIFTS[] = {0, 20, 33, 50, 57, 63};
     static const uint32_t ZEROS[] = {0, 30, 50, 90, 100};
     for (int level = PACK_SCALAR; level <= port_pack_best_level(); level++) {
         for (size_t count = 0; count < 300; count += count < 140 ? 1 : 13) {
             check_bits(level, count, count % 3);
+            check_sign(level, count, count % 3);
             check_narrow(level, count, count % 3, SHIFTS[count % 6]);
             for (size_t item_bytes = 1; item_bytes <= 8; item_bytes *= 2)
                 check_bitmap(level, count, item_bytes, count % 3, ZEROS[next_random() % 5]);

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from planner.ir.costs import CostTable
+from planner.ir.costs import Codec, CostTable
 from planner.ir.graph import Role, StepGraph, operands
 from planner.ir.lowering.lower import lower
+from planner.ir.lowering.packables import SHAPE_READERS, THRESHOLD_BACKWARD
 from planner.ir.lowering.rematerialize import effective_operands, rematerializable
 from planner.ir.lowering.update_slices import slice_bounds, update_groups
 from planner.ir.operators import GUARD
@@ -96,6 +97,7 @@ def walk(program: Program, workspaces: list[int], carried: Set[int] = frozenset(
     born: set[int] = set()
     streaming: dict[int, int] = {}
     packed: dict[int, int] = {}
+    signed: set[int] = set()
     levels = []
 
     def held() -> int:
@@ -119,7 +121,8 @@ def walk(program: Program, workspaces: list[int], carried: Set[int] = frozenset(
                 op = graph.ops[i]
                 again = instruction.code is Code.RERUN
                 needed = set(effective_operands(graph, i)) if again else {graph.values[v].storage for v in operands(op)}
-                assert needed <= there, f"{op.name} reads {needed - there}"
+                assert needed - signed <= there, f"{op.name} reads {needed - there}"
+                assert needed.isdisjoint(signed) or op.name in (THRESHOLD_BACKWARD, *SHAPE_READERS)
                 assert settled(needed, set() if again else set(op.writes))
                 made = {graph.values[v].storage for v in op.outputs if v is not None} & set(graph.creates[i])
                 if again:
@@ -147,8 +150,11 @@ def walk(program: Program, workspaces: list[int], carried: Set[int] = frozenset(
                 continue
             case Code.FREE:
                 assert settled(set(), {i})
-                assert i in there, f"storage {i} is freed twice"
+                assert i in there | signed, f"storage {i} is freed twice"
                 there.discard(i)
+                if i in signed:
+                    signed.discard(i)
+                    del packed[i]
             case Code.WRITE:
                 assert settled(set(), {i})
                 assert i in there and i not in leaving
@@ -164,6 +170,7 @@ def walk(program: Program, workspaces: list[int], carried: Set[int] = frozenset(
                 levels.append(held() + cost.reserved_bytes)  # the tensor is there until it is packed
                 there.discard(cost.storage)
                 packed[cost.storage] = cost.reserved_bytes
+                signed |= {cost.storage} if cost.codec is Codec.SIGN else set()
                 continue
             case Code.UNPACK:
                 cost = program.packings[i]

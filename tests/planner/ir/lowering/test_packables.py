@@ -7,7 +7,7 @@ from torch.nn import functional
 from planner.capture.step import capture_step
 from planner.ir.costs import Codec
 from planner.ir.graph import Role, StepGraph
-from planner.ir.lowering.packables import packables
+from planner.ir.lowering.packables import packables, signs_suffice
 
 
 def step() -> StepGraph:
@@ -30,14 +30,37 @@ def step() -> StepGraph:
 def test_idle_temporaries_are_found_with_the_codec_for_their_type() -> None:
     graph = step()
     found = list(packables(graph))
-    assert {p.codec for p in found} == {Codec.BITS, Codec.NARROW, Codec.BITMAP}
-    types = {Codec.BITS: 1, Codec.NARROW: 8, Codec.BITMAP: 4}
+    assert {p.codec for p in found} >= {Codec.BITS, Codec.NARROW, Codec.BITMAP}
+    types = {Codec.BITS: 1, Codec.NARROW: 8, Codec.BITMAP: 4, Codec.SIGN: 4}
     for p in found:
         assert graph.storages[p.storage].role is Role.TEMPORARY and p.storage not in graph.kept
         assert p.item_bytes == types[p.codec] and p.version == sum(w <= p.after for w in graph.writers[p.storage])
         following = min(u for u in graph.uses[p.storage] if u > p.after)
         assert following > p.after + 1
     assert len({(p.storage, p.version) for p in found}) == len(found)
+
+
+def classifier(pool: type[nn.Module], *, last: bool) -> StepGraph:
+    """Return the step of a net whose first activation goes into a pool; `last`: nothing else asks for its values."""
+    model = nn.ModuleList([nn.Conv2d(3, 4, 3, padding=1), pool(2), nn.Linear(64, 2)])
+
+    def loss(m: nn.ModuleList, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        h = functional.relu(m[0](x))
+        extra = 0.0 if last else (h * h).sum()
+        return functional.cross_entropy(m[2](m[1](h).flatten(1)), y) + extra
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return capture_step(model, loss, optimizer, (torch.randn(2, 3, 8, 8), torch.tensor([0, 1]))).graphs["step"]
+
+
+def test_an_activation_that_is_only_pooled_may_keep_its_signs_alone() -> None:
+    for last, codec in ((True, Codec.SIGN), (False, Codec.BITMAP)):
+        graph = classifier(nn.MaxPool2d, last=last)
+        relu = next(i for i, op in enumerate(graph.ops) if op.name == "aten::relu")
+        (s,) = graph.creates[relu]
+        assert {p.codec for p in packables(graph) if p.storage == s} == {codec}
+        assert signs_suffice(graph, s, graph.uses[s][-2]) and signs_suffice(graph, s, relu) is False
+    assert not signs_suffice(graph, s, graph.uses[s][-1]), "nothing follows"
 
 
 def test_what_is_changed_in_place_is_found_as_it_lies_idle() -> None:

@@ -65,6 +65,11 @@ class Prepared:
     recordings: Recordings = field(default_factory=Recordings)
     reference: Reference = field(default_factory=Reference)
 
+    @property
+    def initial_tensors(self) -> tuple[torch.Tensor, ...]:
+        """What training begins from, but for what is filled with one number."""
+        return tuple(tensor for tensor in self.tensors.values() if isinstance(tensor, torch.Tensor))
+
 
 # -- capture
 

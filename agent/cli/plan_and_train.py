@@ -333,6 +333,7 @@ def _planned(arguments: argparse.Namespace, out: Path) -> Planned:
         device = bundle.slower_flash(device, arguments.flash_read, arguments.flash_write)
         device = bundle.on_medium(device, medium)
         device = bundle.with_scratch(device, further, bar.update)
+        device = bundle.with_packed_pages(device, prepared.initial_tensors)
         pace = wanted_pace(arguments, rows, job.batch_size)
         if arguments.sparse_update:
             step_limits = StepLimits(None if pace is None else pace.seconds_per_step, arguments.step_joules)

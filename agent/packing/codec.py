@@ -185,7 +185,7 @@ def select(
 
 def best_level() -> int:
     """Return the fastest implementation that this CPU can run (enum pack_level of packing.h)."""
-    return int(_library().port_pack_best_level())
+    return int(loaded_library().port_pack_best_level())
 
 
 def _library_path() -> Path | None:
@@ -198,11 +198,12 @@ def _library_and_level(level: int | None) -> tuple[ctypes.CDLL, int]:
     best = best_level()
     if level is not None and not 0 <= level <= best:
         raise PackingError(f"this CPU has packing levels 0 to {best}, not {level}")
-    return _library(), best if level is None else level
+    return loaded_library(), best if level is None else level
 
 
 @cache
-def _library() -> ctypes.CDLL:
+def loaded_library() -> ctypes.CDLL:
+    """Return the library with its functions declared; raises PackingUnavailableError where it is not there."""
     path = _library_path()
     if path is None:
         raise PackingUnavailableError(
@@ -213,6 +214,8 @@ def _library() -> ctypes.CDLL:
     for name, arguments in (
         ("port_bits_pack", [level, pointer, size, pointer, size]),
         ("port_bits_unpack", [level, pointer, size, pointer, size]),
+        ("port_planes_split", [level, pointer, size, size, pointer, pointer]),
+        ("port_planes_join", [level, pointer, pointer, size, size, pointer]),
         ("port_sign_pack", [level, pointer, size, pointer, size]),
         ("port_sign_select", [level, pointer, size, pointer, pointer, size]),
         ("port_narrow_size", [level, pointer, size]),

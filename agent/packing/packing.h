@@ -48,6 +48,12 @@ PACK_EXPORT int64_t port_narrow_size(int level, const void *items, size_t count)
 PACK_EXPORT int64_t port_narrow_pack(int level, const void *items, size_t count, uint8_t *packed, size_t capacity);
 PACK_EXPORT int64_t port_narrow_unpack(int level, const uint8_t *packed, size_t packed_bytes, void *items, size_t count);
 
+/* Items of 2 or 4 bytes: the last byte of each apart from the others, and back. */
+PACK_EXPORT int64_t port_planes_split(int level, const uint8_t *items, size_t count, size_t item_bytes, uint8_t *top,
+                                      uint8_t *rest);
+PACK_EXPORT int64_t port_planes_join(int level, const uint8_t *top, const uint8_t *rest, size_t count, size_t item_bytes,
+                                     uint8_t *items);
+
 /* Packed size: (count + 7) / 8. `select` gives a gradient where the bit is set, else +0. */
 PACK_EXPORT int64_t port_sign_pack(int level, const uint8_t *items, size_t count, uint8_t *packed, size_t capacity);
 PACK_EXPORT int64_t port_sign_select(int level, const uint8_t *packed, size_t packed_bytes, const uint8_t *gradients,

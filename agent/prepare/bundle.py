@@ -7,17 +7,22 @@ import contextlib
 import platform
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import msgpack
+import torch
 
+from agent import packing
 from agent.energy.media import Medium
 from agent.energy.sources.estimated import PowerModel
 from agent.malloc import preload_environment
+from agent.packing.pages import pack_page, unpack_page
 from agent.system.python_process import module_command, module_environment
+from agent.train.pager import CHUNK
 from agent.worker.options import TorchOptions
 from agent.worker.protocol import PackingProbed, StepDone, TrainingFailed, TrainingFinished, WorkerReady
 from agent.worker.start import start_worker, torch_worker
@@ -54,6 +59,12 @@ _SPARED_WRITES = 0.25
 
 _LIKELY_PACE = (0.5, 2.0)
 """Outside of this the trial's step says more about what else the machine was doing."""
+
+_SAMPLED_WEIGHTS = 16
+"""So many of the largest weights tell how small pages get."""
+
+_WORTH_PACKING_PAGES = 0.95
+"""Of the seconds of a page's way out and back: packing must save more than what its measurement scatters by."""
 
 _TOLERANCE = 0.03
 """How far the measured peak may be from the planned one."""
@@ -171,6 +182,64 @@ def with_scratch(device: DeviceCosts, media: Sequence[tuple[Path, Medium]], prog
         flash = operators.measure_flash(folder, compute_watts=device.compute_watts, progress=rounds)
         further.append(_of_kind(flash, medium))
     return replace(device, scratch_targets=tuple(further))
+
+
+def with_packed_pages(device: DeviceCosts, weights: Iterable[torch.Tensor]) -> DeviceCosts:
+    """Return the device with pages that lie packed on each medium that is slow enough for that to save time.
+
+    How small pages get and how long packing takes is measured on `weights`; momenta and activations are much alike.
+    """
+    found = _page_packing(weights)
+    if found is None:
+        return device
+    targets = [_packing_medium(target, found, device.compute_watts) for target in device.targets]
+    return replace(device, flash=targets[0], scratch_targets=tuple(targets[1:]))
+
+
+@dataclass(frozen=True, slots=True)
+class _PagePacking:
+    """What a packed page takes of its size, and seconds per byte of it to pack and to unpack."""
+
+    share: float
+    pack_s: float
+    unpack_s: float
+
+
+def _page_packing(weights: Iterable[torch.Tensor]) -> _PagePacking | None:
+    """Pack the beginnings of the largest weights; None where there are none to speak of or nothing can be packed here."""
+    large = sorted(
+        (w for w in weights if w.dtype is torch.float32 and w.numel() * 4 >= CHUNK), key=lambda w: -w.numel()
+    )
+    if not large or not packing.available():
+        return None
+    target, stored, taken = bytearray(CHUNK), 0, [0.0, 0.0]
+    sampled = [w.contiguous() for w in large[:_SAMPLED_WEIGHTS]]
+    for weight in sampled:
+        back = torch.empty(CHUNK, dtype=torch.uint8)
+        begin = time.thread_time()
+        size = pack_page(weight.data_ptr(), CHUNK, 4, target)
+        middle = time.thread_time()
+        if size:
+            unpack_page(memoryview(target)[:size], back.data_ptr(), CHUNK, 4)
+        taken = [taken[0] + middle - begin, taken[1] + time.thread_time() - middle]
+        stored += size or CHUNK
+    total = len(sampled) * CHUNK
+    return _PagePacking(stored / total, taken[0] / total, taken[1] / total)
+
+
+def _packing_medium(flash: Flash, found: _PagePacking, compute_watts: float) -> Flash:
+    """Return the medium with packed pages, or as it is where they would not save time."""
+    read_s = found.share / flash.read_bytes_per_s + found.unpack_s
+    write_s = found.share / flash.write_bytes_per_s + found.pack_s
+    if read_s + write_s > _WORTH_PACKING_PAGES * (1 / flash.read_bytes_per_s + 1 / flash.write_bytes_per_s):
+        return flash
+    return replace(
+        flash, packs_pages=True, read_bytes_per_s=1 / read_s, write_bytes_per_s=1 / write_s,
+        read_joules_per_byte=found.share * flash.read_joules_per_byte + found.unpack_s * compute_watts,
+        write_joules_per_byte=found.share * flash.write_joules_per_byte + found.pack_s * compute_watts,
+        wear_joules_per_byte=found.share * flash.wear_joules_per_byte,
+        endurance_bytes=None if flash.endurance_bytes is None else flash.endurance_bytes / found.share,
+    )  # fmt: skip
 
 
 def _report_share(progress: Progress, share: float, done: int, total: int) -> None:

@@ -24,7 +24,8 @@ from planner.ir.direct_io import padded
 from planner.ir.errors import PortError
 
 SLOTS = 3
-_VERSION = 1
+_VERSION, _PACKED_VERSION = 1, 2
+"""Version 2 has chunks that lie on the medium packed."""
 
 
 class CheckpointError(PortError):
@@ -51,6 +52,8 @@ class _CommitRecord(_Version):
     progress: dict[str, Any]
     slots: dict[str, tuple[int, int, list[int | None]]]
     """For each storage the slot that holds it now, that of the commit before, and the checksums of the present one."""
+    packed: dict[str, list[int]] = {}
+    """For each storage with packed chunks, what each takes on the medium (`Slot.packed_bytes`)."""
 
 
 class StateStore:
@@ -64,10 +67,14 @@ class StateStore:
         *,
         job: str,
         finite: Mapping[str, torch.dtype] | None = None,
+        item_bytes: Mapping[str, int] | None = None,
     ) -> None:
-        """`finite`: storages, and what their bytes are, that never reach flash with NaN or infinities in them."""
+        """`finite`: storages, and what their bytes are, that never reach flash with NaN or infinities in them.
+
+        `item_bytes`: storages of floating-point numbers of so many bytes whose chunks are packed on the medium.
+        """
         self.directory, self.pager, self.job = directory, pager, job
-        self._finite = finite or {}
+        self._finite, self._item_bytes = finite or {}, item_bytes or {}
         make_directory(directory)
         self.file = PageFile(directory / "state.pages")
         self.sizes: dict[str, int] = {}
@@ -90,7 +97,10 @@ class StateStore:
         for key in sorted(sizes.keys() - self.sizes.keys()):
             step = padded(sizes[key])
             self.sizes[key] = sizes[key]
-            self._slots[key] = [Slot(self.file, self._file_bytes + i * step, sizes[key]) for i in range(SLOTS)]
+            item_bytes = self._item_bytes.get(key, 0)
+            self._slots[key] = [
+                Slot(self.file, self._file_bytes + i * step, sizes[key], item_bytes=item_bytes) for i in range(SLOTS)
+            ]
             self._file_bytes += SLOTS * step
             self._committed[key] = self._before[key] = 0
 
@@ -122,7 +132,7 @@ class StateStore:
         records, others, damaged = self._records()
         if others and not records:
             raise CheckpointError(
-                f"{self.directory} holds state of format {others[0]}, this agent reads {_VERSION}; go on with the "
+                f"{self.directory} holds state of format {others[0]}, this agent reads {_VERSION} and {_PACKED_VERSION}; go on with the "
                 "version that wrote it, or choose another --state-dir"
             )
         for record in sorted(records, key=lambda r: -r.sequence):
@@ -136,6 +146,7 @@ class StateStore:
             for key, (index, before, sums) in record.slots.items():
                 self._committed[key], self._before[key] = index, before
                 self._slots[key][index].sums = sums
+                self._slots[key][index].packed_bytes = record.packed.get(key, [0] * len(sums))
             self._working.clear()
             self.sequence = record.sequence
             if (self.sequence + 1) % SLOTS in damaged:
@@ -172,7 +183,7 @@ class StateStore:
             body, digest = data[:-8], data[-8:]
             if len(data) <= 8 or xxhash.xxh3_64_digest(body) != digest:
                 damaged.add(place)
-            elif (version := msgspec.msgpack.decode(body, type=_Version).version) != _VERSION:
+            elif (version := msgspec.msgpack.decode(body, type=_Version).version) not in (_VERSION, _PACKED_VERSION):
                 others.append(version)
             else:
                 sound.append(msgspec.msgpack.decode(body, type=_CommitRecord))
@@ -254,7 +265,9 @@ class StateStore:
         now = {key: self._working.get(key, index) for key, index in self._committed.items()}
         sequence = self.sequence + 1
         slots = {k: (i, self._committed[k], self._slots[k][i].sums) for k, i in now.items()}
-        body = msgspec.msgpack.encode(_CommitRecord(_VERSION, self.job, sequence, step, dict(progress), slots))
+        packed = {k: lengths for k, i in now.items() if any(lengths := self._slots[k][i].packed_bytes)}
+        version = _PACKED_VERSION if packed else _VERSION
+        body = msgspec.msgpack.encode(_CommitRecord(version, self.job, sequence, step, dict(progress), slots, packed))
         try:
             write_atomically(self._record_path(sequence), body + xxhash.xxh3_64_digest(body))
         except OSError as error:

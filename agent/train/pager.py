@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from agent.packing.pages import DamagedPageError, pack_page, unpack_page
 from agent.system.mounts import worn_by_writing
 from planner.ir.direct_io import BLOCK, padded
 from planner.ir.errors import PortError
@@ -177,11 +178,17 @@ class Slot:
     The page thread alone touches the checksums, in the order of the queue, so a read always knows the write before it.
     """
 
-    __slots__ = ("file", "nbytes", "offset", "sums")
+    __slots__ = ("file", "item_bytes", "nbytes", "offset", "packed_bytes", "sums")
 
-    def __init__(self, file: PageFile, offset: int, nbytes: int, sums: list[int | None] | None = None) -> None:
-        self.file, self.offset, self.nbytes = file, offset, nbytes
+    def __init__(
+        self, file: PageFile, offset: int, nbytes: int, sums: list[int | None] | None = None, *, item_bytes: int = 0
+    ) -> None:
+        """`item_bytes`: size of the floating-point numbers in it where its chunks are packed; 0: they are not."""
+        self.file, self.offset, self.nbytes, self.item_bytes = file, offset, nbytes, item_bytes
         self.sums: list[int | None] = sums or [None] * -(-nbytes // CHUNK)
+        """Of what lies on the medium."""
+        self.packed_bytes: list[int] = [0] * len(self.sums)
+        """Per chunk: what it takes on the medium packed; 0: it lies there as it is."""
 
 
 @dataclass(slots=True)
@@ -257,6 +264,7 @@ class Pager:
         self._limits = {False: read_bytes_per_s, True: write_bytes_per_s}
         self._queue: collections.deque[Transfer | None] = collections.deque()
         self._wake = threading.Condition()
+        self._packed = bytearray(CHUNK)
         self._bounce = mmap.mmap(-1, CHUNK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._thread = threading.Thread(target=self._run, name="page-thread", daemon=True)
         before = threading.stack_size(_STACK_BYTES)
@@ -342,17 +350,21 @@ class Pager:
 
     def _move(self, transfer: Transfer, begin: float) -> None:
         limit = self._limits[transfer.write]
-        slot, file, device, moved = transfer.slot, transfer.slot.file, transfer.device, 0
+        slot, file, device, moved, stored = transfer.slot, transfer.slot.file, transfer.device, 0, 0
         while moved < transfer.nbytes:
             place, address = transfer.start + moved, transfer.address + moved
-            size = min(BURST, transfer.nbytes - moved)
+            size = min(CHUNK if slot.item_bytes else BURST, transfer.nbytes - moved)
             bounced = file.direct and bool(address % BLOCK or size % BLOCK)
             if bounced:
                 size = min(CHUNK, size)
             if device is not None:
                 address = device.fetch(moved, size) if transfer.write else device.room()
             memory = _memory(address, size)
-            if transfer.write:
+            packed = self._move_packed(transfer, place, address, size) if slot.item_bytes else 0
+            if packed:
+                if device is not None and not transfer.write:
+                    device.deliver(moved, size)
+            elif transfer.write:
                 for start, checksum in _checksums(memory, place):
                     slot.sums[start // CHUNK] = checksum
                 self._write_piece(file, slot.offset + place, memory, bounced=bounced)
@@ -363,15 +375,41 @@ class Pager:
                 if device is not None:
                     device.deliver(moved, size)
             moved += size
-            if limit and (ahead := moved / limit - (time.perf_counter() - begin)) > 0:
+            stored += packed or size
+            if limit and (ahead := stored / limit - (time.perf_counter() - begin)) > 0:
                 time.sleep(ahead)
         if not file.direct:
             _drop_cache(file, slot.offset + transfer.start, transfer.nbytes, transfer.write)
         if transfer.write:
-            self.stats.written_bytes += transfer.nbytes
-            self.stats.unworn_bytes += 0 if file.worn else transfer.nbytes
+            self.stats.written_bytes += stored
+            self.stats.unworn_bytes += 0 if file.worn else stored
         else:
-            self.stats.read_bytes += transfer.nbytes
+            self.stats.read_bytes += stored
+
+    def _move_packed(self, transfer: Transfer, place: int, address: int, size: int) -> int:
+        """Move one chunk packed; return the bytes that went to or came from the medium, 0 where it lies there as it is.
+
+        A checksum is one of the bytes on the medium, so what is unpacked is what was written.
+        """
+        slot, chunk = transfer.slot, place // CHUNK
+        if transfer.write:
+            length = pack_page(address, size, slot.item_bytes, self._packed)
+            length = length if padded(length) < size else 0  # whole blocks are written
+            slot.packed_bytes[chunk] = length
+            if length:
+                slot.sums[chunk] = xxhash.xxh3_64_intdigest(memoryview(self._packed)[:length])
+                self._write_piece(slot.file, slot.offset + place, memoryview(self._packed)[:length], bounced=True)
+            return padded(length)
+        length = slot.packed_bytes[chunk]
+        if length:
+            whole = memoryview(self._bounce)[: padded(length)]
+            _read_fully(slot.file, [whole], slot.offset + place)
+            _verify(slot, place, xxhash.xxh3_64_intdigest(whole[:length]))
+            try:
+                unpack_page(whole[:length], address, size, slot.item_bytes)
+            except DamagedPageError as error:
+                raise CorruptPageError(slot.file.path, slot.offset + place, f"{slot.file.path}: {error}") from error
+        return padded(length)
 
     def _write_piece(self, file: PageFile, offset: int, memory: memoryview, *, bounced: bool) -> None:
         size = len(memory)

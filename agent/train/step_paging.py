@@ -12,6 +12,7 @@ from agent.train.pager import Pager, Slot, Transfer, unnamed_page_file
 from agent.train.step_values import StepValues
 from planner.ir.direct_io import padded
 from planner.ir.errors import PortError
+from planner.ir.lowering.packables import number_bytes
 from planner.ir.program import Code, Program
 
 
@@ -36,6 +37,7 @@ class StepPaging:
         self._leaving: dict[int, tuple[torch.Tensor, Event]] = {}
         self._arriving: dict[int, tuple[torch.Tensor, Event]] = {}
         """Pages on their way to and from the host's memory: the device's bytes, and when the copy is done."""
+        self._item_bytes = number_bytes(program.graph)
         self._reserve()
 
     def _reserve(self) -> None:
@@ -65,7 +67,7 @@ class StepPaging:
         return self._staging().pages(self.program.host_bytes)[place : place + self.storages[s].nbytes]
 
     def _scratch_slot(self, s: int, target: int) -> Slot:
-        return self.scratch[target].slot(s, self.storages[s].nbytes)
+        return self.scratch[target].slot(s, self.storages[s].nbytes, self._item_bytes.get(s, 0))
 
     def slot(self, s: int) -> Slot:
         """Return where a storage's present contents lie on flash."""
@@ -181,14 +183,16 @@ class StepPaging:
 class Scratch:
     """The page file of a step's temporaries in a directory; a slot per storage, reused on every step."""
 
-    def __init__(self, directory: Path) -> None:
-        self.file = unnamed_page_file(directory)
+    def __init__(self, directory: Path, *, packs: bool = False) -> None:
+        """`packs`: floating-point numbers lie in it packed."""
+        self.file, self.packs = unnamed_page_file(directory), packs
         self._slots: dict[int, Slot] = {}
         self._end = 0
 
-    def slot(self, s: int, nbytes: int) -> Slot:
+    def slot(self, s: int, nbytes: int, item_bytes: int = 0) -> Slot:
+        """Return the slot of a storage, of floating-point numbers of so many bytes if it is said."""
         if s not in self._slots:
-            self._slots[s] = Slot(self.file, self._end, nbytes)
+            self._slots[s] = Slot(self.file, self._end, nbytes, item_bytes=item_bytes if self.packs else 0)
             self._end += padded(nbytes)
             self.file.reserve(self._end)
         return self._slots[s]

@@ -17,6 +17,7 @@ import xxhash
 from agent.backend.choose import backend_of
 from agent.backend.raw_bytes import placed
 from agent.backend.staging import Staging
+from agent.packing.pages import ITEM_BYTES
 from agent.train.bundle_samples import Samples
 from agent.train.checkpoint import SLOTS, Commit, StateStore
 from agent.train.comparison import compare_step
@@ -33,6 +34,7 @@ from agent.worker.protocol import StateRecovered, StepDone
 from agent.worker.thread_room import check_thread_room
 from planner.ir.bundle.bundle import Bundle
 from planner.ir.bundle.data_order import batch_rows
+from planner.ir.costs import Flash
 from planner.ir.devices.kinds import CPU
 from planner.ir.devices.torch_device import generator_states, restore_generators
 from planner.ir.errors import PortError
@@ -130,7 +132,9 @@ class Trainer:
         sizes = {s.key: s.nbytes for g in bundle.graphs.values() for s in g.storages if s.persistent}
         layouts = {} if self.manifest.allow_nonfinite else self.manifest.layouts
         finite = {key: dtype(layout.dtype) for key, layout in layouts.items()}
-        self.store = StateStore(options.state_dir, sizes, self.pager, job=bundle.id, finite=finite)
+        self.store = StateStore(
+            options.state_dir, sizes, self.pager, job=bundle.id, finite=finite, item_bytes=self._packed_items()
+        )
         self.persistents = Persistents(self.store, self.manifest.layouts)
         self.samples: Samples | Arrivals = Samples(bundle, "train/")
         if options.data is not None:
@@ -166,6 +170,18 @@ class Trainer:
         self._furthest = 0
         self.commit_bytes = 0
         """What the last commit wrote beside the step's own paging."""
+
+    @property
+    def _targets(self) -> tuple[Flash, ...]:
+        return next(iter(self.bundle.costs.values())).device.targets
+
+    def _packed_items(self) -> dict[str, int]:
+        """Return the storages that lie on flash packed, with the size of their numbers."""
+        if not self._targets[0].packs_pages:
+            return {}
+        sizes = {key: dtype(layout.dtype).itemsize for key, layout in self.manifest.layouts.items()}
+        numbers = (key for key, layout in self.manifest.layouts.items() if dtype(layout.dtype).is_floating_point)
+        return {key: sizes[key] for key in numbers if sizes[key] in ITEM_BYTES}
 
     # -- beginning and end
 
@@ -245,7 +261,11 @@ class Trainer:
         if key not in self._executors:
             if name not in self.scratch:
                 folders = (self.options.page_dir, *self.options.scratch_dirs)
-                self.scratch[name] = tuple(Scratch(folder) for folder in folders)
+                packs = [target.packs_pages for target in self._targets]
+                self.scratch[name] = tuple(
+                    Scratch(folder, packs=packed)
+                    for folder, packed in itertools.zip_longest(folders, packs[: len(folders)])
+                )
             if self.options.probe_packing:
                 self.probes[name] = PackingProbe(self.program(name).graph)
             watchers = self.probes[name].watchers() if name in self.probes else {}

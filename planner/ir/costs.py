@@ -50,6 +50,9 @@ class Flash:
     wear_joules_per_byte: float = 0.0
     capacity_bytes: int | None = None
     """Of a target that is the host's memory, beside a device with its own: what pages may take of it at once. None: a medium."""
+    packs_pages: bool = False
+    """Whether pages of floating-point numbers lie on it packed. Its figures are per byte of a page, the time of packing and what it saves
+    included."""
 
     @property
     def link(self) -> int:

@@ -94,11 +94,17 @@ def write_job(
     plan: Callable[[StepGraph, int], Plan] = random_plan,
     compared: int = 5,
     scratch_targets: tuple[Flash, ...] = (),
+    packs_pages: bool = False,
 ) -> None:
     """Write the bundle of a job: one choice of plans per seed (0: keep everything), with so many steps of plain PyTorch."""
     prepared = with_reference(make_bundle.prepare(job, updates=30), compared)
     device = DeviceCosts(
-        "test", 0, 1.0, 1.0, Flash("card", 1e8, 2e6, 1e-4, 1e-9, 1e-9), scratch_targets=scratch_targets
+        "test",
+        0,
+        1.0,
+        1.0,
+        Flash("card", 1e8, 2e6, 1e-4, 1e-9, 1e-9, packs_pages=packs_pages),
+        scratch_targets=scratch_targets,
     )
     tables = tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in g.ops) for g in prepared.graphs.values())
     measured = Measured(tables, 0, 0)

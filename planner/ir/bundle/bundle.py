@@ -37,7 +37,7 @@ FORMAT = 2
 DEVICE_FORMAT = 3
 """Of a bundle whose step computes on another device than the CPU; all others stay readable for agents that know none."""
 PACKING_FORMAT = 4
-"""Of a bundle that knows what packing takes, on any device; its plans may pack."""
+"""Of a bundle that knows what packing takes, on any device: its plans may pack, and its pages may lie packed on flash."""
 _FORMATS = (FORMAT, DEVICE_FORMAT, PACKING_FORMAT)
 SUMS = "sums/"
 """Begins the name of the checksums of a column of data."""

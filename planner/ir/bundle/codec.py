@@ -92,6 +92,7 @@ class _FlashRecord(NamedTuple):
     """Absent in bundles from before wear had a price."""
     capacity_bytes: Count | None = None
     """Absent of a medium."""
+    packs_pages: bool = False
 
 
 class _PackingRecord(NamedTuple):
@@ -331,10 +332,12 @@ def _pack_packing(packing: PackingCost) -> list[Any]:
 
 
 def _pack_flash(flash: Flash) -> list[Any]:
+    further: list[Any] = []  # readers from before these words expect none
+    if flash.capacity_bytes is not None or flash.packs_pages:
+        further = [flash.capacity_bytes, True] if flash.packs_pages else [flash.capacity_bytes]
     return [
         flash.name, flash.read_bytes_per_s, flash.write_bytes_per_s, flash.latency_s, flash.read_joules_per_byte,
-        flash.write_joules_per_byte, flash.endurance_bytes, flash.wear_joules_per_byte,
-        *([] if flash.capacity_bytes is None else [flash.capacity_bytes]),
+        flash.write_joules_per_byte, flash.endurance_bytes, flash.wear_joules_per_byte, *further,
     ]  # fmt: skip
 
 

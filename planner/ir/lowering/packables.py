@@ -16,6 +16,8 @@ SHAPE_READERS = ("aten::max_pool2d_with_indices_backward",)
 """Operators that take an activation, their second argument as above, for its shape alone."""
 _ACTIVATION = 1
 
+_NUMBERS = {"float16", "bfloat16", "float32"}
+"""What pages are packed of."""
 _PACKED_ITEMS = (1, 2, 4, 8)
 """Sizes of items that the codecs take."""
 
@@ -50,6 +52,14 @@ def packables(graph: StepGraph, *, least_bytes: int = 1) -> Iterator[Packable]:
             if signs_suffice(graph, s, afters[0]):
                 codec = Codec.SIGN
             yield Packable(s, version, afters[-1], codec, item_bytes)
+
+
+def number_bytes(graph: StepGraph) -> dict[int, int]:
+    """Return the size of the floating-point numbers of each storage that holds nothing else."""
+    types: dict[int, set[str]] = defaultdict(set)
+    for value in graph.values:
+        types[value.storage].add(value.dtype)
+    return {s: ITEM_BYTES[next(iter(kinds))] for s, kinds in types.items() if len(kinds) == 1 and kinds <= _NUMBERS}
 
 
 def signs_suffice(graph: StepGraph, s: int, after: int) -> bool:

@@ -313,12 +313,12 @@ def test_absurd_layouts_are_refused(count: int, item_bytes: int) -> None:
 
 def test_without_the_library_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "_library_path", lambda: None)
-    codec._library.cache_clear()
+    codec.loaded_library.cache_clear()
     assert not packing.available()
     with pytest.raises(PackingUnavailableError, match="install a C compiler"):
         codec.best_level()
     monkeypatch.undo()
-    codec._library.cache_clear()
+    codec.loaded_library.cache_clear()
 
 
 SOURCES = Path(codec.__file__).parent

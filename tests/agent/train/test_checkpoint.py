@@ -9,9 +9,14 @@ import msgpack
 import pytest
 import torch
 import xxhash
+from torch import nn
 
 from agent.train.checkpoint import SLOTS, CheckpointError, StateStore
 from agent.train.pager import Pager
+from agent.train.trainer import Trainer, TrainOptions
+from planner.ir.bundle.bundle import Bundle
+from planner.job import TrainingJob
+from tests.agent.jobs_small import classify, write_job
 from tests.agent.train.trained_job import STEPS, train, trainer
 
 
@@ -34,6 +39,33 @@ def _flip(path: Path, place: int) -> None:
 def _latest(folder: Path) -> tuple[Path, dict[str, Any]]:
     found = [(p, msgpack.unpackb(p.read_bytes()[:-8])) for p in folder.glob("commit.?")]
     return max(found, key=lambda f: f[1]["sequence"])
+
+
+def wide_job() -> TrainingJob:
+    """Return a job with weights and momenta of half a megabyte."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 10))
+    data = [torch.randn(32, 512), torch.randint(0, 10, (32,))]
+    return TrainingJob(model, classify, torch.optim.AdamW(model.parameters(), lr=1e-3), data, 8)
+
+
+def test_state_that_lies_packed_gives_the_same_training_from_fewer_bytes_and_resumes(tmp_path: Path) -> None:
+    digests, written = [], []
+    for packs, version in ((False, 1), (True, 2)):
+        path, folder = tmp_path / f"{packs}.port", tmp_path / f"state-{packs}"
+        write_job(path, wide_job(), packs_pages=packs)
+        first = Trainer(Bundle(path), TrainOptions(folder, folder, 1, 4))
+        first.start()
+        first.train(lambda _: None, lambda *_: None)
+        written.append(first.pager.stats.written_bytes)
+        first.close()
+        assert _latest(folder)[1]["version"] == version, "without packed pages older agents read it, too"
+        resumed = Trainer(Bundle(path), TrainOptions(folder, folder, 1, STEPS))
+        assert resumed.start().step == 4
+        resumed.train(lambda _: None, lambda *_: None)
+        digests.append(resumed.digest())
+        resumed.close()
+    assert digests[0] == digests[1] and written[1] < 0.9 * written[0]
 
 
 def test_a_flipped_bit_in_the_state_costs_one_commit(tmp_path: Path, reference: tuple[list[float], str]) -> None:

@@ -66,6 +66,58 @@ def test_what_is_written_comes_back(pager: Pager, tmp_path: Path, nbytes: int, a
     file.close()
 
 
+def weights(count: int) -> torch.Tensor:
+    """Return the bytes of numbers as weights are."""
+    return (0.02 * torch.randn(count, generator=torch.Generator().manual_seed(0))).view(torch.uint8)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_chunks_of_numbers_lie_packed_and_what_would_not_get_smaller_as_it_is(
+    pager: Pager, tmp_path: Path, direct: bool
+) -> None:
+    file = PageFile(tmp_path / "pages", direct=direct)
+    data = torch.cat([weights(CHUNK // 4), made_up(CHUNK), weights(20_000)])
+    slot = Slot(file, 0, data.numel(), item_bytes=4)
+    file.reserve(padded(data.numel()))
+    pager.wait(pager.send(slot, data))
+    assert [length > 0 for length in slot.packed_bytes] == [True, False, True]
+    assert pager.stats.written_bytes < data.numel() - CHUNK // 10
+    for start, stop in ((0, data.numel()), (CHUNK, 2 * CHUNK), (2 * CHUNK, data.numel())):
+        back = made_up(stop - start, aligned=False)
+        pager.wait(pager.receive(slot, back, start, stop - start))
+        assert torch.equal(back, data[start:stop])
+    again = made_up(data.numel())
+    pager.wait(pager.send(slot, again))
+    back = made_up(data.numel())
+    pager.wait(pager.receive(slot, back))
+    assert slot.packed_bytes == [0, 0, 0] and torch.equal(back, again)
+    file.close()
+
+
+@pytest.mark.parametrize("rotten", [False, True])
+def test_a_packed_chunk_that_was_damaged_is_named(pager: Pager, tmp_path: Path, rotten: bool) -> None:
+    """The checksum is one of the bytes on the medium; a chunk that was packed wrongly is found when it is unpacked."""
+    file, data = PageFile(tmp_path / "pages"), weights(CHUNK // 4)
+    slot = Slot(file, 0, data.numel(), item_bytes=4)
+    file.reserve(padded(data.numel()))
+    pager.wait(pager.send(slot, data))
+    if rotten:
+        with open(tmp_path / "pages", "r+b") as stream:
+            stream.seek(77)
+            byte = stream.read(1)[0]
+            stream.seek(77)
+            stream.write(bytes([byte ^ 4]))
+    else:
+        slot.packed_bytes[0] -= BLOCK
+        slot.sums[0] = None
+    with pytest.raises(
+        CorruptPageError, match="not what was written" if rotten else "no packed page of 1048576"
+    ) as caught:
+        pager.wait(pager.receive(slot, made_up(data.numel())))
+    assert (caught.value.path, caught.value.offset) == (tmp_path / "pages", 0)
+    file.close()
+
+
 @pytest.mark.parametrize("nbytes", SIZES)
 def test_a_read_touches_nothing_beyond_its_bytes(pager: Pager, tmp_path: Path, nbytes: int) -> None:
     """What follows in the last block may be another allocation."""

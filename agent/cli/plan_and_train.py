@@ -529,6 +529,7 @@ def _facts(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
     lasting = [
         {
             "medium": medium.name, "endurance_bytes": medium.endurance_bytes, "written_bytes": written,
+            "packs_pages": medium.packs_pages,
             "lasts_steps": medium.endurance_bytes / written if medium.endurance_bytes and written else None,
         }
         for medium, written in zip(media, program.written_to, strict=True)
@@ -606,7 +607,9 @@ def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> Non
     table.add_row("threads", _threads(facts))
     table.add_row("energy overhead", _overhead(facts))
     table.add_row(
-        "flash per step", f"{format_bytes(facts['written_bytes'])} written, {format_bytes(facts['read_bytes'])} read"
+        "flash per step",
+        f"{format_bytes(facts['written_bytes'])} written, {format_bytes(facts['read_bytes'])} read"
+        + (", less packed" if facts["media"][0]["packs_pages"] else ""),
     )
     if len(facts["media"]) > 1:
         shares = (f"{format_bytes(one['written_bytes'])} to the {one['medium']}" for one in facts["media"])

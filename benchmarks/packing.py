@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.packing import Codec, Layout, codec, largest_bytes, pack, packed_bytes, unpack
+from agent.packing import Codec, Layout, codec, largest_bytes, pack, packed_bytes, select, unpack
 
 LEVEL_NAMES = ("scalar", "baseline", "AVX2", "AVX-512")  # enum pack_level of packing.h
 RUNS = 7
@@ -32,8 +32,9 @@ class Row:
     percent_of_source: float
     size_gb_per_s: float | None
     """Speed of the exact size query; None where there is none or it needs no look at the data."""
-    pack_gb_per_s: float
+    pack_gb_per_s: float | None
     unpack_gb_per_s: float
+    """Of `sign`: of ReLU's backward pass, straight from the bits."""
 
 
 def main() -> None:
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=32, help="unpacked size of the data (default: %(default)s)")
     arguments = parser.parse_args()
     rows = [row for name, kind, array in data_sets(arguments.mib << 20) for row in measure(name, kind, array)]
+    rows += sign_rows(arguments.mib << 20)
     if arguments.json:
         print(json.dumps({"mib": arguments.mib, "rows": [asdict(row) for row in rows]}))
     else:
@@ -101,6 +103,36 @@ def measure(name: str, kind: Codec, array: NDArray[np.generic]) -> list[Row]:
                 speed(array.nbytes, backward),
             )
         )
+    return rows
+
+
+def sign_rows(size_bytes: int) -> list[Row]:
+    """Return the rows of ReLU's backward pass, of the activation by torch and from packed signs by every level of ours."""
+    import torch
+
+    torch.set_num_threads(1)
+    activation, gradient = (torch.randn(size_bytes // 4, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    expected, found = torch.empty_like(gradient), torch.empty_like(gradient)
+    backward = torch.ops.aten.threshold_backward.grad_input
+    name = "float32, ReLU backward"
+    by_torch = speed(size_bytes, lambda: backward(gradient, activation, 0, grad_input=expected))
+    rows = [Row(name, "torch", 100.0, None, None, by_torch)]
+    layout = Layout(Codec.SIGN, activation.numel())
+    packed = torch.zeros(largest_bytes(layout), dtype=torch.uint8)
+    source, bits, gradients, target = (t.data_ptr() for t in (activation, packed, gradient, found))
+    for level in range(codec.best_level() + 1):
+        size = pack(layout, source, bits, packed.numel(), level=level)
+
+        def forward(level: int = level) -> None:
+            pack(layout, source, bits, packed.numel(), level=level)
+
+        def from_bits(level: int = level, size: int = size) -> None:
+            select(layout, bits, size, gradients, target, level=level)
+
+        rates = speed(size_bytes, forward), speed(size_bytes, from_bits)
+        if not torch.equal(found.view(torch.int32), expected.view(torch.int32)):
+            raise SystemExit(f"{name}: level {level} does not give torch's gradients")
+        rows.append(Row(name, f"ours: {LEVEL_NAMES[level]}", 100 * size / size_bytes, None, *rates))
     return rows
 
 
@@ -175,7 +207,7 @@ def print_table(rows: list[Row], mib: int) -> None:
             row.method,
             f"{row.percent_of_source:.1f} %",
             query,
-            f"{row.pack_gb_per_s:.1f}",
+            "" if row.pack_gb_per_s is None else f"{row.pack_gb_per_s:.1f}",
             f"{row.unpack_gb_per_s:.1f}",
         )
         previous = row.data

@@ -264,7 +264,8 @@ class Pager:
         self._limits = {False: read_bytes_per_s, True: write_bytes_per_s}
         self._queue: collections.deque[Transfer | None] = collections.deque()
         self._wake = threading.Condition()
-        self._packed = bytearray(CHUNK)
+        self._packed = bytearray()
+        """A chunk's packed form, once there is one."""
         self._bounce = mmap.mmap(-1, CHUNK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._thread = threading.Thread(target=self._run, name="page-thread", daemon=True)
         before = threading.stack_size(_STACK_BYTES)
@@ -393,6 +394,7 @@ class Pager:
         """
         slot, chunk = transfer.slot, place // CHUNK
         if transfer.write:
+            self._packed = self._packed or bytearray(CHUNK)
             length = pack_page(address, size, slot.item_bytes, self._packed)
             length = length if padded(length) < size else 0  # whole blocks are written
             slot.packed_bytes[chunk] = length

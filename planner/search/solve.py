@@ -127,6 +127,10 @@ def _greedy_climb(problem: Problem, time_limit_s: float, progress: Progress | No
     state.greedy = greedy(problem)
     if state.greedy.schedule is not None:
         state.offer(state.greedy.schedule, "greedy")
+    if any(tensor.packings for tensor in problem.tensors):
+        without = greedy(problem, packing=False).schedule
+        if without is not None:
+            state.offer(without, "greedy without packing")
     return state
 
 

@@ -30,6 +30,14 @@ def test_the_optimum_equals_brute_force_with_real_transfers_and_packing(seed: in
         _compare(solve(problem, time_limit_s=10), best, seed)
 
 
+def test_packing_never_makes_the_quick_answer_dearer() -> None:
+    for seed in range(40):
+        problem = random_problem(seed, semantics=Semantics.REAL, packing=True)
+        bare = replace(problem, tensors=tuple(replace(tensor, packings=()) for tensor in problem.tensors))
+        found, without = (solve(p, strategy="greedy").overhead_joules for p in (problem, bare))
+        assert without is None or (found is not None and found <= without * (1 + 1e-9))
+
+
 @pytest.mark.parametrize("semantics", [Semantics.POET, Semantics.REAL])
 @pytest.mark.parametrize("block", range(4))
 def test_with_two_pools_and_three_levels_the_optimum_equals_brute_force(block: int, semantics: Semantics) -> None:

@@ -76,13 +76,11 @@ class Ours:
         strategy: str = "greedy",
         time_limit_s: float = 20.0,
         limits: tuple[float, float] | None = None,
-        packed_pages: bool = True,
     ) -> Path | None:
         """Return a bundle planned for a budget (with flash no faster than `limits`, read and write); None if none fits."""
         path = self.folder / f"{self.job.name}-{ram_bytes}.port"
         device = bundle.slower_flash(self.device, *limits) if limits else self.device
-        if packed_pages:
-            device = bundle.with_packed_pages(device, self.prepared.initial_tensors)
+        device = bundle.with_packed_pages(device, self.prepared.initial_tensors)
         sliced = in_pieces(self.halved, device, ram_bytes, self.threads, lambda *_: None, NO_LIMITS)
         try:
             bundle.make(

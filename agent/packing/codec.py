@@ -89,7 +89,11 @@ class Layout:
 
 def available() -> bool:
     """Return whether packing works in this installation."""
-    return _library_path() is not None
+    try:
+        loaded_library()
+    except PackingUnavailableError:
+        return False
+    return True
 
 
 def largest_bytes(layout: Layout) -> int:
@@ -225,6 +229,10 @@ def loaded_library() -> ctypes.CDLL:
         ("port_bitmap_pack", [level, pointer, size, size, pointer, size]),
         ("port_bitmap_unpack", [level, pointer, size, pointer, size, size]),
     ):
-        function = getattr(library, name)
+        function = getattr(library, name, None)
+        if function is None:
+            raise PackingUnavailableError(
+                f"{path} was built for another version; reinstall the package, or plan without packing"
+            )
         function.argtypes, function.restype = arguments, ctypes.c_int64
     return library

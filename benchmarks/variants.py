@@ -1,0 +1,133 @@
+"""The same steps with operators whole and in pieces: floor, time, energy and bytes written at shares of their memory.
+
+    python -m benchmarks.variants [resnet18 gpt2 ...] [--small] [--shares 30 50 70] [--strategy greedy] [--json]
+
+Operators are measured on this machine (and their costs kept); plans are made for it and lowered, not run. "Whole" is the recorded
+step, "in pieces" what `port-agent plan` would make of it at that budget. A share of 0 % is the recorded step's floor, 100 %
+what keeping everything takes. Pieces are compared by byte before they are used.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from agent.energy.sources.power_models import power_with
+from agent.prepare import bundle
+from agent.prepare.slices import Sliced, in_halves, in_pieces
+from benchmarks.models import CASES, make_optimizer, workload
+from planner import make_bundle
+from planner.ir.bundle.bundle import NO_LIMITS
+from planner.ir.costs import CostTable, DeviceCosts
+from planner.ir.lowering.lower import lower
+from planner.ir.plan import Plan
+from planner.ir.units import format_bytes, format_joules, format_seconds
+from planner.job import TrainingJob
+from planner.search.floor import floor_of
+from planner.search.plan_step import plan_step
+
+DEFAULT_CASE = ("sgd", None)
+MODELS = ("resnet18", "resnet50", "vgg16bn", "mobilenetv2", "vit", "bert", "gpt2", "unet2d")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One model at one share: the same figures with operators whole and as `plan` cuts them (None: no plan)."""
+
+    model: str
+    percent: int
+    pieces: str
+    floor_bytes: int
+    seconds: float | None
+    overhead_joules: float | None
+    written_bytes: int | None
+
+
+def compare_variants(name: str, percents: list[int], folder: Path, *, small: bool, strategy: str) -> list[Row]:
+    """Return two rows for each share: whole, then in pieces."""
+    optimizer, batch_size = CASES.get(name, DEFAULT_CASE)
+    made = workload(name, small=small, batch_size=None if small else batch_size)
+    batch = made.batch(0)
+    job = TrainingJob(
+        made.model, made.loss_fn, make_optimizer(optimizer, made.model.parameters()), list(batch), batch[0].shape[0]
+    )
+    prepared, watts = make_bundle.prepare(job), power_with(1)
+    quiet: bundle.Progress = lambda *_: None  # noqa: E731
+    measured = bundle.measure(prepared.graphs, 1, watts.compute_watts, quiet)
+    device = bundle.this_device(measured, folder, 1, watts, quiet)
+    whole = Sliced(prepared, measured, ())
+    halved = in_halves(prepared, measured, 1, watts.compute_watts, quiet)
+    graph = next(iter(prepared.graphs.values()))
+    costs = CostTable(device, measured.ops[0])
+    least, most = floor_of(graph, costs).nbytes, lower(graph, costs, Plan()).peak_bytes
+    rows = []
+    for percent in percents:
+        ram_bytes = least + (most - least) * percent // 100
+        cut = in_pieces(halved, device, ram_bytes, 1, quiet, NO_LIMITS)
+        what = f"{len(cut.in_pieces)} chains" if cut.in_pieces else "halves" if cut.prepared is not prepared else "none"
+        for label, sliced in (("whole", whole), (what, cut)):
+            rows.append(_row(name, percent, label, sliced, device, ram_bytes, strategy))
+    return rows
+
+
+def _row(
+    name: str, percent: int, label: str, sliced: Sliced, device: DeviceCosts, ram_bytes: int, strategy: str
+) -> Row:
+    graph = next(iter(sliced.prepared.graphs.values()))
+    costs = CostTable(device, sliced.measured.ops[0])
+    plan = plan_step(graph, costs, ram_bytes=ram_bytes, strategy=strategy).plan
+    floor = floor_of(graph, costs).nbytes
+    if plan is None:
+        return Row(name, percent, label, floor, None, None, None)
+    program = lower(graph, costs, plan)
+    return Row(name, percent, label, floor, program.seconds, plan.overhead_joules, program.written_bytes)
+
+
+def variants_table(rows: list[Row]) -> Table:
+    """Return the rows as a table."""
+    table = Table(title="operators whole and in pieces (planned with costs measured here, one thread)")
+    for column in ("model", "memory", "in pieces", "floor", "step", "energy overhead", "written per step"):
+        table.add_column(column)
+    for row in rows:
+        seconds, joules, written = row.seconds, row.overhead_joules, row.written_bytes
+        table.add_row(
+            row.model, f"{row.percent} %", row.pieces, format_bytes(row.floor_bytes), _told(seconds, format_seconds),
+            _told(joules, format_joules), "-" if written is None else format_bytes(written),
+        )  # fmt: skip
+    return table
+
+
+def _told(number: float | None, form: Callable[[float], str]) -> str:
+    return "no plan" if number is None else form(number)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compare the models named and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=list(MODELS))
+    parser.add_argument("--shares", nargs="+", type=int, default=[30, 50, 70], metavar="PERCENT")
+    parser.add_argument("--small", action="store_true", help="narrow models of the same kinds")
+    parser.add_argument("--strategy", default="greedy")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.models:
+            rows += compare_variants(name, options.shares, Path(folder), small=options.small, strategy=options.strategy)
+    if options.json:
+        print(json.dumps([asdict(row) for row in rows]))
+    else:
+        Console().print(variants_table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -27,8 +27,12 @@ def this_platform(
     """Return the sensors of the machine this runs on; the roots matter on Linux only."""
     if sys.platform == "darwin":
         from agent.facts.macos import MacPlatform
+        from agent.facts.macos_power_events import PowerEvents
 
-        return MacPlatform()
+        try:
+            return MacPlatform(PowerEvents())
+        except OSError:  # pmset says the same, a few seconds later
+            return MacPlatform()
     from agent.facts.linux import LinuxPlatform
 
     return LinuxPlatform(sys_root, proc_root, dev_root)

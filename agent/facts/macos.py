@@ -2,11 +2,13 @@
 
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
 from agent.facts.linux import free_disk
+from agent.facts.macos_power_events import PowerEvents
 from agent.facts.model import Answer, Facts, Fault, IdleSignal, Power, PowerReading, ThrottleReading
 from agent.facts.platform import OwnUse, SensorOptions, answer, run_command
 from agent.facts.sysfs import Tree
@@ -26,11 +28,16 @@ def parse_pmset_batt(text: str) -> PowerReading:
     level = float(battery[1]) if battery else None
     if source is None:
         return PowerReading(Power.UNKNOWN, level, "pmset names no power source")
-    if source[1] == "AC Power":
-        return PowerReading(Power.EXTERNAL, level, "AC Power")
-    if source[1] in ("Battery Power", "UPS Power"):
-        return PowerReading(Power.BATTERY, level, source[1])
-    return PowerReading(Power.UNKNOWN, level, f"pmset says {source[1]!r}")
+    return replace(power_from(source[1]), battery_percent=level)
+
+
+def power_from(source: str) -> PowerReading:
+    """Return the power of a source that pmset and IOKit name alike."""
+    if source == "AC Power":
+        return PowerReading(Power.EXTERNAL, None, source)
+    if source in ("Battery Power", "UPS Power"):
+        return PowerReading(Power.BATTERY, None, source)
+    return PowerReading(Power.UNKNOWN, None, f"the power source is {source!r}")
 
 
 def parse_hid_idle(text: str) -> float | None:
@@ -57,8 +64,9 @@ class MacPlatform:
 
     refresh_every_s = _REFRESH_WHILE_TRAINING_S
 
-    def __init__(self) -> None:
-        self._tree = Tree()
+    def __init__(self, events: PowerEvents | None = None) -> None:
+        """`events`: tells of a changed power source at once; without it, up to `refresh_every_s` later."""
+        self._tree, self._events = Tree(), events
         self._power = PowerReading(Power.UNKNOWN, None, "pmset was not asked yet")
         self._throttle = ThrottleReading(Answer.UNKNOWN)
         self._hid_idle_s: float | None = None
@@ -92,11 +100,12 @@ class MacPlatform:
         """Return the facts of this moment; power, input and throttling as of the last `refresh`."""
         memory = psutil.virtual_memory()
         free = free_disk(self._tree, Path(options.state_dir))
+        power = self._present_power()
         interfaces = psutil.net_if_stats()
         return Facts(
-            power=self._power.power,
-            power_detail=self._power.detail,
-            battery_percent=self._power.battery_percent,
+            power=power.power,
+            power_detail=power.detail,
+            battery_percent=power.battery_percent,
             idle_signals=(self._cpu_signal(options, own, now_s), self._input_signal(options)),
             throttle=self._throttle,
             free_disk_bytes=free,
@@ -107,8 +116,15 @@ class MacPlatform:
         )
 
     def tripwire(self) -> tuple[str, ...]:
-        """Return the power source as of the last `refresh`: pmset is too slow to ask 20 times a second."""
-        return (self._power.power.value,)
+        """Return the power source, of the last event or else `refresh`: pmset is too slow to ask 20 times a second."""
+        return (self._present_power().power.value,)
+
+    def _present_power(self) -> PowerReading:
+        """Return what the last event says of the source; the level is pmset's."""
+        source = None if self._events is None else self._events.source
+        if source is None:
+            return self._power
+        return replace(power_from(source), battery_percent=self._power.battery_percent)
 
     def _input_signal(self, options: SensorOptions) -> IdleSignal:
         if self._hid_idle_s is None:

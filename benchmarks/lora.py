@@ -7,6 +7,7 @@ under each budget. Seconds are medians of the steps after the first, bytes are p
 
 import argparse
 import json
+import multiprocessing
 import os
 import statistics
 import subprocess
@@ -103,7 +104,18 @@ def measure(folder: Path, budgets_mib: list[int]) -> list[Row]:
 
 
 def make_model(folder: Path) -> None:
-    """Write a TinyLlama-1.1B with random bfloat16 weights to `folder`."""
+    """Write a TinyLlama-1.1B with random bfloat16 weights to `folder`.
+
+    In a process of its own: a child's `ru_maxrss` begins with its parent's.
+    """
+    making = multiprocessing.get_context("spawn").Process(target=_write_model, args=(folder,))
+    making.start()
+    making.join()
+    if making.exitcode != 0:
+        raise SystemExit("the model could not be written; see above")
+
+
+def _write_model(folder: Path) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -20,7 +20,7 @@ Call = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 
 def runs_by_element(func: Any, args: Sequence[Any], limit_bytes: float) -> bool:
     """Tell whether a call is one over lists that are too large to be resident together."""
-    if not _takes_lists(func):
+    if not takes_lists(func):
         return False
     total = sum(
         t.numel() * t.element_size()
@@ -33,7 +33,8 @@ def runs_by_element(func: Any, args: Sequence[Any], limit_bytes: float) -> bool:
 
 
 @cache
-def _takes_lists(func: Any) -> bool:
+def takes_lists(func: Any) -> bool:
+    """Tell whether an operator is a loop over lists of tensors."""
     return bool(func._schema.name.startswith(_PREFIXES))
 
 

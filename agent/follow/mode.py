@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import (
 
 from agent.follow.decisions.planning import Planning
 from agent.follow.decisions.recompute import SMALLEST_BYTES as RECIPE_BYTES
-from agent.follow.decisions.recompute import WORTH, recipe_of, repeatable
+from agent.follow.decisions.recompute import WORTH, recipe_of
 from agent.follow.decisions.trace import AHEAD, LONGEST_SEGMENT, NOTHING, Entry, TraceBook, Use
 from agent.follow.decisions.victims import LEAVES
 from agent.follow.lists import runs_by_element, split_call
@@ -26,15 +26,9 @@ from agent.follow.operands import (
     bare_storages_in,
     is_wrapper,
     known_bytes,
-    makes_storage,
-    only_views,
-    reads_nothing,
-    reads_rows,
     result_bytes,
-    stable_number,
     storages_in,
     tensors_in,
-    written_arguments,
     written_storages,
 )
 from agent.follow.pace import CpuPace
@@ -42,11 +36,12 @@ from agent.follow.patches import autocast
 from agent.follow.patches.light_dynamo import never_compile
 from agent.follow.patches.refusals import refuse_unfollowable
 from agent.follow.patches.signals import SignalSafeLock
-from agent.follow.piecewise import PIECE_BYTES, pieces_of, run_piecewise
+from agent.follow.piecewise import PIECE_BYTES, PIECEWISE_FROM, pieces_of, run_piecewise
 from agent.follow.products import MappedProduct, MappedProducts
 from agent.follow.residency import Residency
 from agent.follow.rows import MappedRows, mapped_rows
 from agent.follow.storages import NEVER, Storage, StorageTable
+from agent.follow.traits import OperatorTraits, traits_of
 from agent.malloc import release_free_memory
 from planner.ir.code_pages import release_code_pages
 from planner.ir.errors import program_line
@@ -79,7 +74,7 @@ class Follower:
         self._process, self._at_step = process, at_step
         self._workspace = WorkspaceMeter(enabled=process is not None)
         self._products = MappedProducts(table)
-        self._workspace_shares: dict[Any, float] = {}
+        self._workspace_shares: dict[int, float] = {}
         """The most that each operator took besides its operands and results, as a share of its operands."""
         self.book = TraceBook()
         self.lock = SignalSafeLock(self._outside_of_operators)
@@ -105,48 +100,54 @@ class Follower:
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an operator as called, its followed operands resident meanwhile. Raises PageError."""
         with self.lock:
-            self._wait_while_held()
+            if self._held or self._pace is not None:
+                self._wait_while_held()
             self._at_hand = func
             for gone in self.residency.bury():
                 self.book.ended(gone)
                 if self.planning.recording is not None:
                     self.planning.recording.ended(gone)
-            if runs_by_element(func, args, self.residency.limit_bytes):
+            if traits_of(func).takes_lists and runs_by_element(func, args, self.residency.limit_bytes):
                 return split_call(func, args, kwargs, self._run_one)
             return self._run_one(func, args, kwargs)
 
     def _run_one(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        residency, book = self.residency, self.book
+        residency, book, traits = self.residency, self.book, traits_of(func)
         self.operators += 1
         residency.clock += 1
-        inputs = [] if reads_nothing(func) else storages_in((*args, *kwargs.values()), self.table)
-        if func._schema.name == "aten::set_":
+        inputs = [] if traits.reads_nothing else storages_in((*args, *kwargs.values()) if kwargs else args, self.table)
+        if traits.name == "aten::set_":
             inputs += bare_storages_in(args, self.table)
-        fingerprint = hash((stable_number(func), *[s.nbytes for s in inputs]))
+        sizes = [s.nbytes for s in inputs]
+        fingerprint = hash((traits.number, *sizes))
         entry = book.expect(fingerprint)
         if residency.may_recompute and entry is None:
             residency.victims.demote()
         residency.may_recompute = entry is not None
         written: list[Storage] = []
-        large = pieces_of(func, args, kwargs, residency.limit_bytes)
-        cut: MappedProduct | MappedRows | None = self._products.of(func, args, kwargs, residency.limit_bytes)
-        cut = cut or mapped_rows(func, args, kwargs, self.table)
+        large: list[torch.Tensor] | None = None
+        if traits.elementwise and (traits.takes_lists or sum(sizes) > residency.limit_bytes / PIECEWISE_FROM):
+            large = pieces_of(func, args, kwargs, residency.limit_bytes)
+        cut: MappedProduct | MappedRows | None = None
+        if traits.cut_from_file:
+            cut = self._products.of(func, args, kwargs, residency.limit_bytes)
+            cut = cut or mapped_rows(func, args, kwargs, self.table)
         for storage in inputs:
             storage.pins += 1
             if storage.left_at is not None and storage.resident:
                 storage.left_at.stayed()
         try:
-            residency.bring(_to_bring(func, inputs, cut, whole=large is None))
-            if written_arguments(func):
+            residency.bring(_to_bring(traits, inputs, cut, whole=large is None))
+            if traits.writes:
                 written = written_storages(func, args, kwargs, self.table)
                 residency.change(written)
             if large is None:
-                if entry is not None:
-                    need_bytes = entry.need_bytes
-                elif cut is not None:
+                if cut is not None:
                     need_bytes = cut.need_bytes
+                elif entry is not None:
+                    need_bytes = entry.need_bytes
                 else:
-                    need_bytes = self._expected_bytes(func, args, kwargs, inputs)
+                    need_bytes = self._expected_bytes(traits, args, kwargs, inputs)
                 if need_bytes or written:
                     over_bytes = residency.counters.over_bytes
                     residency.make_room(need_bytes)
@@ -156,13 +157,14 @@ class Follower:
                     residency.make_room_if_possible()
             if cut is not None:
                 residency.before_mapping(cut.mapped_bytes)
-            self._workspace.begin()
+            if entry is None:
+                self._workspace.begin()
             first_made = self.table.met
             began = time.perf_counter()
             if cut is not None:
                 result = cut.run()
             elif large is None:
-                result = _call(func, args, kwargs)
+                result = _call_fused(func, args, kwargs) if traits.fused else func(*args, **kwargs)
             else:
                 result = self._run_piecewise(func, args, kwargs, large, inputs, written)
             for storage in written:
@@ -171,11 +173,13 @@ class Follower:
         finally:
             for storage in inputs:
                 storage.pins -= 1
-        if reads_rows(func) or cut is not None:
+        if traits.reads_rows or cut is not None:
             residency.drop_touched(inputs)
         seconds = time.perf_counter() - began
         mapped_bytes = 0 if cut is None else cut.mapped_bytes
-        self._after(func, args, kwargs, fingerprint, entry, inputs, written, first_made, result, seconds, mapped_bytes)
+        self._after(
+            traits, args, kwargs, fingerprint, entry, inputs, written, first_made, result, seconds, mapped_bytes
+        )
         return result
 
     def _name_too_large(self, func: Any, inputs: Sequence[Storage], need_bytes: int) -> None:
@@ -218,40 +222,48 @@ class Follower:
             for storage in written:
                 storage.clean = not storage.resident
 
-    def _expected_bytes(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], inputs: list[Storage]) -> int:
+    def _expected_bytes(
+        self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], inputs: list[Storage]
+    ) -> int:
         """Return what an operator that no trace knows makes, and a guess of what it takes besides."""
+        func = traits.func
         made = (result_bytes if self.residency.pressed else known_bytes)(func, args, kwargs)
         if made is None:
-            made = max((s.nbytes for s in inputs), default=0) if makes_storage(func) else 0
-        share = self._workspace_shares.get(func)
+            made = max((s.nbytes for s in inputs), default=0) if traits.makes_storage else 0
+        share = self._workspace_shares.get(traits.number)
         if share is None:
-            share = _UNKNOWN_WORKSPACE if self._process is not None and func._schema.name in _PACKING else 0.0
+            share = _UNKNOWN_WORKSPACE if self._process is not None and traits.name in _PACKING else 0.0
         return made + int(share * sum(s.nbytes for s in inputs))
 
     def _after(
-        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], fingerprint: int, entry: Entry | None,
+        self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], fingerprint: int, entry: Entry | None,
         inputs: list[Storage], written: list[Storage], first_made: int, result: Any, seconds: float, mapped_bytes: int,
     ) -> None:  # fmt: skip
         residency, book, table = self.residency, self.book, self.table
         made: list[Storage] = []
-        for tensor in tensors_in(result if isinstance(result, (list, tuple)) else (result,)):
+        for tensor in tensors_in(result) if isinstance(result, (list, tuple)) else _alone(result):
             storage = table.of(tensor) if tensor.layout is torch.strided else None
             if storage is not None and storage.number >= first_made and storage.birth is None:
                 storage.birth = (book.segment, book.position, len(made))
                 made.append(storage)
         touched = (*inputs, *made)
-        if entry is not None and len(entry.next_uses) == len(touched):
+        if residency.pressed and entry is not None and len(entry.next_uses) == len(touched):
             self._touch(entry, touched)
         else:
             for storage in touched:
                 residency.victims.touch(storage, residency.clock, None)
-        workspace_bytes = self._workspace.end(sum(s.nbytes for s in made if s.resident)) + mapped_bytes
-        again = len(made) == 1 and repeatable(func)
+        if entry is not None:  # measured when its trace was recorded
+            workspace_bytes = entry.workspace_bytes
+        else:
+            workspace_bytes = self._workspace.end(sum(s.nbytes for s in made if s.resident)) + mapped_bytes
+        again = len(made) == 1 and traits.repeatable
         if residency.pressed and again and self._remade(entry, made[0], seconds):
-            made[0].recipe = recipe_of(func, args, kwargs, inputs, made[0], result, workspace_bytes=workspace_bytes)
+            made[0].recipe = recipe_of(
+                traits.func, args, kwargs, inputs, made[0], result, workspace_bytes=workspace_bytes
+            )
         if workspace_bytes:
             share = workspace_bytes / max(sum(s.nbytes for s in inputs), workspace_bytes)
-            self._workspace_shares[func] = max(self._workspace_shares.get(func, 0.0), share)
+            self._workspace_shares[traits.number] = max(self._workspace_shares.get(traits.number, 0.0), share)
         if self.planning.recording is not None:
             self.planning.recording.add(inputs, made, written, seconds, workspace_bytes, repeatable=again)
         book.ran(fingerprint, inputs, made, workspace_bytes)
@@ -453,19 +465,21 @@ class Follower:
 
 
 def _to_bring(
-    func: Any, inputs: list[Storage], cut: MappedProduct | MappedRows | None, *, whole: bool
+    traits: OperatorTraits, inputs: list[Storage], cut: MappedProduct | MappedRows | None, *, whole: bool
 ) -> list[Storage]:  # fmt: skip
     """Return which operands must be resident: not those read by row or in pieces from a mapping."""
     if cut is not None:
         return [storage for storage in inputs if storage is not cut.storage]
-    if only_views(func) or reads_rows(func):
+    if traits.reads_no_byte:
         return [storage for storage in inputs if not storage.in_file]
     return inputs if whole else [s for s in inputs if s.resident or not s.clean or s.mapped]
 
 
-def _call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    if func._schema.name not in autocast.FUSED:
-        return func(*args, **kwargs)
+def _alone(result: Any) -> Sequence[torch.Tensor]:
+    return (result,) if isinstance(result, torch.Tensor) else ()
+
+
+def _call_fused(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     with autocast.as_the_program_has_it():
         return func(*args, **kwargs)
 

@@ -62,12 +62,15 @@ def strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def storages_in(arguments: Any, table: StorageTable) -> list[Storage]:
     """Return the followed storages of all tensors among arguments, each as often as it is met."""
-    found = []
-    for tensor in tensors_in(arguments):
-        for part in strided_parts(tensor):
-            storage = table.of(part)
-            if storage is not None:
-                found.append(storage)
+    found: list[Storage] = []
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            for part in (argument,) if argument.layout is torch.strided else strided_parts(argument):
+                storage = table.of(part)
+                if storage is not None:
+                    found.append(storage)
+        elif isinstance(argument, (list, tuple)):
+            found += storages_in(argument, table)
     return found
 
 

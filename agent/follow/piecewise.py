@@ -39,6 +39,9 @@ PIECE_BYTES = 4 * CHUNK
 _LARGEST_ITEM_BYTES = 16
 """Of an element, complex128."""
 
+PIECEWISE_FROM = 256
+"""Operands that together take less than this part of the limit are not looked at: of all but lists there are fewer than 16."""
+
 _WRITES_UNDER_WAY = 4
 """Pieces of results that may wait for the medium; each keeps its buffer."""
 
@@ -89,7 +92,7 @@ def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
 
     None where it may, or has to, run whole.
     """
-    if math.isinf(limit_bytes) or not _elementwise(func):
+    if math.isinf(limit_bytes) or not is_elementwise(func):
         return None
     tensors = [*tensors_in(args), *tensors_in(kwargs.values())]
     largest = max((t.numel() for t in tensors), default=0)
@@ -108,7 +111,8 @@ def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
 
 
 @cache
-def _elementwise(func: Any) -> bool:
+def is_elementwise(func: Any) -> bool:
+    """Tell whether an operator may run piece by piece."""
     name = _full_name(func)
     return name not in _CREATING and (name in ELEMENTWISE or name in _LISTS or name.startswith(_FUSED))
 

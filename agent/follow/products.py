@@ -23,6 +23,12 @@ from agent.follow.storages import Storage, StorageTable, address_of, drop_mappin
 _WEIGHT_ARGUMENT = {"aten::mm": 1, "aten::addmm": 2}
 """Which argument is the weight, of shape [inner, columns]."""
 
+
+def is_product(func: Any) -> bool:
+    """Tell whether an operator multiplies by a weight that may lie in its file."""
+    return func._schema.name in _WEIGHT_ARGUMENT
+
+
 BLOCK_BYTES = 8 << 20
 """Of the weight, at least: less pays for calls, more is kept from other tensors."""
 
@@ -34,6 +40,9 @@ _SHARE = 1 / 8
 
 _COPIED_SHARE = 1 / 2
 """Where a block must be gathered from the rows of the file, that costs a third of the product's time, and two blocks' room."""
+
+_PACKED = 2
+"""Times its size that a weight takes which is multiplied whole along its rows: kernels of half precision pack a copy of it."""
 
 _COLUMNS = 64
 """Blocks begin at multiples of it: no kernel's last columns, which are computed in another order, lie inside of the whole."""
@@ -73,14 +82,16 @@ class MappedProduct:
         inner, columns = self.weight.shape
         rows: int = self.args[_WEIGHT_ARGUMENT[self.func._schema.name] - 1].shape[0]
         item = self.weight.element_size()
-        gathered = 0 if self.weight.stride(0) == 1 else inner * self.step * item
-        return rows * (columns + self.step) * item + gathered + self.mapped_bytes
+        block = _widest(columns, self.step)
+        gathered = 0 if self.weight.stride(0) == 1 else inner * block * item
+        return rows * (columns + block) * item + gathered + self.mapped_bytes
 
     @property
     def mapped_bytes(self) -> int:
         """What is resident of the weight's mapping at once."""
         if self.weight.stride(0) == 1:
-            return int(self.weight.shape[0]) * self.step * self.weight.element_size()
+            inner, columns = self.weight.shape
+            return int(inner) * _widest(columns, self.step) * self.weight.element_size()
         return BLOCK_BYTES
 
     def run(self) -> torch.Tensor:
@@ -105,15 +116,17 @@ class MappedProducts:
             return None
         weight = args[position]
         by_rows = weight.stride(0) != 1
-        if storage.nbytes <= (_COPIED_SHARE if by_rows else _SHARE) * limit_bytes:
+        crowded = self._others_would_leave((_PACKED if by_rows else 1) * storage.nbytes, limit_bytes)
+        if not crowded and storage.nbytes <= (_COPIED_SHARE if by_rows else _SHARE) * limit_bytes:
             return None
         if weight.dtype not in _COMPARED or weight.is_conj() or weight.is_neg() or (by_rows and weight.stride(1) != 1):
             return None
         column_bytes = weight.shape[0] * weight.element_size()
-        step = _COLUMNS
-        while 2 * step * column_bytes <= max(BLOCK_BYTES, _BLOCK_SHARE * limit_bytes):
+        block_bytes = BLOCK_BYTES if crowded else max(BLOCK_BYTES, _BLOCK_SHARE * limit_bytes)
+        step, columns = _COLUMNS, weight.shape[1]
+        while 4 * step <= columns and _widest(columns, 2 * step) * column_bytes <= block_bytes:
             step *= 2
-        if 2 * step > weight.shape[1]:
+        if 2 * step > columns:
             return None
         product = MappedProduct(func, tuple(args), kwargs, storage, step)
         form = (func, *map(_form, args), *map(_form, kwargs.values()), step, torch.get_num_threads())
@@ -123,6 +136,11 @@ class MappedProducts:
             except OSError:  # no address space to compare in
                 self._equal[form] = False
         return product if self._equal[form] else None
+
+    def _others_would_leave(self, nbytes: int, limit_bytes: float) -> bool:
+        """Tell whether `nbytes` find room only where tensors leave that are in no file and may have to be written."""
+        written_bytes = self._table.resident_bytes - self._table.mapped_bytes
+        return bool(written_bytes + nbytes > limit_bytes)
 
 
 def _form(argument: Any) -> Any:
@@ -172,6 +190,11 @@ def _blocks(columns: int, step: int) -> Iterator[tuple[int, int]]:
         yield start, start + step
         start += step
     yield start, columns
+
+
+def _widest(columns: int, step: int) -> int:
+    """Return the columns of the largest of the blocks, the last."""
+    return columns - max(columns // step - 1, 0) * step
 
 
 def _equal_in_blocks(product: MappedProduct) -> bool:

@@ -184,7 +184,9 @@ class Residency:
         target = self.limit_bytes - nbytes
         if self.table.resident_bytes <= target or self.read_only:
             return
-        self.pressed = True
+        if not self.pressed:
+            self.pressed = True
+            self.victims.put_in_order(self.table)
         while self.table.resident_bytes > target:
             if not self._let_go(self.table.resident_bytes - target):
                 self._count_over(nbytes)
@@ -441,6 +443,8 @@ class Residency:
 
     def bury(self) -> list[Storage]:
         """Give back what dead storages held, and return those that died since the last call."""
+        if not self.table.dead:
+            return []
         dead = list(self.table.bury())
         for gone in dead:
             gone.resident = False

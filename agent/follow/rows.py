@@ -20,6 +20,11 @@ STRETCH_BYTES = 8 << 20
 _INDEX_ARGUMENT = {"aten::embedding": 1, "aten::index_select": 2}
 
 
+def looks_up_rows(func: Any) -> bool:
+    """Tell whether an operator reads rows of a table that may lie in its file."""
+    return func._schema.name in _INDEX_ARGUMENT
+
+
 @dataclass(frozen=True, slots=True)
 class MappedRows:
     """A call of `embedding` or of `index_select` along the first dimension, whose table lies in its file."""

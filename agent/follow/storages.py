@@ -158,8 +158,9 @@ class StorageTable:
         """Those of them that are pages of files, not the allocator's."""
         self.peak_bytes = 0
         self._by_key: dict[int, Storage] = {}
-        self._by_number: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
-        self._dead: deque[Storage] = deque()
+        self._by_number: dict[int, Storage] = {}
+        self.dead: deque[Storage] = deque()
+        """Those that died since the last `bury`."""
         self._mappings = FileMappings()
 
     def __iter__(self) -> Iterator[Storage]:
@@ -196,7 +197,8 @@ class StorageTable:
         return self._by_key.get(storage._cdata) or self._meet_storage(storage)
 
     def _meet(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Storage | None:
-        if tensor.dtype is torch.int64 and allocated_bytes(storage) < SMALL_INTEGERS_BYTES:
+        nbytes = allocated_bytes(storage)
+        if nbytes < self.smallest_bytes or (nbytes < SMALL_INTEGERS_BYTES and tensor.dtype is torch.int64):
             return None
         return None if tensor._is_zerotensor() else self._meet_storage(storage)
 
@@ -217,7 +219,8 @@ class StorageTable:
         def died(_: object) -> None:
             if self._by_key.get(key) is made:
                 del self._by_key[key]
-            self._dead.append(made)
+            self._by_number.pop(made.number, None)
+            self.dead.append(made)
 
         made = Storage(weakref.ref(storage, died), key, nbytes, self.met, mapped=mapped)
         made.clean = mapped and not mapping_written(storage)
@@ -242,8 +245,8 @@ class StorageTable:
 
     def bury(self) -> Iterator[Storage]:
         """Yield storages that died since the last call, already taken out of the count."""
-        while self._dead:
-            gone = self._dead.popleft()
+        while self.dead:
+            gone = self.dead.popleft()
             if gone.resident:
                 self.went(gone)
             yield gone
@@ -262,7 +265,8 @@ class StorageTable:
     def forget(self) -> None:
         """Drop every record."""
         self._by_key.clear()
-        self._dead.clear()
+        self._by_number.clear()
+        self.dead.clear()
 
 
 class FileMappings:

@@ -8,7 +8,7 @@ known stand in a heap, the others in the order of their last use.
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from agent.follow.storages import Storage
 
@@ -35,6 +35,13 @@ class Victims:
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, int, Storage]] = []
         self._recent: OrderedDict[Storage, None] = OrderedDict()
+        self._in_order = False
+
+    def put_in_order(self, storages: Iterable[Storage]) -> None:
+        """Keep an order from here on, of `storages` by their last use: before anything has to leave, nobody asks for one."""
+        self._in_order = True
+        for storage in sorted(storages, key=lambda s: s.last_use):
+            self.touch(storage, storage.last_use, storage.next_use)
 
     def touch(self, storage: Storage, clock: int, next_use: int | None, rank: int | None = None) -> None:
         """Note that a storage was used at `clock`, and when it will be again (None: nobody knows).
@@ -46,7 +53,7 @@ class Victims:
         storage.last_use = clock
         storage.order += 1
         storage.next_use = next_use
-        if not storage.resident:
+        if not storage.resident or not self._in_order:
             return
         if next_use is None:
             self._recent[storage] = None

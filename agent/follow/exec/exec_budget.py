@@ -67,9 +67,10 @@ class ExecBudget:
         Ends the process with one line where that is impossible.
         """
         from agent.follow.budget import budget
-        from agent.follow.patches import light_dynamo
+        from agent.follow.patches import deferred_modules, light_dynamo
 
         light_dynamo.hold_place()
+        deferred_modules.defer_modules()
         options = self._options
         try:
             made = budget(

@@ -2,5 +2,6 @@
 
 It is taken away afterwards.
 
-`program`: ends of steps, threads, refusals; `escapes`: what reads past the dispatcher; `autocast`; `light_dynamo`.
+`program`: ends of steps, threads, refusals; `escapes`: what reads past the dispatcher; `autocast`; `deferred_modules`
+and `light_dynamo`: what is loaded when it is used.
 """

@@ -28,10 +28,10 @@ def not_followed(what: str, remedy: str) -> NotFollowedError:
 
 
 @cache
-def _suspect(func: Any) -> str:
-    """Return the name of an operator that may have to be refused, "" of others."""
+def may_be_refused(func: Any) -> bool:
+    """Tell whether an operator may have to be refused whatever its operands' types are."""
     name = str(func._schema.name)
-    return name if name == "aten::prod" or (name.startswith(_COLLECTIVES) and name not in _WITHOUT_VALUES) else ""
+    return name == "aten::prod" or (name.startswith(_COLLECTIVES) and name not in _WITHOUT_VALUES)
 
 
 def refuse_unfollowable(func: Any, args: Sequence[Any], types: Sequence[type]) -> None:
@@ -46,9 +46,9 @@ def refuse_unfollowable(func: Any, args: Sequence[Any], types: Sequence[type]) -
         raise not_followed(
             f"{func._schema.name} of DTensor cannot be followed", "use plain tensors in one process, or no budget"
         )
-    name = _suspect(func)
-    if not name:
+    if not may_be_refused(func):
         return
+    name = func._schema.name
     if name != "aten::prod":
         raise not_followed(
             f"{name} of torch.distributed moves tensors past the operators, in threads of its own",

@@ -64,6 +64,34 @@ def test_a_weight_that_fits_or_is_no_file_runs_whole(head: torch.Tensor) -> None
         assert MappedProducts(table).of(torch.ops.aten.mm.default, (x, weight.t()), {}, limit) is None
 
 
+@pytest.mark.parametrize("call", ["forward", "backward"])
+def test_a_weight_for_which_others_would_be_written_runs_in_blocks(head: torch.Tensor, call: str) -> None:
+    func, args = CALLS[call](head)
+    limit_bytes = 20 * head.nbytes
+    for others_bytes, in_blocks in ((0, False), (limit_bytes - head.nbytes // 2, True)):
+        table = StorageTable(1 << 10)
+        table.of(head)
+        others = torch.empty(others_bytes, dtype=torch.uint8)
+        table.of(others)
+        product = MappedProducts(table).of(func, args, {}, limit_bytes)
+        if in_blocks and product is None:
+            pytest.skip("blocks of this product differ from the whole here")
+        assert (product is not None) == in_blocks
+        if product is not None:
+            assert product.mapped_bytes <= 2 * BLOCK_BYTES < head.nbytes  # the last block may be that much wider
+
+
+def test_a_weight_smaller_than_a_block_runs_in_two(head: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "BLOCK_BYTES", 2 * head.nbytes)
+    func, args = CALLS["forward"](head)
+    table = StorageTable(1 << 10)
+    table.of(head)
+    product = MappedProducts(table).of(func, args, {}, head.nbytes)
+    if product is None:
+        pytest.skip("blocks of this product differ from the whole here")
+    assert 2 * product.step <= COLUMNS < 4 * product.step
+
+
 def test_what_differs_in_blocks_runs_whole(head: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     blockwise = products._blockwise
     monkeypatch.setattr(products, "_blockwise", lambda *args: blockwise(*args) + 1)

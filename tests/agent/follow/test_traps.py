@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from agent import budget
-from agent.follow import mode, operands, pages, residency, storages
+from agent.follow import mode, operands, pages, residency, storages, traits
 from agent.follow.decisions import recompute
 from agent.follow.patches import escapes, program
 from agent.train.pager import Pager
@@ -260,6 +260,7 @@ def function_mode() -> Iterator[None]:
 def schema_alone() -> Iterator[None]:
     with mock.patch.dict(operands._HIDDEN_WRITES, clear=True):
         operands.written_arguments.cache_clear()
+        traits.forget_traits()
         yield
 
 

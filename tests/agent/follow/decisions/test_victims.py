@@ -18,6 +18,12 @@ def storages(count: int) -> tuple[list[Storage], list[torch.Tensor]]:
     return [s for s in map(table.of, tensors) if s is not None], tensors
 
 
+def in_order() -> Victims:
+    victims = Victims()
+    victims.put_in_order(())
+    return victims
+
+
 def order_of(victims: Victims, clean: set[Storage]) -> list[Storage]:
     """Return who leaves, one after the other."""
     found: list[Storage] = []
@@ -28,7 +34,7 @@ def order_of(victims: Victims, clean: set[Storage]) -> list[Storage]:
 
 def test_what_is_needed_last_leaves_first() -> None:
     (soon, later, last), _alive = storages(3)
-    victims = Victims()
+    victims = in_order()
     for storage, next_use in ((later, 140), (soon, 110), (last, 190)):
         victims.touch(storage, NOW, next_use)
     assert order_of(victims, {soon, later, last}) == [last, later, soon]
@@ -36,7 +42,7 @@ def test_what_is_needed_last_leaves_first() -> None:
 
 def test_a_written_one_that_is_needed_little_later_than_a_clean_one_stays() -> None:
     (written, clean), _alive = storages(2)
-    victims = Victims()
+    victims = in_order()
     victims.touch(written, NOW, 200)
     victims.touch(clean, NOW, 180)
     assert order_of(victims, {clean}) == [clean, written]
@@ -50,7 +56,7 @@ def test_pages_of_a_file_leave_before_what_must_be_written(tmp_path: Path) -> No
     assert mapped is not None and written is not None
     mapped.resident = True
     for next_uses in ((110, 190), (None, None), (None, 190), (110, None)):
-        victims = Victims()
+        victims = in_order()
         for storage, next_use in zip((written, mapped), next_uses[::-1], strict=True):
             victims.touch(storage, NOW, next_use)
         assert order_of(victims, {mapped}) == [mapped, written]
@@ -58,7 +64,7 @@ def test_pages_of_a_file_leave_before_what_must_be_written(tmp_path: Path) -> No
 
 def test_one_that_is_given_up_soon_is_not_written_before() -> None:
     (given_up, needed), _alive = storages(2)
-    victims = Victims()
+    victims = in_order()
     victims.touch(given_up, NOW, NEVER, 110)
     victims.touch(needed, NOW, 160)
     assert order_of(victims, set()) == [needed, given_up]
@@ -67,7 +73,7 @@ def test_one_that_is_given_up_soon_is_not_written_before() -> None:
 
 def test_after_a_deviation_the_least_recently_used_leaves_first() -> None:
     (first, second), _alive = storages(2)
-    victims = Victims()
+    victims = in_order()
     victims.touch(first, NOW - 2, 110)
     victims.touch(second, NOW - 1, 190)
     victims.demote()
@@ -77,7 +83,7 @@ def test_after_a_deviation_the_least_recently_used_leaves_first() -> None:
 def test_choosing_does_not_look_at_all() -> None:
     """An LSTM over a thousand steps keeps 100,000 storages."""
     some, _alive = storages(600)
-    victims, asked = Victims(), 0
+    victims, asked = in_order(), 0
     for i, storage in enumerate(some):
         victims.touch(storage, NOW, None if i % 3 == 0 else NOW + i)
 
@@ -91,3 +97,12 @@ def test_choosing_does_not_look_at_all() -> None:
         assert victim is not None
         victims.forget(victim)
     assert asked <= 10 * len(some)
+
+
+def test_before_anything_has_to_leave_the_last_uses_alone_are_kept() -> None:
+    (first, second, third), _alive = storages(3)
+    victims = Victims()
+    for storage, clock in ((second, 20), (third, 30), (first, 10)):
+        victims.touch(storage, clock, None)
+    victims.put_in_order((third, first, second))
+    assert order_of(victims, set()) == [first, second, third]

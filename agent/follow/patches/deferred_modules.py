@@ -1,0 +1,142 @@
+"""Modules that libraries import and hardly any program uses, loaded when somebody asks something of them.
+
+`transformers` and `torch.distributed.tensor` bring sympy (43 MiB, for the shapes of compiled programs) and scipy.optimize (16 MiB, for
+the losses of object detectors) into every process. Until it is used, such a module's place is held by one that has stand-ins
+for the names that are taken from it on import. Anything else, a submodule included, loads the real one.
+"""
+
+import importlib
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+FUNCTIONS: Mapping[str, tuple[str, ...]] = {
+    "torch.fx.experimental.symbolic_shapes": ("guard_or_false", "statically_known_true"),
+    "scipy.optimize": ("linear_sum_assignment",),
+}
+"""The modules, and the functions that are taken from them while others are imported."""
+
+ERRORS: Mapping[str, tuple[str, ...]] = {"torch.fx.experimental.symbolic_shapes": ("GuardOnDataDependentSymNode",)}
+"""Exceptions that are taken so, to be caught: only the real module raises them, and by then they are the real ones."""
+
+
+def defer_modules() -> None:
+    """Load the modules above only when they are used, but for those that are there already."""
+    waiting = {name for name in FUNCTIONS if name not in sys.modules}
+    sys.meta_path.insert(0, _DeferringFinder(waiting))
+
+
+class HeldModule(types.ModuleType):
+    """Stands for a module that is not loaded yet; the place of the real one, and of its submodules, is known by its spec."""
+
+    def __init__(self, spec: ModuleSpec) -> None:
+        super().__init__(spec.name)
+        self.__spec__, self.__file__ = spec, spec.origin
+        self.__path__ = list(spec.submodule_search_locations or ())
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what the import system and inspect look for and a plain module may lack
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(real_module(self.__name__), name)
+
+    def give_way(self) -> types.ModuleType:
+        """Load the real module into this one's place and return it."""
+        del sys.modules[self.__name__]
+        sys.meta_path[:] = [
+            f for f in sys.meta_path if not (isinstance(f, SubmoduleFinder) and f.name == self.__name__)
+        ]
+        return importlib.import_module(self.__name__)
+
+
+def real_module(name: str) -> types.ModuleType:
+    """Load the real module into the place that was held for it, if it was, and return it."""
+    present = sys.modules.get(name)
+    return present.give_way() if isinstance(present, HeldModule) else importlib.import_module(name)
+
+
+class _DeferredModule(HeldModule):
+    """A module of `FUNCTIONS`, with its stand-ins."""
+
+    def __init__(self, spec: ModuleSpec) -> None:
+        super().__init__(spec)
+        functions = {name: _calling(spec.name, name) for name in FUNCTIONS[spec.name]}
+        errors = {name: type(name, (RuntimeError,), {}) for name in ERRORS.get(spec.name, ())}
+        self._stand_ins: dict[str, Any] = {**functions, **errors}
+        vars(self).update(self._stand_ins)
+
+    def give_way(self) -> types.ModuleType:
+        module = super().give_way()
+        real = {name: getattr(module, name) for name in self._stand_ins}
+        for other in [self, *(m for m in list(sys.modules.values()) if isinstance(m, types.ModuleType))]:
+            taken = types.ModuleType.__getattribute__(other, "__dict__")  # a lazy module would load itself
+            taken.update(
+                {name: real[name] for name, stand_in in self._stand_ins.items() if taken.get(name) is stand_in}
+            )
+        return module
+
+
+def _calling(module: str, name: str) -> Callable[..., Any]:
+    """Return a function that loads the module and calls its function of that name."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return getattr(real_module(module), name)(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
+class _DeferringFinder(MetaPathFinder):
+    """Finds the modules that wait to be used."""
+
+    def __init__(self, waiting: set[str]) -> None:
+        self._waiting = waiting
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return a spec that holds the module's place; None for others, and for one that is not installed."""
+        if fullname not in self._waiting:
+            return None
+        self._waiting.discard(fullname)
+        found = importlib.util.find_spec(fullname)
+        if found is None:
+            return None
+        held = _DeferredModule(found)
+        sys.meta_path.insert(0, SubmoduleFinder(fullname))
+        return ModuleSpec(fullname, _There(held, found), origin=found.origin, is_package=bool(held.__path__))
+
+
+class SubmoduleFinder(MetaPathFinder):
+    """Loads the real module before the first of its submodules, but for those that `stand_alone`."""
+
+    def __init__(self, name: str, stand_alone: tuple[str, ...] = ()) -> None:
+        self.name, self._stand_alone = name, stand_alone
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return a spec that gives the submodule as the real package loaded it, or None where it did not."""
+        if not fullname.startswith(self.name + ".") or fullname in self._stand_alone:
+            return None
+        real_module(self.name)
+        module = sys.modules.get(fullname)
+        if module is None or module.__spec__ is None:
+            return None
+        return ModuleSpec(fullname, _There(module, module.__spec__), origin=module.__spec__.origin)
+
+
+class _There(Loader):
+    """Gives a module that is there already."""
+
+    def __init__(self, module: types.ModuleType, spec: ModuleSpec) -> None:
+        self._module, self._spec = module, spec
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        return self._module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__spec__ = self._spec

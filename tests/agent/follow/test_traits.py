@@ -1,0 +1,44 @@
+"""What is known of an operator is what the functions say that it is looked up from."""
+
+import pytest
+import torch
+
+from agent.follow import operands
+from agent.follow.traits import forget_traits, traits_of
+
+ATEN = torch.ops.aten
+
+
+@pytest.mark.parametrize(
+    ("func", "flags"),
+    [
+        (ATEN.add_.Tensor, {"writes", "elementwise"}),
+        (ATEN.mul.Tensor, {"makes_storage", "repeatable", "elementwise"}),
+        (ATEN.view.default, {"reads_no_byte"}),
+        (ATEN.embedding.default, {"reads_no_byte", "reads_rows", "makes_storage", "repeatable", "cut_from_file"}),
+        (ATEN.mm.default, {"makes_storage", "repeatable", "cut_from_file"}),
+        (ATEN._foreach_add_.Scalar, {"writes", "takes_lists", "elementwise"}),
+        (ATEN.prod.default, {"makes_storage", "repeatable", "may_be_refused"}),
+        (ATEN.bernoulli.default, {"makes_storage"}),
+        (ATEN._native_multi_head_attention.default, {"makes_storage", "repeatable", "fused"}),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_flags_of_operators(func: object, flags: set[str]) -> None:
+    traits = traits_of(func)
+    found = {name for name in traits.__dataclass_fields__ if getattr(traits, name) is True}
+    assert found == flags
+    assert traits_of(func) is traits and traits.func is func
+
+
+def test_what_is_known_can_be_learnt_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    func = ATEN.native_batch_norm.default
+    assert traits_of(func).writes
+    monkeypatch.setattr(operands, "_HIDDEN_WRITES", {})
+    operands.written_arguments.cache_clear()
+    forget_traits()
+    assert not traits_of(func).writes
+    monkeypatch.undo()
+    operands.written_arguments.cache_clear()
+    forget_traits()
+    assert traits_of(func).writes

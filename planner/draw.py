@@ -64,7 +64,7 @@ class Drawing:
 
 def bundle_drawing(bundle: Bundle, index: int) -> Drawing:
     """Return the drawing of a bundle's plan for its main graph, with the budget that it was asked for."""
-    main = bundle.manifest.graphs[0]
+    main = bundle.manifest.main_graph
     picture = drawing(bundle.graphs[main], bundle.costs[main], bundle.plans[index][main])
     return replace(picture, budget_bytes=bundle.manifest.plans[index].ram_bytes)
 

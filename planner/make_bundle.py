@@ -10,7 +10,16 @@ from typing import Any
 import torch
 
 from planner.capture.step import Capture, Fill, capture_evaluation, capture_step
-from planner.ir.bundle.bundle import NO_LIMITS, Manifest, PlanChoice, PlannedLimits, Recordings, Reference, TensorLayout
+from planner.ir.bundle.bundle import (
+    NO_LIMITS,
+    WHOLE_UPDATE,
+    Manifest,
+    PlanChoice,
+    PlannedLimits,
+    Recordings,
+    Reference,
+    TensorLayout,
+)
 from planner.ir.bundle.codec import MAX_WHOLE
 from planner.ir.bundle.data_order import batch_rows, epoch_order
 from planner.ir.bundle.safetensors_io import STORED_DTYPES, Chunks
@@ -28,6 +37,10 @@ from planner.ir.tensor_bytes import storage_pieces, tensor_pieces
 from planner.job import JobError, TrainingJob, own_code
 from planner.profiling.operators import Measured
 from planner.search.plan_step import PlanResult, plan_step
+
+MOST_SEARCHED = 6_000
+"""Operators of a step that is searched: of more (GPT-2's update over eight micro-batches has 14,000) one look at the planning model
+takes longer than the whole time for planning, and in that of a minute found nothing better than the first plan."""
 
 _RANDOM: tuple[str, ...] = ("torch's random numbers",)
 _ROWS_AND_RANDOM = ("the rows of the batch", *_RANDOM)
@@ -351,8 +364,9 @@ def default_planner(
 
     def plan(graph: StepGraph, costs: CostTable, ram_bytes: int) -> PlanResult:
         training = any(op.phase is not Phase.FORWARD for op in graph.ops)
+        searched = strategy if len(graph.ops) <= MOST_SEARCHED else "greedy"
         return plan_step(
-            graph, costs, ram_bytes=ram_bytes, strategy=strategy, time_limit_s=time_limit_s, progress=progress,
+            graph, costs, ram_bytes=ram_bytes, strategy=searched, time_limit_s=time_limit_s, progress=progress,
             deadline_s=limits.step_s if training else None, write_limit_bytes=limits.written_bytes,
         )  # fmt: skip
 
@@ -360,15 +374,32 @@ def default_planner(
 
 
 def choice(ram_bytes: int, plans: Mapping[str, Plan], costs: Mapping[str, CostTable], prepared: Prepared) -> PlanChoice:
-    """Return what the manifest says about one plan per graph; figures are those of the main graph."""
-    main = next(iter(prepared.graphs))
-    program = lower(prepared.graphs[main], costs[main], plans[main])
-    plan = plans[main]
+    """Return what the manifest says about one plan per graph; figures are those of a batch of full size, on average."""
+    counts = full_batches(prepared)
+    total = prepared.job.accumulate if WHOLE_UPDATE in counts else sum(counts.values())
+    programs = {name: lower(prepared.graphs[name], costs[name], plans[name]) for name in counts}
+
+    def a_batch(figure: Callable[[str], float]) -> float:
+        return sum(count * figure(name) for name, count in counts.items()) / total
+
+    bounds = [plans[name].bound_joules for name in counts]
     peak = max(p.peak_bytes for p in plans.values())
     return PlanChoice(
-        ram_bytes, peak, program.seconds, program.joules, plan.overhead_joules, plan.bound_joules,
-        program.written_bytes, plan.strategy, program.wear_joules,
+        ram_bytes, peak, a_batch(lambda name: programs[name].seconds), a_batch(lambda name: programs[name].joules),
+        a_batch(lambda name: plans[name].overhead_joules),
+        None if None in bounds else a_batch(lambda name: plans[name].bound_joules or 0.0),
+        round(a_batch(lambda name: programs[name].written_bytes)), plans[next(iter(counts))].strategy,
+        a_batch(lambda name: programs[name].wear_joules),
     )  # fmt: skip
+
+
+def full_batches(prepared: Prepared) -> dict[str, int]:
+    """Return which graphs an update of full batches runs, and how often; a whole one stands for all its batches."""
+    graphs, count = prepared.graphs, prepared.job.accumulate
+    if WHOLE_UPDATE in graphs or count == 1 or "last" not in graphs:
+        main = WHOLE_UPDATE if WHOLE_UPDATE in graphs else next(iter(graphs))
+        return {main: 1}
+    return {name: often for name, often in (("first", 1), ("next", count - 2), ("last", 1)) if often}
 
 
 # -- write

@@ -239,7 +239,7 @@ def _frontier(arguments: argparse.Namespace) -> int:
     from planner.search.pareto import budgets, frontier
 
     bundle = Bundle(arguments.bundle)
-    main = bundle.manifest.graphs[0]
+    main = bundle.manifest.main_graph
     graph, costs = bundle.graphs[main], bundle.costs[main]
     limits = budgets(graph, costs, arguments.ram or 1 << 62, arguments.count)
     points = frontier(graph, costs, limits, time_limit_s=arguments.time_limit, strategy=arguments.strategy)

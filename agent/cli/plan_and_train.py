@@ -301,6 +301,7 @@ def _planned(arguments: argparse.Namespace, out: Path) -> Planned:
     from agent.prepare.slices import Sliced, in_halves, in_pieces
     from agent.prepare.sparse import StepLimits, train_less
     from agent.prepare.threads import fastest
+    from agent.prepare.whole_updates import with_whole_update
     from planner import make_bundle
     from planner.deadline import DeadlineError
     from planner.ir.bundle.bundle import Bundle
@@ -355,6 +356,9 @@ def _planned(arguments: argparse.Namespace, out: Path) -> Planned:
             measured, _ = bundle.other_board(prepared.graphs, measured, here, arguments.board)
         steps = compared_steps(job) if arguments.verify is None else arguments.verify
         prepared = with_reference(prepared, steps)
+        if limits.step_s is None and limits.written_bytes is None:  # those are limits of one batch
+            quick = make_bundle.default_planner(strategy="greedy", time_limit_s=arguments.time_limit)
+            prepared, measured = with_whole_update(prepared, measured, device, arguments.ram, quick)
         planner = make_bundle.default_planner(
             strategy=arguments.strategy, time_limit_s=arguments.time_limit, limits=limits
         )
@@ -371,7 +375,7 @@ def _planned(arguments: argparse.Namespace, out: Path) -> Planned:
                 raise
             raise DeadlineError(too_slow(graph, costs, pace, arguments.ram, error.fastest_seconds)) from error
     if arguments.write_model is not None:
-        written, main = Bundle(out), made.manifest.graphs[0]
+        written, main = Bundle(out), made.manifest.main_graph
         _write_model(arguments, written.graphs[main], written.costs[main], written.plans[0][main], pace)
     return Planned(made, sparse, choice.step_s, sliced.left_whole, sliced.in_pieces, bar.spent)
 
@@ -521,7 +525,8 @@ def _facts(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
     from planner.search.floor import floor_of
     from planner.search.solve import relative_gap
 
-    main = bundle.manifest.graphs[0]
+    main = bundle.manifest.main_graph
+    batches = bundle.manifest.batches_of(main)
     graph, plan = bundle.graphs[main], bundle.plans[index][main]
     program = lower(graph, bundle.costs[main], plan)
     keep_all = lower(graph, bundle.costs[main], type(plan)(), check_budget=False)
@@ -530,7 +535,7 @@ def _facts(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
         {
             "medium": medium.name, "endurance_bytes": medium.endurance_bytes, "written_bytes": written,
             "packs_pages": medium.packs_pages,
-            "lasts_steps": medium.endurance_bytes / written if medium.endurance_bytes and written else None,
+            "lasts_steps": batches * medium.endurance_bytes / written if medium.endurance_bytes and written else None,
         }
         for medium, written in zip(media, program.written_to, strict=True)
     ]  # fmt: skip
@@ -538,7 +543,7 @@ def _facts(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
     first = min(lasting, key=lambda one: one["lasts_steps"] or math.inf)
     count = {a: len({d.storage for d in plan.decisions if d.action is a}) for a in Action}
     return {
-        "bundle": str(path), "threads": bundle.manifest.threads, "operators": len(graph.ops), "storages": len(graph.storages),
+        "bundle": str(path), "batches": batches, "threads": bundle.manifest.threads, "operators": len(graph.ops), "storages": len(graph.storages),
         "budget_bytes": bundle.manifest.plans[index].ram_bytes, "planned_peak_bytes": program.peak_bytes,
         "peak_without_planning_bytes": keep_all.peak_bytes, "base_bytes": bundle.costs[main].device.base_bytes,
         "floor_bytes": floor.nbytes, "floor": str(floor),
@@ -600,14 +605,15 @@ def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> Non
         f"{facts['paged']} tensors paged, {facts['recomputed']} recomputed, {facts['packed']} packed, {facts['intermediate']} rematerialized as intermediates, "
         f"{facts['sliced_updates']} updates in slices; plan of {facts['plan_bytes']} bytes ({facts['strategy']})",
     )
+    step = "step" if facts["batches"] == 1 else f"update of {facts['batches']} batches, layer by layer"
     table.add_row(
-        "per step", f"{format_seconds(facts['seconds'])} ({format_seconds(facts['stall_seconds'])} waiting for flash, "
+        f"per {step}", f"{format_seconds(facts['seconds'])} ({format_seconds(facts['stall_seconds'])} waiting for flash, "
         f"{format_seconds(facts['recompute_seconds'])} recomputing, {format_seconds(facts['packing_seconds'])} packing), {format_joules(facts['joules'])} (estimated)"
     )  # fmt: skip
     table.add_row("threads", _threads(facts))
     table.add_row("energy overhead", _overhead(facts))
     table.add_row(
-        "flash per step",
+        f"flash per {step.partition(' of')[0]}",
         f"{format_bytes(facts['written_bytes'])} written, {format_bytes(facts['read_bytes'])} read"
         + (", less packed" if facts["media"][0]["packs_pages"] else ""),
     )
@@ -617,7 +623,7 @@ def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> Non
     if facts["flash_lasts_steps"] is not None:
         table.add_row(
             "flash life", f"this {facts['medium']}, taken to endure {facts['endurance_bytes'] / _TB:,.3g} TB, lasts "
-            f"{facts['flash_lasts_steps']:,.2g} steps: {format_seconds(facts['flash_lasts_steps'] * facts['seconds'])} of training"
+            f"{facts['flash_lasts_steps']:,.2g} steps: {format_seconds(facts['flash_lasts_steps'] / facts['batches'] * facts['seconds'])} of training"
         )  # fmt: skip
     if limits := _kept_limits(manifest.limits):
         table.add_row("limits", limits)
@@ -656,10 +662,11 @@ def _usual_day_s() -> float | None:
 
 def _training(facts: dict[str, Any]) -> str:
     """Say what all steps take: time, flash, and nights of this device."""
-    whole_s = facts["steps"] * facts["seconds"]
-    text = f"{facts['steps']:,} steps (--epochs), {format_seconds(whole_s)}, {format_joules(facts['steps'] * facts['joules'])}"
+    runs = facts["steps"] / facts["batches"]
+    whole_s = runs * facts["seconds"]
+    text = f"{facts['steps']:,} steps (--epochs), {format_seconds(whole_s)}, {format_joules(runs * facts['joules'])}"
     if facts["written_bytes"]:
-        text += f", {facts['steps'] * facts['written_bytes'] / _TB:.3g} TB written"
+        text += f", {runs * facts['written_bytes'] / _TB:.3g} TB written"
     if facts["usual_day_s"]:
         text += f"; at {format_seconds(facts['usual_day_s'])} a day, as usual here, {math.ceil(whole_s / facts['usual_day_s'])} nights"
     return text
@@ -712,9 +719,12 @@ def _fine_bound(bundle: "Bundle") -> float | None:
 
     None if it took too long.
     """
+    from planner.make_bundle import MOST_SEARCHED
     from planner.search.plan_step import fine_bound
 
-    main = bundle.manifest.graphs[0]
+    main = bundle.manifest.main_graph
+    if len(bundle.graphs[main].ops) > MOST_SEARCHED:
+        return None
     budget = bundle.plans[0][main].ram_bytes
     return fine_bound(bundle.graphs[main], bundle.costs[main], ram_bytes=budget, time_limit_s=2.5)
 
@@ -791,7 +801,7 @@ def _plot(bundle: "Bundle", index: int) -> None:
 
     from planner.ir.lowering.lower import lower
 
-    main = bundle.manifest.graphs[0]
+    main = bundle.manifest.main_graph
     program = lower(bundle.graphs[main], bundle.costs[main], bundle.plans[index][main])
     moments, clock = [], 0.0
     for op in bundle.costs[main].ops:

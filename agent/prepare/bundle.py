@@ -425,9 +425,10 @@ class _Making:
         limited = planner or _quick(self.limits)
         late = _quick(replace(self.limits, step_s=None))
         bundle = Bundle(self.draft)
-        main = bundle.manifest.graphs[0]
+        main = bundle.manifest.main_graph
         choices, limits = [bundle.plans[0]], [self.ram_bytes]
-        smaller = pareto.budgets(bundle.graphs[main], bundle.costs[main], self.target_bytes, count + 1)[1:]
+        single = bundle.manifest.graphs[0]
+        smaller = pareto.budgets(bundle.graphs[single], bundle.costs[single], self.target_bytes, count + 1)[1:]
         tries = [(limit, limited) for limit in smaller if limit >= self.start_bytes]
         written = bundle.manifest.plans[0].written_bytes
         if written and self.device.flash.wear_joules_per_byte:

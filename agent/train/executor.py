@@ -306,6 +306,8 @@ class Executor:
             if not in_place:
                 self._bind_outputs(op, outputs, result)
 
+        if op.random and self.graph.draws:
+            return self._run_drawing(index, run)
         if index not in self.program.replayed:
             return run
 
@@ -328,6 +330,29 @@ class Executor:
         op = self.graph.ops[index]
         gradient = self.values.fetcher(op.args[0])
         return lambda: self._bind_outputs(op, op.outputs, self.packing.select(entry, gradient()))
+
+    def _run_drawing(self, index: int, run: Callable[[], None]) -> Callable[[], None]:
+        """Return what runs a random operator on the numbers that are its own in the order of draws, not of operators."""
+        generator = self._drawn_from(self.graph.ops[index])
+        first = index == min(i for together in self.graph.draws for i in together)
+
+        def run_drawing() -> None:
+            if first:
+                self._find_draws()
+            after = generator.generator_state()
+            generator.set_generator_state(self._rng[index])
+            run()
+            generator.set_generator_state(after)
+
+        return run_drawing
+
+    def _find_draws(self) -> None:
+        """Note where each random operator's numbers begin, and leave the generator behind the last one's."""
+        for together in self.graph.draws:
+            op = self.graph.ops[together[0]]
+            state = self._drawn_from(op).generator_state()
+            self._rng.update(dict.fromkeys(together, state))
+            self.values.draw(op)
 
     def _rerun_op(self, index: int) -> Callable[[], None]:
         op = self.graph.ops[index]

@@ -240,6 +240,15 @@ class PagerStats:
         """Seconds the page thread moved data, checksums included."""
         return self.read_seconds + self.write_seconds
 
+    def shares(self, count: int) -> "list[PagerStats]":
+        """Return `count` about equal parts, which add up to this."""
+        totals = [getattr(self, f.name) for f in fields(self)]
+        parts = [
+            [n * (k + 1) // count - n * k // count if isinstance(n, int) else n / count for n in totals]
+            for k in range(count)
+        ]
+        return [PagerStats(*part) for part in parts]
+
     def since(self, earlier: "PagerStats") -> "PagerStats":
         """Return what was added to `earlier`, a copy of these totals."""
         return PagerStats(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))

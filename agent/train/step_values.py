@@ -132,6 +132,19 @@ class StepValues:
             return lambda: function(*[fetch() for fetch in positional])
         return lambda: function(*[fetch() for fetch in positional], **{k: fetch() for k, fetch in keywords})
 
+    def draw(self, op: Op) -> None:
+        """Draw what a random operator draws, on zeros in place of its operands."""
+        arguments = [self._stand_in(a) for a in op.args]
+        resolve(op.name)(*arguments, **{k: self._stand_in(a) for k, a in op.kwargs})
+
+    def _stand_in(self, argument: Argument) -> Any:
+        if isinstance(argument, Ref):
+            value = self.values[argument.value]
+            return view(torch.zeros(self.graph.storages[value.storage].nbytes, dtype=torch.uint8), value)
+        if isinstance(argument, tuple):
+            return [self._stand_in(a) for a in argument]
+        return literal(argument)
+
     def fetcher(self, argument: Argument) -> Callable[[], Any]:
         """Return a function that gives the present value of an operator's argument."""
         if isinstance(argument, Ref):

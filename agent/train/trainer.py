@@ -6,7 +6,7 @@ The worker's inside; single-threaded but for the page thread.
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from agent.train.step_paging import Scratch
 from agent.train.step_values import GraphChangedError
 from agent.worker.protocol import StateRecovered, StepDone
 from agent.worker.thread_room import check_thread_room
-from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.bundle import WHOLE_UPDATE, Bundle
 from planner.ir.bundle.data_order import batch_rows
 from planner.ir.costs import Flash
 from planner.ir.devices.kinds import CPU
@@ -89,6 +89,16 @@ class StepEvent:
     planned_joules: float | None = None
     paging: PagerStats = field(default_factory=PagerStats)
     """What the page thread did during the step, what the program found in the wrong place included."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StepTimes:
+    """What a batch took of a run: seconds, and what was moved meanwhile."""
+
+    wall_s: float
+    cpu_s: float
+    report: StepReport
+    paging: PagerStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,15 +375,33 @@ class Trainer:
             raise DataError(f"{count} samples are too few for a batch of {m.batch_size}; wait for more")
         drop_last = self._drop_last(count % m.batch_size)
         batches = batch_rows(m.seed, count, m.batch_size, drop_last=drop_last, start=self.step)
-        for epoch, rows in batches:
-            if self.step >= total:
-                return
+        for together in self._together(batches, total):
             if self.interrupted:
                 self._pass_gate()
-            event = self._one_step(epoch, self.samples.batch(rows.tolist()))
-            on_step(event)
+            for event in self._one_run(together):
+                on_step(event)
             if self.uncommitted >= self.options.checkpoint_every or self.step == total:
                 self.commit(on_commit)
+
+    def _together(
+        self, batches: Iterator[tuple[int, torch.Tensor]], total: int
+    ) -> Iterator[Sequence[tuple[int, torch.Tensor]]]:
+        """Yield the batches (epoch, rows) that run as one, until `total` are done: each alone, or all of an update.
+
+        An update in the middle of which the comparison with plain PyTorch ends is not run as one: there it has a state, too.
+        """
+        m = self.manifest
+        count = m.batches_of(WHOLE_UPDATE) if WHOLE_UPDATE in self.bundle.graphs else 1
+        compared = min(self.options.verify, len(m.reference.losses))
+        while self.step < total:
+            whole = self.step % count == 0 and self.step + count <= total
+            if self.step < compared < self.step + count:
+                whole = False
+            taken = list(itertools.islice(batches, count if whole else 1))
+            if count > 1 and whole and all(rows.numel() == m.batch_size for _, rows in taken):
+                yield taken
+            else:
+                yield from ([one] for one in taken)
 
     def commit(self, on_commit: Callable[[Commit, float], None]) -> None:
         """Make the steps so far durable, if there are any that are not."""
@@ -422,16 +450,18 @@ class Trainer:
         speed = stats.written_bytes / stats.write_seconds if known else flash.write_bytes_per_s
         return self.persistents.unwritten_bytes / speed
 
-    def _one_step(self, epoch: int, batch: list[torch.Tensor]) -> StepEvent:
-        m = self.manifest
-        kind = _kind(self.step, m.accumulate)
-        rows = batch[0].shape[0]
+    def _one_run(self, together: Sequence[tuple[int, torch.Tensor]]) -> list[StepEvent]:
+        """Run one batch, or all of an update at once, and return what each of them did: of the whole, an equal share."""
+        m, count = self.manifest, len(together)
+        kind = WHOLE_UPDATE if count > 1 else _kind(self.step, m.accumulate)
+        rows = together[0][1].numel()
         name = kind if rows == m.batch_size else f"{kind}@{rows}"
         self._open = _OpenStep(self._progress(), self._executor(name), time.perf_counter())
         scalars: list[float | int] = []
-        if kind in ("step", "last"):
+        if kind in ("step", "last", WHOLE_UPDATE):
             self._apply_schedule()
             scalars = self.scalars.advance()
+        batch = [column for _, taken in together for column in self.samples.batch(taken.tolist())]
         wall, cpu = time.perf_counter(), time.process_time()
         before = replace(self.pager.stats)
         try:
@@ -442,17 +472,28 @@ class Trainer:
             ) from error
         self._open = None
         self._last_step_s = time.perf_counter() - wall
+        shares = self.pager.stats.since(before).shares(count)
+        wall_s, cpu_s = (time.perf_counter() - wall) / count, (time.process_time() - cpu) / count
+        shared = replace(report, phases_s={phase: spent / count for phase, spent in report.phases_s.items()})
+        losses = [loss.item() for loss in (*(report.aux if count > 1 else ()), report.loss)]
+        return [
+            self._done(epoch, loss, name, _StepTimes(wall_s, cpu_s, shared, share))
+            for (epoch, _), loss, share in zip(together, losses, shares, strict=True)
+        ]
+
+    def _done(self, epoch: int, loss: float, name: str, times: _StepTimes) -> StepEvent:
+        """Count a batch as done, look at its loss, and return what it did."""
+        m = self.manifest
         self.step += 1
         self.uncommitted += 1
         if self.step > self._furthest:
             self._furthest, self._recoveries = self.step, 0
-        loss = report.loss.item()
         if not m.allow_nonfinite:
             check_loss(loss, self.step)
-        program = self.program(name)
+        program, batches = self.program(name), m.batches_of(name)
         event = StepEvent(
-            self.step, epoch, loss, time.perf_counter() - wall, time.process_time() - cpu, report,
-            program.seconds, program.compute_seconds, program.joules, self.pager.stats.since(before),
+            self.step, epoch, loss, times.wall_s, times.cpu_s, times.report, program.seconds / batches,
+            program.compute_seconds / batches, program.joules / batches, times.paging,
         )  # fmt: skip
         if self.step <= self.options.verify:
             compare_step(m.reference, self.step, loss, self.persistents.pieces)

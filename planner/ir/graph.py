@@ -7,12 +7,13 @@ or write into storages that exist already. This module is pure data and does not
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
 from planner.ir.devices.kinds import CPU, MAX_NAME, accelerator_of
 from planner.ir.errors import ExitCode, PortError
+from planner.ir.operators import DRAWS_BY_SHAPE
 
 
 class GraphError(PortError):
@@ -149,6 +150,7 @@ class StepGraph:
 
     `batch` are the values that a caller fills before the step, `loss` the scalar it reads afterwards, `aux` what the
     loss function returned besides. `scalars` counts the per-step scalars that `Scalar` arguments name.
+    `draws`: random ops in the order in which they draw, where that is not theirs; those of one tuple draw the same numbers.
     """
 
     storages: tuple[Storage, ...]
@@ -158,6 +160,7 @@ class StepGraph:
     loss: int
     aux: tuple[int, ...] = ()
     scalars: int = 0
+    draws: tuple[tuple[int, ...], ...] = ()
 
     @cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:
@@ -227,8 +230,9 @@ class StepGraph:
 
     def reordered(self, order: tuple[int, ...]) -> "StepGraph":
         """Return the same graph with its ops in `order` (a permutation of op indices)."""
-        ops = tuple(self.ops[i] for i in order)
-        return StepGraph(self.storages, self.values, ops, self.batch, self.loss, self.aux, self.scalars)
+        place = {op: k for k, op in enumerate(order)}
+        draws = tuple(tuple(place[i] for i in together) for together in self.draws)
+        return replace(self, ops=tuple(self.ops[i] for i in order), draws=draws)
 
 
 def verify_graph(graph: StepGraph) -> None:
@@ -257,6 +261,7 @@ def verify_graph(graph: StepGraph) -> None:
             if output is not None:
                 _in_range(output, len(graph.values), f"output of op {i} ({op.name})")
                 alive.add(graph.values[output].storage)
+    _verify_draws(graph)
     for s in graph.kept:
         if s not in alive:
             raise GraphError(f"the loss or an extra output lies in storage {s}, which no op creates")
@@ -270,6 +275,17 @@ def _verify_devices(graph: StepGraph) -> None:
         accelerator_of(storage.device for storage in graph.storages)
     except ValueError as error:
         raise GraphError(f"{error}: move the whole model to one of them") from error
+
+
+def _verify_draws(graph: StepGraph) -> None:
+    """Raise GraphError unless every random operator draws once, by its shape alone, or all in their own order."""
+    drawing = sorted(i for together in graph.draws for i in together)
+    if graph.draws and drawing != [i for i, op in enumerate(graph.ops) if op.random]:
+        raise GraphError("the draws do not name every random op once; the graph is damaged")
+    for together in graph.draws:
+        names = {graph.ops[i].name for i in together}
+        if len(names) != 1 or not names <= DRAWS_BY_SHAPE:
+            raise GraphError(f"ops {', '.join(sorted(names))} cannot draw out of their order; the graph is damaged")
 
 
 def _in_range(index: int, count: int, what: str) -> None:

@@ -418,3 +418,14 @@ def check_operator(name: str) -> None:
         f"the step uses the operator {name}, which is not supported; replace it in the model by standard torch "
         "operations, or report it"
     )
+
+
+DRAWS_BY_SHAPE = frozenset(
+    f"aten::{name}"
+    for name in (
+        "native_dropout", "bernoulli", "bernoulli.p", "bernoulli_.float", "bernoulli_.Tensor", "rand", "rand_like", "randn",
+        "randn_like", "randint", "randint.low", "randint_like", "randint_like.low_dtype", "random_", "random_.to", "random_.from",
+        "uniform_", "normal_", "exponential_",
+    )
+)  # fmt: skip
+"""Random operators that draw as many numbers whatever their operands hold: how far the generator is after one is known before it runs."""

@@ -383,10 +383,16 @@ class _Coarsening:
         """Return the updates that may be sliced, with (group, number of slices) of each."""
         found, groups = [], []
         for g, group in enumerate(self.groups):
+            stage = int(self.stage_of[group.first])
             members = tuple(
                 self.tensor_of[s]
                 for s in group.storages
-                if s in self.tensor_of and self.graph.storages[s].persistent and self.large[s]
+                if s in self.tensor_of
+                and self.graph.storages[s].persistent
+                and self.large[s]
+                and not any(
+                    self.stage_of[u] == stage - 1 for u in self.graph.uses[s]
+                )  # a sum of gradients, just added to
             )
             size = self.graph.storages[group.parameter].nbytes
             if not members or size < 2 * SLICE_BYTES:
@@ -397,7 +403,7 @@ class _Coarsening:
             buffers = piece * (2 * len(members) + len(group.temporaries))
             others = sum(self.graph.storages[s].nbytes for s in group.storages if s in self.tensor_of)
             others -= sum(self.graph.storages[self.storages[m]].nbytes for m in members)
-            found.append(Slicing(int(self.stage_of[group.first]), members, saved, buffers, others))
+            found.append(Slicing(stage, members, saved, buffers, others))
             groups.append((g, count))
         return tuple(found), tuple(groups)
 

@@ -15,7 +15,10 @@ from planner.ir.lowering.update_slices import update_groups
 
 
 def dependencies(graph: StepGraph) -> list[set[int]]:
-    """Return, per op, the ops that must have run before it."""
+    """Return, per op, the ops that must have run before it.
+
+    Where random ops draw in an order of their own, the first of them runs first: it finds out where the others begin.
+    """
     before: list[set[int]] = [set() for _ in graph.ops]
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = defaultdict(list)
@@ -38,7 +41,7 @@ def dependencies(graph: StepGraph) -> list[set[int]]:
         if op.random:
             if last_random is not None:
                 before[i].add(last_random)
-            last_random = i
+            last_random = last_random if graph.draws and last_random is not None else i
         before[i].discard(i)
     return before
 

@@ -3,6 +3,7 @@
 import functools
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,23 @@ from torch.nn import functional
 
 from agent.prepare.reference import with_reference
 from planner import make_bundle
+from planner.ir.bundle.bundle import WHOLE_UPDATE
 from planner.ir.bundle.data_order import epoch_order
 from planner.ir.costs import DeviceCosts, Flash, OpCost
 from planner.ir.graph import StepGraph
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Action, Decision, Plan
 from planner.job import TrainingJob
+from planner.problem.whole_update import whole_update
 from planner.profiling.operators import Measured
 from tests.agent.exactness import random_plan
 
 torch.set_num_threads(1)
 
 ROWS, BATCH = 22, 4
+
+SMALL_ROOM = 24 << 10
+"""Bytes for tensors in which not all of the model's weights have room at once."""
 
 
 def classify(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Any:
@@ -95,9 +101,18 @@ def write_job(
     compared: int = 5,
     scratch_targets: tuple[Flash, ...] = (),
     packs_pages: bool = False,
+    remake: bool | None = None,
 ) -> None:
-    """Write the bundle of a job: one choice of plans per seed (0: keep everything), with so many steps of plain PyTorch."""
+    """Write the bundle of a job: one choice of plans per seed (0: keep everything), with so many steps of plain PyTorch.
+
+    `remake`: with the graph of a whole update, cut into small pieces, that does or does not make again what a piece needs.
+    """
     prepared = with_reference(make_bundle.prepare(job, updates=30), compared)
+    if remake is not None:
+        names = [name for name, count in make_bundle.full_batches(prepared).items() for _ in range(count)]
+        update = whole_update([prepared.graphs[name] for name in names], SMALL_ROOM, remake=remake)
+        assert update is not None
+        prepared = replace(prepared, graphs={**prepared.graphs, WHOLE_UPDATE: update.graph})
     device = DeviceCosts(
         "test",
         0,

@@ -35,7 +35,7 @@ from planner.ir.operators import OPTIMIZERS
 FORMAT = 2
 """Format 1 had no checksums of tensors."""
 DEVICE_FORMAT = 3
-"""Of a bundle whose step computes on another device than the CPU; all others stay readable for agents that know none."""
+"""Of a bundle whose step computes on another device than the CPU, or takes all micro-batches of an update at once; all others stay readable for agents that know none."""
 PACKING_FORMAT = 4
 """Of a bundle that knows what packing takes, on any device: its plans may pack, and its pages may lie packed on flash."""
 _FORMATS = (FORMAT, DEVICE_FORMAT, PACKING_FORMAT)
@@ -128,6 +128,9 @@ class PlannedLimits:
 
 NO_LIMITS = PlannedLimits()
 
+WHOLE_UPDATE = "update"
+"""The name of a graph that takes all micro-batches of an update, one after the other's columns, and gives all their losses."""
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -168,7 +171,17 @@ class Manifest:
     @property
     def format(self) -> int:
         """The oldest format that can say what this bundle holds."""
-        return FORMAT if self.device_kind == CPU else DEVICE_FORMAT
+        older = self.device_kind == CPU and WHOLE_UPDATE not in self.graphs
+        return FORMAT if older else DEVICE_FORMAT
+
+    @property
+    def main_graph(self) -> str:
+        """The graph that most of the training runs, whose figures are those of a plan."""
+        return WHOLE_UPDATE if WHOLE_UPDATE in self.graphs else self.graphs[0]
+
+    def batches_of(self, graph: str) -> int:
+        """Return how many batches a graph takes at once."""
+        return self.accumulate if graph == WHOLE_UPDATE else 1
 
     def steps_per_epoch(self) -> int:
         """Batches in one pass over the data; the last may be short."""
@@ -270,10 +283,13 @@ class Bundle:
         wanted: dict[str, int] = {}
         for name, graph in self.graphs.items():
             part = "eval" if name.startswith("eval") else "train"
-            wanted |= {f"{part}/{i}": counts[part] for i in range(len(graph.batch))}
             found = sum(key.startswith(f"{part}/") for key in self.data)
-            if found != len(graph.batch):
+            batches = self.manifest.batches_of(name)
+            if found * batches != len(graph.batch):
                 raise BundleError(f"{path}: graph {name} takes {len(graph.batch)} columns of data, there are {found}")
+            if name == WHOLE_UPDATE and len(graph.aux) != batches - 1:
+                raise BundleError(f"{path}: graph {name} gives {len(graph.aux) + 1} losses for {batches} batches")
+            wanted |= {f"{part}/{i}": counts[part] for i in range(found)}
         if not set(wanted) == set(self.data) == set(self._sums):
             raise BundleError(f"{path}: the data's columns are {sorted(self.data)}, the graphs take {sorted(wanted)}")
         for key, count in wanted.items():

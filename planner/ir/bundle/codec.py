@@ -62,6 +62,8 @@ class _GraphRecord(NamedTuple):
     loss: Count
     aux: _Counts
     scalars: Count
+    draws: Annotated[tuple[_Counts, ...], _Many] = ()
+    """Absent where random operators draw in their own order, as in bundles from before there was another."""
 
 
 class _Special(msgspec.Struct, forbid_unknown_fields=True):
@@ -138,6 +140,7 @@ def pack_graph(graph: StepGraph) -> list[Any]:
             for op in graph.ops
         ],
         list(graph.batch), graph.loss, list(graph.aux), graph.scalars,
+        *([[list(together) for together in graph.draws]] if graph.draws else []),
     ]  # fmt: skip
 
 
@@ -157,7 +160,7 @@ def unpack_graph(data: Any) -> StepGraph:
             )
             for op in record.ops
         ),
-        batch=record.batch, loss=record.loss, aux=record.aux, scalars=record.scalars,
+        batch=record.batch, loss=record.loss, aux=record.aux, scalars=record.scalars, draws=record.draws,
     )  # fmt: skip
     verify_graph(graph)
     for op in graph.ops:

@@ -147,6 +147,32 @@ def test_losses_and_weights_are_plain_pytorchs(accumulate: int, tmp_path: Path) 
     assert all(torch.equal(saved[k], v) for k, v in job.model.state_dict().items())
 
 
+@pytest.mark.parametrize("plan", [0, 1, 2])
+@pytest.mark.parametrize("remake", [False, True])
+def test_all_micro_batches_of_an_update_at_once_are_plain_pytorchs(remake: bool, plan: int, tmp_path: Path) -> None:
+    """Dropout draws in the recorded order, running statistics and sums of gradients go on in it, clipping sees the same norm.
+
+    The updates with a short batch and the one in which the comparison ends run batch by batch.
+    """
+    steps, settings = 14, {"accumulate": 3, "clip_grad_norm": 1.0}
+    job = make_job(**settings)
+    expected = list(make_bundle.plain_losses(job, list(job.data), steps))
+    write_job(tmp_path / "job.port", make_job(**settings), remake=remake, seeds=(0, 1, 2))
+    t = Trainer(Bundle(tmp_path / "job.port"), TrainOptions(tmp_path / "state", tmp_path, plan, steps, verify=5))
+    runs: list[str] = []
+    run = t._run
+    t._run = lambda name, *rest: runs.append(name) or run(name, *rest)  # type: ignore[method-assign, func-returns-value]
+    losses: list[float] = []
+    t.start()
+    t.train(lambda e: losses.append(e.loss), lambda *_: None)
+    assert [x.hex() for x in losses] == [x.hex() for x in expected]
+    assert runs == ["update", "first", "next", "last@2", "update", "first", "next", "last@2", "first", "next"]
+    for name, tensor in job.model.state_dict().items():
+        kind = "parameter" if name in dict(job.model.named_parameters()) else "buffer"
+        assert torch.equal(t.persistents.tensor(f"{kind}/{name}"), tensor), name
+    t.close()
+
+
 def test_evaluation_is_plain_pytorchs_and_disturbs_nothing(tmp_path: Path, reference: tuple[list[float], str]) -> None:
     job = make_job()
     job.model.eval()

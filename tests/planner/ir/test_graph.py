@@ -32,6 +32,15 @@ def test_graphs_that_break_their_rules_are_refused() -> None:
                 *graph.storages[2:],
             ),
         ),
+        "every random op once": replace(graph, draws=((0,),)),
+        "cannot draw out of their order": replace(
+            graph,
+            ops=(
+                replace(ops[0], name="aten::multinomial", random=True),
+                *(replace(op, random=False) for op in ops[1:]),
+            ),
+            draws=((0,),),
+        ),
         "dtype": replace(graph, values=tuple(replace(v, dtype="quaternion") for v in graph.values)),
     }
     for message, broken in wrong.items():

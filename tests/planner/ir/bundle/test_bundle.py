@@ -66,6 +66,43 @@ def test_a_bundle_says_for_which_device_it_is_and_only_then_older_agents_cannot_
         load(torn)
 
 
+def test_an_update_of_all_micro_batches_takes_their_columns_and_gives_their_losses(tmp_path: Path) -> None:
+    def merged(graphs: Any) -> Any:
+        first = graphs["first"]
+        return {**graphs, "update": [*first[:3], first[3] * 2, first[4], [first[4]], *first[6:]]}
+
+    def with_update(members_of: Any) -> Any:
+        return {**members_of, "update": members_of["first"]}
+
+    changes: dict[str, Any] = {
+        "graphs.msgpack": merged, "costs.msgpack": with_update,
+        "plans.msgpack": lambda plans: [with_update(plan) for plan in plans],
+        "manifest.json": lambda m: {**m, "format": DEVICE_FORMAT, "graphs": [*m["graphs"], "update"]},
+    }  # fmt: skip
+    whole = tmp_path / "whole.port"
+    rewrite(small_bundle(2), whole, changes)
+    manifest = load(whole).manifest
+    assert manifest.main_graph == "update" and manifest.batches_of("update") == 2 and manifest.batches_of("last") == 1
+    assert manifest.format == DEVICE_FORMAT
+    short = {
+        **changes,
+        "graphs.msgpack": lambda g: {**g, "update": [*g["first"][:5], [g["first"][4]], *g["first"][6:]]},
+    }
+    rewrite(small_bundle(2), whole, short)
+    with pytest.raises(BundleError, match="graph update takes 2 columns of data, there are 2"):
+        load(whole)
+    fewer = {
+        **changes,
+        "graphs.msgpack": lambda g: {
+            **g,
+            "update": [*g["first"][:3], g["first"][3] * 2, g["first"][4], [], *g["first"][6:]],
+        },
+    }
+    rewrite(small_bundle(2), whole, fewer)
+    with pytest.raises(BundleError, match="losses for 2 batches"):
+        load(whole)
+
+
 # -- hostile on purpose
 
 

@@ -49,6 +49,15 @@ def test_devices_come_back_and_older_graphs_lie_on_the_cpu() -> None:
     assert back == moved and back.device == "cuda" and graph.device == "cpu"
 
 
+def test_draws_come_back_and_older_graphs_draw_in_their_own_order() -> None:
+    graph = tiny_step("SGD").graphs["step"]
+    assert graph.draws == () and len(pack_graph(graph)) == 7, "as agents read it that know no other order"
+    draws = tuple((i,) for i, op in reversed(list(enumerate(graph.ops))) if op.random)
+    assert draws
+    drawing = replace(graph, draws=draws)
+    assert unpack_graph(through(pack_graph(drawing))) == drawing
+
+
 def test_arguments_of_every_kind_come_back() -> None:
     graph = tiny_step("SGD").graphs["step"]
     odd = (None, True, -3, 0.1, "mean", Named("dtype", "float32"), (Ref(0), (1, Scalar(0)), ()), float("inf"))

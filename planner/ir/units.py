@@ -30,7 +30,7 @@ _ISO_DURATION = re.compile(
 )
 _ISO_UNITS_S = (604800, 86400, 3600, 60, 1)
 _HOW_SIZES = "write it like 300M (= 300 MiB), 300MB or 1.5G"
-_HOW_DURATIONS = "write it like 50ms, 90s, 30min, 8h, 3d, 1d12h, 2y or PT8H"
+_HOW_DURATIONS = "write it like 90s, 30min, 8h, 3d, 1d12h, 2y, 50ms or PT8H"
 
 
 class UnitError(PortError, ValueError):

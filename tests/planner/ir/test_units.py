@@ -44,7 +44,7 @@ def test_durations(text: str | float, seconds: float) -> None:
     ["", "abc", "-5", "-3h", "1e400", "nan", "99999999d", "12h1d", "1h1h", "P", "PT", "P1M", "8 lightyears", "9" * 5000, "１h"],
 )  # fmt: skip
 def test_durations_that_are_none(text: str) -> None:
-    with pytest.raises(DurationError, match=r"write it like 50ms, 90s, 30min, 8h") as caught:
+    with pytest.raises(DurationError, match=r"write it like 90s, 30min, 8h") as caught:
         parse_duration(text)
     assert len(str(caught.value)) < 160 and caught.value.exit_code == 2
 

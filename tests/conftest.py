@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from tests.attack.outcome import AttackOutcome, Survived
-from tests.own_process import run_in_own_process
+from tests.own_process import leave_fixtures_to_own_process, run_in_own_process
 
 _PROPERTY = "attack"
 _SHOWN_HARM = 20
@@ -23,8 +23,10 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what has a row in the table of attacks."""
     for item in items:
-        if isinstance(item, pytest.Function) and "survived" in item.fixturenames:
-            item.add_marker("attack")
+        if isinstance(item, pytest.Function):
+            if "survived" in item.fixturenames:
+                item.add_marker("attack")
+            leave_fixtures_to_own_process(item)
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:

@@ -19,6 +19,12 @@ _INSIDE = "PORT_TESTS_OWN_PROCESS"
 """Set in the environment of such a process."""
 
 
+def leave_fixtures_to_own_process(item: pytest.Function) -> None:
+    """Have no fixture of a marked test made here: one that makes the device known would leave it to all tests after it."""
+    if item.get_closest_marker(_MARK) is not None and not os.environ.get(_INSIDE):
+        item.fixturenames = []
+
+
 def run_in_own_process(item: pytest.Function) -> bool | None:
     """Report what a marked test came to in its process; None where it is to be run here."""
     if item.get_closest_marker(_MARK) is None or os.environ.get(_INSIDE):

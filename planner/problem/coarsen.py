@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.ir.costs import CostTable, by_version
+from planner.ir.devices.kinds import CPU
 from planner.ir.graph import Role, StepGraph, Storage
 from planner.ir.lowering.rematerialize import effective_operands, rematerializable
 from planner.ir.lowering.update_slices import SLICE_BYTES, slice_bounds, update_groups
@@ -116,7 +117,7 @@ class _Coarsening:
 
     def __init__(self, graph: StepGraph, costs: CostTable, order: tuple[int, ...], min_bytes: int) -> None:
         self.graph, self.costs, self.order = graph, costs, order
-        self.packing = by_version(costs.packings)
+        self.packing = by_version(costs.packings if graph.device == CPU else ())  # codecs run on the CPU alone
         self.large = [nbytes >= max(min_bytes, 1) for nbytes in graph.sizes]
         self.groups = update_groups(graph)
         self.ranges = self._find_stages()

@@ -15,14 +15,17 @@ from planner.profiling.operators import Measured
 from planner.search.plan_step import plan_step
 from tests.planner.estimated_steps import budget, captured
 
+PACE = 1.02
+"""Of the fastest step: what the smallest budgets cannot keep."""
+
 
 def test_a_missed_deadline_names_the_shortfall_and_the_budget_that_would_do() -> None:
     graph, costs = captured()
     least = lower(graph, costs, Plan()).seconds
     small = budget(0.05)
     slow = plan_step(graph, costs, ram_bytes=small, strategy="greedy").plan
-    assert slow is not None and slow.seconds > 1.05 * least
-    text = too_slow(graph, costs, Pace(100 * 1.05 * least, 100, 1.05 * least), small, slow.seconds)
+    assert slow is not None and slow.seconds > PACE * least
+    text = too_slow(graph, costs, Pace(100 * PACE * least, 100, PACE * least), small, slow.seconds)
     assert "too much" in text and "would do" in text
     hopeless = too_slow(graph, costs, Pace(50 * least, 100, 0.5 * least), small, slow.seconds)
     assert "no RAM budget makes it fast enough" in hopeless

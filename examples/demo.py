@@ -23,7 +23,7 @@ from rich.table import Table
 from benchmarks.plain import digest
 from planner.ir.bundle.bundle import read_manifest
 from planner.ir.units import format_bytes, format_seconds
-from planner.job import load_job
+from planner.job_sources import load_job
 
 SCRIPT = Path(__file__).parent / "shakespeare" / "train.py"
 RAM, STEPS, VERIFY = "380M", 12, 2

@@ -1,6 +1,8 @@
 """What ARCHITECTURE.md, CONTRIBUTING.md, README.md and SECURITY.md name is there."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,3 +37,13 @@ def test_every_line_of_the_threat_model_names_a_test_that_is_there() -> None:
     for line in text.splitlines():
         if line.startswith("| ") and not line.startswith(("| |", "|---")):
             assert "::test_" in line, line
+
+
+def test_what_readme_and_makefile_run_can_be_imported() -> None:
+    """A module that moved must not break `make demo`, which takes minutes and is no test."""
+    told = (ROOT / "README.md").read_text() + (ROOT / "Makefile").read_text()
+    modules = sorted(set(re.findall(r"-m ((?:benchmarks|examples)[.\w]+)", told)))
+    assert "examples.demo" in modules and len(modules) > 15
+    imports = f"import importlib\nfor name in {modules}: importlib.import_module(name)"
+    done = subprocess.run([sys.executable, "-c", imports], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -4,8 +4,9 @@ A piece begins with what was waiting at a cut of the forward pass and makes agai
 """
 
 import itertools
+import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from planner.ir.graph import Phase, Role, StepGraph
 from planner.ir.lowering.rematerialize import effective_operands, rematerializable
@@ -13,14 +14,27 @@ from planner.ir.lowering.rematerialize import effective_operands, rematerializab
 _AS_THEY_WERE = frozenset({Role.PARAMETER, Role.CONSTANT, Role.BATCH})
 """Roles of storages that no forward pass changes."""
 
+_INDICES = frozenset({"int32", "int64"})
+"""Dtypes of what may be an index: an operator that takes it on trust wants the tensor that another one has checked."""
+
+_NEVER: Mapping[str, int] = {}
+
 
 class Remade:
     """The operators of one micro-batch that run again, and where."""
 
-    def __init__(self, graph: StepGraph, piece_of: Sequence[int]) -> None:
-        """`piece_of`: the piece of every operator."""
-        self._graph, self._piece_of = graph, piece_of
-        self._backward = [i for i, op in enumerate(graph.ops) if op.phase is Phase.BACKWARD]
+    def __init__(
+        self, graph: StepGraph, piece_of: Sequence[int], rank_of: Sequence[int], updated: Mapping[str, int] = _NEVER
+    ) -> None:
+        """`piece_of`, `rank_of`: the piece of every operator, and its place in the sequence.
+
+        `updated`: after which place a parameter, by its key, has its new value.
+        """
+        self._graph, self._piece_of, self._rank_of, self._updated = graph, piece_of, rank_of, updated
+        backward = (i for i, op in enumerate(graph.ops) if op.phase is Phase.BACKWARD)
+        self._backward = sorted(backward, key=lambda i: rank_of[i])
+        self._valid_until = [self._last_place(s) for s in range(len(graph.storages))]
+        self._indices = {value.storage for value in graph.values if value.dtype in _INDICES}
         self._can = [self._again_possible(s) for s in range(len(graph.storages))]
         self._cuts = self._find_cuts()
 
@@ -55,7 +69,12 @@ class Remade:
         """Say whether a tensor of another piece's forward pass is made again for `op` rather than waiting for it."""
         if not self._can[s] or self._piece_of[self._graph.uses[s][0]] == self._piece_of[op]:
             return False
-        return not self._waits(s, self._cuts)
+        return self._rank_of[op] <= self._valid_until[s] and not self._waits(s, self._cuts)
+
+    def _last_place(self, s: int) -> float:
+        """Return the last place before which running the writers of a storage again gives what it was."""
+        read = (self._graph.storages[u] for w in self._graph.writers[s] for u in effective_operands(self._graph, w))
+        return min((self._updated.get(storage.key, math.inf) for storage in read), default=math.inf)
 
     def _waits(self, s: int, cuts: Sequence[int]) -> bool:
         """Say whether the forward pass itself uses a tensor on both sides of a cut."""
@@ -99,7 +118,7 @@ class Remade:
     def _again_possible(self, s: int) -> bool:
         graph = self._graph
         writers = graph.writers[s]
-        if not writers or any(graph.ops[w].phase is not Phase.FORWARD for w in writers):
+        if not writers or s in self._indices or any(graph.ops[w].phase is not Phase.FORWARD for w in writers):
             return False
         if not rematerializable(graph, s, writers[-1]) or not self._settled(s):
             return False

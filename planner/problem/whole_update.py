@@ -8,12 +8,13 @@ that every number stays the same to the bit; where that cannot be, there is no s
 
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.ir.devices.kinds import CPU
 from planner.ir.graph import Argument, Named, Op, Phase, Ref, Role, StepGraph, Storage, Value, operands, verify_graph
-from planner.ir.lowering.rematerialize import pure_arguments
+from planner.ir.lowering.rematerialize import effective_operands, pure_arguments
 from planner.ir.operators import DRAWS_BY_SHAPE
 from planner.problem.remade import Remade
 from planner.problem.reorder import dependencies
@@ -23,6 +24,9 @@ _ROOM_SHARE = 0.5
 
 _SHARED = frozenset({Role.PARAMETER, Role.BUFFER, Role.STATE, Role.CONSTANT})
 """Roles of storages that all micro-batches have in common; gradients are summed in storages of the update's own."""
+
+_OWN = frozenset({Role.TEMPORARY, Role.BATCH})
+"""Roles of storages that each micro-batch has for itself."""
 
 _CONTIGUOUS = (("memory_format", Named("memory_format", "contiguous_format")),)
 
@@ -63,15 +67,61 @@ def whole_update(graphs: Sequence[StepGraph], room_bytes: int, *, remake: bool) 
     order = _late(graphs[-1], places[-1])
     pieces = _Pieces(graphs[-1], places[-1], order, len(graphs), room_bytes).of_places()
     piece_of = [[pieces[p] for p in place] for place in places]
-    if not _same_numbers(graphs, piece_of):
-        return None
     rank = {p: k for k, p in enumerate(order)}
+    ranks = [[rank[p] for p in place] for place in places]
     sequence = sorted(
         ((m, i) for m, graph in enumerate(graphs) for i in range(len(graph.ops))),
-        key=lambda at: (piece_of[at[0]][at[1]], at[0], rank[places[at[0]][at[1]]], at[1]),
+        key=lambda at: (piece_of[at[0]][at[1]], at[0], ranks[at[0]][at[1]], at[1]),
     )
-    again = [Remade(*pair).before() if remake else {} for pair in zip(graphs, piece_of, strict=True)]
-    return _Merging(graphs).merged(sequence, piece_of, again)
+    again: list[Mapping[int, Sequence[int]]] = [{} for _ in graphs]
+    if remake:
+        updated = _updated_after(graphs[-1], ranks[-1])
+        again = [Remade(*found, updated).before() for found in zip(graphs, piece_of, ranks, strict=True)]
+    update = _Merging(graphs).merged(sequence, piece_of, again)
+    return update if _reads_the_same(graphs, update) else None
+
+
+def _updated_after(graph: StepGraph, ranks: Sequence[int]) -> dict[str, int]:
+    """Return by key after which place the last micro-batch changes what all have in common."""
+    found: dict[str, int] = {}
+    for i, op in enumerate(graph.ops):
+        for s in op.writes:
+            if graph.storages[s].role is Role.PARAMETER:
+                found[graph.storages[s].key] = min(found.get(graph.storages[s].key, ranks[i]), ranks[i])
+    return found
+
+
+def _reads_the_same(graphs: Sequence[StepGraph], update: WholeUpdate) -> bool:
+    """Say whether every operator, made again or not, finds what all micro-batches share as it does one by one.
+
+    By how often each storage was changed before. The copies that sums begin with are left out on both sides.
+    """
+    changes: Counter[str] = Counter()
+    expected: dict[tuple[int, int], dict[str, int]] = {}
+
+    def seen(m: int, i: int) -> dict[str, int]:
+        graph = graphs[m]
+        keys = (graph.storages[s].key for s in effective_operands(graph, i) if graph.storages[s].role not in _OWN)
+        return {key: changes[key] for key in keys}
+
+    def change(m: int, i: int) -> None:
+        op = graphs[m].ops[i]
+        if m or not _sums(graphs[m], op):
+            changes.update(graphs[m].storages[s].key for s in op.writes if graphs[m].storages[s].role not in _OWN)
+
+    for m, graph in enumerate(graphs):
+        for i in range(len(graph.ops)):
+            expected[m, i] = seen(m, i)
+            change(m, i)
+    changes.clear()
+    done: set[tuple[int, int]] = set()
+    for m, i in update.origin:
+        if seen(m, i) != expected[m, i]:
+            return False
+        if (m, i) not in done:
+            done.add((m, i))
+            change(m, i)
+    return True
 
 
 def _without_running_statistics(graph: StepGraph) -> StepGraph:
@@ -114,7 +164,7 @@ def _late(graph: StepGraph, places: Sequence[int]) -> list[int]:
     for i, before in enumerate(dependencies(graph)):
         for j in before:
             ready_for[j] = min(ready_for[j], i)
-    alone = {p for p in places if places.count(p) == 1} if len(set(places)) < len(places) else set(places)
+    alone = {p for p, count in Counter(places).items() if count == 1}
     moved: dict[int, list[int]] = {}
     for i, op in enumerate(graph.ops):
         target = ready_for[i]
@@ -247,24 +297,6 @@ class _Pieces:
         if span.weights_bytes + span.sums_bytes + span.live_bytes + span.saved_bytes <= self._room_bytes:
             return span.weights_bytes + waiting
         return self._count * (span.weights_bytes + _BOTH_WAYS * span.sums_bytes) + waiting
-
-
-def _same_numbers(graphs: Sequence[StepGraph], piece_of: Sequence[Sequence[int]]) -> bool:
-    """Say whether what micro-batches share is read and written in the order in which they would do it one by one."""
-    reached: dict[str, tuple[int, int]] = {}
-    """By key: the last piece in which one before has touched it, and has changed it."""
-    for graph, pieces in zip(graphs, piece_of, strict=True):
-        now: dict[str, tuple[int, int]] = {}
-        for s, storage in enumerate(graph.storages):
-            if storage.role in (Role.TEMPORARY, Role.BATCH) or not graph.uses[s]:
-                continue
-            touches, changes = [pieces[i] for i in graph.uses[s]], [pieces[i] for i in graph.writers[s]]
-            touched, changed = reached.get(storage.key, (-1, -1))
-            if min(touches) < changed or (changes and min(changes) < touched):
-                return False
-            now[storage.key] = (max(touched, *touches), max(changed, *changes, -1))
-        reached |= now
-    return True
 
 
 class _Merging:

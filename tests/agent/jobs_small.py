@@ -102,6 +102,7 @@ def write_job(
     scratch_targets: tuple[Flash, ...] = (),
     packs_pages: bool = False,
     remake: bool | None = None,
+    room_bytes: int = SMALL_ROOM,
 ) -> None:
     """Write the bundle of a job: one choice of plans per seed (0: keep everything), with so many steps of plain PyTorch.
 
@@ -110,7 +111,7 @@ def write_job(
     prepared = with_reference(make_bundle.prepare(job, updates=30), compared)
     if remake is not None:
         names = [name for name, count in make_bundle.full_batches(prepared).items() for _ in range(count)]
-        update = whole_update([prepared.graphs[name] for name in names], SMALL_ROOM, remake=remake)
+        update = whole_update([prepared.graphs[name] for name in names], room_bytes, remake=remake)
         assert update is not None
         prepared = replace(prepared, graphs={**prepared.graphs, WHOLE_UPDATE: update.graph})
     device = DeviceCosts(

@@ -37,7 +37,7 @@ def layer_by_layer(graph: StepGraph) -> list[int]:
 def test_a_piece_has_all_that_it_reads_and_makes_nothing_twice() -> None:
     graph = recorded()
     pieces = layer_by_layer(graph)
-    before = Remade(graph, pieces).before()
+    before = Remade(graph, pieces, range(len(graph.ops))).before()
     assert before and max(pieces) == 2 * LAYERS - 2
     made: dict[int, set[int]] = {}
     for i, again in before.items():
@@ -57,4 +57,4 @@ def test_what_the_last_piece_made_itself_is_not_made_again() -> None:
     graph = recorded()
     pieces = layer_by_layer(graph)
     turning = LAYERS - 1
-    assert all(pieces[i] != turning for i in Remade(graph, pieces).before())
+    assert all(pieces[i] != turning for i in Remade(graph, pieces, range(len(graph.ops))).before())

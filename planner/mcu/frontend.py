@@ -88,6 +88,14 @@ def _window(value: object, one_d: bool, missing: int) -> tuple[int, int]:
     return (missing if vertical < 0 else vertical), horizontal
 
 
+def _function_name(node: fx.Node) -> str:
+    """Return the name of the function or method called.
+
+    A printed function also carries its address, in which "1d" may stand.
+    """
+    return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", node.name))
+
+
 def _array(tensor: torch.Tensor) -> FloatArray:
     return tensor.detach().to(torch.float32).cpu().numpy().copy()
 
@@ -190,8 +198,7 @@ class _Importer:
         )
 
     def _function(self, node: fx.Node) -> NodeValue:
-        target = node.target
-        name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
+        target, name = node.target, _function_name(node)
         if target in (operator.add, operator.iadd, torch.add) or name in ("add", "add_"):
             return self._add(node)
         value = self._source(node)
@@ -209,7 +216,7 @@ class _Importer:
             return self._mean(node, value)
         if name in ("adaptive_avg_pool2d", "adaptive_avg_pool1d"):
             return self._global_average(node.name, self._argument(node, 1, "output_size", 1), value)
-        if name in ("max_pool2d", "max_pool1d", "avg_pool2d", "avg_pool1d", "boolean_dispatch", "fn"):
+        if name in ("max_pool2d", "max_pool1d", "avg_pool2d", "avg_pool1d"):
             return self._pool_function(node, value)
         raise McuCompileError(node.name, f"no kernel for {name}", "use convolution, pooling, ReLU, add, linear")
 
@@ -374,15 +381,15 @@ class _Importer:
         return self._pool_arguments(label, lambda key, default: getattr(module, key, default), one_d, average, value)
 
     def _pool_function(self, node: fx.Node, value: NodeValue) -> NodeValue:
-        text = str(node.target) + node.name
-        average = "avg" in text
+        name = _function_name(node)
+        average = "avg" in name
         order = ["kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override"]
         if not average:
             order = ["kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices"]
         return self._pool_arguments(
             node.name,
             lambda key, default: self._argument(node, order.index(key) + 1, key, default) if key in order else default,
-            "1d" in text,
+            "1d" in name,
             average,
             value,
         )

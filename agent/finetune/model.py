@@ -1,12 +1,14 @@
 """The model of a directory, with what of it is trained."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from agent.finetune.grid_file import put_on_grid
 from agent.finetune.options import FinetuneError, FinetuneOptions
 
 try:
@@ -34,10 +36,10 @@ def load_tokenizer(folder: Path) -> Any:
         raise FinetuneError(f"the tokenizer of {folder} cannot be read ({error}); download it again") from error
 
 
-def load_model(options: FinetuneOptions) -> Any:
+def load_model(options: FinetuneOptions, note: Callable[[str], None]) -> Any:
     """Return the model in training mode: frozen under adapters of 32 bits, or all of it in 32 bits.
 
-    Weights stay in their files where nothing is trained of them. Raises FinetuneError for a kind of model that is no
+    Weights stay in their files where nothing is trained of them. `note` is told what becomes of a base on a grid. Raises FinetuneError for a kind of model that is no
     causal language model, and for layers that it does not have.
     """
     folder = Path(options.model)
@@ -53,6 +55,8 @@ def load_model(options: FinetuneOptions) -> Any:
     )
     if options.lora_rank is None:
         return model.train()
+    if options.base is not None:
+        put_on_grid(model, folder, options.base, note)
     targets = _targets(model, options.targets)
     adapters = peft.LoraConfig(
         r=options.lora_rank, lora_alpha=2 * options.lora_rank, target_modules=targets, task_type="CAUSAL_LM"

@@ -39,7 +39,7 @@ def check_model_files(folder: Path) -> None:
             f"{folder / CONFIG} asks for code of the model's own (auto_map), which is not run; take a model that "
             "transformers knows, or run your own script with `port-agent exec`"
         )
-    for path in _weight_files(folder):
+    for path in weight_files(folder):
         _check_weights(path)
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise FinetuneError(f"{folder} has no tokenizer (tokenizer.json); copy the one that came with the model there")
@@ -59,7 +59,8 @@ def _config(folder: Path) -> _Config:
         raise FinetuneError(f"{path} is no JSON ({error}); download it again") from error
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a model directory. Raises FinetuneError where one is missing."""
     index = folder / INDEX
     if not index.is_file():
         found = sorted(folder.glob("*.safetensors"))

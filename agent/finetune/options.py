@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from agent.packing.grids import QuantizationGrid
 from planner.ir.errors import ExitCode, PortError
 
 
@@ -15,6 +16,7 @@ class FinetuneError(PortError):
 class FinetuneOptions:
     """The recipe's settings.
 
+    `base`: the grid that the frozen weights are put on (`agent.packing.QuantizationGrid`), None to leave them as they are.
     `lora_rank`: of the adapters, None to train all weights. `targets`: ends of the names of the layers that get adapters,
     () for those that peft takes for this kind of model. `sequence_tokens`: the longest sequence. `accumulate`: sequences
     per update. `updates`: so many instead of `epochs`. `held_out`: the share of the sequences that is not trained on.
@@ -24,6 +26,7 @@ class FinetuneOptions:
     data: str
     out: str
     lora_rank: int | None = 8
+    base: QuantizationGrid | None = None
     targets: tuple[str, ...] = ()
     sequence_tokens: int = 256
     batch: int = 1

@@ -70,7 +70,7 @@ def finetune(options: FinetuneOptions, say: Say, note: Callable[[str], None]) ->
     split = split_sequences(data.records, tokenizer, options)
     if split.skipped:
         note(f"{split.skipped} records are left away: the prompt alone has {options.sequence_tokens} tokens or more")
-    model = load_model(options)
+    model = load_model(options, note)
     run = _Run(options, split, model)
     progress = run.checkpoint.read(run.trained, run.parts)
     if progress is None:

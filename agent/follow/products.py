@@ -155,7 +155,7 @@ def _blockwise(product: MappedProduct, args: Sequence[Any], memory: torch.Untype
     weight = args[position]
     rows, columns = args[position - 1].shape[0], weight.shape[1]
     out = torch.empty((rows, columns), dtype=weight.dtype)
-    for start, stop in _blocks(columns, product.step):
+    for start, stop in column_blocks(columns, product.step):
         part = list(args)
         if weight.stride(0) == 1:
             part[position] = weight[:, start:stop]
@@ -183,7 +183,7 @@ def _gathered(weight: torch.Tensor, start: int, stop: int, memory: torch.Untyped
     return gathered
 
 
-def _blocks(columns: int, step: int) -> Iterator[tuple[int, int]]:
+def column_blocks(columns: int, step: int) -> Iterator[tuple[int, int]]:
     """Yield where blocks begin and end; the last takes what is too little for one of its own."""
     start = 0
     while columns - start >= 2 * step:
@@ -231,7 +231,7 @@ def _stretches(product: MappedProduct) -> list[tuple[int, int]]:
     if product.weight.stride(0) != 1:
         apart = max(inner // _STRETCHES, _STRETCH_ROWS)
         return [(first, min(first + _STRETCH_ROWS, inner)) for first in range(0, inner, apart)]
-    blocks = list(_blocks(columns, product.step))
+    blocks = list(column_blocks(columns, product.step))
     seen = {blocks[0], blocks[len(blocks) // 2], blocks[-2], blocks[-1]}
     return [
         stretch for start, stop in seen for stretch in ((start, start + _STRETCH_ROWS), (stop - _COLUMNS, stop))

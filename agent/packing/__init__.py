@@ -20,6 +20,7 @@ from agent.packing.codec import (
     select,
     unpack,
 )
+from agent.packing.grids import QuantizationGrid
 from planner.ir.costs import Codec
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "PackingError",
     "PackingOverflowError",
     "PackingUnavailableError",
+    "QuantizationGrid",
     "UnsuitableDataError",
     "available",
     "largest_bytes",

@@ -218,6 +218,10 @@ def loaded_library() -> ctypes.CDLL:
     for name, arguments in (
         ("port_bits_pack", [level, pointer, size, pointer, size]),
         ("port_bits_unpack", [level, pointer, size, pointer, size]),
+        (
+            "port_grid_decode",
+            [level, pointer, pointer, pointer, size, size, size, size, size, size, pointer],
+        ),
         ("port_planes_split", [level, pointer, size, size, pointer, pointer]),
         ("port_planes_join", [level, pointer, pointer, size, size, pointer]),
         ("port_sign_pack", [level, pointer, size, pointer, size]),

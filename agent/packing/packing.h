@@ -1,4 +1,5 @@
-/* Packing of tensors that wait for their next use: three lossless codecs over contiguous memory, and one that keeps a sign.
+/* Packing of tensors that wait for their next use: three lossless codecs over contiguous memory, one that keeps a sign,
+ * and the decoder of frozen weights on a grid (grid.c).
  *
  *   bits     booleans of one byte each                -> one bit each
  *   narrow   64-bit integers                          -> 1, 2, 4 or 8 bytes each above their smallest value
@@ -53,6 +54,13 @@ PACK_EXPORT int64_t port_planes_split(int level, const uint8_t *items, size_t co
                                       uint8_t *rest);
 PACK_EXPORT int64_t port_planes_join(int level, const uint8_t *top, const uint8_t *rest, size_t count, size_t item_bytes,
                                      uint8_t *items);
+
+/* Rows `first_row` on and items `first_item` on of a matrix on a grid, as floats (`item_bytes` 4) or bfloat16 (2), row after
+ * row. With `levels` (16 of them): codes of four bits in blocks of 64; with NULL: signed bytes in blocks of 128. Rows,
+ * `first_item` and `items` are whole blocks; else PACK_UNSUITABLE. */
+PACK_EXPORT int64_t port_grid_decode(int level, const uint8_t *codes, const float *scales, const float *levels, size_t row_items,
+                                     size_t first_row, size_t rows, size_t first_item, size_t items, size_t item_bytes,
+                                     uint8_t *to);
 
 /* Packed size: (count + 7) / 8. `select` gives a gradient where the bit is set, else +0. */
 PACK_EXPORT int64_t port_sign_pack(int level, const uint8_t *items, size_t count, uint8_t *packed, size_t capacity);

@@ -14,6 +14,7 @@ from agent.cli.exec import add_budget_options, run_in_budget
 from agent.finetune.model_files import check_model_files
 from agent.finetune.options import FinetuneOptions
 from agent.finetune.records import read_records
+from agent.packing.grids import QuantizationGrid
 
 _EPILOG = """\
 data: .jsonl, a line each with "text", or "prompt" and "completion", or "messages" (role and content; written in the
@@ -23,11 +24,15 @@ people's messages no loss is computed. Broken lines are counted and left away.
 what comes out: an adapter directory that peft's PeftModel.from_pretrained loads, the tokenizer with it; with --full a model
 directory. For llama.cpp, convert it with its convert_lora_to_gguf.py or convert_hf_to_gguf.py.
 
+--base keeps the weights on a grid in MODEL/.port-agent, computed once; the adapter belongs to that model, and works as well
+as any adapter of QLoRA does on the model that it was made of.
+
 Ctrl-C ends after the update under way; the same command goes on from there, with the same bits as without the pause.
 
 examples:
   port-agent finetune SmolLM2-135M --data notes.txt --ram 500M --out notes-adapter
   port-agent finetune TinyLlama-1.1B --data chats.jsonl --ram 600M --epochs 3 --sample "How do I" --out chats-adapter
+  port-agent finetune Qwen2.5-3B --data notes.txt --ram 900M --base nf4 --out notes-adapter
   port-agent finetune gpt2 --data poems.txt --ram 1G --full --out gpt2-poems --opportunistic
 """
 
@@ -56,6 +61,11 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--lora", type=whole_number(1, _MOST_RANK), default=8, metavar="RANK", help="rank of the adapters (default 8)"
     )
     what.add_argument("--full", action="store_true", help="train all weights, in 32 bits, instead of adapters")
+    parser.add_argument(
+        "--base", type=QuantizationGrid, choices=tuple(QuantizationGrid), metavar="GRID",
+        help="put the frozen weights on a grid first: nf4 (4.5 bits a weight) or int8 (8.25); less is read at each step, and it "
+        "is another model that is trained",
+    )  # fmt: skip
     parser.add_argument(
         "--targets", metavar="A,B", default="",
         help="layers that get adapters, by the ends of their names (default: what peft takes for this kind of model)",
@@ -102,11 +112,13 @@ def _finetune(arguments: argparse.Namespace) -> NoReturn:
     targets = tuple(name for name in arguments.targets.split(",") if name)
     if arguments.full and targets:
         raise UsageError("--targets says where adapters go, and --full has none; give one of them")
+    if arguments.full and arguments.base:
+        raise UsageError("--full trains all weights, and those of --base are frozen on a grid; give one of them")
     check_model_files(arguments.model)
     read_records(arguments.data)
     options = FinetuneOptions(
         model=str(arguments.model.absolute()), data=str(arguments.data.absolute()), out=str(arguments.out.absolute()),
-        lora_rank=None if arguments.full else arguments.lora, targets=targets, sequence_tokens=arguments.seq_len,
+        lora_rank=None if arguments.full else arguments.lora, base=arguments.base, targets=targets, sequence_tokens=arguments.seq_len,
         batch=arguments.batch, accumulate=arguments.accumulate, epochs=arguments.epochs, updates=arguments.updates,
         learning_rate=arguments.lr, held_out=arguments.held_out, seed=arguments.seed, sample=arguments.sample,
         json=arguments.json,

@@ -5,14 +5,18 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import peft
 import pytest
 import torch
 import transformers
 
+from agent.finetune.grid_file import put_on_grid
+from agent.finetune.grid_linear import GridLinear
 from agent.finetune.options import FinetuneError, FinetuneOptions
 from agent.finetune.training import FinetuneOutcome, Update, exit_code, finetune
+from agent.packing import QuantizationGrid
 from planner.ir.errors import ExitCode
 from tests.agent.finetune.tiny_model import make_data, make_model
 
@@ -79,6 +83,33 @@ def test_stopped_and_gone_on_it_is_the_same_to_the_bit(
     whole, again = files(tmp_path / "whole"), files(tmp_path / "parted")
     assert whole.keys() == again.keys()
     assert all(whole[name] == again[name] for name in whole if name.endswith(".safetensors"))
+
+
+@pytest.mark.parametrize("grid", QuantizationGrid)
+def test_a_base_on_a_grid_trains_as_plain_layers_over_its_weights(
+    grid: QuantizationGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = make_model(tmp_path / "model", hidden_size=128), make_data(tmp_path / "data.jsonl")
+    options = FinetuneOptions(
+        str(model), str(data), str(tmp_path / "grid"), base=grid, sequence_tokens=32, updates=10, held_out=0.0,
+        learning_rate=0.02,
+    )  # fmt: skip
+    losses: dict[str, list[float]] = {"grid": [], "plain": []}
+    _, notes = run(options, lambda update: losses["grid"].append(update.loss))
+    assert any(f"lie on the {grid.value} grid" in note for note in notes)
+
+    def put_plain_layers(module: Any, folder: Path, grid: QuantizationGrid, note: Callable[[str], None]) -> None:
+        put_on_grid(module, folder, grid, note)
+        for name, layer in [(n, m) for n, m in module.named_modules() if isinstance(m, GridLinear)]:
+            plain = torch.nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")  # draws no number
+            plain.weight = torch.nn.Parameter(layer.decoded())
+            module.set_submodule(name, plain)
+
+    monkeypatch.setattr("agent.finetune.model.put_on_grid", put_plain_layers)
+    run(replace(options, out=str(tmp_path / "plain")), lambda update: losses["plain"].append(update.loss))
+    assert losses["grid"] == losses["plain"] and len(losses["grid"]) == 10
+    weights = "adapter_model.safetensors"
+    assert (tmp_path / "grid" / weights).read_bytes() == (tmp_path / "plain" / weights).read_bytes()
 
 
 def test_a_loss_that_is_no_number_stops_it(asked: FinetuneOptions, tmp_path: Path) -> None:

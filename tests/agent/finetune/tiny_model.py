@@ -14,7 +14,7 @@ TEMPLATE = (
 )
 
 
-def make_model(folder: Path) -> Path:
+def make_model(folder: Path, hidden_size: int = 32) -> Path:
     """Write configuration, weights and tokenizer to `folder` and return it."""
     words = Tokenizer(models.BPE())
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -24,7 +24,7 @@ def make_model(folder: Path) -> Path:
     tokenizer.chat_template = TEMPLATE
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=2 * hidden_size, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=128,
     )  # fmt: skip
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from agent.finetune.options import FinetuneOptions
+from agent.packing import QuantizationGrid
 from tests.agent.finetune.tiny_model import make_data, make_model
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("finetune")
-    make_model(made / "model")
+    make_model(made / "model", hidden_size=128)
     make_data(made / "data.jsonl")
     return made
 
@@ -36,22 +37,27 @@ def events(printed: str) -> list[dict[str, Any]]:
     return [{k: v for k, v in json.loads(line).items() if k not in ("seconds", "out")} for line in printed.splitlines()]
 
 
-def test_in_a_budget_it_has_the_bits_of_the_recipe_without(folder: Path) -> None:
+@pytest.mark.parametrize("base", [None, *QuantizationGrid])
+def test_in_a_budget_it_has_the_bits_of_the_recipe_without(
+    base: QuantizationGrid | None, folder: Path, tmp_path: Path
+) -> None:
     asked = FinetuneOptions(
         str(folder / "model"),
         str(folder / "data.jsonl"),
-        str(folder / "plain"),
+        str(tmp_path / "plain"),
+        base=base,
         sequence_tokens=32,
         updates=3,
         json=True,
     )
     plain = run(folder, "-m", "agent.cli.finetune", json.dumps(asdict(asked)))
     words = ("--ram", "800M", "--seq-len", "32", "--updates", "3", "--json")
-    mine = finetune(folder, "model", "--data", "data.jsonl", "--out", "mine", *words)
+    words += () if base is None else ("--base", base.value)
+    mine = finetune(folder, "model", "--data", "data.jsonl", "--out", str(tmp_path / "mine"), *words)
     assert (plain.returncode, mine.returncode) == (0, 0), plain.stderr + mine.stderr
     assert events(mine.stdout) == events(plain.stdout)
     weights = "adapter_model.safetensors"
-    assert (folder / "mine" / weights).read_bytes() == (folder / "plain" / weights).read_bytes()
+    assert (tmp_path / "mine" / weights).read_bytes() == (tmp_path / "plain" / weights).read_bytes()
     ours = [line for line in mine.stderr.splitlines() if line.startswith("port-agent: ")]
     assert "2 broken lines are left away" in ours[0] and "of 800.0 MiB" in ours[-1]
 
@@ -62,6 +68,10 @@ def test_in_a_budget_it_has_the_bits_of_the_recipe_without(folder: Path) -> None
         (("none", "--data", "data.jsonl"), "none/config.json: No such file or directory; give a model directory"),
         (("model", "--data", "none.jsonl"), "none.jsonl: No such file or directory; give a .jsonl or .txt file"),
         (("model", "--data", "data.jsonl", "--full", "--targets", "q_proj"), "--targets says where adapters go"),
+        (
+            ("model", "--data", "data.jsonl", "--full", "--base", "nf4"),
+            "--full trains all weights, and those of --base",
+        ),
         (("model", "--data", "data.jsonl", "--held-out", "1"), "1 is no share; give a number from 0 to below 1"),
         (("model", "--data", "data.jsonl", "--targets", "w_q"), "the model has no layer w_q; it has down_proj"),
     ],

@@ -24,6 +24,13 @@ static uint32_t next_random(void) {
 /* A block whose end is the end of the allocation, starting `skew` bytes after its beginning. */
 static uint8_t *block(size_t bytes, size_t skew) { return (uint8_t *)malloc(bytes + skew + !(bytes + skew)) + skew; }
 
+static uint8_t *block_of_random(size_t bytes, size_t skew) {
+    uint8_t *made = block(bytes, skew);
+    for (size_t i = 0; i < bytes; i++)
+        made[i] = (uint8_t)next_random();
+    return made;
+}
+
 static void release(uint8_t *data, size_t skew) { free(data - skew); }
 
 static void check_bits(int level, size_t count, size_t skew) {
@@ -115,6 +122,28 @@ static void check_sign(int level, size_t count, size_t skew) {
     release(packed, skew), release(reference, skew);
 }
 
+/* A rectangle of whole blocks inside a matrix of them. */
+static void check_grid(int level, size_t item_bytes, int nibbles, size_t skew) {
+    float levels[16];
+    size_t along = nibbles ? 64 : 128, row_items = 3 * along, rows = 5, count = 2 * 2 * along;
+    uint8_t *codes = block_of_random(rows * row_items / (nibbles ? 2 : 1), skew);
+    float *scales = malloc(rows * 3 * sizeof *scales);
+    for (size_t i = 0; i < 16; i++)
+        levels[i] = (float)next_random() / (1 << 23) - 1.0f;
+    for (size_t i = 0; i < rows * 3; i++)
+        scales[i] = (float)next_random() / (1 << 20);
+    const float *given = nibbles ? levels : NULL;
+    uint8_t *made = block(count * item_bytes, skew), *reference = block(count * item_bytes, skew);
+    int64_t written = (int64_t)(count * item_bytes);
+    CHECK(port_grid_decode(PACK_SCALAR, codes, scales, given, row_items, 3, 2, along, 2 * along, item_bytes, reference) == written);
+    CHECK(port_grid_decode(level, codes, scales, given, row_items, 3, 2, along, 2 * along, item_bytes, made) == written);
+    CHECK(memcmp(made, reference, (size_t)written) == 0);
+    CHECK(port_grid_decode(level, codes, scales, given, row_items, 3, 2, along, 3 * along, item_bytes, made) == PACK_UNSUITABLE);
+    CHECK(port_grid_decode(level, codes, scales, given, row_items, 3, 2, 1, along, item_bytes, made) == PACK_UNSUITABLE);
+    CHECK(port_grid_decode(level, codes, scales, given, row_items, 3, 2, 0, along, 3, made) == PACK_UNSUITABLE);
+    release(codes, skew), release(made, skew), release(reference, skew), free(scales);
+}
+
 int main(void) {
     static const unsigned SHIFTS[] = {0, 20, 33, 50, 57, 63};
     static const uint32_t ZEROS[] = {0, 30, 50, 90, 100};
@@ -126,6 +155,9 @@ int main(void) {
             for (size_t item_bytes = 1; item_bytes <= 8; item_bytes *= 2)
                 check_bitmap(level, count, item_bytes, count % 3, ZEROS[next_random() % 5]);
         }
+        for (size_t skew = 0; skew < 4; skew++)
+            for (int nibbles = 0; nibbles < 2; nibbles++)
+                check_grid(level, 2, nibbles, skew), check_grid(level, 4, nibbles, skew);
         printf("level %d\n", level);
     }
     return 0;

@@ -1,0 +1,199 @@
+/* Frozen weights on a grid: a code for each, a scale for each block along a row, and floats made of them a rectangle at a time.
+ *
+ * Two codes of four bits make a byte, the first in its low half. Every level rounds as the scalar reference does: the product
+ * in 32 bits, to bfloat16 to the nearest, ties to even.
+ */
+#include "simd.h"
+
+enum { NF4_LEVELS = 16, NF4_BLOCK = 64, INT8_BLOCK = 128 };
+
+static inline uint16_t to_bfloat16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return (uint16_t)((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
+}
+
+/* A function decodes one block; `to` needs no alignment. */
+typedef void decode_block(const uint8_t *codes, float scale, const float *levels, uint8_t *to);
+
+FOR_EVERY_LEVEL void scale_levels(const float *levels, float scale, float *scaled) {
+    for (int i = 0; i < NF4_LEVELS; i++)
+        scaled[i] = levels[i] * scale;
+}
+
+FOR_EVERY_LEVEL void round_levels(const float *scaled, uint16_t *rounded) {
+    for (int i = 0; i < NF4_LEVELS; i++)
+        rounded[i] = to_bfloat16(scaled[i]);
+}
+
+FOR_EVERY_LEVEL void nf4_float(const uint8_t *codes, float scale, const float *levels, uint8_t *to) {
+    float scaled[NF4_LEVELS], two[2];
+    scale_levels(levels, scale, scaled);
+    for (int i = 0; i < NF4_BLOCK / 2; i++) {
+        two[0] = scaled[codes[i] & 15u];
+        two[1] = scaled[codes[i] >> 4];
+        memcpy(to + 8 * i, two, sizeof two);
+    }
+}
+
+FOR_EVERY_LEVEL void nf4_bfloat16(const uint8_t *codes, float scale, const float *levels, uint8_t *to) {
+    float scaled[NF4_LEVELS];
+    uint16_t rounded[NF4_LEVELS], two[2];
+    scale_levels(levels, scale, scaled);
+    round_levels(scaled, rounded);
+    for (int i = 0; i < NF4_BLOCK / 2; i++) {
+        two[0] = rounded[codes[i] & 15u];
+        two[1] = rounded[codes[i] >> 4];
+        memcpy(to + 4 * i, two, sizeof two);
+    }
+}
+
+FOR_EVERY_LEVEL void int8_float(const uint8_t *codes, float scale, const float *levels, uint8_t *to) {
+    float made[INT8_BLOCK];
+    (void)levels;
+    for (int i = 0; i < INT8_BLOCK; i++)
+        made[i] = (float)(int8_t)codes[i] * scale;
+    memcpy(to, made, sizeof made);
+}
+
+FOR_EVERY_LEVEL void int8_bfloat16(const uint8_t *codes, float scale, const float *levels, uint8_t *to) {
+    uint16_t made[INT8_BLOCK];
+    (void)levels;
+    for (int i = 0; i < INT8_BLOCK; i++)
+        made[i] = to_bfloat16((float)(int8_t)codes[i] * scale);
+    memcpy(to, made, sizeof made);
+}
+
+/* The rounded levels as two tables of bytes, which a byte shuffle looks up sixteen codes in at once. */
+FOR_EVERY_LEVEL void split_levels(const float *levels, float scale, uint8_t *low, uint8_t *high) {
+    float scaled[NF4_LEVELS];
+    uint16_t rounded[NF4_LEVELS];
+    scale_levels(levels, scale, scaled);
+    round_levels(scaled, rounded);
+    for (int i = 0; i < NF4_LEVELS; i++) {
+        low[i] = (uint8_t)rounded[i];
+        high[i] = (uint8_t)(rounded[i] >> 8);
+    }
+}
+
+#ifdef PACK_X86
+TARGET_AVX2 static inline void nf4_bfloat16_avx2(const uint8_t *codes, float scale, const float *levels, uint8_t *to) {
+    const __m128i nibble = _mm_set1_epi8(15);
+    const __m256 factor = _mm256_set1_ps(scale);
+    const __m256i half = _mm256_set1_epi32(0x7FFF), one = _mm256_set1_epi32(1);
+    __m256i rounded[2];
+    for (int i = 0; i < 2; i++) {
+        __m256i bits = _mm256_castps_si256(_mm256_mul_ps(_mm256_loadu_ps(levels + 8 * i), factor));
+        __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), one);
+        rounded[i] = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(half, odd)), 16);
+    }
+    __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded[0], rounded[1]), 0xD8);
+    __m256i apart = _mm256_shuffle_epi8(words, _mm256_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15, 0, 2, 4, 6,
+                                                                8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+    __m128i first = _mm256_castsi256_si128(apart), second = _mm256_extracti128_si256(apart, 1);
+    __m128i low = _mm_unpacklo_epi64(first, second), high = _mm_unpackhi_epi64(first, second);
+    for (int i = 0; i < NF4_BLOCK / 32; i++) {
+        __m128i pairs = _mm_loadu_si128((const __m128i *)(codes + 16 * i));
+        __m128i even = _mm_and_si128(pairs, nibble), odd = _mm_and_si128(_mm_srli_epi16(pairs, 4), nibble);
+        __m128i in_order[2] = {_mm_unpacklo_epi8(even, odd), _mm_unpackhi_epi8(even, odd)};
+        for (int k = 0; k < 2; k++) {
+            __m128i l = _mm_shuffle_epi8(low, in_order[k]), h = _mm_shuffle_epi8(high, in_order[k]);
+            _mm_storeu_si128((__m128i *)(to + 64 * i + 32 * k), _mm_unpacklo_epi8(l, h));
+            _mm_storeu_si128((__m128i *)(to + 64 * i + 32 * k + 16), _mm_unpackhi_epi8(l, h));
+        }
+    }
+}
+
+TARGET_AVX2 static inline void nf4_float_avx2(const uint8_t *codes, float scale, const float *levels, uint8_t *to) {
+    const __m256 factor = _mm256_set1_ps(scale);
+    const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+    __m256 lower = _mm256_mul_ps(_mm256_loadu_ps(levels), factor), upper = _mm256_mul_ps(_mm256_loadu_ps(levels + 8), factor);
+    for (int i = 0; i < NF4_BLOCK / 8; i++) {
+        int32_t eight;
+        memcpy(&eight, codes + 4 * i, sizeof eight);
+        __m256i code = _mm256_srlv_epi32(_mm256_set1_epi32(eight), shifts);
+        __m256 is_upper = _mm256_castsi256_ps(_mm256_slli_epi32(code, 28)); /* bit 3 of a code to the sign */
+        __m256 found = _mm256_blendv_ps(_mm256_permutevar8x32_ps(lower, code), _mm256_permutevar8x32_ps(upper, code), is_upper);
+        _mm256_storeu_ps((float *)(void *)(to + 32 * i), found);
+    }
+}
+#endif
+
+#ifdef PACK_NEON
+static inline void nf4_bfloat16_neon(const uint8_t *codes, float scale, const float *levels, uint8_t *to) {
+    uint8_t low_bytes[NF4_LEVELS], high_bytes[NF4_LEVELS];
+    split_levels(levels, scale, low_bytes, high_bytes);
+    const uint8x16_t low = vld1q_u8(low_bytes), high = vld1q_u8(high_bytes);
+    for (int i = 0; i < NF4_BLOCK / 32; i++) {
+        uint8x16_t pairs = vld1q_u8(codes + 16 * i);
+        uint8x16x2_t in_order = vzipq_u8(vandq_u8(pairs, vdupq_n_u8(15)), vshrq_n_u8(pairs, 4));
+        for (int k = 0; k < 2; k++) {
+            uint8x16x2_t words = vzipq_u8(vqtbl1q_u8(low, in_order.val[k]), vqtbl1q_u8(high, in_order.val[k]));
+            vst1q_u8(to + 64 * i + 32 * k, words.val[0]);
+            vst1q_u8(to + 64 * i + 32 * k + 16, words.val[1]);
+        }
+    }
+}
+#endif
+
+struct rectangle {
+    const uint8_t *codes;
+    const float *scales;
+    size_t row_items, first_row, rows, first_item, items;
+};
+
+FOR_EVERY_LEVEL void decode_rectangle(const struct rectangle *part, const float *levels, size_t block, size_t code_bits,
+                                      size_t item_bytes, uint8_t *to, decode_block *decode) {
+    for (size_t row = part->first_row; row < part->first_row + part->rows; row++) {
+        for (size_t item = part->first_item; item < part->first_item + part->items; item += block) {
+            size_t at = row * part->row_items + item;
+            decode(part->codes + at * code_bits / 8, part->scales[at / block], levels, to);
+            to += block * item_bytes;
+        }
+    }
+}
+
+#define DECODE(name, target)                                                                                           \
+    target static void name(const struct rectangle *part, const float *levels, size_t item_bytes, uint8_t *to)
+
+#define CHOOSE(nf4_words, nf4_floats)                                                                                  \
+    {                                                                                                                  \
+        if (levels && item_bytes == 2)                                                                                 \
+            decode_rectangle(part, levels, NF4_BLOCK, 4, 2, to, nf4_words);                                            \
+        else if (levels)                                                                                               \
+            decode_rectangle(part, levels, NF4_BLOCK, 4, 4, to, nf4_floats);                                           \
+        else if (item_bytes == 2)                                                                                      \
+            decode_rectangle(part, levels, INT8_BLOCK, 8, 2, to, int8_bfloat16);                                       \
+        else                                                                                                           \
+            decode_rectangle(part, levels, INT8_BLOCK, 8, 4, to, int8_float);                                          \
+    }
+
+DECODE(decode_scalar, TARGET_SCALAR) CHOOSE(nf4_bfloat16, nf4_float)
+#if defined(PACK_X86)
+DECODE(decode_baseline, ) CHOOSE(nf4_bfloat16, nf4_float)
+DECODE(decode_avx2, TARGET_AVX2) CHOOSE(nf4_bfloat16_avx2, nf4_float_avx2)
+#elif defined(PACK_NEON)
+DECODE(decode_baseline, ) CHOOSE(nf4_bfloat16_neon, nf4_float)
+#else
+DECODE(decode_baseline, ) CHOOSE(nf4_bfloat16, nf4_float)
+#endif
+
+PACK_EXPORT int64_t port_grid_decode(int level, const uint8_t *codes, const float *scales, const float *levels, size_t row_items,
+                                     size_t first_row, size_t rows, size_t first_item, size_t items, size_t item_bytes,
+                                     uint8_t *to) {
+    const struct rectangle part = {codes, scales, row_items, first_row, rows, first_item, items};
+    size_t block = levels ? NF4_BLOCK : INT8_BLOCK;
+    if ((item_bytes != 2 && item_bytes != 4) || row_items % block || first_item % block || items % block)
+        return PACK_UNSUITABLE;
+    if (first_item > row_items || items > row_items - first_item)
+        return PACK_UNSUITABLE;
+    if (level <= PACK_SCALAR)
+        decode_scalar(&part, levels, item_bytes, to);
+#if defined(PACK_X86)
+    else if (level >= PACK_AVX2)
+        decode_avx2(&part, levels, item_bytes, to);
+#endif
+    else
+        decode_baseline(&part, levels, item_bytes, to);
+    return (int64_t)(rows * items * item_bytes);
+}

@@ -14,7 +14,7 @@ from agent.finetune.records import Message, Record
 IGNORED = -100
 """Label of a token that no loss is computed on (torch's `cross_entropy`)."""
 
-_BUCKET_TOKENS = 32
+BUCKET_TOKENS = 32
 """Completions are padded to a multiple of it: each length is a step of its own to whoever plans it."""
 
 _LEAST_TOKENS = 2
@@ -82,7 +82,7 @@ def _completion(record: Record, tokenizer: Any, longest: int) -> TokenSequence |
     labels = [token if learned else IGNORED for part, learned in spans for token in part][:longest]
     if len(tokens) < _LEAST_TOKENS or all(label == IGNORED for label in labels[1:]):
         return None
-    padding = min(-len(tokens) % _BUCKET_TOKENS, longest - len(tokens))
+    padding = min(-len(tokens) % BUCKET_TOKENS, longest - len(tokens))
     filler = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
     return TokenSequence((*tokens, *[filler] * padding), (*labels, *[IGNORED] * padding))
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from agent.finetune.checkpoint import Checkpoint, FinetuneProgress
+from agent.finetune.head_loss import learned_logits, summed_loss
 from agent.finetune.model import load_model, load_tokenizer
 from agent.finetune.options import FinetuneError, FinetuneOptions
 from agent.finetune.records import read_records
@@ -131,14 +132,14 @@ class _Run:
         learned = sum(sequence.learned for batch in batches for sequence in batch)
         total = 0.0
         for batch in batches:
-            loss = self._summed_loss(batch) / learned
-            loss.backward()
-            total += loss.item()
+            logits, labels = self._logits(batch)
+            total += summed_loss(logits, labels, gradient_of=learned).item()
+            logits.backward(logits.detach())
         torch.nn.utils.clip_grad_norm_(self.trained, _CLIP_NORM)
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad()
-        return total, learned
+        return total / learned, learned
 
     def _batch(self, index: int) -> list[TokenSequence]:
         """Return batch `index` of the whole training; each pass over the sequences has an order of its own."""
@@ -151,15 +152,12 @@ class _Run:
         order: list[int] = torch.randperm(len(self.train_on), generator=generator).tolist()
         return order
 
-    def _summed_loss(self, batch: Sequence[TokenSequence]) -> torch.Tensor:
-        """Return the sum of the losses of a batch's learned tokens, in 32 bits."""
+    def _logits(self, batch: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return logits and labels of a batch's learned tokens."""
         longest = max(len(sequence.tokens) for sequence in batch)
         tokens = torch.tensor([[*s.tokens, *[0] * (longest - len(s.tokens))] for s in batch])
         labels = torch.tensor([[*s.labels, *[IGNORED] * (longest - len(s.labels))] for s in batch])
-        logits = self.model(input_ids=tokens, use_cache=False).logits[:, :-1]
-        return torch.nn.functional.cross_entropy(
-            logits.reshape(-1, logits.shape[-1]).float(), labels[:, 1:].reshape(-1), reduction="sum"
-        )
+        return learned_logits(self.model, tokens, labels)
 
     def held_out_loss(self) -> float | None:
         """Return the mean loss over the held-out tokens; None where none are held out."""
@@ -168,7 +166,7 @@ class _Run:
             return None
         self.model.eval()
         with torch.no_grad():
-            total = sum(self._summed_loss([sequence]).item() for sequence in self.held_out)
+            total = sum(summed_loss(*self._logits([sequence])).item() for sequence in self.held_out)
         self.model.train()
         return total / learned
 

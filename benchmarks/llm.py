@@ -1,0 +1,238 @@
+"""Fine-tuning language models with adapters inside a budget: `python -m benchmarks.llm [CASE ...] [--budgets MIB ...]`.
+
+Models of real shapes with random bfloat16 weights and a tokenizer trained on the shipped text, LoRA of rank 8 on sequences of
+256 tokens, one at a time: `finetune`'s recipe in plain PyTorch, with gradient checkpointing of transformers, and through
+`port-agent finetune` within each budget, over the weights as they are and over those on a grid; published figures beside.
+Seconds are medians of the updates after the first, bytes are per update, peaks of the whole process. Losses are compared to
+the bit with plain PyTorch's over the same weights.
+"""
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from agent.finetune.options import FinetuneOptions
+from agent.packing.grids import QuantizationGrid
+
+TOKENS = 256
+UPDATES = 4
+TIMEOUT_S = 1800
+TEXT = Path(__file__).parents[1] / "examples" / "shakespeare" / "tinyshakespeare.txt"
+VOCABULARY = 4096
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen2.5-0.5b": {
+        "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+        "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
+    },
+    "tinyllama-1.1b": {
+        "model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000, "tie_word_embeddings": False,
+    },
+    "qwen2.5-3b": {
+        "model_type": "qwen2", "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
+        "num_attention_heads": 16, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+"""As their `config.json` has them."""
+
+PUBLISHED = {
+    "qwen2.5-0.5b": (
+        "MeBP, iPhone, 4-bit base, 1 x 256 (arXiv 2510.03425): 361 MB; MeSP (no Python): 136 MB; MobileFineTuner: 2,887 MB"
+    ),
+    "qwen2.5-3b": "MeBP, iPhone, 4-bit base, 1 x 256 (arXiv 2510.03425): 638 MB; MeSP (no Python): 368 MB",
+}
+"""Other people's figures, which count what they say they count: here it is the whole process."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to train one model. Bytes are per update; None where it did not finish."""
+
+    model: str
+    way: str
+    budget_mib: int | None
+    peak_mib: int | None = None
+    seconds: float | None = None
+    first_seconds: float | None = None
+    read_mib: float | None = None
+    written_mib: float | None = None
+    losses: list[float] | None = None
+    equal: bool | None = None
+
+
+def main() -> int:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", default=["qwen2.5-0.5b", "tinyllama-1.1b"], help=", ".join(SHAPES))
+    parser.add_argument("--budgets", nargs="*", type=int, default=[450, 600], help="MiB of the whole process")
+    parser.add_argument("--grids", nargs="*", default=["nf4"], choices=[*QuantizationGrid], help="beside bfloat16")
+    parser.add_argument("--no-plain", action="store_true", help="for a model that plain PyTorch has no room for")
+    parser.add_argument("--folder", type=Path, default=Path("/var/tmp"), help="a disk for weights and pages")
+    parser.add_argument("--read-limit", help="read pages no faster, e.g. 45M")
+    parser.add_argument("--write-limit", help="write pages no faster, e.g. 25M")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.cases) - SHAPES.keys():
+        parser.error(f"no shape {', '.join(unknown)}; there are {', '.join(SHAPES)}")
+    rows: list[Row] = []
+    for case in arguments.cases:
+        with tempfile.TemporaryDirectory(prefix="port-llm-", dir=arguments.folder) as folder:
+            make_model(Path(folder), SHAPES[case])
+            rows += measure(case, Path(folder), arguments)
+    if arguments.json:
+        print(json.dumps([asdict(row) for row in rows]))
+    else:
+        _print(rows)
+    return 0 if all(row.equal is not False for row in rows) else 1
+
+
+def measure(case: str, folder: Path, arguments: argparse.Namespace) -> list[Row]:
+    """Return the rows of one model."""
+    asked = FinetuneOptions(
+        str(folder / "model"),
+        str(TEXT),
+        str(folder / "out"),
+        sequence_tokens=TOKENS,
+        updates=UPDATES,
+        held_out=0.0,
+        json=True,
+    )
+    rows: list[Row] = []
+    for base in (None, *(QuantizationGrid(name) for name in arguments.grids)):
+        options, weights = dataclasses.replace(asked, base=base), "bf16" if base is None else base.value
+        alike: list[Row] = []
+        if not arguments.no_plain:
+            alike.append(_plain(Row(case, f"{weights}, plain", None), options))
+            if base is None:
+                alike.append(_plain(Row(case, f"{weights}, checkpointing", None), options, "checkpointing"))
+        for mib in arguments.budgets:
+            alike.append(_within(Row(case, f"{weights}, port-agent finetune", mib), options, folder, arguments))
+        reference = next((row.losses for row in alike if row.losses), None)
+        rows += [dataclasses.replace(row, equal=row.losses and row.losses == reference) for row in alike]
+    return rows
+
+
+def _plain(row: Row, options: FinetuneOptions, *words: str) -> Row:
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "benchmarks.llm_plain",
+        msgspec.json.encode(options).decode(),
+        *words,
+    ]
+    events = _events(command, row)
+    return row if events is None else _filled(row, events[:-1], events[-1])
+
+
+def _within(row: Row, options: FinetuneOptions, folder: Path, arguments: argparse.Namespace) -> Row:
+    with tempfile.NamedTemporaryFile(suffix=".json") as report:
+        command = [
+            sys.executable, "-W", "ignore", "-m", "agent.cli", "finetune", options.model, "--data", options.data, "--out",
+            options.out, "--ram", f"{row.budget_mib}M", "--seq-len", str(TOKENS), "--updates", str(UPDATES), "--held-out", "0",
+            "--json", "--page-dir", str(folder), "--report", report.name,
+        ]  # fmt: skip
+        for name in ("read_limit", "write_limit"):
+            if (speed := getattr(arguments, name)) is not None:
+                command += [f"--{name.replace('_', '-')}", speed]
+        if options.base is not None:
+            command += ["--base", options.base.value]
+        events = _events(command, row)
+        if events is None:
+            return row
+        return _filled(row, events[:-1], json.loads(Path(report.name).read_text()))
+
+
+def _events(command: list[str], row: Row) -> list[dict[str, Any]] | None:
+    done = subprocess.run(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    if done.returncode != 0:
+        print(f"{row.model}, {row.way}, {row.budget_mib}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+        return None
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def _filled(row: Row, updates: list[dict[str, Any]], told: dict[str, Any]) -> Row:
+    seconds = [update["seconds"] for update in updates]
+    moved = {
+        f"{what}_mib": told[f"{what}_bytes"] / UPDATES / 2**20
+        for what in ("read", "written")
+        if f"{what}_bytes" in told
+    }
+    return dataclasses.replace(
+        row, peak_mib=told["peak_resident_bytes"] >> 20, seconds=statistics.median(seconds[1:]), first_seconds=seconds[0],
+        losses=[update["loss"] for update in updates], **moved,
+    )  # fmt: skip
+
+
+def make_model(folder: Path, shape: dict[str, Any]) -> None:
+    """Write a model of random weights to `folder`/model, in a process of its own: a child's peak begins with its parent's."""
+    making = multiprocessing.get_context("spawn").Process(target=_write_model, args=(folder / "model", shape))
+    making.start()
+    making.join()
+    if making.exitcode != 0:
+        raise SystemExit("the model could not be written; see above")
+
+
+def _write_model(folder: Path, shape: dict[str, Any]) -> None:
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    words = Tokenizer(models.BPE())
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    words.train([str(TEXT)], trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=["<s>", "</s>"]))
+    PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**shape)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+
+
+def _print(rows: list[Row]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    plain: dict[str, Row] = {}
+    table = Table(title=f"LoRA r=8, 1 x {TOKENS} tokens: peak of the whole process, seconds of an update")
+    columns = (
+        "model", "weights, way", "budget MiB", "peak MiB", "s/update", "of plain bf16", "first s", "read MiB", "written MiB",
+        "losses equal",
+    )  # fmt: skip
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < 2 else "right")
+    for row in rows:
+        plain.setdefault(row.model, row)
+        reference = plain[row.model].seconds
+        table.add_row(
+            row.model, row.way, _shown(row.budget_mib, "d"), _shown(row.peak_mib, "d"), _shown(row.seconds, ".2f"),
+            _shown(row.seconds and reference and row.seconds / reference, ".2f"), _shown(row.first_seconds, ".2f"),
+            _shown(row.read_mib, ".0f"), _shown(row.written_mib, ".0f"),
+            "" if row.equal is None else "yes" if row.equal else "NO",
+        )  # fmt: skip
+    console.print(table)
+    for model in plain:
+        if model in PUBLISHED:
+            console.print(f"published, {model}: {PUBLISHED[model]}")
+
+
+def _shown(number: float | None, form: str) -> str:
+    return "" if number is None else format(number, form)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -30,7 +30,10 @@ class Checkpoint:
     def __init__(self, options: FinetuneOptions, sequences: Sequence[Any]) -> None:
         self.path = Path(options.out).with_name(f"{Path(options.out).name}.state") / _NAME
         asked = msgspec.json.encode(replace(options, sample=None, json=False))
-        self._id = hashlib.sha256(asked + repr(sequences).encode()).hexdigest()
+        made_of = hashlib.sha256(asked)
+        for sequence in sequences:
+            made_of.update(repr(sequence).encode())
+        self._id = made_of.hexdigest()
 
     def write(self, progress: FinetuneProgress, trained: Sequence[torch.Tensor], parts: dict[str, Any]) -> None:
         """Write it, the old one standing until the new one is whole. Raises OSError."""

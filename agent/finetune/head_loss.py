@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from agent.finetune.sequences import BUCKET_TOKENS, IGNORED
 from agent.follow.products import column_blocks
 
-_BLOCK_BYTES = 16 << 20
+_BLOCK_BYTES = 8 << 20
 """Of a block of rows in 32 bits; three of them are there at once."""
 
 _LEAST_ROWS = 16
@@ -24,7 +24,7 @@ _LEAST_ROWS = 16
 
 
 def learned_logits(model: Any, tokens: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return logits, [rows, vocabulary], and labels, [rows], from the first place on after which a token is learned.
+    """Return logits, [batch, places, vocabulary], and labels, [batch, places], from the first place on after which a token is learned.
 
     `tokens` and `labels`: [batch, length], a label for each token, IGNORED where none is learned. In steps of
     BUCKET_TOKENS: each number of rows is a step of its own to whoever plans it.
@@ -38,26 +38,32 @@ def learned_logits(model: Any, tokens: torch.Tensor, labels: torch.Tensor) -> tu
         logits = model(input_ids=tokens, use_cache=False, logits_to_keep=kept).logits
     else:
         logits = model(input_ids=tokens, use_cache=False).logits[:, -kept:].contiguous()
-    return logits.view(-1, logits.shape[-1]), following[:, -kept:].reshape(-1)
+    return logits, following[:, -kept:]
 
 
 def summed_loss(logits: torch.Tensor, labels: torch.Tensor, gradient_of: int | None = None) -> torch.Tensor:
-    """Return the sum of the labels' losses, in 32 bits.
+    """Return the sum of the labels' losses, in 32 bits, of logits [..., vocabulary].
 
     With `gradient_of`, the logits then hold the gradient of that sum divided by it: `logits.backward(logits.detach())`
-    goes on with it. Both have the bits of `cross_entropy(logits.float(), labels, reduction="sum")`.
+    goes on with it. Both have the bits of `cross_entropy(logits.float(), labels, reduction="sum")`; the gradient is computed by
+    the operators that autograd would call, so the whole step is one forward and one backward pass to whoever follows it.
     """
-    memory, chosen = logits.detach(), torch.empty(len(labels), 1)
-    row_bytes = logits.shape[1] * torch.float32.itemsize
+    memory, labels = logits.detach().view(-1, logits.shape[-1]), labels.reshape(-1)
+    chosen = torch.empty(len(labels), 1)
+    row_bytes = memory.shape[1] * torch.float32.itemsize
     step = max(_BLOCK_BYTES // row_bytes, _LEAST_ROWS)
     for start, stop in column_blocks(len(labels), min(step, len(labels))):
-        rows = memory[start:stop].clone().requires_grad_(gradient_of is not None)
-        with torch.set_grad_enabled(gradient_of is not None):
-            log_probabilities = F.log_softmax(rows.float(), dim=-1)
-            loss = F.nll_loss(log_probabilities, labels[start:stop], ignore_index=IGNORED, reduction="sum")
-        chosen[start:stop] = log_probabilities.detach().gather(1, labels[start:stop, None].clamp(min=0))
+        learned = labels[start:stop, None].clamp(min=0)
+        with torch.no_grad():
+            log_probabilities = F.log_softmax(memory[start:stop].float(), dim=-1)
+            chosen[start:stop] = log_probabilities.gather(1, learned)
+            if gradient_of is not None:
+                share = torch.where(labels[start:stop, None] == IGNORED, 0.0, -torch.ones(()) / gradient_of)
+                given = torch.zeros_like(log_probabilities).scatter_(1, learned, share)
+                memory[start:stop] = torch.ops.aten._log_softmax_backward_data(
+                    given, log_probabilities, -1, torch.float32
+                )
+                del given
         del log_probabilities
-        if gradient_of is not None:
-            (memory[start:stop],) = torch.autograd.grad(loss, rows, torch.ones(()) / gradient_of)
     places = torch.where(labels == IGNORED, IGNORED, 0)
     return F.nll_loss(chosen, places, ignore_index=IGNORED, reduction="sum")

@@ -4,6 +4,7 @@ Text is packed to full length, completions stand each by itself; the loss is on 
 """
 
 import random
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,13 +20,19 @@ BUCKET_TOKENS = 32
 
 _LEAST_TOKENS = 2
 
+_PIECE_CHARACTERS = 1 << 15
+"""Of a text that are made tokens at once: that takes 300 bytes a character for a moment."""
+
+_TOKEN = "i"
+"""32-bit integers: a token takes 4 bytes, not the 36 of a number of Python's."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
     """Tokens and what each is to be predicted as, of one length."""
 
-    tokens: tuple[int, ...]
-    labels: tuple[int, ...]
+    tokens: "array[int]"
+    labels: "array[int]"
 
     @property
     def learned(self) -> int:
@@ -64,15 +71,26 @@ def split_sequences(records: Sequence[Record], tokenizer: Any, options: Finetune
 
 def _packed(texts: Iterator[str], tokenizer: Any, longest: int) -> Iterator[TokenSequence]:
     """Yield full sequences of the texts one after the other, and what is left over."""
-    tokens: list[int] = []
+    tokens = array(_TOKEN)
     for text in texts:
-        tokens += tokenizer(text)["input_ids"]
+        for number, piece in enumerate(_pieces(text)):
+            tokens.extend(tokenizer(piece, add_special_tokens=number == 0)["input_ids"])
         if tokenizer.eos_token_id is not None:
             tokens.append(tokenizer.eos_token_id)
     for start in range(0, len(tokens), longest):
-        part = tuple(tokens[start : start + longest])
+        part = tokens[start : start + longest]
         if len(part) >= _LEAST_TOKENS:
             yield TokenSequence(part, part)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Yield a text in pieces that end with a line, where lines are shorter than a piece."""
+    start = 0
+    while len(text) - start > _PIECE_CHARACTERS:
+        end = text.rfind("\n", start, start + _PIECE_CHARACTERS) + 1 or start + _PIECE_CHARACTERS
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 def _completion(record: Record, tokenizer: Any, longest: int) -> TokenSequence | None:
@@ -84,7 +102,7 @@ def _completion(record: Record, tokenizer: Any, longest: int) -> TokenSequence |
         return None
     padding = min(-len(tokens) % BUCKET_TOKENS, longest - len(tokens))
     filler = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
-    return TokenSequence((*tokens, *[filler] * padding), (*labels, *[IGNORED] * padding))
+    return TokenSequence(array(_TOKEN, [*tokens, *[filler] * padding]), array(_TOKEN, [*labels, *[IGNORED] * padding]))
 
 
 def _prompted(record: Record, tokenizer: Any) -> list[tuple[list[int], bool]]:

@@ -73,7 +73,7 @@ class Follower:
         self.table, self.residency, self.planning = table, residency, planning
         self._process, self._at_step = process, at_step
         self._workspace = WorkspaceMeter(enabled=process is not None)
-        self._products = MappedProducts(table)
+        self._products = MappedProducts(table, residency.make_room)
         self._workspace_shares: dict[int, float] = {}
         """The most that each operator took besides its operands and results, as a share of its operands."""
         self.book = TraceBook()
@@ -137,7 +137,11 @@ class Follower:
             if storage.left_at is not None and storage.resident:
                 storage.left_at.stayed()
         try:
-            residency.bring(_to_bring(traits, inputs, cut, whole=large is None))
+            held = _to_bring(traits, inputs, cut, whole=large is None)
+            residency.bring(held)
+            if isinstance(cut, MappedProduct) and not self._products.has_bits_of_whole(cut):
+                cut, held = None, inputs
+                residency.bring(held)
             if traits.writes:
                 written = written_storages(func, args, kwargs, self.table)
                 residency.change(written)
@@ -152,7 +156,7 @@ class Follower:
                     over_bytes = residency.counters.over_bytes
                     residency.make_room(need_bytes)
                     if residency.counters.over_bytes > over_bytes:
-                        self._name_too_large(func, inputs, need_bytes)
+                        self._name_too_large(func, held, need_bytes)
                 else:
                     residency.make_room_if_possible()
             if cut is not None:
@@ -182,11 +186,11 @@ class Follower:
         )
         return result
 
-    def _name_too_large(self, func: Any, inputs: Sequence[Storage], need_bytes: int) -> None:
+    def _name_too_large(self, func: Any, held: Sequence[Storage], need_bytes: int) -> None:
         """Say on standard error which operator alone takes more than a RAM budget leaves for tensors."""
         if self._process is None or func in self._named:
             return
-        held_bytes = sum(s.nbytes for s in set(inputs))
+        held_bytes = sum(s.nbytes for s in set(held))
         missing_bytes = held_bytes + need_bytes - self.residency.limit_bytes
         if missing_bytes < _NAMED_FROM * self._process.ram_bytes:
             return
@@ -304,7 +308,7 @@ class Follower:
         plan = self.book.plan
         if plan is not None and entry is not None:
             return self.book.position in plan.remade
-        return made.nbytes >= RECIPE_BYTES and seconds < WORTH * self.residency.paging_seconds(made.nbytes)
+        return made.nbytes >= RECIPE_BYTES and seconds < WORTH * self.planning.paging_seconds(made.nbytes)
 
     def _learn(self, touched: Sequence[Storage]) -> None:
         """Remember each storage's use, and start writing those that left after this use the last time."""

@@ -131,6 +131,8 @@ def only_views(func: Any) -> bool:
 @cache
 def makes_storage(func: Any) -> bool:
     """Tell whether an operator returns a tensor that is no view of an argument."""
+    if func._schema.name == "aten::_unsafe_view":
+        return False  # its schema does not say that it is one: autograd need not know
     return any(result.alias_info is None and "Tensor" in str(result.type) for result in func._schema.returns)
 
 
@@ -158,6 +160,8 @@ _NORMALISING = frozenset(
 
 
 def _created_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
+    if kwargs.get("device") is not None and torch.device(kwargs["device"]).type != "cpu":
+        return 0  # a model's, as a loader makes it on the meta device
     place = next(k for k, argument in enumerate(func._schema.arguments) if argument.name == "size")
     if len(args) <= place or not all(isinstance(size, int) for size in args[place]):
         return None

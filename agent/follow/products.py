@@ -9,9 +9,10 @@ run whole.
 
 import contextlib
 import ctypes
+import math
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +56,12 @@ _COMPARED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _STRETCHES, _STRETCH_ROWS = 64, 16
 """Of a weight that is compared, this many rows in this many places hold numbers."""
 
+_ROWS_LOOKED_AT = 8
+"""Of an operand, to tell whether it can be compared with."""
+
+_DENSE_SHARE = 1 / 4
+"""Of those rows' numbers that are not zero, at least."""
+
 _MADV_NOHUGEPAGE = 15
 _mprotect = ctypes.CDLL(None, use_errno=True).mprotect
 _mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -69,6 +76,8 @@ class MappedProduct:
     kwargs: dict[str, Any]
     storage: Storage
     step: int
+    form: tuple[Any, ...]
+    """What decides which kernels run: those of equal form have, or lack, the bits of the whole alike."""
 
     @property
     def weight(self) -> torch.Tensor:
@@ -87,6 +96,15 @@ class MappedProduct:
         return rows * (columns + block) * item + gathered + self.mapped_bytes
 
     @property
+    def compared_bytes(self) -> int:
+        """What the whole call makes and a block takes besides."""
+        inner, columns = self.weight.shape
+        rows: int = self.args[_WEIGHT_ARGUMENT[self.func._schema.name] - 1].shape[0]
+        block = _widest(columns, self.step)
+        gathered = 0 if self.weight.stride(0) == 1 else inner * block
+        return int((rows * (columns + block) + gathered) * self.weight.element_size())
+
+    @property
     def mapped_bytes(self) -> int:
         """What is resident of the weight's mapping at once."""
         if self.weight.stride(0) == 1:
@@ -96,18 +114,19 @@ class MappedProduct:
 
     def run(self) -> torch.Tensor:
         """Return what the whole call would."""
-        return _blockwise(self, self.args, untyped_storage(self.weight))
+        return _blockwise(self)
 
 
 class MappedProducts:
     """Which products run in blocks; remembers what was compared."""
 
-    def __init__(self, table: StorageTable) -> None:
-        self._table = table
+    def __init__(self, table: StorageTable, make_room: Callable[[int], None]) -> None:
+        """`make_room` is called with the bytes that a comparison takes, before it is made."""
+        self._table, self._make_room = table, make_room
         self._equal: dict[tuple[Any, ...], bool] = {}
 
     def of(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_bytes: float) -> MappedProduct | None:
-        """Return the call as a product that runs in blocks; None where it may, or has to, run whole."""
+        """Return the call as a product that may run in blocks; None where it may, or has to, run whole."""
         position = _WEIGHT_ARGUMENT.get(func._schema.name)
         if position is None or len(args) <= position or func._schema.overload_name not in ("", "default"):
             return None
@@ -128,14 +147,20 @@ class MappedProducts:
             step *= 2
         if 2 * step > columns:
             return None
-        product = MappedProduct(func, tuple(args), kwargs, storage, step)
         form = (func, *map(_form, args), *map(_form, kwargs.values()), step, torch.get_num_threads())
-        if form not in self._equal:
+        if not self._equal.get(form, True):
+            return None
+        return MappedProduct(func, tuple(args), kwargs, storage, step, form)
+
+    def has_bits_of_whole(self, product: MappedProduct) -> bool:
+        """Tell whether a product may run in blocks; compares where none of its form has come. All but its weight is resident."""
+        if product.form not in self._equal:
+            self._make_room(product.compared_bytes)
             try:
-                self._equal[form] = _equal_in_blocks(product)
+                self._equal[product.form] = _equal_in_blocks(product)
             except OSError:  # no address space to compare in
-                self._equal[form] = False
-        return product if self._equal[form] else None
+                self._equal[product.form] = False
+        return self._equal[product.form]
 
     def _others_would_leave(self, nbytes: int, limit_bytes: float) -> bool:
         """Tell whether `nbytes` find room only where tensors leave that are in no file and may have to be written."""
@@ -149,12 +174,23 @@ def _form(argument: Any) -> Any:
     return argument
 
 
-def _blockwise(product: MappedProduct, args: Sequence[Any], memory: torch.UntypedStorage | None) -> torch.Tensor:
-    """Run the product with `args`; `memory`, the mapping of its weight, is given back block by block."""
+def _blockwise(product: MappedProduct) -> torch.Tensor:
+    """Run the product; the mapping of its weight is given back block by block."""
+    position = _WEIGHT_ARGUMENT[product.func._schema.name]
+    rows, columns = product.args[position - 1].shape[0], product.weight.shape[1]
+    out = torch.empty((rows, columns), dtype=product.weight.dtype)
+    for start, stop, block in _computed_blocks(product, product.args, untyped_storage(product.weight)):
+        out[:, start:stop] = block
+    return out
+
+
+def _computed_blocks(
+    product: MappedProduct, args: Sequence[Any], memory: torch.UntypedStorage | None
+) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Yield where the blocks of the product with `args` begin and end, and each, after which its part of `memory` is given back."""
     position = _WEIGHT_ARGUMENT[product.func._schema.name]
     weight = args[position]
-    rows, columns = args[position - 1].shape[0], weight.shape[1]
-    out = torch.empty((rows, columns), dtype=weight.dtype)
+    columns = weight.shape[1]
     for start, stop in column_blocks(columns, product.step):
         part = list(args)
         if weight.stride(0) == 1:
@@ -165,10 +201,9 @@ def _blockwise(product: MappedProduct, args: Sequence[Any], memory: torch.Untype
             part[position] = _gathered(weight, start, stop, memory)
         if position == 2 and args[0].dim() > 0 and args[0].shape[-1] == columns:
             part[0] = args[0][..., start:stop]
-        out[:, start:stop] = product.func(*part, **product.kwargs)
+        yield start, stop, product.func(*part, **product.kwargs)
         if memory is not None:
             drop_mapping(memory)
-    return out
 
 
 def _gathered(weight: torch.Tensor, start: int, stop: int, memory: torch.UntypedStorage | None) -> torch.Tensor:
@@ -200,8 +235,9 @@ def _widest(columns: int, step: int) -> int:
 def _equal_in_blocks(product: MappedProduct) -> bool:
     """Tell whether a product of this form, run in blocks, has the bits of the whole.
 
-    On random operands. The weight has the same shape, layout and alignment, but most of it is pages of zeros, which take
-    no RAM: numbers stand in stretches of it. Which terms are added in which order does not depend on their values. Raises OSError.
+    The weight has the same shape, layout and alignment, but most of it is pages of zeros, which take no RAM: numbers stand
+    in stretches of it. Which terms are added in which order does not depend on their values; operands that would hide it
+    are replaced by random ones. Raises OSError.
     """
     weight, position = product.weight, _WEIGHT_ARGUMENT[product.func._schema.name]
     generator = torch.Generator().manual_seed(0)
@@ -215,11 +251,20 @@ def _equal_in_blocks(product: MappedProduct) -> bool:
             part.normal_(generator=generator)
         args = [
             torch.randn(span(a), generator=generator, dtype=a.dtype).as_strided(a.shape, a.stride())
-            if isinstance(a, torch.Tensor) and a is not weight else a for a in product.args
+            if isinstance(a, torch.Tensor) and a is not weight and not _tells_orders_apart(a) else a for a in product.args
         ]  # fmt: skip
         args[position] = flat.as_strided(weight.shape, weight.stride())
         whole = product.func(*args, **product.kwargs)
-        return torch.equal(whole.view(torch.uint8), _blockwise(product, args, None).view(torch.uint8))
+        return all(
+            torch.equal(whole[:, start:stop].contiguous().view(torch.uint8), block.contiguous().view(torch.uint8))
+            for start, stop, block in _computed_blocks(product, args, None)
+        )
+
+
+def _tells_orders_apart(operand: torch.Tensor) -> bool:
+    """Tell whether an operand has enough numbers, none of them infinite, for sums in another order to differ."""
+    rows = operand if operand.dim() < 2 else operand[:: max(1, operand.shape[0] // _ROWS_LOOKED_AT)].float()
+    return bool(rows.count_nonzero() >= _DENSE_SHARE * rows.numel()) and math.isfinite(float(rows.sum()))
 
 
 def _stretches(product: MappedProduct) -> list[tuple[int, int]]:

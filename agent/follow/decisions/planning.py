@@ -58,6 +58,9 @@ _PAGING_CPU_S_PER_BYTE = 0.1e-9
 
 _LATENCY_S = 1e-4
 
+_SPARED_BYTES_PER_S = 200e6
+"""Where flash wears out, paging counts as no faster: elementwise operators are run again, products of matrices are not."""
+
 _JUDGED_STEPS = 3
 """A plan goes when each of so many steps was worse than the step before it, by what was moved, recomputed and worn."""
 
@@ -170,6 +173,11 @@ class Planning:
         self._spent: deque[_Spent] = deque(maxlen=LONGEST_STEP + 1)
         self._optimizers = False
         self._began_s = time.perf_counter()
+
+    def paging_seconds(self, nbytes: int) -> float:
+        """Return what writing and reading `nbytes` counts when no plan has weighed it against making them again."""
+        measured_s = self._residency.paging_seconds(nbytes)
+        return max(measured_s, 2 * nbytes / _SPARED_BYTES_PER_S) if self._wear_joules_per_byte > 0 else measured_s
 
     def segment_ended(self, trace: Trace | None, *, whole: bool, stepped: bool) -> None:
         """Take note that a segment ended, `stepped` by an optimizer, and adopt what was found meanwhile."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from agent.finetune import sequences
 from agent.finetune.model import load_tokenizer
 from agent.finetune.options import FinetuneError, FinetuneOptions
 from agent.finetune.records import Message, Record
@@ -30,8 +31,18 @@ def test_texts_are_packed_to_full_sequences(tokenizer: Any) -> None:
     texts = [TEXT, TEXT * 3]
     found = split_sequences([Record(text=t) for t in texts], tokenizer, options()).train
     whole = [t for text in texts for t in (*tokenizer(text)["input_ids"], tokenizer.eos_token_id)]
-    assert sorted(s.tokens for s in found) == sorted(tuple(whole[i : i + 16]) for i in range(0, len(whole), 16))
+    assert sorted(list(s.tokens) for s in found) == sorted(whole[i : i + 16] for i in range(0, len(whole), 16))
     assert all(s.tokens == s.labels for s in found)
+
+
+def test_a_long_text_is_made_tokens_in_pieces_that_end_with_lines(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequences, "_PIECE_CHARACTERS", 2 * len(TEXT) + 3)
+    assert list(sequences._pieces(TEXT * 5)) == [TEXT * 2, TEXT * 2, TEXT]
+    assert list(sequences._pieces("x" * 3 * len(TEXT))) == ["x" * (2 * len(TEXT) + 3), "x" * (len(TEXT) - 3)]
+    found = split_sequences([Record(text=TEXT * 5)], tokenizer, options(sequence_tokens=1 << 14)).train
+    assert list(found[0].tokens) == [*tokenizer(TEXT * 5)["input_ids"], tokenizer.eos_token_id]
 
 
 def test_only_the_completion_is_learned(tokenizer: Any) -> None:
@@ -61,7 +72,7 @@ def test_held_out_sequences_are_none_of_those_trained_on(tokenizer: Any) -> None
     records = [Record(prompt=TEXT[:i], completion=" be") for i in range(1, 21)]
     split = split_sequences(records, tokenizer, options(held_out=0.25, sequence_tokens=64))
     assert (len(split.train), len(split.held_out)) == (15, 5)
-    assert not {*split.train} & {*split.held_out}
+    assert not any(sequence in split.train for sequence in split.held_out)
     assert split == split_sequences(records, tokenizer, options(held_out=0.25, sequence_tokens=64))
     assert split != split_sequences(records, tokenizer, options(held_out=0.25, sequence_tokens=64, seed=1))
 

@@ -69,6 +69,12 @@ def test_what_is_foreseen_without_a_meta_kernel_is_what_is_made() -> None:
         assert operands.result_bytes(func, args, {}) == made.numel() * made.element_size(), (func, args)
 
 
+def test_what_takes_no_memory_here_is_foreseen_as_nothing() -> None:
+    assert operands.result_bytes(ATEN.empty.memory_format, ([1 << 20],), {"device": torch.device("meta")}) == 0
+    assert operands.result_bytes(ATEN._unsafe_view.default, (torch.rand(4, 6), [24]), {}) == 0
+    assert operands.only_views(ATEN._unsafe_view.default)
+
+
 def test_what_is_created_is_foreseen_and_no_random_number_is_drawn() -> None:
     generator = torch.Generator()
     cases: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from agent import budget
 from agent.follow import products
-from agent.follow.products import MappedProducts, ZeroMapping
+from agent.follow.products import MappedProduct, MappedProducts, ZeroMapping
 from agent.follow.storages import StorageTable
 
 INNER, COLUMNS, ROWS = 256, 1000, 32
@@ -25,6 +25,19 @@ def head(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> torch
     torch.manual_seed(0)
     save_file({"head": torch.randn(COLUMNS, INNER).to(request.param)}, tmp_path / "model.safetensors")
     return load_file(tmp_path / "model.safetensors")["head"]
+
+
+asked_for: list[int] = []
+"""Room for comparisons."""
+
+
+def product_of(
+    table: StorageTable, func: Any, args: tuple[torch.Tensor, ...], limit_bytes: int
+) -> MappedProduct | None:
+    """Return the product that runs in blocks, compared."""
+    found = MappedProducts(table, asked_for.append)
+    product = found.of(func, args, {}, limit_bytes)
+    return product if product is not None and found.has_bits_of_whole(product) else None
 
 
 CALLS: dict[str, Callable[[torch.Tensor], tuple[Any, tuple[torch.Tensor, ...]]]] = {
@@ -46,7 +59,7 @@ def test_blocks_have_the_bits_of_the_whole(head: torch.Tensor, call: str) -> Non
     func, args = CALLS[call](head)
     table = StorageTable(1 << 10)
     table.of(head)
-    product = MappedProducts(table).of(func, args, {}, LIMIT_BYTES)
+    product = product_of(table, func, args, LIMIT_BYTES)
     if (
         product is None
     ):  # this machine's kernel has other bits in blocks: then it is run whole, which is what is promised
@@ -61,7 +74,7 @@ def test_a_weight_that_fits_or_is_no_file_runs_whole(head: torch.Tensor) -> None
     copy = head.clone()
     for weight, limit in ((head, 100 << 20), (copy, LIMIT_BYTES)):
         table.of(weight)
-        assert MappedProducts(table).of(torch.ops.aten.mm.default, (x, weight.t()), {}, limit) is None
+        assert product_of(table, torch.ops.aten.mm.default, (x, weight.t()), limit) is None
 
 
 @pytest.mark.parametrize("call", ["forward", "backward"])
@@ -73,7 +86,7 @@ def test_a_weight_for_which_others_would_be_written_runs_in_blocks(head: torch.T
         table.of(head)
         others = torch.empty(others_bytes, dtype=torch.uint8)
         table.of(others)
-        product = MappedProducts(table).of(func, args, {}, limit_bytes)
+        product = product_of(table, func, args, limit_bytes)
         if in_blocks and product is None:
             pytest.skip("blocks of this product differ from the whole here")
         assert (product is not None) == in_blocks
@@ -86,19 +99,23 @@ def test_a_weight_smaller_than_a_block_runs_in_two(head: torch.Tensor, monkeypat
     func, args = CALLS["forward"](head)
     table = StorageTable(1 << 10)
     table.of(head)
-    product = MappedProducts(table).of(func, args, {}, head.nbytes)
+    product = product_of(table, func, args, head.nbytes)
     if product is None:
         pytest.skip("blocks of this product differ from the whole here")
     assert 2 * product.step <= COLUMNS < 4 * product.step
 
 
 def test_what_differs_in_blocks_runs_whole(head: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    blockwise = products._blockwise
-    monkeypatch.setattr(products, "_blockwise", lambda *args: blockwise(*args) + 1)
+    blocks = products._computed_blocks
+    monkeypatch.setattr(
+        products, "_computed_blocks", lambda *args: ((start, stop, block + 1) for start, stop, block in blocks(*args))
+    )
+    asked_for.clear()
     table = StorageTable(1 << 10)
     table.of(head)
     x = torch.randn(ROWS, INNER).to(head.dtype)
-    assert MappedProducts(table).of(torch.ops.aten.mm.default, (x, head.t()), {}, LIMIT_BYTES) is None
+    assert product_of(table, torch.ops.aten.mm.default, (x, head.t()), LIMIT_BYTES) is None
+    assert len(asked_for) == 1 and asked_for[0] > ROWS * COLUMNS * head.element_size()
 
 
 def test_a_followed_head_is_never_resident(head: torch.Tensor, tmp_path: Path) -> None:
@@ -126,3 +143,24 @@ def test_zeros_take_no_ram_until_they_are_written() -> None:
     part.fill_(1)
     assert flat.sum() == len(part)
     zeros.close()
+
+
+@pytest.mark.parametrize(
+    "operand", [torch.zeros(ROWS, INNER), torch.full((ROWS, INNER), torch.inf)], ids=["zeros", "infinite"]
+)
+def test_an_operand_that_hides_the_order_of_sums_is_not_compared_with(
+    operand: torch.Tensor, head: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[torch.Tensor] = []
+    blocks = products._computed_blocks
+
+    def seen(product: MappedProduct, args: Any, memory: Any) -> Any:
+        compared.append(args[0])
+        return blocks(product, args, memory)
+
+    monkeypatch.setattr(products, "_computed_blocks", seen)
+    table = StorageTable(1 << 10)
+    table.of(head)
+    for x, itself in ((operand.to(head.dtype), False), (torch.randn(ROWS, INNER).to(head.dtype), True)):
+        product_of(table, torch.ops.aten.mm.default, (x, head.t()), LIMIT_BYTES)
+        assert (compared.pop() is x) == itself

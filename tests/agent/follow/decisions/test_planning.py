@@ -210,6 +210,19 @@ def test_flash_is_worth_a_little_time() -> None:
     assert Moved(1.9, 101).worse_than(before, 1.0, 0.5)
 
 
+@pytest.mark.parametrize("wear", [0.0, 5e-6])
+def test_where_flash_wears_out_paging_counts_as_slow(
+    wear: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.follow.budget.wear_joules_per_byte", lambda folder: wear)
+    with budget(tensors=LIMIT, page_dir=tmp_path):
+        fast, slow = 2e-9, 1e-5
+        monkeypatch.setattr(planning()._residency, "paging_seconds", lambda nbytes: fast * nbytes)
+        assert (planning().paging_seconds(1000) > 2 * 1000 * fast) == (wear > 0)
+        monkeypatch.setattr(planning()._residency, "paging_seconds", lambda nbytes: slow * nbytes)
+        assert planning().paging_seconds(1000) == 1000 * slow
+
+
 def test_a_step_is_planned_with_this_machines_watts_and_the_price_of_its_medium(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

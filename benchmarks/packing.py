@@ -17,7 +17,18 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.packing import Codec, Layout, codec, largest_bytes, pack, packed_bytes, select, unpack
+from agent.packing import (
+    Codec,
+    Layout,
+    QuantizationGrid,
+    codec,
+    largest_bytes,
+    pack,
+    packed_bytes,
+    select,
+    unpack,
+)
+from agent.packing.grids import NF4_LEVELS, GridMatrix, decode
 
 LEVEL_NAMES = ("scalar", "baseline", "AVX2", "AVX-512")  # enum pack_level of packing.h
 RUNS = 7
@@ -45,6 +56,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = [row for name, kind, array in data_sets(arguments.mib << 20) for row in measure(name, kind, array)]
     rows += sign_rows(arguments.mib << 20)
+    rows += [row for grid in QuantizationGrid for row in grid_rows(grid, arguments.mib << 20)]
     if arguments.json:
         print(json.dumps({"mib": arguments.mib, "rows": [asdict(row) for row in rows]}))
     else:
@@ -136,6 +148,41 @@ def sign_rows(size_bytes: int) -> list[Row]:
     return rows
 
 
+def grid_rows(grid: QuantizationGrid, size_bytes: int) -> list[Row]:
+    """Return the rows of weights on a grid, decoded to bfloat16: torch's own operators, and every level of ours."""
+    import torch
+
+    name, columns = f"{grid.value} to bfloat16", 4096
+    rows = size_bytes // 2 // columns
+    draw = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 256, (rows, columns * grid.code_bits // 8), dtype=torch.uint8, generator=draw)
+    scales = torch.rand(rows, columns // grid.block, generator=draw)
+    made = torch.empty(rows, columns, dtype=torch.bfloat16)
+    matrix = GridMatrix(grid, codes.data_ptr(), scales.data_ptr(), columns)
+    levels = torch.tensor(NF4_LEVELS)
+
+    def with_torch() -> torch.Tensor:
+        numbers = codes.view(torch.int8).float()
+        if grid is QuantizationGrid.NF4:
+            numbers = levels[torch.stack([codes & 15, codes >> 4], -1).int()]
+        return (numbers.view(rows, -1, grid.block) * scales[..., None]).view(rows, columns).to(torch.bfloat16)
+
+    expected = with_torch()
+    percent = 100 * (codes.nbytes + scales.nbytes) / made.nbytes
+    found = [Row(name, "torch", percent, None, None, speed(made.nbytes, with_torch))]
+    for level in range(codec.best_level() + 1):
+        made.zero_()
+
+        def decoded(level: int = level) -> None:
+            decode(matrix, range(rows), range(columns), 2, made.data_ptr(), level=level)
+
+        rate = speed(made.nbytes, decoded)
+        if not torch.equal(made, expected):
+            raise SystemExit(f"{name}: level {level} does not give torch's weights")
+        found.append(Row(name, f"ours: {LEVEL_NAMES[level]}", percent, None, None, rate))
+    return found
+
+
 def numpy_row(name: str, kind: Codec, array: NDArray[np.generic]) -> Row:
     """Return the row of the shortest numpy code that does the same."""
     restored = np.empty_like(array)
@@ -176,7 +223,7 @@ def numpy_row(name: str, kind: Codec, array: NDArray[np.generic]) -> Row:
     return Row(name, "numpy", 100 * size / array.nbytes, None, packing, unpacking)
 
 
-def speed(size_bytes: int, action: Callable[[], None]) -> float:
+def speed(size_bytes: int, action: Callable[[], object]) -> float:
     """Return GB/s of CPU time: the median of the faster half of the runs, so that neighbours on the machine count less."""
     action()
     seconds = []

@@ -19,6 +19,8 @@ from planner.ir.torch_operators import (
     CONNECTIONIST,
     COORDINATES,
     MOST_COORDINATE,
+    MOST_REPEATS,
+    REPEATS,
     check_arguments,
     dtype,
     literal,
@@ -127,6 +129,8 @@ class StepValues:
             positional[COORDINATES[op.name]] = _within_reach(op, positional[COORDINATES[op.name]])
         if op.name in CONNECTIONIST:
             positional[1] = _among_classes(*positional[:4])
+        if op.name == REPEATS:
+            positional[0] = _countable(op, positional[0])
         keywords = [(k, self.fetcher(a)) for k, a in op.kwargs]
         if not keywords:
             return lambda: function(*[fetch() for fetch in positional])
@@ -181,6 +185,21 @@ def _within_reach(op: Op, fetch: Callable[[], torch.Tensor]) -> Callable[[], tor
                     "kept: look for such values in the data, or lower the learning rate and plan again"
                 )
         return grid
+
+    return checked
+
+
+def _countable(op: Op, fetch: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """Return a function that gives how often each index is repeated.
+
+    It raises IndexError where that is less than never, or more than memory can hold.
+    """
+
+    def checked() -> torch.Tensor:
+        repeats = fetch()
+        if repeats.numel() and (repeats.min() < 0 or repeats.sum(dtype=torch.float64) > MOST_REPEATS):
+            raise IndexError(f"{op.name} is given {repeats.min().item()} to {repeats.max().item()} repeats")
+        return repeats
 
     return checked
 

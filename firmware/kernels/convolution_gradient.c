@@ -242,10 +242,11 @@ static int32_t within(int32_t bias) {
 /* Bias is int32 at scale in_scale * weight_scale: finer than the weights, but the rule holds for it too. */
 void port_bias_update(const port_bound *bound, const float *gradient, port_update *update) {
     const port_op *op = bound->op;
-    int32_t pixels = bound->last * op->out_w;
+    int32_t pixels = (bound->last - bound->first) * op->out_w;
+    gradient += bound->first * op->out_w * op->out_c;
     for (int32_t o = 0; o < op->out_c; o++) {
         float sum = bound->resumed ? bound->resumed[o] : 0.0f;
-        for (int32_t p = bound->first * op->out_w; p < pixels; p++) sum += gradient[p * op->out_c + o];
+        for (int32_t p = 0; p < pixels; p++) sum += gradient[p * op->out_c + o];
         if (bound->suspended) {
             bound->suspended[o] = sum;
             continue;

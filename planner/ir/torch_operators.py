@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from planner.ir.devices.torch_device import known_kinds
-from planner.ir.graph import Argument, GraphError, Named, Op, StepGraph, references
+from planner.ir.graph import Argument, GraphError, Named, Op, Ref, StepGraph, references
 from planner.ir.operators import MAXIMUM_OUT, OperatorError, check_operator
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -39,6 +39,10 @@ MOST_COORDINATE = 1e30
 CONNECTIONIST = ("aten::_ctc_loss", "aten::_ctc_loss.Tensor")
 """Losses whose labels, the second of four tensors or lists, become addresses whatever they are."""
 _CONNECTIONIST_OPERANDS = 4
+REPEATS = "aten::repeat_interleave.Tensor"
+"""Its first argument says how often each index comes: torch writes as often, whatever that adds up to."""
+MOST_REPEATS = 2**48
+"""More than any address space holds, and far from where a sum of 64 bits begins anew."""
 
 
 def resolve(name: str) -> Callable[..., Any]:
@@ -66,7 +70,11 @@ def check_arguments(op: Op, graph: StepGraph) -> None:
     given = dict(op.kwargs)
     if COORDINATES.get(op.name, -1) >= len(op.args):
         raise GraphError(f"{op.name} is called without its coordinates; plan the job again")
-    if op.name in CONNECTIONIST and len(op.args) < _CONNECTIONIST_OPERANDS:
+    if op.name == REPEATS and not op.args:
+        raise GraphError(f"{op.name} is called without its repeats; plan the job again")
+    if op.name in CONNECTIONIST and (
+        len(op.args) < _CONNECTIONIST_OPERANDS or not all(isinstance(a, Ref) for a in op.args[:2])
+    ):
         raise GraphError(f"{op.name} is called without its labels and lengths; plan the job again")
     for i, parameter in enumerate(resolve(op.name)._schema.arguments):  # type: ignore[attr-defined]
         argument = op.args[i] if i < len(op.args) else given.get(parameter.name)

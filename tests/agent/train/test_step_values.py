@@ -198,6 +198,28 @@ def test_labels_that_are_no_class_never_reach_a_ctc_loss(label: int, length: int
     else:
         with pytest.raises(IndexError, match="out of bounds"):
             call()
-    named = replace(op, args=op.args[:1], kwargs=(("targets", Ref(1)),))
-    with pytest.raises(GraphError, match="without its labels"):
-        values.caller(named, named.args)
+    for args, kwargs in (
+        (op.args[:1], (("targets", Ref(1)),)),
+        ((3, *op.args[1:]), ()),
+        ((*op.args[:1], 3, *op.args[2:]), ()),
+    ):
+        named = replace(op, args=args, kwargs=kwargs)
+        with pytest.raises(GraphError, match="without its labels"):
+            values.caller(named, named.args)
+
+
+@pytest.mark.parametrize("repeats", [[0, (1 << 62) - 1, -(1 << 62), 3], [1 << 62] * 4, [1, -1]])
+def test_repeats_that_cannot_be_counted_never_reach_torch(repeats: list[int]) -> None:
+    """torch adds them up in 64 bits, and writes as often as each says."""
+    graph = StepGraph(
+        (Storage(8 * len(repeats), Role.BATCH, "0"),), (Value(0, "int64", (len(repeats),), (1,), 0),), (), (0,), 0
+    )
+    values = StepValues(graph)
+    op = Op("aten::repeat_interleave.Tensor", (Ref(0),), (), (), (), Phase.FORWARD)
+    values.bind(0, torch.tensor(repeats))
+    with pytest.raises(IndexError, match="repeats"):
+        values.caller(op, op.args)()
+    values.bind(0, torch.arange(len(repeats)))
+    assert values.caller(op, op.args)().numel() == sum(range(len(repeats)))
+    with pytest.raises(GraphError, match="without its repeats"):
+        values.caller(replace(op, args=(), kwargs=(("repeats", Ref(0)),)), ())

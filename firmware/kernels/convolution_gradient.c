@@ -110,7 +110,7 @@ void port_conv_input_gradient(const port_bound *bound, const float *gradient, fl
     for (int32_t p = start; p < tiled_pixels; p += TILE)
         for (int32_t c = 0; c < tiled_c; c += TILE)
             input_tile(bound, gradient + p * op->out_c, target + p * in_c + c, c, accumulate);
-    for (int32_t p = start; p < pixels; p++)
+    for (int32_t p = tiled_c < in_c ? start : tiled_pixels; p < pixels; p++)
         for (int32_t c = p < tiled_pixels ? tiled_c : 0; c < in_c; c++)
             store(target + p * in_c + c, input_value(bound, gradient, p / op->in_w, p % op->in_w, c), accumulate);
 }
@@ -141,8 +141,9 @@ static walk walk_tap(const port_bound *bound, const float *gradient, int32_t u, 
 }
 
 /* sums[a][b] = sum over the pixels, row by row, of dy[o + a] * (x[c + b] - zero), for a full 4x4 tile. `resumes`: the sums
- * go on from what they are. */
-static void weight_tile(const walk *w, int32_t o, int32_t c, int32_t zero, float sums[TILE][TILE], int resumes) {
+ * go on from what they are; compiled for each way, so that a step that is in no bands pays nothing for it. */
+static inline __attribute__((always_inline)) void sum_tile(
+    const walk *w, int32_t o, int32_t c, int32_t zero, float sums[TILE][TILE], int resumes) {
     float a0 = 0, a1 = 0, a2 = 0, a3 = 0, b0 = 0, b1 = 0, b2 = 0, b3 = 0;
     float c0 = 0, c1 = 0, c2 = 0, c3 = 0, d0 = 0, d1 = 0, d2 = 0, d3 = 0;
     if (resumes) {
@@ -172,6 +173,10 @@ static void weight_tile(const walk *w, int32_t o, int32_t c, int32_t zero, float
     sums[3][0] = d0, sums[3][1] = d1, sums[3][2] = d2, sums[3][3] = d3;
 }
 
+static void weight_tile(const walk *w, int32_t o, int32_t c, int32_t zero, float sums[TILE][TILE]) {
+    sum_tile(w, o, c, zero, sums, 0);
+}
+
 /* One of the same sums, for the edges of the weight matrix. */
 static float weight_value(const walk *w, int32_t o, int32_t c, int32_t zero, float sum) {
     for (int32_t row = 0; row < w->rows; row++) {
@@ -192,24 +197,36 @@ static void copy_tile(float *to, int32_t to_row, const float *from, int32_t from
         for (int32_t b = 0; b < columns; b++) to[a * to_row + b] = from[a * from_row + b];
 }
 
+/* The sums of a tile of a band: from where the band before left them, and to where the next takes them. */
+static __attribute__((noinline)) void band_tile(
+    const port_bound *bound, const walk *w, int32_t o, int32_t tap, int32_t c, int32_t rows, int32_t columns, float sums[TILE][TILE]) {
+    const port_op *op = bound->op;
+    int32_t row_bytes = op->kernel_h * op->kernel_w * op->in_c, corner = o * row_bytes + tap * op->in_c + c;
+    for (int32_t i = 0; i < TILE * TILE; i++) sums[i / TILE][i % TILE] = 0.0f;
+    if (bound->resumed) copy_tile(&sums[0][0], TILE, bound->resumed + corner, row_bytes, rows, columns);
+    if (rows == TILE && columns == TILE) {
+        sum_tile(w, o, c, op->in_zero, sums, 1);
+    } else {
+        for (int32_t a = 0; a < rows; a++)
+            for (int32_t b = 0; b < columns; b++) sums[a][b] = weight_value(w, o + a, c + b, op->in_zero, sums[a][b]);
+    }
+    if (bound->suspended) copy_tile(bound->suspended + corner, row_bytes, &sums[0][0], TILE, rows, columns);
+}
+
 /* Updates the tile's weights in the order a, b: the order in which random numbers are drawn. */
 static void update_tile(const port_bound *bound, const walk *w, int32_t o, int32_t tap, int32_t c, port_update *update) {
     const port_op *op = bound->op;
     int32_t row_bytes = op->kernel_h * op->kernel_w * op->in_c;
     int32_t rows = op->trained_rows - o < TILE ? op->trained_rows - o : TILE, columns = op->in_c - c < TILE ? op->in_c - c : TILE;
-    int32_t corner = o * row_bytes + tap * op->in_c + c;
     float sums[TILE][TILE];
-    if (bound->resumed) copy_tile(&sums[0][0], TILE, bound->resumed + corner, row_bytes, rows, columns);
-    if (rows == TILE && columns == TILE) {
-        weight_tile(w, o, c, op->in_zero, sums, bound->resumed != 0);
+    if (bound->resumed || bound->suspended) {
+        band_tile(bound, w, o, tap, c, rows, columns, sums);
+        if (bound->suspended) return;
+    } else if (rows == TILE && columns == TILE) {
+        weight_tile(w, o, c, op->in_zero, sums);
     } else {
         for (int32_t a = 0; a < rows; a++)
-            for (int32_t b = 0; b < columns; b++)
-                sums[a][b] = weight_value(w, o + a, c + b, op->in_zero, bound->resumed ? sums[a][b] : 0.0f);
-    }
-    if (bound->suspended) {
-        copy_tile(bound->suspended + corner, row_bytes, &sums[0][0], TILE, rows, columns);
-        return;
+            for (int32_t b = 0; b < columns; b++) sums[a][b] = weight_value(w, o + a, c + b, op->in_zero, 0.0f);
     }
     port_update local = *update; /* in registers: a store to an int8_t might change *update for all the compiler knows */
     for (int32_t a = 0; a < rows; a++) {

@@ -5,19 +5,28 @@
 
 enum { LANES = 4 };
 
+/* Which of `extent` outputs a tap reaches from `at` = input + pad - tap; negative: none. */
+static inline int32_t reached(int32_t at, int32_t stride, int32_t extent) {
+    if (stride != 1 && at >= 0) { /* most are 1, and a division costs as much as the rest */
+        if (at % stride) return -1;
+        at /= stride;
+    }
+    return at < extent ? at : -1;
+}
+
 /* Channels c .. c + lanes - 1 of one input pixel: scale[c] * sum over the taps (u, v) of dy[c] * w[u][v][c]. */
 static void input_lanes(const port_bound *bound, const float *gradient, int32_t y, int32_t x, int32_t c, int32_t lanes, float *sums) {
     const port_op *op = bound->op;
     const int8_t *weight = (op->trained_rows ? bound->trained : bound->frozen) + c;
     float s0 = 0, s1 = 0, s2 = 0, s3 = 0;
     for (int32_t u = 0; u < op->kernel_h; u++) {
-        int32_t i = y + op->pad_top - u;
-        if (i < 0 || i % op->stride_h || i / op->stride_h >= op->out_h) continue;
-        const float *row = gradient + (i / op->stride_h) * op->out_w * op->out_c + c;
+        int32_t i = reached(y + op->pad_top - u, op->stride_h, op->out_h);
+        if (i < 0) continue;
+        const float *row = gradient + i * op->out_w * op->out_c + c;
         for (int32_t v = 0; v < op->kernel_w; v++) {
-            int32_t j = x + op->pad_left - v;
-            if (j < 0 || j % op->stride_w || j / op->stride_w >= op->out_w) continue;
-            const float *dy = row + (j / op->stride_w) * op->out_c;
+            int32_t j = reached(x + op->pad_left - v, op->stride_w, op->out_w);
+            if (j < 0) continue;
+            const float *dy = row + j * op->out_c;
             const int8_t *w = weight + (u * op->kernel_w + v) * op->in_c;
             s0 += dy[0] * (float)w[0];
             if (lanes < LANES) continue;
@@ -36,11 +45,12 @@ static void input_lanes(const port_bound *bound, const float *gradient, int32_t 
 void port_depthwise_input_gradient(const port_bound *bound, const float *gradient, float *target, int accumulate) {
     const port_op *op = bound->op;
     float sums[LANES];
-    for (int32_t y = bound->first; y < bound->last; y++) {
-        for (int32_t x = 0; x < op->in_w; x++) {
-            float *dx = target + (y * op->in_w + x) * op->in_c;
-            for (int32_t c = 0; c < op->in_c;) {
-                int32_t lanes = op->in_c - c >= LANES ? LANES : 1;
+    const int32_t last = bound->last, in_w = op->in_w, in_c = op->in_c;
+    for (int32_t y = bound->first; y < last; y++) {
+        for (int32_t x = 0; x < in_w; x++) {
+            float *dx = target + (y * in_w + x) * in_c;
+            for (int32_t c = 0; c < in_c;) {
+                int32_t lanes = in_c - c >= LANES ? LANES : 1;
                 input_lanes(bound, gradient, y, x, c, lanes, sums);
                 for (int32_t l = 0; l < lanes; l++, c++) dx[c] = accumulate ? dx[c] + sums[l] : sums[l];
             }

@@ -140,17 +140,17 @@ static walk walk_tap(const port_bound *bound, const float *gradient, int32_t u, 
     return w;
 }
 
-/* sums[a][b] = sum over the pixels, row by row, of dy[o + a] * (x[c + b] - zero), for a full 4x4 tile. `resumes`: the sums
- * go on from what they are; compiled for each way, so that a step that is in no bands pays nothing for it. */
+/* to[a][b] = from[a][b] + the sum over the pixels, row by row, of dy[o + a] * (x[c + b] - zero), for a full 4x4 tile.
+ * `from` null: 0; compiled for each way, so that a step that is in no bands pays nothing for it. */
 static inline __attribute__((always_inline)) void sum_tile(
-    const walk *w, int32_t o, int32_t c, int32_t zero, float sums[TILE][TILE], int resumes) {
+    const walk *w, int32_t o, int32_t c, int32_t zero, const float *from, int32_t from_row, float *to, int32_t to_row) {
     float a0 = 0, a1 = 0, a2 = 0, a3 = 0, b0 = 0, b1 = 0, b2 = 0, b3 = 0;
     float c0 = 0, c1 = 0, c2 = 0, c3 = 0, d0 = 0, d1 = 0, d2 = 0, d3 = 0;
-    if (resumes) {
-        a0 = sums[0][0], a1 = sums[0][1], a2 = sums[0][2], a3 = sums[0][3];
-        b0 = sums[1][0], b1 = sums[1][1], b2 = sums[1][2], b3 = sums[1][3];
-        c0 = sums[2][0], c1 = sums[2][1], c2 = sums[2][2], c3 = sums[2][3];
-        d0 = sums[3][0], d1 = sums[3][1], d2 = sums[3][2], d3 = sums[3][3];
+    if (from) {
+        a0 = from[0], a1 = from[1], a2 = from[2], a3 = from[3], from += from_row;
+        b0 = from[0], b1 = from[1], b2 = from[2], b3 = from[3], from += from_row;
+        c0 = from[0], c1 = from[1], c2 = from[2], c3 = from[3], from += from_row;
+        d0 = from[0], d1 = from[1], d2 = from[2], d3 = from[3];
     }
     for (int32_t row = 0; row < w->rows; row++) {
         const float *dy = w->dy + row * w->dy_row + o;
@@ -167,14 +167,14 @@ static inline __attribute__((always_inline)) void sum_tile(
             d0 += g3 * x0, d1 += g3 * x1, d2 += g3 * x2, d3 += g3 * x3;
         }
     }
-    sums[0][0] = a0, sums[0][1] = a1, sums[0][2] = a2, sums[0][3] = a3;
-    sums[1][0] = b0, sums[1][1] = b1, sums[1][2] = b2, sums[1][3] = b3;
-    sums[2][0] = c0, sums[2][1] = c1, sums[2][2] = c2, sums[2][3] = c3;
-    sums[3][0] = d0, sums[3][1] = d1, sums[3][2] = d2, sums[3][3] = d3;
+    to[0] = a0, to[1] = a1, to[2] = a2, to[3] = a3, to += to_row;
+    to[0] = b0, to[1] = b1, to[2] = b2, to[3] = b3, to += to_row;
+    to[0] = c0, to[1] = c1, to[2] = c2, to[3] = c3, to += to_row;
+    to[0] = d0, to[1] = d1, to[2] = d2, to[3] = d3;
 }
 
 static void weight_tile(const walk *w, int32_t o, int32_t c, int32_t zero, float sums[TILE][TILE]) {
-    sum_tile(w, o, c, zero, sums, 0);
+    sum_tile(w, o, c, zero, 0, 0, &sums[0][0], TILE);
 }
 
 /* One of the same sums, for the edges of the weight matrix. */
@@ -192,25 +192,23 @@ static float weight_value(const walk *w, int32_t o, int32_t c, int32_t zero, flo
     return sum;
 }
 
-static void copy_tile(float *to, int32_t to_row, const float *from, int32_t from_row, int32_t rows, int32_t columns) {
-    for (int32_t a = 0; a < rows; a++)
-        for (int32_t b = 0; b < columns; b++) to[a * to_row + b] = from[a * from_row + b];
-}
-
 /* The sums of a tile of a band: from where the band before left them, and to where the next takes them. */
 static __attribute__((noinline)) void band_tile(
     const port_bound *bound, const walk *w, int32_t o, int32_t tap, int32_t c, int32_t rows, int32_t columns, float sums[TILE][TILE]) {
     const port_op *op = bound->op;
     int32_t row_bytes = op->kernel_h * op->kernel_w * op->in_c, corner = o * row_bytes + tap * op->in_c + c;
-    for (int32_t i = 0; i < TILE * TILE; i++) sums[i / TILE][i % TILE] = 0.0f;
-    if (bound->resumed) copy_tile(&sums[0][0], TILE, bound->resumed + corner, row_bytes, rows, columns);
-    if (rows == TILE && columns == TILE) {
-        sum_tile(w, o, c, op->in_zero, sums, 1);
-    } else {
+    const float *from = bound->resumed ? bound->resumed + corner : 0;
+    float *to = bound->suspended ? bound->suspended + corner : &sums[0][0];
+    int32_t to_row = bound->suspended ? row_bytes : TILE;
+    if (rows < TILE || columns < TILE) {
         for (int32_t a = 0; a < rows; a++)
-            for (int32_t b = 0; b < columns; b++) sums[a][b] = weight_value(w, o + a, c + b, op->in_zero, sums[a][b]);
+            for (int32_t b = 0; b < columns; b++)
+                to[a * to_row + b] = weight_value(w, o + a, c + b, op->in_zero, from ? from[a * row_bytes + b] : 0.0f);
+    } else if (from) {
+        sum_tile(w, o, c, op->in_zero, from, row_bytes, to, to_row);
+    } else {
+        sum_tile(w, o, c, op->in_zero, 0, 0, to, to_row);
     }
-    if (bound->suspended) copy_tile(bound->suspended + corner, row_bytes, &sums[0][0], TILE, rows, columns);
 }
 
 /* Updates the tile's weights in the order a, b: the order in which random numbers are drawn. */

@@ -120,7 +120,7 @@ def measure(case: str, folder: Path, arguments: argparse.Namespace) -> list[Row]
             if base is None:
                 alike.append(_plain(Row(case, f"{weights}, checkpointing", None), options, "checkpointing"))
         for mib in arguments.budgets:
-            alike.append(_within(Row(case, f"{weights}, port-agent finetune", mib), options, folder, arguments))
+            alike.append(_within(Row(case, f"{weights}, finetune", mib), options, folder, arguments))
         reference = next((row.losses for row in alike if row.losses), None)
         rows += [dataclasses.replace(row, equal=row.losses and row.losses == reference) for row in alike]
     return rows

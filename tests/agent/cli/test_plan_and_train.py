@@ -208,23 +208,28 @@ def port_job():
 """
 
 
+_ABOVE_FLOOR_MIB = 62
+
+
 @pytest.mark.long
 def test_pages_go_to_several_media_and_the_numbers_stay(tmp_path: Path) -> None:
     """What lives within a step goes to the faster second medium, weights and optimizer state to the first."""
     (tmp_path / "train.py").write_text(PAGING_SCRIPT)
     where = ["--page-dir", "card", "--page-dir", "stick"]
-    digests = []
-    for ram, media in (("330M", where), ("800M", [])):
+    digests, ram = [], "800M"
+    for media in ([], where):
         words = ["train.py", "--ram", ram, "-o", "job.port", "--strategy", "greedy", "--flash-write", "50M", "--json"]
         done = run(tmp_path, "plan", *words, *media)
         assert done.returncode == 0, done.stderr
-        written = [medium["written_bytes"] for medium in json.loads(done.stdout)["media"]]
+        told = json.loads(done.stdout)
+        written = [medium["written_bytes"] for medium in told["media"]]
         assert written == [0] if not media else min(written) > 8 << 20
         done = run(
             tmp_path, "train", "job.port", "--steps", "3", "--state-dir", f"state-{ram}", "--json", "--digest", *media
         )
         assert done.returncode == 0, done.stderr
         digests.append(json.loads(done.stdout.splitlines()[-1])["digest"])
+        ram = f"{(told['floor_bytes'] >> 20) + _ABOVE_FLOOR_MIB}M"  # the process takes more where its code lies in large folios
     assert digests[0] == digests[1]
 
 

@@ -70,7 +70,7 @@ def check_arguments(op: Op, graph: StepGraph) -> None:
     given = dict(op.kwargs)
     if COORDINATES.get(op.name, -1) >= len(op.args):
         raise GraphError(f"{op.name} is called without its coordinates; plan the job again")
-    if op.name == REPEATS and not op.args:
+    if op.name == REPEATS and not (op.args and isinstance(op.args[0], Ref)):
         raise GraphError(f"{op.name} is called without its repeats; plan the job again")
     if op.name in CONNECTIONIST and (
         len(op.args) < _CONNECTIONIST_OPERANDS or not all(isinstance(a, Ref) for a in op.args[:2])

@@ -221,5 +221,6 @@ def test_repeats_that_cannot_be_counted_never_reach_torch(repeats: list[int]) ->
         values.caller(op, op.args)()
     values.bind(0, torch.arange(len(repeats)))
     assert values.caller(op, op.args)().numel() == sum(range(len(repeats)))
-    with pytest.raises(GraphError, match="without its repeats"):
-        values.caller(replace(op, args=(), kwargs=(("repeats", Ref(0)),)), ())
+    for args, kwargs in (((), (("repeats", Ref(0)),)), ((3,), ())):
+        with pytest.raises(GraphError, match="without its repeats"):
+            values.caller(replace(op, args=args, kwargs=kwargs), args)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from agent.follow.products import column_blocks
+from agent.follow.products import column_blocks, tells_orders_apart
 from agent.follow.storages import address_of
 from agent.packing.grids import NF4_LEVELS, GridMatrix, QuantizationGrid, decode
 
@@ -117,7 +117,7 @@ def _product(
         else:
             whole = torch.nn.functional.linear(flat, weight, bias)
         del weight
-        if form not in _equal_in_blocks:
+        if form not in _equal_in_blocks and tells_orders_apart(flat):
             parts = blockwise(flat, codes, scales, bias, grid.value, dtype)
             _equal_in_blocks[form] = torch.equal(whole.view(torch.uint8), parts.view(torch.uint8))
         return whole

@@ -251,7 +251,7 @@ def _equal_in_blocks(product: MappedProduct) -> bool:
             part.normal_(generator=generator)
         args = [
             torch.randn(span(a), generator=generator, dtype=a.dtype).as_strided(a.shape, a.stride())
-            if isinstance(a, torch.Tensor) and a is not weight and not _tells_orders_apart(a) else a for a in product.args
+            if isinstance(a, torch.Tensor) and a is not weight and not tells_orders_apart(a) else a for a in product.args
         ]  # fmt: skip
         args[position] = flat.as_strided(weight.shape, weight.stride())
         whole = product.func(*args, **product.kwargs)
@@ -261,7 +261,7 @@ def _equal_in_blocks(product: MappedProduct) -> bool:
         )
 
 
-def _tells_orders_apart(operand: torch.Tensor) -> bool:
+def tells_orders_apart(operand: torch.Tensor) -> bool:
     """Tell whether an operand has enough numbers, none of them infinite, for sums in another order to differ."""
     rows = operand if operand.dim() < 2 else operand[:: max(1, operand.shape[0] // _ROWS_LOOKED_AT)].float()
     return bool(rows.count_nonzero() >= _DENSE_SHARE * rows.numel()) and math.isfinite(float(rows.sum()))

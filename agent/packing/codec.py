@@ -114,7 +114,7 @@ def packed_bytes(layout: Layout, source: int, *, level: int | None = None) -> in
 
     `level` (here and below) forces an implementation, for tests and benchmarks; see packing.h.
     """
-    library, level = _library_and_level(level)
+    library, level = library_and_level(level)
     match layout.codec:
         case Codec.BITS | Codec.SIGN:
             return largest_bytes(layout)
@@ -134,7 +134,7 @@ def pack(layout: Layout, source: int, target: int, capacity_bytes: int, *, level
     The two must not overlap. Raises PackingOverflowError or UnsuitableDataError with the source unchanged and the
     target's content undefined; memory behind the capacity is never touched.
     """
-    library, level = _library_and_level(level)
+    library, level = library_and_level(level)
     match layout.codec:
         case Codec.BITS:
             result = library.port_bits_pack(level, source, layout.count, target, capacity_bytes)
@@ -159,7 +159,7 @@ def unpack(layout: Layout, packed: int, size_bytes: int, target: int, *, level: 
     Raises CorruptPackingError, before anything is written, if sizes and flags contradict each other. Changed items are
     not noticed: checksums belong to whoever stores the bytes.
     """
-    library, level = _library_and_level(level)
+    library, level = library_and_level(level)
     match layout.codec:
         case Codec.BITS:
             result = library.port_bits_unpack(level, packed, size_bytes, target, layout.count)
@@ -182,7 +182,7 @@ def select(
 
     Raises CorruptPackingError, before anything is written, where sizes and bits contradict each other.
     """
-    library, level = _library_and_level(level)
+    library, level = library_and_level(level)
     if library.port_sign_select(level, packed, size_bytes, gradients, target, layout.count) == _CORRUPT:
         raise CorruptPackingError(layout, size_bytes)
 
@@ -198,7 +198,8 @@ def _library_path() -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def _library_and_level(level: int | None) -> tuple[ctypes.CDLL, int]:
+def library_and_level(level: int | None) -> tuple[ctypes.CDLL, int]:
+    """Return the library and the level asked for, None for the best. Raises PackingError for one that is not here."""
     best = best_level()
     if level is not None and not 0 <= level <= best:
         raise PackingError(f"this CPU has packing levels 0 to {best}, not {level}")

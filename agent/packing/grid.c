@@ -16,19 +16,15 @@ static inline uint16_t to_bfloat16(float value) {
 /* A function decodes one block; `to` needs no alignment. */
 typedef void decode_block(const uint8_t *codes, float scale, const float *levels, uint8_t *to);
 
-FOR_EVERY_LEVEL void scale_levels(const float *levels, float scale, float *scaled) {
+FOR_EVERY_LEVEL void round_levels(const float *levels, float scale, uint16_t *rounded) {
     for (int i = 0; i < NF4_LEVELS; i++)
-        scaled[i] = levels[i] * scale;
-}
-
-FOR_EVERY_LEVEL void round_levels(const float *scaled, uint16_t *rounded) {
-    for (int i = 0; i < NF4_LEVELS; i++)
-        rounded[i] = to_bfloat16(scaled[i]);
+        rounded[i] = to_bfloat16(levels[i] * scale);
 }
 
 FOR_EVERY_LEVEL void nf4_float(const uint8_t *codes, float scale, const float *levels, uint8_t *to) {
     float scaled[NF4_LEVELS], two[2];
-    scale_levels(levels, scale, scaled);
+    for (int i = 0; i < NF4_LEVELS; i++)
+        scaled[i] = levels[i] * scale;
     for (int i = 0; i < NF4_BLOCK / 2; i++) {
         two[0] = scaled[codes[i] & 15u];
         two[1] = scaled[codes[i] >> 4];
@@ -37,10 +33,8 @@ FOR_EVERY_LEVEL void nf4_float(const uint8_t *codes, float scale, const float *l
 }
 
 FOR_EVERY_LEVEL void nf4_bfloat16(const uint8_t *codes, float scale, const float *levels, uint8_t *to) {
-    float scaled[NF4_LEVELS];
     uint16_t rounded[NF4_LEVELS], two[2];
-    scale_levels(levels, scale, scaled);
-    round_levels(scaled, rounded);
+    round_levels(levels, scale, rounded);
     for (int i = 0; i < NF4_BLOCK / 2; i++) {
         two[0] = rounded[codes[i] & 15u];
         two[1] = rounded[codes[i] >> 4];
@@ -66,10 +60,8 @@ FOR_EVERY_LEVEL void int8_bfloat16(const uint8_t *codes, float scale, const floa
 
 /* The rounded levels as two tables of bytes, which a byte shuffle looks up sixteen codes in at once. */
 FOR_EVERY_LEVEL void split_levels(const float *levels, float scale, uint8_t *low, uint8_t *high) {
-    float scaled[NF4_LEVELS];
     uint16_t rounded[NF4_LEVELS];
-    scale_levels(levels, scale, scaled);
-    round_levels(scaled, rounded);
+    round_levels(levels, scale, rounded);
     for (int i = 0; i < NF4_LEVELS; i++) {
         low[i] = (uint8_t)rounded[i];
         high[i] = (uint8_t)(rounded[i] >> 8);

@@ -4,7 +4,7 @@ import ctypes
 from dataclasses import dataclass
 from enum import StrEnum
 
-from agent.packing.codec import PackingError, best_level, loaded_library
+from agent.packing.codec import PackingError, library_and_level
 
 
 class QuantizationGrid(StrEnum):
@@ -59,10 +59,10 @@ def decode(
     A value is its level times its block's scale in 32 bits, rounded to nearest, ties to even. `level` forces an
     implementation, as in `pack`. Raises PackingError for columns that are no whole blocks.
     """
-    best = best_level()
+    library, level = library_and_level(level)
     levels = ctypes.addressof(_LEVELS) if matrix.grid is QuantizationGrid.NF4 else None
-    written = loaded_library().port_grid_decode(
-        best if level is None else min(level, best), matrix.codes, matrix.scales, levels, matrix.row_items, rows.start,
+    written = library.port_grid_decode(
+        level, matrix.codes, matrix.scales, levels, matrix.row_items, rows.start,
         len(rows), columns.start, len(columns), item_bytes, target,
     )  # fmt: skip
     if written < 0:

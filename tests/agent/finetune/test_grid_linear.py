@@ -49,6 +49,13 @@ def test_the_bits_are_those_of_a_plain_layer(
     assert len(grid_linear._equal_in_blocks) == 2
 
 
+def test_an_operand_that_hides_the_order_of_sums_settles_nothing() -> None:
+    layer = layer_of(QuantizationGrid.NF4, torch.randn(256, 512))
+    assert torch.equal(layer(torch.zeros(3, 512)), torch.zeros(3, 256)) and not grid_linear._equal_in_blocks
+    layer(torch.randn(3, 512))
+    assert len(grid_linear._equal_in_blocks) == 1
+
+
 def test_where_blocks_would_differ_the_whole_is_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = layer_of(QuantizationGrid.NF4, torch.randn(256, 512))
     given = torch.randn(3, 512)

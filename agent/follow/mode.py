@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import enable_reentrant_dispatch
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -513,10 +514,13 @@ class FollowMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run one operator; a tensor subclass takes itself apart first, and its parts come here."""
+        """Run one operator; a tensor subclass takes itself apart first, and its parts come here.
+
+        Tensors without memory go to their own mode, which is below this one while a program is traced (`torch.export`).
+        """
         refuse_unfollowable(func, args, types)
         if types and any(is_wrapper(t) for t in tensors_in((*args, *(kwargs or {}).values()))):
-            return NotImplemented
+            return func(*args, **(kwargs or {})) if FakeTensor in types else NotImplemented
         if torch.is_inference_mode_enabled() and _is_composite(func):
             with enable_reentrant_dispatch(), self:
                 # torch's own kernel; `decompose` prefers decompositions in Python, which have other bits (gru)

@@ -5,13 +5,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     checkpoint_sequential,
     create_selective_checkpoint_contexts,
 )
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.follow_zoo.compare import state, training_begins
 from benchmarks.follow_zoo.features.registry import Features, classify, learn, perceptron, rows, square, targets
@@ -350,3 +353,42 @@ def traced() -> Any:
 @FEATURES.add
 def fx_graph() -> Any:
     return learn(torch.fx.symbolic_trace(perceptron(nn.Tanh())), classify)
+
+
+@FEATURES.add
+def exported_between_steps() -> Any:
+    model = perceptron(nn.GELU())
+    before = learn(model, classify, steps=2)
+    program = torch.export.export(model, (rows(),))
+    made = program.module()(rows())
+    return before, made, [str(node.target) for node in program.graph.nodes], learn(model, classify, steps=2)
+
+
+@FEATURES.add
+def exported_and_trained() -> Any:
+    exported = torch.export.export(perceptron(nn.Tanh()), (rows(),)).module()
+    return learn(exported, classify)
+
+
+@FEATURES.add
+def graph_of_a_gradient() -> Any:
+    model = perceptron(nn.Tanh())
+    weight = model[0].weight.detach()
+    traced = make_fx(torch.func.grad(lambda w: (rows() @ w.T).tanh().sum()))(weight)
+    return traced(weight), learn(model, classify)
+
+
+@FEATURES.add
+def operators_counted() -> Any:
+    model = perceptron(nn.Tanh())
+    with FlopCounterMode(display=False) as counter:
+        ended = learn(model, classify, steps=2)
+    return counter.get_total_flops(), ended
+
+
+@FEATURES.add
+def shapes_tried_on_fake_tensors() -> Any:
+    model = perceptron(nn.Tanh())
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        shape = tuple(model(mode.from_tensor(rows())).shape)
+    return shape, learn(model, classify)

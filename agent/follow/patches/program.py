@@ -39,6 +39,8 @@ class ProgramHooks:
         self._follower = follower
         self._undo: list[Callable[[], None]] = []
         self._depth = 0
+        self._accumulates = False
+        """Whether a backward() or an optimizer has ended a segment: a gradient asked for by itself does no longer."""
 
     def install(self) -> None:
         """Put every hook in place."""
@@ -76,16 +78,19 @@ class ProgramHooks:
         self._undo.append(undo)
 
     def _optimizer_stepped(self, *_: Any) -> None:
+        self._accumulates = True
         self._follower.end_segment(stepped=True)
 
     def _around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:
+            accumulates = bool(kwargs.get("accumulate_grad"))
             self._depth += 1
             try:
                 return original(*args, **kwargs)
             finally:
                 self._depth -= 1
-                if self._depth == 0:
+                if self._depth == 0 and (accumulates or not self._accumulates):
+                    self._accumulates = self._accumulates or accumulates
                     self._follower.end_segment()
 
         return backward

@@ -51,3 +51,15 @@ def test_a_scripted_module_is_written_whole_or_refused(traced: bool, tmp_path: P
         assert other.sum() == 2 * 256 * 256
     buffer.seek(0)
     assert torch.equal(torch.jit.load(buffer)(x), model(x))
+
+
+def test_a_gradient_asked_for_by_itself_ends_a_segment_only_in_programs_that_accumulate_none(tmp_path: Path) -> None:
+    weight = torch.ones(256, 256, requires_grad=True)
+    with budget(tensors="4K", page_dir=tmp_path) as b:
+        torch.autograd.grad((weight * 2).sum(), weight)
+        torch.autograd.grad((weight * 2).sum(), weight)
+        assert b.report.segments == 2
+        (weight * 2).sum().backward()
+        assert b.report.segments == 3
+        torch.autograd.grad((weight * 2).sum(), weight)
+        assert b.report.segments == 3

@@ -5,7 +5,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from agent.follow.lists import runs_by_element, split_call
 from agent.follow.memory import ProcessBudget, WorkspaceMeter
 from agent.follow.operands import (
     bare_storages_in,
+    is_composite,
     is_wrapper,
     known_bytes,
     result_bytes,
@@ -103,14 +103,31 @@ class Follower:
         with self.lock:
             if self._held or self._pace is not None:
                 self._wait_while_held()
+            traits = traits_of(func)
+            if traits.views:
+                return self._view(func, args, kwargs)
             self._at_hand = func
             for gone in self.residency.bury():
                 self.book.ended(gone)
                 if self.planning.recording is not None:
                     self.planning.recording.ended(gone)
-            if traits_of(func).takes_lists and runs_by_element(func, args, self.residency.limit_bytes):
+            if traits.takes_lists and runs_by_element(func, args, self.residency.limit_bytes):
                 return split_call(func, args, kwargs, self._run_one)
             return self._run_one(func, args, kwargs)
+
+    def _view(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return views of operands: no step of a trace, two of five operators are such.
+
+        Some ask whether they end within the storage: one that is away comes back, its next use is near.
+        """
+        for storage in storages_in(args, self.table):
+            if not storage.resident and not storage.in_file:
+                storage.pins += 1
+                try:
+                    self.residency.bring([storage])
+                finally:
+                    storage.pins -= 1
+        return func(*args, **kwargs)
 
     def _run_one(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         residency, book, traits = self.residency, self.book, traits_of(func)
@@ -475,7 +492,7 @@ def _to_bring(
     """Return which operands must be resident: not those read by row or in pieces from a mapping."""
     if cut is not None:
         return [storage for storage in inputs if storage is not cut.storage]
-    if traits.reads_no_byte:
+    if traits.reads_rows:
         return [storage for storage in inputs if not storage.in_file]
     return inputs if whole else [s for s in inputs if s.resident or not s.clean or s.mapped]
 
@@ -487,16 +504,6 @@ def _alone(result: Any) -> Sequence[torch.Tensor]:
 def _call_fused(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     with autocast.as_the_program_has_it():
         return func(*args, **kwargs)
-
-
-@cache
-def _is_composite(func: Any) -> bool:
-    """Tell whether an operator is made of others.
-
-    In inference mode such operators come to a dispatch mode whole. Run there, with autograd switched off below, a product
-    with a weight is not folded as in plain PyTorch (`should_fold` in LinearAlgebra.cpp asks `requires_grad`).
-    """
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
 
 
 class FollowMode(TorchDispatchMode):
@@ -521,7 +528,9 @@ class FollowMode(TorchDispatchMode):
         refuse_unfollowable(func, args, types)
         if types and any(is_wrapper(t) for t in tensors_in((*args, *(kwargs or {}).values()))):
             return func(*args, **(kwargs or {})) if FakeTensor in types else NotImplemented
-        if torch.is_inference_mode_enabled() and _is_composite(func):
+        if torch.is_inference_mode_enabled() and is_composite(func):
+            # Composites come here whole in this mode. Below, where autograd is off, a product with a weight is not folded as
+            # in plain PyTorch (`should_fold` in LinearAlgebra.cpp asks `requires_grad`).
             with enable_reentrant_dispatch(), self:
                 # torch's own kernel; `decompose` prefers decompositions in Python, which have other bits (gru)
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **(kwargs or {}))

@@ -111,6 +111,9 @@ def reads_nothing(func: Any) -> bool:
     return func._schema.name in _READ_NOTHING
 
 
+_UNSAFE_VIEW = "aten::_unsafe_view"
+"""A view whose schema does not say that it is one: autograd need not know."""
+
 _READ_ROWS = frozenset(f"aten::{name}" for name in ("embedding", "index_select", "_local_scalar_dense"))
 """Operators that read what they are told of an operand, not all of it."""
 
@@ -123,16 +126,27 @@ def reads_rows(func: Any) -> bool:
 
 @cache
 def only_views(func: Any) -> bool:
-    """Tell whether an operator reads no byte of its operands: it returns views of them."""
+    """Tell whether an operator reads no byte of its operands: all that it returns are views of them."""
+    if func._schema.name == _UNSAFE_VIEW:
+        return True
+    if is_composite(func):  # `contiguous` and others return an operand or a copy of it
+        return False
     written = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
-    return bool(func._schema.returns) and not makes_storage(func) and not written
+    results = func._schema.returns
+    return bool(results) and not written and all(result.alias_info is not None for result in results)
+
+
+@cache
+def is_composite(func: Any) -> bool:
+    """Tell whether an operator is made of others."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
 
 
 @cache
 def makes_storage(func: Any) -> bool:
     """Tell whether an operator returns a tensor that is no view of an argument."""
-    if func._schema.name == "aten::_unsafe_view":
-        return False  # its schema does not say that it is one: autograd need not know
+    if func._schema.name == _UNSAFE_VIEW:
+        return False
     return any(result.alias_info is None and "Tensor" in str(result.type) for result in func._schema.returns)
 
 

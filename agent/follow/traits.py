@@ -31,9 +31,9 @@ class OperatorTraits:
     name: str
     """With its namespace, without its overload."""
     number: int
+    views: bool
+    """It returns views of its operands, and reads no byte of them."""
     reads_nothing: bool
-    reads_no_byte: bool
-    """It returns views, or reads rows of what lies in a file: that need not be brought."""
     reads_rows: bool
     makes_storage: bool
     writes: bool
@@ -64,7 +64,7 @@ def forget_traits() -> None:
 def _learn(func: Any) -> OperatorTraits:
     name = str(func._schema.name)
     traits = _known[id(func)] = OperatorTraits(
-        func, name, stable_number(func), reads_nothing(func), only_views(func) or reads_rows(func), reads_rows(func),
+        func, name, stable_number(func), only_views(func), reads_nothing(func), reads_rows(func),
         makes_storage(func), bool(written_arguments(func)), repeatable(func), is_elementwise(func), takes_lists(func),
         may_be_refused(func), is_product(func) or looks_up_rows(func), name in autocast.FUSED,
     )  # fmt: skip

@@ -72,7 +72,21 @@ def test_what_is_foreseen_without_a_meta_kernel_is_what_is_made() -> None:
 def test_what_takes_no_memory_here_is_foreseen_as_nothing() -> None:
     assert operands.result_bytes(ATEN.empty.memory_format, ([1 << 20],), {"device": torch.device("meta")}) == 0
     assert operands.result_bytes(ATEN._unsafe_view.default, (torch.rand(4, 6), [24]), {}) == 0
-    assert operands.only_views(ATEN._unsafe_view.default)
+
+
+def test_views_are_told_from_what_reads_or_may_copy() -> None:
+    views = (ATEN._unsafe_view, ATEN.view, ATEN.t, ATEN.detach, ATEN.split.Tensor, ATEN.as_strided, ATEN.lift_fresh)
+    others = (
+        ATEN._local_scalar_dense,
+        ATEN.equal,
+        ATEN.contiguous,
+        ATEN.squeeze_,
+        ATEN.clone,
+        ATEN.set_.source_Storage,
+    )
+    for packet in (*views, *others):
+        func = packet if isinstance(packet, torch._ops.OpOverload) else packet.default
+        assert operands.only_views(func) == (packet in views), func
 
 
 def test_what_is_created_is_foreseen_and_no_random_number_is_drawn() -> None:

@@ -14,8 +14,8 @@ ATEN = torch.ops.aten
     [
         (ATEN.add_.Tensor, {"writes", "elementwise"}),
         (ATEN.mul.Tensor, {"makes_storage", "repeatable", "elementwise"}),
-        (ATEN.view.default, {"reads_no_byte"}),
-        (ATEN.embedding.default, {"reads_no_byte", "reads_rows", "makes_storage", "repeatable", "cut_from_file"}),
+        (ATEN.view.default, {"views"}),
+        (ATEN.embedding.default, {"reads_rows", "makes_storage", "repeatable", "cut_from_file"}),
         (ATEN.mm.default, {"makes_storage", "repeatable", "cut_from_file"}),
         (ATEN._foreach_add_.Scalar, {"writes", "takes_lists", "elementwise"}),
         (ATEN.prod.default, {"makes_storage", "repeatable", "may_be_refused"}),

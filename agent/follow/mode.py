@@ -526,8 +526,10 @@ class FollowMode(TorchDispatchMode):
         Tensors without memory go to their own mode, which is below this one while a program is traced (`torch.export`).
         """
         refuse_unfollowable(func, args, types)
+        if FakeTensor in types:
+            return func(*args, **(kwargs or {}))
         if types and any(is_wrapper(t) for t in tensors_in((*args, *(kwargs or {}).values()))):
-            return func(*args, **(kwargs or {})) if FakeTensor in types else NotImplemented
+            return NotImplemented
         if torch.is_inference_mode_enabled() and is_composite(func):
             # Composites come here whole in this mode. Below, where autograd is off, a product with a weight is not folded as
             # in plain PyTorch (`should_fold` in LinearAlgebra.cpp asks `requires_grad`).

@@ -1,6 +1,7 @@
 """The budget of `port-agent exec`: started at the program's import of torch, accounted for at its end."""
 
 import json
+import resource
 import sys
 import time
 import weakref
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.malloc import active, release_free_memory
 from agent.system.atomic_file import write_atomically
-from agent.system.memory_belt import widen_data_limit
+from agent.system.memory_belt import untouched_library_bytes, widen_data_limit
 from planner.ir.code_pages import release_code_pages
 from planner.ir.errors import PortError
 from planner.ir.process_memory import peak_resident_bytes
@@ -20,6 +21,10 @@ from planner.ir.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from agent.follow.budget import Budget, Report
     from agent.follow.exec.opportunistic import Opportunistic
+
+
+_FOR_LOADING_BYTES = 64 << 30
+"""More than any build of torch maps when it is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +61,18 @@ class ExecBudget:
         self._attached: Opportunistic | None = None
         self._refused = False
         self._begin = time.perf_counter()
-        self._widen = widen_data_limit
+        self._widen, self._widened_for_torch = widen_data_limit, 0
         allocator = active() if options.data_limited else None
         if allocator is not None and allocator.allow_reservations():
             self._widen = allocator.widen_data_limit
+
+    def expect_torch(self) -> None:
+        """Take RLIMIT_DATA off while torch loads: a budget that its code fills is refused by `start`, with the figure."""
+        if self._options.data_limited:
+            before, _ = resource.getrlimit(resource.RLIMIT_DATA)
+            self._widen(_FOR_LOADING_BYTES)
+            after, _ = resource.getrlimit(resource.RLIMIT_DATA)
+            self._widened_for_torch = after - before
 
     def start(self) -> None:
         """Begin to hold the budget, torch being there now.
@@ -69,6 +82,8 @@ class ExecBudget:
         from agent.follow.budget import budget
         from agent.follow.patches import deferred_modules, light_dynamo
 
+        if self._options.data_limited:
+            self._widen(untouched_library_bytes() - self._widened_for_torch)
         light_dynamo.hold_place()
         deferred_modules.defer_modules()
         options = self._options

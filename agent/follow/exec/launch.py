@@ -58,7 +58,7 @@ def main() -> None:
     budget = ExecBudget(ExecOptions(**options.budget), words)  # type: ignore[arg-type]  # asdict in the command line
     run = _module_runner(words[0]) if options.module else _path_runner(words[0])
     aside = _OwnModules()
-    sys.meta_path.insert(0, _WhenTorchLoads(aside, budget.start))
+    sys.meta_path.insert(0, _WhenTorchLoads(aside, budget))
     atexit.register(_finish, aside, budget, os.getpid())  # registered first, so that it runs last
     try:
         run()
@@ -127,10 +127,10 @@ def _show_only_theirs() -> None:
 
 
 class _WhenTorchLoads(MetaPathFinder):
-    """Load torch thriftily at the program's own import of it, and call `start` before that import returns."""
+    """Load torch thriftily at the program's own import of it, and start the budget before that import returns."""
 
-    def __init__(self, aside: "_OwnModules", start: Callable[[], None]) -> None:
-        self._aside, self._start, self._pid = aside, start, os.getpid()
+    def __init__(self, aside: "_OwnModules", budget: ExecBudget) -> None:
+        self._aside, self._budget, self._pid = aside, budget, os.getpid()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
@@ -139,10 +139,11 @@ class _WhenTorchLoads(MetaPathFinder):
         if fullname != "torch" or os.getpid() != self._pid:  # a child that imports torch itself has no budget
             return None
         sys.meta_path.remove(self)
+        self._budget.expect_torch()
         load_torch_library()
         spec = importlib.util.find_spec("torch")
         if spec is not None and spec.loader is not None:
-            spec.loader = _TorchLoader(spec.loader, self._aside, self._start)
+            spec.loader = _TorchLoader(spec.loader, self._aside, self._budget.start)
         return spec
 
 

@@ -15,7 +15,11 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 FUNCTIONS: Mapping[str, tuple[str, ...]] = {
-    "torch.fx.experimental.symbolic_shapes": ("guard_or_false", "statically_known_true"),
+    "torch.fx.experimental.symbolic_shapes": (
+        "guard_or_false",
+        "statically_known_true",
+        "has_free_unbacked_symbols",
+    ),
     "scipy.optimize": ("linear_sum_assignment",),
 }
 """The modules, and the functions that are taken from them while others are imported."""

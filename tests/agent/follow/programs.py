@@ -2,10 +2,13 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tempfile
 import textwrap
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,20 @@ def followed(*words: str, folder: Path, bound: tuple[str, ...] = EVERYTHING_LEAV
 def exec_words(bound: tuple[str, ...], folder: Path) -> list[str]:
     """Return the words before the program's own; pages are kept in `folder`, which is on a disk in tests, too."""
     return [sys.executable, "-P", "-m", "agent.cli", "exec", "--page-dir", str(folder), *bound, "--"]
+
+
+@cache
+def process_mib() -> int:
+    """Return what a followed process takes at its peak without tensors: a CUDA build of torch takes 300 MiB more."""
+    with tempfile.TemporaryDirectory() as folder:
+        written(Path(folder), "import torch; torch.ones(8, 8) @ torch.ones(8, 8)")
+        (line,) = followed("train.py", folder=Path(folder), bound=("--tensors", "1G")).ours
+    return int(float(re.search(r"peak ([\d.]+) MiB", line)[1]))  # type: ignore[index]
+
+
+def beside_process(mib: int) -> tuple[str, str]:
+    """Return the option of a budget that leaves `mib` MiB beside the process itself."""
+    return "--ram", f"{process_mib() + mib}M"
 
 
 def _run(

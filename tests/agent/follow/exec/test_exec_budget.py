@@ -11,7 +11,16 @@ from safetensors.torch import save_file
 
 from agent.malloc import PreloadMode, preload_mode, preload_path
 from agent.system.python_process import module_environment
-from tests.agent.follow.programs import TRAIN, exec_words, followed, plain, report_of, written
+from tests.agent.follow.programs import (
+    TRAIN,
+    beside_process,
+    exec_words,
+    followed,
+    plain,
+    process_mib,
+    report_of,
+    written,
+)
 
 PEAK_OF = """
 import os, sys
@@ -24,12 +33,13 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 def test_trains_to_the_same_losses(tmp_path: Path) -> None:
     written(tmp_path, TRAIN)
-    expected = plain("train.py", folder=tmp_path)
-    done = followed("train.py", folder=tmp_path, bound=("--ram", "400M", "--report", str(tmp_path / "report.json")))
+    expected, bound = plain("train.py", folder=tmp_path), beside_process(175)
+    ram_mib = int(bound[1].removesuffix("M"))
+    done = followed("train.py", folder=tmp_path, bound=(*bound, "--report", str(tmp_path / "report.json")))
     assert (done.code, done.output, done.said) == (0, expected.output, expected.said)
-    assert len(done.ours) == 1 and "of 400.0 MiB" in done.ours[0]
+    assert len(done.ours) == 1 and f"of {ram_mib}.0 MiB" in done.ours[0]
     report = report_of(tmp_path / "report.json")
-    assert report["program"] == ["train.py"] and report["peak_resident_bytes"] <= 400 << 20
+    assert report["program"] == ["train.py"] and report["peak_resident_bytes"] <= ram_mib << 20
     assert report["steps"] == 3 and "; 3 steps in " in done.ours[0]
     assert report["joules"] > 0 and f"J {report['energy_source']}" in done.ours[0]
 
@@ -47,12 +57,12 @@ def test_the_end_of_the_process_is_within_the_budget_too(tmp_path: Path) -> None
             optimizer.zero_grad()
         """,
     )
-    words = [*exec_words(("--ram", "350M"), tmp_path), "train.py"]
+    words = [*exec_words(beside_process(125), tmp_path), "train.py"]
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", PEAK_OF, *words], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     if sys.platform == "linux":
-        assert int(done.stdout) << 10 <= 350 << 20
+        assert int(done.stdout) << 10 <= process_mib() + 125 << 20
 
 
 RESERVING = """
@@ -78,7 +88,7 @@ def preloads_reservations() -> bool:
 def test_address_space_that_is_only_reserved_takes_nothing_of_the_budget(tmp_path: Path) -> None:
     written(tmp_path, RESERVING)
     expected = plain("train.py", folder=tmp_path)
-    done = followed("train.py", folder=tmp_path, bound=("--ram", "500M"))
+    done = followed("train.py", folder=tmp_path, bound=beside_process(275))
     assert (done.code, done.output, done.said) == (0, expected.output, "")
 
 
@@ -109,6 +119,6 @@ def test_weights_that_stay_in_their_file_are_no_memory_to_rlimit_data(tmp_path: 
 
 def test_an_operator_that_cannot_fit_is_named_with_its_line(tmp_path: Path) -> None:
     written(tmp_path, "import torch\nx = torch.ones(4000, 4000)\ny = x @ x\nz = x @ x\n")
-    named = [line for line in followed("train.py", folder=tmp_path, bound=("--ram", "320M")).ours if "needs" in line]
+    named = [line for line in followed("train.py", folder=tmp_path, bound=beside_process(95)).ours if "needs" in line]
     assert len(named) == 1, "once for each operator, before it runs"
     assert named[0].startswith("port-agent: train.py:3: aten::mm needs ") and "or smaller batches" in named[0]

@@ -19,7 +19,7 @@ from agent.control.client import ControlClient, ControlError
 from agent.follow.exec.opportunistic import CANCEL_PATIENCE_S
 from agent.worker.protocol import ResumeTraining
 from tests import waiting
-from tests.agent.follow.programs import OURS, exec_words, plain
+from tests.agent.follow.programs import OURS, beside_process, exec_words, plain
 from tests.agent.live_daemon import CONFIG, start_agent
 from tests.agent.supervisor.job.attached_program import attached
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, supply_tree
@@ -75,7 +75,7 @@ class Rig:
 
     def start(self, text: str, *words: object, name: str = "train") -> "subprocess.Popen[str]":
         (self.root / f"{name}.py").write_text(text)
-        bound = ("--ram", "500M", "--opportunistic", *self.place)
+        bound = (*beside_process(275), "--opportunistic", *self.place)
         pages = self.root / "pages"
         pages.mkdir(exist_ok=True)
         program = subprocess.Popen(

@@ -38,6 +38,9 @@ LONGEST_STEP = 32
 _SEARCHES = 8
 """Steps of different shapes that are planned in one run."""
 
+_FORESEEN = 4
+"""Steps that are recorded before they came twice: most programs repeat their second one, and need not wait for a fourth."""
+
 _SEARCH_S = 12.0
 """CPU seconds of one search: GPT-2's is within 1 % of its bound by then."""
 
@@ -168,6 +171,10 @@ class Planning:
         self.adopted: Adopted | None = None
         self._search: _Search | None = None
         self._tried: set[tuple[int, ...]] = set()
+        self._looked_for: set[tuple[int, ...]] = set()
+        self._foreseen = _FORESEEN
+        self._since_step: tuple[Trace, ...] = ()
+        """The segments since the last step's end."""
         self._searches_left = _SEARCHES
         self._history: deque[Trace] = deque(maxlen=2 * LONGEST_STEP)
         self._spent: deque[_Spent] = deque(maxlen=LONGEST_STEP + 1)
@@ -189,36 +196,63 @@ class Planning:
         if not whole:
             self.recording = None
         self._history.append(trace)
+        self._since_step += (trace,)
         stats, counters = self._residency.pager.stats, self._residency.counters
         self._spent.append(
             _Spent(time.perf_counter(), stats.read_bytes, stats.written_bytes, counters.recomputing_seconds)
         )
-        if self.recording is not None:
-            self.recording.end_segment(trace)
-            if self.recording.broken:
+        recording = self.recording
+        if recording is not None:
+            recording.end_segment(trace)
+            if recording.complete:
+                self._begin_search(recording)
+            if recording.complete or recording.broken:
                 self.recording = None
-            elif self.recording.complete:
-                self._begin_search(self.recording)
-                self.recording = None
-            return
+            elif recording.expected:
+                return
         if self._residency.pressed and (stepped or not self._optimizers):
             self._step_ended()
 
     def _step_ended(self) -> None:
+        """Judge the plan in force, or begin with one: for a step that came twice, or one that an earlier run planned."""
+        recording, self.recording = self.recording, None
+        last, self._since_step = self._since_step, ()
         step = repeated(self._history)
-        if step is None:
-            return
-        key = tuple(t.prefixes[-1] for t in step)
         if self.adopted is not None and self.adopted.segments == step:
             self._judge(self.adopted)
-        elif key not in self._tried and self._search is None and self._searches_left > 0:
-            self._tried.add(key)
-            self._searches_left -= 1
-            kept = read_plan(self._kept_name(step))
-            if kept is not None and kept.suits(self._bytes_per_s()):
-                self._adopt(step, kept)
-            else:
-                self.recording = StepRecording(step)
+            return
+        if self._search is not None or self._searches_left <= 0:
+            return
+        if not self._adopt_kept(step or last) and step is not None:
+            self._plan(step, recording)
+        if self.recording is None and self.adopted is None and self._search is None and self._foreseen > 0:
+            self._foreseen -= 1
+            self.recording = StepRecording()
+
+    def _adopt_kept(self, step: tuple[Trace, ...]) -> bool:
+        """Adopt the plan that an earlier run kept for a step, if there is one; looked for once."""
+        key = tuple(t.prefixes[-1] for t in step)
+        if key in self._looked_for:
+            return False
+        self._looked_for.add(key)
+        kept = read_plan(self._kept_name(step))
+        if kept is None or not kept.suits(self._bytes_per_s()):
+            return False
+        self._tried.add(key)
+        self._adopt(step, kept)
+        return True
+
+    def _plan(self, step: tuple[Trace, ...], recording: StepRecording | None) -> None:
+        """Search a plan for a step, once, now if it was recorded or when it was."""
+        key = tuple(t.prefixes[-1] for t in step)
+        if key in self._tried:
+            return
+        self._tried.add(key)
+        self._searches_left -= 1
+        if recording is not None and recording.segments == step:
+            self._begin_search(recording)
+        else:
+            self.recording = StepRecording(step)
 
     def _moved(self, segments: int, bytes_per_s: tuple[float, float]) -> Moved:
         """Return what the last step, one of so many segments, moved and recomputed.

@@ -12,17 +12,18 @@ from planner.ir.traced import Departure, TracedOp, TracedStep, TracedStorage
 
 
 class StepRecording:
-    """Records segments that follow each other as `segments` says.
+    """Records segments that follow each other, as `expected` says where that is known already.
 
     `broken` if the program does something else.
     """
 
-    def __init__(self, segments: Sequence[Trace]) -> None:
-        self.segments = tuple(segments)
+    def __init__(self, expected: Sequence[Trace] = ()) -> None:
+        self.expected = tuple(expected)
+        self.segments: tuple[Trace, ...] = ()
+        """Those that ended."""
         self.broken = False
         self.tensor_bytes: float = float("inf")
         """The least that could be resident meanwhile."""
-        self._ended = 0
         self._ops: list[TracedOp] = []
         self._touched: list[tuple[int, ...]] = []
         self._places: list[tuple[int, int]] = []
@@ -33,7 +34,7 @@ class StepRecording:
 
     @property
     def complete(self) -> bool:
-        return self._ended == len(self.segments)
+        return self.expected == self.segments != ()
 
     def add(
         self, inputs: Sequence[Storage], made: Sequence[Storage], written: Sequence[Storage], seconds: float,
@@ -44,8 +45,9 @@ class StepRecording:
         self._born.update(makes)
         self._ops.append(TracedOp(seconds, workspace_bytes, reads, self._indices(written), makes, repeatable))
         self._touched.append(tuple(self._index[s.number] for s in (*inputs, *made)))
-        position = self._places[-1][1] + 1 if self._places and self._places[-1][0] == self._ended else 0
-        self._places.append((self._ended, position))
+        segment = len(self.segments)
+        position = self._places[-1][1] + 1 if self._places and self._places[-1][0] == segment else 0
+        self._places.append((segment, position))
 
     def _indices(self, storages: Sequence[Storage]) -> tuple[int, ...]:
         found = []
@@ -63,10 +65,10 @@ class StepRecording:
         if index is not None:
             self._ends[index] = len(self._ops)
 
-    def end_segment(self, trace: Trace | None) -> None:
+    def end_segment(self, trace: Trace) -> None:
         """Take note that a segment ended."""
-        self.broken = self.broken or self.complete or trace is not self.segments[self._ended]
-        self._ended += 1
+        self.segments += (trace,)
+        self.broken = bool(self.expected) and self.expected[: len(self.segments)] != self.segments
 
     def step(self) -> TracedStep:
         """Return what was recorded."""

@@ -88,7 +88,7 @@ class SegmentPlan:
     """Positions whose result will be made again."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Trace:
     """A segment as it was recorded. Locals are its storages in the order in which they were met."""
 

@@ -32,9 +32,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Training:
     """A small network whose weights, gradients and states do not fit the limit together."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = 3) -> None:
         torch.manual_seed(0)
-        self.model = torch.nn.Sequential(*[torch.nn.Linear(144, 144) for _ in range(3)])
+        self.model = torch.nn.Sequential(*[torch.nn.Linear(144, 144) for _ in range(layers)])
         self.optimizer = torch.optim.AdamW(self.model.parameters())
 
     def step(self) -> float:
@@ -86,8 +86,36 @@ def test_the_step_is_planned_and_the_plan_is_kept_for_the_next_run(tmp_path: Pat
     assert losses[0][:shorter] == losses[1][:shorter]
     plain = Training()
     assert losses[0] == [plain.step() for _ in losses[0]]
-    assert counts[1] < counts[0]  # neither recorded nor searched again
+    assert counts[1] == 2 < counts[0]  # neither recorded nor searched again; the first step makes the optimizer's state
     assert len(list(cache.iterdir())) == 1
+
+
+def test_a_plan_is_searched_when_a_step_came_twice(tmp_path: Path) -> None:
+    training = Training()
+    with budget(tensors=LIMIT, page_dir=tmp_path):
+        for _ in range(2):
+            training.step()
+            assert planning()._search is None
+        training.step()
+        assert planning()._search is not None
+
+
+def test_steps_of_two_kinds_in_turn_are_planned_as_one(tmp_path: Path) -> None:
+    plain, expected = [Training(), Training(layers=4)], []
+    for turn in range(12):
+        expected.append(plain[turn % 2].step())
+    trained, found = [Training(), Training(layers=4)], []
+    with budget(tensors=LIMIT, page_dir=tmp_path):
+        for turn in range(12):
+            found.append(trained[turn % 2].step())
+            search = planning()._search
+            if search is not None:
+                assert len(search.recording.segments) == 4
+                search.process.wait(timeout=120)
+                break
+        else:
+            raise AssertionError("never planned")
+    assert found == expected[: len(found)]
 
 
 def test_a_plan_keeps_to_the_limits_that_were_given(tmp_path: Path, cache: Path) -> None:

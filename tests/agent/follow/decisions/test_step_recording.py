@@ -59,4 +59,10 @@ def test_a_plan_hangs_on_positions_and_operands_of_segments() -> None:
 def test_another_segment_breaks_it() -> None:
     recording = StepRecording((FORWARD, UPDATE))
     recording.end_segment(UPDATE)
-    assert recording.broken
+    assert recording.broken and not recording.complete
+
+
+def test_without_an_expected_step_every_segment_is_its_own() -> None:
+    recording = StepRecording()
+    recording.end_segment(UPDATE)
+    assert recording.segments == (UPDATE,) and not recording.broken and not recording.complete

@@ -3,7 +3,7 @@
 Logits are the largest tensors of fine-tuning: 74 MiB for 256 tokens of Qwen2.5 in bfloat16, and the loss as one usually writes it
 makes four more of twice that in 32 bits. Rows of a softmax are independent of each other, so those of a few rows are
 enough at once, with the same bits: the gradient takes the logits' own memory, and the chosen log-probabilities are added up
-in the order of the whole.
+in the order of the whole. Where the logits are large and the head is frozen, it runs on some rows at a time, too.
 """
 
 import inspect
@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from torch import nn
 from torch.nn import functional as F
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from agent.finetune.sequences import BUCKET_TOKENS, IGNORED
 from agent.follow.products import column_blocks
@@ -22,29 +24,133 @@ _BLOCK_BYTES = 8 << 20
 _LEAST_ROWS = 16
 """In a block: of fewer, kernels may compute in another order."""
 
+_LOGITS_BYTES = 24 << 20
+"""Of the logits of a block of rows, at most, unless `_HEAD_ROWS` take more."""
 
-def learned_logits(model: Any, tokens: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return logits, [batch, places, vocabulary], and labels, [batch, places], from the first place on after which a token is learned.
-
-    `tokens` and `labels`: [batch, length], a label for each token, IGNORED where none is learned. In steps of
-    BUCKET_TOKENS: each number of rows is a step of its own to whoever plans it.
-    """
-    length = tokens.shape[1]
-    following = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-    first = int((following != IGNORED).any(0).int().argmax())
-    kept = length - first // BUCKET_TOKENS * BUCKET_TOKENS
-    plain = model.get_base_model() if isinstance(model, PeftModel) else model
-    if "logits_to_keep" in inspect.signature(plain.forward).parameters:
-        logits = model(input_ids=tokens, use_cache=False, logits_to_keep=kept).logits
-    else:
-        logits = model(input_ids=tokens, use_cache=False).logits[:, -kept:].contiguous()
-    return logits, following[:, -kept:]
+_HEAD_ROWS = 64
+"""Blocks of rows that the head runs on are multiples of this: of fewer, reading its weight again costs more than multiplying."""
 
 
-def summed_loss(logits: torch.Tensor, labels: torch.Tensor, gradient_of: int | None = None) -> torch.Tensor:
-    """Return the sum of the labels' losses, in 32 bits, of logits [..., vocabulary].
+class LearnedLoss:
+    """The summed loss of the tokens that a model is to learn, and the gradient of all that is trained."""
 
-    With `gradient_of`, the logits then hold the gradient of that sum divided by it: `logits.backward(logits.detach())`
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._plain: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+        self._keeps_rows = "logits_to_keep" in inspect.signature(self._plain.forward).parameters
+        self._in_blocks: bool | None = None
+        """Whether the model's head, run on some rows, gives what the whole model gives for them; None: not seen yet."""
+
+    def __call__(self, tokens: torch.Tensor, labels: torch.Tensor, gradient_of: int | None = None) -> torch.Tensor:
+        """Return the sum of the labels' losses, in 32 bits, with the bits of `cross_entropy(logits.float(), ..., reduction="sum")`.
+
+        `tokens` and `labels`: [batch, length], a label for each token, IGNORED where none is learned. Logits begin at the
+        first place after which a token is learned, in steps of BUCKET_TOKENS: each number of rows is a step of its own to
+        whoever plans it. With `gradient_of`, the gradients of that sum divided by it are added to those of the parameters,
+        by one backward pass.
+        """
+        following = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        first = int((following != IGNORED).any(0).int().argmax())
+        kept = tokens.shape[1] - first // BUCKET_TOKENS * BUCKET_TOKENS
+        following = following[:, -kept:].reshape(-1)
+        step = self._block_rows(len(following))
+        if step is not None and self._in_blocks is None:
+            self._in_blocks = self._stands_alone(tokens)
+        if step is None or not self._in_blocks:
+            return self._of_whole(tokens, kept, following, gradient_of)
+        hidden = self._backbone(input_ids=tokens, use_cache=False).last_hidden_state
+        return self._of_blocks(hidden[:, -kept:], step, following, gradient_of)
+
+    def _of_whole(self, tokens: torch.Tensor, kept: int, labels: torch.Tensor, gradient_of: int | None) -> torch.Tensor:
+        if self._keeps_rows:
+            logits = self._model(input_ids=tokens, use_cache=False, logits_to_keep=kept).logits
+        else:
+            logits = self._model(input_ids=tokens, use_cache=False).logits[:, -kept:].contiguous()
+        chosen = chosen_log_probabilities(logits, labels, gradient_of)
+        if gradient_of is not None:
+            logits.backward(logits.detach())
+        return _summed(chosen, labels)
+
+    def _of_blocks(
+        self, hidden: torch.Tensor, step: int, labels: torch.Tensor, gradient_of: int | None
+    ) -> torch.Tensor:
+        """Run the head on blocks of rows: their logits are given up before the next."""
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        chosen, given = torch.empty(len(labels), 1), torch.empty_like(rows.detach())
+        for start, stop in column_blocks(len(labels), step):
+            block = rows.detach()[start:stop]
+            if gradient_of is not None:
+                block.requires_grad_()
+            logits = self._head(block[None])
+            chosen[start:stop] = chosen_log_probabilities(logits, labels[start:stop], gradient_of)
+            if gradient_of is not None:
+                (given[start:stop],) = torch.autograd.grad(logits, block, logits.detach())
+            del logits
+        if gradient_of is not None:
+            rows.backward(given)
+        return _summed(chosen, labels)
+
+    def _block_rows(self, rows: int) -> int | None:
+        """Return how many rows of logits make a block; None where all are computed at once.
+
+        A head that is trained runs at once: its own gradient is a sum over all rows.
+        """
+        head = self._plain.get_output_embeddings()
+        if self._in_blocks is False or head is None or not self._keeps_rows or self._backbone is self._plain:
+            return None
+        weight = getattr(head, "weight", None)
+        if weight is None or any(p.requires_grad for p in head.parameters()):
+            return None
+        step = max(_LOGITS_BYTES // (weight.shape[0] * weight.element_size()) // _HEAD_ROWS, 1) * _HEAD_ROWS
+        return step if rows >= 2 * step else None
+
+    @property
+    def _backbone(self) -> nn.Module:
+        backbone: nn.Module = self._plain.base_model
+        return backbone
+
+    def _stands_alone(self, tokens: torch.Tensor) -> bool:
+        """Tell whether the head, given what the backbone made of some tokens, gives what the whole model gives for them."""
+        seen: list[torch.Tensor] = []
+        watching = self._backbone.register_forward_hook(lambda _, __, output: seen.append(output.last_hidden_state))
+        with torch.no_grad(), torch.random.fork_rng(devices=()):
+            try:
+                logits = self._model(input_ids=tokens[:1, :_HEAD_ROWS], use_cache=False).logits
+                return torch.equal(logits.view(torch.uint8), self._head(seen[0]).view(torch.uint8))
+            except AttributeError:  # it asks its backbone for more
+                return False
+            finally:
+                watching.remove()
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the model's own logits of hidden rows, [batch, rows, width]: whatever it does behind its backbone."""
+        name = self._plain.base_model_prefix
+        backbone = self._plain._modules[name]
+        self._plain._modules[name] = _Given(hidden)
+        try:
+            logits: torch.Tensor = self._plain(inputs_embeds=hidden, use_cache=False).logits
+        finally:
+            self._plain._modules[name] = backbone
+        return logits
+
+
+class _Given(nn.Module):
+    """Stands for a backbone whose result is there already."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        super().__init__()
+        self._output = BaseModelOutputWithPast(last_hidden_state=hidden)
+
+    def forward(self, *_: Any, **__: Any) -> BaseModelOutputWithPast:
+        return self._output
+
+
+def chosen_log_probabilities(
+    logits: torch.Tensor, labels: torch.Tensor, gradient_of: int | None = None
+) -> torch.Tensor:
+    """Return the log-probability of each label, [rows, 1] in 32 bits, of logits [..., vocabulary]; any where it is IGNORED.
+
+    With `gradient_of`, the logits then hold the gradient of the labels' summed loss divided by it: `logits.backward(logits.detach())`
     goes on with it. Both have the bits of `cross_entropy(logits.float(), labels, reduction="sum")`; the gradient is computed by
     the operators that autograd would call, so the whole step is one forward and one backward pass to whoever follows it.
     """
@@ -65,5 +171,9 @@ def summed_loss(logits: torch.Tensor, labels: torch.Tensor, gradient_of: int | N
                 )
                 del given
         del log_probabilities
+    return chosen
+
+
+def _summed(chosen: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     places = torch.where(labels == IGNORED, IGNORED, 0)
     return F.nll_loss(chosen, places, ignore_index=IGNORED, reduction="sum")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from agent.finetune.checkpoint import Checkpoint, FinetuneProgress
-from agent.finetune.head_loss import learned_logits, summed_loss
+from agent.finetune.head_loss import LearnedLoss
 from agent.finetune.model import load_model, load_tokenizer
 from agent.finetune.options import FinetuneError, FinetuneOptions
 from agent.finetune.records import read_records
@@ -95,6 +95,7 @@ class _Run:
 
     def __init__(self, options: FinetuneOptions, split: Split, model: Any) -> None:
         self.options, self.model = options, model
+        self._learned_loss = LearnedLoss(model)
         self.train_on, self.held_out = split.train, split.held_out
         self.per_update = options.batch * options.accumulate
         self.updates = options.updates or max(1, options.epochs * len(split.train) // self.per_update)
@@ -132,9 +133,7 @@ class _Run:
         learned = sum(sequence.learned for batch in batches for sequence in batch)
         total = 0.0
         for batch in batches:
-            logits, labels = self._logits(batch)
-            total += summed_loss(logits, labels, gradient_of=learned).item()
-            logits.backward(logits.detach())
+            total += self._learned_loss(*_as_tensors(batch), gradient_of=learned).item()
         torch.nn.utils.clip_grad_norm_(self.trained, _CLIP_NORM)
         self.optimizer.step()
         self.schedule.step()
@@ -152,13 +151,6 @@ class _Run:
         order: list[int] = torch.randperm(len(self.train_on), generator=generator).tolist()
         return order
 
-    def _logits(self, batch: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits and labels of a batch's learned tokens."""
-        longest = max(len(sequence.tokens) for sequence in batch)
-        tokens = torch.tensor([[*s.tokens, *[0] * (longest - len(s.tokens))] for s in batch])
-        labels = torch.tensor([[*s.labels, *[IGNORED] * (longest - len(s.labels))] for s in batch])
-        return learned_logits(self.model, tokens, labels)
-
     def held_out_loss(self) -> float | None:
         """Return the mean loss over the held-out tokens; None where none are held out."""
         learned = sum(sequence.learned for sequence in self.held_out)
@@ -166,9 +158,17 @@ class _Run:
             return None
         self.model.eval()
         with torch.no_grad():
-            total = sum(summed_loss(*self._logits([sequence])).item() for sequence in self.held_out)
+            total = sum(self._learned_loss(*_as_tensors([sequence])).item() for sequence in self.held_out)
         self.model.train()
         return total / learned
+
+
+def _as_tensors(batch: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a batch's tokens and labels, [batch, length], filled up to the longest."""
+    longest = max(len(sequence.tokens) for sequence in batch)
+    tokens = torch.tensor([[*s.tokens, *[0] * (longest - len(s.tokens))] for s in batch])
+    labels = torch.tensor([[*s.labels, *[IGNORED] * (longest - len(s.labels))] for s in batch])
+    return tokens, labels
 
 
 def _sample(model: Any, tokenizer: Any, prompt: str) -> str:

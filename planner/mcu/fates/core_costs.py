@@ -1,7 +1,7 @@
 """What a step costs on a core: instructions measured per unit of work, seconds and joules by the board's file.
 
 Instructions are counted exactly in QEMU, row by row (`by_row` of `benchmarks.mcu_networks.target.run_image`), and averaged by
-kernel; what bands add to a step is estimated a sixth too low by them. Cycles per instruction, clock and watts are the board
+kernel; what bands add to a step is estimated a third too low by them. Cycles per instruction, clock and watts are the board
 file's, each with its source. Nothing here ran on a real board.
 """
 

@@ -1,15 +1,15 @@
 """Loss and gradient, some rows at a time, have the bits of the whole; only the rows that matter are computed."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from peft import LoraConfig, get_peft_model
 from torch.nn import functional as F
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from agent.finetune import head_loss
-from agent.finetune.head_loss import learned_logits, summed_loss
+from agent.finetune.head_loss import LearnedLoss, _summed, chosen_log_probabilities
 from agent.finetune.sequences import IGNORED
 
 
@@ -28,41 +28,111 @@ def test_loss_and_gradient_have_the_bits_of_the_whole(
     expected = F.cross_entropy(whole.float(), labels, reduction="sum")
     (expected / 37).backward()
     logits = (first.clone().requires_grad_() + 0).requires_grad_()
-    assert torch.equal(summed_loss(logits, labels), expected.detach()) and torch.equal(logits, first)
-    loss = summed_loss(logits, labels, gradient_of=37)
+    assert torch.equal(_summed(chosen_log_probabilities(logits, labels), labels), expected.detach())
+    assert torch.equal(logits, first)
+    loss = _summed(chosen_log_probabilities(logits, labels, gradient_of=37), labels)
     assert not loss.requires_grad and torch.equal(loss, expected.detach())
     assert whole.grad is not None and torch.equal(logits.detach(), whole.grad)
 
 
-class Model(nn.Module):
-    """What is asked of a language model: logits of each place, the place's number first among them."""
-
-    def __init__(self, *, keeps: bool) -> None:
-        super().__init__()
-        self.asked: int | None = None
-        if keeps:
-            self.forward = self._forward_keeping  # type: ignore[method-assign]
-
-    def forward(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
-        places = torch.arange(input_ids.shape[1]).float()
-        return SimpleNamespace(logits=places[None, :, None].expand(*input_ids.shape, 2))
-
-    def _forward_keeping(self, input_ids: torch.Tensor, use_cache: bool, logits_to_keep: int) -> Any:
-        self.asked = logits_to_keep
-        logits = Model.forward(self, input_ids, use_cache).logits
-        return SimpleNamespace(logits=logits[:, -logits_to_keep:].contiguous())
+LENGTH, VOCABULARY = 96, 500
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 16,
+}  # fmt: skip
+KINDS = ("llama", "gemma2", "qwen2", "cohere", "granite", "gpt_neox")
+"""Those with a cap or a scale behind their head among them."""
 
 
-@pytest.mark.parametrize("keeps", [False, True])
-@pytest.mark.parametrize(("first_label", "first_place"), [(1, 0), (32, 0), (33, 32), (70, 64)])
-def test_rows_begin_at_the_bucket_of_the_first_learned_token(first_label: int, first_place: int, keeps: bool) -> None:
-    tokens = torch.arange(2 * 96).view(2, 96)
+def small_model(kind: str, dtype: torch.dtype = torch.float32) -> Any:
+    """Return a language model with adapters in its attention."""
+    torch.manual_seed(0)
+    fitting = SHAPE if kind != "gpt_neox" else {k: v for k, v in SHAPE.items() if "head_dim" not in k and "kv" not in k}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **fitting)).to(dtype)
+    targets = ["query_key_value"] if kind == "gpt_neox" else ["q_proj", "v_proj"]
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=targets, init_lora_weights=False))
+    return adapted.eval()
+
+
+def data(first_label: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tokens and labels of two sequences; of the first none is learned, of the other those from a place on."""
+    tokens = torch.randint(0, VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(1))
     labels = tokens.clone()
     labels[0] = IGNORED
     labels[1, :first_label] = IGNORED
-    model = Model(keeps=keeps)
-    logits, following = learned_logits(model, tokens, labels)
-    assert logits[..., 0].tolist() == [[*range(first_place, 96)]] * 2
-    assert model.asked == (96 - first_place if keeps else None)
-    expected = F.pad(labels[:, 1:], (0, 1), value=IGNORED)[:, first_place:]
-    assert torch.equal(following, expected)
+    return tokens, labels
+
+
+def gradients(model: Any) -> list[torch.Tensor]:
+    found = [p.grad for p in model.parameters() if p.requires_grad]
+    model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_in_blocks_of_rows_is_the_models_own(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_loss, "_LOGITS_BYTES", 1)
+    monkeypatch.setattr(head_loss, "_HEAD_ROWS", 16)
+    model = small_model(kind)
+    tokens, labels = data(33)
+    measured = LearnedLoss(model)
+    loss, found = measured(tokens, labels, gradient_of=7), gradients(model)
+    again, same = measured(tokens, labels, gradient_of=7), gradients(model)
+    assert measured._in_blocks, "else this test shows nothing"
+    logits = model(input_ids=tokens).logits[:, 32:].reshape(-1, VOCABULARY)
+    following = F.pad(labels[:, 1:], (0, 1), value=IGNORED)[:, 32:].reshape(-1)
+    expected = F.cross_entropy(logits, following, reduction="sum")
+    (expected / 7).backward()
+    torch.testing.assert_close(loss, expected.detach())
+    assert torch.equal(loss, again) and torch.equal(loss, measured(tokens, labels))
+    for mine, other, whole in zip(found, same, gradients(model), strict=True):
+        assert torch.equal(mine, other)
+        torch.testing.assert_close(mine, whole, rtol=1e-4, atol=1e-6)
+
+
+def test_it_is_the_same_step_as_the_same_blocks_in_plain_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_loss, "_LOGITS_BYTES", 1)
+    monkeypatch.setattr(head_loss, "_HEAD_ROWS", 16)
+    model = small_model("llama", torch.bfloat16)
+    tokens, labels = data(1)
+    loss, found = LearnedLoss(model)(tokens, labels, gradient_of=9), gradients(model)
+    plain = model.get_base_model()
+    hidden = plain.model(input_ids=tokens).last_hidden_state.reshape(-1, SHAPE["hidden_size"])
+    following = F.pad(labels[:, 1:], (0, 1), value=IGNORED).reshape(-1)
+    blocks = [plain.lm_head(block.detach().requires_grad_()) for block in hidden.split(16)]
+    given = torch.cat(
+        [_gradient(plain, block, of) for block, of in zip(hidden.split(16), following.split(16), strict=True)]
+    )
+    hidden.backward(given)
+    assert torch.equal(loss, F.cross_entropy(torch.cat(blocks).float(), following, reduction="sum").detach())
+    assert all(map(torch.equal, found, gradients(model)))
+
+
+def _gradient(plain: Any, block: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+    rows = block.detach().requires_grad_()
+    loss = F.cross_entropy(plain.lm_head(rows).float(), following, reduction="sum") / 9
+    (found,) = torch.autograd.grad(loss, rows)
+    return found
+
+
+@pytest.mark.parametrize("trained", ["head", "none"])
+def test_small_logits_and_a_head_that_is_trained_run_at_once(trained: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model("llama")
+    if trained == "head":
+        monkeypatch.setattr(head_loss, "_LOGITS_BYTES", 1)
+        model.get_base_model().lm_head.requires_grad_()
+    tokens, labels = data(1)
+    measured = LearnedLoss(model)
+    measured(tokens, labels, gradient_of=3)
+    assert measured._in_blocks is None
+
+
+@pytest.mark.parametrize(("first_label", "first_place"), [(1, 0), (32, 0), (33, 32), (70, 64)])
+def test_rows_begin_at_the_bucket_of_the_first_learned_token(first_label: int, first_place: int) -> None:
+    model = small_model("llama")
+    asked: list[int] = []
+    model.get_base_model().register_forward_pre_hook(
+        lambda _, __, given: asked.append(given["logits_to_keep"]), with_kwargs=True
+    )
+    LearnedLoss(model)(*data(first_label))
+    assert asked == [LENGTH - first_place]

@@ -39,6 +39,7 @@ examples:
   port-agent finetune Qwen2.5-3B --data notes.txt --ram 900M --base nf4 --out notes-adapter
   port-agent finetune gpt2 --data poems.txt --ram 1G --full --out gpt2-poems --opportunistic
   port-agent finetune gpt2 --data poems.txt --ram 700M --out gpt2-poems --submit
+  port-agent finetune gpt2 --data poems.txt --ram 700M --out gpt2-poems --explain
 
 --submit gives it to the agent of this machine, and returns: the agent runs it when its policy says so (charging, idle, in its
 time window), ends it to give the memory back, and goes on from its checkpoint, also after a restart; `port-agent status`,
@@ -108,6 +109,9 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--sample", metavar="PROMPT", help="show what the model writes after it, before and after")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each update and at the end")
     parser.add_argument(
+        "--explain", action="store_true", help="say what would be done and why, in figures, and train nothing"
+    )
+    parser.add_argument(
         "--submit", action="store_true", help="give it to the agent of this machine as a job, and return"
     )
     add_budget_options(parser)
@@ -131,6 +135,8 @@ def _finetune(arguments: argparse.Namespace) -> int:
         raise UsageError("--targets says where adapters go, and --full has none; give one of them")
     if arguments.full and arguments.base:
         raise UsageError("--full trains all weights, and those of --base are frozen on a grid; give one of them")
+    if arguments.explain and (arguments.submit or arguments.opportunistic):
+        raise UsageError("--explain trains nothing; leave --submit and --opportunistic away")
     check_model_files(arguments.model)
     read_records(arguments.data)
     options = FinetuneOptions(
@@ -142,6 +148,7 @@ def _finetune(arguments: argparse.Namespace) -> int:
     )  # fmt: skip
     if not arguments.submit:
         program = ["agent.cli.finetune", msgspec.json.encode(options).decode()]
+        program += ["--explain", str(arguments.ram)] if arguments.explain else []
         run_in_budget(arguments, program, module=True, name=f"finetune {arguments.model.name}")
     return _submit(arguments, options)
 

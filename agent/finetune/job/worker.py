@@ -144,7 +144,7 @@ class DaemonSteering(Steering):
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """Put off leaving until the update is whole."""
+        """Put off leaving until the update is whole; raise LeaveTraining then."""
         self._updating = True
         try:
             yield

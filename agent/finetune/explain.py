@@ -27,14 +27,17 @@ from planner.ir.process_memory import resident_bytes
 _MOMENTS = 2
 """Of AdamW, for each trained number, in 32 bits."""
 
+WORKING_BYTES = 48 << 20
+"""What the process grows by once kernels run, their code and workspaces: 45 and 51 MiB for 16 layers of Qwen2.5-0.5B."""
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """The figures of a fine-tuning to come; bytes, and counts of numbers, sequences and tokens.
 
     What is kept for the backward pass, the logits and the frozen weights are of one batch. `read_bytes` and `written_bytes`
-    are of one update, by sizes alone: what does not fit beside the rest is read once in each direction, and what is
-    made in the forward pass and does not fit is written and read again.
+    are of one update, by sizes alone: frozen weights that do not fit beside the rest are read once in each direction, at most;
+    what is made in the forward pass and does not fit is written and read again, at least.
     """
 
     model: str
@@ -66,6 +69,8 @@ class Explanation:
     ram_bytes: int
     process_bytes: int
     """Python, the libraries, tokenizer and sequences: this process as it is now."""
+    working_bytes: int
+    """More, once kernels run."""
     trained_bytes: int
     """Trained weights, their gradients and the optimizer's moments."""
     saved_bytes: int
@@ -113,7 +118,7 @@ def explain(options: FinetuneOptions, ram_bytes: int) -> Explanation:
     made = saved + 2 * logits  # and what the logits are computed from in 32 bits, some rows at a time
     if options.lora_rank is None:
         frozen = 0
-    room = ram_bytes - process_bytes - trained_bytes - made
+    room = ram_bytes - process_bytes - WORKING_BYTES - trained_bytes - made
     resident = max(0, min(frozen, room))
     paged = max(0, -room)
     grid_path = folder / FOLDER / f"{options.base}.safetensors"
@@ -126,7 +131,7 @@ def explain(options: FinetuneOptions, ram_bytes: int) -> Explanation:
         records=len(data.records), broken=data.broken, skipped=split.skipped, sequences=len(split.train), held_out=len(split.held_out),
         tokens=sum(lengths), learned_tokens=_learned(sequences), shortest=min(lengths), longest=longest, batch=options.batch,
         accumulate=options.accumulate, updates=count_updates(options, len(split.train)), done=checkpoint.is_file(), ram_bytes=ram_bytes,
-        process_bytes=process_bytes, trained_bytes=trained_bytes, saved_bytes=saved, logits_bytes=logits, frozen_bytes=frozen,
+        process_bytes=process_bytes, working_bytes=WORKING_BYTES, trained_bytes=trained_bytes, saved_bytes=saved, logits_bytes=logits, frozen_bytes=frozen,
         resident_frozen_bytes=resident, read_bytes=options.accumulate * (2 * (frozen - resident) + paged),
         written_bytes=options.accumulate * paged, checkpoint_s=CHECKPOINT_S, checkpoint_bytes=(1 + _MOMENTS) * state_bytes,
         checkpoint=str(checkpoint), out=options.out,

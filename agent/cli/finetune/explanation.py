@@ -40,6 +40,7 @@ def explanation_table(found: "Explanation", options: "FinetuneOptions") -> Table
     table.add_row("updates", f"{found.updates:,} of {found.accumulate} x {found.batch} sequences{goes_on}")
     for name, nbytes, what in (
         ("process", found.process_bytes, "Python, torch, transformers and the data, as this process is now"),
+        ("kernels", found.working_bytes, "what it grows by once they run, about: their code and workspaces"),
         ("trained state", found.trained_bytes, "weights, gradients and two moments of AdamW"),
         ("activations", found.saved_bytes, "kept for the backward pass of the longest batch"),
         ("logits", 2 * found.logits_bytes, "and their gradient, if all of the longest batch are learned"),
@@ -49,7 +50,7 @@ def explanation_table(found: "Explanation", options: "FinetuneOptions") -> Table
     table.add_row("budget", _verdict(found))
     table.add_row(
         "an update",
-        f"reads about {format_bytes(found.read_bytes)} again and writes about {format_bytes(found.written_bytes)}, by sizes alone",
+        f"reads up to {format_bytes(found.read_bytes)} again and writes {format_bytes(found.written_bytes)} or more, by sizes alone",
     )
     table.add_row(
         "checkpoint",

@@ -77,7 +77,7 @@ def test_updates_and_sequences_are_those_of_the_training(asked: FinetuneOptions,
 
 def test_what_does_not_fit_is_read_again_and_written(asked: FinetuneOptions) -> None:
     room = explain(asked, 2000 * MIB)
-    needed = room.process_bytes + room.trained_bytes + room.saved_bytes + 2 * room.logits_bytes
+    needed = room.process_bytes + room.working_bytes + room.trained_bytes + room.saved_bytes + 2 * room.logits_bytes
     plenty, tight, too_tight = (explain(asked, needed + extra) for extra in (64 * MIB, -32 * MIB, -128 * MIB))
     assert plenty.written_bytes == 0
     for found in (tight, too_tight):  # the process itself has a little more or less each time

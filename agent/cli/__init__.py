@@ -11,7 +11,17 @@ from agent.cli.arguments import CommandParser
 from agent.cli.terminal import guarded
 from planner.ir.errors import ExitCode, PortError
 
-AREAS = ("exec", "finetune.command", "plan_and_train", "devices_and_plots", "daemon", "peers", "energy", "mcu")
+AREAS = (
+    "exec",
+    "finetune.command",
+    "finetune.merge",
+    "plan_and_train",
+    "devices_and_plots",
+    "daemon",
+    "peers",
+    "energy",
+    "mcu",
+)
 """Modules of this package that add commands, in the order of `--help`. Each has `add_commands(subparsers)`; a command sets
 `run=function(arguments) -> exit code` with `set_defaults`."""
 

@@ -75,6 +75,7 @@ def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 
 def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     submit = _client(commands, "submit", "give the agent a job", _submit)
+    submit.epilog = "A language model on your own text is submitted by `port-agent finetune ... --submit`."
     submit.add_argument(
         "bundle", nargs="?", type=readable_file_or_folder, metavar="JOB",
         help="a bundle made by `port-agent plan`; with --kind mcu a model directory made by `port-agent mcu compile`",

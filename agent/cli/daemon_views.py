@@ -75,10 +75,15 @@ def _headline(status: Mapping[str, Any]) -> Text:
     return line
 
 
+def _whose(job: Mapping[str, Any]) -> str:
+    """Return what it is to its owner: the daemon started a fine-tuning, and the owner an attached program."""
+    return f"fine-tuning of {job['owner']}" if job["kind"] == "finetune" else f"program of {job['owner']}"
+
+
 def _current_job(job: Mapping[str, Any], status: Mapping[str, Any]) -> Iterable[RenderableType]:
     table = Table.grid(padding=(0, 2))
     total = job["total_steps"]
-    whose = f", program of {job['owner']}, process {job['pid']}" if job["owner"] else ""
+    whose = f", {_whose(job)}, process {job['pid']}" if job["owner"] else ""
     table.add_row(_label("Job"), f"{job['id']} ({job['name']}){whose}")
     if total:
         bar = Table.grid(padding=(0, 1))
@@ -216,7 +221,7 @@ def _why(job: Mapping[str, Any]) -> str:
     if job["retry_in_s"] is not None:
         parts.append(f"again in {format_seconds(round(job['retry_in_s']))}")
     if job["owner"]:
-        parts.append(f"program of {job['owner']}")
+        parts.append(_whose(job))
     if job["priority"]:
         parts.append(f"priority {job['priority']}")
     if job["deadline_at"] is not None:

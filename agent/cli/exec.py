@@ -5,9 +5,7 @@ process id are the program's own. What happens inside is `agent.follow.exec.laun
 """
 
 import argparse
-import json
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
@@ -17,15 +15,13 @@ from agent.cli.arguments import UsageError, duration, readable_file, size, use_c
 from agent.energy.media import FlashPrices
 from agent.follow.consumption import wear_joules_per_byte
 from agent.follow.exec.exec_budget import ExecOptions
-from agent.follow.exec.launch import BOOTSTRAP, LaunchOptions
+from agent.follow.exec.launch import LaunchOptions, launch_words
 from agent.follow.pages import PageSpace, check_not_in_ram, default_page_dir
 from agent.jobs.model import name_like
 from agent.malloc import preload_environment
 from agent.supervisor.job.plan_choice import data_limit, memory_max
 from agent.system.memory_belt import limit_data, scope_command
 from agent.train.pager import PageError
-
-_ROOT = Path(__file__).resolve().parents[2]
 
 _EPILOG = """\
 what it does: every operator of the program runs as the program calls it, on the same values; tensors that the next
@@ -119,7 +115,7 @@ def run_in_budget(arguments: argparse.Namespace, program: list[str], *, module: 
     ConfigError and EnergyConfigError of the settings.
     """
     ram = arguments.ram
-    _check_page_dir(arguments.page_dir, for_ram=ram is not None)
+    check_page_dir(arguments.page_dir, for_ram=ram is not None)
     energy, _ = places.energy_settings(arguments.config)
     prices = FlashPrices(energy.flash_endurance_bytes, energy.flash_price, energy.price_per_kwh)
     socket = _agent_socket(arguments.runtime_dir, ram) if arguments.opportunistic else None
@@ -145,8 +141,7 @@ def run_in_budget(arguments: argparse.Namespace, program: list[str], *, module: 
     options = LaunchOptions(asdict(budget), module, {name: os.environ.get(name) for name in added})
     if ram is not None and not scope:
         limit_data(data_limit(ram))
-    launch = ["-c", BOOTSTRAP, str(_ROOT), json.dumps(asdict(options)), *program]
-    command = [*scope, sys.executable, *launch]
+    command = [*scope, *launch_words(options, program)]
     os.execve(command[0], command, {**os.environ, **added})
 
 
@@ -184,7 +179,7 @@ def _program(words: list[str]) -> tuple[bool, list[str]]:
     return False, words
 
 
-def _check_page_dir(directory: Path, *, for_ram: bool) -> None:
+def check_page_dir(directory: Path, *, for_ram: bool) -> None:
     """Raise UsageError unless pages can be kept in `directory`.
 
     Writable, with room, and for a budget of RAM not in RAM.

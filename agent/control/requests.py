@@ -89,6 +89,8 @@ def job_spec(fields: Mapping[str, object], bundle: str | None) -> JobSpec:
         spec = msgspec.convert({**given, "bundle": bundle or given.get("bundle")}, JobSpec)
     except msgspec.ValidationError as error:
         raise JobRequestError(f"the job cannot be read: {error}") from error
+    if spec.kind is JobKind.FINETUNE and bundle is None:
+        raise JobRequestError("a fine-tuning's bundle is uploaded; submit it with `port-agent finetune --submit`")
     if (
         bundle is None
         and spec.bundle is not None
@@ -122,8 +124,8 @@ def _decoded(fields: Mapping[str, object], kind: type[T]) -> T:
 
 
 def _check_kind(kind: object) -> None:
-    if kind not in (JobKind.TRAIN.value, JobKind.MCU.value):
-        raise JobRequestError(f"there is no job kind {kind!r}; use train or mcu")
+    if kind not in (JobKind.TRAIN.value, JobKind.MCU.value, JobKind.FINETUNE.value):
+        raise JobRequestError(f"there is no job kind {kind!r}; use train, mcu or finetune")
 
 
 def _check_page_dirs(spec: JobSpec) -> None:

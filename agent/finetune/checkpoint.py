@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
+from agent.finetune.base_record import BaseRecord
 from agent.finetune.options import FinetuneError, FinetuneOptions
 from agent.system.atomic_file import atomic_stream
 
@@ -27,7 +28,8 @@ class FinetuneProgress:
 class Checkpoint:
     """The file beside the result that a fine-tuning goes on from."""
 
-    def __init__(self, options: FinetuneOptions, sequences: Sequence[Any]) -> None:
+    def __init__(self, options: FinetuneOptions, sequences: Sequence[Any], base: BaseRecord) -> None:
+        self._base = base
         self.path = Path(options.out).with_name(f"{Path(options.out).name}.state") / _NAME
         asked = msgspec.json.encode(replace(options, sample=None, json=False))
         made_of = hashlib.sha256(asked)
@@ -35,17 +37,24 @@ class Checkpoint:
             made_of.update(repr(sequence).encode())
         self._id = made_of.hexdigest()
 
-    def write(self, progress: FinetuneProgress, trained: Sequence[torch.Tensor], parts: dict[str, Any]) -> None:
-        """Write it, the old one standing until the new one is whole. Raises OSError."""
+    def write(
+        self,
+        progress: FinetuneProgress,
+        trained: Sequence[torch.Tensor],
+        parts: dict[str, Any],
+        generator: torch.Tensor,
+    ) -> None:
+        """Write it, the old one standing until the new one is whole; `generator`: the state of torch's. Raises OSError."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_stream(self.path, 0) as stream:
             torch.save(
                 {
                     "id": self._id,
+                    "files": self._base.files,
                     "updates": progress.updates,
                     "loss_before": progress.loss_before,
                     "trained": [t.detach() for t in trained],
-                    "generator": torch.get_rng_state(),
+                    "generator": generator,
                     **{name: part.state_dict() for name, part in parts.items()},
                 },
                 stream,
@@ -54,7 +63,7 @@ class Checkpoint:
     def read(self, trained: Sequence[torch.Tensor], parts: dict[str, Any]) -> FinetuneProgress | None:
         """Put everything to where the checkpoint is; None where there is none.
 
-        Raises FinetuneError for one of other settings or data, and for one that is damaged.
+        Raises FinetuneError for one of other settings, data or weights, and for one that is damaged.
         """
         if not self.path.is_file():
             return None
@@ -75,6 +84,9 @@ class Checkpoint:
             raise FinetuneError(
                 f"{self.path} is of other settings or other data; give another --out, or remove it to begin anew"
             )
+        files = found.get("files")  # not there: written by an agent that did not look
+        if files is not None and files != self._base.files:
+            msgspec.structs.replace(self._base, files=files).check(Path(self._base.model))
         with torch.no_grad():
             for tensor, kept in zip(trained, found["trained"], strict=True):
                 tensor.copy_(kept)

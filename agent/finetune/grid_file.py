@@ -23,7 +23,7 @@ FOLDER = ".port-agent"
 """In the model's directory."""
 
 _FORMAT = "1"
-_ENCODED_ITEMS = 1 << 19
+ENCODED_ITEMS = 1 << 19
 """Weights encoded at once: about 10 MiB of intermediate tensors."""
 
 _DECODED = (torch.bfloat16, torch.float32)
@@ -45,7 +45,7 @@ def put_on_grid(model: Any, folder: Path, grid: QuantizationGrid, note: Note) ->
     They are read from `folder`/.port-agent, where they are written the first time, or anew when the model's files have
     changed. Raises FinetuneError for a model that has no such layers, and where the file cannot be written.
     """
-    layers = _layers(model, grid)
+    layers = grid_layers(model, grid)
     path = folder / FOLDER / f"{grid.value}.safetensors"
     sources = {p.name: p for p in weight_files(folder)}
     if (why := _why_not_usable(path, sources)) is not None:
@@ -62,8 +62,8 @@ def put_on_grid(model: Any, folder: Path, grid: QuantizationGrid, note: Note) ->
     )
 
 
-def _layers(model: Any, grid: QuantizationGrid) -> dict[str, nn.Linear]:
-    """Return the layers by name. Raises FinetuneError where there are none."""
+def grid_layers(model: Any, grid: QuantizationGrid) -> dict[str, nn.Linear]:
+    """Return by name the layers of a model that lie on a grid. Raises FinetuneError where there are none."""
     head = model.get_output_embeddings()
     linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
     layers = {n: m for n, m in linear.items() if m.in_features % grid.block == 0 and m.weight.dtype in _DECODED}
@@ -130,7 +130,7 @@ def _pieces(name: str, layer: nn.Linear, grid: QuantizationGrid, part: int) -> C
 
     def pieces() -> Iterator[memoryview]:
         weight = layer.weight.detach()
-        step = max(1, _ENCODED_ITEMS // weight.shape[1])
+        step = max(1, ENCODED_ITEMS // weight.shape[1])
         for first in range(0, weight.shape[0], step):
             try:
                 made = encode_weight(grid, weight[first : first + step])[part]

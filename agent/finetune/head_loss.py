@@ -61,6 +61,11 @@ class LearnedLoss:
         hidden = self._backbone(input_ids=tokens, use_cache=False).last_hidden_state
         return self._of_blocks(hidden[:, -kept:], step, following, gradient_of)
 
+    def rows_at_once(self, rows: int) -> int:
+        """Return of how many of so many rows logits are there at the same time."""
+        step = self._block_rows(rows)
+        return rows if step is None else max(stop - start for start, stop in column_blocks(rows, step))
+
     def _of_whole(self, tokens: torch.Tensor, kept: int, labels: torch.Tensor, gradient_of: int | None) -> torch.Tensor:
         if self._keeps_rows:
             logits = self._model(input_ids=tokens, use_cache=False, logits_to_keep=kept).logits

@@ -3,12 +3,13 @@
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from agent.finetune.grid_file import put_on_grid
+from agent.finetune.model_files import tensor_entries, weight_files
 from agent.finetune.options import FinetuneError, FinetuneOptions
 
 try:
@@ -21,6 +22,9 @@ except ImportError as error:
         f"fine-tuning language models needs transformers and peft ({error.name} is missing): pip install 'port-agent[llm]'"
     ) from error
 
+
+FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+"""By the names of safetensors."""
 
 _transformers_says: Any = transformers.utils.logging
 _transformers_says.disable_progress_bar()
@@ -43,12 +47,7 @@ def load_model(options: FinetuneOptions, note: Callable[[str], None]) -> Any:
     causal language model, and for layers that it does not have.
     """
     folder = Path(options.model)
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise FinetuneError(
-            f"{folder} is a {config.model_type}, which transformers knows no causal language model of; run your own script "
-            "with `port-agent exec`"
-        )
+    _config(folder)
     torch.manual_seed(options.seed)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, local_files_only=True, use_safetensors=True, dtype="auto" if options.lora_rank else torch.float32
@@ -57,11 +56,50 @@ def load_model(options: FinetuneOptions, note: Callable[[str], None]) -> Any:
         return model.train()
     if options.base is not None:
         put_on_grid(model, folder, options.base, note)
-    targets = _targets(model, options.targets)
+    return with_adapters(model, options)
+
+
+def with_adapters(model: Any, options: FinetuneOptions) -> Any:
+    """Return a model with its adapters of 32 bits, all else frozen, in training mode. Raises FinetuneError for layers that it has not."""
+    rank = options.lora_rank or 0
     adapters = peft.LoraConfig(
-        r=options.lora_rank, lora_alpha=2 * options.lora_rank, target_modules=targets, task_type="CAUSAL_LM"
+        r=rank, lora_alpha=2 * rank, target_modules=_targets(model, options.targets), task_type="CAUSAL_LM"
     )
     return peft.get_peft_model(model, adapters).train()
+
+
+def outline(folder: Path) -> Any:
+    """Return a directory's model without its weights, on the meta device: layers, shapes, and the data types they are loaded as.
+
+    Raises FinetuneError for a kind of model that is no causal language model, and where no file has floats.
+    """
+    config, causal = _config(folder), cast(Any, transformers.AutoModelForCausalLM)
+    with torch.device("meta"):
+        return causal.from_config(config, dtype=config.dtype or _stored_dtype(folder))
+
+
+def _stored_dtype(folder: Path) -> torch.dtype:
+    """Return the data type of a directory's first floats, which counts where its configuration names none."""
+    for path in weight_files(folder):
+        for entry in tensor_entries(path)[1].values():
+            if entry.dtype in FLOATS:
+                return FLOATS[entry.dtype]
+    raise FinetuneError(f"{folder} has no weights of {', '.join(FLOATS)}; it cannot be trained")
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Tell whether a layer keeps its weight as [in, out], as GPT-2's do."""
+    return isinstance(layer, Conv1D)
+
+
+def _config(folder: Path) -> Any:
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise FinetuneError(
+            f"{folder} is a {config.model_type}, which transformers knows no causal language model of; run your own script "
+            "with `port-agent exec`"
+        )
+    return config
 
 
 def _targets(model: Any, asked: tuple[str, ...]) -> list[str] | str:

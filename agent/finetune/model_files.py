@@ -1,5 +1,6 @@
 """Whether a directory holds a model that can be trained, by its files alone, without torch."""
 
+import hashlib
 import json
 import struct
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from agent.finetune.options import FinetuneError
-from planner.ir.bundle.safetensors_io import read_entries, read_header
+from planner.ir.bundle.safetensors_io import TensorEntry, read_entries, read_header
 from planner.ir.units import shown
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
@@ -19,6 +20,9 @@ _TOKENIZERS = (
     "spiece.model",
     "sentencepiece.bpe.model",
 )
+
+_SAMPLE_BYTES = 4096
+"""Of each tensor's middle: other weights differ there, and a file of 2 GB is told in 2 MB."""
 
 
 class _Config(msgspec.Struct):
@@ -79,14 +83,40 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _check_weights(path: Path) -> None:
+def fingerprints(folder: Path) -> dict[str, str]:
+    """Return by file name which weights a model directory has: a SHA-256 of size, header and a part of each tensor.
+
+    Raises FinetuneError and OSError.
+    """
+    return {path.name: _fingerprint(path) for path in weight_files(folder)}
+
+
+def _fingerprint(path: Path) -> str:
+    header, entries = tensor_entries(path)
+    seen = hashlib.sha256(header)
+    with path.open("rb") as stream:
+        seen.update(str(path.stat().st_size).encode())
+        for begin, end in sorted(entry.data_offsets for entry in entries.values()):
+            stream.seek(len(header) + begin + max(0, (end - begin - _SAMPLE_BYTES) // 2))
+            seen.update(stream.read(min(_SAMPLE_BYTES, end - begin)))
+    return seen.hexdigest()
+
+
+def tensor_entries(path: Path) -> tuple[bytes, dict[str, TensorEntry]]:
+    """Return the header of a safetensors file, and what it says of each tensor. Raises FinetuneError, OSError."""
     size = path.stat().st_size
     try:
         with path.open("rb") as stream:
             header = read_header(stream, size)
-        end = max((entry.data_offsets[1] for entry in read_entries(header).values()), default=0)
+        return header, read_entries(header)
     except (ValueError, RecursionError, struct.error) as error:
         raise FinetuneError(f"{path} is no safetensors file or is damaged; download it again") from error
+
+
+def _check_weights(path: Path) -> None:
+    size = path.stat().st_size
+    header, entries = tensor_entries(path)
+    end = max((entry.data_offsets[1] for entry in entries.values()), default=0)
     if len(header) + end != size:
         raise FinetuneError(
             f"{path} has {size:,} bytes, its header promises {len(header) + end:,}: the download was cut short; repeat it"

@@ -1,27 +1,24 @@
 """The recipe's loop: plain PyTorch that knows of no budget; `exec` runs it in one."""
 
-import contextlib
 import math
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 
+from agent.finetune.base_record import BaseRecord
 from agent.finetune.checkpoint import Checkpoint, FinetuneProgress
 from agent.finetune.head_loss import LearnedLoss
 from agent.finetune.model import load_model, load_tokenizer
 from agent.finetune.options import FinetuneError, FinetuneOptions
 from agent.finetune.records import read_records
 from agent.finetune.sequences import IGNORED, Split, TokenSequence, split_sequences
+from agent.finetune.steering import LeaveTraining, Steering
 from planner.ir.errors import ExitCode
 
-_CHECKPOINT_S = 300.0
-"""Between two checkpoints: what a cut costs at most, but for the update that is under way."""
 _WARM_UP_SHARE = 0.03
 """Of the updates, until the learning rate is reached; from there it falls to 0 in a line."""
 _CLIP_NORM = 1.0
@@ -58,12 +55,14 @@ class FinetuneOutcome:
 Say = Callable[[Update], None]
 
 
-def finetune(options: FinetuneOptions, say: Say, note: Callable[[str], None]) -> FinetuneOutcome:
+def finetune(
+    options: FinetuneOptions, say: Say, note: Callable[[str], None], steering: Steering | None = None
+) -> FinetuneOutcome:
     """Fine-tune, from a checkpoint if there is one; write the adapter or model to `options.out`.
 
-    SIGINT and SIGTERM end it after the update under way, with a checkpoint. `note` is told what else a person should know.
-    Raises FinetuneError.
+    `note` is told what else a person should know. Raises FinetuneError, and LeaveTraining where `steering` does.
     """
+    steering = steering or Steering()
     data = read_records(Path(options.data))
     if data.broken:
         note(f"{options.data}: {data.broken} broken lines are left away, the first: {data.first_broken}")
@@ -71,34 +70,49 @@ def finetune(options: FinetuneOptions, say: Say, note: Callable[[str], None]) ->
     split = split_sequences(data.records, tokenizer, options)
     if split.skipped:
         note(f"{split.skipped} records are left away: the prompt alone has {options.sequence_tokens} tokens or more")
+    base = BaseRecord.of(options)
     model = load_model(options, note)
-    run = _Run(options, split, model)
-    progress = run.checkpoint.read(run.trained, run.parts)
-    if progress is None:
-        progress = FinetuneProgress(0, run.held_out_loss())
-    else:
-        note(f"goes on after {progress.updates} of {run.updates} updates")
-    before = None if options.sample is None or progress.updates else _sample(model, tokenizer, options.sample)
-    done = run.train(progress, say)
-    if done < run.updates:
-        return FinetuneOutcome(done, left=True, out=str(run.checkpoint.path))
+    run = _Run(options, split, base, model, steering)
+    try:
+        return _run(run, tokenizer, say, note)
+    except LeaveTraining:
+        run.keep_if_time()
+        raise
+
+
+def _run(run: "_Run", tokenizer: Any, say: Say, note: Callable[[str], None]) -> FinetuneOutcome:
+    options, model = run.options, run.model
+    if run.begin():
+        note(f"goes on after {run.done} of {run.updates} updates")
+    before = None if options.sample is None or run.done else _sample(model, tokenizer, options.sample)
+    run.train(say)
+    if run.done < run.updates:
+        return FinetuneOutcome(run.done, left=True, out=str(run.checkpoint.path))
     after = None if options.sample is None else _sample(model, tokenizer, options.sample)
     loss_after = run.held_out_loss()
     model.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
+    if options.lora_rank is not None:
+        run.base.write(Path(options.out))
     run.checkpoint.remove()
-    return FinetuneOutcome(done, False, progress.loss_before, loss_after, before, after, options.out)
+    return FinetuneOutcome(run.done, False, run.loss_before, loss_after, before, after, options.out)
+
+
+def count_updates(options: FinetuneOptions, sequences: int) -> int:
+    """Return how many updates are made of so many sequences to train on."""
+    return options.updates or max(1, options.epochs * sequences // (options.batch * options.accumulate))
 
 
 class _Run:
     """Model, optimizer, schedule and data of one fine-tuning."""
 
-    def __init__(self, options: FinetuneOptions, split: Split, model: Any) -> None:
-        self.options, self.model = options, model
+    def __init__(
+        self, options: FinetuneOptions, split: Split, base: BaseRecord, model: Any, steering: Steering
+    ) -> None:
+        self.options, self.base, self.model, self._steering = options, base, model, steering
         self._learned_loss = LearnedLoss(model)
         self.train_on, self.held_out = split.train, split.held_out
-        self.per_update = options.batch * options.accumulate
-        self.updates = options.updates or max(1, options.epochs * len(split.train) // self.per_update)
+        self.updates = count_updates(options, len(split.train))
         self.trained = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=options.learning_rate, weight_decay=0.0)
         warm = max(1, round(self.updates * _WARM_UP_SHARE))
@@ -106,39 +120,72 @@ class _Run:
             self.optimizer, lambda u: min((u + 1) / warm, (self.updates - u) / max(1, self.updates - warm + 1))
         )
         self.parts = {"optimizer": self.optimizer, "schedule": self.schedule}
-        self.checkpoint = Checkpoint(options, split.train)
+        self.checkpoint = Checkpoint(options, split.train, base)
+        self.done = 0
+        self.loss_before: float | None = None
+        self._kept = 0
+        """After how many updates the last checkpoint was written."""
+        self._generator = torch.get_rng_state()
+        """As it was when `done` updates were."""
 
-    def train(self, progress: FinetuneProgress, say: Say) -> int:
-        """Train until all updates are done or a signal comes; return how many are, a checkpoint written."""
-        done, written = progress.updates, time.monotonic()
-        with _told_to_stop() as stop:
-            while done < self.updates and not stop:
+    def begin(self) -> bool:
+        """Go to where the checkpoint is and return True; or measure what is held out, where there is none."""
+        progress = self.checkpoint.read(self.trained, self.parts)
+        self.done = self._kept = 0 if progress is None else progress.updates
+        self._steering.began(self.done, self.updates)
+        self.loss_before = self.held_out_loss() if progress is None else progress.loss_before
+        self._generator = torch.get_rng_state()
+        return progress is not None
+
+    def train(self, say: Say) -> None:
+        """Train until all updates are done or it is to leave, a checkpoint written then."""
+        steering = self._steering
+        with steering.watching():
+            while self.done < self.updates and not steering.leaving:
                 begin = time.monotonic()
-                loss, tokens = self._update(done)
-                done += 1
-                say(Update(done, self.updates, loss, tokens, time.monotonic() - begin))
+                loss, tokens = self._gradients(self.done)
                 if not math.isfinite(loss):
                     raise FinetuneError(
-                        f"the loss of update {done} is {loss}; the last checkpoint is kept in {self.checkpoint.path}: lower "
+                        f"the loss of update {self.done + 1} is {loss}; the last checkpoint is kept in {self.checkpoint.path}: lower "
                         "--lr and give another --out"
                     )
-                if time.monotonic() - written >= _CHECKPOINT_S or stop:
-                    self.checkpoint.write(FinetuneProgress(done, progress.loss_before), self.trained, self.parts)
-                    written = time.monotonic()
-        return done
+                with steering.updating():
+                    self._update()
+                say(Update(self.done, self.updates, loss, tokens, time.monotonic() - begin))
+                if steering.checkpoint_due() or steering.leaving:
+                    self._keep()
 
-    def _update(self, done: int) -> tuple[float, int]:
-        """Make update `done`, counted from 0; return the mean loss of its tokens and how many those are."""
+    def keep_if_time(self) -> None:
+        """Write a checkpoint of the last finished update, in the midst of the next, if there is time and need.
+
+        What the next one has computed so far is in the gradients and the random generator alone.
+        """
+        nbytes = sum(3 * t.nbytes for t in self.trained)  # with two moments of AdamW
+        if self.done > self._kept and self._steering.has_time_to_write(nbytes):
+            self._keep()
+
+    def _keep(self) -> None:
+        begin, progress = time.monotonic(), FinetuneProgress(self.done, self.loss_before)
+        self.checkpoint.write(progress, self.trained, self.parts, self._generator)
+        self._kept = self.done
+        self._steering.wrote(self.done, self.checkpoint.path.stat().st_size, time.monotonic() - begin)
+
+    def _gradients(self, done: int) -> tuple[float, int]:
+        """Compute update `done`'s gradients, counted from 0; return the mean loss of its tokens and how many those are."""
         batches = [self._batch(done * self.options.accumulate + i) for i in range(self.options.accumulate)]
         learned = sum(sequence.learned for batch in batches for sequence in batch)
         total = 0.0
         for batch in batches:
             total += self._learned_loss(*_as_tensors(batch), gradient_of=learned).item()
+        return total / learned, learned
+
+    def _update(self) -> None:
         torch.nn.utils.clip_grad_norm_(self.trained, _CLIP_NORM)
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad()
-        return total / learned, learned
+        self.done += 1
+        self._generator = torch.get_rng_state()
 
     def _batch(self, index: int) -> list[TokenSequence]:
         """Return batch `index` of the whole training; each pass over the sequences has an order of its own."""
@@ -180,26 +227,6 @@ def _sample(model: Any, tokenizer: Any, prompt: str) -> str:
     model.train()
     text: str = tokenizer.decode(written[0], skip_special_tokens=True)
     return text
-
-
-@contextlib.contextmanager
-def _told_to_stop() -> Iterator[list[int]]:
-    """Give a list that has SIGINT or SIGTERM once it came; a second one ends the process as always."""
-    told: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        told.append(number)
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-    for number in before:
-        signal.signal(number, stop)
-    try:
-        yield told
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def exit_code(outcome: FinetuneOutcome) -> int:

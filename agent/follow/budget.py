@@ -203,6 +203,13 @@ def budget(
     )
 
 
+def report_of_this_process() -> Report:
+    """Return what happened so far under the budget of this process. Raises NotFollowedError where none is active."""
+    if _Running._of_this_process is None:
+        raise NotFollowedError("no budget is active in this process")
+    return _Running._of_this_process.report()
+
+
 class _Running:
     """A program that is being followed."""
 

@@ -78,6 +78,8 @@ class JobKind(Enum):
 
     TRAIN = "train"
     MCU = "mcu"
+    FINETUNE = "finetune"
+    """A language model by the fixed recipe, over the user's files as they lie; the bundle says which."""
     ATTACHED = "attached"
     """A program of a user that attached itself (`port-agent exec --opportunistic`); nobody else can start it."""
 
@@ -115,7 +117,7 @@ class JobSpec:
     arguments: tuple[str, ...] = ()
     """Passed on to the worker as they are (microcontroller jobs)."""
     owner: str | None = None
-    """Whose process an attached program is, as the kernel says."""
+    """Whose process an attached program is, or who submitted a fine-tuning, as the kernel says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +213,8 @@ def check_spec(spec: JobSpec) -> JobSpec:
         raise JobRequestError(f"job name {spec.name!r}: use up to 63 of a-z 0-9 . _ - beginning with a letter or digit")
     if spec.kind is JobKind.TRAIN and not spec.bundle:
         raise JobRequestError("a training job needs a bundle; make one with `port-agent plan`")
+    if spec.kind is JobKind.FINETUNE:
+        _check_finetune(spec)
     if spec.epochs is not None and spec.steps is not None:
         raise JobRequestError(f"give epochs ({spec.epochs}) or steps ({spec.steps}), not both")
     for name in ("epochs", "steps", "checkpoint_every"):
@@ -235,6 +239,16 @@ def check_spec(spec: JobSpec) -> JobSpec:
             if word is not None and not _can_be_an_argument(word):
                 raise JobRequestError(f"{name} {word!r} cannot be passed to a program")
     return spec
+
+
+def _check_finetune(spec: JobSpec) -> None:
+    if not spec.bundle:
+        raise JobRequestError("a fine-tuning needs what it is made of; submit it with `port-agent finetune --submit`")
+    given = [
+        name for name in ("data", "epochs", "steps", "page_dirs", "waits_for_data", "arguments") if getattr(spec, name)
+    ]
+    if given:
+        raise JobRequestError(f"{given[0]} of a fine-tuning is fixed when it is submitted; submit it anew")
 
 
 def _can_be_an_argument(text: str) -> bool:

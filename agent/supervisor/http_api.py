@@ -245,7 +245,7 @@ class ControlServer:
             if upload is None:
                 raise HttpError(400, f"there is no upload {token!r}; send the bundle to PUT /v1/uploads first")
         spec = job_spec(fields, BUNDLE_NAME if upload is not None else None)
-        return json_response((await self._service.submit(spec, upload)).as_json(), 201)
+        return json_response((await self._service.submit(spec, upload, request.peer)).as_json(), 201)
 
     async def _attach(self, request: HttpRequest) -> HttpResponse:
         if request.peer is None:
@@ -288,11 +288,11 @@ class ControlServer:
         return json_response(asdict(await self._service.change_job(name, change)))
 
     def _check_owner(self, request: HttpRequest, name: str) -> None:
-        """Raise HttpError unless the peer may steer this job: another user's program belongs to that user."""
+        """Raise HttpError unless the peer may steer this job: another user's program or fine-tuning belongs to that user."""
         owner = self._service.owner(name)
         if owner is None or (request.peer is not None and request.peer.uid in (0, os.geteuid(), owner)):
             return
-        raise HttpError(403, f"job {name} is a program of user {owner}; only that user, this agent's and root steer it")
+        raise HttpError(403, f"job {name} belongs to user {owner}; only that user, this agent's and root steer it")
 
     async def _pause(self, request: HttpRequest) -> HttpResponse:
         until = await self._service.pause_all(pause_span_s(await request.json()))

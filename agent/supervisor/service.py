@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import itertools
 import math
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from agent.jobs.model import (
 from agent.policy.config import describe_config, restart_needed
 from agent.supervisor.context import PAUSE_SETTING, Core
 from agent.supervisor.dispatch import surroundings
+from agent.supervisor.job.attachments import user_id, user_name
 from agent.supervisor.job.log import read_log, read_more
 from agent.supervisor.job.plan_choice import eta_s
 from agent.supervisor.job.promise import promise, promised_plan
@@ -79,6 +81,14 @@ async def _result_is_damaged(job: Job) -> bool:
     if file is None or job.result_checksum is None:
         return False
     return await asyncio.to_thread(file_checksum, file) != job.result_checksum
+
+
+def _check_reachable(bundle: Path) -> None:
+    """Raise PortError where a fine-tuning would run with this agent's rights, and these do not suffice."""
+    from agent.finetune.job.file import FinetuneJob
+
+    if os.geteuid() != 0:  # as root it has the rights of who submits, and looks at nothing with its own
+        FinetuneJob.read(bundle).check_reachable(f"this agent's user {user_name(os.geteuid())}")
 
 
 class MeterUnavailableError(PortError):
@@ -156,6 +166,8 @@ class Service:
         """
         job = self._core.store.find(name)
         file = _result_file(job)
+        if file is None and job.spec.kind is JobKind.FINETUNE and job.state is JobState.FINISHED:
+            raise JobRequestError(f"the result of job {job.label} is the directory {job.result}", job.id)
         if file is None:
             raise JobRequestError(f"job {job.label} has no result yet ({job.state.name.lower()})", job.id)
         if await _result_is_damaged(job):
@@ -187,13 +199,19 @@ class Service:
 
     # --- jobs
 
-    async def submit(self, spec: JobSpec, upload: Path | None) -> JobDetail:
+    async def submit(self, spec: JobSpec, upload: Path | None, peer: SocketPeer | None = None) -> JobDetail:
         """Return the new job, durable; `upload` is the bundle as it arrived, which becomes the job's own.
+
+        `peer`: who asks for it; a fine-tuning runs with that user's rights where this agent has root's.
 
         Without a deadline it has the one that its bundle was planned for, if that is still ahead.
         Raises `JobRequestError` for a job that cannot be run, `PortError` for a bundle that is broken.
         """
         core = self._core
+        if spec.kind is JobKind.FINETUNE:
+            if peer is None:
+                raise JobRequestError("a fine-tuning is submitted over the control socket, which says whose it is")
+            spec = replace(spec, owner=user_name(peer.uid))
         facts = await asyncio.to_thread(self._read_bundle, spec, upload)
         if spec.deadline_at is None and (facts.deadline_at or 0.0) > core.clock.wall_s():
             spec = check_spec(replace(spec, deadline_at=facts.deadline_at))
@@ -227,11 +245,14 @@ class Service:
         return job, converse
 
     def owner(self, name: str) -> int | None:
-        """Return the user id of whose program a job is, or None for a job that belongs to nobody."""
+        """Return the user id of whose program or fine-tuning a job is, or None for a job that belongs to nobody."""
         try:
-            program = self._core.runners.host.attachments.get(self._core.store.find(name).id)
+            job = self._core.store.find(name)
         except JobRequestError:  # none, or set aside: who asks is told by what is asked
             return None
+        if job.spec.kind is JobKind.FINETUNE and job.spec.owner is not None:
+            return user_id(job.spec.owner)
+        program = self._core.runners.host.attachments.get(job.id)
         return None if program is None else program.uid
 
     def uploads(self) -> DirectoryHandle:
@@ -374,7 +395,10 @@ class Service:
         if not path:
             return BundleFacts()
         try:
-            return self._core.seams.kinds[spec.kind].read_bundle(path)
+            facts = self._core.seams.kinds[spec.kind].read_bundle(path)
+            if spec.kind is JobKind.FINETUNE:
+                _check_reachable(Path(path))
+            return facts
         except PortError:
             if upload is not None:
                 upload.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -48,6 +49,28 @@ def atomic_stream(path: Path, nbytes: int) -> Iterator[BinaryIO]:
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def atomic_directory(path: Path) -> Iterator[Path]:
+    """Give a directory to fill, which becomes `path` when the block is left, durably; it holds files alone.
+
+    Raises OSError, also where `path` is there and not empty; whatever is raised in the block or here, nothing is left.
+    """
+    building = path.with_name(f".{path.name}.new")
+    shutil.rmtree(building, ignore_errors=True)  # what a cut left
+    try:
+        building.mkdir()
+        yield building
+        for made in building.iterdir():
+            with made.open("rb") as stream:
+                os.fsync(stream.fileno())
+        sync_directory(building)
+        building.rename(path)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
         raise
     sync_directory(path.parent)
 

@@ -14,7 +14,8 @@ from planner.ir.units import parse_bytes
 
 TORCH_WORKER = module_command("agent.train.worker")
 BOARD_WORKER = module_command("agent.mcu.worker")
-"""The programs of the two workers."""
+FINETUNE_WORKER = module_command("agent.finetune.job.start")
+"""The programs of the workers."""
 
 CONTROL_FD_PLACE = "{control_fd}"
 """Stands for the control descriptor in a command line that is written before the descriptor exists."""
@@ -42,6 +43,9 @@ class WorkerOptions:
         default=None, metadata={"help": "steps (for a board: samples) between checkpoints"}
     )
     round: int | None = field(default=None, metadata={"help": "a new number counts epochs anew, weights go on"})
+    user: str | None = field(
+        default=None, metadata={"help": "whose rights a fine-tuning takes where it was started with root's"}
+    )
 
     def words(self) -> list[str]:
         """Return the options as words of a command line."""

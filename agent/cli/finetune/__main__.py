@@ -1,6 +1,6 @@
-"""The process that fine-tunes: `python -m agent.cli.finetune OPTIONS`, the options as JSON.
+"""The process that fine-tunes: `python -m agent.cli.finetune OPTIONS [--explain BYTES]`, the options as JSON.
 
-`port-agent finetune` starts it.
+`port-agent finetune` starts it. With the budget it only says what it would do.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from agent.finetune.options import FinetuneOptions
 from planner.ir.errors import PortError
 
 if TYPE_CHECKING:
+    from agent.finetune.explain import Explanation
     from agent.finetune.training import FinetuneOutcome, Update
 
 
@@ -25,6 +26,8 @@ def main() -> int:
     options = msgspec.json.decode(sys.argv[1], type=FinetuneOptions)
     console = terminal(stderr=True)
     try:
+        if sys.argv[2:3] == ["--explain"]:
+            return _explain(options, int(sys.argv[3]))
         from agent.finetune.training import exit_code, finetune
 
         bar = Progress(
@@ -51,7 +54,20 @@ def main() -> int:
     return exit_code(outcome)
 
 
-def _tell(event: str, facts: "Update | FinetuneOutcome") -> None:
+def _explain(options: FinetuneOptions, ram_bytes: int) -> int:
+    """Print what a fine-tuning would do. Raises FinetuneError."""
+    from agent.cli.finetune.explanation import explanation_table
+    from agent.finetune.explain import explain
+
+    found = explain(options, ram_bytes)
+    if options.json:
+        _tell("explained", found)
+    else:
+        terminal().print(explanation_table(found, options))
+    return 0
+
+
+def _tell(event: str, facts: "Update | FinetuneOutcome | Explanation") -> None:
     """Print a line of JSON."""
     sys.stdout.write(msgspec.json.encode({"event": event, **dataclasses.asdict(facts)}).decode() + "\n")
     sys.stdout.flush()

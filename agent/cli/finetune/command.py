@@ -4,17 +4,21 @@ This process looks at files and options, then becomes the one that trains (`agen
 """
 
 import argparse
+import json
+import tempfile
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 
+from agent.cli import places
 from agent.cli.arguments import UsageError, positive_number, size, whole_number, writable_folder
-from agent.cli.exec import add_budget_options, run_in_budget
+from agent.cli.exec import add_budget_options, check_page_dir, run_in_budget
 from agent.finetune.model_files import check_model_files
 from agent.finetune.options import FinetuneOptions
 from agent.finetune.records import read_records
 from agent.packing.grids import QuantizationGrid
+from agent.worker.thread_room import usable_cores
+from planner.ir.units import format_bytes
 
 _EPILOG = """\
 data: .jsonl, a line each with "text", or "prompt" and "completion", or "messages" (role and content; written in the
@@ -34,7 +38,18 @@ examples:
   port-agent finetune TinyLlama-1.1B --data chats.jsonl --ram 600M --epochs 3 --sample "How do I" --out chats-adapter
   port-agent finetune Qwen2.5-3B --data notes.txt --ram 900M --base nf4 --out notes-adapter
   port-agent finetune gpt2 --data poems.txt --ram 1G --full --out gpt2-poems --opportunistic
+  port-agent finetune gpt2 --data poems.txt --ram 700M --out gpt2-poems --submit
+  port-agent finetune gpt2 --data poems.txt --ram 700M --out gpt2-poems --explain
+
+--submit gives it to the agent of this machine, and returns: the agent runs it when its policy says so (charging, idle, in its
+time window), ends it to give the memory back, and goes on from its checkpoint, also after a restart; `port-agent status`,
+`job`, `logs`, `pause`, `resume` and `cancel` know it. It runs with your rights where the agent has root's, else with the
+agent's. Model and data are used where they lie: while they are others than now, it is refused.
+--opportunistic runs it here, when the agent says so; it ends with the terminal.
 """
+
+_NOT_SUBMITTED = ("report", "read_limit", "write_limit", "step_deadline", "writes_per_step", "config", "opportunistic")
+"""Arguments of a run in a terminal that a job has none of."""
 
 _LEAST_TOKENS = 8
 _MOST_TOKENS = 1 << 20
@@ -93,6 +108,12 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("--sample", metavar="PROMPT", help="show what the model writes after it, before and after")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each update and at the end")
+    parser.add_argument(
+        "--explain", action="store_true", help="say what would be done and why, in figures, and train nothing"
+    )
+    parser.add_argument(
+        "--submit", action="store_true", help="give it to the agent of this machine as a job, and return"
+    )
     add_budget_options(parser)
     parser.set_defaults(run=_finetune, tensors=None)
 
@@ -107,13 +128,15 @@ def _share(text: str) -> float:
     return share
 
 
-def _finetune(arguments: argparse.Namespace) -> NoReturn:
-    """Become the process that trains. Raises UsageError and FinetuneError, before anything is loaded."""
+def _finetune(arguments: argparse.Namespace) -> int:
+    """Become the process that trains, or submit it. Raises UsageError and FinetuneError, before anything is loaded."""
     targets = tuple(name for name in arguments.targets.split(",") if name)
     if arguments.full and targets:
         raise UsageError("--targets says where adapters go, and --full has none; give one of them")
     if arguments.full and arguments.base:
         raise UsageError("--full trains all weights, and those of --base are frozen on a grid; give one of them")
+    if arguments.explain and (arguments.submit or arguments.opportunistic):
+        raise UsageError("--explain trains nothing; leave --submit and --opportunistic away")
     check_model_files(arguments.model)
     read_records(arguments.data)
     options = FinetuneOptions(
@@ -123,5 +146,36 @@ def _finetune(arguments: argparse.Namespace) -> NoReturn:
         learning_rate=arguments.lr, held_out=arguments.held_out, seed=arguments.seed, sample=arguments.sample,
         json=arguments.json,
     )  # fmt: skip
-    program = ["agent.cli.finetune", msgspec.json.encode(options).decode()]
-    run_in_budget(arguments, program, module=True, name=f"finetune {arguments.model.name}")
+    if not arguments.submit:
+        program = ["agent.cli.finetune", msgspec.json.encode(options).decode()]
+        program += ["--explain", str(arguments.ram)] if arguments.explain else []
+        run_in_budget(arguments, program, module=True, name=f"finetune {arguments.model.name}")
+    return _submit(arguments, options)
+
+
+def _submit(arguments: argparse.Namespace, options: FinetuneOptions) -> int:
+    """Give it to the agent. Raises UsageError, and ControlError of the agent."""
+    from agent.finetune.job.file import FinetuneJob
+    from agent.jobs.model import JobKind, name_like
+
+    given = next((name for name in _NOT_SUBMITTED if getattr(arguments, name)), None)
+    if given is not None:
+        raise UsageError(f"--{given.replace('_', '-')} is for a run here; leave it away, or --submit")
+    check_page_dir(arguments.page_dir, for_ram=True)
+    threads = arguments.cpus or usable_cores()
+    job = FinetuneJob.of(options, ram_bytes=arguments.ram, threads=threads, page_dir=arguments.page_dir)
+    client = places.connect(arguments.runtime_dir)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(job.encoded())
+        file.flush()
+        upload = client.upload("/v1/uploads", Path(file.name))["upload"]
+    name = name_like(f"{arguments.model.absolute().name}-{arguments.data.stem}")
+    answer = client.post("/v1/jobs", kind=JobKind.FINETUNE.value, name=name, upload=upload)
+    if arguments.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        print(
+            f"Job {answer['id']} ({answer['name']}) is in line, within {format_bytes(arguments.ram)} on {threads} threads; the result "
+            f"goes to {options.out}. See it with: port-agent status, port-agent logs {answer['id']}"
+        )
+    return 0

@@ -16,7 +16,7 @@ import runpy
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.abc import Loader, MetaPathFinder
 from pathlib import Path
 
@@ -31,6 +31,8 @@ BOOTSTRAP = (
 and the program with its own arguments. The folder takes the place of the working directory, from which nothing of ours
 is imported."""
 
+_ROOT = Path(__file__).resolve().parents[3]
+
 _OURS = ("agent", "planner")
 """Our top-level packages. A program beside which lies an `agent.py` means that one."""
 
@@ -44,6 +46,11 @@ class LaunchOptions:
     """Whether the program is a module (`-m`) or a path."""
     restore_environment: Mapping[str, str | None]
     """Variables that were set for this process alone, and what the program and its children should see instead."""
+
+
+def launch_words(options: LaunchOptions, program: Sequence[str]) -> list[str]:
+    """Return the command line that runs a program, a script or a module with its arguments, inside a budget."""
+    return [sys.executable, "-c", BOOTSTRAP, str(_ROOT), json.dumps(asdict(options)), *program]
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from agent.follow.budget import Report
 from agent.follow.exec.children import Children
+from agent.follow.exec.step_figures import StepFigures
 from agent.follow.memory import resident_now
 from agent.follow.mode import Follower
 from agent.train.pager import PageError
@@ -32,7 +33,6 @@ from agent.worker.protocol import (
     PauseTraining,
     ReleaseMemory,
     ResumeTraining,
-    StepDone,
     TrainingFailed,
     TrainingFinished,
     WorkerPaused,
@@ -77,7 +77,7 @@ class Opportunistic:
         """Whether the user was told that it waits."""
         self._steps = 0
         self._reporting = threading.Lock()
-        self._reported = _Figures.now(0, report())
+        self._reported = StepFigures.now(0, report())
 
     def start(self) -> None:
         """Attach, and let no operator run until the daemon says so. Raises AttachError."""
@@ -180,7 +180,7 @@ class Opportunistic:
             self._say(f"paused: {reason}")
         before = self._reported
         self._give_back()
-        self._reported = _Figures.now(self._steps, self._report())
+        self._reported = StepFigures.now(self._steps, self._report())
         self._tell(
             MemoryReleased(
                 step=self._steps, resident_bytes=resident_now(), wall_s=time.perf_counter() - begin_s,
@@ -217,7 +217,7 @@ class Opportunistic:
         if self._held_since_s is not None:
             held_s = time.perf_counter() - self._held_since_s
             self.paused_s, self._held_since_s = self.paused_s + held_s, None
-            self._reported = _Figures.now(self._steps, self._report())
+            self._reported = StepFigures.now(self._steps, self._report())
         if self._told:
             self._told = False
             self._say("goes on")
@@ -234,36 +234,8 @@ class Opportunistic:
 
     def _report_steps(self) -> None:
         with self._reporting:
-            before, now = self._reported, _Figures.now(self._steps, self._report())
+            before, now = self._reported, StepFigures.now(self._steps, self._report())
             if now.steps == before.steps:
                 return
             self._reported = now
-        self._tell(
-            StepDone(
-                step=now.steps, epoch=0, loss=None, wall_s=now.wall_s - before.wall_s, cpu_s=now.cpu_s - before.cpu_s,
-                phases_s={"stall": now.stall_s - before.stall_s}, paged_in_bytes=now.read_bytes - before.read_bytes,
-                paged_out_bytes=now.written_bytes - before.written_bytes,
-                unworn_bytes=now.unworn_bytes - before.unworn_bytes, peak_rss_bytes=now.peak_bytes,
-            )
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Figures:
-    """What was done and taken up to a moment."""
-
-    steps: int
-    wall_s: float
-    cpu_s: float
-    stall_s: float
-    read_bytes: int
-    written_bytes: int
-    unworn_bytes: int
-    peak_bytes: int
-
-    @classmethod
-    def now(cls, steps: int, report: Report) -> "_Figures":
-        return cls(
-            steps, time.perf_counter(), time.process_time(), report.stall_seconds, report.read_bytes,
-            report.written_bytes, report.unworn_bytes, report.peak_resident_bytes,
-        )  # fmt: skip
+        self._tell(now.step_since(before))

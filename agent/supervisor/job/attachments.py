@@ -248,7 +248,7 @@ class Attachments:
             raise JobRequestError(f"{MOST_ATTACHED} programs are attached, as many as this agent takes; end one")
         names = {job.spec.name for job in self._store.all() if not job.state.is_over}
         name = request.name if request.name not in names else f"{request.name}-{request.pid}"
-        spec = JobSpec(name=name, bundle=None, kind=JobKind.ATTACHED, owner=_user_name(peer.uid))
+        spec = JobSpec(name=name, bundle=None, kind=JobKind.ATTACHED, owner=user_name(peer.uid))
         job = await asyncio.to_thread(self._store.add_attached, spec, self._clock.wall_s(), request.job)
         job = replace(job, step=request.step, failed_at_step=request.step)
         self._store.keep_in_memory(job)
@@ -312,8 +312,17 @@ def process_cpu_s(pid: int) -> float:
         return 0.0
 
 
-def _user_name(uid: int) -> str:
+def user_name(uid: int) -> str:
+    """Return the name of a user, the number where there is none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def user_id(name: str) -> int | None:
+    """Return the number of a user by `user_name`, None for one who is gone."""
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        return int(name) if name.isdecimal() else None

@@ -9,7 +9,14 @@ from pathlib import Path
 
 from agent.jobs.model import Job, JobKind
 from agent.supervisor.job.plan_choice import PlanFigures, checkpoint_interval_s
-from agent.worker.options import BOARD_WORKER, CONTROL_FD_PLACE, TORCH_WORKER, WorkerOptions, page_words
+from agent.worker.options import (
+    BOARD_WORKER,
+    CONTROL_FD_PLACE,
+    FINETUNE_WORKER,
+    TORCH_WORKER,
+    WorkerOptions,
+    page_words,
+)
 
 CHECKPOINT_EVERY_STEPS = 50
 """Until the cost of a step and of a checkpoint is known."""
@@ -88,9 +95,18 @@ def read_training_bundle(bundle: Path) -> BundleFacts:
     return BundleFacts(plans, manifest.threads, manifest.steps_per_epoch(), manifest.limits.deadline_at)
 
 
+def read_finetune_job(bundle: Path) -> BundleFacts:
+    """Return the budget of a fine-tuning as its only plan. Raises PortError when it is none, OSError when unreadable."""
+    from agent.finetune.job.file import FinetuneJob
+
+    job = FinetuneJob.read(bundle)
+    return BundleFacts((PlanFigures(0, job.ram_bytes),), job.threads)
+
+
 DEFAULT_KINDS: Mapping[JobKind, WorkerKind] = {
     JobKind.TRAIN: WorkerKind(TORCH_WORKER, read_training_bundle, torch_environment, torch_lacks),
     JobKind.MCU: WorkerKind(BOARD_WORKER, no_facts, no_environment),
+    JobKind.FINETUNE: WorkerKind(FINETUNE_WORKER, read_finetune_job, no_environment, torch_lacks),
 }
 
 
@@ -117,7 +133,7 @@ def worker_command(
     spec = job.spec
     options = WorkerOptions(
         bundle=paths.bundle or paths.job_dir, state_dir=paths.state, plan=plan, data=paths.data, epochs=spec.epochs,
-        steps=spec.steps, out=paths.out, checkpoint_every=checkpoint_every, round=paths.round,
+        steps=spec.steps, out=paths.out, checkpoint_every=checkpoint_every, round=paths.round, user=spec.owner,
     )  # fmt: skip
     return (
         *kind.program, *options.words(), *page_words(spec.page_dirs), "--control-fd", CONTROL_FD_PLACE, *spec.arguments

@@ -26,7 +26,7 @@ STATUS: Mapping[str, Any] = {
 }  # fmt: skip
 JOB: Mapping[str, Any] = {
     "id": 3, "name": "birds", "state": "queued", "reason": "", "step": 0, "total_steps": None, "loss": None,
-    "priority": 0, "deadline_at": None, "retry_in_s": None, "owner": None,
+    "priority": 0, "deadline_at": None, "retry_in_s": None, "owner": None, "kind": "train",
 }  # fmt: skip
 RUN: Mapping[str, Any] = {
     **JOB, "pid": 77, "step": 30, "total_steps": 120, "loss": 0.25, "step_s": 2.0, "eta_s": 180.0, "plan": 1, "plans": 3,
@@ -63,6 +63,8 @@ def test_a_program_that_is_attached_shows_whose_it_is(shown: Any) -> None:
     out = shown(status_screen({**STATUS, "running": [{**RUN, "owner": "ada", "total_steps": None}]}))
     assert "3 (birds), program of ada, process 77" in out and "300.0 MiB at most" in out and "plan 2" not in out
     assert "step 30" in out and "%" not in out.split("Energy")[0].split("Progress")[1]
+    tuning = {**RUN, "owner": "ada", "kind": "finetune"}
+    assert "fine-tuning of ada, process 77" in shown(status_screen({**STATUS, "running": [tuning]}))
 
 
 def test_of_many_that_wait_six_are_shown(shown: Any) -> None:

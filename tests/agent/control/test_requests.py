@@ -49,6 +49,9 @@ def test_a_job_of_a_board_takes_its_arguments() -> None:
         ({"name": "a", "page_dirs": ["tests"]}, "cannot write into the page directory tests"),
         ({"name": "a", "kind": "mcu", "page_dirs": ["/"]}, "only a job of kind train pages"),
         ({"name": "a", "kind": "cloud"}, "no job kind 'cloud'"),
+        ({"name": "a", "kind": "finetune"}, "a fine-tuning's bundle is uploaded"),
+        ({"name": "a", "kind": "finetune", "bundle": "/etc/shadow"}, "a fine-tuning's bundle is uploaded"),
+        ({"name": "a", "kind": "finetune", "arguments": ["--user", "root"]}, "a fine-tuning's bundle is uploaded"),
         ({"name": "a", "bundle": "/nowhere/at/all"}, "cannot read the bundle"),
         ({"name": "a", "data": "/nowhere/at/all"}, "cannot see the directory"),
     ],
@@ -56,6 +59,13 @@ def test_a_job_of_a_board_takes_its_arguments() -> None:
 def test_a_job_that_makes_no_sense_is_refused(fields: dict[str, object], reason: str) -> None:
     with pytest.raises(JobRequestError, match=reason):
         job_spec(fields, None)
+
+
+def test_a_fine_tuning_says_nothing_of_itself_but_its_bundle() -> None:
+    spec = job_spec({"name": "chats", "kind": "finetune", "priority": 3}, "bundle.port")
+    assert spec == JobSpec("chats", "bundle.port", JobKind.FINETUNE, priority=3)
+    with pytest.raises(JobRequestError, match="only a job of kind mcu has any"):
+        job_spec({"name": "chats", "kind": "finetune", "arguments": ["--simulate"]}, "bundle.port")
 
 
 def test_changes_of_a_job() -> None:

@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from agent.finetune.base_record import BaseRecord
 from agent.finetune.checkpoint import Checkpoint, FinetuneProgress
 from agent.finetune.options import FinetuneError, FinetuneOptions
+
+BASE = BaseRecord("model", None, {})
 
 
 @pytest.fixture
@@ -20,38 +23,38 @@ def test_it_puts_everything_back(asked: FinetuneOptions) -> None:
     optimizer = torch.optim.AdamW([weight])
     weight.grad = torch.ones(3)
     optimizer.step()
-    kept, generator = weight.detach().clone(), torch.get_rng_state()
-    checkpoint = Checkpoint(asked, [1])
-    checkpoint.write(FinetuneProgress(7, 2.5), [weight], {"optimizer": optimizer})
+    kept, kept_generator = weight.detach().clone(), torch.get_rng_state()
+    checkpoint = Checkpoint(asked, [1], BASE)
+    checkpoint.write(FinetuneProgress(7, 2.5), [weight], {"optimizer": optimizer}, kept_generator)
     optimizer.step()
     torch.rand(3)
     assert checkpoint.read([weight], {"optimizer": optimizer}) == FinetuneProgress(7, 2.5)
     assert torch.equal(weight, kept) and optimizer.state[weight]["step"] == 1
-    assert torch.equal(torch.get_rng_state(), generator)
+    assert torch.equal(torch.get_rng_state(), kept_generator)
     checkpoint.remove()
     assert checkpoint.read([weight], {}) is None and not checkpoint.path.parent.exists()
 
 
 def test_what_it_is_of_does_not_depend_on_how_it_is_shown(asked: FinetuneOptions) -> None:
-    Checkpoint(asked, [1]).write(FinetuneProgress(1, None), [], {})
+    Checkpoint(asked, [1], BASE).write(FinetuneProgress(1, None), [], {}, torch.get_rng_state())
     shown = replace(asked, json=True, sample="words")
-    assert Checkpoint(shown, [1]).read([], {}) == FinetuneProgress(1, None)
-    for other in (Checkpoint(asked, [2]), Checkpoint(replace(asked, seed=1), [1])):
+    assert Checkpoint(shown, [1], BASE).read([], {}) == FinetuneProgress(1, None)
+    for other in (Checkpoint(asked, [2], BASE), Checkpoint(replace(asked, seed=1), [1], BASE)):
         with pytest.raises(FinetuneError, match=r"of other settings or other data; give another --out, or remove it"):
             other.read([], {})
 
 
 def test_a_damaged_one_is_refused(asked: FinetuneOptions) -> None:
-    checkpoint = Checkpoint(asked, [])
-    checkpoint.write(FinetuneProgress(1, None), [torch.ones(9)], {})
+    checkpoint = Checkpoint(asked, [], BASE)
+    checkpoint.write(FinetuneProgress(1, None), [torch.ones(9)], {}, torch.get_rng_state())
     checkpoint.path.write_bytes(checkpoint.path.read_bytes()[:100])
     with pytest.raises(FinetuneError, match=r"is damaged .* remove it to begin anew"):
         checkpoint.read([torch.ones(9)], {})
 
 
 def test_no_flipped_bit_goes_unseen(asked: FinetuneOptions) -> None:
-    checkpoint = Checkpoint(asked, [])
-    checkpoint.write(FinetuneProgress(3, 2.5), [torch.ones(9)], {})
+    checkpoint = Checkpoint(asked, [], BASE)
+    checkpoint.write(FinetuneProgress(3, 2.5), [torch.ones(9)], {}, torch.get_rng_state())
     content = checkpoint.path.read_bytes()
     refused = 0
     for place in range(0, len(content), 3):

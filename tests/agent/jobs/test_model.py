@@ -70,6 +70,9 @@ def test_a_foreign_record_is_refused(record: dict[str, object]) -> None:
         (replace(SPEC, epochs=0), "at least 1"),
         (replace(SPEC, priority=1000), "between -100 and 100"),
         (replace(SPEC, data="/data", waits_for_data=True), "give one of them"),
+        (JobSpec("chats", None, JobKind.FINETUNE), "port-agent finetune --submit"),
+        (JobSpec("chats", "b", JobKind.FINETUNE, epochs=2), "epochs of a fine-tuning is fixed when it is submitted"),
+        (JobSpec("chats", "b", JobKind.FINETUNE, waits_for_data=True), "waits_for_data of a fine-tuning is fixed"),
     ],
 )
 def test_specs_that_cannot_run_are_refused(spec: JobSpec, words: str) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from agent.control.client import ControlError
+from agent.finetune.job.file import FinetuneJob
+from agent.finetune.options import FinetuneOptions
 from agent.supervisor.service import MOST_UPLOADS
 from tests.agent.live_daemon import BUNDLE, CONFIG, ROOT, daemon
 
@@ -125,3 +127,36 @@ def test_uploads_that_nobody_submits_are_counted(tmp_path: Path) -> None:
             client.upload("/v1/uploads", tmp_path / "bundle")
         with pytest.raises(ControlError, match="16 uploads wait"):
             client.upload("/v1/uploads", tmp_path / "bundle")
+
+
+@pytest.mark.root
+def test_a_fine_tuning_belongs_to_who_submitted_it() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become another user")
+    options = FinetuneOptions("/nowhere/model", "/nowhere/data.jsonl", "/nowhere/out")
+    job = FinetuneJob(options=options, ram_bytes=1 << 40, threads=1, page_dir="/nowhere", weights={}, data_sha256="")
+    other = (
+        "import os, sys; from pathlib import Path; from agent.control.client import *\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "client = ControlClient(Path(sys.argv[1]))\n"
+        "try: client.post('/v1/jobs/roots/cancel')\n"
+        "except ControlError as error: print(error.status, error)\n"
+        "upload = client.upload('/v1/uploads', Path(sys.argv[2]))['upload']\n"
+        "print(client.post('/v1/jobs', name='nobodys', kind='finetune', upload=upload)['owner'])\n"
+        "client.post('/v1/jobs/nobodys/pause')\n"
+    )
+    with (
+        tempfile.TemporaryDirectory() as name,
+        daemon(Path(name), CONFIG + '[control]\ngroup = "nogroup"\n') as client,
+    ):
+        Path(name).chmod(0o755)
+        bundle = Path(name) / "job"
+        bundle.write_bytes(job.encoded())
+        upload = client.upload("/v1/uploads", bundle)["upload"]
+        assert client.post("/v1/jobs", name="roots", kind="finetune", upload=upload)["owner"] == "root"
+        words = [sys.executable, "-c", other, str(client.path.parent), str(bundle)]
+        done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        refused, owner = done.stdout.splitlines()
+        assert refused.startswith("403 job roots belongs to user 0; only that user") and owner == "nobody"
+        assert client.get("/v1/jobs/nobodys")["state"] == "paused"

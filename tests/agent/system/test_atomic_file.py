@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.system.atomic_file import atomic_stream, write_atomically
+from agent.system.atomic_file import atomic_directory, atomic_stream, write_atomically
 
 
 def test_the_new_content_replaces_the_old_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -59,3 +59,21 @@ def test_a_stream_on_a_disk_that_refuses_leaves_nothing(
     with pytest.raises(OSError, match="No space left"), atomic_stream(tmp_path / "result", 100) as stream:
         stream.write(b"new")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    with atomic_directory(tmp_path / "made") as building:
+        (building / "one").write_text("1")
+        assert not (tmp_path / "made").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["made"] and (tmp_path / "made" / "one").read_text() == "1"
+    with pytest.raises(KeyboardInterrupt), atomic_directory(tmp_path / "other") as building:
+        (building / "one").write_text("1")
+        raise KeyboardInterrupt
+    with pytest.raises(OSError), atomic_directory(tmp_path / "made") as building:
+        (building / "two").write_text("2")
+    assert [path.name for path in tmp_path.iterdir()] == ["made"] and (tmp_path / "made" / "one").read_text() == "1"
+    (tmp_path / ".third.new").mkdir()
+    (tmp_path / ".third.new" / "left by a cut").write_text("")
+    with atomic_directory(tmp_path / "third"):
+        pass
+    assert list((tmp_path / "third").iterdir()) == []

@@ -260,5 +260,5 @@ def test_another_users_program_belongs_to_that_user() -> None:
             )
             assert done.returncode == 0, done.stderr
             refused, owner = done.stdout.splitlines()
-            assert refused.startswith("403 job roots is a program of user 0") and owner == "nobody", done
+            assert refused.startswith("403 job roots belongs to user 0") and owner == "nobody", done
             assert client.get("/v1/jobs/roots")["state"] == "running"

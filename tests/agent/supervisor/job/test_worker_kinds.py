@@ -3,11 +3,14 @@
 from dataclasses import replace
 from pathlib import Path
 
+from agent.finetune.job.file import FinetuneJob
+from agent.finetune.options import FinetuneOptions
 from agent.jobs.model import Job, JobKind, JobMeasurements, JobSpec
 from agent.supervisor.job.plan_choice import (
     PlanFigures,
 )
 from agent.supervisor.job.worker_kinds import (
+    DEFAULT_KINDS,
     BundleFacts,
     RunPaths,
     WorkerKind,
@@ -60,3 +63,14 @@ def test_a_torch_worker_gets_its_allocator_and_its_threads() -> None:
     environment = torch_environment(BundleFacts(FRONTIER, threads=3), FRONTIER[0])
     assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "3"
     assert len(environment) > 2
+
+
+def test_a_fine_tuning_has_its_budget_as_its_plan_and_runs_for_its_owner(tmp_path: Path) -> None:
+    options = FinetuneOptions("/model", "/data.jsonl", "/out")
+    job = FinetuneJob(options=options, ram_bytes=600 * MIB, threads=3, page_dir="/pages", weights={}, data_sha256="")
+    (tmp_path / "bundle.port").write_bytes(job.encoded())
+    kind = DEFAULT_KINDS[JobKind.FINETUNE]
+    assert kind.read_bundle(tmp_path / "bundle.port") == BundleFacts((PlanFigures(0, 600 * MIB),), threads=3)
+    spec = JobSpec("chats", "bundle.port", JobKind.FINETUNE, owner="ada")
+    command = worker_command(kind, Job(1, spec, 0.0), RunPaths(tmp_path, tmp_path / "bundle.port"), 0, None)
+    assert command[-4:] == ("--user", "ada", "--control-fd", "{control_fd}")

@@ -1,0 +1,180 @@
+"""What a fine-tuning will do, from the files, the model's shapes and this process, before any weight is read.
+
+The model is laid out without memory and run forward once on no values: what autograd keeps for the backward pass is counted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from agent.finetune.base_record import BaseRecord
+from agent.finetune.checkpoint import Checkpoint
+from agent.finetune.grid_file import FOLDER, grid_layers
+from agent.finetune.head_loss import LearnedLoss
+from agent.finetune.model import load_tokenizer, outline, with_adapters
+from agent.finetune.model_files import weight_files
+from agent.finetune.options import FinetuneOptions
+from agent.finetune.records import read_records
+from agent.finetune.sequences import TokenSequence, split_sequences
+from agent.finetune.steering import CHECKPOINT_S
+from agent.finetune.training import count_updates
+from planner.ir.process_memory import resident_bytes
+
+_MOMENTS = 2
+"""Of AdamW, for each trained number, in 32 bits."""
+
+WORKING_BYTES = 48 << 20
+"""What the process grows by once kernels run, their code and workspaces: 45 and 51 MiB for 16 layers of Qwen2.5-0.5B."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The figures of a fine-tuning to come; bytes, and counts of numbers, sequences and tokens.
+
+    What is kept for the backward pass, the logits and the frozen weights are of one batch. `read_bytes` and `written_bytes`
+    are of one update, by sizes alone: frozen weights that do not fit beside the rest are read once in each direction, at most;
+    what is made in the forward pass and does not fit is written and read again, at least.
+    """
+
+    model: str
+    kind: str
+    parameters: int
+    loaded_as: str
+    files: tuple[str, ...]
+    files_bytes: int
+    trained_parameters: int
+    trained_layers: tuple[str, ...]
+    grid: str | None
+    grid_layers: int
+    grid_bytes: int
+    grid_is_there: bool
+    records: int
+    broken: int
+    skipped: int
+    sequences: int
+    held_out: int
+    tokens: int
+    learned_tokens: int
+    shortest: int
+    longest: int
+    batch: int
+    accumulate: int
+    updates: int
+    done: bool
+    """Whether a checkpoint is there, from which it goes on."""
+    ram_bytes: int
+    process_bytes: int
+    """Python, the libraries, tokenizer and sequences: this process as it is now."""
+    working_bytes: int
+    """More, once kernels run."""
+    trained_bytes: int
+    """Trained weights, their gradients and the optimizer's moments."""
+    saved_bytes: int
+    logits_bytes: int
+    frozen_bytes: int
+    """Frozen weights that a step multiplies by: all but the table of embeddings, of which rows are read."""
+    resident_frozen_bytes: int
+    read_bytes: int
+    written_bytes: int
+    checkpoint_s: float
+    checkpoint_bytes: int
+    checkpoint: str
+    out: str
+
+
+def explain(options: FinetuneOptions, ram_bytes: int) -> Explanation:
+    """Return what `finetune` would do within so much memory. Raises FinetuneError as it would, and OSError."""
+    folder = Path(options.model)
+    data, tokenizer = read_records(Path(options.data)), load_tokenizer(folder)
+    split = split_sequences(data.records, tokenizer, options)
+    sequences = (*split.train, *split.held_out)
+    longest = max(len(sequence.tokens) for sequence in sequences)
+    files = weight_files(folder)
+    model = outline(folder)
+    if options.lora_rank is None:
+        model = model.float().train()
+    loaded_as = str(model.dtype).removeprefix("torch.")
+    kind, parameters = model.config.model_type, sum(p.numel() for p in model.parameters())
+    frozen = _multiplied_bytes(model)
+    layers = {} if options.base is None else grid_layers(model, options.base)
+    grid_bytes = 0
+    if options.base is not None:
+        items = sum(layer.weight.numel() for layer in layers.values())
+        grid_bytes = items * options.base.code_bits // 8 + items // options.base.block * torch.float32.itemsize
+        frozen += grid_bytes - sum(layer.weight.nbytes for layer in layers.values())
+    if options.lora_rank is not None:
+        with torch.device("meta"):
+            model = with_adapters(model, options)
+    process_bytes = resident_bytes()
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    numbers = sum(p.numel() for p in trained.values())
+    state_bytes = numbers * torch.float32.itemsize
+    trained_bytes = state_bytes * (2 + _MOMENTS)
+    saved, logits = _one_forward(model, options.batch, longest)
+    made = saved + 2 * logits  # and what the logits are computed from in 32 bits, some rows at a time
+    if options.lora_rank is None:
+        frozen = 0
+    room = ram_bytes - process_bytes - WORKING_BYTES - trained_bytes - made
+    resident = max(0, min(frozen, room))
+    paged = max(0, -room)
+    grid_path = folder / FOLDER / f"{options.base}.safetensors"
+    checkpoint = Checkpoint(options, split.train, BaseRecord(options.model, options.base, {})).path
+    lengths = [len(sequence.tokens) for sequence in sequences]
+    return Explanation(
+        model=str(folder), kind=kind, parameters=parameters, loaded_as=loaded_as, files=tuple(path.name for path in files),
+        files_bytes=sum(path.stat().st_size for path in files), trained_parameters=numbers, trained_layers=_ends(trained),
+        grid=options.base, grid_layers=len(layers), grid_bytes=grid_bytes, grid_is_there=grid_path.is_file(),
+        records=len(data.records), broken=data.broken, skipped=split.skipped, sequences=len(split.train), held_out=len(split.held_out),
+        tokens=sum(lengths), learned_tokens=_learned(sequences), shortest=min(lengths), longest=longest, batch=options.batch,
+        accumulate=options.accumulate, updates=count_updates(options, len(split.train)), done=checkpoint.is_file(), ram_bytes=ram_bytes,
+        process_bytes=process_bytes, working_bytes=WORKING_BYTES, trained_bytes=trained_bytes, saved_bytes=saved, logits_bytes=logits, frozen_bytes=frozen,
+        resident_frozen_bytes=resident, read_bytes=options.accumulate * (2 * (frozen - resident) + paged),
+        written_bytes=options.accumulate * paged, checkpoint_s=CHECKPOINT_S, checkpoint_bytes=(1 + _MOMENTS) * state_bytes,
+        checkpoint=str(checkpoint), out=options.out,
+    )  # fmt: skip
+
+
+def _multiplied_bytes(model: nn.Module) -> int:
+    """Return the bytes of the weights that a step multiplies by."""
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[operator]
+    total = sum(p.nbytes for p in model.parameters())
+    return total if head is not None and head.weight is embeddings.weight else total - embeddings.weight.nbytes
+
+
+def _one_forward(model: Any, batch: int, length: int) -> tuple[int, int]:
+    """Return the bytes that autograd keeps of a forward pass, without the weights, and those of the logits at once."""
+    weights: set[int] = set()
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            kept[storage._cdata] = storage.nbytes()
+            alive.append(tensor)  # or its storage's address would be used again
+        return tensor
+
+    alive: list[torch.Tensor] = []
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+    ):
+        model = model.to_empty(device="cpu")
+        weights = {p.untyped_storage()._cdata for p in model.parameters()}
+        tokens = torch.zeros((batch, length), dtype=torch.long)
+        logits = model(input_ids=tokens, use_cache=False).logits
+    rows = batch * length
+    return sum(kept.values()), logits.nbytes // rows * LearnedLoss(model).rows_at_once(rows)
+
+
+def _ends(trained: dict[str, Any]) -> tuple[str, ...]:
+    """Return the ends of the names of the layers that get adapters; () where everything is trained."""
+    return tuple(sorted({name.split(".lora_")[0].rpartition(".")[2] for name in trained if ".lora_" in name}))
+
+
+def _learned(sequences: Sequence[TokenSequence]) -> int:
+    return sum(sequence.learned for sequence in sequences)

@@ -1,0 +1,65 @@
+"""What the daemon starts for a fine-tuning: `python -m agent.finetune.job.start --bundle JOB ... --control-fd N`.
+
+It takes the rights of the user who submitted, where it has root's, and becomes the recipe inside its budget, as `exec` does.
+Only our own code has run by then, and of the user's files none was opened. Torch-free.
+"""
+
+import os
+import pwd
+import resource
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NoReturn
+
+from agent.finetune.job.file import FinetuneJob
+from agent.finetune.options import FinetuneError
+from agent.follow.consumption import wear_joules_per_byte
+from agent.follow.exec.exec_budget import ExecOptions
+from agent.follow.exec.launch import LaunchOptions, launch_words
+from agent.malloc import preload_environment
+from agent.worker.options import WorkerOptions
+from agent.worker.serve import serve
+from planner.ir.errors import ExitCode
+
+
+def main(words: Sequence[str] | None = None) -> ExitCode:
+    """Become the worker; return the exit code where that is impossible, the daemon told why."""
+    told = WorkerOptions.parse(words, program="agent.finetune.job.start")
+    return serve(told.control_fd, lambda control, tell: _become_worker(told))
+
+
+def _become_worker(told: WorkerOptions) -> NoReturn:
+    """Raise FinetuneError and OSError where that is impossible."""
+    job = FinetuneJob.read(told.bundle)
+    home = _take_rights_of(told.user) if told.user is not None and os.geteuid() == 0 else {}
+    threads = str(job.threads)
+    allocator = preload_environment(job.ram_bytes)
+    soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    budget = ExecOptions(
+        ram_bytes=job.ram_bytes, tensors_bytes=None, page_dir=job.page_dir, read_bytes_per_s=None, write_bytes_per_s=None,
+        step_deadline_s=None, writes_per_step=None, report=None, wear_joules=wear_joules_per_byte(Path(job.page_dir)),
+        data_limited=soft != resource.RLIM_INFINITY,
+    )  # fmt: skip
+    restored = {name: os.environ.get(name) for name in allocator}
+    program = ("agent.finetune.job.worker", job.encoded().decode(), "--control-fd", str(told.control_fd))
+    command = launch_words(LaunchOptions(asdict(budget), True, restored), program)
+    os.execve(
+        command[0], command, {**os.environ, **home, **allocator, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    )
+
+
+def _take_rights_of(user: str) -> dict[str, str]:
+    """Give up root's rights for a user's for good; return what changes in the environment. Raises FinetuneError, OSError."""
+    try:
+        entry = pwd.getpwnam(user)
+    except KeyError as error:
+        raise FinetuneError(f"user {user}, who submitted the job, is not there any more; submit it anew") from error
+    os.initgroups(entry.pw_name, entry.pw_gid)
+    os.setgid(entry.pw_gid)
+    os.setuid(entry.pw_uid)
+    return {"HOME": entry.pw_dir, "USER": entry.pw_name, "LOGNAME": entry.pw_name}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

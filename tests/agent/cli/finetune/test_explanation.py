@@ -1,0 +1,90 @@
+"""`finetune --explain` as a user reads it, and as a machine does; it trains nothing."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from agent.cli.finetune.explanation import explanation_table
+from agent.finetune.explain import Explanation
+from agent.finetune.options import FinetuneOptions
+from tests.agent.finetune.tiny_model import make_data, make_model
+
+MIB = 1 << 20
+FOUND = Explanation(
+    model="/m", kind="llama", parameters=1_100_000_000, loaded_as="bfloat16", files=("a.safetensors", "b.safetensors"),
+    files_bytes=2200 * MIB, trained_parameters=1_126_400, trained_layers=("q_proj", "v_proj"), grid=None, grid_layers=0, grid_bytes=0,
+    grid_is_there=False, records=12, broken=2, skipped=1, sequences=100, held_out=5, tokens=20000, learned_tokens=15000, shortest=32,
+    longest=256, batch=1, accumulate=4, updates=25, done=False, ram_bytes=600 * MIB, process_bytes=340 * MIB, working_bytes=48 * MIB, trained_bytes=18 * MIB,
+    saved_bytes=100 * MIB, logits_bytes=16 * MIB, frozen_bytes=2000 * MIB, resident_frozen_bytes=110 * MIB, read_bytes=15120 * MIB,
+    written_bytes=0, checkpoint_s=300.0, checkpoint_bytes=13 * MIB, checkpoint="/out.state/checkpoint.pt", out="/out",
+)  # fmt: skip
+OPTIONS = FinetuneOptions("/m", "/d", "/out")
+
+
+def shown(found: Explanation, options: FinetuneOptions = OPTIONS) -> str:
+    console = Console(file=StringIO(), width=400)
+    console.print(explanation_table(found, options))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_it_says_what_is_trained_what_stays_and_why() -> None:
+    out = shown(FOUND)
+    assert "llama, 1,100.0 million weights as bfloat16" in out
+    assert "LoRA of rank 8 on q_proj, v_proj: 1.13 million numbers in float32; all else is frozen" in out
+    assert "2.1 GiB in 2 files, mapped and read where they lie, never copied or written" in out
+    assert "12 records, without 2 broken lines and 1 too long prompts" in out and "25 of 4 x 1 sequences" in out
+    assert "110.0 MiB: of 2.0 GiB that a step multiplies by, stay in memory" in out
+    assert "600.0 MiB: all that a step makes fits; frozen weights beyond the rest are read again" in out
+    assert "reads up to 14.8 GiB again and writes 0 B or more" in out and "goes on from its checkpoint" not in out
+    assert "600.0 MiB: 20.0 MiB of what a step makes does not fit" in shown(replace(FOUND, written_bytes=80 * MIB))
+    assert "600.0 MiB: all fits" in shown(replace(FOUND, read_bytes=0))
+    full = shown(replace(FOUND, frozen_bytes=0, done=True), replace(OPTIONS, lora_rank=None))
+    assert "all: 1.13 million" in full and "what is trained lives in memory and in the page file" in full
+    assert "goes on from its checkpoint" in full and "a model and the tokenizer: /out" in full
+    grid = shown(replace(FOUND, grid="nf4", grid_layers=154, grid_bytes=550 * MIB))
+    assert "154 linear layers as nf4, 550.0 MiB, in MODEL/.port-agent, which is written once" in grid
+
+
+def test_the_command_explains_and_leaves_nothing(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", hidden_size=128)
+    make_data(tmp_path / "data.jsonl")
+    words = (
+        "finetune",
+        "model",
+        "--data",
+        "data.jsonl",
+        "--out",
+        "out",
+        "--ram",
+        "700M",
+        "--page-dir",
+        ".",
+        "--explain",
+    )
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for more in ((), ("--json",)):
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "agent.cli", *words, *more], cwd=tmp_path, capture_output=True, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["event"] == "explained" and told["trained_parameters"] == 7168 and told["ram_bytes"] == 700 * MIB
+    assert 200 * MIB < told["process_bytes"] < 700 * MIB
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("other", ["--submit", "--opportunistic"])
+def test_it_does_not_go_with_what_runs(other: str, tmp_path: Path) -> None:
+    words = ("finetune", "model", "--data", "d", "--out", "out", "--ram", "700M", "--explain", other)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "agent.cli", *words], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "") and "--explain trains nothing; leave --submit" in done.stderr

@@ -1,0 +1,181 @@
+"""A fine-tuning's worker process: it pauses, leaves and is killed at random instants, and ends with the bits of a run left alone."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from agent.finetune.job.file import FinetuneJob
+from agent.finetune.options import FinetuneOptions
+from agent.worker.options import FINETUNE_WORKER, WorkerOptions
+from agent.worker.protocol import (
+    CheckpointWritten,
+    Event,
+    LeaveNow,
+    PauseTraining,
+    ResumeTraining,
+    StepDone,
+    TrainingFailed,
+    TrainingFinished,
+    WorkerPaused,
+    WorkerReady,
+    WorkerResumed,
+    WriteCheckpoint,
+)
+from agent.worker.start import Worker, start_worker
+from planner.ir.errors import ExitCode
+from tests.agent.finetune.tiny_model import make_data, make_model
+
+MIB = 1 << 20
+RAM = 700 * MIB
+WEIGHTS = "adapter_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("job")
+    make_model(made / "model", hidden_size=128)
+    make_data(made / "data.jsonl")
+    return made
+
+
+def options_of(folder: Path, out: Path, updates: int) -> FinetuneOptions:
+    return FinetuneOptions(
+        str(folder / "model"), str(folder / "data.jsonl"), str(out), sequence_tokens=32, updates=updates, learning_rate=0.01
+    )  # fmt: skip
+
+
+def job_of(folder: Path, out: Path, updates: int) -> Path:
+    """Write a job's file and return it."""
+    job = FinetuneJob.of(options_of(folder, out, updates), ram_bytes=RAM, threads=1, page_dir=out.parent)
+    path = out.parent / "bundle.port"
+    path.write_bytes(job.encoded())
+    return path
+
+
+@contextmanager
+def worker_of(job: Path) -> Iterator[tuple[Worker, Iterator[Event]]]:
+    told = WorkerOptions(bundle=job, state_dir=job.parent / "state")
+    with (job.parent / "worker.err").open("a") as said:
+        worker = start_worker([*FINETUNE_WORKER, *told.words()], limit_bytes=RAM, threads=2, stderr=said.fileno())
+        try:
+            yield worker, worker.events()
+        finally:
+            worker.process.kill()
+            worker.process.wait()
+            worker.channel.close()
+
+
+def until(events: Iterator[Event], kind: type[Event]) -> tuple[Event, list[Event]]:
+    """Return the first event of a kind, and those before it."""
+    before: list[Event] = []
+    for event in events:
+        if isinstance(event, kind):
+            return event, before
+        before.append(event)
+    raise AssertionError(f"no {kind.__name__} after {before[-3:]}")
+
+
+def left_alone(folder: Path, out: Path, updates: int) -> bytes:
+    """Return the adapter of the recipe in a process of its own, without budget and worker."""
+    asked = replace(options_of(folder, out, updates), json=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    words = [sys.executable, "-m", "agent.cli.finetune", json.dumps(asdict(asked))]
+    subprocess.run(words, check=True, capture_output=True, env=environment)
+    return (out / WEIGHTS).read_bytes()
+
+
+def test_paused_left_and_killed_it_ends_with_the_bits_of_a_run_left_alone(folder: Path, tmp_path: Path) -> None:
+    updates, job = 60, job_of(folder, tmp_path / "out", 60)
+    with worker_of(job) as (worker, events):
+        ready, _ = until(events, WorkerReady)
+        assert isinstance(ready, WorkerReady) and (ready.step, ready.total_steps) == (0, updates)
+        step, _ = until(events, StepDone)
+        assert isinstance(step, StepDone) and step.loss is not None and step.cpu_s > 0 and step.total_steps == updates
+        worker.send(PauseTraining())
+        paused, _ = until(events, WorkerPaused)
+        ticks = Path(f"/proc/{worker.process.pid}/stat").read_text().split()[13]
+        time.sleep(0.3)  # a stretch of time is what is measured
+        assert Path(f"/proc/{worker.process.pid}/stat").read_text().split()[13] == ticks
+        worker.send(ResumeTraining())
+        assert until(events, WorkerResumed)[1] == [] and isinstance(paused, WorkerPaused)
+        worker.send(WriteCheckpoint())
+        written, _ = until(events, CheckpointWritten)
+        assert isinstance(written, CheckpointWritten) and written.step >= paused.step and written.bytes > 1000
+        until(events, StepDone)
+        worker.send(LeaveNow(within_s=10.0))
+        rest = list(events)
+        assert worker.process.wait() == ExitCode.LEFT
+        kept = rest[-1]
+        assert isinstance(kept, CheckpointWritten)
+        done = [event.step for event in rest if isinstance(event, StepDone)]
+        assert not done or kept.step >= done[-1]
+    with worker_of(job) as (worker, events):
+        ready, _ = until(events, WorkerReady)
+        assert isinstance(ready, WorkerReady) and ready.step == kept.step
+        for _ in range(2):
+            until(events, StepDone)
+        worker.process.kill()  # what came after the checkpoint is trained again
+    with worker_of(job) as (worker, events):
+        ready, _ = until(events, WorkerReady)
+        assert isinstance(ready, WorkerReady) and ready.step == kept.step
+        finished, before = until(events, TrainingFinished)
+        steps = [event.step for event in before if isinstance(event, StepDone)]
+        assert steps == list(range(kept.step + 1, updates + 1))
+        assert (
+            isinstance(finished, TrainingFinished)
+            and finished.step == updates
+            and finished.out == str(tmp_path / "out")
+        )
+        assert worker.process.wait() == ExitCode.DONE
+    assert (tmp_path / "out" / WEIGHTS).read_bytes() == left_alone(folder, tmp_path / "plain", updates)
+    assert not (tmp_path / "out.state").exists()
+    assert (tmp_path / "worker.err").read_text().count("port-agent: peak") == 2  # not of the one that was killed
+
+
+@pytest.mark.long
+def test_left_at_random_instants_it_ends_with_the_same_bits(folder: Path, tmp_path: Path) -> None:
+    updates, job, numbers = 80, job_of(folder, tmp_path / "out", 80), random.Random(5)
+    steps, runs = 0, 0
+    while True:
+        runs += 1
+        with worker_of(job) as (worker, events):
+            ready, _ = until(events, WorkerReady)
+            assert isinstance(ready, WorkerReady) and ready.step >= steps
+            time.sleep(numbers.uniform(0.0, 0.4))  # the moment is what is drawn
+            if runs % 5 == 0:
+                worker.process.kill()
+                worker.process.wait()
+                continue
+            worker.send(LeaveNow(within_s=10.0))
+            rest = list(events)
+            code = worker.process.wait()
+            steps = max([steps, *(event.step for event in rest if isinstance(event, StepDone))])
+            if code == ExitCode.DONE:
+                break
+            assert code == ExitCode.LEFT, (tmp_path / "worker.err").read_text()[-2000:]
+    assert runs > 4
+    assert (tmp_path / "out" / WEIGHTS).read_bytes() == left_alone(folder, tmp_path / "plain", updates)
+
+
+def test_files_that_changed_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_bytes((folder / "data.jsonl").read_bytes())
+    options = replace(options_of(folder, tmp_path / "out", 3), data=str(tmp_path / "data.jsonl"))
+    job = tmp_path / "bundle.port"
+    job.write_bytes(FinetuneJob.of(options, ram_bytes=RAM, threads=1, page_dir=tmp_path).encoded())
+    (tmp_path / "data.jsonl").write_text('{"text": "others"}\n')
+    with worker_of(job) as (worker, events):
+        failed, before = until(events, TrainingFailed)
+        assert isinstance(failed, TrainingFailed) and before == []
+        assert failed.message == (
+            f"{tmp_path / 'data.jsonl'} has changed since the job was submitted; put it back, or submit the fine-tuning anew"
+        )
+        assert worker.process.wait() == ExitCode.IMPOSSIBLE

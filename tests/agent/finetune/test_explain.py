@@ -1,0 +1,91 @@
+"""What is said before a fine-tuning is what it then has: numbers trained, sequences, updates, bytes kept, where it goes on."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agent.finetune.explain import explain
+from agent.finetune.model import load_model
+from agent.finetune.options import FinetuneError, FinetuneOptions
+from agent.finetune.training import finetune
+from agent.packing import QuantizationGrid
+from tests.agent.finetune.tiny_model import make_data, make_model
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> FinetuneOptions:
+    folder = tmp_path_factory.mktemp("explain")
+    model, data = make_model(folder / "model", hidden_size=128), make_data(folder / "data.jsonl")
+    return FinetuneOptions(str(model), str(data), str(folder / "out"), sequence_tokens=32, batch=2, held_out=0.2)
+
+
+def note(text: str) -> None:
+    """Hear of what becomes of a base on a grid."""
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"targets": ("up_proj", "o_proj"), "lora_rank": 4}, {"lora_rank": None}, {"base": QuantizationGrid.NF4}],
+)
+def test_its_figures_are_those_of_the_model_as_it_is_trained(changed: dict[str, Any], asked: FinetuneOptions) -> None:
+    options = replace(asked, **changed)
+    found = explain(options, 2000 * MIB)
+    model = load_model(options, note)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    assert found.trained_parameters == sum(p.numel() for p in trained)
+    assert found.trained_bytes == 4 * sum(p.nbytes for p in trained)  # gradients and two moments are of 32 bits too
+    assert found.loaded_as == ("float32" if options.lora_rank is None else "bfloat16")
+    expected = {"up_proj", "o_proj"} if options.targets else {"q_proj", "v_proj"}
+    assert set(found.trained_layers) == (set() if options.lora_rank is None else expected)
+    assert (found.records, found.broken, found.skipped) == (12, 2, 0) and found.longest == 32
+    assert (found.read_bytes, found.written_bytes) == (0, 0) and found.resident_frozen_bytes == found.frozen_bytes
+    if options.base is not None:
+        on_grid = sum(b.nbytes for name, b in model.named_buffers() if name.endswith((".codes", ".scales")))
+        assert (found.grid_layers, found.grid_bytes, found.grid_is_there) == (14, on_grid, False)
+        assert explain(options, 2000 * MIB).grid_is_there
+
+
+def test_what_is_kept_for_the_backward_pass_is_what_autograd_keeps(asked: FinetuneOptions) -> None:
+    found = explain(asked, 2000 * MIB)
+    model = load_model(asked, note)
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logits = model(input_ids=torch.zeros((2, 32), dtype=torch.long), use_cache=False).logits
+    assert found.logits_bytes == logits.nbytes
+    assert found.saved_bytes == pytest.approx(sum(storage.nbytes() for storage in kept.values()), rel=0.02)
+
+
+def test_updates_and_sequences_are_those_of_the_training(asked: FinetuneOptions, tmp_path: Path) -> None:
+    options = replace(asked, out=str(tmp_path / "out"), epochs=2)
+    found = explain(options, 2000 * MIB)
+    outcome = finetune(options, lambda update: None, note)
+    assert found.updates == outcome.updates and found.sequences == 9 and found.held_out == 2 and not found.done
+
+
+def test_what_does_not_fit_is_read_again_and_written(asked: FinetuneOptions) -> None:
+    room = explain(asked, 2000 * MIB)
+    needed = room.process_bytes + room.working_bytes + room.trained_bytes + room.saved_bytes + 2 * room.logits_bytes
+    plenty, tight, too_tight = (explain(asked, needed + extra) for extra in (64 * MIB, -32 * MIB, -128 * MIB))
+    assert plenty.written_bytes == 0
+    for found in (tight, too_tight):  # the process itself has a little more or less each time
+        over = found.process_bytes + needed - room.process_bytes - found.ram_bytes
+        assert found.written_bytes == over > 0
+        assert found.read_bytes == over + 2 * found.frozen_bytes and found.resident_frozen_bytes == 0
+
+
+def test_it_refuses_what_the_training_would(asked: FinetuneOptions) -> None:
+    with pytest.raises(FinetuneError, match="no layer w_q; it has"):
+        explain(replace(asked, targets=("w_q",)), 2000 * MIB)

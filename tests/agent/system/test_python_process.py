@@ -68,8 +68,7 @@ def test_no_other_module_starts_python() -> None:
         "agent/system/python_process.py",
         "agent/malloc/environment.py",  # a trial with -I
         "agent/health/doctor.py",  # names it
-        "agent/cli/exec.py",  # becomes the user's program; its bootstrap drops the working directory
-        "agent/follow/exec/launch.py",
+        "agent/follow/exec/launch.py",  # becomes the user's program; its bootstrap drops the working directory
     }
     naming = set()
     for path in (file for room in ("agent", "planner") for file in (ROOT / room).rglob("*.py")):

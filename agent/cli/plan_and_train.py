@@ -779,10 +779,13 @@ def _overhead(facts: dict[str, Any]) -> str:
     """Say what the plan costs beyond keeping everything, and how much of that no plan could avoid."""
     text = f"{format_joules(facts['overhead_joules'])} per step beyond keeping everything"
     if facts["bound_joules"] is None:
-        return f"{text}; no bound proven"
-    text += f"; no plan of these stages needs less than {format_joules(facts['bound_joules'])} (gap {facts['gap']:.0%})"
+        text += "; no bound proven for these stages"
+    else:
+        text += (
+            f"; no plan of these stages needs less than {format_joules(facts['bound_joules'])} (gap {facts['gap']:.0%})"
+        )
     if facts.get("fine_bound_joules") is not None:
-        text += f", none of single operators less than {format_joules(facts['fine_bound_joules'])}"
+        text += f", no plan of single operators less than {format_joules(facts['fine_bound_joules'])}"
     return text
 
 

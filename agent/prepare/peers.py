@@ -71,7 +71,7 @@ class PlanningPeers:
 
     def told(self) -> list[str]:
         """Return what paired devices did, and why they did no more."""
-        solved = [f"{count} plans solved on {name}" for name, count in self._solved.items()]
+        solved = [f"{count} plan{'s' * (count > 1)} solved on {name}" for name, count in self._solved.items()]
         return [*solved, *self._notes]
 
     # --- costs

@@ -267,9 +267,7 @@ def test_planning_with_paired_devices(tmp_path: Path) -> None:
         refused = peered(tmp_path / "one", runs[0], "--solve-on", "cellar")["peers"]
         assert any(line.startswith("solved here: cellar: it solves for no other device") for line in refused)
         told = peered(tmp_path / "two", runs[1], "--solve-on", "any")["peers"]
-        assert any("plans solved on attic" in line or "a plan of attic for the same step" in line for line in told), (
-            told
-        )
+        assert any("solved on attic" in line or "a plan of attic for the same step" in line for line in told), told
         assert any("operators from attic, a sample of them measured here too" in line for line in told), told
         for file in (tmp_path / "attic/state/shared/plan").iterdir():
             content = b"\x80\x04K\x01."

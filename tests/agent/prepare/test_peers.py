@@ -86,7 +86,7 @@ def test_a_plan_solved_elsewhere_is_the_one_of_here() -> None:
     others = Others(honest)
     result, told, here = planned(others)
     assert result.plan == replace(own(), bound_joules=None) and result.outcome is Outcome.FEASIBLE
-    assert (told, here, others.accused) == (["1 plans solved on attic"], 0, [])
+    assert (told, here, others.accused) == (["1 plan solved on attic"], 0, [])
 
 
 def test_a_refusal_is_told_and_the_plan_is_made_here() -> None:

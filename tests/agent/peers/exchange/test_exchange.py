@@ -1,7 +1,10 @@
 """Questions and answers over real TLS links: whole, refused, withdrawn, late, too long, out of order."""
 
 import asyncio
+import gc
 import os
+import random
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,6 +31,7 @@ from tests.agent.live_daemon import until
 from tests.agent.peers.devices import Contents, linked
 
 NAME = "ab" * 32
+SEQUENCES = 2000
 LONG = os.urandom(ANSWER_LIMIT_BYTES)
 
 
@@ -229,5 +233,57 @@ def test_who_asks_without_end_is_answered_so_often_and_no_more(tmp_path: Path) -
             for _ in range(10):
                 await ours.ask(Subject.PLAN, NAME)
             assert asyncio.get_running_loop().time() - began_s > 9 * exchange_module.ANSWER_EVERY_S
+
+    run(work())
+
+
+def test_any_order_of_messages_is_taken_or_refused_and_nothing_grows(tmp_path: Path) -> None:
+    """What messages say may be anything that decodes: `tests/agent/peers/connection/test_messages.py` fuzzes their bytes."""
+    random_ = random.Random(23)
+
+    def message() -> PeerMessage:
+        number = random_.choice([1, 1, 1, 1, 1, 1, 2])
+        match random_.randrange(5):
+            case 0:
+                return question(
+                    number, about=random_.choice(["plan", "solve", "x"]), nbytes=random_.choice([0, 9, 1 << 20])
+                )
+            case 1:
+                return QuestionPiece(number=number, data=random_.randbytes(random_.choice([1, 2, PIECE_BYTES])))
+            case 2:
+                return Withdrawal(number=number)
+            case 3:
+                return PeerAnswer(
+                    number=number, answer=random_.choice([*AnswerKind]), nbytes=random_.choice([0, 9, 1 << 20])
+                )
+            case _:
+                return AnswerPiece(number=number, data=random_.randbytes(random_.choice([1, 2, PIECE_BYTES])))
+
+    async def work() -> None:
+        async with linked(tmp_path) as (one, _):
+            taken = refused = before = 0
+            tracemalloc.start()
+            for turn in range(SEQUENCES):
+                if turn == SEQUENCES // 2:
+                    gc.collect()
+                    before = tracemalloc.get_traced_memory()[0]
+                exchange = Exchange(one, Contents(), "two")
+                asking = asyncio.create_task(exchange.ask(Subject.PLAN, NAME))
+                await asyncio.sleep(0)
+                try:
+                    exchange.take(question(1, about="solve", nbytes=1 << 20))
+                    for _step in range(20):
+                        exchange.take(message())
+                        await asyncio.sleep(0)
+                        taken += 1
+                except ExchangeError:
+                    refused += 1
+                exchange.end()
+                asking.cancel()
+                await asyncio.wait({asking})
+            gc.collect()
+            grown = tracemalloc.get_traced_memory()[0] - before
+            tracemalloc.stop()
+            assert taken > SEQUENCES and refused > SEQUENCES // 2 and grown < 300_000, (taken, refused, grown)
 
     run(work())

@@ -232,6 +232,8 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     if arguments.step_joules is not None and not arguments.sparse_update:
         raise UsageError("--step-joules limits what --sparse-update trains; give both, or neither")
+    if arguments.solve_on is not None and arguments.strategy == "greedy":
+        raise UsageError("--solve-on: a greedy plan is made here in a moment; leave --strategy away")
     out = arguments.out or arguments.script.with_suffix(".port")
     _keep_to_cores(arguments)
     begin = time.perf_counter()

@@ -36,6 +36,9 @@ from planner.search.plan_problem import (
 from planner.search.plan_step import PlanResult
 from planner.search.solve import Outcome
 
+_PROMPT_S = 5.0
+"""A paired device says within milliseconds whether it has a plan; one that says nothing is waited for once."""
+
 ProblemOf = Callable[[StepGraph, CostTable, int], PlanProblem]
 
 
@@ -63,6 +66,8 @@ class PlanningPeers:
 
     def __init__(self, line: PeerLine, *, shares: bool, solves: bool) -> None:
         self._line, self._shares, self._solves = line, shares, solves
+        self._asks = shares
+        """Whether plans are asked for: no more where nobody answers promptly."""
         self._notes: dict[str, None] = {}
         """Each said once, in order."""
         self._solved: dict[str, int] = {}
@@ -118,8 +123,10 @@ class PlanningPeers:
         def plan(graph: StepGraph, costs: CostTable, ram_bytes: int) -> PlanResult:
             problem = problem_of(graph, costs, ram_bytes)
             if problem.strategy == "greedy":
+                if self._solves:
+                    self._note(f"planned here in a moment: a step of {len(graph.ops)} operators is not searched")
                 return local(graph, costs, ram_bytes)
-            shared = self._shared_plan(problem) if self._shares else None
+            shared = self._shared_plan(problem) if self._asks else None
             if shared is not None:
                 return shared
             found = (self._solved_plan(problem) if self._solves else None) or local(graph, costs, ram_bytes)
@@ -130,10 +137,14 @@ class PlanningPeers:
         return plan
 
     def _shared_plan(self, problem: PlanProblem) -> PlanResult | None:
+        began_s = time.monotonic()
         try:
             found = self._line.shared(Subject.PLAN, problem.name)
-        except NotAnsweredError:
-            return None  # nobody planned the same step for this budget yet
+        except NotAnsweredError as error:  # mostly: nobody planned the same step for this budget yet
+            if time.monotonic() - began_s > _PROMPT_S:
+                self._asks = False
+                self._note(f"no plans asked for any more: {error}")
+            return None
         plan = self._checked(problem, found, same_costs=False)
         if plan is not None:
             self._note(f"a plan of {found.name} for the same step and budget")

@@ -149,6 +149,30 @@ def test_a_plan_that_is_shared_is_taken_by_the_next_and_a_wrong_one_is_not() -> 
     assert others.contents[key] != content[: len(content) // 2], "one's own is shared in return"
 
 
+def test_a_step_that_is_not_searched_is_planned_here() -> None:
+    graph, costs = captured()
+    problem_of = partial(make_bundle.plan_problem, strategy="greedy", time_limit_s=4.0, limits=NO_LIMITS)
+    others = Others(honest)
+    peers = PlanningPeers(others, shares=True, solves=True)
+    result = peers.planner(lambda g, c, ram: problem_of(g, c, ram).solved(), problem_of)(graph, costs, budget(0.4))
+    assert result.plan is not None and others.asked == 0 and others.contents == {}
+    assert peers.told() == ["planned here in a moment: a step of 211 operators is not searched"]
+
+
+def test_who_says_nothing_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "_PROMPT_S", -1.0)
+    graph, costs = captured()
+    problem_of = partial(make_bundle.plan_problem, strategy="milp", time_limit_s=1.0, limits=NO_LIMITS)
+    others = Others()
+    peers = PlanningPeers(others, shares=True, solves=False)
+    planner = peers.planner(lambda g, c, ram: replace(problem_of(g, c, ram), strategy="greedy").solved(), problem_of)
+    for ram in (budget(0.4), budget(0.4)):
+        planner(graph, costs, ram)
+    assert peers.told() == ["no plans asked for any more: attic: it has no such plan"], (
+        "the second was there to be asked for"
+    )
+
+
 def test_a_problem_that_is_too_long_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers_module, "QUESTION_LIMIT_BYTES", 100)
     others = Others(honest)

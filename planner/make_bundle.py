@@ -36,7 +36,8 @@ from planner.ir.plan import Plan
 from planner.ir.tensor_bytes import storage_pieces, tensor_pieces
 from planner.job import JobError, TrainingJob, own_code
 from planner.profiling.operators import Measured
-from planner.search.plan_step import PlanResult, plan_step
+from planner.search.plan_problem import PlanProblem
+from planner.search.plan_step import PlanResult
 
 MOST_SEARCHED = 6_000
 """Operators of a step that is searched: of more (GPT-2's update over eight micro-batches has 14,000) one look at the planning model
@@ -363,14 +364,20 @@ def default_planner(
     """Return the planner that the command line uses, for plans within `limits`; evaluation has no deadline."""
 
     def plan(graph: StepGraph, costs: CostTable, ram_bytes: int) -> PlanResult:
-        training = any(op.phase is not Phase.FORWARD for op in graph.ops)
-        searched = strategy if len(graph.ops) <= MOST_SEARCHED else "greedy"
-        return plan_step(
-            graph, costs, ram_bytes=ram_bytes, strategy=searched, time_limit_s=time_limit_s, progress=progress,
-            deadline_s=limits.step_s if training else None, write_limit_bytes=limits.written_bytes,
-        )  # fmt: skip
+        return plan_problem(graph, costs, ram_bytes, strategy, time_limit_s, limits).solved(progress)
 
     return plan
+
+
+def plan_problem(
+    graph: StepGraph, costs: CostTable, ram_bytes: int, strategy: str, time_limit_s: float, limits: PlannedLimits
+) -> PlanProblem:
+    """Return what the default planner solves for a graph."""
+    training = any(op.phase is not Phase.FORWARD for op in graph.ops)
+    searched = strategy if len(graph.ops) <= MOST_SEARCHED else "greedy"
+    return PlanProblem(
+        graph, costs, ram_bytes, limits.step_s if training else None, limits.written_bytes, time_limit_s, searched
+    )
 
 
 def choice(ram_bytes: int, plans: Mapping[str, Plan], costs: Mapping[str, CostTable], prepared: Prepared) -> PlanChoice:

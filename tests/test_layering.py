@@ -134,7 +134,7 @@ def test_building_the_command_line_stays_light() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_the_daemon_does_without_tls(tmp_path: Path) -> None:
+def test_the_daemon_does_without_tls_and_other_commands(tmp_path: Path) -> None:
     words = [
         "run",
         "--state-dir",
@@ -144,7 +144,10 @@ def test_the_daemon_does_without_tls(tmp_path: Path) -> None:
         "--config",
         str(tmp_path / "wrong.toml"),
     ]
+    names = ("asyncio", "_ssl", "agent.cli.plan_and_train")
     (tmp_path / "wrong.toml").write_text("[when]\nidle_for = 'soon'\n")
-    program = f"import sys; from agent.cli import main; print(main({words!r}), 'asyncio' in sys.modules, '_ssl' in sys.modules)"
+    program = (
+        f"import sys; from agent.cli import main; print(main({words!r}), *[name in sys.modules for name in {names!r}])"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.split() == ["78", "True", "False"]
+    assert done.stdout.split() == ["78", "True", "False", "False"]

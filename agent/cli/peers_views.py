@@ -88,6 +88,10 @@ def _own(answer: Mapping[str, Any]) -> list[RenderableType]:
         lines.append(f"its id: {answer['device_id']}")
     if answer["port"]:
         lines.append(f"paired devices call at port {answer['port']}")
+    if answer["shares"]:
+        lines.append("paired devices may have its costs and plans")
+    if answer["solves"]:
+        lines.append("paired devices may have it solve their plans")
     return [Text(line, style="dim") for line in lines]
 
 

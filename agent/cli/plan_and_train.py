@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from agent.cli.progress import Spent
     from agent.energy.sources.registry import EnergyConfig
     from agent.prepare.bundle import Made
+    from agent.prepare.peers import PlanningPeers
     from agent.prepare.sparse import SparseJob
     from planner.deadline import Pace
     from planner.ir.bundle.bundle import Bundle, Manifest, PlannedLimits
@@ -118,6 +119,17 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser.add_argument("--strategy", default="milp", help="planner (default milp; greedy is the fastest)")
     parser.add_argument(
         "--time-limit", type=duration, default=12.0, metavar="S", help="seconds of planning per graph (default 12)"
+    )
+    parser.add_argument(
+        "--solve-on", metavar="PEER",
+        help="let a paired device solve for the plan, by its name or id, or `any`: operators, their costs and the limits are sent, no "
+        "weights, data or code; what comes back is checked here, and solved here where it does not",
+    )  # fmt: skip
+    parser.add_argument(
+        "--runtime-dir",
+        type=Path,
+        metavar="R",
+        help="where the control socket of the agent is that knows paired devices",
     )
     parser.add_argument(
         "--frontier", action="store_true",
@@ -220,6 +232,8 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     if arguments.step_joules is not None and not arguments.sparse_update:
         raise UsageError("--step-joules limits what --sparse-update trains; give both, or neither")
+    if arguments.solve_on is not None and arguments.strategy == "greedy":
+        raise UsageError("--solve-on: a greedy plan is made here in a moment; leave --strategy away")
     out = arguments.out or arguments.script.with_suffix(".port")
     _keep_to_cores(arguments)
     begin = time.perf_counter()
@@ -229,6 +243,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     bundle = Bundle(out)
     facts = _facts(out, bundle, 0)
     facts |= {
+        "peers": planned.peers,
         "measured_peak_bytes": made.measured_peak_bytes, "planning_s": planning_s,
         "planning_stages": {stage: asdict(taken) for stage, taken in planned.spent.items()},
         "planning_peak_bytes": peak_with_children_bytes(),
@@ -264,7 +279,7 @@ class Planned:
     """What planning made: the bundle, what is trained, seconds of a step's operators by the numbers of threads tried.
 
     `left_whole`: operators that did not give the same bits in pieces, and where that showed. `in_pieces`: those that
-    run so. `spent`: what each stage took.
+    run so. `spent`: what each stage took. `peers`: what paired devices did for it, and why no more.
     """
 
     made: "Made"
@@ -273,6 +288,7 @@ class Planned:
     left_whole: tuple[str, ...]
     in_pieces: tuple[str, ...]
     spent: "Mapping[str, Spent]"
+    peers: list[str]
 
 
 def _make_bundle(arguments: argparse.Namespace, out: Path) -> Planned:
@@ -313,6 +329,7 @@ def _planned(arguments: argparse.Namespace, out: Path) -> Planned:
     page_dir, *scratch_dirs = page_dirs(arguments.page_dirs) or [Path()]
     medium, further = _medium(arguments, energy, page_dir), _further_media(arguments, energy, scratch_dirs)
     sparse: SparseJob | None = None
+    peers = _planning_peers(arguments)
     with StageBar(("capture", "profile", "flash", "analyse", "compare", "plan", "try"), quiet=arguments.json) as bar:
         bar.update("capture", 0.0)
         before = torch.get_num_threads()
@@ -325,7 +342,7 @@ def _planned(arguments: argparse.Namespace, out: Path) -> Planned:
         power_of = partial(
             power_with, static_watts=energy.static_watts, full_watts=energy.full_watts, board=energy.board
         )
-        choice = fastest(prepared.graphs, counts, lambda count: power_of(count).compute_watts, bar.update)
+        choice = fastest(prepared.graphs, counts, lambda count: power_of(count).compute_watts, bar.update, peers)
         threads, measured = choice.threads, bundle.by_class(prepared.graphs, choice.measured, power_of(choice.threads))
         torch.set_num_threads(threads)
         here = device = bundle.this_device(measured, page_dir, threads, power_of(threads), bar.update)
@@ -362,6 +379,16 @@ def _planned(arguments: argparse.Namespace, out: Path) -> Planned:
         planner = make_bundle.default_planner(
             strategy=arguments.strategy, time_limit_s=arguments.time_limit, limits=limits
         )
+        if peers is not None:
+            planner = peers.planner(
+                planner,
+                partial(
+                    make_bundle.plan_problem,
+                    strategy=arguments.strategy,
+                    time_limit_s=arguments.time_limit,
+                    limits=limits,
+                ),
+            )
         try:
             made = bundle.make(
                 out, prepared, measured, device, arguments.ram, planner=planner, page_dir=page_dir,
@@ -377,7 +404,26 @@ def _planned(arguments: argparse.Namespace, out: Path) -> Planned:
     if arguments.write_model is not None:
         written, main = Bundle(out), made.manifest.main_graph
         _write_model(arguments, written.graphs[main], written.costs[main], written.plans[0][main], pace)
-    return Planned(made, sparse, choice.step_s, sliced.left_whole, sliced.in_pieces, bar.spent)
+    told = peers.told() if peers is not None else []
+    return Planned(made, sparse, choice.step_s, sliced.left_whole, sliced.in_pieces, bar.spent, told)
+
+
+def _planning_peers(arguments: argparse.Namespace) -> "PlanningPeers | None":
+    """Return what paired devices may do here: solve where that was asked for, share where the agent's settings say so."""
+    from agent.control.client import ControlError
+    from agent.control.peer_exchange import PeerExchange
+    from agent.prepare.peers import PlanningPeers
+
+    client = places.connect(arguments.runtime_dir)
+    try:
+        shares = bool(client.get("/v1/peers").get("shares"))
+    except ControlError:
+        shares = False
+    if not shares and arguments.solve_on is None:
+        return None
+    return PlanningPeers(
+        PeerExchange(client, arguments.solve_on or ""), shares=shares, solves=arguments.solve_on is not None
+    )
 
 
 def _thread_counts(arguments: argparse.Namespace, *, set_by_script: bool) -> tuple[int, ...]:
@@ -635,6 +681,8 @@ def _print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> Non
         table.add_row("in pieces", f"{count} x {what}" if count > 1 else what)
     for reason in dict.fromkeys(facts.get("left_whole", ())):
         table.add_row("left whole", reason)
+    for what in facts.get("peers", ()):
+        table.add_row("paired devices", what)
     if "planning_s" in facts:
         table.add_row("made in", _made_in(facts))
     terminal().print(table)
@@ -733,10 +781,13 @@ def _overhead(facts: dict[str, Any]) -> str:
     """Say what the plan costs beyond keeping everything, and how much of that no plan could avoid."""
     text = f"{format_joules(facts['overhead_joules'])} per step beyond keeping everything"
     if facts["bound_joules"] is None:
-        return f"{text}; no bound proven"
-    text += f"; no plan of these stages needs less than {format_joules(facts['bound_joules'])} (gap {facts['gap']:.0%})"
+        text += "; no bound proven for these stages"
+    else:
+        text += (
+            f"; no plan of these stages needs less than {format_joules(facts['bound_joules'])} (gap {facts['gap']:.0%})"
+        )
     if facts.get("fine_bound_joules") is not None:
-        text += f", none of single operators less than {format_joules(facts['fine_bound_joules'])}"
+        text += f", no plan of single operators less than {format_joules(facts['fine_bound_joules'])}"
     return text
 
 

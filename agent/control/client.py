@@ -62,6 +62,10 @@ class ControlClient:
         """Send a JSON request and return the JSON answer."""
         return self._json("POST", path, json.dumps(fields).encode())
 
+    def send(self, method: str, path: str, content: bytes | None) -> Any:
+        """Send bytes and return the JSON answer."""
+        return self._json(method, path, content)
+
     def text(self, path: str) -> str:
         """Return a text answer such as the metrics."""
         return self._whole(self._answer("GET", path, None)).decode()

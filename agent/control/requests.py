@@ -1,6 +1,7 @@
 """What clients ask for, checked at the boundary: a JSON object becomes a typed request or is refused."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,16 @@ import msgspec
 from agent.control.http import HttpError
 from agent.jobs.model import JobKind, JobRequestError, JobSpec
 from agent.system.mounts import file_system, in_ram
+from planner.ir.units import shown
 
 _LONGEST_PAUSE_S = 366 * 86400
 _CODE_LIMIT, _HOST_LIMIT = 40, 255
 """Characters: of a pairing code however it is grouped, of a host name (RFC 1035)."""
 _LONGEST_CODE_S = 3600.0
 """A code is for now."""
+_REASON_LIMIT = 200
+_LONGEST_SOLVING_S = 3600.0
+"""As in `agent.peers.connection.messages`."""
 _SETTINGS = JobSpec.__dataclass_fields__.keys() - {"owner"}
 """What a client may say of a job; whose it is, the agent knows."""
 _ENVELOPE = {"upload", "v"}
@@ -76,6 +81,27 @@ def pairing_request(fields: Mapping[str, object]) -> PairingRequest:
 def unpaired_device(fields: Mapping[str, object]) -> str:
     """Return which device is to be trusted no more; raises `HttpError`."""
     return _decoded(fields, _Unpairing).device
+
+
+class WrongAnswer(msgspec.Struct, frozen=True):
+    """Which paired device gave a wrong answer, and what was wrong with it."""
+
+    device: Annotated[str, msgspec.Meta(min_length=1, max_length=_HOST_LIMIT)]
+    reason: Annotated[str, msgspec.Meta(min_length=1, max_length=_REASON_LIMIT)]
+
+
+def wrong_answer(fields: Mapping[str, object]) -> WrongAnswer:
+    """Return which device is to be cut off for a while, and why; raises `HttpError`."""
+    return _decoded(fields, WrongAnswer)
+
+
+def solving_seconds(text: str) -> float:
+    """Return how much CPU time another device's solver is given; raises `HttpError`."""
+    if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,9})?", text) or float(text) > _LONGEST_SOLVING_S:
+        raise HttpError(
+            400, f"seconds={shown(text)} is no time for solving; give a number up to {_LONGEST_SOLVING_S:.0f}"
+        )
+    return float(text)
 
 
 def job_spec(fields: Mapping[str, object], bundle: str | None) -> JobSpec:

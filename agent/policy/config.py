@@ -50,6 +50,10 @@ class AgentOptions:
     """Listened at only while a code is shown."""
     static_peers: tuple[tuple[str, int], ...] = ()
     """Where to call for paired devices that multicast does not reach."""
+    share_with_peers: bool = False
+    """Whether paired devices may have costs and plans that were made here, and theirs are asked for."""
+    solve_for_peers: bool = False
+    """Whether plans are solved for paired devices, while the policy would let this one train."""
     sysfs_root: Path = Path("/sys")
     proc_root: Path = Path("/proc")
     dev_root: Path = Path("/dev")
@@ -226,6 +230,8 @@ KEYS: dict[str, _Key] = {
     "peers.port": _Key("options", "peer_port", _count(1, 65535)),
     "peers.pairing_port": _Key("options", "pairing_port", _count(1, 65535)),
     "peers.static": _Key("options", "static_peers", _addresses),
+    "peers.share": _Key("options", "share_with_peers", _boolean),
+    "peers.solve": _Key("options", "solve_for_peers", _boolean),
     "sensors.sysfs_root": _Key("options", "sysfs_root", _directory),
     "sensors.proc_root": _Key("options", "proc_root", _directory),
     "sensors.dev_root": _Key("options", "dev_root", _directory),

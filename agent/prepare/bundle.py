@@ -95,8 +95,12 @@ class Made:
     measured_peak_bytes: int
 
 
-def measure(graphs: Mapping[str, StepGraph], threads: int, compute_watts: float, progress: Progress) -> Measured:
+def measure(
+    graphs: Mapping[str, StepGraph], threads: int, compute_watts: float, progress: Progress, shared: bytes = b""
+) -> Measured:
     """Profile the operators in a process of its own; while they run, they draw `compute_watts`.
+
+    `shared`: what another machine of this kind measured (`planner.profiling.shared_costs`), to be checked by a sample.
 
     Raises TrialError where that process fails.
     """
@@ -106,6 +110,10 @@ def measure(graphs: Mapping[str, StepGraph], threads: int, compute_watts: float,
         command = [
             *module_command("planner.profiling.operators"), str(source), str(target), str(threads), str(compute_watts)
         ]  # fmt: skip
+        if shared:
+            elsewhere = Path(folder) / "shared"
+            elsewhere.write_bytes(shared)
+            command.append(str(elsewhere))
         environment = {**module_environment(), **preload_environment(None), "OMP_NUM_THREADS": str(threads)}
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
             for line in process.stdout or ():

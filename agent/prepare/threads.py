@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from agent.prepare.bundle import Progress, measure
+from agent.prepare.peers import PlanningPeers
 from planner.ir.graph import StepGraph
 from planner.profiling.operators import Measured
 
@@ -30,11 +31,13 @@ def tried_counts(cores: int) -> tuple[int, ...]:
 
 
 def fastest(
-    graphs: Mapping[str, StepGraph], counts: tuple[int, ...], watts: Callable[[int], float], progress: Progress
-) -> ThreadChoice:
+    graphs: Mapping[str, StepGraph], counts: tuple[int, ...], watts: Callable[[int], float], progress: Progress,
+    peers: PlanningPeers | None = None,
+) -> ThreadChoice:  # fmt: skip
     """Profile the operators with each of `counts` threads and choose the one whose main step is shortest.
 
-    `watts`: what the machine draws for computing with so many threads. Where two are as fast, fewer threads are taken.
+    `watts`: what the machine draws for computing with so many threads. Where two are as fast, fewer threads are taken. `peers`
+    may know what operators cost.
     Raises TrialError where profiling fails.
     """
     found: dict[int, Measured] = {}
@@ -43,7 +46,10 @@ def fastest(
         def share(stage: str, part: float, done: int = done) -> None:
             progress(stage, (done + part) / len(counts))
 
-        found[count] = measure(graphs, count, watts(count), share)
+        shared = peers.costs(count) if peers is not None else b""
+        found[count] = measure(graphs, count, watts(count), share, shared)
+        if peers is not None:
+            peers.judge_costs(count, found[count])
     step_s = {count: sum(op.seconds for op in measured.ops[0]) for count, measured in found.items()}
     chosen = counts[0]
     for count in counts[1:]:

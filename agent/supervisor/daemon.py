@@ -179,7 +179,14 @@ class Daemon:
             wake=wake,
             started_s=clock.monotonic_s(),
             reload=self._reload,
-            peers=Peers(settings.state_dir, health, clock, store, lambda name: self._heartbeat.heartbeat(name)),
+            peers=Peers(
+                settings.state_dir,
+                health,
+                clock,
+                store,
+                lambda name: self._heartbeat.heartbeat(name),
+                lambda: self._heartbeat.objection(),
+            ),
             wear=WearAccount(clock.wall_s, store),
             usual_times=UsualTimes.from_json(store.setting(USUAL_TIMES_SETTING)),
         )

@@ -8,8 +8,10 @@ from agent.facts.model import Power
 from agent.peers.announcement import BOARD_LIMIT, NAME_LIMIT, clean
 from agent.peers.connection.messages import Heartbeat
 from agent.supervisor.context import Core
+from agent.supervisor.peers.answers import SOLVER_BYTES
 from agent.supervisor.peers.discovery import board_name, public_state
 from agent.system.clock import local_time
+from planner.ir.units import format_bytes
 
 _CHARGING = {Power.EXTERNAL: True, Power.ASSUMED: True, Power.BATTERY: False}
 
@@ -40,6 +42,20 @@ class HeartbeatSource:
             today_joules=self._today(meter.total_joules) if meter is not None and meter.source else None,
             is_measured=meter is not None and meter.kind == Kind.MEASURED.value,
         )
+
+    def objection(self) -> str:
+        """Return why nothing is solved for others now, or nothing: what keeps this device from training, or its own work."""
+        decision, facts = self.core.admission.decision, self.core.admission.facts
+        if decision is None:
+            return "it has just started"
+        if not decision.state.trains:
+            return "; ".join(decision.reasons)
+        if self.core.runners.busy():
+            return "it has work of its own"
+        free = facts.available_memory_bytes
+        if free is not None and free < SOLVER_BYTES:
+            return f"{format_bytes(free)} of memory are free; solving may take {format_bytes(SOLVER_BYTES)}"
+        return ""
 
     def _today(self, total_joules: float) -> float:
         """Return the joules since midnight, or since the agent started where that is later."""

@@ -25,11 +25,22 @@ from agent.control.http import (
     peer_of,
 )
 from agent.control.listener import Listener
-from agent.control.requests import job_change, job_spec, pairing_request, pause_span_s, unpaired_device
+from agent.control.requests import (
+    job_change,
+    job_spec,
+    pairing_request,
+    pause_span_s,
+    solving_seconds,
+    unpaired_device,
+    wrong_answer,
+)
 from agent.jobs.model import JobNotFoundError, JobRequestError
 from agent.jobs.store import StoreError
+from agent.peers.connection.messages import ANSWER_LIMIT_BYTES, QUESTION_LIMIT_BYTES
+from agent.peers.exchange.answers import NotAnsweredError, Subject
 from agent.peers.pairing.code import LIFETIME_S, read_code
 from agent.supervisor.attached_boards import AttachedBoards
+from agent.supervisor.peers.fleet import ANY_PEER
 from agent.supervisor.service import BUNDLE_NAME, MeterUnavailableError, Service
 from agent.system.directory_handle import DirectoryHandle
 from agent.system.prometheus import CONTENT_TYPE
@@ -41,10 +52,13 @@ _TEXT = "text/plain; charset=utf-8"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._ -]{0,200}")
 _COUNT = re.compile("[0-9]{1,9}")
 _TOKEN_BYTES = 16
+_SHARED = r"/v1/shared/(costs|plan)/([0-9a-f]{64})"
 _TOKEN = re.compile(rf"[0-9a-f]{{{2 * _TOKEN_BYTES}}}")
 
 MOST_CLIENTS = 48
 """At once: commands, pages and followed logs of a few users. Each holds up to 40 kB and a descriptor."""
+_GONE_S = 0.5
+"""How often to look whether the client still waits for another device's answer: Ctrl-C ends the solver there."""
 MOST_SCRAPERS = 8
 """Connections to the metrics port, which every user of this machine may open."""
 
@@ -141,7 +155,7 @@ class ControlServer:
             raise
         except StoreError as error:
             return error_response(507, error)
-        except JobNotFoundError as error:
+        except (JobNotFoundError, NotAnsweredError) as error:
             return error_response(404, error)
         except JobRequestError as error:
             return error_response(409, error)
@@ -169,6 +183,10 @@ class ControlServer:
             ("GET", "/v1/pairing", self._pairing_outcome),
             ("POST", "/v1/pairing/stop", self._stop_pairing),
             ("POST", "/v1/unpair", self._unpair),
+            ("POST", "/v1/peers/cut", self._cut_off),
+            ("GET", _SHARED, self._ask_shared),
+            ("PUT", _SHARED, self._share),
+            ("PUT", r"/v1/solve/([0-9a-f]{64})", self._ask_solving),
             ("POST", "/v1/jobs", self._submit),
             ("POST", ATTACH_PATH, self._attach),
             ("GET", job, self._job),
@@ -320,6 +338,39 @@ class ControlServer:
         name = self._service.other_devices.unpair(unpaired_device(await request.json()))
         return json_response({"v": API_VERSION, "name": name})
 
+    async def _cut_off(self, request: HttpRequest) -> HttpResponse:
+        accused = wrong_answer(await request.json())
+        self._service.other_devices.fleet.cut(accused.device, accused.reason)
+        return json_response({"v": API_VERSION})
+
+    async def _ask_shared(self, request: HttpRequest, subject: str, name: str) -> HttpResponse:
+        return await self._asked(request, Subject(subject), name)
+
+    async def _share(self, request: HttpRequest, subject: str, name: str) -> HttpResponse:
+        content = await _content(request, ANSWER_LIMIT_BYTES)
+        await self._service.other_devices.answers.keep(Subject(subject), name, content)
+        return json_response({"v": API_VERSION, "bytes": len(content)}, 201)
+
+    async def _ask_solving(self, request: HttpRequest, name: str) -> HttpResponse:
+        problem = await _content(request, QUESTION_LIMIT_BYTES)
+        return await self._asked(
+            request, Subject.SOLVE, name, problem, solving_seconds(request.query.get("seconds", ""))
+        )
+
+    async def _asked(
+        self, request: HttpRequest, subject: Subject, name: str, problem: bytes = b"", seconds: float = 0.0
+    ) -> HttpResponse:
+        fleet = self._service.other_devices.fleet
+        asking = asyncio.create_task(fleet.ask(request.query.get("on", ANY_PEER), subject, name, problem, seconds))
+        try:
+            while not (await asyncio.wait({asking}, timeout=_GONE_S))[0]:
+                if request.reader.at_eof():
+                    raise HttpError(400, "nobody waits for the answer any more")
+            device, content = asking.result()
+        finally:
+            asking.cancel()
+        return json_response({"v": API_VERSION, "device": str(device.id), "name": device.name, "content": content})
+
     async def _reload(self, request: HttpRequest) -> HttpResponse:
         return json_response({"v": API_VERSION, **asdict(self._service.reload())})
 
@@ -358,6 +409,13 @@ def _check_room(directory: DirectoryHandle, length: int, kept_free_bytes: int) -
             f"{format_bytes(length)} do not fit: {format_bytes(free)} are free and {format_bytes(kept_free_bytes)} stay "
             "free ([storage] min_free); delete old jobs or other files",
         )
+
+
+async def _content(request: HttpRequest, limit_bytes: int) -> bytes:
+    """Return the body of a request; raises HttpError for none, or a longer one."""
+    if not 0 < request.length <= limit_bytes:
+        raise HttpError(413, f"{request.length} bytes; between 1 and {limit_bytes} are taken")
+    return b"".join([piece async for piece in request.body()])
 
 
 def _new_token() -> str:

@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, references
 from planner.ir.operators import GUARD
 from planner.ir.process_memory import resident_bytes
 from planner.ir.torch_operators import dtype, literal, resolve
-from planner.profiling import kept_costs
+from planner.profiling import kept_costs, shared_costs
 from planner.profiling.cpu_cache import Sweep, cold_operands, last_level_bytes
 from planner.profiling.device_memory import DeviceWorkspaceMeter
 
@@ -68,6 +68,10 @@ class Measured:
     released_bytes: int = 0
     packings: tuple[tuple[PackingCost, ...], ...] = ()
     """Of each graph, where packing was measured."""
+    taken_over: int = 0
+    """Operators whose costs another machine of the same kind measured."""
+    disputed: str = ""
+    """How those that were measured here too contradict it; then none is taken over."""
 
     @property
     def worker_bytes(self) -> int:
@@ -88,11 +92,13 @@ class Measured:
 
 
 def profile_operators(
-    graphs: Iterable[StepGraph], *, compute_watts: float, progress: Progress | None = None, kept_in: Path | None = None
-) -> Measured:
+    graphs: Iterable[StepGraph], *, compute_watts: float, progress: Progress | None = None, kept_in: Path | None = None,
+    shared: Mapping[str, kept_costs.Kept] = {},
+) -> Measured:  # fmt: skip
     """Run every distinct operator of `graphs` a few times on made-up data and return its cost.
 
-    Those whose cost lies in the folder `kept_in` (`kept_costs`) run once, for what they leave resident.
+    Those whose cost lies in the folder `kept_in` (`kept_costs`) run once, for what they leave resident. So do those that another
+    machine of this kind measured (`shared`), once its dearest were measured here and are alike; these are not kept.
     """
     graphs = tuple(graphs)
     base = resident_bytes()
@@ -105,15 +111,22 @@ def profile_operators(
     name = kept_costs.context(torch.get_num_threads(), cache_bytes, workspace_seen=_WorkspaceMeter().sees)
     kept = kept_costs.read_costs(kept_in, name, time.time())
     fresh: dict[str, kept_costs.Kept] = {}
+    keys = {signature: kept_costs.operator_key(signature) for signature in distinct}
+    given = {key: shared[key] for key in keys.values() if key in shared and key not in kept}
+    checked, disputed = shared_costs.to_check(given), ""
+    first = sorted(distinct.items(), key=lambda item: keys[item[0]] not in checked)
     with torch.no_grad():
-        for done, (signature, call) in enumerate(distinct.items()):
-            key = kept_costs.operator_key(signature)
+        for done, (signature, call) in enumerate(first):
+            key = keys[signature]
             found = kept.get(key)
             if found is None:
                 found = fresh[key] = kept_costs.Kept(*_measure(call, sweep), time.time())
             else:
                 call.ready()[0]()
             known[signature] = OpCost(found.seconds, found.workspace_bytes, found.seconds * compute_watts)
+            if done + 1 == len(checked):
+                disputed = shared_costs.disputed((given[key], fresh[key]) for key in checked)
+                kept |= {} if disputed else {key: cost for key, cost in given.items() if key not in checked}
             if progress:
                 progress(done + 1, len(distinct))
     kept_costs.keep_costs(kept_in, name, fresh)
@@ -122,7 +135,10 @@ def profile_operators(
     tables = tuple(tuple(known.get(_signature(c), free) for c in table) for table in calls)
     loaded, running = _resident_after(distinct.values())
     restore_generators(generators)
-    return Measured(tables, base, max(0, loaded - base), max(0, loaded - running))
+    taken_over = 0 if disputed else len(given) - len(checked)
+    return Measured(
+        tables, base, max(0, loaded - base), max(0, loaded - running), taken_over=taken_over, disputed=disputed
+    )
 
 
 def _resident_after(calls: Iterable["_Call"]) -> tuple[int, int]:
@@ -387,11 +403,11 @@ def _timed_flash(directory: Path, compute_watts: float, name: str, progress: Pro
 
 
 def main(arguments: list[str]) -> int:
-    """Profile the graphs in file `arguments[0]`, write the result to `arguments[1]`.
+    """Profile the graphs in file `arguments[0]`, write the result to `arguments[1]`; costs from elsewhere lie in `arguments[4]`.
 
     Progress as "done total" lines.
     """
-    source, target, threads, watts = arguments
+    source, target, threads, watts, *shared = arguments
     torch.set_num_threads(int(threads))
     graphs = [unpack_graph(g) for g in msgpack.unpackb(Path(source).read_bytes())]
 
@@ -400,8 +416,9 @@ def main(arguments: list[str]) -> int:
         sys.stdout.flush()
 
     measured = profile_operators(
-        graphs, compute_watts=float(watts), progress=progress, kept_in=kept_costs.cache_folder()
-    )
+        graphs, compute_watts=float(watts), progress=progress, kept_in=kept_costs.cache_folder(),
+        shared=shared_costs.unpack_shared(Path(shared[0]).read_bytes(), time.time()) if shared else {},
+    )  # fmt: skip
     Path(target).write_bytes(msgspec.msgpack.encode(measured))
     return 0
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from agent.peers.announcement import clean
 from agent.peers.connection.framing import FrameError, FrameReader, framed
 from agent.peers.connection.messages import (
+    OLDEST_VERSION,
     REASON_LIMIT,
     Goodbye,
     PeerHello,
@@ -54,6 +55,8 @@ class PeerLink(asyncio.Protocol):
         """Something came, went, or ended."""
         self._may_write = True
         self._transport: asyncio.Transport | None = None
+        self.version = OLDEST_VERSION
+        """What both ends speak, known after the greeting."""
         self.end: LinkClosedError | None = None
         """Why it is over; None while it is not."""
 
@@ -122,15 +125,19 @@ class PeerLink(asyncio.Protocol):
         if not isinstance(first, PeerHello):
             raise self.close("the first message was no greeting", offends=True)
         try:
-            common_version(own, first)
+            self.version = common_version(own, first)
         except PeerMessageError as error:
             raise self.close(str(error)) from error
         return self._engine.peer_id(), first
 
     async def send(self, message: PeerMessage) -> None:
         """Send a message, waiting while the other end reads too slowly; raises LinkClosedError."""
-        await self._until(lambda: self._may_write and self.end is None)
+        await self.writable()
         self._write(message)
+
+    async def writable(self) -> None:
+        """Wait while the other end reads too slowly; raises LinkClosedError."""
+        await self._until(lambda: self._may_write and self.end is None)
 
     def send_soon(self, message: PeerMessage) -> bool:
         """Send a message unless the other end reads too slowly; returns whether it was sent."""

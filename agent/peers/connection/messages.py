@@ -5,6 +5,7 @@ the connection. `PeerHello` comes first from both sides and settles the version.
 """
 
 import math
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
@@ -12,14 +13,26 @@ import msgspec
 from agent.peers.announcement import BOARD_LIMIT, NAME_LIMIT, VERSION_LIMIT
 from planner.ir.errors import PortError
 
-OLDEST_VERSION, NEWEST_VERSION = 1, 1
+OLDEST_VERSION, NEWEST_VERSION = 1, 2
 """Of this protocol, that this agent speaks."""
+QUESTIONS_VERSION = 2
+"""From this one on there are questions and answers; who speaks an older one is asked nothing."""
 REASON_LIMIT = 200
+PIECE_BYTES = 12 << 10
+"""A longer content goes in pieces, each within a frame."""
+QUESTION_LIMIT_BYTES = 1 << 20
+"""A planning problem, compressed: a step of 6,000 operators, the most that are searched, takes 0.2 MB."""
+ANSWER_LIMIT_BYTES = 1 << 20
+"""Costs of 20,000 operators, or a plan: a plan takes some kB."""
+_LONGEST_SOLVING_S = 3600.0
+_MOST_NUMBER = 1 << 31
 _MOST_JOULES = 1e12
 """A day of 11 megawatts: what is above is no energy of a device of ours."""
 _MOST_VERSION = 1 << 16
 
 Version = Annotated[int, msgspec.Meta(ge=1, le=_MOST_VERSION)]
+QuestionNumber = Annotated[int, msgspec.Meta(ge=1, lt=_MOST_NUMBER)]
+Piece = Annotated[bytes, msgspec.Meta(min_length=1, max_length=PIECE_BYTES)]
 
 
 class PeerMessageError(PortError):
@@ -61,13 +74,72 @@ class Heartbeat(PeerMessage, tag="heartbeat", frozen=True, kw_only=True):
             raise ValueError("a number that is none")
 
 
+class PeerQuestion(PeerMessage, tag="question", frozen=True, kw_only=True):
+    """What one device asks of another; one at a time in each direction, by ascending numbers."""
+
+    number: QuestionNumber
+    about: Annotated[str, msgspec.Meta(max_length=20)]
+    """A `Subject`; one that the reader does not know is refused with a reason."""
+    name: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}\\Z")]
+    """The content hash of what is asked for."""
+    nbytes: Annotated[int, msgspec.Meta(ge=0, le=QUESTION_LIMIT_BYTES)] = 0
+    """What follows in pieces once the other device says GO_ON; 0: nothing."""
+    seconds: Annotated[float, msgspec.Meta(ge=0.0, le=_LONGEST_SOLVING_S)] = 0.0
+    """CPU time that solving may take."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a number that is none."""
+        if math.isnan(self.seconds):
+            raise ValueError("a number that is none")
+
+
+class QuestionPiece(PeerMessage, tag="question-piece", frozen=True, kw_only=True):
+    """The next bytes of what belongs to a question."""
+
+    number: QuestionNumber
+    data: Piece
+
+
+class Withdrawal(PeerMessage, tag="withdrawal", frozen=True, kw_only=True):
+    """Nobody waits for the answer to a question any more."""
+
+    number: QuestionNumber
+
+
+class AnswerKind(StrEnum):
+    """How a question is answered."""
+
+    GO_ON = "go on"
+    """What belongs to the question may be sent."""
+    FOUND = "found"
+    """The content follows in pieces."""
+    REFUSED = "refused"
+    """There is none, for the reason that is given."""
+
+
+class PeerAnswer(PeerMessage, tag="answer", frozen=True, kw_only=True):
+    """The answer to the question of that number."""
+
+    number: QuestionNumber
+    answer: AnswerKind
+    reason: Annotated[str, msgspec.Meta(max_length=REASON_LIMIT)] = ""
+    nbytes: Annotated[int, msgspec.Meta(ge=0, le=ANSWER_LIMIT_BYTES)] = 0
+
+
+class AnswerPiece(PeerMessage, tag="answer-piece", frozen=True, kw_only=True):
+    """The next bytes of what was found."""
+
+    number: QuestionNumber
+    data: Piece
+
+
 class Goodbye(PeerMessage, tag="goodbye", frozen=True, kw_only=True):
     """The last message: why the connection ends."""
 
     reason: Annotated[str, msgspec.Meta(max_length=REASON_LIMIT)]
 
 
-_KINDS = PeerHello | Heartbeat | Goodbye
+_KINDS = PeerHello | Heartbeat | PeerQuestion | QuestionPiece | Withdrawal | PeerAnswer | AnswerPiece | Goodbye
 _DECODER = msgspec.msgpack.Decoder(_KINDS)
 _ENCODER = msgspec.msgpack.Encoder()
 

@@ -14,6 +14,8 @@ from agent.peers.announcement import VERSION_LIMIT, clean
 from agent.peers.connection.link import LinkClosedError, PeerLink
 from agent.peers.connection.messages import Heartbeat
 from agent.peers.connection.tls import TlsEngine, dialing_context, listening_context
+from agent.peers.exchange.answers import Answerer, NotAnsweredError, Subject
+from agent.peers.exchange.exchange import Exchange, ExchangeError
 from agent.peers.fleet.paired import PairedDevice, PairedDevices
 from agent.peers.fleet.roster import Roster
 from agent.peers.identity.device_id import DeviceId
@@ -56,6 +58,8 @@ class FleetSurroundings:
     """What this device does now."""
     places: Callable[[DeviceId], Iterable[Address]]
     """Where discovery saw a device."""
+    answerer: Answerer
+    """What the others are answered."""
     audit: Callable[[str, str], None]
     """Takes the short name of a device and what happened, for the history."""
 
@@ -80,6 +84,8 @@ class Fleet:
         self._calls: dict[DeviceId | Address, _Calls] = {}
         self._greeting: dict[PeerLink, None] = {}
         """Who called and has not proved who it is, the oldest first."""
+        self._exchanges: dict[DeviceId, Exchange] = {}
+        """With each device that is connected."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._cut_off: dict[DeviceId, float] = {}
         self._found: dict[Address, DeviceId] = {}
@@ -133,6 +139,26 @@ class Fleet:
         """Return why a device could not be reached last, or nothing."""
         calls = self._calls.get(device)
         return calls.trouble if calls is not None else ""
+
+    async def ask(
+        self, device: DeviceId, subject: Subject, name: str, problem: bytes = b"", seconds: float = 0.0
+    ) -> bytes:
+        """Return what a device answers; raises NotAnsweredError with the reason where it gives nothing."""
+        exchange = self._exchanges.get(device)
+        if exchange is None:
+            raise NotAnsweredError(self.trouble(device) or "it is not connected")
+        try:
+            return await exchange.ask(subject, name, problem, seconds)
+        except LinkClosedError as error:
+            raise NotAnsweredError(f"the connection ended: {error.reason}") from error
+
+    def cut(self, device: PairedDevice, reason: str) -> None:
+        """Speak no more, for a while, to a device that sent what no agent sends, and write that down."""
+        self._cut_off[device.id] = time.monotonic() + CUT_OFF_S
+        self._around.audit(device.name, f"cut off for {CUT_OFF_S / 60:.0f} minutes: {reason}")
+        member = self.roster.member(device.id)
+        if member is not None:
+            member.link.close(reason)
 
     # --- calling
 
@@ -251,7 +277,7 @@ class Fleet:
                 await self._converse(known, link, place)
         except LinkClosedError as end:
             if end.offends:
-                self._cut(known, end.reason)
+                self.cut(known, end.reason)
         finally:
             self.roster.leave(device, link)
         return True
@@ -263,12 +289,26 @@ class Fleet:
         if calls is not None:
             calls.trouble = ""
         link.send_soon(self._around.heartbeat())
+        exchange = self._exchanges[device.id] = Exchange(link, self._around.answerer, device.name)
+        try:
+            await self._listen(device, link, exchange, place)
+        finally:
+            exchange.end()
+            if self._exchanges.get(device.id) is exchange:
+                del self._exchanges[device.id]
+
+    async def _listen(self, device: PairedDevice, link: PeerLink, exchange: Exchange, place: Address | None) -> None:
         began_s, count = time.monotonic(), 0
         while True:
             message = await link.receive()
             now_s = time.monotonic()
             if not isinstance(message, Heartbeat):
-                raise link.close(f"a {type(message).__name__} was not expected", offends=True)
+                self.roster.notice(device.id, link, now_s)
+                try:
+                    exchange.take(message)
+                except ExchangeError as error:
+                    raise link.close(str(error), offends=True) from error
+                continue
             if now_s - began_s > HEARTBEAT_S:
                 began_s, count = now_s, 0
             count += 1
@@ -281,10 +321,6 @@ class Fleet:
     def _note_where(self, device: DeviceId, name: str, place: Address | None) -> None:
         with contextlib.suppress(OSError):  # a hint
             self._paired.met(device, name, place)
-
-    def _cut(self, device: PairedDevice, reason: str) -> None:
-        self._cut_off[device.id] = time.monotonic() + CUT_OFF_S
-        self._around.audit(device.name, f"cut off for {CUT_OFF_S / 60:.0f} minutes: {reason}")
 
     def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -54,6 +54,12 @@ class Roster:
         self._last_heard[device] = (now_s, said)
         return is_first
 
+    def notice(self, device: DeviceId, link: PeerLink, now_s: float) -> None:
+        """Note that a device sent something: while much goes to and fro, its heartbeats wait."""
+        member = self._members.get(device)
+        if member is not None and member.link is link:
+            member.heard_s = now_s
+
     def leave(self, device: DeviceId, link: PeerLink) -> bool:
         """Note the end of a connection; returns whether the device is gone with it."""
         member = self._members.get(device)

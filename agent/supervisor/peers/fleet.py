@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from agent.health.conditions import HealthBoard
 from agent.malloc import release_free_memory
 from agent.peers.connection.messages import Heartbeat
+from agent.peers.exchange.answers import Answerer, NotAnsweredError, Subject
 from agent.peers.identity.keys import own_identity
 from agent.peers.state import PublicState
 from agent.policy.config import AgentOptions
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from agent.peers.identity.device_id import DeviceId
 
 PAIRED_FOLDER = "paired"
+ANY_PEER = "any"
+"""In place of a device's name: whichever answers, those with nothing to do first."""
 _RETRY_S = 60.0
 _STOP_PATIENCE_S = 2.0
 """A goodbye to each device takes milliseconds."""
@@ -40,10 +43,12 @@ class FleetKeeper:
         heartbeat: Callable[[], Heartbeat],
         audit: Callable[[str], None],
         on_identity: Callable[[str, str], None],
+        answerer: Answerer,
     ) -> None:
         """`on_identity` takes the id of this device, whole and short, once it is known."""
         self._state_dir, self._health, self._clock = state_dir, health, clock
         self._discovery, self._heartbeat, self._audit, self._on_identity = discovery, heartbeat, audit, on_identity
+        self._answerer = answerer
         self._devices: PairedDevices | None = None
         self._fleet: Fleet | None = None
         self._task: asyncio.Task[None] | None = None
@@ -92,6 +97,40 @@ class FleetKeeper:
         if not devices.all():
             self._end()
         return device.name
+
+    async def ask(
+        self, whom: str, subject: Subject, name: str, problem: bytes = b"", seconds: float = 0.0
+    ) -> "tuple[PairedDevice, bytes]":
+        """Return what a paired device answers, and which; `whom` is its name or id, or `ANY_PEER`.
+
+        Raises NotAnsweredError with each one's reason, PairedDeviceError.
+        """
+        devices = self._known()
+        asked = devices.all() if whom == ANY_PEER else (devices.find(whom),)
+        connected = [device for device in asked if self._fleet is not None and self._fleet.roster.member(device.id)]
+        reasons = []
+        for device in sorted(connected, key=self._is_busy) if whom == ANY_PEER else asked:
+            try:
+                if self._fleet is None:
+                    raise NotAnsweredError("it is not connected")
+                return device, await self._fleet.ask(device.id, subject, name, problem, seconds)
+            except NotAnsweredError as error:
+                reasons.append(f"{device.name}: {error}")
+        raise NotAnsweredError("; ".join(reasons) or "no paired device is connected")
+
+    def cut(self, name: str, reason: str) -> None:
+        """Speak no more, for a while, to a device whose answer was wrong; raises PairedDeviceError."""
+        device = self._known().find(name)
+        if self._fleet is not None:
+            self._fleet.cut(device, reason)
+
+    def _is_busy(self, device: "PairedDevice") -> bool:
+        """Say whether a device told last that it has work, or no external power: others are asked first."""
+        heard = self._fleet.roster.last_heard(device.id) if self._fleet is not None else None
+        return heard is None or heard[1].state != PublicState.IDLE.value or heard[1].charging is False
+
+    def _audit_device(self, name: str, what: str) -> None:
+        self._audit(f"{name}: {what}")
 
     def tell(self) -> None:
         """Let the others know soon what this device does now."""
@@ -164,7 +203,7 @@ class FleetKeeper:
         else:
             self._health.clear("no-fleet")
         around = FleetSurroundings(
-            version("port-agent"), self._heartbeat, self._places, lambda name, what: self._audit(f"{name}: {what}")
+            version("port-agent"), self._heartbeat, self._places, self._answerer, self._audit_device
         )
         self._fleet = Fleet(own, devices, around)
         release_free_memory()

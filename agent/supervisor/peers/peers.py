@@ -11,6 +11,7 @@ from agent.peers.connection.messages import Heartbeat
 from agent.peers.identity.keys import own_identity
 from agent.peers.state import PublicState
 from agent.policy.config import AgentOptions
+from agent.supervisor.peers.answers import PeerAnswers
 from agent.supervisor.peers.discovery import PeerDiscovery, default_name
 from agent.supervisor.peers.fleet import FleetKeeper
 from agent.supervisor.peers.pairing import NewPartner, PairingDesk, PairingPlace, PairingRefusedError
@@ -35,13 +36,23 @@ class Peers:
         clock: Clock,
         store: JobStore,
         heartbeat: Callable[[str], Heartbeat],
+        objection: Callable[[], str],
     ) -> None:
+        """`objection` tells why nothing is solved for others now, or nothing."""
         self._state_dir, self._clock, self._store = state_dir, clock, store
         self._options = AgentOptions()
         self._name, self._own_id = "", ""
         self.discovery = PeerDiscovery(state_dir, health, clock)
+        self.answers = PeerAnswers(state_dir, objection, self._audit)
         self.fleet = FleetKeeper(
-            state_dir, health, clock, self.discovery, lambda: heartbeat(self._name), self._audit, self._on_identity
+            state_dir,
+            health,
+            clock,
+            self.discovery,
+            lambda: heartbeat(self._name),
+            self._audit,
+            self._on_identity,
+            self.answers,
         )
         self.discovery.on_heard = self.fleet.look
         self._pairing = PairingDesk(self._on_paired, self._audit)
@@ -52,6 +63,7 @@ class Peers:
         """Start, stop or start anew, as the configuration says; needs a running loop."""
         self._options = options
         self._name = options.peer_name or self._name
+        self.answers.options = options
         self.fleet.apply(options)
         self.discovery.apply(options)
         self._announce()
@@ -108,7 +120,8 @@ class Peers:
         entries = self._store.history(None, _HISTORY_SEARCHED)
         told = [{"at": entry.at, "text": entry.text} for entry in entries if entry.kind == HISTORY_KIND]
         own = {"device_id": self._own_id or None, "port": self.fleet.port or None}
-        return {**found, **own, "paired": self.fleet.rows(), "history": told[-_HISTORY_SHOWN:]}
+        allowed = {"shares": self._options.share_with_peers, "solves": self._options.solve_for_peers}
+        return {**found, **own, **allowed, "paired": self.fleet.rows(), "history": told[-_HISTORY_SHOWN:]}
 
     async def stop(self) -> None:
         """Say goodbye and close everything, in a few seconds at most."""

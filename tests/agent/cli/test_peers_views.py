@@ -5,7 +5,7 @@ from typing import Any
 from agent.cli.peers_views import peers_screen
 
 OFF: dict[str, Any] = {
-    "discover": False, "interfaces": [], "name": None, "id": None, "peers": None, "device_id": None, "port": None, "paired": [],
+    "discover": False, "interfaces": [], "name": None, "id": None, "peers": None, "device_id": None, "port": None, "shares": False, "solves": False, "paired": [],
     "history": [],
 }  # fmt: skip
 ON: dict[str, Any] = {**OFF, "discover": True, "name": "attic", "id": "ab", "peers": []}
@@ -63,3 +63,9 @@ def test_a_paired_device_that_is_gone_says_since_when_and_why(shown: Any) -> Non
     never = {**gone, "last_heard_s": None, "trouble": "no answer", "today_joules": None, "job": None, "charging": None}
     assert "never: no answer" in shown(peers_screen({**OFF, "paired": [never]}))
     assert "never since the start" in shown(peers_screen({**OFF, "paired": [{**never, "trouble": ""}]}))
+
+
+def test_what_paired_devices_may_have_of_this_one(shown: Any) -> None:
+    assert "may have" not in shown(peers_screen(OFF))
+    out = shown(peers_screen({**OFF, "shares": True, "solves": True}))
+    assert "may have its costs and plans" in out and "may have it solve their plans" in out

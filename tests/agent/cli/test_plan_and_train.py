@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from agent.system.checksum import bytes_checksum
+from tests.agent.paired_agents import history, paired_agents
+
 SCRIPT = """
 import torch
 from torch import nn
@@ -237,3 +240,40 @@ def test_more_cores_than_there_are(planned: tuple[Path, dict[str, Any]], tmp_pat
     for words in (["plan", "train.py", "--ram", "700M", "-o", str(tmp_path / "job.port")], ["train", "job.port"]):
         done = run(planned[0], *words, "--cpus", "9999")
         assert done.returncode == 2 and "--cpus 9999: this process may use 1 to " in done.stderr
+
+
+def peered(folder: Path, runtime_dir: Path, *words: str) -> dict[str, Any]:
+    """Plan with the agent in `runtime_dir`, costs kept in a cache of this folder's own; returns what `plan` says."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache")}
+    asked = command("plan", str(folder / "train.py"), "--ram", "700M", "--time-limit", "4s", "--verify", "0", *words)
+    done = subprocess.run(
+        [*asked, "--runtime-dir", str(runtime_dir), "--json"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
+
+
+def test_planning_with_paired_devices(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.py").write_text(SCRIPT)
+    with paired_agents(tmp_path, "share = true\nsolve = true", "share = true") as (attic, cellar):
+        runs = attic.path.parent, cellar.path.parent
+        refused = peered(tmp_path / "one", runs[0], "--solve-on", "cellar")["peers"]
+        assert any(line.startswith("solved here: cellar: it solves for no other device") for line in refused)
+        told = peered(tmp_path / "two", runs[1], "--solve-on", "any")["peers"]
+        assert any("solved on attic" in line or "a plan of attic for the same step" in line for line in told), told
+        assert any("operators from attic, a sample of them measured here too" in line for line in told), told
+        for file in (tmp_path / "attic/state/shared/plan").iterdir():
+            content = b"\x80\x04K\x01."
+            file.write_bytes(bytes_checksum(content).encode() + b"\n" + content)
+        told = peered(tmp_path / "two", runs[1])["peers"]
+        assert any(line.startswith("attic gave a wrong answer and is cut off for a while: no plan") for line in told), (
+            told
+        )
+        assert "attic: cut off for 5 minutes: no plan (5 bytes)" in history(cellar)

@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 from agent.control.http import HttpError
-from agent.control.requests import JobChange, job_change, job_spec, pause_span_s
+from agent.control.requests import (
+    JobChange,
+    WrongAnswer,
+    job_change,
+    job_spec,
+    pause_span_s,
+    solving_seconds,
+    wrong_answer,
+)
 from agent.jobs.model import JobKind, JobRequestError, JobSpec
 
 
@@ -89,3 +97,17 @@ def test_spans_of_a_pause() -> None:
     for span in (0, -1, 400 * 86400, float("nan"), "1h"):
         with pytest.raises(HttpError, match=r"Expected .* - at `\$.for_s`"):
             pause_span_s({"for_s": span})
+
+
+def test_who_is_accused_and_of_what() -> None:
+    assert wrong_answer({"device": "attic", "reason": "a lie"}) == WrongAnswer("attic", "a lie")
+    for fields in ({}, {"device": "attic"}, {"device": "", "reason": "x"}, {"device": "a", "reason": "x" * 201}):
+        with pytest.raises(HttpError):
+            wrong_answer(fields)
+
+
+def test_seconds_for_a_solver() -> None:
+    assert solving_seconds("12.500") == 12.5
+    for text in ("", "-1", "nan", "1e3", "3601", "12s"):
+        with pytest.raises(HttpError, match="no time for solving"):
+            solving_seconds(text)

@@ -9,12 +9,45 @@ from pathlib import Path
 from agent.peers.connection.link import PeerLink
 from agent.peers.connection.messages import Heartbeat
 from agent.peers.connection.tls import TlsEngine, dialing_context, listening_context
+from agent.peers.exchange.answers import NotAnsweredError, Subject
 from agent.peers.fleet.paired import PairedDevice, device_of
 from agent.peers.identity.keys import Identity, key_file, read_identity
 from agent.peers.identity.make import new_key_and_certificate
 
 HEARTBEAT = Heartbeat(name="attic", board="a board", state="idle", charging=True, today_joules=12.5)
 PAIRED_AT = 1_700_000_000.0
+
+
+class Contents(dict[str, bytes]):
+    """An answerer with contents by name, that solves a problem by turning it round."""
+
+    refusal = ""
+    """Why nothing is solved."""
+    solving_s = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.solved: list[tuple[str, float]] = []
+        self.stopped = 0
+
+    async def shared(self, subject: Subject, name: str) -> bytes:
+        content = self.get(f"{subject} {name}")
+        if content is None:
+            raise NotAnsweredError(f"no {subject} of this name")
+        return content
+
+    def check_solving(self) -> None:
+        if self.refusal:
+            raise NotAnsweredError(self.refusal)
+
+    async def solve(self, asker: str, problem: bytes, seconds: float) -> bytes:
+        try:
+            await asyncio.sleep(self.solving_s)
+        except asyncio.CancelledError:
+            self.stopped += 1
+            raise
+        self.solved.append((asker, seconds))
+        return problem[::-1]
 
 
 def identity(folder: Path) -> Identity:

@@ -21,6 +21,16 @@ def test_off_unless_asked_for(tmp_path: Path) -> None:
     assert (on.discover_peers, on.peer_name) == (True, "Büro 2")
 
 
+def test_nothing_is_shared_or_solved_unless_the_owner_says_so(tmp_path: Path) -> None:
+    off, on = AgentOptions(), options(tmp_path, "share = true\nsolve = true")
+    assert (off.share_with_peers, off.solve_for_peers, on.share_with_peers, on.solve_for_peers) == (
+        False,
+        False,
+        True,
+        True,
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -30,7 +30,8 @@ def test_halves_of_the_cores_and_one_core_less_are_tried(cores: int, counts: tup
 def test_the_fewest_threads_of_those_as_fast_as_the_fastest(
     monkeypatch: pytest.MonkeyPatch, step_s: dict[int, float], fastest: int
 ) -> None:
-    def measure(graphs: Any, count: int, compute_watts: float, progress: Any) -> Measured:
+    def measure(graphs: Any, count: int, compute_watts: float, progress: Any, shared: bytes) -> Measured:
+        assert shared == b""
         progress("profile", 0.0)
         progress("profile", 1.0)
         step = OpCost(step_s[count], 0, step_s[count] * compute_watts)

@@ -83,7 +83,9 @@ async def parts(root: Path, policy: Policy = ANY_TIME) -> AsyncIterator[Parts]:
         wake=wake,
         started_s=clock.now,
         reload=lambda: reloads.append(None),
-        peers=Peers(root / "state", health, clock, store, lambda name: Heartbeat(name=name, board="", state="idle")),
+        peers=Peers(
+            root / "state", health, clock, store, lambda name: Heartbeat(name=name, board="", state="idle"), lambda: ""
+        ),
         wear=WearAccount(clock.wall_s, store),
         usual_times=UsualTimes(),
     )

@@ -6,6 +6,7 @@ from typing import cast
 
 from agent.energy.meter import EnergyMeter, MeterSnapshot
 from agent.facts.model import Power
+from agent.policy.decide import State
 from agent.supervisor.dispatch import Dispatcher
 from agent.supervisor.heartbeat import HeartbeatSource
 from tests.agent.live_daemon import LONG, go
@@ -34,6 +35,24 @@ async def test_idle_training_and_power(tmp_path: Path) -> None:
         Dispatcher(made.core).act(TRAIN)
         said = source.heartbeat("attic")
         assert (said.state, said.job) == ("training", "birds")
+
+
+@go
+async def test_what_keeps_this_device_from_solving_for_others(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        source, admission = HeartbeatSource(made.core, board="b"), made.core.admission
+        assert source.objection() == "it has just started"
+        admission.decision = replace(TRAIN, state=State.PAUSE, reasons=("on battery 64 %", "idle 2 of 10 min"))
+        assert source.objection() == "on battery 64 %; idle 2 of 10 min"
+        admission.decision = TRAIN
+        admission.facts = replace(admission.facts, available_memory_bytes=300 << 20)
+        assert source.objection() == "300.0 MiB of memory are free; solving may take 768.0 MiB"
+        for free in (None, 4 << 30):
+            admission.facts = replace(admission.facts, available_memory_bytes=free)
+            assert source.objection() == ""
+        made.add("birds", LONG)
+        Dispatcher(made.core).act(TRAIN)
+        assert source.objection() == "it has work of its own"
 
 
 @dataclass

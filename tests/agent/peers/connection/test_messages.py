@@ -8,13 +8,22 @@ import msgspec
 import pytest
 
 from agent.peers.connection.messages import (
+    ANSWER_LIMIT_BYTES,
     NEWEST_VERSION,
     OLDEST_VERSION,
+    PIECE_BYTES,
+    QUESTION_LIMIT_BYTES,
+    AnswerKind,
+    AnswerPiece,
     Goodbye,
     Heartbeat,
+    PeerAnswer,
     PeerHello,
     PeerMessage,
     PeerMessageError,
+    PeerQuestion,
+    QuestionPiece,
+    Withdrawal,
     common_version,
     decode_peer_message,
     encode_peer_message,
@@ -27,7 +36,14 @@ SAMPLES: list[PeerMessage] = [
               today_joules=1234.5, is_measured=True),
     Heartbeat(name="", board="", state="idle"),
     Goodbye(reason="unpaired there"),
+    PeerQuestion(number=1, about="solve", name="0f" * 32, nbytes=5000, seconds=12.0),
+    QuestionPiece(number=1, data=b"a problem"),
+    Withdrawal(number=1),
+    PeerAnswer(number=1, answer=AnswerKind.REFUSED, reason="on battery 64 %"),
+    PeerAnswer(number=2, answer=AnswerKind.FOUND, nbytes=9),
+    AnswerPiece(number=2, data=b"an answer"),
 ]  # fmt: skip
+QUESTION = {"kind": "question", "number": 1, "about": "plan", "name": "0f" * 32}
 FUZZED = 100_000
 GROWTH_BYTES = 200_000
 """Caches of interned strings and the like; a leak of one byte a message would be half of it."""
@@ -40,6 +56,13 @@ def test_golden() -> None:
     assert (
         encode_peer_message(SAMPLES[3]).hex()
         == "82a46b696e64a7676f6f64627965a6726561736f6eae756e706169726564207468657265"
+    )
+
+
+def test_golden_questions_and_answers() -> None:
+    assert encode_peer_message(SAMPLES[6]).hex() == "82a46b696e64aa7769746864726177616ca66e756d62657201"
+    assert encode_peer_message(SAMPLES[5]).hex() == (
+        "83a46b696e64ae7175657374696f6e2d7069656365a66e756d62657201a464617461c409612070726f626c656d"
     )
 
 
@@ -74,6 +97,23 @@ def test_keys_of_later_versions_are_skipped_and_kinds_are_not() -> None:
         {"kind": "heartbeat", "name": "", "board": "", "state": "", "today_joules": float("inf")},
         {"kind": "heartbeat", "name": "", "board": "", "state": "", "today_joules": -1.0},
         {"kind": "heartbeat", "name": "", "board": "", "state": "", "progress": 1.5},
+        {**QUESTION, "number": 0},
+        {**QUESTION, "number": 1 << 31},
+        {**QUESTION, "about": "x" * 21},
+        {**QUESTION, "name": "0F" * 32},
+        {**QUESTION, "name": "../" + "a" * 61},
+        {**QUESTION, "nbytes": QUESTION_LIMIT_BYTES + 1},
+        {**QUESTION, "nbytes": -1},
+        {**QUESTION, "seconds": 3601.0},
+        {**QUESTION, "seconds": float("nan")},
+        {"kind": "question-piece", "number": 1, "data": b""},
+        {"kind": "question-piece", "number": 1, "data": b"x" * (PIECE_BYTES + 1)},
+        {"kind": "question-piece", "number": 1, "data": "text"},
+        {"kind": "answer", "number": 1, "answer": "maybe"},
+        {"kind": "answer", "number": 1, "answer": "found", "nbytes": ANSWER_LIMIT_BYTES + 1},
+        {"kind": "answer", "number": 1, "answer": "refused", "reason": "x" * 201},
+        {"kind": "answer-piece", "number": 1, "data": b"x" * (PIECE_BYTES + 1)},
+        {"kind": "withdrawal", "number": -1},
         {},
         [],
         None,

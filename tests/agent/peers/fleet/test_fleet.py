@@ -17,6 +17,7 @@ from agent.peers.connection.framing import framed
 from agent.peers.connection.link import PeerLink
 from agent.peers.connection.messages import Heartbeat, own_hello
 from agent.peers.connection.tls import dialing_context
+from agent.peers.exchange.answers import NotAnsweredError, Subject
 from agent.peers.fleet import fleet as fleet_module
 from agent.peers.fleet import roster as roster_module
 from agent.peers.fleet.fleet import MOST_GREETING, Fleet, FleetError, FleetSurroundings
@@ -24,9 +25,10 @@ from agent.peers.fleet.paired import PairedDevices
 from agent.peers.identity.device_id import DeviceId
 from agent.peers.identity.keys import Identity
 from tests.agent.live_daemon import until
-from tests.agent.peers.devices import HEARTBEAT, as_paired, call, identity
+from tests.agent.peers.devices import HEARTBEAT, Contents, as_paired, call, identity
 
 PATIENCE_S = 120.0
+NAME = "ab" * 32
 
 
 def free_port() -> int:
@@ -45,12 +47,13 @@ class Node:
     audits: list[str] = field(default_factory=list)
     heartbeat: Heartbeat = HEARTBEAT
     places: dict[DeviceId, tuple[str, int]] = field(default_factory=dict)
+    answerer: Contents = field(default_factory=Contents)
 
     def __post_init__(self) -> None:
         self.paired = PairedDevices(self.root)
         around = FleetSurroundings(
             "1.0", lambda: self.heartbeat, lambda device: [self.places[device]] if device in self.places else [],
-            lambda name, what: self.audits.append(f"{name}: {what}"),
+            self.answerer, lambda name, what: self.audits.append(f"{name}: {what}"),
         )  # fmt: skip
         self.fleet = Fleet(self.own, self.paired, around)
 
@@ -221,6 +224,33 @@ def test_a_paired_device_that_misbehaves_is_cut_off_and_written_down(tmp_path: P
                 async with caller(two, one) as again:
                     await again.receive()
             await until(lambda: not two.fleet.roster.links())
+
+    run(work())
+
+
+def test_paired_devices_answer_each_other_until_one_is_cut_off(tmp_path: Path) -> None:
+    async def work() -> None:
+        one, two = pair(tmp_path)
+        two.answerer[f"plan {NAME}"] = b"a plan"
+        async with one.running(), two.running():
+            with pytest.raises(NotAnsweredError, match="not connected"):
+                await one.fleet.ask(two.own.id, Subject.PLAN, NAME)
+            await until(lambda: one.sees(two) and two.sees(one))
+            assert await one.fleet.ask(two.own.id, Subject.PLAN, NAME) == b"a plan"
+            assert await two.fleet.ask(one.own.id, Subject.SOLVE, NAME, b"abc", 1.0) == b"cba"
+            assert one.answerer.solved == [("two", 1.0)] and one.audits == two.audits == []
+            two.answerer.solving_s = 60.0
+            asking = asyncio.create_task(one.fleet.ask(two.own.id, Subject.SOLVE, NAME, b"abc", 1.0))
+            await until(lambda: two.answerer.solved == [] and not asking.done())
+            device = one.paired.get(two.own.id)
+            assert device is not None
+            one.fleet.cut(device, "its plan does not fit")
+            with pytest.raises(NotAnsweredError, match="the connection ended: its plan does not fit"):
+                await asking
+            assert one.audits == ["attic: cut off for 5 minutes: its plan does not fit"]
+            await until(lambda: not two.fleet.roster.links())
+            await asyncio.sleep(0.3)
+            assert not one.fleet.roster.links() and not one.fleet._exchanges
 
     run(work())
 

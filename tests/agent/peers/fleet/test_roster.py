@@ -73,3 +73,13 @@ def test_what_was_heard_outlives_the_connection_and_silence_is_noticed() -> None
     assert roster.forget(LARGE) is None and roster.last_heard(LARGE) is None
     arrive(roster, LARGE, line, dialed=True)
     assert roster.forget(LARGE) is line
+
+
+def test_what_is_no_heartbeat_keeps_a_device_from_being_silent() -> None:
+    roster, line = Roster(SMALL), link()
+    arrive(roster, LARGE, line, dialed=True)
+    roster.notice(LARGE, line, 20.0)
+    assert roster.silent(20.0 + SILENT_S) == () and roster.silent(20.1 + SILENT_S) == (line,)
+    roster.notice(LARGE, link(), 90.0)
+    assert roster.silent(90.0) == (line,), "another connection's word does not count"
+    assert roster.last_heard(LARGE) is None

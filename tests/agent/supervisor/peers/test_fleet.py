@@ -18,7 +18,7 @@ from agent.supervisor.peers.fleet import PAIRED_FOLDER, FleetKeeper
 from agent.supervisor.peers.pairing import NewPartner
 from agent.system.clock import SystemClock
 from tests.agent.live_daemon import until
-from tests.agent.peers.devices import HEARTBEAT, identity
+from tests.agent.peers.devices import HEARTBEAT, Contents, identity
 
 PATIENCE_S = 120.0
 
@@ -37,6 +37,7 @@ class Home:
     port: int = field(default_factory=free_port)
     audits: list[str] = field(default_factory=list)
     ids: list[tuple[str, str]] = field(default_factory=list)
+    contents: Contents = field(default_factory=Contents)
 
     def __post_init__(self) -> None:
         self.own = identity(self.root)
@@ -44,7 +45,7 @@ class Home:
         clock = SystemClock()
         self.keeper = FleetKeeper(
             self.root, self.health, clock, PeerDiscovery(self.root, self.health, clock), lambda: HEARTBEAT, self.audits.append,
-            lambda whole, short: self.ids.append((whole, short)),
+            lambda whole, short: self.ids.append((whole, short)), self.contents,
         )  # fmt: skip
         self.options = AgentOptions(peer_port=self.port)
 
@@ -109,7 +110,7 @@ def test_paired_devices_are_there_after_a_restart(tmp_path: Path) -> None:
         await one.keeper.stop()
         again = FleetKeeper(
             one.root, one.health, SystemClock(), PeerDiscovery(one.root, one.health, SystemClock()), lambda: HEARTBEAT,
-            one.audits.append, lambda whole, short: None,
+            one.audits.append, lambda whole, short: None, one.contents,
         )  # fmt: skip
         again.apply(one.options)
         assert [row["name"] for row in again.rows()] == ["cellar"]

@@ -26,7 +26,7 @@ def run(work: Awaitable[None]) -> None:
 
 def peers_in(root: Path) -> tuple[Peers, JobStore]:
     store = JobStore(root)
-    return Peers(root, HealthBoard(), SystemClock(), store, lambda name: HEARTBEAT), store
+    return Peers(root, HealthBoard(), SystemClock(), store, lambda name: HEARTBEAT, lambda: ""), store
 
 
 def showing(short: str, port: int, *addresses: str) -> Peer:

@@ -82,6 +82,7 @@ def main() -> int:
     parser.add_argument("--grids", nargs="*", default=["nf4"], choices=[*QuantizationGrid], help="beside bfloat16")
     parser.add_argument("--no-plain", action="store_true", help="for a model that plain PyTorch has no room for")
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp"), help="a disk for weights and pages")
+    parser.add_argument("--head-rows", type=int, help="run the head on so many rows at a time, in every way")
     parser.add_argument("--read-limit", help="read pages no faster, e.g. 45M")
     parser.add_argument("--write-limit", help="write pages no faster, e.g. 25M")
     parser.add_argument("--json", action="store_true")
@@ -108,6 +109,7 @@ def measure(case: str, folder: Path, arguments: argparse.Namespace) -> list[Row]
         str(folder / "out"),
         sequence_tokens=TOKENS,
         updates=UPDATES,
+        head_rows=arguments.head_rows,
         held_out=0.0,
         json=True,
     )
@@ -150,6 +152,8 @@ def _within(row: Row, options: FinetuneOptions, folder: Path, arguments: argpars
         for name in ("read_limit", "write_limit"):
             if (speed := getattr(arguments, name)) is not None:
                 command += [f"--{name.replace('_', '-')}", speed]
+        if options.head_rows is not None:
+            command += ["--head-rows", str(options.head_rows)]
         if options.base is not None:
             command += ["--base", options.base.value]
         events = _events(command, row)

@@ -115,7 +115,7 @@ def explain(options: FinetuneOptions, ram_bytes: int) -> Explanation:
     numbers = sum(p.numel() for p in trained.values())
     state_bytes = numbers * torch.float32.itemsize
     trained_bytes = state_bytes * (2 + _MOMENTS)
-    saved, logits = _one_forward(model, options.batch, longest)
+    saved, logits = _one_forward(model, options, longest)
     made = saved + 2 * logits  # and what the logits are computed from in 32 bits, some rows at a time
     if options.lora_rank is None:
         frozen = 0
@@ -146,7 +146,7 @@ def _multiplied_bytes(model: nn.Module) -> int:
     return total if head is not None and head.weight is embeddings.weight else total - embeddings.weight.nbytes
 
 
-def _one_forward(model: Any, batch: int, length: int) -> tuple[int, int]:
+def _one_forward(model: Any, options: FinetuneOptions, length: int) -> tuple[int, int]:
     """Return the bytes that autograd keeps of a forward pass, without the weights, and those of the logits at once."""
     weights: set[int] = set()
     kept: dict[int, int] = {}
@@ -165,10 +165,10 @@ def _one_forward(model: Any, batch: int, length: int) -> tuple[int, int]:
     ):
         model = model.to_empty(device="cpu")
         weights = {p.untyped_storage()._cdata for p in model.parameters()}
-        tokens = torch.zeros((batch, length), dtype=torch.long)
+        tokens = torch.zeros((options.batch, length), dtype=torch.long)
         logits = model(input_ids=tokens, use_cache=False).logits
-    rows = batch * length
-    return sum(kept.values()), logits.nbytes // rows * LearnedLoss(model).rows_at_once(rows)
+    rows = options.batch * length
+    return sum(kept.values()), logits.nbytes // rows * LearnedLoss(model, options.head_rows).rows_at_once(rows)
 
 
 def _ends(trained: dict[str, Any]) -> tuple[str, ...]:

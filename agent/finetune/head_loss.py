@@ -3,7 +3,7 @@
 Logits are the largest tensors of fine-tuning: 74 MiB for 256 tokens of Qwen2.5 in bfloat16, and the loss as one usually writes it
 makes four more of twice that in 32 bits. Rows of a softmax are independent of each other, so those of a few rows are
 enough at once, with the same bits: the gradient takes the logits' own memory, and the chosen log-probabilities are added up
-in the order of the whole. Where the logits are large and the head is frozen, it runs on some rows at a time, too.
+in the order of the whole. A frozen head may run on some rows at a time, too: then the whole logits are never there.
 """
 
 import inspect
@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from agent.finetune.options import FinetuneError
 from agent.finetune.sequences import BUCKET_TOKENS, IGNORED
 from agent.follow.products import column_blocks
 
@@ -24,22 +25,23 @@ _BLOCK_BYTES = 8 << 20
 _LEAST_ROWS = 16
 """In a block: of fewer, kernels may compute in another order."""
 
-_LOGITS_BYTES = 24 << 20
-"""Of the logits of a block of rows, at most, unless `_HEAD_ROWS` take more."""
-
-_HEAD_ROWS = 64
-"""Blocks of rows that the head runs on are multiples of this: of fewer, reading its weight again costs more than multiplying."""
+_SEEN_TOKENS = 64
+"""Of the first batch, by which it is seen whether the head stands alone."""
 
 
 class LearnedLoss:
-    """The summed loss of the tokens that a model is to learn, and the gradient of all that is trained."""
+    """The summed loss of the tokens that a model is to learn, and the gradient of all that is trained.
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    `head_rows`: the head runs on so many rows at a time, None for all at once. Products of few rows are rounded in another
+    order than those of many, so each number of rows is a recipe of its own.
+    """
+
+    def __init__(self, model: Any, head_rows: int | None = None) -> None:
+        self._model, self._head_rows = model, head_rows
         self._plain: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         self._keeps_rows = "logits_to_keep" in inspect.signature(self._plain.forward).parameters
-        self._in_blocks: bool | None = None
-        """Whether the model's head, run on some rows, gives what the whole model gives for them; None: not seen yet."""
+        self._stands_alone: bool | None = None
+        """Whether the model's head, given hidden rows, gives what the whole model gives for them; None: not seen yet."""
 
     def __call__(self, tokens: torch.Tensor, labels: torch.Tensor, gradient_of: int | None = None) -> torch.Tensor:
         """Return the sum of the labels' losses, in 32 bits, with the bits of `cross_entropy(logits.float(), ..., reduction="sum")`.
@@ -47,26 +49,29 @@ class LearnedLoss:
         `tokens` and `labels`: [batch, length], a label for each token, IGNORED where none is learned. Logits begin at the
         first place after which a token is learned, in steps of BUCKET_TOKENS: each number of rows is a step of its own to
         whoever plans it. With `gradient_of`, the gradients of that sum divided by it are added to those of the parameters,
-        by one backward pass.
+        by one backward pass. Raises FinetuneError where the head cannot run on some rows.
         """
         following = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
         first = int((following != IGNORED).any(0).int().argmax())
         kept = tokens.shape[1] - first // BUCKET_TOKENS * BUCKET_TOKENS
         following = following[:, -kept:].reshape(-1)
-        step = self._block_rows(len(following))
-        if step is not None and self._in_blocks is None:
-            self._in_blocks = self._stands_alone(tokens)
-        if step is None or not self._in_blocks:
+        if self._stands_alone is None:
+            self._stands_alone = self._separable and self._gives_the_same(tokens)
+        if not self._stands_alone:
             return self._of_whole(tokens, kept, following, gradient_of)
         hidden = self._backbone(input_ids=tokens, use_cache=False).last_hidden_state
-        return self._of_blocks(hidden[:, -kept:], step, following, gradient_of)
+        return self._of_rows(hidden[:, -kept:], following, gradient_of)
 
     def rows_at_once(self, rows: int) -> int:
         """Return of how many of so many rows logits are there at the same time."""
-        step = self._block_rows(rows)
-        return rows if step is None else max(stop - start for start, stop in column_blocks(rows, step))
+        return max(stop - start for start, stop in column_blocks(rows, self._head_rows or rows))
 
     def _of_whole(self, tokens: torch.Tensor, kept: int, labels: torch.Tensor, gradient_of: int | None) -> torch.Tensor:
+        if self._head_rows is not None:
+            raise FinetuneError(
+                f"the head of this model ({self._plain.config.model_type}) cannot run on {self._head_rows} rows at a time: it is "
+                "trained, or not by itself behind the other layers; leave --head-rows away"
+            )
         if self._keeps_rows:
             logits = self._model(input_ids=tokens, use_cache=False, logits_to_keep=kept).logits
         else:
@@ -76,13 +81,14 @@ class LearnedLoss:
             logits.backward(logits.detach())
         return _summed(chosen, labels)
 
-    def _of_blocks(
-        self, hidden: torch.Tensor, step: int, labels: torch.Tensor, gradient_of: int | None
-    ) -> torch.Tensor:
-        """Run the head on blocks of rows: their logits are given up before the next."""
+    def _of_rows(self, hidden: torch.Tensor, labels: torch.Tensor, gradient_of: int | None) -> torch.Tensor:
+        """Run the head on blocks of rows, each contiguous: a view of the whole would multiply the weight as a batch of one.
+
+        Their logits are given up before the next.
+        """
         rows = hidden.reshape(-1, hidden.shape[-1])
         chosen, given = torch.empty(len(labels), 1), torch.empty_like(rows.detach())
-        for start, stop in column_blocks(len(labels), step):
+        for start, stop in column_blocks(len(labels), self._head_rows or len(labels)):
             block = rows.detach()[start:stop]
             if gradient_of is not None:
                 block.requires_grad_()
@@ -95,32 +101,25 @@ class LearnedLoss:
             rows.backward(given)
         return _summed(chosen, labels)
 
-    def _block_rows(self, rows: int) -> int | None:
-        """Return how many rows of logits make a block; None where all are computed at once.
-
-        A head that is trained runs at once: its own gradient is a sum over all rows.
-        """
+    @property
+    def _separable(self) -> bool:
+        """Whether the head can be a step of its own: one that is trained cannot, its gradient is a sum over all rows."""
         head = self._plain.get_output_embeddings()
-        if self._in_blocks is False or head is None or not self._keeps_rows or self._backbone is self._plain:
-            return None
-        weight = getattr(head, "weight", None)
-        if weight is None or any(p.requires_grad for p in head.parameters()):
-            return None
-        step = max(_LOGITS_BYTES // (weight.shape[0] * weight.element_size()) // _HEAD_ROWS, 1) * _HEAD_ROWS
-        return step if rows >= 2 * step else None
+        frozen = head is not None and not any(p.requires_grad for p in head.parameters())
+        return frozen and self._keeps_rows and self._backbone is not self._plain
 
     @property
     def _backbone(self) -> nn.Module:
         backbone: nn.Module = self._plain.base_model
         return backbone
 
-    def _stands_alone(self, tokens: torch.Tensor) -> bool:
+    def _gives_the_same(self, tokens: torch.Tensor) -> bool:
         """Tell whether the head, given what the backbone made of some tokens, gives what the whole model gives for them."""
         seen: list[torch.Tensor] = []
         watching = self._backbone.register_forward_hook(lambda _, __, output: seen.append(output.last_hidden_state))
         with torch.no_grad(), torch.random.fork_rng(devices=()):
             try:
-                logits = self._model(input_ids=tokens[:1, :_HEAD_ROWS], use_cache=False).logits
+                logits = self._model(input_ids=tokens[:1, :_SEEN_TOKENS], use_cache=False).logits
                 return torch.equal(logits.view(torch.uint8), self._head(seen[0]).view(torch.uint8))
             except AttributeError:  # it asks its backbone for more
                 return False

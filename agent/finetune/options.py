@@ -19,7 +19,7 @@ class FinetuneOptions:
     `base`: the grid that the frozen weights are put on (`agent.packing.QuantizationGrid`), None to leave them as they are.
     `lora_rank`: of the adapters, None to train all weights. `targets`: ends of the names of the layers that get adapters,
     () for those that peft takes for this kind of model. `sequence_tokens`: the longest sequence. `accumulate`: sequences
-    per update. `updates`: so many instead of `epochs`. `held_out`: the share of the sequences that is not trained on.
+    per update. `head_rows`: of the logits at a time, None for all of a batch. `updates`: so many instead of `epochs`. `held_out`: the share of the sequences that is not trained on.
     """
 
     model: str
@@ -31,6 +31,7 @@ class FinetuneOptions:
     sequence_tokens: int = 256
     batch: int = 1
     accumulate: int = 1
+    head_rows: int | None = None
     epochs: int = 1
     updates: int | None = None
     learning_rate: float = 2e-4

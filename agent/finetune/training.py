@@ -110,7 +110,7 @@ class _Run:
         self, options: FinetuneOptions, split: Split, base: BaseRecord, model: Any, steering: Steering
     ) -> None:
         self.options, self.base, self.model, self._steering = options, base, model, steering
-        self._learned_loss = LearnedLoss(model)
+        self._learned_loss = LearnedLoss(model, options.head_rows)
         self.train_on, self.held_out = split.train, split.held_out
         self.updates = count_updates(options, len(split.train))
         self.trained = [p for p in model.parameters() if p.requires_grad]

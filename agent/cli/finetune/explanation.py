@@ -43,7 +43,7 @@ def explanation_table(found: "Explanation", options: "FinetuneOptions") -> Table
         ("kernels", found.working_bytes, "what it grows by once they run, about: their code and workspaces"),
         ("trained state", found.trained_bytes, "weights, gradients and two moments of AdamW"),
         ("activations", found.saved_bytes, "kept for the backward pass of the longest batch"),
-        ("logits", 2 * found.logits_bytes, "and their gradient, if all of the longest batch are learned"),
+        ("logits", 2 * found.logits_bytes, "and their gradient, if all of the longest batch are learned; less with --head-rows"),
         ("frozen weights", found.resident_frozen_bytes, f"of {format_bytes(found.frozen_bytes)} that a step multiplies by, stay in memory"),
     ):  # fmt: skip
         table.add_row(name, f"{format_bytes(nbytes)}: {what}")

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from agent.finetune import head_loss
 from agent.finetune.head_loss import LearnedLoss, _summed, chosen_log_probabilities
+from agent.finetune.options import FinetuneError
 from agent.finetune.sequences import IGNORED
 
 
@@ -70,15 +71,13 @@ def gradients(model: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_head_in_blocks_of_rows_is_the_models_own(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_loss, "_LOGITS_BYTES", 1)
-    monkeypatch.setattr(head_loss, "_HEAD_ROWS", 16)
+def test_a_head_in_blocks_of_rows_is_the_models_own(kind: str) -> None:
     model = small_model(kind)
     tokens, labels = data(33)
-    measured = LearnedLoss(model)
+    measured = LearnedLoss(model, head_rows=16)
     loss, found = measured(tokens, labels, gradient_of=7), gradients(model)
     again, same = measured(tokens, labels, gradient_of=7), gradients(model)
-    assert measured._in_blocks, "else this test shows nothing"
+    assert measured._stands_alone, "else this test shows nothing"
     logits = model(input_ids=tokens).logits[:, 32:].reshape(-1, VOCABULARY)
     following = F.pad(labels[:, 1:], (0, 1), value=IGNORED)[:, 32:].reshape(-1)
     expected = F.cross_entropy(logits, following, reduction="sum")
@@ -90,12 +89,10 @@ def test_a_head_in_blocks_of_rows_is_the_models_own(kind: str, monkeypatch: pyte
         torch.testing.assert_close(mine, whole, rtol=1e-4, atol=1e-6)
 
 
-def test_it_is_the_same_step_as_the_same_blocks_in_plain_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_loss, "_LOGITS_BYTES", 1)
-    monkeypatch.setattr(head_loss, "_HEAD_ROWS", 16)
+def test_it_is_the_same_step_as_the_same_blocks_in_plain_pytorch() -> None:
     model = small_model("llama", torch.bfloat16)
     tokens, labels = data(1)
-    loss, found = LearnedLoss(model)(tokens, labels, gradient_of=9), gradients(model)
+    loss, found = LearnedLoss(model, head_rows=16)(tokens, labels, gradient_of=9), gradients(model)
     plain = model.get_base_model()
     hidden = plain.model(input_ids=tokens).last_hidden_state.reshape(-1, SHAPE["hidden_size"])
     following = F.pad(labels[:, 1:], (0, 1), value=IGNORED).reshape(-1)
@@ -115,24 +112,39 @@ def _gradient(plain: Any, block: torch.Tensor, following: torch.Tensor) -> torch
     return found
 
 
-@pytest.mark.parametrize("trained", ["head", "none"])
-def test_small_logits_and_a_head_that_is_trained_run_at_once(trained: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small_model("llama")
-    if trained == "head":
-        monkeypatch.setattr(head_loss, "_LOGITS_BYTES", 1)
-        model.get_base_model().lm_head.requires_grad_()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_rows_at_once_are_the_step_that_one_would_write(dtype: torch.dtype) -> None:
+    model = small_model("qwen2", dtype)
     tokens, labels = data(1)
-    measured = LearnedLoss(model)
-    measured(tokens, labels, gradient_of=3)
-    assert measured._in_blocks is None
+    tokens, labels = tokens[1:], labels[1:]
+    loss, found = LearnedLoss(model)(tokens, labels, gradient_of=5), gradients(model)
+    following = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    logits = model(input_ids=tokens).logits.view(-1, VOCABULARY)
+    expected = F.cross_entropy(logits.float(), following.view(-1), reduction="sum")
+    (expected / 5).backward()
+    assert torch.equal(loss, expected.detach()) and all(map(torch.equal, found, gradients(model)))
+
+
+def test_a_head_that_is_trained_runs_at_once_or_is_refused() -> None:
+    model = small_model("llama")
+    model.get_base_model().lm_head.requires_grad_()
+    tokens, labels = data(1)
+    assert torch.isfinite(LearnedLoss(model)(tokens, labels, gradient_of=3))
+    assert model.get_base_model().lm_head.weight.grad is not None
+    with pytest.raises(FinetuneError, match=r"cannot run on 32 rows at a time.*leave --head-rows away"):
+        LearnedLoss(model, head_rows=32)(tokens, labels)
 
 
 @pytest.mark.parametrize(("first_label", "first_place"), [(1, 0), (32, 0), (33, 32), (70, 64)])
-def test_rows_begin_at_the_bucket_of_the_first_learned_token(first_label: int, first_place: int) -> None:
-    model = small_model("llama")
+def test_rows_begin_at_the_bucket_of_the_first_learned_token(
+    first_label: int, first_place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[int] = []
-    model.get_base_model().register_forward_pre_hook(
-        lambda _, __, given: asked.append(given["logits_to_keep"]), with_kwargs=True
+    chosen = head_loss.chosen_log_probabilities
+    monkeypatch.setattr(
+        head_loss,
+        "chosen_log_probabilities",
+        lambda logits, *given: asked.append(logits.shape[1]) or chosen(logits, *given),
     )
-    LearnedLoss(model)(*data(first_label))
-    assert asked == [LENGTH - first_place]
+    LearnedLoss(small_model("llama"))(*data(first_label))
+    assert asked == [2 * (LENGTH - first_place)]

@@ -30,6 +30,9 @@ A first product of matrices takes 78 MiB where libraries lie in large folios (se
 of MKL's own, and 22 while it runs.
 """
 
+_LATER_CODE_BYTES = 24 << 20
+"""Of that, what is kept free until the end of the segment whatever has come in: the backward pass brings its own."""
+
 _LOOK_OPERATORS = 8
 _LOOK_BYTES = 4 << 20
 """Resident memory is looked at after so many operators, or when the tensors changed by so much: 10 us a look."""
@@ -75,6 +78,8 @@ class ProcessBudget:
         """What the allocator's blocks and the pages of files may take together."""
         self._skipped = 0
         self._rest_found = deque((0,), maxlen=_SEGMENTS_REMEMBERED)
+        self._before_products: int | None = None
+        """The rest of the process when a product of matrices ran for the first time; None: none did."""
         self._releases_left = _CODE_RELEASES
         release_code_pages()
 
@@ -123,6 +128,11 @@ class ProcessBudget:
         foreign = max(stats.live_bytes - (self._table.resident_bytes - mapped_bytes), 0)
         return max(self._usable - rest - foreign, _LEAST_TENSOR_BYTES)
 
+    def expect_product(self) -> None:
+        """Take note that a product of matrices is about to run: what the process grows by from now on is its code."""
+        if self._before_products is None:
+            self._before_products = max(self._rest_found)
+
     def make_way(self, nbytes: int) -> None:
         """Have the allocator give back what it keeps where `nbytes` of a file's pages are about to come."""
         if self._allocator is not None:
@@ -133,7 +143,9 @@ class ProcessBudget:
         self._rest_found[-1] = max(self._rest_found[-1], found)
         rest = max(self._rest_found)
         if self._releases_left == _CODE_RELEASES:
-            rest += min(_UNSEEN_CODE_BYTES, int((self._usable - rest) * _UNSEEN_CODE_SHARE))
+            before = rest if self._before_products is None else self._before_products
+            unseen = min(_UNSEEN_CODE_BYTES, int((self._usable - before) * _UNSEEN_CODE_SHARE))
+            rest = max(rest + min(unseen, _LATER_CODE_BYTES), before + unseen)
         return rest
 
 

@@ -254,7 +254,10 @@ class Follower:
             made = max((s.nbytes for s in inputs), default=0) if traits.makes_storage else 0
         share = self._workspace_shares.get(traits.number)
         if share is None:
-            share = _UNKNOWN_WORKSPACE if self._process is not None and traits.name in _PACKING else 0.0
+            share = 0.0
+            if self._process is not None and traits.name in _PACKING:
+                self._process.expect_product()
+                share = _UNKNOWN_WORKSPACE
         return made + int(share * sum(s.nbytes for s in inputs))
 
     def _after(

@@ -18,6 +18,24 @@ def test_the_rest_of_the_process_is_subtracted() -> None:
     assert process.tensor_bytes() >= first, "less is kept free for code once a segment has ended"
 
 
+def test_what_code_took_already_is_not_kept_free_for_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    mib = 1 << 20
+    found = {"now": 200 * mib}
+    monkeypatch.setattr(memory, "active", lambda: None)
+    monkeypatch.setattr(memory, "_resident_in", lambda statm: found["now"])
+    process = ProcessBudget(1000 * mib, StorageTable(256))
+    usable = process._usable
+    assert process.tensor_bytes() == usable - 288 * mib
+    found["now"] = 300 * mib
+    assert process.tensor_bytes() == usable - 388 * mib, "libraries that the program imports are none of it"
+    process.expect_product()
+    for now, kept_free in ((340, 48), (380, 24), (500, 24)):
+        found["now"] = now * mib
+        assert process.tensor_bytes() == usable - (now + kept_free) * mib
+    process.end_segment()
+    assert process.tensor_bytes() == usable - 500 * mib
+
+
 def test_a_budget_below_the_process_is_refused_with_numbers() -> None:
     with pytest.raises(BudgetTooSmallError, match=r"MiB before training, the budget is 8\.0 MiB; give at least"):
         ProcessBudget(8 << 20, StorageTable(256)).check()

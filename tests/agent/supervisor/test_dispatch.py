@@ -255,16 +255,25 @@ def on_board(made: Parts, port: Path, name: str, **spec: Any) -> Job:
     return made.add(name, {**LONG, "plans": []}, kind=JobKind.MCU, arguments=("--port", str(port)), **spec)
 
 
+LOOK_S = 0.005
+"""Between two looks of `until`."""
+
+
 async def all_training(made: Parts, dispatcher: Dispatcher, *jobs: Job) -> None:
-    """Look until exactly these jobs train."""
+    """Look until exactly these jobs train; time passes meanwhile, or a worker that failed would never be tried again."""
     wanted = sorted(job.id for job in jobs)
 
     def trains() -> bool:
+        made.clock.now += LOOK_S
         dispatcher.act(TRAIN)
         busy = made.core.runners.busy().values()
         return wanted == sorted(job.id for runner, job in busy if runner.phase is WorkerPhase.TRAINING)
 
-    await until(trains)
+    def found() -> str:
+        phases = [(job.id, runner.phase) for runner, job in made.core.runners.busy().values()]
+        return f"{phases}, {[(job.id, job.state, job.reason) for job in made.core.store.all()]}"
+
+    await until(trains, found)
 
 
 @go

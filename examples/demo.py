@@ -60,7 +60,7 @@ def main() -> int:
         console.print(f"[bold]3. A bundle[/] for devices: plan for {RAM} (capture, profile, plan, trial), then train")
         port_agent(
             "plan", str(SCRIPT), "--ram", RAM, "-o", str(bundle), "--page-dir", name, "--epochs", "2",
-            "--verify", str(VERIFY), "--medium", "sd",
+            "--verify", str(VERIFY), "--medium", "sd", "--threads", "1",  # as the script itself: bits are those of one number
         )  # fmt: skip
         port_agent("show", str(bundle))
         ours = train(bundle, folder)

@@ -171,10 +171,8 @@ class Planning:
         self.adopted: Adopted | None = None
         self._search: _Search | None = None
         self._tried: set[tuple[int, ...]] = set()
-        self._looked_for: set[tuple[int, ...]] = set()
         self._foreseen = _FORESEEN
-        self._since_step: tuple[Trace, ...] = ()
-        """The segments since the last step's end."""
+        self._segments_since_step = 0
         self._searches_left = _SEARCHES
         self._history: deque[Trace] = deque(maxlen=2 * LONGEST_STEP)
         self._spent: deque[_Spent] = deque(maxlen=LONGEST_STEP + 1)
@@ -196,7 +194,7 @@ class Planning:
         if not whole:
             self.recording = None
         self._history.append(trace)
-        self._since_step += (trace,)
+        self._segments_since_step += 1
         stats, counters = self._residency.pager.stats, self._residency.counters
         self._spent.append(
             _Spent(time.perf_counter(), stats.read_bytes, stats.written_bytes, counters.recomputing_seconds)
@@ -206,7 +204,7 @@ class Planning:
             recording.end_segment(trace)
             if recording.complete:
                 self._begin_search(recording)
-            if recording.complete or recording.broken:
+            if recording.complete or recording.broken or len(recording.segments) > LONGEST_STEP:
                 self.recording = None
             elif recording.expected:
                 return
@@ -216,43 +214,43 @@ class Planning:
     def _step_ended(self) -> None:
         """Judge the plan in force, or begin with one: for a step that came twice, or one that an earlier run planned."""
         recording, self.recording = self.recording, None
-        last, self._since_step = self._since_step, ()
+        last, self._segments_since_step = self._segments_since_step, 0
         step = repeated(self._history)
         if self.adopted is not None and self.adopted.segments == step:
             self._judge(self.adopted)
             return
         if self._search is not None or self._searches_left <= 0:
             return
-        if not self._adopt_kept(step or last) and step is not None:
+        if step is not None:
             self._plan(step, recording)
+        elif self._foreseen > 0 and last <= LONGEST_STEP:
+            self._adopt_kept(tuple(self._history)[-last:])
         if self.recording is None and self.adopted is None and self._search is None and self._foreseen > 0:
             self._foreseen -= 1
             self.recording = StepRecording()
 
-    def _adopt_kept(self, step: tuple[Trace, ...]) -> bool:
-        """Adopt the plan that an earlier run kept for a step, if there is one; looked for once."""
-        key = tuple(t.prefixes[-1] for t in step)
-        if key in self._looked_for:
-            return False
-        self._looked_for.add(key)
-        kept = read_plan(self._kept_name(step))
-        if kept is None or not kept.suits(self._bytes_per_s()):
-            return False
-        self._tried.add(key)
-        self._adopt(step, kept)
-        return True
-
     def _plan(self, step: tuple[Trace, ...], recording: StepRecording | None) -> None:
-        """Search a plan for a step, once, now if it was recorded or when it was."""
+        """Adopt a kept plan for a step or search one, once: now if it was recorded, or when it was."""
         key = tuple(t.prefixes[-1] for t in step)
         if key in self._tried:
             return
         self._tried.add(key)
         self._searches_left -= 1
+        if self._adopt_kept(step):
+            return
         if recording is not None and recording.segments == step:
             self._begin_search(recording)
         else:
             self.recording = StepRecording(step)
+
+    def _adopt_kept(self, step: tuple[Trace, ...]) -> bool:
+        """Adopt the plan that an earlier run kept for a step, if there is one for such a medium."""
+        kept = read_plan(self._kept_name(step))
+        if kept is None or not kept.suits(self._bytes_per_s()):
+            return False
+        self._tried.add(tuple(t.prefixes[-1] for t in step))
+        self._adopt(step, kept)
+        return True
 
     def _moved(self, segments: int, bytes_per_s: tuple[float, float]) -> Moved:
         """Return what the last step, one of so many segments, moved and recomputed.

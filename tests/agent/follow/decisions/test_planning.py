@@ -13,7 +13,7 @@ from agent import budget
 from agent.energy.sources.power_models import power_with
 from agent.follow.budget import _Running
 from agent.follow.decisions import kept_plans
-from agent.follow.decisions.planning import Moved, Planning, repeated
+from agent.follow.decisions.planning import LONGEST_STEP, Moved, Planning, repeated
 from agent.follow.decisions.trace import SegmentPlan, Trace
 
 LIMIT = "500K"
@@ -98,6 +98,22 @@ def test_a_plan_is_searched_when_a_step_came_twice(tmp_path: Path) -> None:
             assert planning()._search is None
         training.step()
         assert planning()._search is not None
+
+
+def test_backward_without_steps_is_recorded_no_longer_than_a_step_may_be(tmp_path: Path) -> None:
+    training = Training()
+    with budget(tensors=LIMIT, page_dir=tmp_path):
+        for backwards in (1, 3, 2):
+            for _ in range(backwards):
+                training.model(torch.ones(4, 144)).sum().backward()
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+        longest = 0
+        for _ in range(2 * LONGEST_STEP):
+            training.model(torch.ones(4, 144)).sum().backward()
+            recording = planning().recording
+            longest = max(longest, 0 if recording is None else len(recording.segments))
+        assert 0 < longest <= LONGEST_STEP and planning().recording is None
 
 
 def test_steps_of_two_kinds_in_turn_are_planned_as_one(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ STAMP := $(VENV)/.installed
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml deploy/requirements.txt tests/constraints.txt $(wildcard agent/malloc/*.[ch]) $(wildcard agent/packing/*.[ch])
+$(STAMP): pyproject.toml deploy/requirements.txt tests/constraints.txt tests/flower.txt $(wildcard agent/malloc/*.[ch]) $(wildcard agent/packing/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade pip
 	$(BIN)/pip install -q "torch==2.13.0"
 	$(BIN)/pip install -q -e . --group dev -c deploy/requirements.txt -c tests/constraints.txt
+	$(BIN)/pip install -q --no-deps -r tests/flower.txt
 	touch $@
 
 demo: setup

@@ -3,15 +3,15 @@
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 import xxhash
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from agent.backend.base import Backend
 from agent.backend.raw_bytes import placed, whole_bytes
@@ -21,6 +21,7 @@ from agent.train.executor import Executor
 from agent.train.pager import BURST, CHUNK, Pager
 from agent.train.resident_state import Persistents
 from agent.train.step_paging import Scratch
+from agent.train.step_values import StepValues
 from benchmarks.models import Workload, make_optimizer
 from planner.capture.step import Capture, Fill, capture_step
 from planner.ir.lowering.optimizer_scalars import StepScalars
@@ -46,6 +47,8 @@ class DeviceRun:
     contents: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     peak_bytes: int = 0
+    reserved_bytes: int = 0
+    """The most that torch's allocator took of the device for all tensors, gaps between them included; 0 where it has none."""
 
     def difference(self, other: "DeviceRun") -> str:
         """Return what differs first, "" where every bit is the same."""
@@ -67,27 +70,18 @@ def on_device(batch: Sequence[Any], kind: str) -> tuple[Any, ...]:
     return tuple(pytree.tree_map_only(torch.Tensor, lambda t: t.to(kind), tuple(batch)))
 
 
-class OperatorDigests(TorchDispatchMode):
-    """Notes of each operator its name and a digest of what it gave."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[str, str]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        made = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
-        if not func.is_view:
-            self.seen.append((str(func), " ".join(map(digest, made))))
-        return result
-
-
-def plain_steps(job: Job, backend: Backend, steps: int, around: Context = contextlib.nullcontext) -> DeviceRun:
-    """Train with plain PyTorch on the device, each step's forward pass inside `around()`."""
+def plain_steps(
+    job: Job,
+    backend: Backend,
+    steps: int,
+    around: Context = contextlib.nullcontext,
+    adapt: Callable[[Workload], Workload] = lambda made: made,
+) -> DeviceRun:
+    """Train with plain PyTorch on the device, each step's forward pass inside `around()`; `adapt`: what becomes of the model first."""
     w, run = job.make(), DeviceRun()
     before = backend.allocated_bytes()
-    model = w.model.to(backend.kind)
-    optimizer = make_optimizer(job.optimizer, model.parameters())
+    w = adapt(replace(w, model=w.model.to(backend.kind)))
+    model, optimizer = w.model, trained_by(job, w.model)
     torch.manual_seed(0)
     backend.reset_peak()
     for i in range(steps):
@@ -104,19 +98,28 @@ def plain_steps(job: Job, backend: Backend, steps: int, around: Context = contex
         run.seconds = time.perf_counter() - begin
         run.losses.append(digest(loss))
         del loss, result
-    run.peak_bytes = backend.peak_bytes() - before
+    run.peak_bytes, run.reserved_bytes = backend.peak_bytes() - before, reserved_peak(backend)
     run.contents = {f"parameter/{name}": digest(p) for name, p in model.named_parameters()}
     run.contents |= {f"buffer/{name}": digest(b) for name, b in model.named_buffers()}
     return run
+
+
+def trained_by(job: Job, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Return the job's optimizer over what is trained."""
+    return make_optimizer(job.optimizer, [p for p in model.parameters() if p.requires_grad])
+
+
+def reserved_peak(backend: Backend) -> int:
+    """Return the most bytes that the device's caching allocator took since the peak was reset; 0 where there is none."""
+    count = getattr(torch.get_device_module(backend.kind), "max_memory_reserved", None)
+    return 0 if count is None else int(count())
 
 
 def captured(job: Job, kind: str) -> Capture:
     """Return the job's step, captured on the device; constants and weights are the host's then, and the device is free."""
     w = job.make()
     model = w.model.to(kind)
-    capture = capture_step(
-        model, w.loss_fn, make_optimizer(job.optimizer, model.parameters()), on_device(w.batch(0), kind)
-    )
+    capture = capture_step(model, w.loss_fn, trained_by(job, model), on_device(w.batch(0), kind))
     host = {k: t if isinstance(t, Fill) else _raw(t) for k, t in capture.tensors.items()}
     return Capture(capture.graphs, host, capture.optimizer, capture.layouts, capture.loss, capture.constants)
 
@@ -134,9 +137,12 @@ def planned_steps(
     backend: Backend,
     folder: Path,
     steps: int,
-    around: Context = contextlib.nullcontext,
+    watchers: Mapping[int, Callable[[StepValues], None]] = MappingProxyType({}),
 ) -> DeviceRun:
-    """Train by a program of the captured step on the device; page files and state lie in `folder`."""
+    """Train by a program of the captured step on the device; page files and state lie in `folder`.
+
+    `watchers`: called once these operators of the program have run.
+    """
     graph, w, run = program.graph, job.make(), DeviceRun()
     batches = [w.batch(i) for i in range(steps)]
     if capture.optimizer is None:
@@ -152,7 +158,7 @@ def planned_steps(
         persistents = Persistents(store, capture.layouts)
         raw = {k: _raw(t) for k, t in capture.tensors.items() if k in devices and k.startswith("constant/")}
         constants = {k: placed(t, devices[k], t.numel()) for k, t in raw.items()}
-        executor = Executor(program, constants, persistents.resident, store, pager, scratch, backend)
+        executor = Executor(program, constants, persistents.resident, store, pager, scratch, backend, watchers)
         scalars = StepScalars(capture.optimizer)
         torch.manual_seed(0)
         persistents.prepare(program)
@@ -161,16 +167,15 @@ def planned_steps(
             persistents.prepare(program)
             backend.synchronize()
             begin = time.perf_counter()
-            with around():
-                report = executor.run(
-                    [t for t in pytree.tree_leaves(batch) if isinstance(t, torch.Tensor)], scalars.advance()
-                )
+            report = executor.run(
+                [t for t in pytree.tree_leaves(batch) if isinstance(t, torch.Tensor)], scalars.advance()
+            )
             backend.synchronize()
             run.seconds = time.perf_counter() - begin
             persistents.stepped(program)
             run.losses.append(digest(report.loss))
             del report
-        run.peak_bytes = backend.peak_bytes() - before
+        run.peak_bytes, run.reserved_bytes = backend.peak_bytes() - before, reserved_peak(backend)
         persistents.commit(steps, {})
         run.contents = {key: digest(persistents.tensor(key)) for key in sizes}
         return run

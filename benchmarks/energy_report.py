@@ -26,7 +26,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from agent.energy.attribution import EnergyPhase
+from agent.energy.attribution.one_job import EnergyPhase
 from agent.energy.ledger import FILE_NAME, Ledger
 from agent.energy.meter import EnergyMeter, MeterSeams
 from agent.energy.report import ReportOptions, read_report
@@ -214,7 +214,7 @@ def _train(meters: list[EnergyMeter], bundle: Path, state_dir: Path, steps: int)
 
 def _call(meter: EnergyMeter, at_s: float, event: Event | None) -> None:
     if event is not None:
-        meter.on_event(event, at_s)
+        meter.on_event("job", event, at_s)
     meter.tick(at_s)
 
 
@@ -269,7 +269,7 @@ def overhead() -> dict[str, float]:
             counter.write(second * 7_000_000)
             for number in range(20 * second, 20 * second + 20):
                 clock.now_s += 0.05
-                meter.on_event(msgspec.structs.replace(_STEP, step=number), clock.now_s)
+                meter.on_event("job", msgspec.structs.replace(_STEP, step=number), clock.now_s)
             meter.tick(clock.now_s)
         all_s = time.thread_time() - start_s
         start_s = time.thread_time()

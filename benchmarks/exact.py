@@ -93,7 +93,7 @@ def measure(model: str, folder: Path, steps: int, share: float, small: bool) -> 
     if run is None:
         raise SystemExit(f"{model} did not finish")
     losses = list(plain_losses(ours.job, ours.prepared.data, steps))
-    equal = losses == [s["loss"] for s in run.steps] and run.digest == digest(ours.job, list(bundle.manifest.layouts))
+    equal = losses == [s["loss"] for s in run.steps] and run.digest == digest(ours.job, list(bundle.manifest.state))
     plan = bundle.plans[0][bundle.manifest.graphs[0]]
     count = {a: sum(d.action is a for d in plan.decisions) for a in Action}
     return Row(

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import memory_group
-from benchmarks.models import CASES
+from benchmarks.models import CASES, case_of
 from benchmarks.ours import BESIDE_RESIDENT, Ours
 
 STEPS = 3
@@ -66,12 +66,12 @@ def child(method: str, model: str, steps: int) -> None:
     from benchmarks.models import make_optimizer, workload
     from planner.ir.bundle.data_order import batch_rows
 
-    optimizer_name, batch_size = CASES[model]
+    optimizer_name, batch_size = case_of(model)
     work = workload(model, batch_size=batch_size)
     optimizer = make_optimizer(optimizer_name, work.model.parameters())
     step: Callable[..., Any] = work.loss_fn
     if method == "checkpoint":
-        _checkpoint_blocks(work.model)
+        checkpoint_blocks(work.model)
     if method.startswith("compile"):
         import torch._functorch.config as functorch
 
@@ -118,13 +118,13 @@ def _hooks(method: str, folder: str) -> Any:
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
-def _checkpoint_blocks(model: Any) -> None:
+def checkpoint_blocks(model: Any) -> None:
     """Wrap each repeated block (residual block, transformer layer) in torch.utils.checkpoint."""
     from torch.utils.checkpoint import checkpoint
 
     for module in model.modules():
         name = type(module).__name__
-        if name in ("_Basic", "_Bottleneck", "BertLayer", "GPT2Block"):
+        if name in ("_Basic", "_Bottleneck", "BertLayer", "GPT2Block", "LlamaDecoderLayer"):
             forward = module.forward
             module.forward = lambda *a, _f=forward, **k: checkpoint(_f, *a, use_reentrant=False, **k)
 

@@ -2,7 +2,8 @@
 
 Prints context and library bytes; who else sees a gigabyte of device memory; whether eager twice, a program, and a program with
 pages under way are equal to the bit; planned against real peaks; the speed of each way between device, host and files; how
-much of a copy hides behind compute; what a launch costs; and which methods train inside a capped device memory. On a machine
+much of a copy hides behind compute; what a launch costs; and which methods train inside a capped device memory (`benchmarks.gpu_jobs`:
+plain PyTorch, `save_on_cpu`, checkpointing, torch.compile's memory budget, a planned step). On a machine
 without a GPU it says so and ends well.
 """
 
@@ -16,8 +17,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -26,12 +27,16 @@ from rich.table import Table
 from agent.backend.base import Backend
 from agent.backend.cuda import CudaBackend
 from agent.backend.staging import Staging
+from agent.prepare.repeatable import OperatorDigests
+from agent.train.comparison import tensor_checksum
 from agent.train.pager import BURST, PageFile, Pager, Slot
-from benchmarks.device_steps import Job, OperatorDigests, captured, on_device, plain_steps, planned_steps
-from benchmarks.models import workload
+from agent.train.step_values import StepValues
+from benchmarks.device_steps import DeviceRun, Job, captured, on_device, plain_steps, planned_steps
+from benchmarks.gpu_jobs import METHODS, gpu_jobs
 from planner.capture.step import Capture
 from planner.ir.costs import CostTable, DeviceCosts, Flash
 from planner.ir.errors import PortError
+from planner.ir.graph import Phase
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.ir.process_memory import resident_bytes
@@ -46,7 +51,6 @@ CAPS = (1.0, 0.8, 0.6, 0.45)
 """Shares of plain PyTorch's peak that the device's memory is capped to."""
 PLAN_SECONDS = 60.0
 LAUNCHES = 2000
-JOBS = ("gpt2", "resnet50", "unet2d")
 
 
 def main(arguments: list[str]) -> int:
@@ -75,8 +79,7 @@ def main(arguments: list[str]) -> int:
         links = speeds(backend, Path(folder), console)
         overlap(backend, console)
         launches(backend, console)
-        for name in JOBS:
-            job = Job(name, lambda name=name: workload(name, small=args.small), "adamw")
+        for job in gpu_jobs(small=args.small):
             gc.collect()
             with contextlib.suppress(torch.OutOfMemoryError):
                 check_job(job, backend, links, Path(folder), console)
@@ -179,10 +182,15 @@ def speeds(
     try:
         out = _rate(backend, lambda: pager.send(slot, there).join(), nbytes)
         into = _rate(backend, lambda: pager.receive(slot, there).join(), nbytes)
+        through = (
+            _rate(backend, lambda: pager.send(slot, pinned).join(), nbytes),
+            _rate(backend, lambda: pager.receive(slot, pinned).join(), nbytes),
+        )
     finally:
         pager.close()
         file.close()
     found["file, O_DIRECT" if file.direct else "file, buffered"] = out, into
+    found["the same, pinned memory alone"] = through
     for name, (out, into) in found.items():
         console.print(f"{name}: {out / 1e9:.2f} GB/s out, {into / 1e9:.2f} GB/s in")
     return {"host": found["pinned"], "file": (out, into)}
@@ -246,16 +254,42 @@ def costs_of(capture: Capture, links: dict[str, tuple[float, float]], host_bytes
 
 def first_difference(job: Job, backend: Backend) -> str:
     """Return the first operator whose result differs between two plain steps, "" for none."""
-    traces = []
-    for _ in range(2):
-        w = job.make()
-        model = w.model.to(backend.kind)
-        torch.manual_seed(0)
-        with OperatorDigests() as trace:
-            result = w.loss_fn(model, *on_device(w.batch(0), backend.kind))
-            (result[0] if isinstance(result, tuple) else result).backward()
-        traces.append(trace.seen)
+    traces = [plain_trace(job, backend) for _ in range(2)]
     return next((name for (name, a), (_, b) in zip(*traces, strict=False) if a != b), "")
+
+
+def plain_trace(job: Job, backend: Backend) -> list[tuple[str, str]]:
+    """Return name and digest of what each operator of a plain step gave, the update left out."""
+    w = job.make()
+    model = w.model.to(backend.kind)
+    torch.manual_seed(0)
+    with OperatorDigests() as trace:
+        result = w.loss_fn(model, *on_device(w.batch(0), backend.kind))
+        (result[0] if isinstance(result, tuple) else result).backward()
+    seen: list[tuple[str, str]] = trace.seen
+    return seen
+
+
+def first_unequal(job: Job, capture: Capture, plan: Plan, costs: CostTable, backend: Backend, folder: Path) -> str:
+    """Return the first operator of the first step whose result is another in a plan's program than in plain PyTorch; "" for none."""
+    graph = capture.graphs["step"]
+    program = lower(graph, costs, plan)
+    order = plan.order or tuple(range(len(graph.ops)))
+    found: dict[int, str] = {}
+
+    def note(values: StepValues, i: int) -> None:
+        made = [values.value(v) for v in program.graph.ops[i].outputs if v is not None]
+        found.setdefault(order[i], " ".join(map(tensor_checksum, made)))
+
+    watchers = {i: partial(note, i=i) for i, op in enumerate(program.graph.ops) if op.phase is not Phase.UPDATE}
+    planned_steps(job, capture, program, backend, folder, 1, watchers)
+    expected = iter(plain_trace(job, backend))
+    for i in sorted(found):
+        name = graph.ops[i].name.replace("::", ".")
+        digests = next((d for called, d in expected if called.removesuffix(".default") == name), None)
+        if digests is not None and digests != found[i]:
+            return f"{name} (operator {i})"
+    return ""
 
 
 def check_job(
@@ -279,30 +313,28 @@ def check_job(
     graph = capture.graphs["step"]
     costs = costs_of(capture, links, host_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
     table = Table(
-        "device memory", "method", "equal", "s/step", "peak", "planned", title=f"{job.name}, AdamW, {STEPS} steps"
-    )
+        "device memory", "method", "equal", "s/step", "peak", "reserved", "planned",
+        title=f"{job.name}, {job.optimizer}, {STEPS} steps",
+    )  # fmt: skip
     held = backend.allocated_bytes()
     for share in CAPS:
         cap = int(share * eager.peak_bytes)
         with capped(backend, held + cap):
-            for method, around in (
-                ("eager", contextlib.nullcontext),
-                ("save_on_cpu", torch.autograd.graph.save_on_cpu),
-            ):
-                table.add_row(
-                    format_bytes(cap),
-                    method,
-                    *_tried(lambda around=around: plain_steps(job, backend, STEPS, around), eager),
-                    "",
-                )
+            for method in METHODS:
+                run = partial(plain_steps, job, backend, STEPS, method.around, method.adapt)
+                table.add_row(format_bytes(cap), method.name, *_tried(run, eager), "")
             plan = Plan() if share == 1.0 else plan_step(graph, costs, ram_bytes=cap, time_limit_s=PLAN_SECONDS).plan
             if plan is None:
-                table.add_row(format_bytes(cap), "port", "no plan", "", "", "")
+                table.add_row(format_bytes(cap), "port", "no plan", "", "", "", "")
                 continue
             program = lower(graph, costs, plan)
             place = folder / f"{job.name}-{share}"
-            run = lambda program=program, place=place: planned_steps(job, capture, program, backend, place, STEPS)  # noqa: E731
-            table.add_row(format_bytes(cap), "port", *_tried(run, eager), format_bytes(program.peak_bytes))
+            equal, *figures = _tried(partial(planned_steps, job, capture, program, backend, place, STEPS), eager)
+            if equal not in ("yes", _NO_ROOM):
+                equal += (
+                    f", first in {first_unequal(job, capture, plan, costs, backend, place / 'again') or 'the update'}"
+                )
+            table.add_row(format_bytes(cap), "port", equal, *figures, format_bytes(program.peak_bytes))
     console.print(table)
 
 
@@ -316,15 +348,21 @@ def capped(backend: Backend, nbytes: int) -> Iterator[None]:
         backend.limit(1 << 62)
 
 
-def _tried(run: Callable[[], Any], expected: Any) -> tuple[str, str, str]:
-    """Return whether a run gave the expected numbers, its seconds and its peak; why not, where it did not end."""
+_NO_ROOM = "out of memory"
+
+
+def _tried(run: Callable[[], DeviceRun], expected: DeviceRun) -> tuple[str, str, str, str]:
+    """Return whether a run gave the expected numbers, its seconds, its peak and what was reserved; why not, where it did not end."""
     try:
         done = run()
     except torch.OutOfMemoryError:
-        return "out of memory", "", ""
+        return _NO_ROOM, "", "", ""
+    except (RuntimeError, NotImplementedError, TypeError) as error:  # torch's compiler lacks a kernel, a C compiler
+        return f"not run: {str(error).strip().partition(chr(10))[0][:40]}", "", "", ""
     finally:
         gc.collect()
-    return done.difference(expected) or "yes", f"{done.seconds:.3f}", format_bytes(done.peak_bytes)
+    peaks = format_bytes(done.peak_bytes), format_bytes(done.reserved_bytes)
+    return done.difference(expected) or "yes", f"{done.seconds:.3f}", *peaks
 
 
 if __name__ == "__main__":

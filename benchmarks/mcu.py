@@ -1,11 +1,12 @@
 """RAM and instructions of compiled models on emulated Cortex-M cores.
 
-    python -m benchmarks.mcu [--json] [--tensors] [--memory]
+    python -m benchmarks.mcu [--json] [--tensors] [--memory [--accuracy SEEDS]]
 
 RAM is the linker's data and bss plus the painted stack of a bare bench program (no protocol, no UART buffers); instructions
 are counted exactly by a QEMU plugin and say nothing of cycles, wait states or energy. `--tensors` adds the memory plan
 tensor by tensor, `--memory` prints only what training takes from frameworks to bands (`mcu_networks/memory_table`), which
-is planned, not run. Rows of others are labelled with where their figure comes from.
+is planned, not run; `--accuracy` adds what each way of it learns on so many fresh seeds (`mcu_accuracy`; hours for the larger
+nets). Rows of others are labelled with where their figure comes from.
 """
 
 from __future__ import annotations
@@ -26,12 +27,21 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.mcu_networks.memory_table import MemoryRow, Network, memory_table, network_rows
+from benchmarks.mcu_accuracy import EVERYTHING, FRESH_SEED, MIXED, Method, compare_rules
+from benchmarks.mcu_networks.memory_table import (
+    MemoryRow,
+    Network,
+    low_bytes_within,
+    memory_table,
+    network_rows,
+    with_accuracy,
+)
+from benchmarks.mcu_networks.schemes import last_five, late_blocks
 from benchmarks.mcu_networks.target import Core, build_counter, build_image, missing_tools, run_image
-from planner.mcu import CompiledModel, LayerUpdate, SparseScheme, UpdateOptions, compile_model
+from benchmarks.mcu_tasks import TASKS
+from planner.mcu import CompiledModel, SparseScheme, UpdateOptions, UpdateRounding, compile_model
 from planner.mcu.frontend import import_module
-from planner.mcu.ir import Graph, OpKind
-from planner.mcu.scheme import backward_macs
+from planner.mcu.schemes.contributions import backward_macs
 from planner.mcu.zoo import CameraNet, DigitsNet, MobileNetV2, StreamNet
 
 
@@ -91,38 +101,20 @@ class Anchor:
     source: str
 
 
+PUBLISHED = "published, arXiv 2206.15472"
+
 ANCHORS = (
     Anchor("TinyEngine forward, M4F -Ofast", "2.90 instr/MAC", "its generated example measured elsewhere, same way"),
     Anchor("TinyEngine backward, M4F -Ofast", "5.37 instr/MAC", "its generated example measured elsewhere, same way"),
     Anchor("CMSIS-NN pointwise 10x10x96 -> 96, M4", "1.88 instr/MAC", "commit 99f736a measured elsewhere, same way"),
     Anchor("TinyEngine RAM, 49 kB scheme", "231,552 B + 21,848 B of stack", "its generated example measured elsewhere"),
-    Anchor("MobileNetV2-w0.35, sparse and reordered", "141 kB of peak SRAM", "published, arXiv 2206.15472"),
-    Anchor("MobileNetV2-w0.35, full / sparse", "2,939 / 335 kB of peak SRAM", "published, arXiv 2206.15472"),
-    Anchor("frameworks whole, full update", "652 MB TensorFlow, 303 MB PyTorch", "published, arXiv 2206.15472"),
+    Anchor("MobileNetV2-w0.35, sparse and reordered", "141 kB of peak SRAM", PUBLISHED),
+    Anchor("MobileNetV2-w0.35, full / sparse", "2,939 / 335 kB of peak SRAM", PUBLISHED),
+    Anchor("MCUNet family, sparse / sparse and reordered", "7-9x / 20-21x below full update", PUBLISHED),
+    Anchor("against frameworks whole", "1000x less memory", PUBLISHED),
+    Anchor("against TF-Lite's full update, STM32F746", "23-25x faster", PUBLISHED),
+    Anchor("frameworks whole, full update", "652 MB TensorFlow, 303 MB PyTorch", PUBLISHED),
 )
-
-
-def last_five(graph: Graph) -> SparseScheme:
-    """Return biases of the last five layers, the weights of the last two pointwise layers and the head."""
-    layers = graph.weighted()
-    updates = {op.name: LayerUpdate(True) for op in layers[-5:]}
-    pointwise = [op for op in layers if op.kind is OpKind.CONV and op.kernel == (1, 1)]
-    for op in (*pointwise[-2:], layers[-1]):
-        updates[op.name] = LayerUpdate(True, op.out_shape.channels)
-    return SparseScheme({op.name: updates[op.name] for op in layers if op.name in updates})
-
-
-def late_blocks(graph: Graph) -> SparseScheme:
-    """Return a scheme in the manner of the paper's for MobileNetV2: late biases, and the expansions of four late blocks."""
-    layers = graph.weighted()
-    updates = {op.name: LayerUpdate(True) for op in layers[-16:]}
-    expansions = [
-        op for op in layers[-16:-2] if op.kind is OpKind.CONV and op.in_shape.channels < op.out_shape.channels
-    ]
-    for op in expansions[-4:]:
-        updates[op.name] = LayerUpdate(True, op.out_shape.channels // 2)
-    updates[layers[-1].name] = LayerUpdate(True, layers[-1].out_shape.channels)
-    return SparseScheme({op.name: updates[op.name] for op in layers if op.name in updates})
 
 
 SPEED_LIMITS = (2.9, 5.4)
@@ -139,10 +131,12 @@ CASES = (
 
 
 NETWORKS = (
-    Network("digits 8x8", DigitsNet(), (1, 8, 8), last_five, "mkr1000"),
-    Network("keywords 10x49", StreamNet(10, 12), (10, 49), last_five, "nrf52840"),
-    Network("camera 80x80x3", CameraNet(), (3, 80, 80), last_five, "nrf52840"),
-    Network("MobileNetV2-w0.35", MobileNetV2(), (3, 96, 96), late_blocks, "nrf52840"),
+    Network("digits 8x8", "digits", DigitsNet(), (1, 8, 8), last_five, "mkr1000"),
+    Network("keywords 10x49", "keywords", StreamNet(10, 12), (10, 49), last_five, "nrf52840"),
+    Network("camera 80x80x3", "camera", CameraNet(), (3, 80, 80), last_five, "nrf52840"),
+    Network(
+        "MobileNetV2-w0.35", "mobilenet", MobileNetV2(), (3, 96, 96), late_blocks, "nrf52840", (0.75, 0.5, 0.2), 244_000
+    ),
 )
 
 
@@ -198,7 +192,7 @@ def print_results(rows: Sequence[Measured], pointwise: float, tensors: bool, con
     """Print RAM and speed, then the figures of others."""
     console.print(_ram_table(rows))
     console.print(_speed_table(rows, pointwise))
-    for anchor in ANCHORS:
+    for anchor in (anchor for anchor in ANCHORS if anchor.source != PUBLISHED):
         console.print(f"  others: {anchor.what}: {anchor.value} ({anchor.source})")
     for row in rows if tensors else ():
         console.print(_tensor_table(row))
@@ -264,11 +258,27 @@ def _tensor_table(row: Measured) -> Table:
     return table
 
 
+def _ways(network: Network, seeds: int | None) -> list[MemoryRow]:
+    rows = network_rows(network)
+    if seeds is None:
+        return rows
+    torch.set_num_threads(1)
+    task = next(task for task in TASKS if task.name == network.task)
+    fresh, methods = range(FRESH_SEED, FRESH_SEED + seeds), EVERYTHING
+    if network.wide_bytes is not None:
+        narrow, _ = low_bytes_within(network, network.wide_bytes)
+        methods += (Method(MIXED, UpdateRounding.Q88, everything=True, narrow=narrow),)
+    return with_accuracy(rows, compare_rules(task, fresh, Console(stderr=True), methods, network.sparse))
+
+
 def _print_memory(rows: Sequence[MemoryRow], as_json: bool) -> None:
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
     else:
-        Console(width=None if sys.stdout.isatty() else 140).print(memory_table(rows))
+        console = Console(width=None if sys.stdout.isatty() else 140)
+        console.print(memory_table(rows))
+        for anchor in (anchor for anchor in ANCHORS if anchor.source == PUBLISHED):
+            console.print(f"  others: {anchor.what}: {anchor.value} ({anchor.source})")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -277,9 +287,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--tensors", action="store_true", help="print every tensor of every arena")
     parser.add_argument("--memory", action="store_true", help="only the table of ways to train")
+    parser.add_argument(
+        "--accuracy", type=int, metavar="SEEDS", help="with --memory: what each way learns on so many seeds"
+    )
+    parser.add_argument(
+        "--networks", default=",".join(network.task for network in NETWORKS), help="of the table of ways"
+    )
     options = parser.parse_args(arguments)
     if options.memory:
-        _print_memory([row for network in NETWORKS for row in network_rows(network)], options.json)
+        chosen = [network for network in NETWORKS if network.task in options.networks.split(",")]
+        _print_memory([row for network in chosen for row in _ways(network, options.accuracy)], options.json)
         return 0
     if problem := missing_tools(counting=True):
         print(problem, file=sys.stderr)

@@ -1,6 +1,7 @@
 """Accuracy of on-device training: int8 update rules against fp32, and found schemes against the last k layers.
 
-    python -m benchmarks.mcu_accuracy [--seeds 8] [--first-seed 50] [--tasks digits,keywords,gestures] [--json]
+    python -m benchmarks.mcu_accuracy [--seeds 8] [--first-seed 50] [--tasks digits,keywords,gestures,camera,mobilenet]
+        [--only rules|schemes|everything] [--json]
 
 Every number is the mean over seeds of the accuracy after the last epoch on samples never trained on. Learning rates decay
 linearly over the epochs; each row's is the best of its grid on the mean of five extra seeds, but for the row that takes
@@ -10,7 +11,7 @@ Differences are paired: the mean over seeds of the difference within a seed, wit
 
 Schemes are found as `port-agent mcu compile --sparse-update` finds them for its user: once per seed, by `fit_scheme` on that
 seed's own model and training samples; the test samples judge nothing before the scheme is chosen. The search was set up on seeds
-200 to 205. "knapsack alone" is its answer before the race of `planner.mcu.scheme.race`.
+200 to 205. "knapsack alone" is its answer before the race of `planner.mcu.schemes.contributions.race`.
 Nothing here is a published figure.
 """
 
@@ -20,7 +21,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.mcu_networks.float_training import FloatSparseModel
+from benchmarks.mcu_networks.schemes import last_five
 from benchmarks.mcu_tasks import TASKS, Split, Task, pretrain
 from planner.mcu import (
     CompiledModel,
@@ -42,18 +44,23 @@ from planner.mcu import (
     compile_quantized,
     last_layers,
 )
-from planner.mcu.autodiff import LayerUpdate
+from planner.mcu.autodiff import full_scheme
 from planner.mcu.frontend import import_module
-from planner.mcu.ir import Graph, OpKind
+from planner.mcu.host import FAST
+from planner.mcu.ir import Graph
 from planner.mcu.memory import plan_memory
 from planner.mcu.quantize import QuantizedGraph, quantize
-from planner.mcu.scheme import Limits
-from planner.mcu.scheme_fit import fit_scheme
+from planner.mcu.schemes.contributions import Limits
+from planner.mcu.schemes.fit import fit_scheme
 
+FRESH_SEED = 50
+"""The first that nothing was chosen by."""
 TUNING_SEEDS = (100, 101, 102, 103, 104)
 SCHEME_RATE = 0.01
 FOUND, KNAPSACK, LAST_K = "found", "knapsack alone", "last k layers"
 SCALED_RATES = (0.01, 0.03, 0.05, 0.08)
+LOW_RATES = (0.003, *SCALED_RATES)
+"""For the update of everything, which fp32 and int8 alike diverge from at the higher ones."""
 UNSCALED_RATES = (100.0, 300.0, 1000.0)
 
 
@@ -66,9 +73,17 @@ class Method:
     scaling: bool = True
     rate_of_float: bool = False
     """Trained at the learning rate that was best for fp32."""
+    everything: bool = False
+    """Trains all layers, not the sparse set."""
+    chosen: float | None = None
+    """The share of the channels that a step trains, those with the largest gradients; None: all."""
+    narrow: frozenset[str] = frozenset()
+    """Layers without low bytes, which the Q8.8 rule rounds stochastically."""
 
     @property
     def rates(self) -> tuple[float, ...]:
+        if self.everything:
+            return LOW_RATES
         return SCALED_RATES if self.scaling else UNSCALED_RATES
 
 
@@ -83,6 +98,18 @@ METHODS = (
     Method("int8 nearest, no QAS", UpdateRounding.NEAREST, False),
     Method("Q8.8 nearest, no QAS", UpdateRounding.Q88, False),
 )
+
+
+STOCHASTIC_ALL, STOCHASTIC_SPARSE = "int8 stochastic, QAS, all layers", "int8 stochastic, QAS, sparse set"
+MIXED = "Q8.8 where it fits, QAS, all layers"
+EVERYTHING = (
+    Method("fp32, all layers", everything=True),
+    Method(STOCHASTIC_ALL, UpdateRounding.STOCHASTIC, everything=True),
+    Method("Q8.8 nearest, QAS, all layers", UpdateRounding.Q88, everything=True),
+    Method("int8 stochastic, QAS, a quarter of the channels", UpdateRounding.STOCHASTIC, everything=True, chosen=0.25),
+    Method(STOCHASTIC_SPARSE, UpdateRounding.STOCHASTIC),
+)
+"""What recomputation and paging make room for, beside the sparse set."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,23 +149,13 @@ def prepare(task: Task, seed: int) -> Prepared:
     return Prepared(split, quantize(graph, split.before.inputs[:256]))
 
 
-def hand_scheme(graph: Graph) -> SparseScheme:
-    """Return the scheme of the comparison: the last five layers' biases, the last two pointwise layers and the head."""
-    layers = graph.weighted()
-    updates = {op.name: LayerUpdate(True) for op in layers[-5:]}
-    pointwise = [op for op in layers if op.kind is OpKind.CONV and op.kernel == (1, 1)][-2:]
-    for op in (*pointwise, layers[-1]):
-        updates[op.name] = LayerUpdate(True, op.out_shape.channels)
-    return SparseScheme({op.name: updates[op.name] for op in layers if op.name in updates})
-
-
 def _rates(rate: float, epochs: int) -> list[float]:
     return [rate * (1 - epoch / epochs) for epoch in range(epochs)]
 
 
 def adapt_int8(compiled: CompiledModel, split: Split, method: Method, rate: float, epochs: int, seed: int) -> float:
     """Return the test accuracy after training the int8 model in place."""
-    engine = HostEngine(compiled)
+    engine = HostEngine(compiled, FAST)
     engine.state = replace(engine.state, generator=seed * 7919 + 1)
     train, test = compiled.quantize_input(split.train.inputs), compiled.quantize_input(split.test.inputs)
     shuffle = np.random.default_rng(seed)
@@ -157,39 +174,53 @@ def adapt_float(graph: Graph, scheme: SparseScheme, split: Split, rate: float, e
     return model.accuracy(split.test.inputs, split.test.labels)
 
 
-def run_method(task: Task, prepared: Prepared, method: Method, rate: float, seed: int) -> float:
+Sparse = Callable[[Graph], SparseScheme]
+"""What a sparse update trains of a network."""
+
+
+def run_method(
+    task: Task, prepared: Prepared, method: Method, rate: float, seed: int, sparse: Sparse = last_five
+) -> float:
     """Return the accuracy of one method on one seed."""
-    scheme = hand_scheme(prepared.model.graph)
+    graph = prepared.model.graph
+    scheme = replace(full_scheme(graph) if method.everything else sparse(graph), chosen=method.chosen)
     if method.rule is None:
         return adapt_float(prepared.model.graph, scheme, prepared.split, rate, task.epochs, seed)
-    compiled = compile_quantized(prepared.model, scheme=scheme, q88=method.rule is UpdateRounding.Q88)
+    if method.rule is UpdateRounding.Q88:
+        scheme = scheme.with_low_bytes(method.narrow)
+    compiled = compile_quantized(prepared.model, scheme=scheme)
     return adapt_int8(compiled, prepared.split, method, rate, task.epochs, seed)
 
 
-def _best_rate(task: Task, tuning: dict[int, Prepared], method: Method) -> float:
+def _best_rate(task: Task, tuning: dict[int, Prepared], method: Method, sparse: Sparse) -> float:
     def score(rate: float) -> float:
-        return float(np.mean([run_method(task, prepared, method, rate, seed) for seed, prepared in tuning.items()]))
+        found = [run_method(task, prepared, method, rate, seed, sparse) for seed, prepared in tuning.items()]
+        return float(np.mean(found))
 
+    if task.rate is not None:
+        return task.rate
     return max(method.rates, key=score)
 
 
-def compare_rules(task: Task, seeds: Sequence[int], console: Console) -> list[Row]:
-    """Return one row per method, with the accuracy before adapting as the first."""
-    tuning = {seed: prepare(task, seed) for seed in TUNING_SEEDS}
-    shared = _best_rate(task, tuning, METHODS[0])
-    best = {m.name: shared if m.rate_of_float else _best_rate(task, tuning, m) for m in METHODS[1:]}
-    best[METHODS[0].name] = shared
-    scores: dict[str, list[float]] = {"before adapting": [], **{m.name: [] for m in METHODS}}
+def compare_rules(
+    task: Task, seeds: Sequence[int], console: Console, methods: Sequence[Method] = METHODS, sparse: Sparse = last_five
+) -> list[Row]:
+    """Return one row per method, compared with the first, with the accuracy before adapting in front."""
+    tuning = {seed: prepare(task, seed) for seed in TUNING_SEEDS} if task.rate is None else {}
+    shared = _best_rate(task, tuning, methods[0], sparse)
+    best = {m.name: shared if m.rate_of_float else _best_rate(task, tuning, m, sparse) for m in methods[1:]}
+    best[methods[0].name] = shared
+    scores: dict[str, list[float]] = {"before adapting": [], **{m.name: [] for m in methods}}
     for seed in seeds:
         prepared = prepare(task, seed)
         scores["before adapting"].append(untrained_accuracy(prepared))
-        for method in METHODS:
-            scores[method.name].append(run_method(task, prepared, method, best[method.name], seed))
+        for method in methods:
+            scores[method.name].append(run_method(task, prepared, method, best[method.name], seed, sparse))
         console.print(
             f"{task.name}, seed {seed}: " + ", ".join(f"{100 * values[-1]:.1f}" for values in scores.values()),
             style="dim",
         )
-    reference = scores[METHODS[0].name]
+    reference = scores[methods[0].name]
     return [
         Row(
             task.name,
@@ -207,7 +238,7 @@ def compare_rules(task: Task, seeds: Sequence[int], console: Console) -> list[Ro
 def untrained_accuracy(prepared: Prepared) -> float:
     """Return the int8 model's accuracy on the new domain before it learns."""
     compiled = compile_quantized(prepared.model, scheme=SparseScheme({}))
-    return HostEngine(compiled).evaluate(
+    return HostEngine(compiled, FAST).evaluate(
         compiled.quantize_input(prepared.split.test.inputs), prepared.split.test.labels
     )[1]
 
@@ -343,9 +374,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison; return 0."""
     parser = argparse.ArgumentParser(description="accuracy of on-device training")
     parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--first-seed", type=int, default=50)
-    parser.add_argument("--tasks", default=",".join(task.name for task in TASKS))
-    parser.add_argument("--only", choices=("rules", "schemes"))
+    parser.add_argument("--first-seed", type=int, default=FRESH_SEED)
+    parser.add_argument("--tasks", default=",".join(task.name for task in TASKS if task.rate is None))
+    parser.add_argument("--only", choices=("rules", "schemes", "everything"))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -354,9 +385,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rules: list[Row] = []
     schemes: list[SchemeRow] = []
     for task in (task for task in TASKS if task.name in options.tasks.split(",")):
-        if options.only != "schemes":
+        if options.only in (None, "rules"):
             rules += compare_rules(task, seeds, progress)
-        if options.only != "rules":
+        if options.only in (None, "everything"):
+            rules += compare_rules(task, seeds, progress, EVERYTHING)
+        if options.only in (None, "schemes"):
             schemes += compare_schemes(task, seeds, SCHEME_RATE, progress)
     if options.json:
         print(

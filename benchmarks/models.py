@@ -6,11 +6,14 @@ resolution for tests; the architecture and its operators stay.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+
+from planner.job_sources import load_job
 
 Batch = tuple[torch.Tensor, ...]
 
@@ -18,6 +21,10 @@ CASES = {
     "resnet18": ("sgd", 32), "resnet50": ("sgd", 8), "bert": ("adamw", 8), "gpt2": ("adamw", 2)
 }  # fmt: skip
 """Model -> optimizer and batch size of the targets."""
+
+DEMO = "demo"
+"""The shipped example, of one size."""
+DEMO_SCRIPT = Path(__file__).resolve().parents[1] / "examples/shakespeare/train.py"
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,12 @@ class Workload:
 def workload(name: str, *, small: bool = False, batch_size: int | None = None, size: int | None = None) -> Workload:
     """Return the workload of this name, built from a fixed seed."""
     torch.manual_seed(0)
-    return WORKLOADS[name](small, batch_size, size)
+    return {**WORKLOADS, DEMO: _demo}[name](small, batch_size, size)
+
+
+def case_of(name: str) -> tuple[str, int]:
+    """Return optimizer and batch size of a model of `CASES`, or those of the demo's own script."""
+    return ("adamw", 24) if name == DEMO else CASES[name]
 
 
 def make_optimizer(name: str, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -326,6 +338,15 @@ def _unet2dcondition(small: bool, n: int | None, size: int | None) -> Workload:
         return functional.mse_loss(model(x, t, encoder_hidden_states=context).sample, noise)
 
     return Workload(model, loss, _noise(n or 2, 4, size or 16, (8, 32 if small else 128)))
+
+
+def _demo(small: bool, batch_size: int | None, size: int | None) -> Workload:
+    """The shipped example: a character model on Shakespeare, its own batches in their order."""
+    job = load_job(DEMO_SCRIPT)
+    rows = batch_size or job.batch_size
+    return Workload(
+        job.model, lambda model, *batch: job.loss_fn(model, *batch)[0], lambda i: tuple(column[i * rows : (i + 1) * rows] for column in job.data)
+    )  # fmt: skip
 
 
 WORKLOADS: dict[str, Callable[[bool, int | None, int | None], Workload]] = {

@@ -3,16 +3,24 @@
     python benchmarks/packing.py [--json] [--mib N]
 
 Speeds are GB of unpacked data per second of one thread, best of several runs over memory that is already mapped; "copy"
-is memcpy of the same data. numpy has no codec of its own: its rows use packbits, astype and boolean indexing, with
+is memcpy of the same data, "BitTrain's loop" its item by item in C++; lz4 and zstd-1 where they are installed. numpy has no codec of its own: its rows use packbits, astype and boolean indexing, with
 their result checked like ours.
 """
 
 import argparse
+import ctypes
+import importlib
 import json
+import shutil
 import statistics
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +31,10 @@ from agent.packing import (
     QuantizationGrid,
     codec,
     largest_bytes,
+    multiply,
     pack,
     packed_bytes,
+    scatter,
     select,
     unpack,
 )
@@ -45,7 +55,7 @@ class Row:
     """Speed of the exact size query; None where there is none or it needs no look at the data."""
     pack_gb_per_s: float | None
     unpack_gb_per_s: float
-    """Of `sign`: of ReLU's backward pass, straight from the bits."""
+    """Of rows called backward: of that pass, straight from the packed form."""
 
 
 def main() -> None:
@@ -55,7 +65,10 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=32, help="unpacked size of the data (default: %(default)s)")
     arguments = parser.parse_args()
     rows = [row for name, kind, array in data_sets(arguments.mib << 20) for row in measure(name, kind, array)]
-    rows += sign_rows(arguments.mib << 20)
+    rows += bit_rows(arguments.mib << 20, Codec.SIGN) + bit_rows(arguments.mib << 20, Codec.INSIDE)
+    rows += dropout_rows(arguments.mib << 20)
+    rows += condition_rows(arguments.mib << 20)
+    rows += pool_rows(arguments.mib << 20)
     rows += [row for grid in QuantizationGrid for row in grid_rows(grid, arguments.mib << 20)]
     if arguments.json:
         print(json.dumps({"mib": arguments.mib, "rows": [asdict(row) for row in rows]}))
@@ -86,6 +99,9 @@ def measure(name: str, kind: Codec, array: NDArray[np.generic]) -> list[Row]:
     copy = np.empty_like(array)
     copied = speed(array.nbytes, lambda: np.copyto(copy, array))
     rows = [Row(name, "copy", 100.0, None, copied, copied), numpy_row(name, kind, array)]
+    if kind is Codec.BITMAP and array.dtype == np.float32:
+        rows += loop_row(name, array)
+        rows += compressor_rows(name, array)
     layout = Layout(kind, array.size, array.itemsize)
     packed, restored = np.zeros(largest_bytes(layout), np.uint8), np.zeros_like(array)
     source, target, back = array.ctypes.data, packed.ctypes.data, restored.ctypes.data
@@ -118,18 +134,147 @@ def measure(name: str, kind: Codec, array: NDArray[np.generic]) -> list[Row]:
     return rows
 
 
-def sign_rows(size_bytes: int) -> list[Row]:
-    """Return the rows of ReLU's backward pass, of the activation by torch and from packed signs by every level of ours."""
+def loop_row(name: str, array: NDArray[np.generic]) -> list[Row]:
+    """Return the row of BitTrain's own loop, compiled here; none where there is no C++ compiler."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        return []
+    with tempfile.TemporaryDirectory() as folder:
+        built = Path(folder) / "loop.so"
+        source = Path(__file__).with_name("packing_loop.cpp")
+        subprocess.run([compiler, "-O3", "-shared", "-fPIC", "-o", str(built), str(source)], check=True)
+        loop = ctypes.CDLL(str(built))
+        restored = np.zeros_like(array)
+        source_at, target = ctypes.c_void_p(array.ctypes.data), ctypes.c_void_p(restored.ctypes.data)
+        count = ctypes.c_size_t(array.size)
+        rates = (
+            speed(array.nbytes, lambda: loop.loop_pack(source_at, count)),
+            speed(array.nbytes, lambda: loop.loop_unpack(target)),
+        )
+    if not np.array_equal(restored, array):
+        raise SystemExit(f"{name}: the loop does not give the data back")
+    percent = 100 * (np.count_nonzero(array) * 4 + array.size / 8) / array.nbytes
+    return [Row(name, "BitTrain's loop", percent, None, *rates)]
+
+
+def compressor_rows(name: str, array: NDArray[np.generic]) -> list[Row]:
+    """Return the rows of lz4 and zstd at level 1; none where they are not installed."""
+    found, content = [], array.tobytes()
+    for module, pack_name, unpack_name in (
+        ("lz4.frame", "compress", "decompress"),
+        ("zstandard", "compress", "decompress"),
+    ):
+        try:
+            codec_module = importlib.import_module(module)
+        except ImportError:
+            continue
+        arguments = {"level": 1} if module == "zstandard" else {}
+        pack_it = partial(getattr(codec_module, pack_name), content, **arguments)
+        packed = pack_it()
+        rates = speed(len(content), pack_it), speed(len(content), partial(getattr(codec_module, unpack_name), packed))
+        label = "zstd-1" if module == "zstandard" else "lz4"
+        found.append(Row(name, label, 100 * len(packed) / len(content), None, *rates))
+    return found
+
+
+def dropout_rows(size_bytes: int) -> list[Row]:
+    """Return the rows of dropout's backward pass: torch's product with the mask, and ours with its packed form."""
     import torch
 
     torch.set_num_threads(1)
-    activation, gradient = (torch.randn(size_bytes // 4, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
-    expected, found = torch.empty_like(gradient), torch.empty_like(gradient)
-    backward = torch.ops.aten.threshold_backward.grad_input
-    name = "float32, ReLU backward"
-    by_torch = speed(size_bytes, lambda: backward(gradient, activation, 0, grad_input=expected))
+    draw = torch.Generator().manual_seed(2)
+    gradient, found = torch.randn(size_bytes // 4, generator=draw), torch.empty(size_bytes // 4)
+    mask = torch.empty_like(gradient).bernoulli_(0.9, generator=draw).div_(0.9)
+    expected, layout = torch.empty_like(gradient), Layout(Codec.PAIR, gradient.numel())
+    name = "float32, dropout backward"
+    by_torch = speed(size_bytes, lambda: torch.mul(gradient, mask, out=expected))
     rows = [Row(name, "torch", 100.0, None, None, by_torch)]
-    layout = Layout(Codec.SIGN, activation.numel())
+    packed = torch.zeros(largest_bytes(layout), dtype=torch.uint8)
+    for level in range(codec.best_level() + 1):
+        size = pack(layout, mask.data_ptr(), packed.data_ptr(), packed.numel(), level=level)
+        forward = partial(pack, layout, mask.data_ptr(), packed.data_ptr(), packed.numel(), level=level)
+        backward = partial(
+            multiply, layout, packed.data_ptr(), size, gradient.data_ptr(), found.data_ptr(), level=level
+        )
+        rates = speed(size_bytes, forward), speed(size_bytes, backward)
+        _check_equal(name, level, found, expected)
+        rows.append(Row(name, f"ours: {LEVEL_NAMES[level]}", 100 * size / size_bytes, None, *rates))
+    return rows
+
+
+def condition_rows(size_bytes: int) -> list[Row]:
+    """Return the rows of the backward pass of `where`: of torch on booleans, and of ours on bits."""
+    import torch
+
+    count, draw = size_bytes // 4, torch.Generator().manual_seed(3)
+    gradient, found = torch.randn(count, generator=draw), torch.empty(count)
+    condition, zero, expected = torch.rand(count, generator=draw) < 0.5, torch.tensor(0.0), torch.empty(count)
+    name, layout = "float32, where backward", Layout(Codec.BITS, count)
+    by_torch = speed(size_bytes, lambda: torch.where(condition, gradient, zero, out=expected))
+    rows = [Row(name, "torch", 100 * count / size_bytes, None, None, by_torch)]
+    packed = torch.zeros(largest_bytes(layout), dtype=torch.uint8)
+    for level in range(codec.best_level() + 1):
+        size = pack(layout, condition.data_ptr(), packed.data_ptr(), packed.numel(), level=level)
+        forward = partial(pack, layout, condition.data_ptr(), packed.data_ptr(), packed.numel(), level=level)
+        backward = partial(select, layout, packed.data_ptr(), size, gradient.data_ptr(), found.data_ptr(), level=level)
+        rates = speed(size_bytes, forward), speed(size_bytes, backward)
+        _check_equal(name, level, found, expected)
+        rows.append(Row(name, f"ours: {LEVEL_NAMES[level]}", 100 * size / size_bytes, None, *rates))
+    return rows
+
+
+def pool_rows(size_bytes: int) -> list[Row]:
+    """Return the rows of max pooling's backward pass: of torch on 64-bit indices, and of ours on packed ones."""
+    import torch
+
+    torch.set_num_threads(1)
+    side, draw = 56, torch.Generator().manual_seed(4)
+    planes = max(size_bytes // 4 // side**2, 1)
+    x = torch.randn(1, planes, side, side, generator=draw)
+    made, indices = torch.nn.functional.max_pool2d(x, 2, return_indices=True)
+    gradient, found, expected = torch.randn(made.shape, generator=draw), torch.empty_like(x), torch.empty_like(x)
+    name, layout = "int64, max pool backward", Layout(Codec.NARROW, indices.numel())
+    backward_of = torch.ops.aten.max_pool2d_with_indices_backward.grad_input
+    by_torch = speed(
+        indices.nbytes,
+        lambda: backward_of(gradient, x, [2, 2], [2, 2], [0, 0], [1, 1], False, indices, grad_input=expected),
+    )
+    packed = torch.zeros(largest_bytes(layout), dtype=torch.uint8)
+    size = pack(layout, indices.data_ptr(), packed.data_ptr(), packed.numel())
+    forward = partial(pack, layout, indices.data_ptr(), packed.data_ptr(), packed.numel())
+    backward = partial(
+        scatter, layout, packed.data_ptr(), size, gradient.data_ptr(), found.data_ptr(), planes=planes, places=side**2
+    )
+    rates = speed(indices.nbytes, forward), speed(indices.nbytes, backward)
+    _check_equal(name, codec.best_level(), found, expected)
+    best = f"ours: {LEVEL_NAMES[codec.best_level()]}"
+    return [Row(name, "torch", 100.0, None, None, by_torch), Row(name, best, 100 * size / indices.nbytes, None, *rates)]
+
+
+def _check_equal(name: str, level: int, found: Any, expected: Any) -> None:
+    import torch
+
+    if not torch.equal(found.view(torch.int32), expected.view(torch.int32)):
+        raise SystemExit(f"{name}: level {level} does not give torch's gradients")
+
+
+def bit_rows(size_bytes: int, kind: Codec) -> list[Row]:
+    """Return the rows of the backward pass of ReLU (SIGN) or ReLU6 (INSIDE), of the activation by torch and from bits by each of our levels."""
+    import torch
+
+    torch.set_num_threads(1)
+    activation, gradient = (
+        3 * torch.randn(size_bytes // 4, generator=torch.Generator().manual_seed(s)) for s in (0, 1)
+    )
+    expected, found = torch.empty_like(gradient), torch.empty_like(gradient)
+    name, backward = "float32, ReLU backward", torch.ops.aten.threshold_backward.grad_input
+    asked: tuple[float, ...] = (0.0,)
+    if kind is Codec.INSIDE:
+        name, backward = "float32, ReLU6 backward", torch.ops.aten.hardtanh_backward.grad_input
+        asked = (0.0, 6.0)
+    by_torch = speed(size_bytes, lambda: backward(gradient, activation, *asked, grad_input=expected))
+    rows = [Row(name, "torch", 100.0, None, None, by_torch)]
+    layout = Layout(kind, activation.numel(), interval=(0.0, 6.0))
     packed = torch.zeros(largest_bytes(layout), dtype=torch.uint8)
     source, bits, gradients, target = (t.data_ptr() for t in (activation, packed, gradient, found))
     for level in range(codec.best_level() + 1):

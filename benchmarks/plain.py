@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
     result = {
         "losses": losses, "wall_s": time.perf_counter() - begin, "cpu_s": time.process_time() - cpu,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "digest": digest(job, list(manifest.layouts)),
+        "digest": digest(job, list(manifest.state)),
     }  # fmt: skip
     print(json.dumps(result))
     return 0

@@ -23,7 +23,7 @@ from benchmarks.lora import make_model
 GOALS = {"demo": 30.0, "resnet50": 45.0, "gpt2": 60.0, "lora": 90.0}
 """Seconds that planning may take."""
 BUDGETS_MIB = {"demo": 380, "resnet50": 400, "gpt2": 1200, "lora": 600}
-STAGES = ("capture", "profile", "flash", "compare", "plan", "try")
+STAGES = ("capture", "profile", "flash", "compare", "follow", "plan", "try")
 DEMO = Path(__file__).parents[1] / "examples" / "shakespeare" / "train.py"
 
 _MODEL_JOB = """

@@ -1,13 +1,15 @@
 """The same steps with operators whole and in pieces: floor, time, energy and bytes written at shares of their memory.
 
-    python -m benchmarks.variants [resnet18 gpt2 ...] [--small] [--shares 30 50 70] [--strategy greedy] [--json]
+    python -m benchmarks.variants [resnet18 gpt2 ...] [--small] [--shares 30 50 70] [--strategy greedy] [--medium sd] [--json]
 
 Operators are measured on this machine (and their costs kept); plans are made for it and lowered, not run. "Whole" is the recorded
-step, "in pieces" what `port-agent plan` would make of it at that budget. A share of 0 % is the recorded step's floor, 100 %
-what keeping everything takes. Pieces are compared by byte before they are used.
+step, "in pieces" what `port-agent plan` would make of it at that budget, on the medium that the page directory lies on or on
+`--medium`: what is written wears it off, and that has its price in joules. Overhead is counted from the recorded step with everything
+kept. A share of 0 % is the recorded step's floor, 100 % what keeping everything takes. Pieces are compared by byte before they are used.
 """
 
 import argparse
+import functools
 import json
 import sys
 import tempfile
@@ -19,22 +21,26 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from agent.energy.media import FlashPrices, medium_of, medium_under
 from agent.energy.sources.power_models import power_with
 from agent.prepare import bundle
-from agent.prepare.slices import Sliced, in_halves, in_pieces
-from benchmarks.models import CASES, make_optimizer, workload
+from agent.prepare.slices import ComparingRoom, Sliced, in_halves, in_pieces
+from benchmarks.models import CASES, DEMO, case_of, make_optimizer, workload
+from benchmarks.ours import COMPARING_BYTES
 from planner import make_bundle
 from planner.ir.bundle.bundle import NO_LIMITS
-from planner.ir.costs import CostTable, DeviceCosts
+from planner.ir.costs import CostTable, DeviceCosts, MediumKind
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.ir.units import format_bytes, format_joules, format_seconds
 from planner.job import TrainingJob
 from planner.search.floor import floor_of
-from planner.search.plan_step import plan_step
 
 DEFAULT_CASE = ("sgd", None)
-MODELS = ("resnet18", "resnet50", "vgg16bn", "mobilenetv2", "vit", "bert", "gpt2", "unet2d")
+MODELS = ("resnet18", "resnet50", "vgg16bn", "mobilenetv2", "vit", "bert", "gpt2", "unet2d", DEMO)
+
+PLANNING_S = 20.0
+"""For each plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +53,17 @@ class Row:
     floor_bytes: int
     seconds: float | None
     overhead_joules: float | None
+    """Of energy, and of wear."""
+    energy_joules: float | None
+    """Of energy alone, all of the step."""
     written_bytes: int | None
 
 
-def compare_variants(name: str, percents: list[int], folder: Path, *, small: bool, strategy: str) -> list[Row]:
+def compare_variants(
+    name: str, percents: list[int], folder: Path, *, small: bool, strategy: str, medium: MediumKind | None = None
+) -> list[Row]:
     """Return two rows for each share: whole, then in pieces."""
-    optimizer, batch_size = CASES.get(name, DEFAULT_CASE)
+    optimizer, batch_size = case_of(name) if name in (*CASES, DEMO) else DEFAULT_CASE
     made = workload(name, small=small, batch_size=None if small else batch_size)
     batch = made.batch(0)
     job = TrainingJob(
@@ -60,46 +71,53 @@ def compare_variants(name: str, percents: list[int], folder: Path, *, small: boo
     )
     prepared, watts = make_bundle.prepare(job), power_with(1)
     quiet: bundle.Progress = lambda *_: None  # noqa: E731
-    measured = bundle.measure(prepared.graphs, 1, watts.compute_watts, quiet)
-    device = bundle.this_device(measured, folder, 1, watts, quiet)
+    measured = bundle.measure(prepared.graphs.values(), 1, watts.compute_watts, quiet)
+    prices = FlashPrices()
+    paged_to = medium_under(folder, prices) if medium is None else medium_of(medium, prices)
+    device = bundle.on_medium(bundle.this_device(measured, folder, 1, watts, quiet), paged_to)
     whole = Sliced(prepared, measured, ())
-    halved = in_halves(prepared, measured, 1, watts.compute_watts, quiet)
+    room = ComparingRoom(COMPARING_BYTES, folder, 1)
+    halved = in_halves(prepared, measured, room, watts.compute_watts, quiet)
     graph = next(iter(prepared.graphs.values()))
     costs = CostTable(device, measured.ops[0])
-    least, most = floor_of(graph, costs).nbytes, lower(graph, costs, Plan()).peak_bytes
+    kept = lower(graph, costs, Plan(), check_budget=False)
+    least, most = floor_of(graph, costs).nbytes, kept.peak_bytes
+    planner = functools.cache(make_bundle.default_planner(strategy=strategy, time_limit_s=PLANNING_S))
     rows = []
     for percent in percents:
         ram_bytes = least + (most - least) * percent // 100
-        cut = in_pieces(halved, device, ram_bytes, 1, quiet, NO_LIMITS)
-        what = f"{len(cut.in_pieces)} chains" if cut.in_pieces else "halves" if cut.prepared is not prepared else "none"
+        cut = in_pieces(whole, halved, device, ram_bytes, room, planner, quiet, NO_LIMITS)
+        what = f"{len(cut.in_pieces)} chains" if cut.in_pieces else "none" if cut is whole else "halves"
         for label, sliced in (("whole", whole), (what, cut)):
-            rows.append(_row(name, percent, label, sliced, device, ram_bytes, strategy))
+            rows.append(_row(name, percent, label, sliced, device, ram_bytes, planner, kept.cost_joules))
     return rows
 
 
 def _row(
-    name: str, percent: int, label: str, sliced: Sliced, device: DeviceCosts, ram_bytes: int, strategy: str
-) -> Row:
+    name: str, percent: int, label: str, sliced: Sliced, device: DeviceCosts, ram_bytes: int, planner: make_bundle.Planner,
+    kept_joules: float,
+) -> Row:  # fmt: skip
     graph = next(iter(sliced.prepared.graphs.values()))
     costs = CostTable(device, sliced.measured.ops[0])
-    plan = plan_step(graph, costs, ram_bytes=ram_bytes, strategy=strategy).plan
+    plan = planner(graph, costs, ram_bytes).plan
     floor = floor_of(graph, costs).nbytes
     if plan is None:
-        return Row(name, percent, label, floor, None, None, None)
+        return Row(name, percent, label, floor, None, None, None, None)
     program = lower(graph, costs, plan)
-    return Row(name, percent, label, floor, program.seconds, plan.overhead_joules, program.written_bytes)
+    overhead = program.cost_joules - kept_joules
+    return Row(name, percent, label, floor, program.seconds, overhead, program.joules, program.written_bytes)
 
 
 def variants_table(rows: list[Row]) -> Table:
     """Return the rows as a table."""
     table = Table(title="operators whole and in pieces (planned with costs measured here, one thread)")
-    for column in ("model", "memory", "in pieces", "floor", "step", "energy overhead", "written per step"):
+    for column in ("model", "memory", "in pieces", "floor", "step", "energy", "overhead with wear", "written per step"):
         table.add_column(column)
     for row in rows:
         seconds, joules, written = row.seconds, row.overhead_joules, row.written_bytes
         table.add_row(
             row.model, f"{row.percent} %", row.pieces, format_bytes(row.floor_bytes), _told(seconds, format_seconds),
-            _told(joules, format_joules), "-" if written is None else format_bytes(written),
+            _told(row.energy_joules, format_joules), _told(joules, format_joules), "-" if written is None else format_bytes(written),
         )  # fmt: skip
     return table
 
@@ -115,13 +133,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--shares", nargs="+", type=int, default=[30, 50, 70], metavar="PERCENT")
     parser.add_argument("--small", action="store_true", help="narrow models of the same kinds")
     parser.add_argument("--strategy", default="greedy")
+    parser.add_argument(
+        "--medium",
+        type=lambda name: MediumKind[name.upper()],
+        help="what pages are written to: sd, emmc, usb, ssd, disk",
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         for name in options.models:
-            rows += compare_variants(name, options.shares, Path(folder), small=options.small, strategy=options.strategy)
+            rows += compare_variants(
+                name,
+                options.shares,
+                Path(folder),
+                small=options.small,
+                strategy=options.strategy,
+                medium=options.medium,
+            )
     if options.json:
         print(json.dumps([asdict(row) for row in rows]))
     else:

@@ -3,6 +3,8 @@
 Training steps on a board (estimated costs) at shares of the memory that they take when everything is kept (tensors only). Each
 is planned twice, as if writing wore nothing and with the price of its medium; the table has bytes written per step,
 seconds and joules of both, and after how many steps the medium is worn out. A card of 32 GB is assumed to take 19.2 TB.
+As in `port-agent plan`, chains of operators run in pieces where a quick plan costs less so; that the board's kernels give
+the bits of the whole is assumed here and compared there.
 """
 
 import argparse
@@ -10,7 +12,6 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -18,22 +19,24 @@ from rich.table import Table
 
 from agent.energy.media import FlashPrices, medium_of
 from agent.prepare.bundle import on_medium
-from benchmarks.models import CASES, Workload, make_optimizer, workload
+from agent.prepare.slices import QUICK_S
+from benchmarks.models import CASES, DEMO, DEMO_SCRIPT, Workload, make_optimizer, workload
 from planner.capture.step import capture_step
 from planner.ir.boards import estimated_costs, load_board
-from planner.ir.costs import CostTable, MediumKind
+from planner.ir.costs import CostTable, DeviceCosts, MediumKind
 from planner.ir.graph import StepGraph
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
+from planner.ir.program import Program
 from planner.ir.units import format_bytes, format_seconds
 from planner.job_sources import load_job
 from planner.search.plan_step import plan_step
 from planner.search.wear import with_wear
+from planner.slices.choices import cut_fat, first_cuts
 
-DEMO, LORA = "demo", "gpt2-lora"
+LORA = "gpt2-lora"
 CASES_WORN = (DEMO, "resnet18", "resnet50", "gpt2", "bert", LORA)
 PERCENT = (30, 50, 70)
-DEMO_SCRIPT = Path(__file__).resolve().parents[1] / "examples/shakespeare/train.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,23 +86,28 @@ def adapted(made: Workload) -> Workload:
 
 def rows_of(case: str, board: str, medium: MediumKind, time_limit_s: float) -> Iterator[Row]:
     """Yield a row per budget."""
-    graph = capture(case)
-    costs = estimated_costs(graph, load_board(board))
-    costs = CostTable(on_medium(costs.device, medium_of(medium, FlashPrices())), costs.ops)
-    unworn = CostTable(with_wear(costs.device, 0.0), costs.ops)
-    base, endurance = costs.device.base_bytes, costs.device.flash.endurance_bytes
-    whole = lower(graph, costs, Plan()).peak_bytes - base
+    graph, on_board = capture(case), load_board(board)
+    worn = on_medium(estimated_costs(graph, on_board).device, medium_of(medium, FlashPrices()))
+    base, endurance = worn.base_bytes, worn.flash.endurance_bytes
 
-    def planned(table: CostTable, ram_bytes: int) -> Planned | None:
-        plan = plan_step(graph, table, ram_bytes=ram_bytes, time_limit_s=time_limit_s).plan
-        if plan is None:
-            return None
-        program = lower(graph, table, plan)
-        return Planned(program.written_bytes, program.seconds, program.joules)
+    def program_of(
+        step: StepGraph, device: DeviceCosts, ram_bytes: int, limit_s: float, strategy: str
+    ) -> Program | None:
+        costs = CostTable(device, estimated_costs(step, on_board).ops)
+        plan = plan_step(step, costs, ram_bytes=ram_bytes, time_limit_s=limit_s, strategy=strategy).plan
+        return None if plan is None else lower(step, costs, plan)
 
+    def planned(device: DeviceCosts, ram_bytes: int) -> Planned | None:
+        cut = [cut_fat(graph, *way).applied(graph).graph for way in first_cuts(graph, ram_bytes - base)]
+        quick = [(step, program_of(step, device, ram_bytes, QUICK_S, "greedy")) for step in (graph, *cut)]
+        cheapest = min((p.cost_joules, k) for k, (_, p) in enumerate(quick) if p is not None)[1]
+        program = program_of(quick[cheapest][0], device, ram_bytes, time_limit_s, "milp")
+        return None if program is None else Planned(program.written_bytes, program.seconds, program.joules)
+
+    whole = lower(graph, CostTable(worn, estimated_costs(graph, on_board).ops), Plan()).peak_bytes - base
     for percent in PERCENT:
         ram_bytes = base + whole * percent // 100
-        unpriced, priced = (planned(table, ram_bytes) for table in (unworn, costs))
+        unpriced, priced = (planned(device, ram_bytes) for device in (with_wear(worn, 0.0), worn))
         written = priced.written_bytes if priced else 0
         yield Row(case, percent, unpriced, priced, endurance / written if endurance and written else None)
 

@@ -76,7 +76,7 @@ def rows_of(case: str, count: int, ram_bytes: int, folder: Path) -> list[Row]:
     prepared = make_bundle.prepare(job_of(case, count))
     quiet = lambda stage, share: print(f"{stage} {share:.0%}   ", end="\r", file=sys.stderr)  # noqa: E731
     power = power_with(1)
-    measured = bundle.measure(prepared.graphs, 1, power.compute_watts, quiet)
+    measured = bundle.measure(prepared.graphs.values(), 1, power.compute_watts, quiet)
     device = bundle.this_device(measured, folder, 1, power, quiet)
     device = bundle.on_medium(device, medium_of(MediumKind.SD, FlashPrices()))
     prepared = with_reference(prepared, count)

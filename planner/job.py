@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from planner.ir.bundle.pruning import Pruning
 from planner.ir.errors import ExitCode, PortError, of_the_program
 
 if TYPE_CHECKING:
@@ -47,16 +48,26 @@ def own_code(what: str) -> Iterator[None]:
         raise ScriptError(what, error) from error
 
 
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Samples whose rows have shapes of their own: one tensor or array per argument of the batch, and rows to a batch."""
+
+    data: Sequence[Any]
+    batch_size: int
+
+
 @dataclass
 class TrainingJob:
     """A training job.
 
     `loss_fn(model, *batch)` returns a scalar, or (loss, aux) where a one-element aux is shown as the metric. `data`: one
     tensor or array per argument of the batch, all with the same first dimension; a batch is some of its rows.
-    `eval_data`: the same for evaluation. `scheduler`: a torch LR scheduler on `optimizer`, stepped once per update.
+    `buckets`: further samples with rows of other shapes, such as longer texts; an epoch takes the batches of all in one order.
+    `eval_data`: the same as `data` for evaluation. `scheduler`: a torch LR scheduler on `optimizer`, stepped once per update.
     `accumulate`: batches whose gradients are summed before an update (divide the loss by it yourself, as in plain
     PyTorch). `clip_grad_norm`: clip the global norm of the gradients to this. `allow_nonfinite`: go on where the loss or
-    the state becomes NaN or infinite; else training stops there and keeps the last good checkpoint.
+    the state becomes NaN or infinite; else training stops there and keeps the last good checkpoint. `pruning`: weights of small
+    magnitude are set to zero as training goes on, which makes other numbers than plain PyTorch's.
     """
 
     model: "torch.nn.Module"
@@ -72,3 +83,5 @@ class TrainingJob:
     drop_last: bool = False
     allow_nonfinite: bool = False
     name: str = "job"
+    pruning: Pruning | None = None
+    buckets: Sequence[Bucket] = ()

@@ -95,7 +95,8 @@ def _of_parts(
     def loss(model: torch.nn.Module, *rows: torch.Tensor) -> Any:
         return loss_fn(model, data.rebuilt(*rows))
 
-    return TrainingJob(model, loss, optimizer, data.columns, data.batch_size)
+    first, *further = data.buckets
+    return TrainingJob(model, loss, optimizer, first.data, first.batch_size, buckets=further)
 
 
 def _check_repeatable(batches: Iterable[Any]) -> None:
@@ -111,7 +112,7 @@ def _check_repeatable(batches: Iterable[Any]) -> None:
 
     with own_code("reading the first samples of the data"):
         one, other = as_columns([first()]), as_columns([first()])
-    if any(not torch.equal(a, b) for a, b in zip(one.columns, other.columns, strict=True)):
+    if any(not torch.equal(a, b) for a, b in zip(one.buckets[0].data, other.buckets[0].data, strict=True)):
         raise JobError(
             "the data gives the same samples other contents each time it is read (masked or changed at random), and a bundle "
             f"would keep those of the first time for ever: move what is random into the model, by torch's operators, {_EXEC}"
@@ -136,7 +137,7 @@ def _of_trainer(trainer: Any) -> TrainingJob:
         plain = torch.utils.data.DataLoader(loader.dataset, trainer.args.train_batch_size, collate_fn=loader.collate_fn)
     _check_repeatable(plain)
     data = as_columns(plain)
-    updates = -(-len(data.columns[0]) // data.batch_size) // accumulate * int(arguments.num_train_epochs)
+    updates = data.batches // accumulate * int(arguments.num_train_epochs)
     with own_code("the Trainer's optimizer"):
         trainer.create_optimizer_and_scheduler(arguments.max_steps if arguments.max_steps > 0 else max(1, updates))
 
@@ -145,8 +146,9 @@ def _of_trainer(trainer: Any) -> TrainingJob:
         found: torch.Tensor = trainer.compute_loss(model, inputs, num_items_in_batch=items)
         return found if items is not None or accumulate == 1 else found / accumulate
 
+    first, *further = data.buckets
     return TrainingJob(
-        trainer.model.train(), loss, trainer.optimizer, data.columns, data.batch_size, scheduler=trainer.lr_scheduler,
+        trainer.model.train(), loss, trainer.optimizer, first.data, first.batch_size, scheduler=trainer.lr_scheduler, buckets=further,
         accumulate=accumulate, clip_grad_norm=arguments.max_grad_norm or None, seed=arguments.seed,
         drop_last=arguments.dataloader_drop_last,
     )  # fmt: skip
@@ -172,7 +174,10 @@ def _of_lightning(module: Any, data: Any) -> TrainingJob:
         found = module.training_step(columns.rebuilt(*rows), 0)
         return found["loss"] if isinstance(found, dict) else found
 
-    return TrainingJob(module.train(), loss, optimizer, columns.columns, columns.batch_size, scheduler=scheduler)
+    first, *further = columns.buckets
+    return TrainingJob(
+        module.train(), loss, optimizer, first.data, first.batch_size, scheduler=scheduler, buckets=further
+    )
 
 
 def _configured(found: Any) -> tuple[torch.optim.Optimizer, Any]:

@@ -1,49 +1,56 @@
 """Build a bundle: capture every graph a job needs, profile, plan, write."""
 
 import copy
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from planner.capture.recorder import Tape
 from planner.capture.step import Capture, Fill, capture_evaluation, capture_step
 from planner.ir.bundle.bundle import (
     NO_LIMITS,
-    WHOLE_UPDATE,
+    BucketSize,
+    FileRange,
     Manifest,
-    PlanChoice,
     PlannedLimits,
     Recordings,
     Reference,
     TensorLayout,
+    WeightBlocks,
+    bucket_of,
+    graph_name,
+    kind_of_graph,
+    train_part,
 )
 from planner.ir.bundle.codec import MAX_WHOLE
-from planner.ir.bundle.data_order import batch_rows, epoch_order
+from planner.ir.bundle.data_order import bucket_batches, epoch_order
 from planner.ir.bundle.safetensors_io import STORED_DTYPES, Chunks
 from planner.ir.bundle.writer import Contents, write_bundle
 from planner.ir.costs import CostTable, DeviceCosts
-from planner.ir.devices.kinds import CPU
 from planner.ir.errors import CaptureError, ExitCode, PortError
 from planner.ir.graph import Phase, Role, StepGraph, storage_key
 from planner.ir.lowering import optimizer_scalars
-from planner.ir.lowering.lower import lower
 from planner.ir.operand_rules import verify_operands
 from planner.ir.operators import check_operator
 from planner.ir.plan import Plan
 from planner.ir.tensor_bytes import storage_pieces, tensor_pieces
-from planner.job import JobError, TrainingJob, own_code
+from planner.job import Bucket, JobError, TrainingJob, own_code
+from planner.job_device import kind_of_job, on_device
 from planner.profiling.operators import Measured
-from planner.search.plan_problem import PlanProblem
+from planner.search.pareto import choice_of
+from planner.search.plan_problem import plan_problem
 from planner.search.plan_step import PlanResult
-
-MOST_SEARCHED = 6_000
-"""Operators of a step that is searched: of more (GPT-2's update over eight micro-batches has 14,000) one look at the planning model
-takes longer than the whole time for planning, and in that of a minute found nothing better than the first plan."""
+from planner.slices.blocks import COLUMNS, ROWS, Block, Blocks
 
 _RANDOM: tuple[str, ...] = ("torch's random numbers",)
+_MOST_NAMED = 3
+_NEIGHBOUR_S = 1.0
+"""Of planning, at most, for a graph whose neighbour's plan is there."""
 _ROWS_AND_RANDOM = ("the rows of the batch", *_RANDOM)
 
 
@@ -61,13 +68,20 @@ class InfeasibleError(PortError):
         self.needed_bytes, self.fastest_seconds = needed_bytes, fastest_seconds
 
 
+@dataclass(frozen=True, slots=True)
+class TensorPart:
+    """Contents of a storage that are a part of a larger tensor, in row-major order; no copy is made until they are written."""
+
+    tensor: torch.Tensor
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A captured job: graphs by name, initial tensors, data columns."""
 
     job: TrainingJob
     graphs: Mapping[str, StepGraph]
-    tensors: Mapping[str, torch.Tensor | Fill]
+    tensors: Mapping[str, torch.Tensor | Fill | TensorPart]
     layouts: Mapping[str, TensorLayout]
     optimizer: optimizer_scalars.OptimizerSpec
     data: Sequence[torch.Tensor]
@@ -75,9 +89,19 @@ class Prepared:
     result: tuple[str, ...]
     unused: Mapping[str, torch.Tensor]
     """Tensors of the result that no graph uses."""
+    buckets: Sequence[Sequence[torch.Tensor]] = ()
+    """Columns of the job's further buckets."""
     schedule: tuple[tuple[Mapping[str, Any], ...], ...] = ()
     recordings: Recordings = field(default_factory=Recordings)
     reference: Reference = field(default_factory=Reference)
+    reordered: tuple[str, ...] = ()
+    """Operators that do not give the same bits each time on the job's device."""
+    files: Mapping[str, FileRange] = field(default_factory=dict)
+    """What stays in the files that the job loaded it from, of `tensors`."""
+    tape: Tape | None = None
+    """The recording of a full batch, where it was not compared with others yet: with the first steps that are followed."""
+    blocks: Mapping[str, WeightBlocks] = field(default_factory=dict)
+    """Frozen weights that the graphs read in blocks, as in the manifest."""
 
     @property
     def initial_tensors(self) -> tuple[torch.Tensor, ...]:
@@ -88,68 +112,96 @@ class Prepared:
 # -- capture
 
 
-def rows_and_updates(job: TrainingJob, epochs: int) -> tuple[int, int]:
-    """Return how many samples a job has, and how many updates so many passes over them make.
+def steps_and_updates(job: TrainingJob, epochs: int) -> tuple[int, int]:
+    """Return how many batches a pass over a job's data has, and how many updates so many passes make.
 
     Raises JobError.
     """
-    rows = _checked_data(job)[0].shape[0]
-    return rows, epochs * -(-rows // job.batch_size) // job.accumulate
+    steps = sum(size.batches(drop_last=False) for size in _sizes(_checked_data(job)))
+    return steps, epochs * steps // job.accumulate
 
 
-def _checked_data(job: TrainingJob) -> list[torch.Tensor]:
-    """Return the columns of a job's data; raise JobError for settings or data that cannot be trained on."""
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """A bucket's columns as tensors, and how many rows make a batch."""
+
+    columns: list[torch.Tensor]
+    batch_size: int
+
+
+def _checked_data(job: TrainingJob) -> list[_Columns]:
+    """Return the columns of each of a job's buckets; raise JobError for settings or data that cannot be trained on."""
     _check_settings(job)
-    data = _columns(job.data, "data")
-    if not data:
-        raise JobError("the job has no data; give one tensor per argument of the batch")
-    count = data[0].shape[0]
-    if not 1 <= job.batch_size <= count:
-        remedy = f"choose between 1 and {count}" if count else "give at least one"
-        raise JobError(f"batch_size is {job.batch_size}, the data has {count} rows; {remedy}")
-    return data
+    found: list[_Columns] = []
+    for bucket in (Bucket(job.data, job.batch_size), *job.buckets):
+        what = f"buckets[{len(found) - 1}]" if found else "data"
+        columns = _columns(bucket.data, what)
+        if not columns:
+            raise JobError(f"the job has no {what}; give one tensor per argument of the batch")
+        count = columns[0].shape[0]
+        if not 1 <= bucket.batch_size <= count:
+            remedy = f"choose between 1 and {count}" if count else "give at least one"
+            raise JobError(f"batch_size is {bucket.batch_size}, the {what} has {count} rows; {remedy}")
+        if found and len(columns) != len(found[0].columns):
+            raise JobError(f"{what} has {len(columns)} columns, data has {len(found[0].columns)}; give as many")
+        found.append(_Columns(columns, bucket.batch_size))
+    return found
 
 
-def prepare(job: TrainingJob, *, updates: int = 0) -> Prepared:
+def _sizes(data: Iterable[_Columns]) -> list[BucketSize]:
+    return [BucketSize(found.columns[0].shape[0], found.batch_size) for found in data]
+
+
+def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> Prepared:
     """Capture every graph that the job's data will need: full batches, the last short one, evaluation.
 
     Each is recorded several times, on other rows. `updates`: for how many updates the scheduler's hyperparameters are
-    tabulated. Raises CaptureError for a step that cannot be recorded or is not the same each time, GraphError for one whose
+    tabulated. `followed`: so many of the job's first steps will be followed with plain PyTorch; where they show a full batch before and
+    after an update, those are its further recordings. Raises CaptureError for a step that cannot be recorded or is not the same each time, GraphError for one whose
     operators a bundle may not call that way, JobError for data or settings that cannot be trained on.
     """
-    data, eval_data = _checked_data(job), _columns(job.eval_data, "eval_data")
-    count = data[0].shape[0]
-    loss_fn = _told(job.loss_fn)
+    buckets, eval_data = _checked_data(job), _columns(job.eval_data, "eval_data")
+    loss_fn, kind = _told(job.loss_fn), kind_of_job(job)
+    schedule = _schedule(job, updates)
+    each_update: optimizer_scalars.Schedule = schedule or [[{}] * len(job.optimizer.param_groups)] * updates
     graphs: dict[str, StepGraph] = {}
     captures: list[Capture] = []
-    count_recorded, varied = 1, _RANDOM
-    for rows in _batch_sizes(count, job.batch_size, job.drop_last):
-        others = _other_batches(data, rows, job.seed)
-        count_recorded = 1 + len(others)
-        varied = _ROWS_AND_RANDOM if rows == job.batch_size and _differ(data, rows, others) else varied
-        capture = capture_step(
-            job.model, loss_fn, job.optimizer, tuple(c[:rows] for c in data),
-            clip_grad_norm=job.clip_grad_norm, accumulate=job.accumulate, others=others,
-        )  # fmt: skip
-        graphs |= {_graph_name(k, rows, job.batch_size): g for k, g in capture.graphs.items()}
-        captures.append(capture)
-        if not job.allow_nonfinite and not math.isfinite(capture.loss):
-            raise JobError(
-                f"the loss on the first {rows} rows of the data is {capture.loss}; look for values in the data, the model "
-                "or its start that are not finite, or set allow_nonfinite=True in the job"
-            )
+    count_recorded, varied, tape = 1, _RANDOM, None
+    for number, size in enumerate(_sizes(buckets)):
+        data = buckets[number].columns
+        for rows in _batch_sizes(size, job.drop_last):
+            full = rows == size.batch_size
+            later = full and len(buckets) == 1 and job.accumulate < min(followed, size.samples // rows)
+            others = _other_batches(data, rows, job.seed)
+            count_recorded = 1 + len(others)
+            varied = _ROWS_AND_RANDOM if full and not number and _differ(data, rows, others) else varied
+            capture = capture_step(
+                job.model, loss_fn, job.optimizer, on_device((c[:rows] for c in data), kind),
+                clip_grad_norm=job.clip_grad_norm, accumulate=job.accumulate, others=[on_device(o, kind) for o in others],
+                again_later=later, schedule=each_update if not captures else each_update[:1],
+            )  # fmt: skip
+            graphs |= {graph_name(k, rows, size, number): g for k, g in capture.graphs.items()}
+            captures.append(capture)
+            tape = capture.tape or tape
+            if not job.allow_nonfinite and not math.isfinite(capture.loss):
+                raise JobError(
+                    f"the loss on the first {rows} rows of the data is {capture.loss}; look for values in the data, the "
+                    "model or its start that are not finite, or set allow_nonfinite=True in the job"
+                )
+    _check_same_updates(graphs)
     if eval_data:
-        for rows in _batch_sizes(eval_data[0].shape[0], job.batch_size, drop_last=False):
+        size = BucketSize(eval_data[0].shape[0], job.batch_size)
+        for rows in _batch_sizes(size, drop_last=False):
             others = _other_batches(eval_data, rows, job.seed)
-            capture = capture_evaluation(job.model, loss_fn, tuple(c[:rows] for c in eval_data), others=others)
-            graphs[_graph_name("eval", rows, job.batch_size)] = capture.graphs["eval"]
+            capture = capture_evaluation(
+                job.model,
+                loss_fn,
+                on_device((c[:rows] for c in eval_data), kind),
+                others=[on_device(o, kind) for o in others],
+            )
+            graphs[graph_name("eval", rows, size)] = capture.graphs["eval"]
             captures.append(capture)
     for graph in graphs.values():
-        if graph.device != CPU:
-            raise CaptureError(
-                f"the model lies on {graph.device}: what its step costs there and how much memory it has is not measured yet; "
-                "move the model to the CPU"
-            )
         for op in graph.ops:
             check_operator(op.name)
         verify_operands(graph)
@@ -165,8 +217,8 @@ def prepare(job: TrainingJob, *, updates: int = 0) -> Prepared:
     result, unused = _result(job.model, used)
     return Prepared(
         job, graphs, {k: t for k, t in tensors.items() if k in used or k.startswith("constant/")},
-        {k: v for k, v in layouts.items() if k in used}, spec, data, eval_data, result, unused,
-        _schedule(job, updates), Recordings(count_recorded, varied, constants),
+        {k: v for k, v in layouts.items() if k in used}, spec, buckets[0].columns, eval_data, result, unused,
+        [bucket.columns for bucket in buckets[1:]], schedule, Recordings(count_recorded, varied, constants), tape=tape,
     )  # fmt: skip
 
 
@@ -242,13 +294,37 @@ def _columns(data: Sequence[Any], what: str) -> list[torch.Tensor]:
         raise JobError(
             f"the columns of {what} have different lengths {sorted(lengths)}; they must have one row per sample"
         )
-    return [c.detach().contiguous() for c in columns]
+    return [c.detach().cpu().contiguous() for c in columns]
 
 
-def _batch_sizes(count: int, size: int, drop_last: bool) -> list[int]:
-    rest = count % size
-    sizes = [size] if count >= size else []
+def _batch_sizes(size: BucketSize, drop_last: bool) -> list[int]:
+    rest = size.samples % size.batch_size
+    sizes = [size.batch_size] if size.samples >= size.batch_size else []
     return sizes + ([rest] if rest and not drop_last else [])
+
+
+def _check_same_updates(graphs: Mapping[str, StepGraph]) -> None:
+    """Raise CaptureError unless the batches of every shape update the same tensors: the optimizer counts its updates once for all."""
+    names = list(graphs)
+    for name, graph in graphs.items():
+        first = next(n for n in names if kind_of_graph(n) == kind_of_graph(name))
+        differing = sorted(_updated(graphs[first]) ^ _updated(graph))
+        if differing:
+            raise CaptureError(
+                f"batches of {_batch_shapes(graph)} do not update the same tensors as those of {_batch_shapes(graphs[first])}: "
+                f"{', '.join(differing[:_MOST_NAMED])}; train with `port-agent exec`, which follows what changes"
+            )
+
+
+def _updated(graph: StepGraph) -> set[str]:
+    storages = graph.storages
+    return {
+        storages[s].key for op in graph.ops if op.phase is Phase.UPDATE for s in op.writes if storages[s].persistent
+    }
+
+
+def _batch_shapes(graph: StepGraph) -> str:
+    return ", ".join(f"{graph.values[v].dtype} {[*graph.values[v].shape]}" for v in graph.batch)
 
 
 def _other_batches(data: Sequence[torch.Tensor], rows: int, seed: int) -> list[tuple[torch.Tensor, ...]]:
@@ -260,10 +336,6 @@ def _other_batches(data: Sequence[torch.Tensor], rows: int, seed: int) -> list[t
 def _differ(data: Sequence[torch.Tensor], rows: int, others: Sequence[tuple[torch.Tensor, ...]]) -> bool:
     """Tell whether in every column some batch has other contents than the first rows."""
     return all(any(not torch.equal(c[:rows], other[i]) for other in others) for i, c in enumerate(data))
-
-
-def _graph_name(kind: str, rows: int, batch_size: int) -> str:
-    return kind if rows == batch_size else f"{kind}@{rows}"
 
 
 def _merge(
@@ -312,15 +384,35 @@ def _schedule(job: TrainingJob, updates: int) -> tuple[tuple[Mapping[str, Any], 
     return tuple(tuple({k: row[g][k] for k in sorted(changing[g])} for g in range(len(before))) for row in rows)
 
 
-def plain_losses(job: TrainingJob, data: Sequence[torch.Tensor], steps: int) -> Iterator[float]:
-    """Train with plain PyTorch exactly as a bundle of this job would, yielding the loss of each batch."""
+Pass = Callable[[TrainingJob, tuple[torch.Tensor, ...], int], torch.Tensor]
+"""Forward and backward pass of a job on the batch of that number; returns the loss."""
+
+
+def plain_pass(job: TrainingJob, batch: tuple[torch.Tensor, ...], number: int) -> torch.Tensor:
+    """Run forward and backward pass as the program has them."""
+    result = job.loss_fn(job.model, *batch)
+    loss: torch.Tensor = result[0] if isinstance(result, tuple) else result
+    loss.backward()
+    return loss.detach()
+
+
+def plain_losses(
+    job: TrainingJob, data: Sequence[torch.Tensor], steps: int, run: Pass = plain_pass,
+    buckets: Sequence[Sequence[torch.Tensor]] = (),
+) -> Iterator[float]:  # fmt: skip
+    """Train with plain PyTorch exactly as a bundle of this job would, yielding the loss of each batch.
+
+    `data`, `buckets`: the columns of the job's samples, as tensors.
+    """
     torch.manual_seed(job.seed)
+    kind = kind_of_job(job)
     parameters = [p for g in job.optimizer.param_groups for p in g["params"]]
-    batches = batch_rows(job.seed, data[0].shape[0], job.batch_size, drop_last=job.drop_last)
-    for step, (_, rows) in zip(range(steps), batches, strict=False):
-        result = job.loss_fn(job.model, *(c[rows] for c in data))
-        loss = result[0] if isinstance(result, tuple) else result
-        loss.backward()
+    columns = (data, *buckets)
+    rows_to_batch = (job.batch_size, *(bucket.batch_size for bucket in job.buckets))
+    sizes = [BucketSize(c[0].shape[0], size) for c, size in zip(columns, rows_to_batch, strict=True)]
+    batches = bucket_batches(job.seed, sizes, drop_last=[job.drop_last] * len(sizes))
+    for step, (_, bucket, rows) in zip(range(steps), batches, strict=False):
+        loss = run(job, on_device((c[rows] for c in columns[bucket]), kind), step)
         if (step + 1) % job.accumulate == 0:
             if job.clip_grad_norm is not None:
                 torch.nn.utils.clip_grad_norm_(parameters, job.clip_grad_norm, foreach=False)
@@ -328,7 +420,34 @@ def plain_losses(job: TrainingJob, data: Sequence[torch.Tensor], steps: int) -> 
             if job.scheduler is not None:
                 job.scheduler.step()
             job.optimizer.zero_grad()
-        yield float(loss.detach())
+        yield float(loss)
+
+
+def with_blocks(prepared: Prepared, graphs: Mapping[str, StepGraph], blocks: Mapping[str, Blocks]) -> Prepared:
+    """Return a job whose `graphs` have tensors of the state, by key, in these blocks: along dimension 0, and 1 where there are some."""
+    tensors, layouts = dict(prepared.tensors), dict(prepared.layouts)
+    made = dict(prepared.blocks)
+    for key, ways in blocks.items():
+        whole, layout = tensors.pop(key), layouts[key]
+        for block in itertools.chain.from_iterable(ways.values()):
+            tensors[key + block.suffix], shape = _block(whole, layout, block)
+            layouts[key + block.suffix] = TensorLayout(layout.dtype, shape, (shape[1], 1))
+        rows, columns = (tuple(key + block.suffix for block in ways.get(way, ())) for way in (ROWS, COLUMNS))
+        made[key] = WeightBlocks(rows, columns)
+    return replace(prepared, graphs=graphs, tensors=tensors, layouts=layouts, blocks=made)
+
+
+def _block(
+    whole: torch.Tensor | Fill | TensorPart, layout: TensorLayout, block: Block
+) -> tuple[Fill | TensorPart, tuple[int, ...]]:
+    """Return what a block begins with, and its shape."""
+    shape = [*layout.shape]
+    shape[block.dimension] = block.end - block.begin
+    if isinstance(whole, Fill):
+        return replace(whole, shape=tuple(shape)), tuple(shape)
+    source = whole if isinstance(whole, torch.Tensor) else whole.tensor
+    matrix = source.detach().as_strided(layout.shape, layout.stride, layout.offset)
+    return TensorPart(matrix.narrow(block.dimension, block.begin, block.end - block.begin)), tuple(shape)
 
 
 # -- plan
@@ -338,20 +457,33 @@ Planner = Callable[[StepGraph, CostTable, int], PlanResult]
 
 
 def plan_all(
-    prepared: Prepared, measured: Measured, device: DeviceCosts, ram_bytes: int, planner: Planner
-) -> tuple[dict[str, Plan], dict[str, CostTable]]:
-    """Return a plan and a cost table for every graph.
+    prepared: Prepared, measured: Measured, device: DeviceCosts, ram_bytes: int, planner: Planner,
+    limits: PlannedLimits = NO_LIMITS,
+) -> tuple[dict[str, Plan], dict[str, CostTable]]:  # fmt: skip
+    """Return a plan and a cost table for every graph: by `planner`, but by a quick search within `limits` for those of further buckets.
 
     Raises InfeasibleError for the first that does not fit.
     """
-    plans, costs = {}, {}
+    plans, costs = dict[str, Plan](), {}
     for (name, graph), table in zip(prepared.graphs.items(), measured.tables(device), strict=True):
         costs[name] = table
-        result = planner(graph, table, ram_bytes)
+        if bucket_of(name):
+            quick = plan_problem(graph, table, ram_bytes, "greedy", _NEIGHBOUR_S, limits)
+            result = quick.solved(rivals=_plans_of_neighbour(name, prepared.graphs, plans))
+        else:
+            result = planner(graph, table, ram_bytes)
         if result.plan is None:
             raise InfeasibleError(f"graph {name!r}: {result.message}", result.needed_bytes, result.fastest_seconds)
         plans[name] = result.plan
     return plans, costs
+
+
+def _plans_of_neighbour(name: str, graphs: Mapping[str, StepGraph], plans: Mapping[str, Plan]) -> tuple[Plan, ...]:
+    """Return the plan of the first bucket's graph of a kind, where that runs the same operators on tensors of other shapes."""
+    first = kind_of_graph(name)
+    mine, other = graphs[name], graphs[first]
+    alike = [op.name for op in mine.ops] == [op.name for op in other.ops] and len(mine.storages) == len(other.storages)
+    return (plans[first],) if alike and first in plans else ()
 
 
 def default_planner(
@@ -367,46 +499,6 @@ def default_planner(
         return plan_problem(graph, costs, ram_bytes, strategy, time_limit_s, limits).solved(progress)
 
     return plan
-
-
-def plan_problem(
-    graph: StepGraph, costs: CostTable, ram_bytes: int, strategy: str, time_limit_s: float, limits: PlannedLimits
-) -> PlanProblem:
-    """Return what the default planner solves for a graph."""
-    training = any(op.phase is not Phase.FORWARD for op in graph.ops)
-    searched = strategy if len(graph.ops) <= MOST_SEARCHED else "greedy"
-    return PlanProblem(
-        graph, costs, ram_bytes, limits.step_s if training else None, limits.written_bytes, time_limit_s, searched
-    )
-
-
-def choice(ram_bytes: int, plans: Mapping[str, Plan], costs: Mapping[str, CostTable], prepared: Prepared) -> PlanChoice:
-    """Return what the manifest says about one plan per graph; figures are those of a batch of full size, on average."""
-    counts = full_batches(prepared)
-    total = prepared.job.accumulate if WHOLE_UPDATE in counts else sum(counts.values())
-    programs = {name: lower(prepared.graphs[name], costs[name], plans[name]) for name in counts}
-
-    def a_batch(figure: Callable[[str], float]) -> float:
-        return sum(count * figure(name) for name, count in counts.items()) / total
-
-    bounds = [plans[name].bound_joules for name in counts]
-    peak = max(p.peak_bytes for p in plans.values())
-    return PlanChoice(
-        ram_bytes, peak, a_batch(lambda name: programs[name].seconds), a_batch(lambda name: programs[name].joules),
-        a_batch(lambda name: plans[name].overhead_joules),
-        None if None in bounds else a_batch(lambda name: plans[name].bound_joules or 0.0),
-        round(a_batch(lambda name: programs[name].written_bytes)), plans[next(iter(counts))].strategy,
-        a_batch(lambda name: programs[name].wear_joules),
-    )  # fmt: skip
-
-
-def full_batches(prepared: Prepared) -> dict[str, int]:
-    """Return which graphs an update of full batches runs, and how often; a whole one stands for all its batches."""
-    graphs, count = prepared.graphs, prepared.job.accumulate
-    if WHOLE_UPDATE in graphs or count == 1 or "last" not in graphs:
-        main = WHOLE_UPDATE if WHOLE_UPDATE in graphs else next(iter(graphs))
-        return {main: 1}
-    return {name: often for name, often in (("first", 1), ("next", count - 2), ("last", 1)) if often}
 
 
 # -- write
@@ -425,9 +517,11 @@ def write(
 ) -> Manifest:
     """Write the bundle and return its manifest; raise BundleError where it cannot be written."""
     manifest = describe(prepared, plans, costs, budgets, threads=threads, estimated=estimated, limits=limits)
-    tensors = {k: _storage_chunks(t) for k, t in prepared.tensors.items() if isinstance(t, torch.Tensor)}
+    kept = {k: t for k, t in prepared.tensors.items() if not isinstance(t, Fill) and k not in prepared.files}
+    tensors = {k: _storage_chunks(t) for k, t in kept.items()}
     tensors |= {f"unused/{k}": tensor_chunks(t.contiguous()) for k, t in prepared.unused.items()}
-    data = {f"train/{i}": tensor_chunks(c) for i, c in enumerate(prepared.data)}
+    parts = {train_part(bucket): columns for bucket, columns in enumerate((prepared.data, *prepared.buckets))}
+    data = {f"{part}/{i}": tensor_chunks(c) for part, columns in parts.items() for i, c in enumerate(columns)}
     data |= {f"eval/{i}": tensor_chunks(c) for i, c in enumerate(prepared.eval_data)}
     write_bundle(path, Contents(manifest, prepared.graphs, costs, plans, tensors, data))
     return manifest
@@ -452,20 +546,30 @@ def describe(
         name=job.name, torch=torch.__version__, threads=threads, seed=job.seed, batch_size=job.batch_size,
         accumulate=job.accumulate, samples=prepared.data[0].shape[0], drop_last=job.drop_last,
         graphs=tuple(prepared.graphs), batch=batch,
-        plans=tuple(choice(b, p, costs, prepared) for b, p in zip(budgets, plans, strict=True)),
-        optimizer={"name": prepared.optimizer.name, "groups": [dict(g) for g in prepared.optimizer.groups]},
+        plans=tuple(choice_of(b, p, prepared.graphs, costs, job.accumulate) for b, p in zip(budgets, plans, strict=True)),
+        optimizer=prepared.optimizer.as_data(),
         layouts=prepared.layouts,
         fills={k: t.value for k, t in prepared.tensors.items() if isinstance(t, Fill)},
         result=prepared.result,
         device=device.name, estimated=estimated,
         eval_samples=prepared.eval_data[0].shape[0] if prepared.eval_data else 0,
         schedule=prepared.schedule, allow_nonfinite=job.allow_nonfinite, reference=prepared.reference,
-        recordings=prepared.recordings, limits=limits, device_kind=first.device,
+        recordings=prepared.recordings, limits=limits, device_kind=first.device, reordered=prepared.reordered,
+        pruning=job.pruning, files=prepared.files,
+        in_pieces=any(graph.pieces for graph in prepared.graphs.values()),
+        buckets=tuple(
+            BucketSize(columns[0].shape[0], bucket.batch_size)
+            for columns, bucket in zip(prepared.buckets, job.buckets, strict=True)
+        ),
+        blocks=prepared.blocks,
     )  # fmt: skip
 
 
-def _storage_chunks(tensor: torch.Tensor) -> Chunks:
+def _storage_chunks(tensor: torch.Tensor | TensorPart) -> Chunks:
     """A storage's raw bytes."""
+    if isinstance(tensor, TensorPart):
+        part = tensor.tensor
+        return Chunks("uint8", (part.numel() * part.itemsize,), lambda: tensor_pieces(part))
     return Chunks("uint8", (tensor.untyped_storage().nbytes(),), lambda: storage_pieces(tensor))
 
 

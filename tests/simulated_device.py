@@ -13,22 +13,32 @@ Works with torch 2.13; the registration of Python backends is private to torch.
 
 import ctypes
 import functools
+import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch._C import DispatchKey, DispatchKeySet
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
-from agent.backend.base import Event
-from agent.backend.raw_bytes import block
+from planner.ir.devices.kinds import BACKEND_GROUP
+
+if TYPE_CHECKING:  # torch may be loading this while the agent's own modules wait for torch
+    from agent.backend.base import Event
 
 NAME = "sim"
+UNIFIED = "SIM_UNIFIED"
+"""Set in the environment: the device says that its memory is the host's own."""
+ROUNDING = "SIM_ROUNDING"
+"""Bytes in the environment: each tensor takes a multiple of them, as in memory that is in pieces."""
+CONTEXT_BYTES = 3 << 20
+"""What the device says that a process holds of its memory beside tensors."""
 _POISON = 0xC5
 _CPU = DispatchKeySet(DispatchKey.CPU)
 _OWN = {"copy_", "_copy_from", "_to_copy", "_local_scalar_dense", "set_"}
@@ -109,6 +119,7 @@ class _Device:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.cap_bytes: int | None = None
+        self.rounding = int(os.environ.get(ROUNDING, "1"))
         self.allocated = self.peak = 0
         self.host: Clock = {}
         self.blocks: dict[int, _Block] = {}
@@ -117,7 +128,12 @@ class _Device:
         """What was read, written or copied before its time."""
         self.current = threading.local()
 
+    def taken(self, nbytes: int) -> int:
+        """Return what a tensor of so many bytes takes."""
+        return -(-nbytes // self.rounding) * self.rounding
+
     def take(self, nbytes: int) -> None:
+        nbytes = self.taken(nbytes)
         if self.cap_bytes is not None and self.allocated + nbytes > self.cap_bytes:
             raise torch.OutOfMemoryError(
                 f"sim: {nbytes} bytes asked for, {self.allocated} of {self.cap_bytes} are in use"
@@ -147,14 +163,15 @@ def _new_storage(memory: torch.UntypedStorage) -> torch.UntypedStorage:
     made = _Block(memory, nbytes)
     made.uses[0, nbytes] = (_DEVICE.stream.index, _DEVICE.stream.number)  # whoever had this memory before
     _DEVICE.blocks[storage._cdata] = made
-    weakref.finalize(storage, _gone, storage._cdata)  # when the last tensor goes, not Python's object
+    gone = weakref.finalize(storage, _gone, storage._cdata)  # when the last tensor goes, not Python's object
+    gone.atexit = False  # by then others may have taken the memory back
     return storage
 
 
 def _gone(key: int) -> None:
     with _DEVICE.lock:
         gone = _DEVICE.blocks.pop(key)
-        _DEVICE.allocated -= gone.nbytes
+        _DEVICE.allocated -= _DEVICE.taken(gone.nbytes)
         if gone.memory.nbytes() == gone.nbytes:  # else an operator made it longer, and it is another storage's now
             ctypes.memset(gone.memory.data_ptr(), _POISON, gone.nbytes)
 
@@ -399,6 +416,18 @@ def register() -> None:
     _libraries.extend([every, aten])
 
 
+def installed(folder: Path) -> dict[str, str]:
+    """Return an environment in which processes know the device, torch and the agent; `folder` is to hold its package."""
+    info = folder / "simulated_device-0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: simulated-device\nVersion: 0\n")
+    groups = {"torch.backends": "register", BACKEND_GROUP: "SimBackend"}
+    lines = (f"[{group}]\n{NAME} = {__name__}:{name}\n" for group, name in groups.items())
+    (info / "entry_points.txt").write_text("".join(lines))
+    root = Path(__file__).resolve().parents[1]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(root)))}
+
+
 class SimBackend:
     """A `Backend` on the simulated device; see `agent.backend.base`."""
 
@@ -407,18 +436,21 @@ class SimBackend:
 
     def __init__(self) -> None:
         register()
+        self.unified = bool(os.environ.get(UNIFIED))
         self.copies = SimStream()
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=NAME)
 
     def allocate_host(self, nbytes: int) -> torch.Tensor:
+        from agent.backend.raw_bytes import block
+
         return block(nbytes)
 
-    def reached(self) -> Event:
+    def reached(self) -> "Event":
         return _COMPUTE.record_event()
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor, after: Event) -> Event:
+    def copy(self, target: torch.Tensor, source: torch.Tensor, after: "Event") -> "Event":
         with _DEVICE.lock:
             outer = _DEVICE.stream
             _DEVICE.current.stream = self.copies
@@ -429,10 +461,10 @@ class SimBackend:
             finally:
                 _DEVICE.current.stream = outer
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: "Event") -> None:
         self._follow(_COMPUTE, event)
 
-    def _follow(self, stream: SimStream, event: Event) -> None:
+    def _follow(self, stream: SimStream, event: "Event") -> None:
         if isinstance(event, SimEvent):
             stream.wait_event(event)
         else:
@@ -451,6 +483,9 @@ class SimBackend:
     def allocated_bytes(self) -> int:
         return _DEVICE.allocated
 
+    def outside_bytes(self) -> int:
+        return CONTEXT_BYTES
+
     def peak_bytes(self) -> int:
         return _DEVICE.peak
 
@@ -460,6 +495,14 @@ class SimBackend:
     def limit(self, nbytes: int | None) -> None:
         """Refuse more than so many bytes; None: no limit."""
         _DEVICE.cap_bytes = nbytes
+
+    def idle(self) -> bool:
+        """Say whether the host knows that all that the device was given is done."""
+        return all(_DEVICE.host.get(stream.index, 0) >= stream.number for stream in (_COMPUTE, self.copies))
+
+    def ahead(self) -> int:
+        """Return how many works of the computing stream the host does not know to be done."""
+        return _COMPUTE.number - _DEVICE.host.get(_COMPUTE.index, 0)
 
     def races(self) -> list[str]:
         """Return and forget what happened before its time."""

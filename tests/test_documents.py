@@ -3,9 +3,12 @@
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+from agent.system import VERSION
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("agent", "planner", "tests", "firmware", "deploy")
@@ -46,3 +49,7 @@ def test_what_readme_and_makefile_run_can_be_imported() -> None:
     imports = f"import importlib\nfor name in {modules}: importlib.import_module(name)"
     done = subprocess.run([sys.executable, "-c", imports], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_distribution_has_the_version_of_the_source() -> None:
+    assert version("port-agent") == VERSION

@@ -29,6 +29,8 @@ class Backend(Protocol):
     """Of `planner.ir.devices.kinds`."""
     addressable: bool
     """Whether the page thread may read and write its memory by address; else pages pass through the host's."""
+    unified: bool
+    """Whether its memory is the host's own, so that one budget is for both."""
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         """Return at least `nbytes` bytes of the device's memory; raises torch.OutOfMemoryError where the cap forbids it."""
@@ -56,6 +58,12 @@ class Backend(Protocol):
 
     def allocated_bytes(self) -> int:
         """Return the bytes of the device's memory that tensors hold now; 0 on the CPU, whose allocator counts itself."""
+
+    def outside_bytes(self) -> int:
+        """Return the bytes of the device's memory that this process holds beside tensors: context, libraries; 0 on the CPU.
+
+        Takes some tenths of a second where the driver's own program is asked.
+        """
 
     def peak_bytes(self) -> int:
         """Return the most bytes that tensors have held since `reset_peak`; 0 on the CPU."""

@@ -22,6 +22,7 @@ class CpuBackend:
 
     kind = CPU
     addressable = True
+    unified = True
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         return block(nbytes)
@@ -50,6 +51,9 @@ class CpuBackend:
         torch.set_rng_state(state)
 
     def allocated_bytes(self) -> int:
+        return 0
+
+    def outside_bytes(self) -> int:
         return 0
 
     def peak_bytes(self) -> int:

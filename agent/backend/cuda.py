@@ -4,10 +4,21 @@ Has not run on a GPU yet: the same executor ran against the simulated device of 
 `make check-gpu` says what it does on a real one.
 """
 
+import contextlib
+import os
+import subprocess
+
 import torch
 
 from agent.backend.base import DeviceAbsentError, Event
 from planner.ir.devices.kinds import CUDA
+
+_INTEGRATED_CONTEXT_BYTES = 667 << 20
+"""Of a GPU that shares the host's memory, where no driver says what a process holds: a context that loads all its modules
+(pytorch#86509; 287 MB where they are loaded lazily)."""
+
+
+_DRIVER_PATIENCE_S = 5.0
 
 
 class CudaBackend:
@@ -23,6 +34,7 @@ class CudaBackend:
                 "it again on the CPU"
             )
         self._device = torch.device(CUDA, 0)
+        self.unified = bool(torch.cuda.get_device_properties(self._device).is_integrated)
         self._copies = torch.cuda.Stream(self._device)
 
     def allocate(self, nbytes: int) -> torch.Tensor:
@@ -57,6 +69,16 @@ class CudaBackend:
     def allocated_bytes(self) -> int:
         return torch.cuda.memory_allocated(self._device)
 
+    def outside_bytes(self) -> int:
+        free, total = torch.cuda.mem_get_info(self._device)
+        held = _held_by(os.getpid())
+        if held is None and self.unified:
+            return _INTEGRATED_CONTEXT_BYTES
+        used = (
+            total - free
+        )  # of all processes, where the driver does not say which has what: too careful, never too little
+        return max(0, (used if held is None else held) - torch.cuda.memory_reserved(self._device))
+
     def peak_bytes(self) -> int:
         return torch.cuda.max_memory_allocated(self._device)
 
@@ -69,6 +91,16 @@ class CudaBackend:
 
     def _computing(self) -> torch.cuda.Stream:
         return torch.cuda.default_stream(self._device)
+
+
+def _held_by(pid: int) -> int | None:
+    """Return the bytes of device memory that the driver says a process holds; None where it does not say."""
+    words = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits", "-i", "0"]
+    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+        said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=_DRIVER_PATIENCE_S).stdout
+        held = {int(own): int(mib) << 20 for own, mib in (line.split(",") for line in said.splitlines())}
+        return held.get(pid)
+    return None
 
 
 def _follow(stream: torch.cuda.Stream, event: Event) -> None:

@@ -18,6 +18,7 @@ class MpsBackend:
 
     kind = MPS
     addressable = False
+    unified = True
 
     def __init__(self) -> None:
         if not torch.backends.mps.is_available():
@@ -58,6 +59,9 @@ class MpsBackend:
 
     def allocated_bytes(self) -> int:
         return torch.mps.current_allocated_memory()
+
+    def outside_bytes(self) -> int:
+        return max(0, torch.mps.driver_allocated_memory() - torch.mps.current_allocated_memory())
 
     def peak_bytes(self) -> int:
         return max(self._peak, self.allocated_bytes())

@@ -8,8 +8,9 @@ import torch
 
 from agent.backend.base import Backend, Event
 from agent.backend.cpu import DONE
+from agent.backend.host_copies import HostCopies
 
-_BUFFERS = 2
+BUFFERS = 2
 
 
 class Staging:
@@ -17,11 +18,12 @@ class Staging:
 
     def __init__(self, backend: Backend, piece_bytes: int) -> None:
         self.backend, self.piece_bytes = backend, piece_bytes
-        self.buffers = [backend.allocate_host(piece_bytes) for _ in range(_BUFFERS)]
-        self.emptied: list[Event] = [DONE] * _BUFFERS
+        self.buffers = [backend.allocate_host(piece_bytes) for _ in range(BUFFERS)]
+        self.emptied: list[Event] = [DONE] * BUFFERS
         """Per buffer: when the device has taken what was in it."""
         self._turn = 0
         self._pages: torch.Tensor | None = None
+        self.copies = HostCopies(backend)
 
     @property
     def nbytes(self) -> int:
@@ -37,7 +39,7 @@ class Staging:
 
     def take(self) -> int:
         """Return the next buffer's number once the device has taken what was in it."""
-        self._turn = (self._turn + 1) % _BUFFERS
+        self._turn = (self._turn + 1) % BUFFERS
         self.emptied[self._turn].synchronize()
         self.emptied[self._turn] = DONE
         return self._turn

@@ -9,7 +9,6 @@ import math
 import os
 import re
 import stat
-import tempfile
 import time as clock
 from collections.abc import Callable, Iterator
 from datetime import time
@@ -258,6 +257,8 @@ def _exists(path: Path) -> bool:
 
 def _try_file(folder: Path) -> None:
     """Make a file without a name in `folder`: permissions alone do not tell. Raises OSError."""
+    import tempfile  # only here: a process that stays would carry it
+
     with tempfile.TemporaryFile(dir=folder):
         pass
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from agent.cli import places
@@ -25,7 +25,12 @@ from agent.cli.arguments import (
 )
 from planner.ir.units import shown
 
+if TYPE_CHECKING:
+    from agent.control.client import ControlClient
+
 Arguments = argparse.Namespace
+_MOST_BOARDS = 64
+"""Simulated boards of one job: each is a process."""
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -87,6 +92,15 @@ def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )  # fmt: skip
     submit.add_argument("--data", type=readable_folder, metavar="DIR", help="data that the agent can read")
     submit.add_argument("--inbox", action="store_true", help="train on files as they arrive in the job's inbox")
+    submit.add_argument(
+        "--federated", action="store_true",
+        help="train a round when a paired device that leads a federation of this name asks (`port-agent federate`)",
+    )  # fmt: skip
+    submit.add_argument(
+        "--movable", nargs="?", const="soonest", choices=("soonest", "cheapest"), default="never",
+        help="a paired device that takes jobs (take_jobs = true under [peers] there) may train it, with its bundle, checkpoint and data: "
+        "where it is done soonest (default with --movable) or with the fewest joules; without this option it never leaves this device",
+    )  # fmt: skip
     submit.add_argument("--epochs", type=whole_number(1), help="passes over the data (default 1)")
     submit.add_argument("--steps", type=whole_number(1), help="batches instead of epochs")
     submit.add_argument(
@@ -108,6 +122,12 @@ def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     board.add_argument("--serial", help="its USB serial number: found again whatever port it gets")
     board.add_argument("--simulate", action="store_true", help="run the firmware in QEMU instead of on a board")
     board.add_argument("--board", help="which board --simulate stands in for (default qemu-m4f)")
+    board.add_argument(
+        "--boards", metavar="all|BOARD,...",
+        help="divide the samples among several boards, named by serial port or USB serial number, or all that are plugged in "
+        "(with --simulate: how many); one job per board, named NAME.1-of-N and so on, and each sample is trained by exactly "
+        "one of them",
+    )  # fmt: skip
 
 
 def _add_control(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -122,6 +142,12 @@ def _add_control(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     priority = _client(commands, "priority", "change the priority of a job", _priority)
     _add_job(priority)
     priority.add_argument("value", type=whole_number(-100, 100), help="-100 to 100, higher goes first")
+    recall = _client(commands, "recall", "take a job back from the paired device that it moved to", _recall)
+    _add_job(recall)
+    recall.add_argument(
+        "--force", action="store_true",
+        help="do not wait for the other device, which may be lost: go on from the checkpoint that is here",
+    )  # fmt: skip
     change = _client(commands, "deadline", "change or drop the deadline of a job", _deadline)
     _add_job(change)
     change.add_argument("when", type=deadline_or_none, help='"8h", "07:00", "2026-12-24 18:00" or "none"')
@@ -197,6 +223,8 @@ def _submit(arguments: Arguments) -> int:
         "name": arguments.name or _job_name(arguments),
         "data": str(arguments.data.absolute()) if arguments.data else None,
         "waits_for_data": arguments.inbox,
+        "federated": arguments.federated,
+        "movable": arguments.movable,
         "epochs": arguments.epochs,
         "steps": arguments.steps,
         "checkpoint_every": arguments.checkpoint_every,
@@ -205,14 +233,21 @@ def _submit(arguments: Arguments) -> int:
         "page_dirs": [str(folder.absolute()) for folder in arguments.page_dirs],
         "arguments": _board_arguments(arguments),
     }
+    boards = None if arguments.boards is None else _several_boards(arguments, client)
     if arguments.bundle is not None and arguments.kind == "mcu":
         fields["bundle"] = str(arguments.bundle.absolute())  # a directory, or a file that names others beside it
     elif arguments.bundle is not None:
         fields["upload"] = client.upload("/v1/uploads", arguments.bundle)["upload"]
+    if boards is not None:
+        return _submit_divided(arguments, client, fields, boards)
     from agent.cli.daemon_views import promise_lines
 
     job = client.post("/v1/jobs", **fields)
     lines = [f"Job {job['id']} ({job['name']}) is in line. See it with: port-agent status", *promise_lines(job)]
+    if arguments.federated:
+        lines[0] = (
+            f"Job {job['id']} ({job['name']}) waits for rounds. Lead them from here with: port-agent federate start {job['id']}"
+        )
     if job["inbox"]:
         lines.append(f"It trains on files that arrive in {job['inbox']} (or: port-agent feed {job['name']} FILE...)")
     return _answer(arguments, job, "\n".join(lines))
@@ -225,6 +260,58 @@ def _board_arguments(arguments: Arguments) -> list[str]:
     if words and arguments.kind != "mcu":
         raise UsageError(f"{words[0]} is for microcontrollers; add --kind mcu")
     return words
+
+
+def _several_boards(arguments: Arguments, client: "ControlClient") -> list[list[str]]:
+    """Return the words that name each of several boards."""
+    if arguments.kind != "mcu":
+        raise UsageError("--boards is for microcontrollers; add --kind mcu")
+    for name in ("port", "serial", "steps", "inbox", "federated"):
+        if getattr(arguments, name):
+            raise UsageError(f"--boards divides samples that are there, counted in epochs; leave --{name} away")
+    if arguments.simulate:
+        if not arguments.boards.isdecimal() or not 1 <= int(arguments.boards) <= _MOST_BOARDS:
+            raise UsageError(
+                f"--boards is {shown(arguments.boards)}; with --simulate give a number, 1 to {_MOST_BOARDS}"
+            )
+        return [[] for _ in range(int(arguments.boards))]
+    if arguments.boards == "all":
+        found = client.get("/v1/status")["mcus"]
+        boards = [["--serial", row["serial"]] if row["serial"] else ["--port", row["port"]] for row in found]
+    else:
+        boards = [
+            ["--port", str(Path(word).absolute())] if "/" in word else ["--serial", word]
+            for word in arguments.boards.split(",")
+        ]
+    if not boards:
+        raise UsageError("the agent sees no board; plug some in (`port-agent mcu list`) or name their ports")
+    names = [os.path.realpath(name) if option == "--port" else name for option, name in boards]
+    twice = [name for name in names if not name or names.count(name) > 1]
+    if twice:
+        raise UsageError(f"--boards is {shown(arguments.boards)}; name each board once, with commas between")
+    return boards
+
+
+def _submit_divided(
+    arguments: Arguments, client: "ControlClient", fields: dict[str, Any], boards: list[list[str]]
+) -> int:
+    """Submit one job per board, each with its shard of the samples; all of them or none."""
+    from agent.control.client import ControlError
+    from agent.worker.shard import Shard
+
+    jobs: list[dict[str, Any]] = []
+    try:
+        for number, board in enumerate(boards, 1):
+            words = [*fields["arguments"], *board, "--shard", str(Shard(number, len(boards)))]
+            name = f"{fields['name']}.{number}-of-{len(boards)}"
+            jobs.append(client.post("/v1/jobs", **fields | {"name": name, "arguments": words}))
+    except ControlError:
+        for job in jobs:
+            client.post(f"/v1/jobs/{job['id']}/cancel")
+        raise
+    lines = [f"Job {job['id']} ({job['name']}) is in line" for job in jobs]
+    lines.append("Each trains its part of the samples on its own board. See them with: port-agent status")
+    return _answer(arguments, {"jobs": jobs}, "\n".join(lines))
 
 
 def _job_name(arguments: Arguments) -> str:
@@ -323,6 +410,14 @@ def _cancel(arguments: Arguments) -> int:
 def _priority(arguments: Arguments) -> int:
     job = places.connect(arguments.runtime_dir).post(f"{_path(arguments)}/change", priority=arguments.value)
     return _answer(arguments, job, f"Job {job['id']} ({job['name']}) has priority {job['priority']}.")
+
+
+def _recall(arguments: Arguments) -> int:
+    job = places.connect(arguments.runtime_dir).post(f"{_path(arguments)}/recall", force=arguments.force)
+    text = f"Job {job['id']} ({job['name']}) comes back with its checkpoint. See it with: port-agent job {job['id']}"
+    if arguments.force:
+        text = f"Job {job['id']} ({job['name']}) goes on here from the checkpoint that is here, and stays."
+    return _answer(arguments, job, text)
 
 
 def _deadline(arguments: Arguments) -> int:

@@ -114,6 +114,10 @@ def _current_job(job: Mapping[str, Any], status: Mapping[str, Any]) -> Iterable[
         memory.append(f"limit {format_bytes(job['memory_limit_bytes'])}")
     if job["peak_rss_bytes"]:
         memory.append(f"peak {format_bytes(job['peak_rss_bytes'])}")
+    if job["planned_device_bytes"]:
+        memory.append(f"on the device {format_bytes(job['planned_device_bytes'])} planned")
+    if job["device_peak_bytes"]:
+        memory.append(f"on the device peak {format_bytes(job['device_peak_bytes'])}")
     if memory:
         table.add_row(_label("Memory"), ", ".join(memory))
     if job["waits_for"]:
@@ -222,6 +226,10 @@ def _why(job: Mapping[str, Any]) -> str:
         parts.append(f"again in {format_seconds(round(job['retry_in_s']))}")
     if job["owner"]:
         parts.append(_whose(job))
+    if job["on"]:
+        parts.insert(0, f"on {job['on']}")
+    if job["guest_of"]:
+        parts.append(f"of {job['guest_of']}")
     if job["priority"]:
         parts.append(f"priority {job['priority']}")
     if job["deadline_at"] is not None:

@@ -2,6 +2,9 @@
 
 import argparse
 import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +25,7 @@ from agent.cli.arguments import (
     writable_folder,
 )
 from agent.cli.terminal import terminal
+from planner.ir.devices.kinds import CPU, accelerator_of
 from planner.ir.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -31,6 +35,9 @@ if TYPE_CHECKING:
     from planner.ir.costs import CostTable
     from planner.ir.graph import StepGraph
     from planner.search.pareto import Point
+
+BITWISE, REORDERED = "same bits", "reordered"
+"""How a variant's results compare with the recorded operator's: pieces that differ here are not used."""
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -56,8 +63,17 @@ def _add_profile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "With a sensor of the power drawn, watts at rest, of one core, of all cores and of memory traffic and the joules of flash "
         "are calibrated, which takes a minute; without, give them, or the file says they are assumed. `energy.board` in the "
         "configuration makes plans and estimates use the file.",
-        epilog="Example: port-agent profile -o my-pi.toml --static-watts 2.9 --compute-watts 3.4",
+        epilog="Examples: port-agent profile -o my-pi.toml --static-watts 2.9 --compute-watts 3.4; what the operators of a step take, "
+        "as they were measured when it was planned: port-agent profile --ops job.port",
     )
+    parser.add_argument(
+        "--ops", type=readable_file, metavar="BUNDLE",
+        help="measure nothing; print what each operator of the bundle's step takes, whole and in pieces, and where it runs",
+    )  # fmt: skip
+    parser.add_argument(
+        "--plot", type=writable_file, metavar="FILE.svg", help="with --ops: draw seconds of a call over the memory it touches"
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print the table of --ops as JSON")
     parser.add_argument(
         "-o", "--out", type=writable_file, default=Path("board.toml"), help="file to write (default board.toml)"
     )
@@ -162,7 +178,96 @@ def _board_data(board: "Board") -> dict[str, object]:
     return {"name": board.name, "title": board.title, "kind": board.kind, "numbers": numbers}
 
 
+@dataclass(slots=True)
+class OperatorSum:
+    """What all calls of one variant of an operator on one kind of device take in a step; `workspace_bytes` is the largest of a call's.
+
+    `variant`: whole, or in how many pieces. `phases`: how many calls the forward and backward pass and the update make.
+    """
+
+    name: str
+    device: str
+    variant: str
+    exactness: str = BITWISE
+    phases: dict[str, int] = field(default_factory=dict)
+    calls: int = 0
+    seconds: float = 0.0
+    joules: float = 0.0
+    workspace_bytes: int = 0
+
+
+def operator_sums(graph: "StepGraph", costs: "CostTable", reordered: Sequence[str] = ()) -> list[OperatorSum]:
+    """Return what a step's operators take, by name, device and variant, the longest first.
+
+    `reordered`: operators that add in another order each time on their device, as was allowed.
+    """
+    found: dict[tuple[str, str, str], OperatorSum] = {}
+    for op, reads, creates, cost in zip(graph.ops, graph.reads, graph.creates, costs.ops, strict=True):
+        device = accelerator_of(graph.storages[s].device for s in (*reads, *creates))
+        name = op.name.removeprefix("aten::")
+        variant = "whole" if op.piece is None else f"{op.piece.count} pieces"
+        exactness = REORDERED if op.name in reordered or name in reordered else BITWISE
+        one = found.setdefault((name, device, variant), OperatorSum(name, device, variant, exactness))
+        one.calls += 1
+        one.phases[op.phase.name.lower()] = one.phases.get(op.phase.name.lower(), 0) + 1
+        one.seconds += cost.seconds
+        one.joules += cost.joules
+        one.workspace_bytes = max(one.workspace_bytes, cost.workspace_bytes)
+    return sorted(found.values(), key=lambda one: (-one.seconds, one.name, one.variant))
+
+
+def _operators(path: Path, plot: Path | None, *, as_json: bool) -> int:
+    """Print what the operators of a bundle's step take, and draw it where that was asked for."""
+    from rich.table import Table
+
+    from planner.ir.bundle.bundle import Bundle
+
+    bundle = Bundle(path)
+    main = bundle.manifest.main_graph
+    graph, costs = bundle.graphs[main], bundle.costs[main]
+    sums = operator_sums(graph, costs, bundle.manifest.reordered)
+    if plot is not None:
+        _write_plot(graph, costs, f"{bundle.manifest.name}: operators of a step", plot)
+    if as_json:
+        print(msgspec.json.encode(sums).decode())
+        return 0
+    how = "estimated" if bundle.manifest.estimated else "measured"
+    table = Table(
+        title=f"{path}: operators of a step on {bundle.manifest.device}, {how} one by one",
+        caption="what runs in pieces has the bits of the whole: it was compared on the device that planned",
+    )
+    for heading in ("operator", "variant", "calls", "time", "share", "energy (estimated)", "workspace"):
+        table.add_column(heading, justify="left" if heading in ("operator", "variant", "calls") else "right")
+    total = sum(one.seconds for one in sums) or 1.0
+    for one in sums:
+        calls = ", ".join(f"{phase} {number}" for phase, number in one.phases.items())
+        table.add_row(
+            one.name if one.device == CPU else f"{one.name} ({one.device})",
+            one.variant if one.exactness == BITWISE else f"{one.variant}, {one.exactness}", calls,
+            format_seconds(one.seconds), f"{one.seconds / total:.0%}", format_joules(one.joules), format_bytes(one.workspace_bytes),
+        )  # fmt: skip
+    terminal().print(table)
+    return 0
+
+
+def _write_plot(graph: "StepGraph", costs: "CostTable", title: str, path: Path) -> None:
+    """Draw what calls take over what they touch; raise UsageError where the file cannot be written."""
+    from planner.draw.operators import operators_svg, spots_of
+
+    if path.suffix.lower() != ".svg":
+        raise UsageError(f"--plot {path}: name a file that ends in .svg")
+    try:
+        path.write_text(operators_svg(spots_of(graph, costs), title), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from error
+    print(f"{path}: seconds of a call over the memory it touches", file=sys.stderr)
+
+
 def _profile(arguments: argparse.Namespace) -> int:
+    if arguments.ops is not None:
+        return _operators(arguments.ops, arguments.plot, as_json=arguments.json)
+    if arguments.plot is not None:
+        raise UsageError("--plot draws the operators of a bundle; name it: --ops job.port")
     from agent.cli.progress import StageBar
     from agent.prepare.this_machine import measure_board
     from agent.system.atomic_file import write_atomically
@@ -220,7 +325,8 @@ def _print_board(out: Path, board: "Board") -> None:
 
 
 def _draw(arguments: argparse.Namespace) -> int:
-    from planner.draw import bundle_drawing, write_drawing
+    from planner.draw.drawing import bundle_drawing
+    from planner.draw.page import write_drawing
     from planner.ir.bundle.bundle import Bundle
 
     bundle = Bundle(arguments.bundle)
@@ -243,7 +349,7 @@ def _frontier(arguments: argparse.Namespace) -> int:
     graph, costs = bundle.graphs[main], bundle.costs[main]
     limits = budgets(graph, costs, arguments.ram or 1 << 62, arguments.count)
     points = frontier(graph, costs, limits, time_limit_s=arguments.time_limit, strategy=arguments.strategy)
-    asked = wanted_pace(arguments, bundle.manifest.samples, bundle.manifest.batch_size)
+    asked = wanted_pace(arguments, bundle.manifest.steps_per_epoch())
     wanted = None if asked is None else asked.seconds_per_step
     if arguments.json:
         rows = [_point_data(p) | {"in_time": wanted is None or p.seconds <= wanted} for p in points]
@@ -255,7 +361,7 @@ def _frontier(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def wanted_pace(arguments: argparse.Namespace, samples: int, batch_size: int) -> "Pace | None":
+def wanted_pace(arguments: argparse.Namespace, steps_per_epoch: int) -> "Pace | None":
     """Return what --deadline, --charging and --epochs leave for one step.
 
     None without a deadline.
@@ -265,9 +371,8 @@ def wanted_pace(arguments: argparse.Namespace, samples: int, batch_size: int) ->
     if arguments.deadline is None:
         return None
     window = Window(*arguments.charging) if arguments.charging else None
-    steps = -(-samples // batch_size)
     until = datetime.fromtimestamp(arguments.deadline)
-    return pace(datetime.now(), until, window, epochs=arguments.epochs, steps_per_epoch=steps)
+    return pace(datetime.now(), until, window, epochs=arguments.epochs, steps_per_epoch=steps_per_epoch)
 
 
 def too_slow(graph: "StepGraph", costs: "CostTable", wanted: "Pace", ram_bytes: int, fastest_s: float) -> str:

@@ -19,7 +19,7 @@ from agent.follow.exec.launch import LaunchOptions, launch_words
 from agent.follow.pages import PageSpace, check_not_in_ram, default_page_dir
 from agent.jobs.model import name_like
 from agent.malloc import preload_environment
-from agent.supervisor.job.plan_choice import data_limit, memory_max
+from agent.supervisor.job.plans.choice import data_limit, memory_max
 from agent.system.memory_belt import limit_data, scope_command
 from agent.train.pager import PageError
 
@@ -65,6 +65,9 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     add_budget_options(parser)
     parser.add_argument(
+        "--gpu-ram", type=size, metavar="SIZE", help="no budget is kept for a GPU here: `plan` takes one"
+    )
+    parser.add_argument(
         "program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="the program and its own arguments"
     )
     parser.set_defaults(run=_exec)
@@ -104,6 +107,11 @@ def add_budget_options(parser: argparse.ArgumentParser) -> None:
 
 def _exec(arguments: argparse.Namespace) -> NoReturn:
     """Become the program; raises UsageError."""
+    if arguments.gpu_ram is not None:
+        raise UsageError(
+            "--gpu-ram: exec keeps the host's memory within a budget, not a GPU's; plan the training with "
+            "`port-agent plan SCRIPT --ram SIZE --gpu-ram SIZE`, where SCRIPT defines port_job(), or leave --gpu-ram away"
+        )
     module, program = _program(arguments.program)
     run_in_budget(arguments, program, module=module, name=Path(program[0]).stem)
 

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from agent.cli.terminal import terminal
-from agent.supervisor.job.plan_choice import resident_max
+from agent.supervisor.job.plans.choice import resident_max
 from agent.system.memory_belt import hold_resident
 from agent.worker.protocol import (
     EvaluationDone,
@@ -26,6 +26,7 @@ from agent.worker.protocol import (
 )
 from agent.worker.start import Worker
 from planner.ir.bundle.bundle import Manifest
+from planner.ir.devices.kinds import CPU
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.units import format_bytes, format_seconds
 
@@ -53,6 +54,7 @@ class Summary:
     hidden_s: float = 0.0
     peak_rss_bytes: int = 0
     planned_peak_bytes: int = 0
+    device_peak_bytes: int = 0
     evaluations: list[EvaluationDone] = field(default_factory=list)
     result: TrainingFinished | None = None
     failure: str = ""
@@ -76,6 +78,7 @@ class Summary:
                 self.transfer_s += event.transfer_s
                 self.hidden_s += event.hidden_s
                 self.peak_rss_bytes = max(self.peak_rss_bytes, event.peak_rss_bytes or 0)
+                self.device_peak_bytes = max(self.device_peak_bytes, event.device_peak_bytes or 0)
             case EvaluationDone():
                 self.evaluations.append(event)
             case TrainingFinished():
@@ -148,9 +151,14 @@ def _watch(worker: Worker, summary: Summary, resident_bytes: int | None, as_json
 def print_report(summary: Summary, manifest: Manifest, plan: int) -> None:
     """Print what the run did, beside what was planned."""
     table = Table(title=f"{manifest.name}: {summary.steps} steps", show_header=False)
-    table.add_row("RAM budget", format_bytes(manifest.plans[plan].ram_bytes))
+    choice = manifest.plans[plan]
+    table.add_row("RAM budget", format_bytes(choice.ram_bytes))
     table.add_row("planned peak", format_bytes(summary.planned_peak_bytes))
     table.add_row("measured peak", format_bytes(summary.peak_rss_bytes))
+    if manifest.device_kind != CPU:
+        budget = f" of {format_bytes(choice.device_ram_bytes)}" if choice.device_ram_bytes else ""
+        planned = f", {format_bytes(choice.device_peak_bytes)} planned" if choice.device_peak_bytes else ""
+        table.add_row(manifest.device_kind, f"{format_bytes(summary.device_peak_bytes)}{budget}{planned}")
     table.add_row("paged", f"{format_bytes(summary.written_bytes)} out, {format_bytes(summary.read_bytes)} in")
     if summary.transfer_s:
         share = 100 * summary.hidden_s / summary.transfer_s

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from agent.mcu.board.simulate import Simulator
     from agent.mcu.job import BoardJobSpec
     from agent.mcu.trainer import BoardTrainer
+    from agent.worker.shard import Shard
 
 Adder = Callable[..., argparse.ArgumentParser]
 
@@ -67,12 +68,31 @@ def _add_compile(add: Adder) -> None:
         "measures best when it is trained itself",
     )  # fmt: skip
     parser.add_argument(
+        "--dynamic-update", type=positive_number, metavar="SHARE", help="in every step train only this share of each layer's "
+        "channels, such as 0.25: those with the largest gradients (groups of four); less work, but no bands within --ram",
+    )  # fmt: skip
+    parser.add_argument(
+        "--q88", action="store_true", help="give every trained weight a low byte and round to nearest: ends nearer to fp32 than "
+        "stochastic rounding of int8, takes a byte more per trained weight; where --ram does not hold that, the layers with most "
+        "weights have none",
+    )  # fmt: skip
+    parser.add_argument(
         "--ram", type=size, help="let arena and trained parameters take at most RAM, such as 16K; what is not kept between "
         "forward and backward is computed again, with the same bits",
     )  # fmt: skip
     parser.add_argument(
+        "--page", choices=["psram", "nor", "sd"], help="external memory that tensors may be paged to where that takes less "
+        "energy than computing again, or memory that nothing else frees; psram also holds what is trained; goes with --ram",
+    )  # fmt: skip
+    parser.add_argument(
         "--deadline", type=duration, metavar="TIME", help="refuse a training step that takes longer per sample, such as "
         "50ms, by the instruction counts and the board's file; goes with --ram",
+    )  # fmt: skip
+    parser.add_argument(
+        "--per-joule", action="store_true", help="choose between training less and recomputing or paging more: the project's "
+        "scheme (or the one --sparse-update finds), a quarter, half and three quarters of the layers, and everything are "
+        "planned for --ram and trained on the project's samples in the host's engine; of those within one standard error of "
+        "the best accuracy the one that gains most per joule is taken",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_compile)
@@ -128,9 +148,22 @@ def _add_train(add: Adder) -> None:
     parser.add_argument(
         "--snapshot-every", type=whole_number(1), help="samples between snapshots on the host (default 200)"
     )
+    parser.add_argument(
+        "--shard", type=_shard, metavar="K/N", help="train only part K of N of the samples, such as 2/3: several boards, each "
+        "with a part and a --state-dir of its own, train every sample exactly once; it goes on only while its part is unchanged",
+    )  # fmt: skip
     parser.add_argument("--state-dir", type=writable_folder, help="where snapshots are kept (default: beside the job)")
     parser.add_argument("--out", type=writable_file, help="write the trained parameters here")
     parser.set_defaults(run=run_train)
+
+
+def _shard(text: str) -> "Shard":
+    from agent.worker.shard import Shard
+
+    try:
+        return Shard.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _add_eval(add: Adder) -> None:
@@ -246,26 +279,62 @@ def _list_boards(as_json: bool) -> int:
 def run_compile(arguments: argparse.Namespace) -> int:
     """Run a project and write its tables and data.
 
-    Raises BoardJobError for a deadline without a budget.
+    Raises BoardJobError for a deadline, a page medium or a choice per joule without a budget.
     """
-    from agent.cli.mcu_views import fitted_json, held_json, show_fitted, show_held, show_json
+    from agent.cli.mcu_views import (
+        fitted_json,
+        held_json,
+        show_fitted,
+        show_held,
+        show_json,
+        show_valuation,
+        valuation_json,
+    )
     from agent.cli.progress import StageBar
     from agent.mcu.errors import BoardJobError
     from agent.mcu.model import read_model
-    from agent.mcu.project import fit_project, hold_project, load_project, write_project
+    from agent.mcu.project import (
+        choose_project,
+        fit_project,
+        hold_project,
+        load_project,
+        value_project,
+        widen_project,
+        without_low_bytes,
+        write_project,
+    )
 
     if arguments.deadline is not None and arguments.ram is None:
         raise BoardJobError("--deadline says how fast a plan within --ram must be; give --ram too")
+    if arguments.page is not None and arguments.ram is None:
+        raise BoardJobError("--page says where a plan within --ram may put what does not fit; give --ram too")
+    if arguments.per_joule and arguments.ram is None:
+        raise BoardJobError("--per-joule chooses among plans within --ram; give --ram too")
+    if arguments.per_joule and arguments.dynamic_update is not None:
+        raise BoardJobError(
+            "--per-joule measures trainings of whole layers, --dynamic-update trains a share of each; give one of them"
+        )
     out = arguments.out or arguments.project / "build"
     project, fitted = load_project(arguments.project), None
+    if arguments.q88:
+        project = widen_project(project)
     if arguments.sparse_update is not None:
         with StageBar(("analyse",), quiet=arguments.json) as bar:
             project, fitted = fit_project(
                 project, arguments.sparse_update, lambda done, total: bar.update("analyse", done / total)
             )
-    held = None
-    if arguments.ram is not None:
-        project, held = hold_project(project, arguments.ram, arguments.deadline)
+    if arguments.dynamic_update is not None:
+        project = choose_project(project, arguments.dynamic_update)
+    held = valuation = None
+    if arguments.per_joule:
+        with StageBar(("measure",), quiet=arguments.json) as bar:
+            project, valuation = value_project(
+                project, arguments.ram, arguments.deadline, arguments.page,
+                lambda done, total: bar.update("measure", done / total),
+            )  # fmt: skip
+        held = valuation.chosen.fitted
+    elif arguments.ram is not None:
+        project, held = hold_project(project, arguments.ram, arguments.deadline, arguments.page)
     job = write_project(project, out)
     model = read_model(out)
     figures: dict[str, Any] = {
@@ -274,15 +343,26 @@ def run_compile(arguments: argparse.Namespace) -> int:
     }  # fmt: skip
     if fitted is not None:
         figures["scheme"] = fitted_json(fitted)
+    if valuation is not None:
+        figures["per_joule"] = valuation_json(valuation)
     if held is not None:
         figures["plan"] = held_json(held)
+    narrow = without_low_bytes(project) if arguments.q88 else ()
+    if arguments.q88:
+        figures["without_low_bytes"] = narrow
     if arguments.json:
         show_json(figures)
     else:
         if fitted is not None:
             show_fitted(fitted)
+        if valuation is not None:
+            show_valuation(valuation)
         if held is not None:
             show_held(held)
+        if narrow:
+            print(
+                f"no low bytes, which do not fit: {', '.join(narrow)}; the Q8.8 rule rounds their weights stochastically"
+            )
         print(
             f"{model.name}: arena {model.arena_bytes:,} B, trained parameters {model.parameter_bytes:,} B; wrote {out}"
         )
@@ -333,7 +413,7 @@ def _spec(arguments: argparse.Namespace) -> "BoardJobSpec":
     from agent.mcu.protocol.messages import Rule
 
     spec = read_job(arguments.job)
-    given = {name: getattr(arguments, name, None) for name in ("data", "test", "port", "serial", "out")}
+    given = {name: getattr(arguments, name, None) for name in ("data", "test", "port", "serial", "out", "shard")}
     spec = replace(spec, **{name: value for name, value in given.items() if value is not None})
     rule = getattr(arguments, "rule", None)
     names = ("epochs", "steps", "learning_rate", "seed", "snapshot_every")
@@ -350,12 +430,16 @@ def run_train(arguments: argparse.Namespace) -> int:
 
 def _train(spec: "BoardJobSpec", state_dir: Path, as_json: bool, port: Path | None = None) -> int:
     from agent.cli.mcu_views import TrainView, show_json, show_summary, summary_of
+    from agent.mcu.data import keep_shard
     from agent.mcu.job import load_data, make_link
     from agent.mcu.model import read_model
     from agent.mcu.trainer import BoardTrainer
 
     model = read_model(spec.model)
     training, held_out = load_data(spec, model)
+    if spec.shard is not None:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        keep_shard(state_dir, spec.shard, training)
     link = make_link(spec, model, port)
     view = TrainView(_total(spec, len(training)), as_json)
     trainer = BoardTrainer(link, model, training, spec.settings, state_dir, view, held_out=held_out)
@@ -424,11 +508,11 @@ def run_logs(arguments: argparse.Namespace) -> int:
     link = Link(PortSelector(path=arguments.port, serial=arguments.serial))
     device = link.connect()
     while True:
-        status = device.status()
+        status, pages = device.status(), device.pages()
         if arguments.json:
-            print(json.dumps(status_json(device.info, status)), flush=True)
+            print(json.dumps(status_json(device.info, status, pages)), flush=True)
         else:
-            show_status(device.info, status)
+            show_status(device.info, status, pages)
         if not arguments.follow:
             link.close()
             return 0

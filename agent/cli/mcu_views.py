@@ -1,7 +1,7 @@
 """How microcontrollers are shown: tables, progress bars, and the same as JSON lines."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,7 +12,7 @@ from rich.table import Table
 from agent.cli.terminal import terminal
 from agent.mcu.board.firmware import Firmware
 from agent.mcu.protocol.device import Device
-from agent.mcu.protocol.messages import DeviceInfo, DeviceStatus
+from agent.mcu.protocol.messages import DeviceInfo, DevicePages, DeviceStatus
 from agent.mcu.protocol.ports import PortInfo
 from agent.mcu.trainer import BoardEvaluation, BoardInterrupted, Event, SnapshotTaken
 from agent.mcu.trainer import Progress as Trained
@@ -20,8 +20,9 @@ from planner.ir.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from planner.mcu.fates.choose import FittedMemory
-    from planner.mcu.scheme_fit import FittedModel
-    from planner.mcu.scheme_race import Finalist
+    from planner.mcu.schemes.fit import FittedModel
+    from planner.mcu.schemes.race import Finalist
+    from planner.mcu.schemes.value import Valuation
 
 UNKNOWN = "unknown"
 
@@ -97,7 +98,7 @@ def show_firmware(firmware: Firmware) -> None:
     print(f"  flash  {firmware.flash_bytes:>9,} B of {board.flash_bytes:,} B")
 
 
-def status_json(info: DeviceInfo, status: DeviceStatus) -> dict[str, Any]:
+def status_json(info: DeviceInfo, status: DeviceStatus, pages: DevicePages | None) -> dict[str, Any]:
     """Return identity and counters for machines."""
     return {
         "board": info.board, "firmware": info.firmware_version, "model": info.model, "model_hash": info.model_hash.hex(),
@@ -109,10 +110,11 @@ def status_json(info: DeviceInfo, status: DeviceStatus) -> dict[str, Any]:
         "static_ram_bytes": status.static_ram_bytes, "ram_used_bytes": status.ram_used_bytes,
         "ram_limit_bytes": info.ram_bytes, "uptime_s": status.ticks / info.ticks_hz,
         "reset_reason": None if status.reset_reason is None else status.reset_reason.name.lower(),
+        "pages": None if pages is None else asdict(pages),
     }  # fmt: skip
 
 
-def show_status(info: DeviceInfo, status: DeviceStatus) -> None:
+def show_status(info: DeviceInfo, status: DeviceStatus, pages: DevicePages | None) -> None:
     """Print the counters of one device."""
     reason = UNKNOWN if status.reset_reason is None else status.reset_reason.name.lower()
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -128,9 +130,22 @@ def show_status(info: DeviceInfo, status: DeviceStatus) -> None:
         f"(stack at most {bytes_or_unknown(status.stack_used_bytes)})",
         "snapshot": "on the device" if info.has_snapshot else "none on the device",
     }
+    if pages is not None:
+        rows["pages"] = _pages_line(pages)
     for name, value in rows.items():
         table.add_row(name, value)
     terminal().print(table)
+
+
+def _pages_line(pages: DevicePages) -> str:
+    if not pages.medium:
+        return f"the model needs {pages.needed_bytes:,} B of external memory, none answers"
+    state = "; a step ended half way: restore" if pages.torn else ""
+    return (
+        f"{pages.needed_bytes:,} B of {pages.medium} of {format_bytes(pages.medium_bytes)}; {format_bytes(pages.read_bytes)} read, "
+        f"{format_bytes(pages.written_bytes)} written in blocks of {pages.block_bytes:,} B, {pages.failed} transfers failed, "
+        f"{pages.damaged} pages damaged{state}"
+    )
 
 
 class TrainView:
@@ -254,10 +269,53 @@ def show_fitted(fitted: "FittedModel") -> None:
     )
 
 
+def valuation_json(found: "Valuation") -> dict[str, Any]:
+    """Return what `mcu compile --per-joule` measured and chose; joules are estimates of the whole job."""
+    return {
+        "chosen": found.chosen.origin, "trained": found.chosen.scheme.describe(), "untrained": found.chosen.untrained,
+        "candidates": [
+            {
+                "origin": valued.origin, "accuracy": valued.accuracy, "behind": valued.behind(found.best)[0],
+                "behind_error": valued.behind(found.best)[1], "job_joules": valued.job_joules,
+                "gain_per_joule": valued.gain_per_joule, **held_json(valued.fitted),
+            }
+            for valued in found.valued
+        ],
+        "refused": [{"origin": refused.origin, "reason": refused.reason} for refused in found.refused],
+    }  # fmt: skip
+
+
+def show_valuation(found: "Valuation") -> None:
+    """Print what each candidate reaches and takes, and which was chosen by what rule."""
+    from planner.ir.units import format_joules, format_seconds
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("trained", "%", "behind", "job", "each", "RAM, B", "paged", "%/J"):
+        table.add_column(name, justify="left" if name == "trained" else "right", no_wrap=True)
+    for valued in found.valued:
+        behind, error = valued.behind(found.best)
+        medium = valued.fitted.memory.medium
+        table.add_row(
+            valued.origin, f"{100 * valued.accuracy:.1f}", f"{100 * behind:.1f} ± {100 * error:.1f}",
+            format_joules(valued.job_joules), format_seconds(valued.fitted.seconds), f"{valued.fitted.memory.ram_bytes:,}",
+            f"{0 if medium is None else medium.size_bytes:,}", f"{100 * valued.gain_per_joule:.3g}",
+        )  # fmt: skip
+    terminal().print(table)
+    for refused in found.refused:
+        print(f"{refused.origin}: {refused.reason}")
+    print(
+        f"chosen: {found.chosen.origin}, {found.chosen.scheme.describe()}; untrained {100 * found.chosen.untrained:.1f} %. "
+        "The rule: within one standard error of the best, most points gained per joule (estimated)"
+    )
+
+
 def held_json(held: "FittedMemory") -> dict[str, Any]:
     """Return what a plan within a budget takes, as JSON; seconds and joules are estimates of one training sample."""
+    medium = held.memory.medium
     return {
-        "ram_bytes": held.memory.ram_bytes, "recomputed": held.memory.recomputed,
+        "ram_bytes": held.memory.ram_bytes, "recomputed": held.memory.recomputed, "paged": held.memory.paged,
+        "medium": None if medium is None else medium.name, "medium_bytes": 0 if medium is None else medium.size_bytes,
+        "written_bytes": 0 if medium is None else medium.written_bytes,
         "banded": sum(row.part for row in held.memory.rows), "seconds": held.seconds,
         "joules": held.joules, "overhead": held.overhead,
     }  # fmt: skip
@@ -267,14 +325,21 @@ def show_held(held: "FittedMemory") -> None:
     """Say what a plan within a budget takes."""
     from planner.ir.units import format_joules, format_seconds
 
-    again = held.memory.recomputed
+    again, paged = held.memory.recomputed, held.memory.paged
     bands = sum(row.part for row in held.memory.rows)
-    how = (
-        f"{again} rows run again, {bands} in bands, {held.overhead:.1%} more energy"
-        if again or bands
-        else "all is kept"
-    )
+    how = "all is kept"
+    if again or bands or paged:
+        pages = f", {paged} pages read" if paged else ""
+        how = f"{again} rows run again, {bands} in bands{pages}, {held.overhead:.1%} more energy"
     print(
         f"{held.memory.ram_bytes:,} B: {how}; {format_seconds(held.seconds)} and {format_joules(held.joules)} per sample "
         "(estimated)"
     )
+    medium = held.memory.medium
+    if medium is None:
+        return
+    home = ", two copies of what is trained among them" if held.memory.parameters.pages else ""
+    line = f"{medium.name}: {medium.size_bytes:,} B{home}; {medium.written_bytes:,} B written per sample"
+    if held.page_costs is not None and held.page_costs.endurance_cycles is not None:
+        line += f", to the same blocks: they last some {held.page_costs.endurance_cycles:,.0f} samples"
+    print(line)

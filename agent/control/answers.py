@@ -33,6 +33,10 @@ class JobSummary:
     submitted_at: float
     owner: str | None = None
     """Whose process it is, of an attached program."""
+    on: str | None = None
+    """The paired device that has it."""
+    guest_of: str | None = None
+    """The paired device that it came from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,9 @@ class RunStatus:
     """Whose process it is, of an attached program."""
     step_written_bytes: int | None = None
     """To flash, by its plan."""
+    planned_device_bytes: int | None = None
+    """Of the memory of a device's own, which `planned_peak_bytes` leaves out; None where it has none."""
+    device_peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """What clients ask for, checked at the boundary: a JSON object becomes a typed request or is refused."""
 
+import itertools
 import os
 import re
 from collections.abc import Mapping
@@ -10,8 +11,10 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from agent.control.http import HttpError
+from agent.federate.orders import FederationSettings
 from agent.jobs.model import JobKind, JobRequestError, JobSpec
 from agent.system.mounts import file_system, in_ram
+from agent.worker.shard import Shard
 from planner.ir.units import shown
 
 _LONGEST_PAUSE_S = 366 * 86400
@@ -22,10 +25,10 @@ _LONGEST_CODE_S = 3600.0
 _REASON_LIMIT = 200
 _LONGEST_SOLVING_S = 3600.0
 """As in `agent.peers.connection.messages`."""
-_SETTINGS = JobSpec.__dataclass_fields__.keys() - {"owner"}
+_SETTINGS = JobSpec.__dataclass_fields__.keys() - {"owner", "guest"}
 """What a client may say of a job; whose it is, the agent knows."""
 _ENVELOPE = {"upload", "v"}
-_WITH_VALUE = ("--board", "--port", "--serial")
+_WITH_VALUE = ("--board", "--port", "--serial", "--shard")
 _BOARD_ARGUMENTS = (*_WITH_VALUE, "--simulate")
 
 T = TypeVar("T")
@@ -95,6 +98,18 @@ def wrong_answer(fields: Mapping[str, object]) -> WrongAnswer:
     return _decoded(fields, WrongAnswer)
 
 
+class FederationStart(msgspec.Struct, frozen=True):
+    """Of which job a federation is to be led, and how."""
+
+    job: Annotated[str, msgspec.Meta(min_length=1, max_length=_HOST_LIMIT)]
+    settings: FederationSettings
+
+
+def federation_start(fields: Mapping[str, object]) -> FederationStart:
+    """Return which federation is to begin; raises `HttpError`."""
+    return _decoded(fields, FederationStart)
+
+
 def solving_seconds(text: str) -> float:
     """Return how much CPU time another device's solver is given; raises `HttpError`."""
     if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,9})?", text) or float(text) > _LONGEST_SOLVING_S:
@@ -135,6 +150,15 @@ def job_spec(fields: Mapping[str, object], bundle: str | None) -> JobSpec:
 def job_change(fields: Mapping[str, object]) -> JobChange:
     """Return the change that a request asks for; raises `HttpError`."""
     return _decoded(fields, JobChange)
+
+
+class _Recall(msgspec.Struct):
+    force: bool = False
+
+
+def recall_forces(fields: Mapping[str, object]) -> bool:
+    """Return whether a job is taken back without the other device's word; raises `HttpError`."""
+    return _decoded(fields, _Recall).force
 
 
 def pause_span_s(fields: Mapping[str, object]) -> float | None:
@@ -180,5 +204,11 @@ def _check_arguments(spec: JobSpec) -> None:
     for word in words:
         if word not in _BOARD_ARGUMENTS or (word in _WITH_VALUE and next(words, "-").startswith("-")):
             raise JobRequestError(f"arguments are {list(spec.arguments)}; a job may have {', '.join(_BOARD_ARGUMENTS)}")
+    for name, value in itertools.pairwise(spec.arguments):
+        if name == "--shard":
+            try:
+                Shard.parse(value)
+            except ValueError as error:
+                raise JobRequestError(str(error)) from error
     if spec.arguments and spec.kind is not JobKind.MCU:
         raise JobRequestError(f"arguments are {list(spec.arguments)}; only a job of kind mcu has any")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.energy.attribution import Charge, EnergyPhase, StepEnergy
+from agent.energy.attribution.one_job import Charge, EnergyPhase, StepEnergy
 from agent.energy.sources.base import Kind
 from agent.system.checksum import values_checksum
 from agent.system.clock import local_clock_s

@@ -14,7 +14,8 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from agent.energy.attribution import Attributor, EnergyPhase, MeteredStep, PhaseCosts, StepEnergy
+from agent.energy.attribution.jobs import CpuClock, JobsAttributor
+from agent.energy.attribution.one_job import EnergyPhase, MeteredStep, PhaseCosts, StepEnergy
 from agent.energy.baseline import IDLE_LOAD, IdleBaseline, stored_baselines
 from agent.energy.drift import Correction, DriftWatch, Ratio
 from agent.energy.issues import EnergyIssue, IssueList
@@ -63,6 +64,7 @@ class MeterSnapshot:
     """Mean power of the newest interval; None in a gap."""
     baseline_watts: float | None
     job: str
+    """The one that is there for longest, where there are several."""
     job_gross_joules: float | None
     job_net_joules: float | None
     last_step_joules: float | None
@@ -148,11 +150,11 @@ class EnergyMeter:
             if isinstance(source, EstimatedSource):
                 self._baseline.set_watts(source.info.name, source.model.static_watts)
         costs = PhaseCosts(max(model.compute_watts, 1e-3), model.read_joules_per_byte, model.write_joules_per_byte)
-        self._attributor = Attributor(costs, self._baseline.watts)
+        self._attributor = JobsAttributor(costs, self._baseline.watts)
         self._events: deque[MeterEvent] = deque(maxlen=_MAX_EVENTS)
         self._totals = Totals()
-        self._drift: DriftWatch | None = None
-        self._plan = 0
+        self._drifts: dict[str, DriftWatch] = {}
+        self._plans: dict[str, int] = {}
         self._last_interval: Interval | None = None
         self._last_step: StepEnergy | None = None
         self._due_s = 0.0
@@ -216,30 +218,33 @@ class EnergyMeter:
             self._watch_drift(step)
 
     def _watch_drift(self, step: StepEnergy) -> None:
-        if self._drift is None:
-            self._drift = DriftWatch(step.job)
+        drift = self._drifts.setdefault(step.job, DriftWatch(step.job))
         event = step.event
         measured = step.known_joules if step.kind is Kind.MEASURED else None
-        correction = self._drift.add(event.plan, event.planned_s, event.wall_s, event.planned_joules, measured)
+        correction = drift.add(event.plan, event.planned_s, event.wall_s, event.planned_joules, measured)
         if correction is not None:
             self._note("profile-corrected", correction.text, correction)
 
-    def on_worker_start(self, job: str, now_s: float, label: str = "") -> None:
-        """Note that the worker of `job` was started; reports show `label` where it is given."""
+    def on_worker_start(self, job: str, now_s: float, label: str = "", cpu_s: CpuClock = float) -> None:
+        """Note that the worker of `job` was started; reports show `label` where it is given.
+
+        `cpu_s`: the CPU seconds it has used, by which jobs that are at work at the same time share what is drawn.
+        """
         if label:
             self._ledger.set_meta(f"label:{job}", label)
         self._sample_edge(now_s)
-        self._attributor.start_job(job, now_s)
+        self._attributor.start_job(job, now_s, cpu_s)
         self._totals.begin(job)
-        self._drift = DriftWatch(job)
+        self._drifts[job], self._plans[job] = DriftWatch(job), 0
 
     def on_worker_stop(self, job: str, now_s: float) -> None:
         """Note that the worker of `job` is gone, for whatever reason."""
-        if job == self._attributor.job:
+        if job in self._attributor.jobs:
             self._sample_edge(now_s)
-            self._attributor.stop_job(now_s)
+            self._attributor.stop_job(job, now_s)
             self._expected_s = IDLE_PERIOD_S
             self._settle(now_s)
+            self._drifts.pop(job, None)
             self.flush(now_s)
 
     def _sample_edge(self, now_s: float) -> None:
@@ -251,23 +256,25 @@ class EnergyMeter:
         self.tick(now_s, machine_idle=False)
         self._due_s = now_s
 
-    def on_event(self, event: Event, now_s: float) -> None:
-        """Take in one event of the worker; kinds that do not matter to energy are ignored."""
+    def on_event(self, job: str, event: Event, now_s: float) -> None:
+        """Take in one event of the worker of `job`; kinds that do not matter to energy are ignored."""
+        if job not in self._attributor.jobs:  # its start was before the meter's
+            return
         match event:
             case StepDone():
-                self._on_step(MeteredStep.of(event, self._plan), now_s)
+                self._on_step(job, MeteredStep.of(event, self._plans[job]), now_s)
             case WorkerReady() | PlanSwitched():
-                self._plan = event.plan
+                self._plans[job] = event.plan
             case WorkerPaused():
                 self._sample_edge(now_s)
-                self._attributor.pause(now_s)
+                self._attributor.pause(job, now_s)
                 self._expected_s = IDLE_PERIOD_S  # the next tick may come at the pace of an idle machine
             case WorkerResumed():
                 self._sample_edge(now_s)
-                self._attributor.resume(now_s)
+                self._attributor.resume(job, now_s)
 
-    def _on_step(self, step: MeteredStep, now_s: float) -> None:
-        self._attributor.finish_step(step, now_s)
+    def _on_step(self, job: str, step: MeteredStep, now_s: float) -> None:
+        self._attributor.finish_step(job, step, now_s)
         if isinstance(self._sampler.current, EstimatedSource):
             self._sampler.current.note_transfer(step.paged_in_bytes, step.paged_out_bytes)
 
@@ -293,7 +300,8 @@ class EnergyMeter:
     def snapshot(self) -> MeterSnapshot:
         """Return the figures of this moment."""
         info = self._sampler.current.info if self._sampler.current else None
-        job = self._totals.jobs().get(self._attributor.job)
+        shown = next(iter(self._attributor.jobs), "")
+        job, drift = self._totals.jobs().get(shown), self._drifts.get(shown)
         step = self._last_step
         return MeterSnapshot(
             source=info.name if info else "",
@@ -301,13 +309,13 @@ class EnergyMeter:
             covers=info.covers if info else "",
             watts=self._last_interval.watts if self._last_interval else None,
             baseline_watts=self._baseline.watts(info.name) if info else None,
-            job=self._attributor.job,
+            job=shown,
             job_gross_joules=job.gross_joules if job else None,
             job_net_joules=job.net_joules if job else None,
             last_step_joules=step.known_joules if step else None,
             last_step_planned_joules=step.event.planned_joules if step else None,
-            time_drift=_factor(self._drift.time if self._drift else None),
-            energy_drift=_factor(self._drift.energy if self._drift else None),
+            time_drift=_factor(drift.time if drift else None),
+            energy_drift=_factor(drift.energy if drift else None),
             total_joules=self._total_joules,
             gap_seconds=self._gap_s,
         )
@@ -325,8 +333,8 @@ class EnergyMeter:
         interval = self._sampler.sample(now_s, self._expected_s)
         if interval is not None:
             self._take(interval, now_s, machine_idle=False)
-        if self._attributor.job:
-            self._attributor.stop_job(now_s)
+        for job in self._attributor.jobs:
+            self._attributor.stop_job(job, now_s)
         self._settle(now_s)
         self._sampler.close()
         self._ledger.set_meta("baselines", json.dumps(self._baseline.known_watts()))

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from agent.energy.attribution import EnergyPhase
+from agent.energy.attribution.one_job import EnergyPhase
 from agent.energy.baseline import stored_baselines
 from agent.energy.ledger import DAY_S, KEEP_S, LedgerError, open_for_reading
 from agent.energy.wear import WearOutlook, outlook

@@ -24,6 +24,8 @@ class Interval:
     kind: Kind
     reason: str = ""
     """Why the joules are not known; empty if they are."""
+    share: float = 1.0
+    """Of what the whole machine drew; less for one of several jobs at work."""
 
     @property
     def seconds(self) -> float:

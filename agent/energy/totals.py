@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from agent.energy.attribution import Charge, EnergyPhase, StepEnergy
+from agent.energy.attribution.one_job import Charge, EnergyPhase, StepEnergy
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from agent.facts import idle, power_supply, thermal
+from agent.facts import gpu, idle, power_supply, thermal
 from agent.facts.jetson import read_tegrastats
 from agent.facts.model import Answer, Facts, Fault, IdleSignal, ThrottleReading
 from agent.facts.platform import OwnUse, SensorOptions, answer, run_command
@@ -36,6 +36,8 @@ class LinuxPlatform:
         self._busctl = shutil.which("busctl") if sys == Path("/sys") else None
         self._vcgencmd = shutil.which("vcgencmd")
         self._tegrastats = shutil.which("tegrastats")
+        self._nvidia_smi = shutil.which("nvidia-smi")
+        self._card_percent: float | None = None
         self._idle_hint: bool | None = None
         self._metered = Answer.UNKNOWN
         self._throttle: ThrottleReading | None = None
@@ -62,11 +64,12 @@ class LinuxPlatform:
             memory_pressure_percent=idle.parse_pressure(pressure) if pressure is not None else None,
             online=read_online(tree),
             metered=self._metered,
+            devices=gpu.present_kinds(tree),
         )
         return replace(facts, faults=tree.take_faults() + self._slow_faults)
 
     async def refresh(self) -> None:
-        """Ask logind, NetworkManager, the Pi firmware and tegrastats; each may fail alone."""
+        """Ask logind, NetworkManager, the Pi firmware, tegrastats and nvidia-smi; each may fail alone."""
         faults: list[Fault] = []
         if self._busctl:
             hint = await self._bus_property(*_LOGIN1, "IdleHint")
@@ -85,6 +88,13 @@ class LinuxPlatform:
             except OSError as error:
                 self._slow_temperature_c = None
                 faults.append(Fault("temperature", str(error)))
+        self._card_percent = None
+        if self._nvidia_smi and gpu.jetson_load_percent(self.tree) is None:
+            try:
+                self._card_percent = gpu.parse_utilization(await run_command(self._nvidia_smi, *gpu.QUERY))
+            except OSError as error:
+                if gpu.present_kinds(self.tree):
+                    faults.append(Fault(gpu.SENSOR, str(error)))
         self._slow_faults = tuple(faults)
 
     def tripwire(self) -> tuple[str, ...]:
@@ -94,11 +104,15 @@ class LinuxPlatform:
 
     def _idle_signals(self, options: SensorOptions, own: OwnUse, now_s: float) -> tuple[IdleSignal, ...]:
         percent = self._load.sample(self.tree, own.cpu_s, now_s)
+        gpu_percent = gpu.jetson_load_percent(self.tree)
+        if own.training:
+            self._card_percent = None  # what nvidia-smi saw of our own worker is not to be taken for a user's
         return (
             idle.cpu_signal(percent, options),
             idle.pressure_signal(self.tree, options, own),
             idle.terminal_signal(self.tree, options, time.time()),
             idle.logind_signal(self._idle_hint),
+            *gpu.gpu_signal(self._card_percent if gpu_percent is None else gpu_percent, options, own),
         )
 
     def _temperature(self) -> float | None:

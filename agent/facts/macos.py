@@ -1,5 +1,6 @@
 """macOS: pmset for power and thermal limits, IOHIDSystem for the last input, psutil for the rest."""
 
+import platform
 import re
 import time
 from dataclasses import replace
@@ -12,6 +13,7 @@ from agent.facts.macos_power_events import PowerEvents
 from agent.facts.model import Answer, Facts, Fault, IdleSignal, Power, PowerReading, ThrottleReading
 from agent.facts.platform import OwnUse, SensorOptions, answer, run_command
 from agent.facts.sysfs import Tree
+from planner.ir.devices.kinds import MPS
 
 _SOURCE = re.compile(r"Now drawing from '([^']*)'")
 _BATTERY = re.compile(r"-InternalBattery-\d+\s*(?:\(id=\d+\))?\s*(\d+)%;")
@@ -111,6 +113,7 @@ class MacPlatform:
             free_disk_bytes=free,
             available_memory_bytes=memory.available,
             total_memory_bytes=memory.total,
+            devices=frozenset({MPS} if platform.machine() == "arm64" else ()),
             online=answer(any(stats.isup for name, stats in interfaces.items() if name != "lo0")),
             faults=self._tree.take_faults() + self._slow_faults,
         )

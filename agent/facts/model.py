@@ -83,4 +83,6 @@ class Facts:
     metered: Answer = Answer.UNKNOWN
     flash_written_today_bytes: int = 0
     paused_by_user: bool = False
+    devices: frozenset[str] | None = None
+    """Kinds of devices that are there beside the CPU (`planner.ir.devices.kinds`); None where it was not looked."""
     faults: tuple[Fault, ...] = ()

@@ -14,7 +14,7 @@ from agent.finetune.base_record import BaseRecord
 from agent.finetune.options import FinetuneError, FinetuneOptions
 from agent.system.atomic_file import atomic_stream
 
-_NAME = "checkpoint.pt"
+_NAME, _ROUND_NAME = "checkpoint.pt", "round.pt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,19 @@ class FinetuneProgress:
 
 
 class Checkpoint:
-    """The file beside the result that a fine-tuning goes on from."""
+    """The file beside the result that a fine-tuning goes on from. `round`: the name of a federation's round, one that differs for each."""
 
-    def __init__(self, options: FinetuneOptions, sequences: Sequence[Any], base: BaseRecord) -> None:
-        self._base = base
-        self.path = Path(options.out).with_name(f"{Path(options.out).name}.state") / _NAME
+    def __init__(
+        self, options: FinetuneOptions, sequences: Sequence[Any], base: BaseRecord, round: str | None = None
+    ) -> None:
+        self._base, self._round = base, round
+        name = _NAME if round is None else _ROUND_NAME
+        self.path = Path(options.out).with_name(f"{Path(options.out).name}.state") / name
         asked = msgspec.json.encode(replace(options, sample=None, json=False))
         made_of = hashlib.sha256(asked)
         for sequence in sequences:
             made_of.update(repr(sequence).encode())
+        made_of.update((round or "").encode())
         self._id = made_of.hexdigest()
 
     def write(
@@ -61,7 +65,7 @@ class Checkpoint:
             )
 
     def read(self, trained: Sequence[torch.Tensor], parts: dict[str, Any]) -> FinetuneProgress | None:
-        """Put everything to where the checkpoint is; None where there is none.
+        """Put everything to where the checkpoint is; None where there is none, or one of another round.
 
         Raises FinetuneError for one of other settings, data or weights, and for one that is damaged.
         """
@@ -80,6 +84,8 @@ class Checkpoint:
             zipfile.BadZipFile,
         ) as error:
             raise FinetuneError(f"{self.path} is damaged ({error}); remove it to begin anew") from error
+        if found["id"] != self._id and self._round is not None:
+            return None
         if found["id"] != self._id:
             raise FinetuneError(
                 f"{self.path} is of other settings or other data; give another --out, or remove it to begin anew"
@@ -98,7 +104,7 @@ class Checkpoint:
     def remove(self) -> None:
         """Remove it: the result is written."""
         self.path.unlink(missing_ok=True)
-        if self.path.parent.is_dir():
+        if self.path.parent.is_dir() and not any(self.path.parent.iterdir()):
             self.path.parent.rmdir()
 
 

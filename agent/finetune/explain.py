@@ -14,22 +14,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agent.finetune.base_record import BaseRecord
 from agent.finetune.checkpoint import Checkpoint
-from agent.finetune.grid_file import FOLDER, grid_layers
-from agent.finetune.head_loss import LearnedLoss
+from agent.finetune.grid.file import FOLDER, grid_layers
+from agent.finetune.head_loss import LearnedLoss, model_inputs
 from agent.finetune.model import load_tokenizer, outline, with_adapters
 from agent.finetune.model_files import weight_files
 from agent.finetune.options import FinetuneOptions
-from agent.finetune.records import read_records
-from agent.finetune.sequences import TokenSequence, split_sequences
+from agent.finetune.room import MOMENTS, WORKING_BYTES
 from agent.finetune.steering import CHECKPOINT_S
+from agent.finetune.task import Task, task_of
+from agent.finetune.text.records import read_records
+from agent.finetune.text.sequences import TokenSequence, split_sequences
 from agent.finetune.training import count_updates
 from planner.ir.process_memory import resident_bytes
-
-_MOMENTS = 2
-"""Of AdamW, for each trained number, in 32 bits."""
-
-WORKING_BYTES = 48 << 20
-"""What the process grows by once kernels run, their code and workspaces: 45 and 51 MiB for 16 layers of Qwen2.5-0.5B."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +39,8 @@ class Explanation:
 
     model: str
     kind: str
+    learns: str
+    """What it is trained to predict."""
     parameters: int
     loaded_as: str
     files: tuple[str, ...]
@@ -91,11 +89,12 @@ def explain(options: FinetuneOptions, ram_bytes: int) -> Explanation:
     """Return what `finetune` would do within so much memory. Raises FinetuneError as it would, and OSError."""
     folder = Path(options.model)
     data, tokenizer = read_records(Path(options.data)), load_tokenizer(folder)
-    split = split_sequences(data.records, tokenizer, options)
+    task = task_of(folder, data.records)
+    split = split_sequences(data.records, tokenizer, options, task)
     sequences = (*split.train, *split.held_out)
     longest = max(len(sequence.tokens) for sequence in sequences)
     files = weight_files(folder)
-    model = outline(folder)
+    model = outline(folder, task)
     if options.lora_rank is None:
         model = model.float().train()
     loaded_as = str(model.dtype).removeprefix("torch.")
@@ -109,13 +108,13 @@ def explain(options: FinetuneOptions, ram_bytes: int) -> Explanation:
         frozen += grid_bytes - sum(layer.weight.nbytes for layer in layers.values())
     if options.lora_rank is not None:
         with torch.device("meta"):
-            model = with_adapters(model, options)
+            model = with_adapters(model, options, task)
     process_bytes = resident_bytes()
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     numbers = sum(p.numel() for p in trained.values())
     state_bytes = numbers * torch.float32.itemsize
-    trained_bytes = state_bytes * (2 + _MOMENTS)
-    saved, logits = _one_forward(model, options, longest)
+    trained_bytes = state_bytes * (2 + MOMENTS)
+    saved, logits = _one_forward(model, options, task, longest, max(len(s.source or ()) for s in sequences))
     made = saved + 2 * logits  # and what the logits are computed from in 32 bits, some rows at a time
     if options.lora_rank is None:
         frozen = 0
@@ -126,7 +125,7 @@ def explain(options: FinetuneOptions, ram_bytes: int) -> Explanation:
     checkpoint = Checkpoint(options, split.train, BaseRecord(options.model, options.base, {})).path
     lengths = [len(sequence.tokens) for sequence in sequences]
     return Explanation(
-        model=str(folder), kind=kind, parameters=parameters, loaded_as=loaded_as, files=tuple(path.name for path in files),
+        model=str(folder), kind=kind, learns=task.kind.value, parameters=parameters, loaded_as=loaded_as, files=tuple(path.name for path in files),
         files_bytes=sum(path.stat().st_size for path in files), trained_parameters=numbers, trained_layers=_ends(trained),
         grid=options.base, grid_layers=len(layers), grid_bytes=grid_bytes, grid_is_there=grid_path.is_file(),
         records=len(data.records), broken=data.broken, skipped=split.skipped, sequences=len(split.train), held_out=len(split.held_out),
@@ -134,7 +133,7 @@ def explain(options: FinetuneOptions, ram_bytes: int) -> Explanation:
         accumulate=options.accumulate, updates=count_updates(options, len(split.train)), done=checkpoint.is_file(), ram_bytes=ram_bytes,
         process_bytes=process_bytes, working_bytes=WORKING_BYTES, trained_bytes=trained_bytes, saved_bytes=saved, logits_bytes=logits, frozen_bytes=frozen,
         resident_frozen_bytes=resident, read_bytes=options.accumulate * (2 * (frozen - resident) + paged),
-        written_bytes=options.accumulate * paged, checkpoint_s=CHECKPOINT_S, checkpoint_bytes=(1 + _MOMENTS) * state_bytes,
+        written_bytes=options.accumulate * paged, checkpoint_s=CHECKPOINT_S, checkpoint_bytes=(1 + MOMENTS) * state_bytes,
         checkpoint=str(checkpoint), out=options.out,
     )  # fmt: skip
 
@@ -146,7 +145,7 @@ def _multiplied_bytes(model: nn.Module) -> int:
     return total if head is not None and head.weight is embeddings.weight else total - embeddings.weight.nbytes
 
 
-def _one_forward(model: Any, options: FinetuneOptions, length: int) -> tuple[int, int]:
+def _one_forward(model: Any, options: FinetuneOptions, task: Task, length: int, source: int) -> tuple[int, int]:
     """Return the bytes that autograd keeps of a forward pass, without the weights, and those of the logits at once."""
     weights: set[int] = set()
     kept: dict[int, int] = {}
@@ -166,8 +165,12 @@ def _one_forward(model: Any, options: FinetuneOptions, length: int) -> tuple[int
         model = model.to_empty(device="cpu")
         weights = {p.untyped_storage()._cdata for p in model.parameters()}
         tokens = torch.zeros((options.batch, length), dtype=torch.long)
-        logits = model(input_ids=tokens, use_cache=False).logits
+        read = torch.ones((options.batch, source or length), dtype=torch.long)
+        inputs = model_inputs(tokens, (tokens, read) if task.encoder_alone else (read, read) if source else None)
+        logits = model(**inputs, **({} if task.encoder_alone else {"use_cache": False})).logits
     rows = options.batch * length
+    if task.labels:
+        return sum(kept.values()), 0
     return sum(kept.values()), logits.nbytes // rows * LearnedLoss(model, options.head_rows).rows_at_once(rows)
 
 

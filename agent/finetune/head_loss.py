@@ -10,17 +10,20 @@ import inspect
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch import nn
 from torch.nn import functional as F
-from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from agent.finetune.libraries import BaseModelOutputWithPast, peft
 from agent.finetune.options import FinetuneError
-from agent.finetune.sequences import BUCKET_TOKENS, IGNORED
+from agent.finetune.task import TaskKind
+from agent.finetune.text.sequences import BUCKET_TOKENS, IGNORED
 from agent.follow.products import column_blocks
 
 _BLOCK_BYTES = 8 << 20
-"""Of a block of rows in 32 bits; three of them are there at once."""
+"""Of a block of rows in 32 bits."""
+
+_BLOCKS = 3
+"""Of them are there at once."""
 
 _LEAST_ROWS = 16
 """In a block: of fewer, kernels may compute in another order."""
@@ -29,36 +32,61 @@ _SEEN_TOKENS = 64
 """Of the first batch, by which it is seen whether the head stands alone."""
 
 
+EncoderInput = tuple[torch.Tensor, torch.Tensor]
+"""Tokens, [batch, length], and which of them are there (1) or fill up (0). An encoder alone learns of these same tokens."""
+
+
+def model_inputs(tokens: torch.Tensor, source: EncoderInput | None) -> dict[str, torch.Tensor]:
+    """Return by name what a model is given: tokens alone, those of a decoder beside what its encoder reads, or an encoder's."""
+    if source is None:
+        return {"input_ids": tokens}
+    if source[0] is tokens:
+        return {"input_ids": tokens, "attention_mask": source[1]}
+    return {"input_ids": source[0], "attention_mask": source[1], "decoder_input_ids": tokens}
+
+
 class LearnedLoss:
     """The summed loss of the tokens that a model is to learn, and the gradient of all that is trained.
 
     `head_rows`: the head runs on so many rows at a time, None for all at once. Products of few rows are rounded in another
-    order than those of many, so each number of rows is a recipe of its own.
+    order than those of many, so each number of rows is a recipe of its own. `kind`: which token a place predicts, the next or, of
+    an encoder, its own.
     """
 
-    def __init__(self, model: Any, head_rows: int | None = None) -> None:
+    def __init__(self, model: Any, head_rows: int | None = None, kind: TaskKind = TaskKind.CAUSAL_LM) -> None:
         self._model, self._head_rows = model, head_rows
-        self._plain: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+        self._own_token = kind is TaskKind.MASKED_LM
+        self._settings = {} if self._own_token else {"use_cache": False}
+        self._plain: Any = model.get_base_model() if isinstance(model, peft.PeftModel) else model
         self._keeps_rows = "logits_to_keep" in inspect.signature(self._plain.forward).parameters
         self._stands_alone: bool | None = None
         """Whether the model's head, given hidden rows, gives what the whole model gives for them; None: not seen yet."""
 
-    def __call__(self, tokens: torch.Tensor, labels: torch.Tensor, gradient_of: int | None = None) -> torch.Tensor:
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        labels: torch.Tensor,
+        source: EncoderInput | None = None,
+        gradient_of: int | None = None,
+    ) -> torch.Tensor:
         """Return the sum of the labels' losses, in 32 bits, with the bits of `cross_entropy(logits.float(), ..., reduction="sum")`.
 
-        `tokens` and `labels`: [batch, length], a label for each token, IGNORED where none is learned. Logits begin at the
+        `tokens` and `labels`: [batch, length], a label for each token, IGNORED where none is learned; `source`: what an encoder reads
+        beside them. Logits begin at the
         first place after which a token is learned, in steps of BUCKET_TOKENS: each number of rows is a step of its own to
         whoever plans it. With `gradient_of`, the gradients of that sum divided by it are added to those of the parameters,
         by one backward pass. Raises FinetuneError where the head cannot run on some rows.
         """
-        following = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        following = labels if self._own_token else F.pad(labels[:, 1:], (0, 1), value=IGNORED)
         first = int((following != IGNORED).any(0).int().argmax())
         kept = tokens.shape[1] - first // BUCKET_TOKENS * BUCKET_TOKENS
         following = following[:, -kept:].reshape(-1)
+        if source is not None:
+            self._stands_alone = False
         if self._stands_alone is None:
             self._stands_alone = self._separable and self._gives_the_same(tokens)
         if not self._stands_alone:
-            return self._of_whole(tokens, kept, following, gradient_of)
+            return self._of_whole(model_inputs(tokens, source), kept, following, gradient_of)
         hidden = self._backbone(input_ids=tokens, use_cache=False).last_hidden_state
         return self._of_rows(hidden[:, -kept:], following, gradient_of)
 
@@ -66,16 +94,28 @@ class LearnedLoss:
         """Return of how many of so many rows logits are there at the same time."""
         return max(stop - start for start, stop in column_blocks(rows, self._head_rows or rows))
 
-    def _of_whole(self, tokens: torch.Tensor, kept: int, labels: torch.Tensor, gradient_of: int | None) -> torch.Tensor:
+    def bytes_at_once(self, rows: int) -> int:
+        """Return what the loss of so many rows takes at its peak, its gradient included: logits, and a block of them in 32 bits."""
+        head = self._plain.get_output_embeddings()
+        if head is None:
+            return 0
+        vocabulary, at_once = head.weight.shape[0], self.rows_at_once(rows)
+        blocks = column_blocks(at_once, min(_block_rows(vocabulary), at_once))
+        block = max(stop - start for start, stop in blocks) * vocabulary * torch.float32.itemsize
+        return int(at_once * vocabulary * head.weight.dtype.itemsize + _BLOCKS * block)
+
+    def _of_whole(
+        self, inputs: dict[str, torch.Tensor], kept: int, labels: torch.Tensor, gradient_of: int | None
+    ) -> torch.Tensor:
         if self._head_rows is not None:
             raise FinetuneError(
                 f"the head of this model ({self._plain.config.model_type}) cannot run on {self._head_rows} rows at a time: it is "
                 "trained, or not by itself behind the other layers; leave --head-rows away"
             )
         if self._keeps_rows:
-            logits = self._model(input_ids=tokens, use_cache=False, logits_to_keep=kept).logits
+            logits = self._model(**inputs, **self._settings, logits_to_keep=kept).logits
         else:
-            logits = self._model(input_ids=tokens, use_cache=False).logits[:, -kept:].contiguous()
+            logits = self._model(**inputs, **self._settings).logits[:, -kept:].contiguous()
         chosen = chosen_log_probabilities(logits, labels, gradient_of)
         if gradient_of is not None:
             logits.backward(logits.detach())
@@ -138,6 +178,35 @@ class LearnedLoss:
         return logits
 
 
+class LabelLoss:
+    """The summed loss of the labels that a model is to choose, and the gradient of all that is trained."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        labels: torch.Tensor,
+        source: EncoderInput | None = None,
+        gradient_of: int | None = None,
+    ) -> torch.Tensor:
+        """Return the sum of the losses in 32 bits. `labels`: a number for each text, [batch, 1]; else as `LearnedLoss`."""
+        logits = self._model(**model_inputs(tokens, source)).logits.float()
+        loss = F.cross_entropy(logits, labels[:, 0], reduction="sum")
+        if gradient_of is not None:
+            (loss / gradient_of).backward()
+        return loss.detach()
+
+    def rows_at_once(self, rows: int) -> int:
+        """Return 0: a text's logits are as many as there are labels."""
+        return 0
+
+    def bytes_at_once(self, rows: int) -> int:
+        """Return 0, for the same reason."""
+        return 0
+
+
 class _Given(nn.Module):
     """Stands for a backbone whose result is there already."""
 
@@ -160,8 +229,7 @@ def chosen_log_probabilities(
     """
     memory, labels = logits.detach().view(-1, logits.shape[-1]), labels.reshape(-1)
     chosen = torch.empty(len(labels), 1)
-    row_bytes = memory.shape[1] * torch.float32.itemsize
-    step = max(_BLOCK_BYTES // row_bytes, _LEAST_ROWS)
+    step = _block_rows(memory.shape[1])
     for start, stop in column_blocks(len(labels), min(step, len(labels))):
         learned = labels[start:stop, None].clamp(min=0)
         with torch.no_grad():
@@ -176,6 +244,10 @@ def chosen_log_probabilities(
                 del given
         del log_probabilities
     return chosen
+
+
+def _block_rows(vocabulary: int) -> int:
+    return max(_BLOCK_BYTES // (vocabulary * torch.float32.itemsize), _LEAST_ROWS)
 
 
 def _summed(chosen: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -17,11 +17,12 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from agent.finetune.base_record import BaseRecord
-from agent.finetune.grid_file import ENCODED_ITEMS, grid_layers
-from agent.finetune.grid_linear import encode_weight
+from agent.finetune.grid.file import ENCODED_ITEMS, grid_layers
+from agent.finetune.grid.linear import encode_weight
 from agent.finetune.model import FLOATS, is_transposed, outline
 from agent.finetune.model_files import check_model_files, tensor_entries, weight_files
 from agent.finetune.options import FinetuneError
+from agent.finetune.task import task_of
 from agent.packing.grids import QuantizationGrid
 from agent.system.atomic_file import atomic_directory
 from planner.ir.bundle.safetensors_io import TensorEntry
@@ -173,7 +174,7 @@ def _changes(
     folder: Path, adapter: _Adapter, grid: QuantizationGrid | None, stored: Mapping[str, TensorEntry]
 ) -> dict[str, _Change]:
     """Return what becomes of the stored weights by their names; those that stay are not there. Raises FinetuneError."""
-    model = outline(folder)
+    model = outline(folder, task_of(folder))
     on_grid = set() if grid is None else set(grid_layers(model, grid))
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     changes = {}

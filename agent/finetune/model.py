@@ -1,35 +1,33 @@
 """The model of a directory, with what of it is trained."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
-from agent.finetune.grid_file import put_on_grid
+from agent.finetune.grid.file import put_on_grid
+from agent.finetune.libraries import Conv1D, peft, transformers
 from agent.finetune.model_files import tensor_entries, weight_files
 from agent.finetune.options import FinetuneError, FinetuneOptions
-
-try:
-    import peft
-    import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    from transformers.pytorch_utils import Conv1D
-except ImportError as error:
-    raise FinetuneError(
-        f"fine-tuning language models needs transformers and peft ({error.name} is missing): pip install 'port-agent[llm]'"
-    ) from error
-
+from agent.finetune.task import Task, TaskKind, head_settings, model_class, read_config
 
 FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 """By the names of safetensors."""
+
+_PEFTS_TASKS = {
+    TaskKind.CAUSAL_LM: "CAUSAL_LM", TaskKind.SEQ2SEQ_LM: "SEQ_2_SEQ_LM", TaskKind.MASKED_LM: None, TaskKind.CLASSIFICATION: "SEQ_CLS",
+}  # fmt: skip
+_PEFTS_HEADS = ("classifier", "score")
+"""Heads for labels that peft trains and saves by itself, by their names."""
 
 _transformers_says: Any = transformers.utils.logging
 _transformers_says.disable_progress_bar()
 _transformers_says.set_verbosity_error()
 warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers|peft")
+warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")  # GPT-2's layers: peft sets what they need
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -40,42 +38,59 @@ def load_tokenizer(folder: Path) -> Any:
         raise FinetuneError(f"the tokenizer of {folder} cannot be read ({error}); download it again") from error
 
 
-def load_model(options: FinetuneOptions, note: Callable[[str], None]) -> Any:
+def load_model(options: FinetuneOptions, task: Task, note: Callable[[str], None]) -> Any:
     """Return the model in training mode: frozen under adapters of 32 bits, or all of it in 32 bits.
 
-    Weights stay in their files where nothing is trained of them. `note` is told what becomes of a base on a grid. Raises FinetuneError for a kind of model that is no
-    causal language model, and for layers that it does not have.
+    Weights stay in their files where nothing is trained of them. A head for labels is made by the seed, and trained; with it all
+    is of 32 bits. `note` is told what becomes of a base on a grid, and of a head that is new. Raises FinetuneError for layers that
+    the model does not have.
     """
     folder = Path(options.model)
-    _config(folder)
     torch.manual_seed(options.seed)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, local_files_only=True, use_safetensors=True, dtype="auto" if options.lora_rank else torch.float32
-    )
+    whole = options.lora_rank is None or task.kind is TaskKind.CLASSIFICATION
+    model, found = model_class(task).from_pretrained(
+        folder, local_files_only=True, use_safetensors=True, dtype=torch.float32 if whole else "auto",
+        output_loading_info=True, ignore_mismatched_sizes=task.kind is TaskKind.CLASSIFICATION, **head_settings(task),
+    )  # fmt: skip
+    new = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})
+    if new:
+        note(f"{', '.join(new)} are in no file of {folder}: they begin as random numbers")
     if options.lora_rank is None:
         return model.train()
     if options.base is not None:
+        if task.kind is TaskKind.CLASSIFICATION:
+            raise FinetuneError(
+                "--base is for models that predict tokens, and labels need a head of 32 bits; leave it away"
+            )
         put_on_grid(model, folder, options.base, note)
-    return with_adapters(model, options)
+    return with_adapters(model, options, task, new)
 
 
-def with_adapters(model: Any, options: FinetuneOptions) -> Any:
-    """Return a model with its adapters of 32 bits, all else frozen, in training mode. Raises FinetuneError for layers that it has not."""
+def with_adapters(model: Any, options: FinetuneOptions, task: Task, new: Sequence[str] = ()) -> Any:
+    """Return a model with its adapters of 32 bits, in training mode; all else is frozen, but for layers of which `new` names weights.
+
+    Raises FinetuneError for layers that it has not.
+    """
     rank = options.lora_rank or 0
+    beside = sorted({name.rpartition(".")[0] for name in new if name.partition(".")[0] not in _PEFTS_HEADS})
     adapters = peft.LoraConfig(
-        r=rank, lora_alpha=2 * rank, target_modules=_targets(model, options.targets), task_type="CAUSAL_LM"
-    )
+        r=rank, lora_alpha=2 * rank, target_modules=_targets(model, options.targets), task_type=_PEFTS_TASKS[task.kind],
+        modules_to_save=beside or None,
+    )  # fmt: skip
     return peft.get_peft_model(model, adapters).train()
 
 
-def outline(folder: Path) -> Any:
+def outline(folder: Path, task: Task) -> Any:
     """Return a directory's model without its weights, on the meta device: layers, shapes, and the data types they are loaded as.
 
-    Raises FinetuneError for a kind of model that is no causal language model, and where no file has floats.
+    Raises FinetuneError where no file has floats.
     """
-    config, causal = _config(folder), cast(Any, transformers.AutoModelForCausalLM)
+    config = read_config(folder)
+    for name, value in head_settings(task).items():
+        setattr(config, name, value)
+    dtype = torch.float32 if task.kind is TaskKind.CLASSIFICATION else config.dtype or _stored_dtype(folder)
     with torch.device("meta"):
-        return causal.from_config(config, dtype=config.dtype or _stored_dtype(folder))
+        return model_class(task).from_config(config, dtype=dtype)
 
 
 def _stored_dtype(folder: Path) -> torch.dtype:
@@ -90,16 +105,6 @@ def _stored_dtype(folder: Path) -> torch.dtype:
 def is_transposed(layer: nn.Module) -> bool:
     """Tell whether a layer keeps its weight as [in, out], as GPT-2's do."""
     return isinstance(layer, Conv1D)
-
-
-def _config(folder: Path) -> Any:
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise FinetuneError(
-            f"{folder} is a {config.model_type}, which transformers knows no causal language model of; run your own script "
-            "with `port-agent exec`"
-        )
-    return config
 
 
 def _targets(model: Any, asked: tuple[str, ...]) -> list[str] | str:

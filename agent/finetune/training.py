@@ -1,7 +1,9 @@
-"""The recipe's loop: plain PyTorch that knows of no budget; `exec` runs it in one."""
+"""The recipe's loop: plain PyTorch, run in a budget by `exec`, of which it only asks whether it suffices."""
 
+import json
 import math
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +13,25 @@ import torch
 
 from agent.finetune.base_record import BaseRecord
 from agent.finetune.checkpoint import Checkpoint, FinetuneProgress
-from agent.finetune.head_loss import LearnedLoss
+from agent.finetune.federated import FederatedRound
+from agent.finetune.head_loss import EncoderInput, LabelLoss, LearnedLoss
 from agent.finetune.model import load_model, load_tokenizer
 from agent.finetune.options import FinetuneError, FinetuneOptions
-from agent.finetune.records import read_records
-from agent.finetune.sequences import IGNORED, Split, TokenSequence, split_sequences
+from agent.finetune.room import Room
 from agent.finetune.steering import LeaveTraining, Steering
+from agent.finetune.task import Task, TaskKind, task_of
+from agent.finetune.text.records import read_records
+from agent.finetune.text.sequences import BUCKET_TOKENS, IGNORED, Split, TokenSequence, masked, split_sequences
+from agent.system.atomic_file import write_atomically
 from planner.ir.errors import ExitCode
 
 _WARM_UP_SHARE = 0.03
 """Of the updates, until the learning rate is reached; from there it falls to 0 in a line."""
 _CLIP_NORM = 1.0
 _SAMPLE_TOKENS = 48
+
+LABELS = "labels.json"
+"""In the result's directory: the labels in the order of the model's logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +47,9 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class FinetuneOutcome:
-    """What came of it. Losses are means over the held-out tokens, None where nothing is held out.
+    """What came of it. Losses are means over the held-out tokens or texts, None where nothing is held out.
 
-    `left`: told to stop, the same command goes on.
+    `left`: told to stop, the same command goes on. `labels`: those that the model chooses from, () where it predicts tokens.
     """
 
     updates: int
@@ -50,15 +59,20 @@ class FinetuneOutcome:
     sample_before: str | None = None
     sample_after: str | None = None
     out: str = ""
+    labels: tuple[str, ...] = ()
 
 
 Say = Callable[[Update], None]
 
 
 def finetune(
-    options: FinetuneOptions, say: Say, note: Callable[[str], None], steering: Steering | None = None
+    options: FinetuneOptions,
+    say: Say,
+    note: Callable[[str], None],
+    steering: Steering | None = None,
+    given: FederatedRound | None = None,
 ) -> FinetuneOutcome:
-    """Fine-tune, from a checkpoint if there is one; write the adapter or model to `options.out`.
+    """Fine-tune, from a checkpoint if there is one; write the adapter or model to `options.out`, of a `given` round to where it goes.
 
     `note` is told what else a person should know. Raises FinetuneError, and LeaveTraining where `steering` does.
     """
@@ -67,35 +81,47 @@ def finetune(
     if data.broken:
         note(f"{options.data}: {data.broken} broken lines are left away, the first: {data.first_broken}")
     tokenizer = load_tokenizer(Path(options.model))
-    split = split_sequences(data.records, tokenizer, options)
+    task = task_of(Path(options.model), data.records)
+    split = split_sequences(data.records, tokenizer, options, task)
     if split.skipped:
         note(f"{split.skipped} records are left away: the prompt alone has {options.sequence_tokens} tokens or more")
     base = BaseRecord.of(options)
-    model = load_model(options, note)
-    run = _Run(options, split, base, model, steering)
+    model = load_model(options, task, note)
+    if given is not None:
+        given.give(model)
+    run = _Run(options, task, split, base, model, tokenizer, steering, given)
     try:
-        return _run(run, tokenizer, say, note)
+        with run.room.held():
+            return _run(run, say, note)
     except LeaveTraining:
         run.keep_if_time()
         raise
 
 
-def _run(run: "_Run", tokenizer: Any, say: Say, note: Callable[[str], None]) -> FinetuneOutcome:
-    options, model = run.options, run.model
+def _run(run: "_Run", say: Say, note: Callable[[str], None]) -> FinetuneOutcome:
+    options, model, tokenizer = run.options, run.model, run.tokenizer
+    run.check_room()
     if run.begin():
         note(f"goes on after {run.done} of {run.updates} updates")
-    before = None if options.sample is None or run.done else _sample(model, tokenizer, options.sample)
+    shown = options.sample if run.given is None else None
+    before = None if shown is None or run.done else _sample(model, tokenizer, shown)
     run.train(say)
     if run.done < run.updates:
         return FinetuneOutcome(run.done, left=True, out=str(run.checkpoint.path))
-    after = None if options.sample is None else _sample(model, tokenizer, options.sample)
-    loss_after = run.held_out_loss()
+    after = None if shown is None else _sample(model, tokenizer, shown)
+    loss_after = run.held_out_loss() if run.updates else run.loss_before
+    if run.given is not None and run.given.trains:
+        run.given.take(model)
+        run.checkpoint.remove()
+        return FinetuneOutcome(run.done, False, run.loss_before, loss_after)
     model.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
     if options.lora_rank is not None:
         run.base.write(Path(options.out))
+    if run.task.labels:
+        write_atomically(Path(options.out) / LABELS, json.dumps(run.task.labels, ensure_ascii=False).encode())
     run.checkpoint.remove()
-    return FinetuneOutcome(run.done, False, run.loss_before, loss_after, before, after, options.out)
+    return FinetuneOutcome(run.done, False, run.loss_before, loss_after, before, after, options.out, run.task.labels)
 
 
 def count_updates(options: FinetuneOptions, sequences: int) -> int:
@@ -107,12 +133,17 @@ class _Run:
     """Model, optimizer, schedule and data of one fine-tuning."""
 
     def __init__(
-        self, options: FinetuneOptions, split: Split, base: BaseRecord, model: Any, steering: Steering
-    ) -> None:
-        self.options, self.base, self.model, self._steering = options, base, model, steering
-        self._learned_loss = LearnedLoss(model, options.head_rows)
+        self, options: FinetuneOptions, task: Task, split: Split, base: BaseRecord, model: Any, tokenizer: Any, steering: Steering,
+        given: FederatedRound | None,
+    ) -> None:  # fmt: skip
+        self.options, self.task, self.base, self.model, self.tokenizer = options, task, base, model, tokenizer
+        self._steering, self.given = steering, given
+        self._learned_loss = LabelLoss(model) if task.labels else LearnedLoss(model, options.head_rows, task.kind)
+        self.room = Room(options)
         self.train_on, self.held_out = split.train, split.held_out
-        self.updates = count_updates(options, len(split.train))
+        self.updates = count_updates(options, len(split.train)) if given is None or given.trains else 0
+        self._first = 0 if given is None else self.updates * (given.number or 0)
+        """Updates of the rounds before: this one goes on in the data where they ended."""
         self.trained = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=options.learning_rate, weight_decay=0.0)
         warm = max(1, round(self.updates * _WARM_UP_SHARE))
@@ -120,13 +151,18 @@ class _Run:
             self.optimizer, lambda u: min((u + 1) / warm, (self.updates - u) / max(1, self.updates - warm + 1))
         )
         self.parts = {"optimizer": self.optimizer, "schedule": self.schedule}
-        self.checkpoint = Checkpoint(options, split.train, base)
+        self.checkpoint = Checkpoint(options, split.train, base, None if given is None else given.name)
         self.done = 0
         self.loss_before: float | None = None
         self._kept = 0
         """After how many updates the last checkpoint was written."""
         self._generator = torch.get_rng_state()
         """As it was when `done` updates were."""
+
+    def check_room(self) -> None:
+        """Raise FinetuneError where the budget of this process is too small for the longest batch."""
+        longest = max(len(sequence.tokens) for sequence in (*self.train_on, *self.held_out))
+        self.room.check(self._learned_loss, self.trained, self.options.batch * longest)
 
     def begin(self) -> bool:
         """Go to where the checkpoint is and return True; or measure what is held out, where there is none."""
@@ -144,6 +180,7 @@ class _Run:
             while self.done < self.updates and not steering.leaving:
                 begin = time.monotonic()
                 loss, tokens = self._gradients(self.done)
+                self.room.check_peak()
                 if not math.isfinite(loss):
                     raise FinetuneError(
                         f"the loss of update {self.done + 1} is {loss}; the last checkpoint is kept in {self.checkpoint.path}: lower "
@@ -172,11 +209,12 @@ class _Run:
 
     def _gradients(self, done: int) -> tuple[float, int]:
         """Compute update `done`'s gradients, counted from 0; return the mean loss of its tokens and how many those are."""
-        batches = [self._batch(done * self.options.accumulate + i) for i in range(self.options.accumulate)]
+        begin = (self._first + done) * self.options.accumulate
+        batches = [self._batch(begin + i) for i in range(self.options.accumulate)]
         learned = sum(sequence.learned for batch in batches for sequence in batch)
         total = 0.0
         for batch in batches:
-            total += self._learned_loss(*_as_tensors(batch), gradient_of=learned).item()
+            total += self._learned_loss(*self._as_tensors(batch), gradient_of=learned).item()
         return total / learned, learned
 
     def _update(self) -> None:
@@ -191,7 +229,13 @@ class _Run:
         """Return batch `index` of the whole training; each pass over the sequences has an order of its own."""
         places = range(index * self.options.batch, (index + 1) * self.options.batch)
         count = len(self.train_on)
-        return [self.train_on[self._order(place // count)[place % count]] for place in places]
+        return [self._asked(self.train_on[self._order(place // count)[place % count]], str(place)) for place in places]
+
+    def _asked(self, sequence: TokenSequence, place: str) -> TokenSequence:
+        """Return a sequence as it is learned at a place of the whole training: with other tokens masked at each, or as it is."""
+        if self.task.kind is not TaskKind.MASKED_LM:
+            return sequence
+        return masked(sequence, self.tokenizer, f"{self.options.seed} {place}")
 
     def _order(self, epoch: int) -> list[int]:
         generator = torch.Generator().manual_seed(self.options.seed + epoch)
@@ -200,22 +244,59 @@ class _Run:
 
     def held_out_loss(self) -> float | None:
         """Return the mean loss over the held-out tokens; None where none are held out."""
-        learned = sum(sequence.learned for sequence in self.held_out)
+        sequences = [self._asked(sequence, f"held out {place}") for place, sequence in enumerate(self.held_out)]
+        learned = sum(sequence.learned for sequence in sequences)
         if not learned:
             return None
         self.model.eval()
         with torch.no_grad():
-            total = sum(self._learned_loss(*_as_tensors([sequence])).item() for sequence in self.held_out)
+            total = sum(self._learned_loss(*self._as_tensors([sequence])).item() for sequence in sequences)
         self.model.train()
         return total / learned
 
+    def _as_tensors(self, batch: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor, EncoderInput | None]:
+        return (
+            _as_tensors(batch)
+            if not self.task.encoder_alone
+            else _as_encoder_tensors(batch, self.options.sequence_tokens)
+        )
 
-def _as_tensors(batch: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a batch's tokens and labels, [batch, length], filled up to the longest."""
+
+def _as_tensors(batch: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor, EncoderInput | None]:
+    """Return a batch's tokens and labels, [batch, length], filled up to the longest, and what an encoder reads."""
     longest = max(len(sequence.tokens) for sequence in batch)
     tokens = torch.tensor([[*s.tokens, *[0] * (longest - len(s.tokens))] for s in batch])
     labels = torch.tensor([[*s.labels, *[IGNORED] * (longest - len(s.labels))] for s in batch])
-    return tokens, labels
+    return tokens, labels, _encoder_input([s.source for s in batch if s.source is not None])
+
+
+def _as_encoder_tensors(
+    batch: Sequence[TokenSequence], most: int
+) -> tuple[torch.Tensor, torch.Tensor, EncoderInput]:  # fmt: skip
+    """Return tokens and labels as `_as_tensors`, or a label for each text, [batch, 1], and which tokens are there.
+
+    Filled up to whole buckets, but not to more than `most` tokens.
+    """
+    longest = max(len(sequence.tokens) for sequence in batch)
+    longest = max(longest, min(most, -(-longest // BUCKET_TOKENS) * BUCKET_TOKENS))
+    missing = [longest - len(sequence.tokens) for sequence in batch]
+    tokens = torch.tensor([[*s.tokens, *[0] * fill] for s, fill in zip(batch, missing, strict=True)])
+    there = torch.tensor([[1] * (longest - fill) + [0] * fill for fill in missing])
+    chosen = [s.label for s in batch if s.label is not None]
+    if chosen:
+        return tokens, torch.tensor(chosen)[:, None], (tokens, there)
+    labels = torch.tensor([[*s.labels, *[IGNORED] * fill] for s, fill in zip(batch, missing, strict=True)])
+    return tokens, labels, (tokens, there)
+
+
+def _encoder_input(sources: "list[array[int]]") -> EncoderInput | None:
+    """Return sources filled up to whole buckets, as completions are: each length is a step of its own to whoever plans it."""
+    if not sources:
+        return None
+    longest = -(-max(map(len, sources)) // BUCKET_TOKENS) * BUCKET_TOKENS
+    tokens = torch.tensor([[*s, *[0] * (longest - len(s))] for s in sources])
+    there = torch.tensor([[1] * len(s) + [0] * (longest - len(s)) for s in sources])
+    return tokens, there
 
 
 def _sample(model: Any, tokenizer: Any, prompt: str) -> str:

@@ -70,6 +70,8 @@ class Report:
     predicted_step_seconds: float | None
     step_seconds: float | None
     """Of one step with the plan: as predicted, waiting for pages included, and as the last one took."""
+    elsewhere: tuple[str, ...]
+    """Devices with memory of their own that the program used: of that nothing is counted, bounded or moved."""
     step_written_bytes: int | None
     """Of the last step with the plan."""
     joules: float | None
@@ -210,6 +212,18 @@ def report_of_this_process() -> Report:
     return _Running._of_this_process.report()
 
 
+def strict_budget() -> ProcessBudget | None:
+    """Have the RAM budget of this process refuse operators that do not fit (BudgetTooSmallError), and return it.
+
+    None where none is active, or one for tensors alone.
+    """
+    running = _Running._of_this_process
+    if running is None or running._process is None:
+        return None
+    running._process.strict = True
+    return running._process
+
+
 class _Running:
     """A program that is being followed."""
 
@@ -309,6 +323,7 @@ class _Running:
             joules=None if energy is None else energy.joules,
             energy_source=None if energy is None else energy.source,
             wear_share=wear_share(self._page_dir, paged.written_bytes - paged.unworn_bytes),
+            elsewhere=tuple(sorted(self.table.elsewhere)),
         )
 
     # -- fork: the child may read pages and writes none; the parent never overwrites what the child may read

@@ -10,7 +10,7 @@ from collections import deque
 from pathlib import Path
 
 from agent.follow.storages import StorageTable
-from agent.malloc import Allocator, active
+from agent.malloc import Allocator, active, release_free_memory
 from planner.ir.code_pages import release_code_pages
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.process_memory import resident_bytes
@@ -53,7 +53,7 @@ _STATM_BYTES = 256
 
 
 class BudgetTooSmallError(PortError):
-    """The process takes more than the budget before any tensor is resident."""
+    """The process takes more than the budget before any tensor is resident, or where an operator may not exceed it."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -66,6 +66,8 @@ class ProcessBudget:
 
     def __init__(self, ram_bytes: int, table: StorageTable) -> None:
         self.ram_bytes, self._table = ram_bytes, table
+        self.strict = False
+        """Whether an operator that does not fit is refused; else it runs, is named, and the budget exceeded."""
         self.beside_bytes = 0
         """What another process takes of the budget meanwhile: the one that plans."""
         self._allocator: Allocator | None = active()
@@ -96,6 +98,23 @@ class ProcessBudget:
                 f"give at least {format_bytes(now * 1.1)}"
             )
 
+    def held_bytes(self) -> int:
+        """Return what the process takes now besides the tensors that are followed, what is kept for reuse given back."""
+        self._give_back()
+        return max(resident_now() - self._table.resident_bytes, 0)
+
+    def lacking_bytes(self, nbytes: int) -> int:
+        """Return by how much the process would exceed the budget with so much more, all that can be given back being so."""
+        if (lacking := resident_now() + nbytes - self.ram_bytes) > -_KEPT_FREE_BYTES:
+            self._give_back()
+            release_code_pages()
+            lacking = resident_now() + nbytes - self.ram_bytes
+        return lacking
+
+    def least_ram_for(self, nbytes: int) -> int:
+        """Return the smallest budget, of bytes, in which so much of the whole process fits."""
+        return int((nbytes + _KEPT_FREE_BYTES) / (1 - _KEPT_FREE)) + 1
+
     def due(self) -> bool:
         """Tell whether it is time to look again."""
         self._skipped += 1
@@ -107,6 +126,7 @@ class ProcessBudget:
         if self._releases_left > 0:
             self._releases_left -= 1
             release_code_pages()
+            self._give_back()
 
     def tensor_bytes(self) -> int:
         """Return how many bytes of tensors fit now.
@@ -119,6 +139,8 @@ class ProcessBudget:
         self._skipped = 0
         self._looked_at = self._table.resident_bytes
         resident = resident_now() if self._statm is None else _resident_in(os.pread(self._statm, _STATM_BYTES, 0))
+        if self.strict and resident + _KEPT_FREE_BYTES > self.ram_bytes:
+            resident = self.lacking_bytes(0) + self.ram_bytes
         if self._allocator is None:
             return max(self._usable - self._rest(resident - self._table.resident_bytes), _LEAST_TENSOR_BYTES)
         stats, mapped_bytes = self._allocator.stats(), self._table.mapped_bytes
@@ -138,6 +160,12 @@ class ProcessBudget:
         if self._allocator is not None:
             mapped_bytes = self._table.mapped_bytes + nbytes
             self._allocator.set_limit(max(self._cache_limit - mapped_bytes, self._allocator.live_bytes()))
+
+    def _give_back(self) -> None:
+        if self._allocator is None:
+            release_free_memory()
+        else:
+            self._allocator.trim()
 
     def _rest(self, found: int) -> int:
         self._rest_found[-1] = max(self._rest_found[-1], found)

@@ -21,7 +21,7 @@ from agent.follow.decisions.recompute import WORTH, recipe_of
 from agent.follow.decisions.trace import AHEAD, LONGEST_SEGMENT, NOTHING, Entry, TraceBook, Use
 from agent.follow.decisions.victims import LEAVES
 from agent.follow.lists import runs_by_element, split_call
-from agent.follow.memory import ProcessBudget, WorkspaceMeter
+from agent.follow.memory import BudgetTooSmallError, ProcessBudget, WorkspaceMeter
 from agent.follow.operands import (
     bare_storages_in,
     is_composite,
@@ -174,7 +174,7 @@ class Follower:
                     over_bytes = residency.counters.over_bytes
                     residency.make_room(need_bytes)
                     if residency.counters.over_bytes > over_bytes:
-                        self._name_too_large(func, held, need_bytes)
+                        self._too_large(func, held, need_bytes)
                 else:
                     residency.make_room_if_possible()
             if cut is not None:
@@ -204,19 +204,31 @@ class Follower:
         )
         return result
 
-    def _name_too_large(self, func: Any, held: Sequence[Storage], need_bytes: int) -> None:
-        """Say on standard error which operator alone takes more than a RAM budget leaves for tensors."""
-        if self._process is None or func in self._named:
+    def _too_large(self, func: Any, held: Sequence[Storage], need_bytes: int) -> None:
+        """Say on standard error which operator alone takes more than a RAM budget leaves for tensors.
+
+        Where the budget is strict, raise BudgetTooSmallError if the process would exceed it.
+        """
+        process = self._process
+        if process is None or (func in self._named and not process.strict):
             return
         held_bytes = sum(s.nbytes for s in set(held))
-        missing_bytes = held_bytes + need_bytes - self.residency.limit_bytes
-        if missing_bytes < _NAMED_FROM * self._process.ram_bytes:
+        missing_bytes = int(held_bytes + need_bytes - self.residency.limit_bytes)
+        needs = f"{func._schema.name} needs {format_bytes(held_bytes + need_bytes)} at once ({format_bytes(held_bytes)} of operands)"
+        if process.strict:
+            lacking_bytes = process.lacking_bytes(need_bytes)
+            if lacking_bytes > 0:
+                raise BudgetTooSmallError(
+                    f"{needs}, which is {format_bytes(lacking_bytes)} more than the budget of {format_bytes(process.ram_bytes)} has; "
+                    f"give {format_bytes(process.ram_bytes + max(missing_bytes, lacking_bytes))}"
+                )
+            return
+        if missing_bytes < _NAMED_FROM * process.ram_bytes:
             return
         self._named.add(func)
         sys.stderr.write(
-            f"port-agent: {program_line()}: {func._schema.name} needs {format_bytes(held_bytes + need_bytes)} at once "
-            f"({format_bytes(held_bytes)} of operands), the budget of {format_bytes(self._process.ram_bytes)} leaves "
-            f"{format_bytes(self.residency.limit_bytes)} for tensors; give {format_bytes(self._process.ram_bytes + missing_bytes)}, "
+            f"port-agent: {program_line()}: {needs}, the budget of {format_bytes(process.ram_bytes)} leaves "
+            f"{format_bytes(self.residency.limit_bytes)} for tensors; give {format_bytes(process.ram_bytes + missing_bytes)}, "
             "or smaller batches\n"
         )
 

@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -167,6 +167,31 @@ _MATRIX_PRODUCTS = {"aten::mm": (0, 1), "aten::addmm": (1, 2), "aten::bmm": (0, 
 _CREATING = frozenset(f"aten::{name}" for name in ("empty", "ones", "rand", "randint", "randn", "zeros"))
 """Operators without a tensor operand. A meta kernel of a random one loads sympy (36 MiB, 0.3 s), or draws numbers."""
 
+_LIKE = frozenset(
+    f"aten::{name}"
+    for name in (
+        "empty_like",
+        "full_like",
+        "ones_like",
+        "rand_like",
+        "randint_like",
+        "randn_like",
+        "zeros_like",
+        "tril",
+        "triu",
+    )
+)
+"""Operators that make a tensor of another's shape: the meta kernels of dropout's and of attention's load sympy as well."""
+
+_COMPARING = frozenset(f"aten::{name}" for name in ("eq", "ge", "gt", "le", "logical_not", "lt", "ne"))
+"""Elementwise operators that give one byte an item. Their meta kernels, and those of the next, load sympy, too."""
+
+_OF_A_ROW = frozenset(
+    f"aten::{name}"
+    for name in ("_log_softmax", "_log_softmax_backward_data", "_safe_softmax", "_softmax", "_softmax_backward_data")
+)
+"""Operators whose result has the shape of their first operand, and its data type where that is float32 and no other is asked for."""
+
 _NORMALISING = frozenset(
     f"aten::{name}" for name in ("native_batch_norm", "native_batch_norm_backward", "native_layer_norm", "native_layer_norm_backward")
 )  # fmt: skip
@@ -208,25 +233,56 @@ def known_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
     name = func._schema.name
     if name == "aten::embedding":
         return int(args[1].numel() * args[0].shape[1:].numel() * args[0].element_size())
+    if name == "aten::embedding_dense_backward":
+        return int(args[2] * args[0].shape[-1] * args[0].element_size())
     if name in _CREATING:
         return _created_bytes(func, args, kwargs)
+    if name in _LIKE and kwargs.get("device") is None:
+        return int(args[0].numel() * (kwargs.get("dtype") or args[0].dtype).itemsize)
     if name in _NORMALISING:
         return _normalised_bytes(name, args)
     factors = _MATRIX_PRODUCTS.get(name)
     if factors is not None and not func._schema.overload_name and len(args) > max(factors):
         left, right = (args[k] for k in factors)
         return int(left.shape[:-1].numel() * right.shape[-1] * left.element_size())
+    if name == "aten::mean" and not func._schema.overload_name:
+        return int((kwargs.get("dtype") or args[0].dtype).itemsize)
+    if name == "aten::sum" and func._schema.overload_name == "dim_IntList" and args[0].is_floating_point() and args[1]:
+        gone = {dim % max(args[0].dim(), 1) for dim in args[1]}
+        kept = (size for dim, size in enumerate(args[0].shape) if dim not in gone)
+        return int(math.prod(kept) * (kwargs.get("dtype") or args[0].dtype).itemsize)
+    if name == "aten::nll_loss_forward" and args[3]:  # the loss and its weights' sum, not reduced: one for each row
+        return int(2 * args[0].element_size())
+    if name == "aten::nll_loss_backward":
+        return int(args[1].numel() * args[1].element_size())
+    if name == "aten::stack" and len({t.dtype for t in args[0]}) == 1:
+        return int(sum(t.numel() * t.element_size() for t in args[0]))
+    if (
+        name in _OF_A_ROW
+        and args[0].dtype is torch.float32
+        and kwargs.get("dtype") is None
+        and args[-1] is not torch.float64
+    ):
+        return int(args[0].numel() * args[0].element_size())
     tensors = list(tensors_in(args))
-    if name not in _OF_OPERANDS_SHAPE or not tensors or kwargs.get("dtype") is not None:
+    if not tensors or kwargs.get("dtype") is not None:
         return None
+    if name in _COMPARING:
+        return _broadcast_elements(tensors)
+    if name == "aten::where" and len(tensors) == 3 and tensors[1].dtype is tensors[2].dtype:
+        return _broadcast_elements(tensors) * tensors[1].element_size()
     dtype = tensors[0].dtype
-    if not dtype.is_floating_point or any(t.dtype is not dtype for t in tensors):
+    if name not in _OF_OPERANDS_SHAPE or not dtype.is_floating_point or any(t.dtype is not dtype for t in tensors):
         return None
+    return _broadcast_elements(tensors) * dtype.itemsize
+
+
+def _broadcast_elements(tensors: Sequence[torch.Tensor]) -> int:
     elements = 1
     for place in range(1, max(t.dim() for t in tensors) + 1):
         sizes = [t.shape[-place] for t in tensors if t.dim() >= place]
         elements *= next((size for size in sizes if size != 1), 1)
-    return elements * dtype.itemsize
+    return elements
 
 
 def result_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:

@@ -54,30 +54,34 @@ class PieceBuffers:
         self._writes: deque[Transfer] = deque()
 
     def load(self, tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-        """Return elements `start` to `stop` of a contiguous tensor.
+        """Return elements `start` to `stop` of a contiguous tensor, at the beginning of a buffer of whole chunks where it is away.
 
         Raises PageError, or RuntimeError where the tensor is away and has no page: a defect of the follower.
         """
         storage = self._away.get(untyped_storage(tensor)._cdata)
         if storage is None:
             return tensor.view(-1)[start:stop]
-        buffer = torch.empty(stop - start, dtype=tensor.dtype)
-        item = tensor.element_size()
         if storage.region is None:
             raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes has no page to read")
-        pager = self._residency.pager
-        pager.wait(pager.read(storage.region, buffer.data_ptr(), buffer, start * item, (stop - start) * item))
-        return buffer
+        pager, begin, nbytes = (
+            self._residency.pager,
+            start * tensor.element_size(),
+            (stop - start) * tensor.element_size(),
+        )
+        whole = min(-(-nbytes // CHUNK) * CHUNK, storage.region.nbytes - begin)  # a tensor may end before its storage
+        buffer = torch.empty(whole, dtype=torch.uint8)
+        pager.wait(pager.read(storage.region, buffer.data_ptr(), buffer, begin, whole))
+        return buffer[:nbytes].view(tensor.dtype)
 
     def store(self, storage: Storage, piece: torch.Tensor, start: int) -> None:
-        """Write a piece of a result to the page of its storage, from element `start` on.
+        """Write the buffer that a piece of a result begins to the page of its storage, from element `start` on.
 
         Raises PageError, or RuntimeError where the storage has no page: a defect of the follower.
         """
         if storage.region is None:
             raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes has no page to write")
-        pager, item = self._residency.pager, piece.element_size()
-        self._writes.append(pager.write(storage.region, piece.data_ptr(), piece, start * item, piece.numel() * item))
+        pager, begin, whole = self._residency.pager, start * piece.element_size(), untyped_storage(piece).nbytes()
+        self._writes.append(pager.write(storage.region, piece.data_ptr(), piece, begin, whole))
         while len(self._writes) > _WRITES_UNDER_WAY:
             pager.wait(self._writes.popleft())
 

@@ -9,11 +9,16 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
+
+from agent.backend.choose import shares_host_memory
+from agent.follow.patches.refusals import not_followed
+from planner.ir.devices.kinds import CPU
 
 if TYPE_CHECKING:
     from agent.train.pager import Slot, Transfer
@@ -29,6 +34,9 @@ SMALLEST_MAPPING_BYTES = 64 << 10
 
 NEVER = 1 << 62
 """`next_use` of a storage that its trace does not use again."""
+
+_NO_DEVICE = "meta"
+"""Tensors there have no memory."""
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -162,6 +170,8 @@ class StorageTable:
         self.dead: deque[Storage] = deque()
         """Those that died since the last `bury`."""
         self._mappings = FileMappings()
+        self.elsewhere: set[str] = set()
+        """Kinds of devices beside the CPU that storages were met on: these are neither counted nor moved."""
 
     def __iter__(self) -> Iterator[Storage]:
         return iter(list(self._by_key.values()))
@@ -204,7 +214,12 @@ class StorageTable:
 
     def _meet_storage(self, storage: torch.UntypedStorage) -> Storage | None:
         nbytes = allocated_bytes(storage)
-        if nbytes < self.smallest_bytes or storage.device.type != "cpu" or is_shared(storage):
+        if nbytes < self.smallest_bytes:
+            return None
+        if storage.device.type != CPU:
+            self._meet_device(storage.device.type)
+            return None
+        if is_shared(storage):
             return None
         mapped = False
         if not storage.resizable():
@@ -212,6 +227,17 @@ class StorageTable:
                 return None
             mapped = True
         return self._add(storage, nbytes, mapped=mapped)
+
+    def _meet_device(self, kind: str) -> None:
+        """Take note of a device; raises NotFollowedError for one that takes the budget's memory past the budget."""
+        if kind in self.elsewhere or kind == _NO_DEVICE:
+            return
+        self.elsewhere.add(kind)
+        if shares_host_memory(kind):
+            raise not_followed(
+                f"tensors on {kind} take the host's memory, which is what the budget is for, and are not followed",
+                f"plan the training with `port-agent plan --device {kind} --ram SIZE`, or run the program on the CPU",
+            )
 
     def _add(self, storage: torch.UntypedStorage, nbytes: int, *, mapped: bool) -> Storage:
         key = storage._cdata
@@ -279,20 +305,42 @@ class FileMappings:
         """Tell whether the bytes at `address` lie in one private mapping of a file."""
         if sys.platform != "linux":
             return False
-        if not self._covers(address, nbytes):
-            self._ranges = list(_private_file_ranges(Path("/proc/self/maps").read_text()))
-        return self._covers(address, nbytes)
+        known = self._around(address, nbytes)
+        if known is None or not _is_mapped(*known):
+            self._ranges = [(part.start, part.stop) for part in private_file_mappings()]
+        return self._around(address, nbytes) is not None
 
-    def _covers(self, address: int, nbytes: int) -> bool:
-        return any(start <= address and address + nbytes <= stop for start, stop in self._ranges)
+    def _around(self, address: int, nbytes: int) -> tuple[int, int] | None:
+        return next(
+            ((start, stop) for start, stop in self._ranges if start <= address and address + nbytes <= stop), None
+        )
 
 
-def _private_file_ranges(maps: str) -> Iterator[tuple[int, int]]:
-    for line in maps.splitlines():
+def _is_mapped(start: int, stop: int) -> bool:
+    """Tell whether a file is mapped from `start` to `stop` now: where a mapping is gone, anything may lie at its address.
+
+    Takes a hundredth of what listing all mappings does. False where /proc does not tell.
+    """
+    return os.path.lexists(f"/proc/self/map_files/{start:x}-{stop:x}")
+
+
+@dataclass(frozen=True, slots=True)
+class FileMapping:
+    """Addresses from `start` to `stop` that show a file from byte `offset`."""
+
+    start: int
+    stop: int
+    offset: int
+    path: str
+
+
+def private_file_mappings() -> Iterator[FileMapping]:
+    """Yield this process's private mappings of files, as Linux lists them (proc_pid_maps(5))."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
         words = line.split(maxsplit=5)
         if len(words) == 6 and words[5].startswith("/") and words[1].endswith("-p"):
             start, _, stop = words[0].partition("-")
-            yield int(start, 16), int(stop, 16)
+            yield FileMapping(int(start, 16), int(stop, 16), int(words[2], 16), words[5])
 
 
 _MADV_WILLNEED = 3

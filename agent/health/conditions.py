@@ -165,6 +165,15 @@ CONDITIONS = {
             "see `port-agent logs {id}`",
         ),
         Condition(
+            "device-absent",
+            Severity.WARNING,
+            "a job waits for its device",
+            "job {job} was planned for {kind}, and this machine shows no such device",
+            "load its driver (`nvidia-smi` must list the card; in a container pass it through), or plan the job again with "
+            "--device cpu; `port-agent cancel {id}` gives it up",
+            visible_after_s=15.0,
+        ),
+        Condition(
             "job-does-not-fit",
             Severity.WARNING,
             "a job does not fit into the allowed memory",
@@ -213,7 +222,7 @@ CONDITIONS = {
             Severity.INFO,
             "tensors are denser than planned",
             "job {job}: in step {step} {count} tensors needed more room packed than the plan keeps for them and went to flash",
-            "nothing is lost, but flash is written: plan the job again if it lasts, so that its present data is measured",
+            "nothing is lost, but flash is written: after three such steps the job goes on with a plan that keeps more room; plan it again if this lasts",
         ),
         Condition(
             "slow-release",

@@ -6,6 +6,7 @@ Each finding with its cure.
 import asyncio
 import contextlib
 import ctypes
+import json
 import mmap
 import os
 import shutil
@@ -13,16 +14,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 from agent.facts import Answer, IdleSignal, OwnUse, Power, SensorOptions, this_platform
+from agent.facts.cpu_clusters import clusters_text, read_clusters
+from agent.facts.sysfs import Tree
 from agent.health.conditions import remedy_of
 from agent.policy.config import AgentOptions, Config
 from agent.system.cgroup import CgroupError, cgroup2_mount, own_path
 from agent.system.clock import CLOCK_SET_AFTER_S
+from agent.system.python_process import module_command, module_environment
+from planner.ir.devices.kinds import BACKEND_GROUP
 from planner.ir.direct_io import bypass_page_cache
 from planner.ir.errors import PortError
 from planner.ir.units import format_bytes
@@ -31,6 +38,12 @@ FLASH_TEST_BYTES = 16 << 20
 """Enough to leave an SD card's buffer, little enough for its life: one 4 GB card survives this a million times."""
 SLOW_WRITE_BYTES_PER_S = 5 << 20
 """Below this a checkpoint of 50 MB takes ten seconds."""
+
+
+PROBE_BYTES, PROBE_SHARE = 64 << 20, 0.5
+"""What `agent.backend.examine` takes of a device's memory, and from which share of it on a count has noticed."""
+_EXAMINE_PATIENCE_S = 120.0
+"""torch alone takes ten seconds on a Pi; the first use of a GPU some more."""
 
 
 class Verdict(Enum):
@@ -58,9 +71,16 @@ class Check:
 def examine(state_dir: Path, config: Config, *, flash_test: bool = True) -> list[Check]:
     """Return all findings; takes a few seconds with the flash test and blocks meanwhile."""
     options = config.options
-    checks = [*_sensors(state_dir, options), *_energy(config), *_state_directory(state_dir)]
+    checks = [
+        *_sensors(state_dir, options),
+        *check_cores(options.sysfs_root),
+        *check_energy(config),
+        *check_power_mode(),
+        *_state_directory(state_dir),
+    ]
     if flash_test:
         checks.append(_flash(state_dir))
+    checks += _devices(options)
     checks += [_control_groups(options), _clock(), _serial_ports(), check_discovery(config.options), *_worker()]
     return checks
 
@@ -109,7 +129,30 @@ def check_idle_signals(idle_signals: tuple[IdleSignal, ...]) -> Iterator[Check]:
         yield Check("idle", Verdict.BAD, f"nothing tells whether the device is in use ({said})", cure)
 
 
-def _energy(config: Config) -> Iterator[Check]:
+def check_cores(sysfs_root: Path) -> Iterator[Check]:
+    """Name the kinds of cores; nothing where the kernel does not list them."""
+    clusters = read_clusters(Tree(sys=sysfs_root))
+    if not clusters:
+        return
+    fastest = len(clusters[0].cores)
+    unlike = f"; `plan` measures the {fastest} fastest alone, too" if len(clusters) > 1 else ""
+    yield Check("cores", Verdict.GOOD, clusters_text(clusters) + unlike)
+
+
+def check_power_mode(root: Path = Path("/")) -> Iterator[Check]:
+    """Name the power mode that a Jetson is in; nothing on other machines."""
+    from agent.energy.sources.jetson_power_mode import power_mode
+
+    mode = power_mode(root)
+    if mode is not None:
+        yield Check(
+            "power mode",
+            Verdict.GOOD,
+            f"{mode}; speed and watts of bundles and board files are those of the mode they were made in",
+        )
+
+
+def check_energy(config: Config, root: Path = Path("/")) -> Iterator[Check]:
     """Test every power source; those that this machine does not have are left out."""
     from agent.energy.sources.power_models import model_of
     from agent.energy.sources.registry import EnergyConfig, diagnose
@@ -117,7 +160,7 @@ def _energy(config: Config) -> Iterator[Check]:
     try:
         energy = EnergyConfig.from_table(config.energy)
         model = model_of(energy.board)
-        reports = diagnose(energy, model, Path("/"))
+        reports = diagnose(energy, model, root)
     except PortError as error:
         yield Check("energy", Verdict.BAD, str(error), "correct the table [energy] of config.toml")
         return
@@ -239,6 +282,53 @@ def _serial_ports() -> Check:
         cure = "add the agent's user to the group dialout, or install the udev rule"
         return Check("microcontrollers", Verdict.BAD, f"no access to {', '.join(closed)}", cure)
     return Check("microcontrollers", Verdict.GOOD, ", ".join(map(str, ports)) or "no serial port plugged in")
+
+
+def _devices(options: AgentOptions) -> Iterator[Check]:
+    """Say of each GPU what it is to a plan; nothing, and no process is started, where there is no sign of one."""
+    platform = this_platform(options.sysfs_root, options.proc_root, options.dev_root)
+    facts = platform.read(SensorOptions(Path("/")), OwnUse(), time.monotonic())
+    signs = {*(facts.devices or ()), *entry_points(group=BACKEND_GROUP).names}
+    if not signs:
+        return
+    words = module_command("agent.backend.examine")
+    try:
+        done = subprocess.run(
+            words, env=module_environment(), capture_output=True, text=True, timeout=_EXAMINE_PATIENCE_S
+        )
+        version, reports = json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError) as error:
+        yield Check(
+            "GPU", Verdict.BAD, f"torch could not look for it ({error})", "see what `python -c 'import torch'` says"
+        )
+        return
+    for sign in sorted(signs - {report["kind"] for report in reports}):
+        cure = 'install the torch wheel for it (deploy/README.md, "A GPU"), and give the agent\'s user access to its device nodes'
+        yield Check(f"GPU: {sign}", Verdict.BAD, f"there is one, and torch {version} cannot use it", cure)
+    yield from (check_device(report) for report in reports)
+
+
+def check_device(report: Mapping[str, Any]) -> Check:
+    """Say what `agent.backend.examine` found of a device: whose its memory is, who bounds it, and whose bits repeat."""
+    memory = (
+        "shares the host's memory (--ram is for both)" if report["unified"] else "has memory of its own (--gpu-ram)"
+    )
+    blind = [name for name, nbytes in report["seen_by"].items() if nbytes < PROBE_SHARE * PROBE_BYTES]
+    bound = (
+        "the kernel counts what is taken there"
+        if not blind
+        else f"{' and '.join(blind)} do not count what is taken there"
+    )
+    exact = (
+        f"{report['reordered']} operators do not repeat to the bit, `plan` names them"
+        if report["reordered"]
+        else ("operators repeat to the bit")
+    )
+    finding = (
+        f"{report['name']}, {memory}; context and libraries take {format_bytes(report['outside_bytes'])}; {bound}, the plan and "
+        f"torch's allocator bound it; {exact}"
+    )
+    return Check(f"GPU: {report['kind']}", Verdict.GOOD, finding)
 
 
 def check_discovery(options: AgentOptions) -> Check:

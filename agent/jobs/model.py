@@ -55,7 +55,7 @@ class JobState(IntEnum):
     QUEUED = 1
     """Ready to run as soon as the conditions allow."""
     WAITING_DATA = 2
-    """Waits for new files in its inbox."""
+    """Waits for new files in its inbox, or for the next round of a federation."""
     RUNNING = 3
     """Has a worker process, training or paused in memory."""
     PAUSED = 4
@@ -66,6 +66,8 @@ class JobState(IntEnum):
     FAILED = 7
     """Given up; `reason` says why."""
     CANCELLED = 8
+    AWAY = 9
+    """A paired device has it; it runs nowhere else."""
 
     @property
     def is_over(self) -> bool:
@@ -84,10 +86,52 @@ class JobKind(Enum):
     """A program of a user that attached itself (`port-agent exec --opportunistic`); nobody else can start it."""
 
 
+class Movable(Enum):
+    """Whether a job may move to a paired device, and what for."""
+
+    NEVER = "never"
+    SOONEST = "soonest"
+    """Where it is done first."""
+    CHEAPEST = "cheapest"
+    """Where it takes the fewest joules."""
+
+
+class AwayPhase(Enum):
+    """How far a job is on its journey."""
+
+    SENDING = "sending"
+    """Its files are brought; it has not been handed over."""
+    THERE = "there"
+    """The other device has it, or may have it: only its word, or the user's force, brings the job back."""
+    CLOSING = "closing"
+    """It is back; the other device is still to forget it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """Where a job is: on the paired device of this id and name, known there by `token`."""
+
+    device: str
+    name: str
+    token: str
+    phase: AwayPhase
+    recalled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """Whose job this is: that of the paired device called `owner`, of the id `device`; known by `token`."""
+
+    owner: str
+    token: str
+    device: str
+
+
 class WorkerOutcome(Enum):
     """Why a worker process ended."""
 
     FINISHED = "finished"
+    WRITTEN = "what a federation averaged is written"
     LEFT = "left on request"
     OUT_OF_MEMORY = "out of memory"
     CRASHED = "crashed"
@@ -112,12 +156,17 @@ class JobSpec:
     deadline_at: float | None = None
     """Unix time; only clocks on the wall can mean "by seven tomorrow"."""
     waits_for_data: bool = False
+    federated: bool = False
+    """Trains a round when the paired device that leads a federation of this name asks, and only then."""
     page_dirs: tuple[str, ...] = ()
     """Where pages go, a directory on each medium that the bundle was planned for; without, below the job's own."""
     arguments: tuple[str, ...] = ()
     """Passed on to the worker as they are (microcontroller jobs)."""
     owner: str | None = None
     """Whose process an attached program is, or who submitted a fine-tuning, as the kernel says."""
+    movable: Movable = Movable.NEVER
+    guest: Guest | None = None
+    """Set where the job came from a paired device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +177,8 @@ class JobMeasurements:
     checkpoint_s: float | None = None
     checkpoint_bytes: int | None = None
     peak_rss_bytes: int | None = None
+    device_peak_bytes: int | None = None
+    """Of a GPU's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +215,7 @@ class Job:
     loss: float | None = None
     plan: int | None = None
     memory_ceiling_bytes: int | None = None
-    """Plans must stay below this: a plan of that size was killed for lack of memory."""
+    """Plans must stay below this, a device's own memory included: a plan of that size was killed for lack of memory."""
     attempts: int = 0
     failures: int = 0
     """Failures in a row without a step of progress."""
@@ -181,6 +232,8 @@ class Job:
     result_checksum: str | None = None
     """Of the result's file as it was written; None where the worker did not say."""
     promise: JobPromise | None = None
+    away: Away | None = None
+    """Set while a paired device has the job, or still has something of it."""
 
     @property
     def label(self) -> str:
@@ -227,6 +280,16 @@ def check_spec(spec: JobSpec) -> JobSpec:
         raise JobRequestError(f"priority {spec.priority} is not between -100 and 100")
     if spec.deadline_at is not None and not 0 <= spec.deadline_at <= LATEST_UNIX:
         raise JobRequestError("the deadline is not between 1970 and 2100; give one that a calendar knows")
+    if spec.federated and (spec.kind not in (JobKind.TRAIN, JobKind.FINETUNE) or spec.waits_for_data):
+        raise JobRequestError(
+            "only a fine-tuning, or a training job on its own or --data's samples, can be federated; submit it without --inbox"
+        )
+    if spec.movable is not Movable.NEVER and (
+        spec.kind is not JobKind.TRAIN or spec.waits_for_data or spec.federated or spec.page_dirs
+    ):
+        raise JobRequestError(
+            "only a training job with all its data can move; submit it without --inbox, --federated and --page-dir"
+        )
     if spec.waits_for_data and spec.data:
         raise JobRequestError("a job takes its data from --data or from its inbox; give one of them")
     for name, words in (
@@ -291,6 +354,9 @@ def after_exit(job: Job, outcome: WorkerOutcome, detail: str, give_up_after: int
         return replace(job, state=JobState.QUEUED, reason=detail)
     if outcome is WorkerOutcome.FINISHED:
         return _finished(job, detail)
+    if outcome is WorkerOutcome.WRITTEN:
+        waits = f"{detail}; waits for the next round"
+        return replace(job, state=JobState.WAITING_DATA, reason=waits, failures=0, failed_at_step=0)
     if outcome is WorkerOutcome.CANCELLED:
         return replace(job, state=JobState.CANCELLED, reason=detail)
     if outcome is WorkerOutcome.IMPOSSIBLE or job.spec.kind is JobKind.ATTACHED:
@@ -311,4 +377,7 @@ def _finished(job: Job, detail: str) -> Job:
     if job.spec.waits_for_data:
         done = replace(done, failed_at_step=0)  # the next round counts its steps anew
         return replace(done, state=JobState.WAITING_DATA, reason=f"round {done.rounds} finished; waits for new data")
+    if job.spec.federated:
+        done = replace(done, failed_at_step=0)
+        return replace(done, state=JobState.WAITING_DATA, reason=f"round {done.rounds} trained; waits for the next")
     return replace(done, state=JobState.FINISHED, reason=detail)

@@ -242,8 +242,10 @@ class JobStore:
             if twins:
                 label = twins[0].label
                 raise JobRequestError(f"job {label} has this name and is not over; choose another --name", twins[0].id)
-            state = JobState.WAITING_DATA if spec.waits_for_data else JobState.QUEUED
-            job = Job(id=self._next_id, spec=spec, submitted_at=submitted_at, state=state)
+            waits = spec.waits_for_data or spec.federated
+            state = JobState.WAITING_DATA if waits else JobState.QUEUED
+            reason = "waits for a round of its federation" if spec.federated else ""
+            job = Job(id=self._next_id, spec=spec, submitted_at=submitted_at, state=state, reason=reason)
             self._written += 1
             try:
                 self._directories.create(job.id, seal(job, self._written), prepare)

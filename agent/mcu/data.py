@@ -18,11 +18,15 @@ from safetensors.numpy import load
 
 from agent.mcu.errors import BoardJobError
 from agent.mcu.model import ModelDirectory
+from agent.system.atomic_file import write_atomically
+from agent.system.checksum import bytes_checksum
 from agent.system.directory_handle import read_sample_file
+from agent.worker.shard import Shard
 
 SAMPLE_NAMES = ("x", "samples", "data", "inputs", "x_train", "features")
 LABEL_NAMES = ("y", "labels", "targets", "y_train")
 SUFFIXES = (".npz", ".safetensors")
+SHARD_NAME = "shard.txt"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,6 +75,33 @@ def split_held_out(samples: BoardSamples, every: int) -> tuple[BoardSamples, Boa
     indices = np.arange(len(samples))
     held = indices % every == every - 1 if every else np.zeros(len(samples), bool)
     return samples.part(indices[~held]), samples.part(indices[held])
+
+
+def take_shard(samples: BoardSamples, shard: Shard) -> BoardSamples:
+    """Return one board's part of the samples.
+
+    Raises BoardJobError where there are fewer samples than boards.
+    """
+    if len(samples) < shard.count:
+        raise BoardJobError(
+            f"there are {len(samples)} samples to train on for {shard.count} boards; add samples, or name fewer boards"
+        )
+    return samples.part(np.arange(shard.number - 1, len(samples), shard.count))
+
+
+def keep_shard(folder: Path, shard: Shard, part: BoardSamples) -> None:
+    """Note in `folder` what a board's part is; a job that goes on there must find the same.
+
+    Raises BoardJobError where it is another part or its samples changed: some would be trained twice, others on no board.
+    """
+    path = folder / SHARD_NAME
+    now = f"{shard} of the samples, {len(part)} in all, checksum {bytes_checksum(part.rows.tobytes() + part.labels.tobytes())}"
+    if path.is_file() and (before := path.read_text().strip()) != now:
+        raise BoardJobError(
+            f"this board began with part {before}; now it is part {now}. Put the data back as they were, or start all boards "
+            "over, each in a new state directory"
+        )
+    write_atomically(path, f"{now}\n".encode())
 
 
 def _load_file(path: Path, model: ModelDirectory) -> BoardSamples:

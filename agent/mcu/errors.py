@@ -70,6 +70,10 @@ class RefusedError(McuError):
         self.request, self.status = request, status
 
 
+class PagesFailedError(RefusedError):
+    """External memory that the model's pages go to failed in a step: restore a snapshot before going on."""
+
+
 class IncompatibleError(McuError):
     """Firmware, model or board do not fit the job; the message says how to reflash."""
 

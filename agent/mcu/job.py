@@ -15,13 +15,14 @@ import msgspec
 from agent.mcu.board.catalogue import find_board
 from agent.mcu.board.firmware import build_firmware
 from agent.mcu.board.simulate import Simulator
-from agent.mcu.data import BoardSamples, load_samples, split_held_out
+from agent.mcu.data import BoardSamples, keep_shard, load_samples, split_held_out, take_shard
 from agent.mcu.errors import BoardJobError
 from agent.mcu.model import ModelDirectory, read_model
 from agent.mcu.protocol.link import Link
 from agent.mcu.protocol.messages import Rule
 from agent.mcu.protocol.ports import PortSelector
 from agent.mcu.trainer import BoardTrainer, Event, TrainSettings
+from agent.worker.shard import Shard
 
 VERSION = 1
 DEFAULT_SIMULATED = "qemu-m4f"
@@ -45,6 +46,8 @@ class BoardJobSpec:
     """Without `test`: every n-th sample is for evaluation only; 0: none."""
     out: Path | None = None
     settings: TrainSettings = field(default_factory=TrainSettings)
+    shard: Shard | None = None
+    """Which of the samples to train on this board; None: all. Every board is evaluated on the same ones."""
 
     @property
     def selector(self) -> PortSelector:
@@ -146,8 +149,10 @@ def load_data(spec: BoardJobSpec, model: ModelDirectory) -> tuple[BoardSamples, 
         raise BoardJobError("the job has no data; give --data with a .npz file or an inbox directory")
     samples = load_samples(spec.data, model)
     if spec.test is not None:
-        return samples, load_samples(spec.test, model)
-    return split_held_out(samples, spec.held_out_every)
+        training, held_out = samples, load_samples(spec.test, model)
+    else:
+        training, held_out = split_held_out(samples, spec.held_out_every)
+    return training if spec.shard is None else take_shard(training, spec.shard), held_out
 
 
 def open_job(
@@ -157,6 +162,8 @@ def open_job(
     model = read_model(spec.model)
     training, held_out = load_data(spec, model)
     state_dir.mkdir(parents=True, exist_ok=True)
+    if spec.shard is not None:
+        keep_shard(state_dir, spec.shard, training)
     simulator = open_simulator(spec, state_dir) if spec.simulate else None
     link = make_link(spec, model, simulator.port if simulator else None)
     trainer = BoardTrainer(link, model, training, spec.settings, state_dir, emit, held_out=held_out, wait=wait)

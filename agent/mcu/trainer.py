@@ -17,7 +17,9 @@ from agent.mcu.errors import (
     DeviceResetError,
     DisconnectedError,
     IncompatibleError,
+    MessageError,
     NoAnswerError,
+    PagesFailedError,
     PortNotFoundError,
     SequenceError,
 )
@@ -42,6 +44,9 @@ from agent.system.checksum import bytes_checksum
 
 REQUEST_S = 0.4
 """A request should not take longer, so that pause and leave act within a second."""
+
+PAGE_TRIES = 3
+"""So often in a row may external memory fail before a step is done; then the job ends with its error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +154,8 @@ class BoardTrainer:
         self._last_snapshot = 0
         self._evaluated_epoch = -1
         self._order: tuple[int, list[int]] = (-1, [])
+        self._failed_pages = (-1, 0)
+        """The furthest step at which pages failed, and how often in a row."""
 
     @property
     def total_steps(self) -> int:
@@ -185,6 +192,9 @@ class BoardTrainer:
                 self._emit(BoardInterrupted(str(error), None))
                 self._return(stop)
             except (DeviceResetError, SequenceError) as error:
+                self._start_over(str(error), stop)
+            except PagesFailedError as error:
+                self._note_failed_pages(error)
                 self._start_over(str(error), stop)
         return False
 
@@ -326,6 +336,14 @@ class BoardTrainer:
         except NoAnswerError as error:
             self._emit(BoardInterrupted(str(error), None))
 
+    def _note_failed_pages(self, error: PagesFailedError) -> None:
+        """Raise the error where the steps since the last one are none."""
+        reached, tries = self._failed_pages
+        self._failed_pages = max(reached, self.position.step), 1 if self.position.step > reached else tries + 1
+        if self._failed_pages[1] >= PAGE_TRIES:
+            raise error
+        self._wait(1.0)
+
     def _start_over(self, reason: str, stop: Callable[[], bool]) -> None:
         """Restore the snapshot on a device that lost its state.
 
@@ -336,7 +354,7 @@ class BoardTrainer:
             try:
                 self._link.close()
                 self._restore(self._link.connect())
-            except (DisconnectedError, NoAnswerError, DeviceResetError, PortNotFoundError):
+            except (DisconnectedError, NoAnswerError, DeviceResetError, PortNotFoundError, MessageError):
                 self._wait(1.0)
                 continue
             self._emit(BoardInterrupted("restored the snapshot", self.position.step))

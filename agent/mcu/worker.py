@@ -153,7 +153,7 @@ def _job(options: BoardOptions) -> BoardJobSpec:
     """Return the job of the bundle, with what the command line gives in its place."""
     given: dict[str, Any] = {
         "data": options.data, "test": options.test, "out": options.out, "board": options.board, "port": options.port,
-        "serial": options.serial, "simulate": options.simulate or None,
+        "serial": options.serial, "simulate": options.simulate or None, "shard": options.shard,
     }  # fmt: skip
     spec = replace(read_job(options.bundle), **{name: value for name, value in given.items() if value is not None})
     return with_settings(spec, epochs=options.epochs, steps=options.steps, snapshot_every=options.checkpoint_every)

@@ -15,8 +15,10 @@ from agent.packing.codec import (
     UnsuitableDataError,
     available,
     largest_bytes,
+    multiply,
     pack,
     packed_bytes,
+    scatter,
     select,
     unpack,
 )
@@ -34,8 +36,10 @@ __all__ = [
     "UnsuitableDataError",
     "available",
     "largest_bytes",
+    "multiply",
     "pack",
     "packed_bytes",
+    "scatter",
     "select",
     "unpack",
 ]

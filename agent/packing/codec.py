@@ -17,9 +17,15 @@ from planner.ir.units import format_bytes
 # packing.h
 _OVERFLOW, _UNSUITABLE, _CORRUPT = -1, -2, -3
 _NARROW_HEADER_BYTES = 16
+_PAIR_HEADER_BYTES = 8
 _BITMAP_ITEM_BYTES = (1, 2, 4, 8)
 _MOST_ITEMS = 2**48
 """More than any address space holds; keeps every size below 2**63."""
+_UNSUITABLE_BECAUSE = {
+    Codec.BITS: "a byte is neither 0 nor 1",
+    Codec.PAIR: "a third value is among them",
+    Codec.INSIDE: "one is NaN, of which torch's own backward pass makes this or that",
+}
 
 
 class PackingError(PortError):
@@ -48,7 +54,8 @@ class UnsuitableDataError(PackingError):
     def __init__(self, layout: "Layout") -> None:
         self.layout = layout
         super().__init__(
-            f"{layout.count} items cannot be packed as {layout.codec.value}: a byte is neither 0 nor 1; "
+            f"{layout.count} items cannot be packed as {layout.codec.value}: "
+            f"{_UNSUITABLE_BECAUSE[layout.codec]}; "
             "leave this tensor unpacked"
         )
 
@@ -74,6 +81,8 @@ class Layout:
     """Number of items."""
     item_bytes: int = 4
     """Size of an item for BITMAP; the other codecs have theirs fixed."""
+    interval: tuple[float, float] = (0.0, 0.0)
+    """For INSIDE: the numbers between which an item's bit is set."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.count < _MOST_ITEMS:
@@ -84,7 +93,8 @@ class Layout:
     @property
     def source_bytes(self) -> int:
         """Return the size of the unpacked memory."""
-        return self.count * {Codec.BITS: 1, Codec.NARROW: 8, Codec.BITMAP: self.item_bytes, Codec.SIGN: 4}[self.codec]
+        sizes = {Codec.BITS: 1, Codec.NARROW: 8, Codec.BITMAP: self.item_bytes, Codec.PAIR: 4}
+        return self.count * sizes.get(self.codec, 4)
 
 
 def available() -> bool:
@@ -99,8 +109,10 @@ def available() -> bool:
 def largest_bytes(layout: Layout) -> int:
     """Return the packed size that no data of this layout exceeds."""
     match layout.codec:
-        case Codec.BITS | Codec.SIGN:
+        case Codec.BITS | Codec.SIGN | Codec.INSIDE:
             return -(-layout.count // 8)
+        case Codec.PAIR:
+            return _PAIR_HEADER_BYTES + -(-layout.count // 8)
         case Codec.NARROW:
             return _NARROW_HEADER_BYTES + 8 * layout.count
         case Codec.BITMAP:
@@ -110,13 +122,13 @@ def largest_bytes(layout: Layout) -> int:
 
 
 def packed_bytes(layout: Layout, source: int, *, level: int | None = None) -> int:
-    """Return the exact packed size of the memory at address `source`; reads it once (BITS: not at all).
+    """Return the exact packed size of the memory at address `source`; reads it once (BITS, PAIR, SIGN, INSIDE: not at all).
 
     `level` (here and below) forces an implementation, for tests and benchmarks; see packing.h.
     """
     library, level = library_and_level(level)
     match layout.codec:
-        case Codec.BITS | Codec.SIGN:
+        case Codec.BITS | Codec.PAIR | Codec.SIGN | Codec.INSIDE:
             return largest_bytes(layout)
         case Codec.NARROW:
             return int(library.port_narrow_size(level, source, layout.count))
@@ -138,8 +150,12 @@ def pack(layout: Layout, source: int, target: int, capacity_bytes: int, *, level
     match layout.codec:
         case Codec.BITS:
             result = library.port_bits_pack(level, source, layout.count, target, capacity_bytes)
+        case Codec.PAIR:
+            result = library.port_pair_pack(level, source, layout.count, target, capacity_bytes)
         case Codec.SIGN:
             result = library.port_sign_pack(level, source, layout.count, target, capacity_bytes)
+        case Codec.INSIDE:
+            result = library.port_inside_pack(level, source, layout.count, *layout.interval, target, capacity_bytes)
         case Codec.NARROW:
             result = library.port_narrow_pack(level, source, layout.count, target, capacity_bytes)
         case Codec.BITMAP:
@@ -163,7 +179,9 @@ def unpack(layout: Layout, packed: int, size_bytes: int, target: int, *, level: 
     match layout.codec:
         case Codec.BITS:
             result = library.port_bits_unpack(level, packed, size_bytes, target, layout.count)
-        case Codec.SIGN:
+        case Codec.PAIR:
+            result = library.port_pair_unpack(level, packed, size_bytes, target, layout.count)
+        case Codec.SIGN | Codec.INSIDE:
             raise PackingError("signs do not give the values back; `select` is what they are for")
         case Codec.NARROW:
             result = library.port_narrow_unpack(level, packed, size_bytes, target, layout.count)
@@ -176,14 +194,50 @@ def unpack(layout: Layout, packed: int, size_bytes: int, target: int, *, level: 
 
 
 def select(
-    layout: Layout, packed: int, size_bytes: int, gradients: int, target: int, *, level: int | None = None
+    layout: Layout,
+    packed: int,
+    size_bytes: int,
+    gradients: int,
+    target: int,
+    *,
+    inverted: bool = False,
+    level: int | None = None,
 ) -> None:
-    """Write the gradient (32-bit floats) of each item whose bit is set to `target`, +0 for the others; `layout` is one of SIGN.
+    """Write the gradient (32-bit floats) of each item whose bit is set to `target`, +0 for the others; `layout` is one of SIGN, INSIDE or BITS.
+
+    `inverted`: of each whose bit is not set.
 
     Raises CorruptPackingError, before anything is written, where sizes and bits contradict each other.
     """
     library, level = library_and_level(level)
-    if library.port_sign_select(level, packed, size_bytes, gradients, target, layout.count) == _CORRUPT:
+    if library.port_sign_select(level, packed, size_bytes, gradients, target, layout.count, inverted) == _CORRUPT:
+        raise CorruptPackingError(layout, size_bytes)
+
+
+def multiply(
+    layout: Layout, packed: int, size_bytes: int, factors: int, target: int, *, level: int | None = None
+) -> None:
+    """Write the product of each factor (32-bit floats) and item to `target`; `layout` is one of PAIR.
+
+    Raises CorruptPackingError, before anything is written, where sizes and bits contradict each other.
+    """
+    library, level = library_and_level(level)
+    if library.port_pair_multiply(level, packed, size_bytes, factors, target, layout.count) == _CORRUPT:
+        raise CorruptPackingError(layout, size_bytes)
+
+
+def scatter(
+    layout: Layout, packed: int, size_bytes: int, gradients: int, target: int, *, planes: int, places: int
+) -> None:
+    """Write sums of gradients (32-bit floats) at the places that packed indices name to `target`; `layout` is one of NARROW.
+
+    The indices are those of `planes` equal planes, each into a plane of `places` floats. Raises CorruptPackingError where sizes
+    contradict each other, or an index is none of a plane: the target's content is undefined then.
+    """
+    if layout.count % planes:
+        raise PackingError(f"{layout.count} indices are not those of {planes} planes; report this")
+    along = layout.count // planes
+    if loaded_library().port_narrow_scatter(packed, size_bytes, gradients, planes, along, places, target) == _CORRUPT:
         raise CorruptPackingError(layout, size_bytes)
 
 
@@ -215,7 +269,7 @@ def loaded_library() -> ctypes.CDLL:
             "packing was not built; install a C compiler and reinstall the package, or plan without packing"
         )
     library = ctypes.CDLL(str(path))
-    level, pointer, size = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
+    level, pointer, size, number = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float
     for name, arguments in (
         ("port_bits_pack", [level, pointer, size, pointer, size]),
         ("port_bits_unpack", [level, pointer, size, pointer, size]),
@@ -223,10 +277,16 @@ def loaded_library() -> ctypes.CDLL:
             "port_grid_decode",
             [level, pointer, pointer, pointer, size, size, size, size, size, size, pointer],
         ),
+        ("port_grid_encode", [pointer, size, size, pointer, pointer, pointer]),
         ("port_planes_split", [level, pointer, size, size, pointer, pointer]),
         ("port_planes_join", [level, pointer, pointer, size, size, pointer]),
         ("port_sign_pack", [level, pointer, size, pointer, size]),
-        ("port_sign_select", [level, pointer, size, pointer, pointer, size]),
+        ("port_inside_pack", [level, pointer, size, number, number, pointer, size]),
+        ("port_sign_select", [level, pointer, size, pointer, pointer, size, level]),
+        ("port_pair_pack", [level, pointer, size, pointer, size]),
+        ("port_pair_unpack", [level, pointer, size, pointer, size]),
+        ("port_pair_multiply", [level, pointer, size, pointer, pointer, size]),
+        ("port_narrow_scatter", [pointer, size, pointer, size, size, size, pointer]),
         ("port_narrow_size", [level, pointer, size]),
         ("port_narrow_pack", [level, pointer, size, pointer, size]),
         ("port_narrow_unpack", [level, pointer, size, pointer, size]),

@@ -189,3 +189,120 @@ PACK_EXPORT int64_t port_grid_decode(int level, const uint8_t *codes, const floa
         decode_baseline(&part, levels, item_bytes, to);
     return (int64_t)(rows * items * item_bytes);
 }
+
+/* -- weights that lie on a grid already */
+
+static float item_of(const uint8_t *items, size_t i, size_t item_bytes) {
+    uint32_t bits = 0;
+    float value;
+    memcpy((uint8_t *)&bits + 4 - item_bytes, items + item_bytes * i, item_bytes);
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* The value half-way to the next one away from zero (`step` 1) or towards it (-1), among those of the item's size. */
+static double halfway(float magnitude, size_t item_bytes, int step) {
+    uint32_t bits;
+    float next;
+    memcpy(&bits, &magnitude, sizeof bits);
+    bits += (uint32_t)step << 8 * (4 - item_bytes);
+    memcpy(&next, &bits, sizeof next);
+    return ((double)magnitude + (double)next) / 2;
+}
+
+/* The codes whose levels lie from `least` to `most`, both above zero: how many, and one of them. */
+static int codes_between(const float *levels, int negative, double least, double most, int *code) {
+    int found = 0;
+    if (!levels) {
+        int first = (int)least + ((double)(int)least < least), last = most < 127 ? (int)most : 127;
+        *code = negative ? -first : first;
+        return last - first + 1;
+    }
+    for (int i = 0; i < NF4_LEVELS; i++) {
+        double level = negative ? -(double)levels[i] : (double)levels[i];
+        if (level >= least && level <= most) {
+            found++;
+            *code = i;
+        }
+    }
+    return found;
+}
+
+static int block_is(const uint8_t *items, size_t along, size_t item_bytes, const float *levels, const int8_t *codes, float scale) {
+    for (size_t i = 0; i < along; i++) {
+        float made = (levels ? levels[codes[i]] : (float)codes[i]) * scale;
+        uint16_t rounded = to_bfloat16(made);
+        if (memcmp(items + item_bytes * i, item_bytes == 4 ? (void *)&made : (void *)&rounded, item_bytes))
+            return 0;
+    }
+    return 1;
+}
+
+enum { PASSES = 8 };
+
+/* Finds codes and a scale that give a block's items to the bit; its largest item has the largest level. The scales that round an item as
+ * it is are an interval for each code that it may have: an item of one code alone narrows the scale, which leaves others fewer. */
+static int encode_block(const uint8_t *items, size_t along, size_t item_bytes, const float *levels, int8_t *codes, float *scale) {
+    const double margin = 1e-12, top = levels ? 1.0 : 127.0;
+    uint8_t known[INT8_BLOCK];
+    float largest = 0.0f;
+    for (size_t i = 0; i < along; i++) {
+        float value = item_of(items, i, item_bytes), magnitude = value < 0 ? -value : value;
+        if (!(magnitude < 3e38f))
+            return 0;
+        largest = magnitude > largest ? magnitude : largest;
+        known[i] = magnitude == 0;
+        codes[i] = levels ? 7 : 0; /* the level zero */
+    }
+    if (largest == 0) {
+        *scale = 0.0f;
+        return block_is(items, along, item_bytes, levels, codes, *scale);
+    }
+    double low = halfway(largest, item_bytes, -1) / top, high = halfway(largest, item_bytes, 1) / top;
+    for (int pass = 0, left = 1; pass < PASSES && left; pass++) {
+        left = 0;
+        for (size_t i = 0; i < along; i++) {
+            float value = item_of(items, i, item_bytes), magnitude = value < 0 ? -value : value;
+            int code = 0;
+            if (known[i])
+                continue;
+            double least = halfway(magnitude, item_bytes, -1), most = halfway(magnitude, item_bytes, 1);
+            int found = codes_between(levels, value < 0, least / high * (1 - margin), most / low * (1 + margin), &code);
+            if (found < 1)
+                return 0;
+            codes[i] = (int8_t)code;
+            left += found > 1;
+            if (found > 1)
+                continue;
+            known[i] = 1;
+            double level = levels ? (double)levels[code] : (double)code;
+            level = level < 0 ? -level : level;
+            low = least / level > low ? least / level : low;
+            high = most / level < high ? most / level : high;
+        }
+    }
+    const float tried[] = {(float)((double)largest / top), (float)((low + high) / 2), (float)low, (float)high};
+    for (size_t k = 0; k < sizeof tried / sizeof *tried; k++) {
+        *scale = tried[k];
+        if (block_is(items, along, item_bytes, levels, codes, *scale))
+            return 1;
+    }
+    return 0;
+}
+
+PACK_EXPORT int64_t port_grid_encode(const uint8_t *items, size_t count, size_t item_bytes, const float *levels, uint8_t *codes,
+                                     float *scales) {
+    size_t along = levels ? NF4_BLOCK : INT8_BLOCK;
+    int8_t block[INT8_BLOCK];
+    if (count % along || (item_bytes != 2 && item_bytes != 4))
+        return PACK_UNSUITABLE;
+    for (size_t b = 0; b < count / along; b++) {
+        if (!encode_block(items + item_bytes * along * b, along, item_bytes, levels, block, scales + b))
+            return PACK_UNSUITABLE;
+        for (size_t i = 0; levels && i < along / 2; i++)
+            codes[along / 2 * b + i] = (uint8_t)(block[2 * i] | block[2 * i + 1] << 4);
+        if (!levels)
+            memcpy(codes + along * b, block, along);
+    }
+    return (int64_t)(levels ? count / 2 : count);
+}

@@ -4,7 +4,7 @@ import ctypes
 from dataclasses import dataclass
 from enum import StrEnum
 
-from agent.packing.codec import PackingError, library_and_level
+from agent.packing.codec import PackingError, library_and_level, loaded_library
 
 
 class QuantizationGrid(StrEnum):
@@ -38,6 +38,15 @@ NF4_LEVELS = (
 )  # fmt: skip
 
 _LEVELS = (ctypes.c_float * len(NF4_LEVELS))(*NF4_LEVELS)
+
+
+def encode_on_grid(grid: QuantizationGrid, address: int, count: int, item_bytes: int, codes: int, scales: int) -> bool:
+    """Write codes and scales of the items at `address`, bfloat16 (`item_bytes` 2) or floats (4), where they lie on a grid.
+
+    `decode` gives them back to the bit then. False, with undefined contents, where they do not, or are no whole blocks.
+    """
+    levels = ctypes.addressof(_LEVELS) if grid is QuantizationGrid.NF4 else None
+    return bool(loaded_library().port_grid_encode(address, count, item_bytes, levels, codes, scales) >= 0)
 
 
 @dataclass(frozen=True, slots=True)

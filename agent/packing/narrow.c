@@ -126,3 +126,47 @@ PACK_EXPORT int64_t port_narrow_unpack(int level, const uint8_t *packed, size_t 
     loops_of(level).unpack(packed + HEADER_BYTES, count, lowest, width, items);
     return (int64_t)(8 * count);
 }
+
+/* Adds gradient `i` of each plane to the place in it that its difference names, in order: what the backward pass of max pooling is. */
+#define SCATTER(name, type)                                                                                 \
+    static int scatter_##name(const uint8_t *from, size_t count, uint64_t lowest, size_t places, const uint8_t *gradients, uint8_t *to) { \
+        for (size_t i = 0; i < count; i++) {                                                                \
+            type difference;                                                                                \
+            float sum, gradient;                                                                            \
+            memcpy(&difference, from + sizeof(type) * i, sizeof difference);                                \
+            uint64_t place = lowest + difference;                                                           \
+            if (place >= places)                                                                            \
+                return 0;                                                                                   \
+            memcpy(&sum, to + 4 * place, sizeof sum);                                                       \
+            memcpy(&gradient, gradients + 4 * i, sizeof gradient);                                          \
+            sum += gradient;                                                                                \
+            memcpy(to + 4 * place, &sum, sizeof sum);                                                       \
+        }                                                                                                   \
+        return 1;                                                                                           \
+    }
+
+SCATTER(u8, uint8_t)
+SCATTER(u16, uint16_t)
+SCATTER(u32, uint32_t)
+SCATTER(u64, uint64_t)
+
+PACK_EXPORT int64_t port_narrow_scatter(const uint8_t *packed, size_t packed_bytes, const uint8_t *gradients, size_t planes,
+                                        size_t plane_items, size_t plane_places, uint8_t *to) {
+    if (packed_bytes < HEADER_BYTES)
+        return PACK_CORRUPT;
+    uint64_t lowest = load_word(packed), width = load_word(packed + 8);
+    if ((width != 1 && width != 2 && width != 4 && width != 8) || packed_bytes - HEADER_BYTES != planes * plane_items * width)
+        return PACK_CORRUPT;
+    memset(to, 0, 4 * planes * plane_places);
+    for (size_t p = 0; p < planes; p++) {
+        const uint8_t *from = packed + HEADER_BYTES + p * plane_items * width, *given = gradients + 4 * p * plane_items;
+        uint8_t *plane = to + 4 * p * plane_places;
+        int inside = width == 1   ? scatter_u8(from, plane_items, lowest, plane_places, given, plane)
+                     : width == 2 ? scatter_u16(from, plane_items, lowest, plane_places, given, plane)
+                     : width == 4 ? scatter_u32(from, plane_items, lowest, plane_places, given, plane)
+                                  : scatter_u64(from, plane_items, lowest, plane_places, given, plane);
+        if (!inside)
+            return PACK_CORRUPT;
+    }
+    return (int64_t)(4 * planes * plane_places);
+}

@@ -1,10 +1,12 @@
-/* Packing of tensors that wait for their next use: three lossless codecs over contiguous memory, one that keeps a sign,
- * and the decoder of frozen weights on a grid (grid.c).
+/* Packing of tensors that wait for their next use: four lossless codecs over contiguous memory, two that keep
+ * what a backward pass asks, and the decoder of frozen weights on a grid (grid.c).
  *
  *   bits     booleans of one byte each                -> one bit each
  *   narrow   64-bit integers                          -> 1, 2, 4 or 8 bytes each above their smallest value
  *   bitmap   items of 1, 2, 4 or 8 bytes, many zero   -> one bit each and the non-zero items
+ *   pair     32-bit floats: +0 or one other value     -> that value, and one bit each
  *   sign     32-bit floats before ReLU's backward     -> one bit each: not (value <= 0), which is all that it asks
+ *   inside   32-bit floats before hardtanh's backward -> one bit each: low < value < high; of NaN nothing
  *
  * The caller owns all memory and may ask for the exact packed size first. A pack function never writes past the capacity
  * that it is given and reports PACK_OVERFLOW instead. Items are compared and moved as bits: an item is zero when all
@@ -27,7 +29,7 @@
 /* Results below zero; everything else is a number of bytes. */
 enum pack_status {
     PACK_OVERFLOW = -1,   /* the packed form is larger than the capacity */
-    PACK_UNSUITABLE = -2, /* the data is not what the codec is for: a boolean other than 0 and 1, an unknown item size */
+    PACK_UNSUITABLE = -2, /* the data is not what the codec is for: a boolean other than 0 and 1, a NaN, an unknown item size */
     PACK_CORRUPT = -3     /* what should be unpacked was not packed with these counts */
 };
 
@@ -62,10 +64,30 @@ PACK_EXPORT int64_t port_grid_decode(int level, const uint8_t *codes, const floa
                                      size_t first_row, size_t rows, size_t first_item, size_t items, size_t item_bytes,
                                      uint8_t *to);
 
-/* Packed size: (count + 7) / 8. `select` gives a gradient where the bit is set, else +0. */
+/* Codes and scales of items (2 bytes: bfloat16, or 4) that lie on a grid, block after block: decoding gives them back to the bit.
+ * `levels` as above. PACK_UNSUITABLE where they do not, or are no whole blocks. */
+PACK_EXPORT int64_t port_grid_encode(const uint8_t *items, size_t count, size_t item_bytes, const float *levels, uint8_t *codes,
+                                     float *scales);
+
+/* Sums of gradients at the places in their plane that packed indices name: `planes` times `plane_items` of them into planes of
+ * `plane_places` floats, which are set to +0 before. PACK_CORRUPT where a place is none. */
+PACK_EXPORT int64_t port_narrow_scatter(const uint8_t *packed, size_t packed_bytes, const uint8_t *gradients, size_t planes,
+                                        size_t plane_items, size_t plane_places, uint8_t *to);
+
+/* Packed form: the value (4 bytes), 4 bytes of zero, then the bits. `multiply` gives the product of each item and a factor. */
+PACK_EXPORT int64_t port_pair_pack(int level, const uint8_t *items, size_t count, uint8_t *packed, size_t capacity);
+PACK_EXPORT int64_t port_pair_unpack(int level, const uint8_t *packed, size_t packed_bytes, uint8_t *items, size_t count);
+PACK_EXPORT int64_t port_pair_multiply(int level, const uint8_t *packed, size_t packed_bytes, const uint8_t *factors,
+                                       uint8_t *to, size_t count);
+
+/* Packed size: (count + 7) / 8. `select` gives a gradient where the bit is set (`inverted`: where it is not), else +0; of bits as well. */
 PACK_EXPORT int64_t port_sign_pack(int level, const uint8_t *items, size_t count, uint8_t *packed, size_t capacity);
 PACK_EXPORT int64_t port_sign_select(int level, const uint8_t *packed, size_t packed_bytes, const uint8_t *gradients,
-                                     uint8_t *to, size_t count);
+                                     uint8_t *to, size_t count, int inverted);
+
+/* Packed size: (count + 7) / 8. PACK_UNSUITABLE where a NaN is among the items. */
+PACK_EXPORT int64_t port_inside_pack(int level, const uint8_t *items, size_t count, float low, float high, uint8_t *packed,
+                                     size_t capacity);
 
 /* Packed form: one 64-bit word of flags per 64 items, then the non-zero items. */
 PACK_EXPORT int64_t port_bitmap_size(int level, const void *items, size_t count, size_t item_bytes);

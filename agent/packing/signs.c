@@ -17,11 +17,11 @@ static void pack_tail(const uint8_t *items, size_t done, size_t count, uint8_t *
     }
 }
 
-static void select_tail(const uint8_t *packed, const uint8_t *gradients, size_t done, size_t count, uint8_t *to) {
+static void select_tail(const uint8_t *packed, uint8_t flip, const uint8_t *gradients, size_t done, size_t count, uint8_t *to) {
     for (; done < count; done++) {
         uint32_t bits;
         memcpy(&bits, gradients + 4 * done, sizeof bits);
-        bits &= 0u - (packed[done / 8] >> (done % 8) & 1u);
+        bits &= 0u - ((packed[done / 8] ^ flip) >> (done % 8) & 1u);
         memcpy(to + 4 * done, &bits, sizeof bits);
     }
 }
@@ -60,22 +60,23 @@ TARGET_AVX512 static size_t pack_avx512(const uint8_t *items, size_t count, uint
     return done;
 }
 
-TARGET_AVX2 static size_t select_avx2(const uint8_t *packed, const uint8_t *gradients, size_t count, uint8_t *to) {
+TARGET_AVX2 static size_t select_avx2(const uint8_t *packed, uint8_t flip, const uint8_t *gradients, size_t count, uint8_t *to) {
     const __m256i bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
     size_t done = 0;
     for (; count - done >= 8; done += 8) {
-        __m256i mask = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(packed[done / 8]), bits), bits);
+        __m256i mask = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(packed[done / 8] ^ flip), bits), bits);
         __m256i v = _mm256_loadu_si256((const __m256i *)(const void *)(gradients + 4 * done));
         _mm256_storeu_si256((__m256i *)(void *)(to + 4 * done), _mm256_and_si256(v, mask));
     }
     return done;
 }
 
-TARGET_AVX512 static size_t select_avx512(const uint8_t *packed, const uint8_t *gradients, size_t count, uint8_t *to) {
+TARGET_AVX512 static size_t select_avx512(const uint8_t *packed, uint8_t flip, const uint8_t *gradients, size_t count, uint8_t *to) {
     size_t done = 0;
     for (; count - done >= 16; done += 16) {
         uint16_t mask;
         memcpy(&mask, packed + done / 8, sizeof mask);
+        mask ^= (uint16_t)(flip * 0x101u);
         _mm512_storeu_si512(to + 4 * done, _mm512_maskz_loadu_epi32(mask, gradients + 4 * done));
     }
     return done;
@@ -100,11 +101,11 @@ static size_t pack_neon(const uint8_t *items, size_t count, uint8_t *packed) {
     return done;
 }
 
-static size_t select_neon(const uint8_t *packed, const uint8_t *gradients, size_t count, uint8_t *to) {
+static size_t select_neon(const uint8_t *packed, uint8_t flip, const uint8_t *gradients, size_t count, uint8_t *to) {
     const uint32x4_t low = vld1q_u32(NEON_LOW), high = vld1q_u32(NEON_HIGH);
     size_t done = 0;
     for (; count - done >= 8; done += 8) {
-        uint32x4_t byte = vdupq_n_u32(packed[done / 8]);
+        uint32x4_t byte = vdupq_n_u32(packed[done / 8] ^ flip);
         uint32x4_t first = vreinterpretq_u32_u8(vld1q_u8(gradients + 4 * done));
         uint32x4_t second = vreinterpretq_u32_u8(vld1q_u8(gradients + 4 * done + 16));
         vst1q_u8(to + 4 * done, vreinterpretq_u8_u32(vandq_u32(first, vtstq_u32(byte, low))));
@@ -136,23 +137,24 @@ PACK_EXPORT int64_t port_sign_pack(int level, const uint8_t *items, size_t count
 }
 
 PACK_EXPORT int64_t port_sign_select(int level, const uint8_t *packed, size_t packed_bytes, const uint8_t *gradients,
-                                     uint8_t *to, size_t count) {
+                                     uint8_t *to, size_t count, int inverted) {
     size_t done = 0;
+    uint8_t flip = inverted ? 0xFF : 0;
     if (packed_bytes != count / 8 + (count % 8 != 0))
         return PACK_CORRUPT;
     if (count % 8 && packed[packed_bytes - 1] >> (count % 8))
         return PACK_CORRUPT; /* bits behind the last item */
 #if defined(PACK_X86)
     if (level >= PACK_AVX512)
-        done = select_avx512(packed, gradients, count, to);
+        done = select_avx512(packed, flip, gradients, count, to);
     else if (level >= PACK_AVX2)
-        done = select_avx2(packed, gradients, count, to);
+        done = select_avx2(packed, flip, gradients, count, to);
 #elif defined(PACK_NEON)
     if (level >= PACK_BASELINE)
-        done = select_neon(packed, gradients, count, to);
+        done = select_neon(packed, flip, gradients, count, to);
 #else
     (void)level;
 #endif
-    select_tail(packed, gradients, done, count, to);
+    select_tail(packed, flip, gradients, done, count, to);
     return (int64_t)(4 * count);
 }

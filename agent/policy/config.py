@@ -54,6 +54,10 @@ class AgentOptions:
     """Whether paired devices may have costs and plans that were made here, and theirs are asked for."""
     solve_for_peers: bool = False
     """Whether plans are solved for paired devices, while the policy would let this one train."""
+    take_jobs: bool = False
+    """Whether jobs of paired devices are trained here, while the policy lets this one train and it has no work of its own."""
+    solve_on: str = ""
+    """The paired device, or `any`, that solves for plans made again while a job trains here; empty: this one."""
     sysfs_root: Path = Path("/sys")
     proc_root: Path = Path("/proc")
     dev_root: Path = Path("/dev")
@@ -232,6 +236,8 @@ KEYS: dict[str, _Key] = {
     "peers.static": _Key("options", "static_peers", _addresses),
     "peers.share": _Key("options", "share_with_peers", _boolean),
     "peers.solve": _Key("options", "solve_for_peers", _boolean),
+    "peers.take_jobs": _Key("options", "take_jobs", _boolean),
+    "peers.solve_on": _Key("options", "solve_on", _peer_name),
     "sensors.sysfs_root": _Key("options", "sysfs_root", _directory),
     "sensors.proc_root": _Key("options", "proc_root", _directory),
     "sensors.dev_root": _Key("options", "dev_root", _directory),

@@ -19,25 +19,27 @@ import torch
 from agent import packing
 from agent.energy.media import Medium
 from agent.energy.sources.estimated import PowerModel
-from agent.malloc import preload_environment
+from agent.malloc import PreloadMode, preload_environment, preload_mode
 from agent.packing.pages import pack_page, unpack_page
-from agent.system.python_process import module_command, module_environment
+from agent.prepare import profiling
+from agent.prepare.pools import Pools, with_host_room
+from agent.system.python_process import module_command, module_environment, threads_environment
 from agent.train.pager import CHUNK
 from agent.worker.options import TorchOptions
 from agent.worker.protocol import PackingProbed, StepDone, TrainingFailed, TrainingFinished, WorkerReady
 from agent.worker.start import start_worker, torch_worker
 from planner import make_bundle
 from planner.ir.boards import estimated_costs, load_board, op_work
-from planner.ir.bundle.bundle import NO_LIMITS, Bundle, Manifest, PlannedLimits
+from planner.ir.bundle.bundle import NO_LIMITS, Bundle, Manifest, PlanChoice, PlannedLimits
 from planner.ir.bundle.codec import pack_graph
 from planner.ir.bundle.writer import publish_bundle, replace_plans
 from planner.ir.costs import CostTable, DeviceCosts, Flash, PackingCost
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import StepGraph
-from planner.ir.plan import Plan
+from planner.ir.plan import Action, Decision, Plan
 from planner.ir.units import format_bytes
 from planner.make_bundle import InfeasibleError, Planner, Prepared
-from planner.profiling import operators
+from planner.profiling import kept_costs, operators
 from planner.profiling.operators import Measured
 from planner.search import pareto
 from planner.search.pareto import point_of
@@ -47,6 +49,8 @@ Progress = Callable[[str, float], None]
 
 _TRIES = 4
 _TRIAL_STEPS = 2
+_SLOW_STEP_S = 15.0
+"""Of steps that take longer the first trial runs one: on an SD card a step of GPT-2 moves 4 GB, and the last trial shows the rest."""
 _SPARE = 0.01
 """Share of the budget that is left free, for what differs from run to run."""
 
@@ -65,6 +69,11 @@ _SAMPLED_WEIGHTS = 16
 
 _WORTH_PACKING_PAGES = 0.95
 """Of the seconds of a page's way out and back: packing must save more than what its measurement scatters by."""
+
+_FRAGMENTS = 1 / 16
+"""Of the device's budget: what is reserved more each time a trial finds no room there that its plan counts on."""
+
+_MORE = 1.05
 
 _TOLERANCE = 0.03
 """How far the measured peak may be from the planned one."""
@@ -89,39 +98,51 @@ class Throttle:
 
 @dataclass(frozen=True)
 class Made:
-    """A finished bundle: its manifest, and what the trial run measured."""
+    """A finished bundle: its manifest, and what the trial run measured: of the host's memory, and of the device's own."""
 
     manifest: Manifest
     measured_peak_bytes: int
+    measured_device_bytes: int = 0
 
 
 def measure(
-    graphs: Mapping[str, StepGraph], threads: int, compute_watts: float, progress: Progress, shared: bytes = b""
-) -> Measured:
+    graphs: Iterable[StepGraph], threads: int, compute_watts: float, progress: Progress, shared: bytes = b"",
+    *, resident: bool = True,
+) -> Measured:  # fmt: skip
     """Profile the operators in a process of its own; while they run, they draw `compute_watts`.
 
     `shared`: what another machine of this kind measured (`planner.profiling.shared_costs`), to be checked by a sample.
+    `resident`: whether to find out what they leave resident; if not, no process starts where the cache knows all their costs.
 
     Raises TrialError where that process fails.
     """
+    graphs = tuple(graphs)
+    if not resident:
+        seen, cache = preload_mode() is PreloadMode.PRELOAD, kept_costs.cache_folder()
+        known = operators.kept_tables(
+            graphs, threads=threads, compute_watts=compute_watts, kept_in=cache, workspace_seen=seen
+        )
+        if known is not None:
+            return Measured(known, 0, 0)
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "graphs", Path(folder) / "costs"
-        source.write_bytes(msgpack.packb([pack_graph(g) for g in graphs.values()]))
+        source.write_bytes(msgpack.packb([pack_graph(g) for g in graphs]))
         command = [
-            *module_command("planner.profiling.operators"), str(source), str(target), str(threads), str(compute_watts)
+            *module_command("agent.prepare.profiling"), str(source), str(target), str(threads), str(compute_watts),
+            profiling.RESIDENT if resident else profiling.COSTS_ALONE,
         ]  # fmt: skip
         if shared:
             elsewhere = Path(folder) / "shared"
             elsewhere.write_bytes(shared)
             command.append(str(elsewhere))
-        environment = {**module_environment(), **preload_environment(None), "OMP_NUM_THREADS": str(threads)}
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-            for line in process.stdout or ():
+        environment = {**module_environment(), **preload_environment(None), **threads_environment(threads)}
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as running:
+            for line in running.stdout or ():
                 done, _, total = line.partition(" ")
                 progress("profile", int(done) / max(1, int(total)))
-        if process.returncode:
-            raise TrialError(f"profiling ended with exit code {process.returncode}; see the message above")
-        return operators.read_measured(target)
+        if running.returncode:
+            raise TrialError(f"profiling ended with exit code {running.returncode}; see the message above")
+        return profiling.read_measured(target)
 
 
 def by_class(graphs: Mapping[str, StepGraph], measured: Measured, power: PowerModel) -> Measured:
@@ -268,6 +289,7 @@ def make(
     device: DeviceCosts,
     ram_bytes: int,
     *,
+    device_bytes: int | None = None,
     planner: Planner,
     page_dir: Path,
     scratch_dirs: tuple[Path, ...] = (),
@@ -280,7 +302,7 @@ def make(
 ) -> Made:
     """Plan, try the plan for two steps, reserve what turned out unplanned, and write the bundle.
 
-    The bundle's first plan is for `ram_bytes`; smaller ones follow, to which the agent switches when memory gets short
+    The bundle's first plan is for `ram_bytes`, and for `device_bytes` where the device has memory of its own; smaller ones follow, to which the agent switches when memory gets short
     (`wide`: more of them, by the chosen planner instead of the quick one, none dominated by another). `estimated`: the
     costs are those of another board; the trial then only tells how much memory is unplanned. `limits`: what `planner` keeps
     to; the bundle says so, and its smaller plans write no more either and keep to its deadline where they can.
@@ -288,10 +310,10 @@ def make(
     Raises InfeasibleError where nothing fits; nothing is left behind then, and a bundle that was there stays. Weights and
     data are written once, into a draft beside `path`: every further try only replaces the plans behind them.
     """
-    quick = _quick(NO_LIMITS)
+    quick, pools = _quick(NO_LIMITS), Pools(ram_bytes, device_bytes)
     draft = path.with_name(path.name + ".making")
     page_dirs = (page_dir, *scratch_dirs)
-    making = _Making(draft, prepared, measured, device, ram_bytes, page_dirs, threads, throttle, estimated, limits)
+    making = _Making(draft, prepared, measured, device, pools, page_dirs, threads, throttle, estimated, limits)
     try:
         made = _settled(making, quick, planner, progress, wide=wide)
         publish_bundle(draft, path)
@@ -315,14 +337,11 @@ def _settled(making: "_Making", quick: Planner, planner: Planner, progress: Prog
     for attempt in range(_TRIES):
         progress("plan", attempt / _TRIES)
         found, settled = making.tried(planner)
-        if found.peak_bytes <= making.ram_bytes and settled:
+        if settled:
             manifest = making.with_smaller_plans(planner if wide else None, _WIDE if wide else _NARROW)
-            return Made(manifest, found.peak_bytes)
-    raise InfeasibleError(
-        f"the step's memory could not be kept within {format_bytes(making.ram_bytes)}: the last trial took "
-        f"{format_bytes(found.peak_bytes)}; raise --ram to {format_bytes(found.peak_bytes * 1.05)}",
-        int(found.peak_bytes * 1.05),
-    )
+            device_bytes = 0 if making.pools.device_bytes is None else found.device_peak_bytes
+            return Made(manifest, making.held_bytes(found), device_bytes)
+    raise making.too_much(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +358,22 @@ class _Trial:
     start_bytes: int = 0
     pace: float = 1.0
     packings: Mapping[str, tuple[PackingCost, ...]] = field(default_factory=dict)
+    device_peak_bytes: int = 0
+    """Of the device's memory, by tensors, context and libraries; `peak_bytes` is the host's."""
+    device_full: bool = False
+    """It ended because the device had no memory left for a tensor."""
+
+
+_Runs = dict[str, tuple[tuple[int, ...], tuple[Decision, ...]]]
+"""By graph: the order of a plan's operators, and what is computed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """Plans that took in a trial what was planned."""
+
+    plans: _Runs
+    trial: _Trial
 
 
 @dataclass(slots=True)
@@ -349,7 +384,7 @@ class _Making:
     prepared: Prepared
     measured: Measured
     device: DeviceCosts
-    ram_bytes: int
+    pools: Pools
     page_dirs: tuple[Path, ...]
     threads: int
     throttle: Throttle | None
@@ -359,33 +394,82 @@ class _Making:
     """Whether the draft is written."""
     start_bytes: int = 0
     """The peak before the first step; 0 until a trial, or a budget that is too small for one, asks for it."""
+    shown: _Shown | None = None
+    """What ran as planned already; the same plans need no further trial."""
 
     @property
     def target_bytes(self) -> int:
-        """Return what is planned for: the budget without what is spared."""
-        return int(self.ram_bytes * (1 - _SPARE))
+        """Return what is planned for: the budget of the memory that operators compute in, without what is spared."""
+        return int(self.pools.computing_bytes * (1 - _SPARE))
+
+    def held_bytes(self, found: _Trial) -> int:
+        """Return what a trial took of the host's memory: the device's too, where they are one."""
+        return found.peak_bytes + (found.device_peak_bytes if self.pools.device_bytes is None else 0)
 
     def tried(self, planner: Planner, *, probe_packing: bool = False) -> tuple[_Trial, bool]:
         """Plan, write and run; note what turned out unplanned. Say whether that was next to nothing."""
         plans, costs = self._planned(planner)
-        manifest = self._written([plans], costs, [self.ram_bytes])
+        manifest = self._written([plans], costs, [self.pools.computing_bytes])
+        if self.shown is not None and self.shown.plans == _what_runs(plans):
+            return self.shown.trial, True
+        compared = len(manifest.reference.losses)
+        steps = max(_TRIAL_STEPS, compared)
+        if probe_packing and manifest.plans[0].seconds > _SLOW_STEP_S:
+            steps = 1
         found = trial(
-            self.draft, self.page_dirs, self.threads, self.throttle, len(manifest.reference.losses), probe_packing
+            self.draft, self.page_dirs, self.threads, self.throttle, min(steps, compared), probe_packing, steps
         )  # fmt: skip
         self.start_bytes = max(self.start_bytes, found.start_bytes)
-        if self.start_bytes > self.ram_bytes:
-            raise self._too_little_to_start(f"the budget is {format_bytes(self.ram_bytes)}")
-        planned = manifest.plans[0].peak_bytes
-        unplanned = found.peak_bytes - planned
-        if found.peak_bytes <= self.ram_bytes and abs(unplanned) <= _TOLERANCE * planned:
-            return found, True
-        self.device = replace(self.device, base_bytes=max(0, self.device.base_bytes + unplanned))
-        return found, False
+        if self.start_bytes > self.pools.ram_bytes:
+            raise self._too_little_to_start(f"the budget is {format_bytes(self.pools.ram_bytes)}")
+        settled = self._settled(manifest.plans[0], found)
+        runs = _what_runs(plans)
+        if settled and runs is not None and steps >= max(_TRIAL_STEPS, compared):
+            self.shown = _Shown(runs, found)
+        return found, settled
+
+    def _settled(self, planned: PlanChoice, found: _Trial) -> bool:
+        """Say whether a trial took what was planned, of each pool; else reserve what turned out unplanned."""
+        device, held = self.device, self.held_bytes(found)
+        if found.device_full:  # within its budget by the plan, which knows nothing of gaps between tensors
+            self.device = replace(device, base_bytes=device.base_bytes + int(_FRAGMENTS * self.pools.computing_bytes))
+            return False
+        fits = _near(held, planned.peak_bytes, self.pools.ram_bytes)
+        unplanned = held - planned.peak_bytes
+        if self.pools.device_bytes is None:
+            if not fits:
+                self.device = replace(device, base_bytes=max(0, device.base_bytes + unplanned))
+            return fits
+        if not fits:
+            beside = max(0, device.host_base_bytes + unplanned)
+            self.device = with_host_room(replace(device, host_base_bytes=beside), self.pools.ram_bytes)
+        if _near(found.device_peak_bytes, planned.device_peak_bytes, self.pools.device_bytes):
+            return fits
+        more = found.device_peak_bytes - planned.device_peak_bytes
+        self.device = replace(self.device, base_bytes=max(0, self.device.base_bytes + more))
+        return False
+
+    def too_much(self, found: _Trial) -> InfeasibleError:
+        """Return the error of a step that no try kept within its budgets."""
+        held, pools = self.held_bytes(found), self.pools
+        if pools.device_bytes is not None and held <= pools.ram_bytes:
+            held, budget, option = found.device_peak_bytes, pools.device_bytes, "--gpu-ram"
+        else:
+            budget, option = pools.ram_bytes, "--ram"
+        return InfeasibleError(
+            f"the step's memory could not be kept within {format_bytes(budget)}: the last trial took {format_bytes(held)}; raise "
+            f"{option} to {format_bytes(max(held, budget) * _MORE)}",
+            int(max(held, budget) * _MORE),
+        )
 
     def _planned(self, planner: Planner) -> tuple[dict[str, Plan], dict[str, CostTable]]:
         try:
-            return make_bundle.plan_all(self.prepared, self.measured, self.device, self.target_bytes, planner)
+            return make_bundle.plan_all(
+                self.prepared, self.measured, self.device, self.target_bytes, planner, self.limits
+            )
         except InfeasibleError as error:
+            if self.pools.device_bytes is not None:
+                raise
             self.start_bytes = self.start_bytes or loading_peak()
             if error.needed_bytes is None or error.needed_bytes >= self.start_bytes:
                 raise
@@ -434,10 +518,11 @@ class _Making:
         late = _quick(replace(self.limits, step_s=None))
         bundle = Bundle(self.draft)
         main = bundle.manifest.main_graph
-        choices, limits = [bundle.plans[0]], [self.ram_bytes]
+        choices, limits = [bundle.plans[0]], [self.pools.computing_bytes]
         single = bundle.manifest.graphs[0]
         smaller = pareto.budgets(bundle.graphs[single], bundle.costs[single], self.target_bytes, count + 1)[1:]
-        tries = [(limit, limited) for limit in smaller if limit >= self.start_bytes]
+        least = self.start_bytes if self.pools.device_bytes is None else 0
+        tries = [(limit, limited) for limit in smaller if limit >= least]
         written = bundle.manifest.plans[0].written_bytes
         if written and self.device.flash.wear_joules_per_byte:
             sparing = replace(self.limits, step_s=None, written_bytes=int(written * _SPARED_WRITES))
@@ -453,7 +538,7 @@ class _Making:
 
     def _smaller(self, ram_bytes: int, planner: Planner) -> dict[str, Plan] | None:
         try:
-            return make_bundle.plan_all(self.prepared, self.measured, self.device, ram_bytes, planner)[0]
+            return make_bundle.plan_all(self.prepared, self.measured, self.device, ram_bytes, planner, self.limits)[0]
         except InfeasibleError:
             return None
 
@@ -472,6 +557,19 @@ class _Making:
         )
         replace_plans(self.draft, manifest, plans, costs)
         return manifest
+
+
+def _what_runs(plans: Mapping[str, Plan]) -> _Runs | None:
+    """Return what plans do, without their figures; None where costs decide about that too: when transfers begin."""
+    moving = any(
+        plan.sliced or any(d.action not in (Action.RECOMPUTE, Action.INTERMEDIATE) for d in plan.decisions)
+        for plan in plans.values()
+    )
+    return None if moving else {name: (plan.order, plan.decisions) for name, plan in plans.items()}
+
+
+def _near(taken: int, planned: int, budget: int) -> bool:
+    return taken <= budget and abs(taken - planned) <= _TOLERANCE * planned
 
 
 def loading_peak() -> int:
@@ -494,46 +592,51 @@ def trial(
     throttle: Throttle | None = None,
     compared: int = 0,
     probe_packing: bool = False,
+    steps: int = _TRIAL_STEPS,
 ) -> _Trial:
     """Run a few steps of a bundle, paging to a directory on each of its media, and return what they took.
 
-    As many as are `compared` with plain PyTorch's. `probe_packing`: look at what packing tensors would take, too.
+    At least as many as are `compared` with plain PyTorch's. `probe_packing`: look at what packing tensors would take, too.
 
     Raises TrialError where the worker fails, or gives other numbers.
     """
-    steps = max(_TRIAL_STEPS, compared)
+    steps = max(steps, compared)
     with contextlib.ExitStack() as stack:
         folder, *further = (
             Path(stack.enter_context(tempfile.TemporaryDirectory(dir=place, prefix=".port-trial-")))
             for place in page_dirs
         )
         options = TorchOptions(
-            bundle=path, state_dir=folder, scratch_dirs=tuple(further), steps=steps, checkpoint_every=steps, verify=compared,
-            probe_packing=probe_packing,
+            bundle=path, state_dir=folder, scratch_dirs=tuple(further), steps=steps, verify=compared, probe_packing=probe_packing,
+            discard=True,
             read_limit=None if throttle is None else throttle.read_bytes_per_s,
             write_limit=None if throttle is None else throttle.write_bytes_per_s,
         )  # fmt: skip
         worker = start_worker(torch_worker(options), limit_bytes=1 << 30, threads=threads)
-        peak, start, pace = 0, 0, 1.0
+        peak, start, pace, device_peak = 0, 0, 1.0, 0
         packings: dict[str, tuple[PackingCost, ...]] = {}
-        failure = ""
+        failure, full = "", False
         for event in worker.events():
             match event:
                 case WorkerReady():
                     start = event.start_peak_bytes or 0
                 case StepDone():
                     peak, pace = max(peak, event.peak_rss_bytes or 0), _pace(event, threads)
+                    device_peak = max(device_peak, event.device_peak_bytes or 0)
                 case PackingProbed():
                     packings[event.graph] = (*packings.get(event.graph, ()), *event.costs)
                 case TrainingFinished():
                     peak = max(peak, event.peak_rss_bytes or 0)
                 case TrainingFailed():
                     failure = event.message
+                    full = event.code == torch.OutOfMemoryError.__name__
+        if full:
+            return _Trial(peak, start, device_full=True)
         if worker.process.returncode:
             raise TrialError(
                 failure or f"the trial run ended with exit code {worker.process.returncode}", worker.process.returncode
             )
-        return _Trial(peak, start, pace, packings)
+        return _Trial(peak, start, pace, packings, device_peak)
 
 
 def _pace(step: StepDone, threads: int) -> float:

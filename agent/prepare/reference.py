@@ -7,43 +7,75 @@ import copy
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from agent.prepare.repeatable import not_repeated
 from agent.train.comparison import processor, tensor_checksum
-from planner.capture.step import bind_buffers
+from planner.capture.recorder import Tape
+from planner.capture.step import bind_buffers, record_again
 from planner.ir.bundle.bundle import Reference
+from planner.ir.devices.kinds import CPU
+from planner.ir.devices.torch_device import generator_states, restore_generators
 from planner.ir.errors import CaptureError
 from planner.ir.graph import Role, storage_key
 from planner.job import TrainingJob
-from planner.make_bundle import Prepared, plain_losses
+from planner.job_device import kind_of_job
+from planner.make_bundle import Pass, Prepared, plain_losses, plain_pass
 
 
 def compared_steps(job: TrainingJob) -> int:
     """Return how many batches show every kind of step.
 
-    Before an update and after it, each phase of accumulation.
+    Before an update and after it, each phase of accumulation, each bucket.
     """
-    return job.accumulate + 1
+    return job.accumulate + 1 + len(job.buckets)
 
 
 def with_reference(prepared: Prepared, steps: int) -> Prepared:
     """Return what was prepared with the losses and the state of plain PyTorch after so many batches.
 
-    Raises what the job raises, and CaptureError where training changes what the recorded step does not.
+    Those that begin without gradients are recorded again where `prepare` left that to them. On a device they run twice. Raises what the
+    job raises, CaptureError where a step is another than the recorded one or training changes what that does not, and UnrepeatableError
+    where the second run gave other numbers than the first.
     """
-    return replace(prepared, reference=_plain(prepared, steps)) if steps else prepared
+    if not steps:
+        return prepared
+    again = None if prepared.tape is None else _Recording(prepared.tape)
+    reference = _plain(prepared, steps, plain_pass if again is None else again.run)
+    if kind_of_job(prepared.job) != CPU and _plain(prepared, steps, plain_pass) != reference:
+        raise not_repeated(prepared.job, prepared.data)
+    recordings = prepared.recordings
+    if again is not None:
+        recordings = replace(
+            recordings, count=1 + again.count, varied=(*recordings.varied, "the weights and states, by an update")
+        )
+    return replace(prepared, reference=reference, recordings=recordings, tape=None)
 
 
-def _plain(prepared: Prepared, steps: int) -> Reference:
+@dataclass(slots=True)
+class _Recording:
+    """Runs steps as the program does, and records those again that are full batches and begin without gradients."""
+
+    tape: Tape
+    count: int = 0
+
+    def run(self, job: TrainingJob, batch: tuple[torch.Tensor, ...], number: int) -> torch.Tensor:
+        if number % job.accumulate or batch[0].shape[0] != job.batch_size:
+            return plain_pass(job, batch, number)
+        self.count += 1
+        return record_again(self.tape, job.model, job.loss_fn, job.optimizer, batch)
+
+
+def _plain(prepared: Prepared, steps: int, run: Pass) -> Reference:
     """Train for so many batches with the job's own code, note losses and state, and put everything back."""
     job, recorded = prepared.job, prepared.layouts
     with _put_back(job):
         before = {key: tensor_checksum(tensor) for key, tensor in _model_state(job) if key not in recorded}
-        losses = tuple(loss.hex() for loss in plain_losses(job, prepared.data, steps))
+        losses = tuple(loss.hex() for loss in plain_losses(job, prepared.data, steps, run, prepared.buckets))
         changed = [key for key, tensor in _model_state(job) if key in before and tensor_checksum(tensor) != before[key]]
         if changed:
             raise CaptureError(
@@ -52,7 +84,7 @@ def _plain(prepared: Prepared, steps: int) -> Reference:
             )
         state = (*_model_state(job), *_optimizer_state(job))
         checksums = {key: tensor_checksum(tensor) for key, tensor in state if key in recorded}
-    return Reference(losses, torch.get_num_threads(), processor(), checksums)
+    return Reference(losses, torch.get_num_threads(), processor(kind_of_job(job)), checksums)
 
 
 def _model_state(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:
@@ -81,12 +113,13 @@ def _put_back(job: TrainingJob) -> Iterator[None]:
     buffers = dict(job.model.named_buffers(remove_duplicate=False))
     trained: list[torch.Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     kept = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
-    contents = [(tensor, tensor.detach().clone()) for tensor in (*trained, *job.model.buffers(), *kept)]
+    contents = [(tensor, tensor.detach().to(CPU, copy=True)) for tensor in (*trained, *job.model.buffers(), *kept)]
     gradients = [(parameter, parameter.grad) for parameter in job.model.parameters()]
     states = [(parameter, state, dict(state)) for parameter, state in optimizer.state.items()]
     groups = [_copied(group) for group in optimizer.param_groups]
     schedule = None if scheduler is None else copy.deepcopy(scheduler.state_dict())
-    generators = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
+    generators = random.getstate(), np.random.get_state(legacy=False)
+    of_devices = generator_states((kind_of_job(job),))
     try:
         yield
     finally:
@@ -105,9 +138,9 @@ def _put_back(job: TrainingJob) -> Iterator[None]:
             group.update(values)
         if scheduler is not None:
             scheduler.load_state_dict(schedule)
-        torch.set_rng_state(generators[0])
-        random.setstate(generators[1])
-        np.random.set_state(generators[2])
+        restore_generators(of_devices)
+        random.setstate(generators[0])
+        np.random.set_state(generators[1])
 
 
 def _copied(values: dict[str, Any]) -> dict[str, Any]:

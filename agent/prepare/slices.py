@@ -3,15 +3,20 @@
 What is rewritten is first run beside the original in a process of its own, with the bundle's number of threads.
 """
 
+import math
+import os
 import subprocess
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
+
+import torch
 
 from agent.malloc import preload_environment
 from agent.prepare.bundle import Progress, TrialError, measure
-from agent.system.python_process import module_command, module_environment
+from agent.system.python_process import module_command, module_environment, threads_environment
 from planner import make_bundle
 from planner.ir.bundle.bundle import PlannedLimits
 from planner.ir.costs import CostTable, DeviceCosts
@@ -19,13 +24,18 @@ from planner.ir.devices.kinds import CPU
 from planner.ir.graph import GraphError, StepGraph
 from planner.ir.lowering.lower import lower
 from planner.ir.operand_rules import verify_operands
+from planner.ir.plan import Plan
 from planner.make_bundle import Prepared
+from planner.profiling import kept_costs
 from planner.profiling.operators import Measured
-from planner.slices.chains import find_chains
-from planner.slices.comparison import Differing, pack_request, read_differing
+from planner.search.floor import floor_of
+from planner.slices.blocks import LargeWeight, blocks_of, large_weights, read_in_blocks
+from planner.slices.chains import touched_bytes
+from planner.slices.choices import Cut, cut_fat, first_cuts, kinds, other_counts
+from planner.slices.comparison import Differing, form_key, pack_request, read_differing
 from planner.slices.gradients import split_gradients
-from planner.slices.pieces import cut_chains
-from planner.slices.rewriting import Rewritten
+from planner.slices.in_place import write_in_place
+from planner.slices.rewriting import Replacement, Rewritten, compacted
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,128 +47,412 @@ class Sliced:
     left_whole: tuple[str, ...]
     in_pieces: tuple[str, ...] = ()
     """The chains that run in pieces."""
+    cuts: Mapping[str, Cut] = field(default_factory=dict)
+    """By graph: what `in_pieces` was made of."""
 
 
-CUTS = ((1 / 3, 4), (1 / 6, 8), (1 / 12, 16))
-"""Of the step's own memory: operators that touch more are cut, into so many pieces."""
+NEAR = 1.25
+"""Of the whole's joules: pieces that cost more are not worked on further."""
+
+WORTH = 0.01
+"""Of the joules: where changes gain less, no more are tried."""
+
+MOST_STARTS = 2
+"""Uniform cuts that are worked on."""
+
+MOST_KINDS = 6
+"""Of chains, those that touch most bytes: each is a choice of its own, the others run as in the uniform cut."""
+
+SEARCH_S, LEAST_SEARCH_S = 60.0, 15.0
+"""Of CPU time, for comparing, measuring and planning what is tried for one budget: after that, no further way is planned. The shorter
+where the whole has a plan, which pieces can only make cheaper."""
+
+TOGETHER = 4
+"""Of graphs that are compared and measured at once: one of 5,000 operators takes tens of megabytes of the budget that planning has, too."""
+
+MANY_OPS = 5000
+"""A graph with more is planned only where none with fewer has a plan: its plan takes long, and more copies seldom pay."""
+
+LARGE = 1 / 2
+"""Of the step's own memory: weights that take more are read in blocks."""
+
+BLOCK = 1 / 8
+"""Of the step's own memory: what a block of them takes."""
+
+MOST_BLOCKS = 16
+"""More would be copied and read in transfers too small."""
 
 QUICK_S = 5.0
-"""Of planning, for each cut."""
+"""Of planning, for each way that is compared."""
+
+_COMPARED = 0.5
+"""Of the stage that compares pieces, what is done where their costs are known: the rest is quick plans with them."""
 
 
-def in_halves(prepared: Prepared, measured: Measured, threads: int, compute_watts: float, progress: Progress) -> Sliced:
-    """Return the job with every convolution's backward pass in halves, `measured` anew where there is any.
+@dataclass(frozen=True, slots=True)
+class ComparingRoom:
+    """What the process that compares may take: bytes of RAM, a directory for what has no room there, threads."""
+
+    ram_bytes: int
+    page_dir: Path
+    threads: int
+
+
+def in_halves(
+    prepared: Prepared, measured: Measured, room: ComparingRoom, compute_watts: float, progress: Progress
+) -> Sliced:
+    """Return the job with every convolution's backward pass in halves and pointwise operators in place, measured anew.
 
     Raises TrialError where a process that compares or measures fails.
     """
-    graphs, left = dict(prepared.graphs), list[str]()
-    for name, graph in prepared.graphs.items():
-        if graph.device != CPU:
-            continue  # of its kernels nothing is known
-        rewritten = split_gradients(graph)
-        found = compared(graph, rewritten, threads)
-        left += [f"{d.replacement.what}: {d.where}" for d in found]
-        graphs[name] = split_gradients(graph, frozenset(i for d in found for i in d.replacement.old)).graph
+    halves, left = _rewritten(prepared, split_gradients, room)
+    graphs, odd = _rewritten(replace(prepared, graphs=halves), write_in_place, room)
+    left += odd
     if all(graphs[name] == graph for name, graph in prepared.graphs.items()):
         return Sliced(prepared, measured, tuple(left))
+    graphs = {name: compacted(graph) for name, graph in graphs.items()}
     return Sliced(
         replace(prepared, graphs=graphs),
-        measured_again(graphs, measured, threads, compute_watts, progress),
+        measured_again(graphs, measured, room.threads, compute_watts, progress),
         tuple(left),
     )
 
 
-def in_pieces(
-    halved: Sliced, device: DeviceCosts, ram_bytes: int, threads: int, progress: Progress, limits: PlannedLimits
-) -> Sliced:
-    """Return the job with chains of operators in pieces where a quick plan for `ram_bytes` costs less so, else as it is.
+def _rewritten(
+    prepared: Prepared, rewrite: Callable[[StepGraph, frozenset[int]], Rewritten], room: ComparingRoom
+) -> tuple[dict[str, StepGraph], list[str]]:
+    """Return a job's graphs rewritten but for what gives other bits here, and what that is."""
+    graphs, left = dict(prepared.graphs), list[str]()
+    tried = {
+        name: rewrite(graph, frozenset()) for name, graph in graphs.items() if graph.device == CPU
+    }  # kernels known here
+    for (name, new), found in zip(tried.items(), compared(_pairs(prepared, tried), room), strict=True):
+        left += [f"{d.replacement.what}: {d.where}" for d in found]
+        odd = frozenset(i for d in found for i in d.replacement.old)
+        graphs[name] = rewrite(prepared.graphs[name], odd).graph if odd else new.graph
+    return graphs, left
 
-    Each of `CUTS` is compared, measured and planned; the cheapest plan decides. Raises TrialError where a process fails.
+
+def in_pieces(
+    whole: Sliced, halved: Sliced, device: DeviceCosts, ram_bytes: int, room: ComparingRoom, planner: make_bundle.Planner,
+    progress: Progress, limits: PlannedLimits,
+) -> Sliced:  # fmt: skip
+    """Return the job whole, in halves or with chains of operators in pieces, whichever costs least in `ram_bytes`.
+
+    All ways that are tried are compared and measured; quick plans decide, and between what they choose, the halves and the whole, plans
+    of `planner`: it costs no more than the whole by either. Where nothing fits, the halves. Raises TrialError where a process fails.
     """
-    planner = make_bundle.default_planner(strategy="greedy", time_limit_s=QUICK_S, limits=limits)
-    least = _quick_joules(halved, device, ram_bytes, planner)
+    quick = make_bundle.default_planner(strategy="greedy", time_limit_s=QUICK_S, limits=limits)
+    least = cost_of_plan(whole, device, ram_bytes, quick)
     if least is not None and least.keeps_everything:
-        return halved
-    best = halved
-    for share, pieces in CUTS:
-        tried = _cut(halved, int(share * (ram_bytes - device.base_bytes)), pieces, threads, device, progress)
-        found = None if tried is None else _quick_joules(tried, device, ram_bytes, planner)
-        if tried is not None and found is not None and (least is None or found.joules < least.joules):
-            best, least = tried, found
-    return best
+        return whole
+    best: PlanCost | None = None
+    blocked = in_blocks(halved, device, ram_bytes, room, progress)
+    finest = halved
+    search_s = SEARCH_S if least is None else LEAST_SEARCH_S
+    for base in (halved, *blocked):
+        ways = _Ways(whole, base, device, ram_bytes, room, quick, progress, search_s)
+        ways.plan_uniform()
+        ways.plan_changes(math.inf if least is None else NEAR * least.joules)
+        finest = ways.finest
+        if ways.best is not None and (best is None or ways.best.joules < best.joules):
+            best = ways.best
+    if best is None:
+        return whole if least is not None else finest if blocked else halved
+    if least is not None and least.joules <= best.joules:
+        return whole
+    finalists = [whole, best.sliced] if best.sliced is halved else [whole, halved, best.sliced]
+    final = [found for tried in finalists if (found := cost_of_plan(tried, device, ram_bytes, planner)) is not None]
+    return min(final, key=lambda found: found.joules).sliced if final else best.sliced
+
+
+def in_blocks(
+    halved: Sliced, device: DeviceCosts, ram_bytes: int, room: ComparingRoom, progress: Progress
+) -> list[Sliced]:
+    """Return the job with the weights in blocks that take much of `ram_bytes`, measured anew; nothing where none does.
+
+    Raises TrialError where a process that compares or measures fails.
+    """
+    prepared, own_bytes = halved.prepared, ram_bytes - device.base_bytes
+    graphs = prepared.graphs
+    if own_bytes <= 0 or prepared.job.pruning is not None or any(graph.device != CPU for graph in graphs.values()):
+        return []
+    large = [w for w in large_weights(graphs.values(), int(LARGE * own_bytes)) if _can_be_blocks(prepared, w)]
+    blocks = {w.name: blocks_of(w, block_count(w, own_bytes)) for w in large}
+    rewritten = {name: read_in_blocks(graph, blocks) for name, graph in graphs.items()}
+    left = list(halved.left_whole)
+    for name, found in zip(graphs, compared(_pairs(prepared, rewritten), room), strict=True):
+        left += [f"{d.replacement.what}: {d.where}" for d in found]
+        for weight in {weight for d in found for weight in _weights_of(graphs[name], d.replacement)}:
+            blocks.pop(weight, None)
+    if not blocks:
+        return []
+    found_graphs = {name: compacted(read_in_blocks(graph, blocks).graph) for name, graph in graphs.items()}
+    by_key = {key: blocks[w.name] for w in large if w.name in blocks for key in w.keys}
+    made = make_bundle.with_blocks(prepared, found_graphs, by_key)
+    return _measured([Sliced(made, halved.measured, tuple(left))], room.threads, device.compute_watts, progress)
+
+
+def block_count(weight: LargeWeight, own_bytes: int) -> int:
+    """Return into how many blocks a weight is cut where so many bytes are the step's own."""
+    return min(MOST_BLOCKS, -(-weight.nbytes // max(int(BLOCK * own_bytes), 1)))
+
+
+def _can_be_blocks(prepared: Prepared, weight: LargeWeight) -> bool:
+    """Say whether weight and state lie row by row, and the weight has contents of its own."""
+    layouts = [prepared.layouts[key] for key in weight.keys]
+    rows = weight.shape, (weight.shape[1], 1), 0
+    alike = all((layout.shape, layout.stride, layout.offset) == rows for layout in layouts)
+    return alike and isinstance(prepared.tensors[weight.keys[0]], torch.Tensor)
+
+
+def _weights_of(graph: StepGraph, replacement: Replacement) -> set[str]:
+    return {graph.storages[s].name for i in replacement.old for s in graph.reads[i]}
 
 
 @dataclass(frozen=True, slots=True)
-class _Quick:
-    """What a quick plan costs in all, wear included, and whether it moves nothing."""
+class PlanCost:
+    """What a plan costs in all, wear included, and whether it moves nothing."""
 
+    sliced: Sliced
     joules: float
     keeps_everything: bool
 
 
-def _quick_joules(sliced: Sliced, device: DeviceCosts, ram_bytes: int, planner: make_bundle.Planner) -> _Quick | None:
-    """Return what a quick plan of the main graph costs; None where none fits."""
-    graph = next(iter(sliced.prepared.graphs.values()))
-    costs = CostTable(device, sliced.measured.ops[0])
+def cost_of_plan(sliced: Sliced, device: DeviceCosts, ram_bytes: int, planner: make_bundle.Planner) -> PlanCost | None:
+    """Return what a plan of the main graph costs; None where none fits."""
+    graph, costs = _main(sliced, device)
     found = planner(graph, costs, ram_bytes).plan
     if found is None:
         return None
-    return _Quick(lower(graph, costs, found).cost_joules, not found.decisions and not found.sliced)
+    return PlanCost(sliced, lower(graph, costs, found).cost_joules, not found.decisions and not found.sliced)
 
 
-def _cut(
-    halved: Sliced, fat_bytes: int, pieces: int, threads: int, device: DeviceCosts, progress: Progress
-) -> Sliced | None:
-    """Return the job with the chains of operators that touch more than `fat_bytes` in pieces; None where there are none."""
-    graphs, left = dict(halved.prepared.graphs), list(halved.left_whole)
-    cut: list[str] = []
-    for name, graph in halved.prepared.graphs.items():
-        if graph.device != CPU:
-            continue
-        chains = find_chains(graph, fat_bytes)
-        rewritten = cut_chains(graph, chains, pieces)
-        found = compared(graph, rewritten, threads)
-        left += [f"{d.replacement.what}: {d.where}" for d in found]
-        odd = {i for d in found for i in d.replacement.old}
-        if odd:
-            chains = [c for c in chains if odd.isdisjoint(c.ops)]
-            rewritten = cut_chains(graph, chains, pieces)
-        try:
-            verify_operands(rewritten.graph)
-        except GraphError as error:  # pieces of what only a whole operator is known to have checked
-            left.append(str(error).partition(";")[0])
-            continue
-        graphs[name] = rewritten.graph
-        cut += [r.what for r in rewritten.replacements]
-    if not cut:
-        return None
-    measured = measured_again(graphs, halved.measured, threads, device.compute_watts, progress)
-    return Sliced(replace(halved.prepared, graphs=graphs), measured, tuple(left), tuple(cut))
+def _main(sliced: Sliced, device: DeviceCosts) -> tuple[StepGraph, CostTable]:
+    return next(iter(sliced.prepared.graphs.values())), CostTable(device, sliced.measured.ops[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """What a way to cut takes before anything is planned; with less of any, a plan may cost less."""
+
+    joules: float
+    floor_bytes: int
+    kept_bytes: int
+    """The peak with everything kept."""
+    touched_bytes_s: float
+    """What each operator touches, for as long as it runs."""
+
+    def dominates(self, other: "_Needs") -> bool:
+        """Say whether this takes no more of anything."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return all(mine <= theirs for mine, theirs in pairs)
+
+
+def _needs(sliced: Sliced, device: DeviceCosts) -> _Needs:
+    graph, costs = _main(sliced, device)
+    joules = sum(op.joules + device.static_watts * op.seconds for op in costs.ops)
+    kept = lower(graph, costs, Plan(), check_budget=False).peak_bytes
+    touched = sum(touched_bytes(graph, i) * op.seconds for i, op in enumerate(costs.ops))
+    return _Needs(joules, floor_of(graph, costs).nbytes, kept, touched)
+
+
+def _cpu_s() -> float:
+    """Return the CPU time of this process and of those it has waited for."""
+    return sum(os.times()[:4])
+
+
+class _Ways:
+    """Ways to cut the halves, planned as they come for one budget; `best` is the cheapest."""
+
+    def __init__(
+        self, whole: Sliced, halved: Sliced, device: DeviceCosts, ram_bytes: int, room: ComparingRoom,
+        quick: make_bundle.Planner, progress: Progress, search_s: float,
+    ) -> None:  # fmt: skip
+        self.halved, self.device, self.ram_bytes = halved, device, ram_bytes
+        self.room, self.quick, self.progress = room, quick, progress
+        self.graphs = {name: graph for name, graph in halved.prepared.graphs.items() if graph.device == CPU}
+        self.best: PlanCost | None = None
+        self.uniform: list[PlanCost] = []
+        self.finest = halved
+        """Of those in one number of pieces, the graph with the most operators."""
+        self.end_s = _cpu_s() + search_s
+        self.seen = [_needs(whole, device)]
+        """Of what was planned."""
+
+    @property
+    def late(self) -> bool:
+        """Whether the time for trying is up."""
+        return _cpu_s() > self.end_s
+
+    def plan(self, tried: Sliced) -> PlanCost | None:
+        """Plan a way and return what it costs; None where it has no plan, takes no less of anything than one before, or comes too late."""
+        needs = _needs(tried, self.device)
+        if self.late or any(before.dominates(needs) for before in self.seen):
+            return None
+        self.seen.append(needs)
+        found = cost_of_plan(tried, self.device, self.ram_bytes, self.quick)
+        if found is not None:
+            self.best = found if self.best is None or found.joules < self.best.joules else self.best
+        return found
+
+    def plan_uniform(self) -> None:
+        """Plan all chains of fat operators in one number of pieces, for a few meanings of fat; the shortest graphs first."""
+        self.plan(self.halved)
+        if not self.graphs:
+            return
+        blocks = self.halved.prepared.blocks.values()
+        apart = {key for one in blocks for key in (*one.rows, *one.columns)}
+        first = next(iter(self.graphs.values()))
+        ways = first_cuts(first, self.ram_bytes - self.device.base_bytes)
+        made = self._made([{name: cut_fat(g, *way, apart) for name, g in self.graphs.items()} for way in ways])
+        for tried in sorted(made, key=lambda tried: len(_main(tried, self.device)[0].ops)):
+            self.finest = tried
+            if self.uniform and len(_main(tried, self.device)[0].ops) > MANY_OPS:
+                break
+            if (found := self.plan(tried)) is not None:
+                self.uniform.append(found)
+
+    def plan_changes(self, most_joules: float) -> None:
+        """Change the best uniform cuts for as long as that pays; one that costs more than `most_joules` is not worth it."""
+        name = next(iter(self.graphs), "")
+        near = [found for found in self.uniform if found.joules <= most_joules and name in found.sliced.cuts]
+        for start in sorted(near, key=lambda found: found.joules)[:MOST_STARTS]:
+            if self.late:
+                return
+            graph, cut = self.graphs[name], start.sliced.cuts[name]
+            alike = kinds(graph, cut.applied(graph))[:MOST_KINDS]
+            better = min([start, *self._each_alone(name, alike, start)], key=lambda found: found.joules)
+            while not self.late and (changed := self._changed(name, alike, better)) is not None:
+                gained, better = better.joules - changed.joules, changed
+                if gained < WORTH * changed.joules:
+                    break
+
+    def _each_alone(self, name: str, alike: Sequence[frozenset[int]], start: PlanCost) -> list[PlanCost]:
+        """Plan a cut with one kind of chain in pieces, the others whole."""
+        cuts = start.sliced.cuts
+        alone = [cuts[name].changed(frozenset().union(*alike) - ops, 1) for ops in alike] if len(alike) > 1 else []
+        return [found for tried in self._made([{**cuts, name: cut} for cut in alone]) if (found := self.plan(tried))]
+
+    def _changed(self, name: str, alike: Sequence[frozenset[int]], start: PlanCost) -> PlanCost | None:
+        """Plan a cut with one kind of chain in another number of pieces, 1 of them too, and with all such changes that paid.
+
+        Return the cheapest; None where nothing costs less than `start`.
+        """
+        cuts = start.sliced.cuts
+        cut = cuts[name]
+        changes = [(ops, n) for ops in alike for n in other_counts(cut.count(ops))]
+        paid = []
+        for first in range(0, len(changes), TOGETHER):
+            if self.late:
+                break
+            some = changes[first : first + TOGETHER]
+            made = self._made([{**cuts, name: cut.changed(*change)} for change in some])
+            planned = [(change, self.plan(tried)) for change, tried in zip(some, made, strict=True)]
+            paid += [(change, found) for change, found in planned if found is not None and found.joules < start.joules]
+        paid.sort(key=lambda pair: -pair[1].joules)
+        if not paid:
+            return None
+        best = paid[-1][1]
+        if len({ops for (ops, _), _ in paid}) > 1:
+            for change, _ in paid:  # the cheapest change of a kind comes last
+                cut = cut.changed(*change)
+            (together,) = self._made([{**cuts, name: cut}])
+            found = self.plan(together)
+            best = best if found is None or found.joules > best.joules else found
+        return best if name in best.sliced.cuts else None
+
+    def _made(self, ways: list[dict[str, Cut]]) -> list[Sliced]:
+        """Return the halves cut in each of these ways, without what differs here, all compared and measured at once."""
+        prepared = self.halved.prepared
+        rewritten = [{name: cut.applied(self.graphs[name]) for name, cut in way.items()} for way in ways]
+        differing = iter(compared([pair for new in rewritten for pair in _pairs(prepared, new)], self.room))
+        made = []
+        for way, tried in zip(ways, rewritten, strict=True):
+            graphs, left, what, cuts = (
+                dict(prepared.graphs),
+                list(self.halved.left_whole),
+                list[str](),
+                dict[str, Cut](),
+            )
+            for name, new in tried.items():
+                cut, found = way[name], next(differing)
+                left += [f"{d.replacement.what}: {d.where}" for d in found]
+                if found:
+                    cut = cut.changed((i for d in found for i in d.replacement.old), 1)
+                    new = cut.applied(self.graphs[name])
+                try:
+                    verify_operands(new.graph)
+                except GraphError as error:  # pieces of what only a whole operator is known to have checked
+                    left.append(str(error).partition(";")[0])
+                    continue
+                if new.replacements:
+                    graphs[name], cuts[name] = new.graph, cut
+                    what += [r.what for r in new.replacements]
+            made.append(Sliced(replace(prepared, graphs=graphs), self.halved.measured, tuple(left), tuple(what), cuts))
+        return _measured(made, self.room.threads, self.device.compute_watts, self.progress)
+
+
+def _measured(made: list[Sliced], threads: int, compute_watts: float, progress: Progress) -> list[Sliced]:
+    """Return the same with what their operators cost."""
+    if not made:
+        return []
+    graphs = [graph for sliced in made for graph in sliced.prepared.graphs.values()]
+    ops = iter(measure(graphs, threads, compute_watts, progress, resident=False).ops)
+    progress("compare", _COMPARED)
+    return [
+        replace(s, measured=replace(s.measured, ops=tuple(islice(ops, len(s.prepared.graphs))))) for s in made
+    ]  # fmt: skip
+
+
+def _pairs(prepared: Prepared, rewritten: Mapping[str, Rewritten]) -> list[tuple[StepGraph, Rewritten]]:
+    return [(prepared.graphs[name], new) for name, new in rewritten.items()]
 
 
 def measured_again(
     graphs: Mapping[str, StepGraph], before: Measured, threads: int, compute_watts: float, progress: Progress
 ) -> Measured:
     """Return the costs of rewritten graphs; what the process itself holds was measured `before`."""
-    fresh = measure(graphs, threads, compute_watts, progress)
+    fresh = measure(graphs.values(), threads, compute_watts, progress)
+    progress("compare", _COMPARED)
     return replace(before, ops=fresh.ops, retained_bytes=max(before.retained_bytes, fresh.retained_bytes))
 
 
-def compared(graph: StepGraph, rewritten: Rewritten, threads: int) -> tuple[Differing, ...]:
-    """Return which replacements do not give the original's bits with so many threads on this machine.
+def compared(pairs: Sequence[tuple[StepGraph, Rewritten]], room: ComparingRoom) -> tuple[tuple[Differing, ...], ...]:
+    """Return of each graph which replacements do not give the original's bits with so many threads on this machine.
 
-    Raises TrialError where the process that finds out fails.
+    What was found is kept in the user's cache for the next plan, by operators, shapes and layouts. Raises TrialError where the
+    process that finds out fails.
     """
-    if not rewritten.replacements:
-        return ()
+    name, folder = kept_costs.context(room.threads, 0, workspace_seen=False), kept_costs.cache_folder("pieces")
+    known = kept_costs.read_kept(folder, name, dict[str, str]) or {}
+    keys = [[form_key(graph, rewritten, r) for r in rewritten.replacements] for graph, rewritten in pairs]
+    unknown = [
+        (graph, replace(rewritten, replacements=tuple(r for r, key in zip(rewritten.replacements, of, strict=True) if key not in known)))
+        for (graph, rewritten), of in zip(pairs, keys, strict=True)
+    ]  # fmt: skip
+    if any(rewritten.replacements for _, rewritten in unknown):
+        for (graph, rewritten), found in zip(unknown, _run_beside(unknown, room), strict=True):
+            known |= {form_key(graph, rewritten, r): "" for r in rewritten.replacements}
+            known |= {form_key(graph, rewritten, d.replacement): d.where for d in found}
+        kept_costs.write_kept(folder, name, known)
+    return tuple(
+        tuple(Differing(r, known[key]) for r, key in zip(rewritten.replacements, of, strict=True) if known[key])
+        for (_, rewritten), of in zip(pairs, keys, strict=True)
+    )
+
+
+def _run_beside(pairs: Sequence[tuple[StepGraph, Rewritten]], room: ComparingRoom) -> tuple[tuple[Differing, ...], ...]:
+    """Run replacements beside the originals in a process of their own."""
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "graphs", Path(folder) / "differing"
-        source.write_bytes(pack_request(graph, rewritten, threads))
-        environment = {**module_environment(), **preload_environment(None), "OMP_NUM_THREADS": str(threads)}
-        command = [*module_command("planner.slices.comparison"), str(source), str(target)]
-        ended = subprocess.run(command, env=environment, check=False)
+        source.write_bytes(pack_request(pairs, room.threads))
+        environment = {**module_environment(), **preload_environment(None), **threads_environment(room.threads)}
+        command = [
+            *module_command("agent.prepare.comparing"), str(source), str(target), str(room.ram_bytes), str(room.page_dir.resolve())
+        ]  # fmt: skip
+        ended = subprocess.run(command, env=environment, check=False, stderr=subprocess.PIPE, text=True)
         if ended.returncode:
-            raise TrialError(
-                f"comparing operators in pieces ended with exit code {ended.returncode}; see the message above"
-            )
+            last = ended.stderr.strip().rpartition("\n")[2]
+            raise TrialError(f"comparing operators in pieces ended with exit code {ended.returncode}: {last}")
         return read_differing(target)

@@ -107,7 +107,7 @@ def train_less(
         found = _chosen(table, needed, limit, probe, ram_bytes, limits)
         _freeze(job, found.parameters)
         prepared = prepare()
-        fresh = bundle.measure(prepared.graphs, threads, device.compute_watts, lambda stage, share: None)
+        fresh = bundle.measure(prepared.graphs.values(), threads, device.compute_watts, lambda stage, share: None)
         real = _kept_bytes(prepared, _tables(prepared, fresh, device))
         if real <= budget:
             return SparseJob(

@@ -13,6 +13,8 @@ import torch
 from agent.energy.calibration import Calibration, CalibrationError, Estimate, WorkClass
 from agent.energy.sources.base import Kind, PowerSource
 from agent.energy.sources.jetson_power_mode import power_mode
+from agent.facts.cpu_clusters import clusters_text, read_clusters
+from agent.facts.sysfs import Tree
 from agent.prepare.loads import calibrate
 from planner.ir.boards import Board, Number
 from planner.ir.costs import Flash
@@ -34,7 +36,7 @@ def measure_board(
 
     Watts are those `given` (`static_watts`, `compute_watts`), else what calibration under `source` finds, else assumed. Where
     the meter measures only a part of the machine, its name in the file's sources says which. A Jetson's figures are those of the
-    power mode that is set: the board's title and its sources name it.
+    power mode that is set: the board's title and its sources name it. The title names clusters of unlike cores, too.
     """
     torch.set_num_threads(threads)
     mode = power_mode(root)
@@ -64,7 +66,7 @@ def measure_board(
     }
     return Board(
         platform.node() or "this machine",
-        f"{platform.machine()} {platform.system()}{_in_mode(mode)}",
+        f"{platform.machine()} {platform.system()}{_clusters(root)}{_in_mode(mode)}",
         "linux",
         rates | _transfers(flash) | numbers,
     ), gaps
@@ -84,6 +86,12 @@ def _ending(writes: SustainedWrite) -> str:
     """Say after how much writing the speed was taken, and whether it was still falling."""
     after = f"after {format_bytes(writes.written_bytes)} of writing"
     return after if writes.steady else f"{after}, where the speed was not steady yet"
+
+
+def _clusters(root: Path) -> str:
+    """Name the kinds of cores where there are several."""
+    found = read_clusters(Tree(sys=root / "sys"))
+    return f", {clusters_text(found)}" if len(found) > 1 else ""
 
 
 def _in_mode(mode: str | None) -> str:

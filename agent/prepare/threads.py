@@ -1,10 +1,12 @@
 """How many threads a bundle's operators run with: as many as are fastest on this machine.
 
-A number of threads belongs to the bits of a result (sums are split among them), so it is fixed when the bundle is made.
+A number of threads belongs to the bits of a result (sums are split among them), so it is fixed when the bundle is made. Threads are
+not tied to cores: where cores differ, the kernel runs as many busy threads as there are fast cores on those.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from agent.prepare.bundle import Progress, measure
 from agent.prepare.peers import PlanningPeers
@@ -24,10 +26,14 @@ class ThreadChoice:
     step_s: Mapping[int, float]
 
 
-def tried_counts(cores: int) -> tuple[int, ...]:
-    """Return the numbers of threads that are measured, ascending: halves of all cores, one core less, and all."""
+def tried_counts(cores: int, clusters: Sequence[int] = ()) -> tuple[int, ...]:
+    """Return the numbers of threads that are measured, ascending: halves of all cores, one core less, and all.
+
+    `clusters`: how many cores there are of each kind, the fastest first; the fastest alone, with the next, and so on are measured, too:
+    an operator's slowest thread is what it waits for.
+    """
     halves = {cores >> shift for shift in range(cores.bit_length())}
-    return tuple(sorted(halves | {max(1, cores - 1)}))
+    return tuple(sorted(halves | {max(1, cores - 1)} | {count for count in accumulate(clusters) if count <= cores}))
 
 
 def fastest(
@@ -47,7 +53,7 @@ def fastest(
             progress(stage, (done + part) / len(counts))
 
         shared = peers.costs(count) if peers is not None else b""
-        found[count] = measure(graphs, count, watts(count), share, shared)
+        found[count] = measure(graphs.values(), count, watts(count), share, shared)
         if peers is not None:
             peers.judge_costs(count, found[count])
     step_s = {count: sum(op.seconds for op in measured.ops[0]) for count, measured in found.items()}

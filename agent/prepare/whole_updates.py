@@ -9,9 +9,10 @@ from planner.ir.graph import StepGraph, operands
 from planner.ir.lowering.lower import lower
 from planner.ir.operand_rules import verify_operands
 from planner.ir.program import Program
-from planner.make_bundle import Planner, Prepared, full_batches
+from planner.make_bundle import Planner, Prepared
 from planner.problem.whole_update import WholeUpdate, whole_update
 from planner.profiling.operators import Measured
+from planner.search.pareto import full_batches
 
 
 def with_whole_update(
@@ -21,7 +22,7 @@ def with_whole_update(
 
     The worker runs it wherever all micro-batches of an update are there; the others stay for the rest.
     """
-    counts = full_batches(prepared)
+    counts = full_batches(prepared.graphs, prepared.job.accumulate)
     if prepared.job.accumulate == 1 or WHOLE_UPDATE in counts or "last" not in counts:
         return prepared, measured
     tables = dict(zip(prepared.graphs, measured.ops, strict=True))

@@ -104,8 +104,9 @@ class BackgroundTasks:
         await asyncio.to_thread(_clean_uploads, core.settings.state_dir / "uploads")
 
     def _is_at_rest(self, job: Job) -> bool:
-        """Return whether a job is over and its worker is gone: a cancelled one has it for another second."""
-        return job.state.is_over and self._core.runners.of_job(job.id) is None
+        """Return whether a job is over, its worker is gone, and no other device waits for it, or has something of it."""
+        at_home = job.away is None and job.spec.guest is None
+        return job.state.is_over and at_home and self._core.runners.of_job(job.id) is None
 
 
 def too_old(over: list[Job], sizes: dict[int, int], keep_jobs: int, keep_bytes: int) -> list[int]:

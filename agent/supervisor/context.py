@@ -50,6 +50,10 @@ class DaemonSeams:
     inbox_scan_s: float = 10.0
     waiting_look_s: float = 2.0
     training_look_s: float = 1.0
+    offer_every_s: float = 15.0
+    """How often jobs that may move are offered to paired devices."""
+    away_look_s: float = 2.0
+    """How often a paired device is asked how a job there fares."""
 
 
 @dataclass(slots=True)

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent import facts
 from agent.energy.media import FlashPrices, medium_under, used_life
@@ -17,7 +18,7 @@ from agent.energy.sources.registry import EnergyConfig
 from agent.energy.wear_account import WearAccount
 from agent.facts import Answer, OwnUse, Platform
 from agent.health.conditions import HealthBoard
-from agent.jobs.model import JobState
+from agent.jobs.model import JobState, Movable
 from agent.jobs.store import JobStore
 from agent.malloc import release_free_memory
 from agent.policy.config import Config, ConfigError, load_config, restart_needed
@@ -34,6 +35,7 @@ from agent.supervisor.job.runner import LAST_COMMIT_S, Runner
 from agent.supervisor.job.runners import WORKER_LOCKS, Runners
 from agent.supervisor.metering import report_issues
 from agent.supervisor.old_worker import clear_old_workers
+from agent.supervisor.peers.answers import FederatedSurroundings
 from agent.supervisor.peers.discovery import public_state
 from agent.supervisor.peers.peers import Peers
 from agent.supervisor.service import Service
@@ -45,6 +47,10 @@ from agent.system.locks import LockFile, lock_instance
 from agent.system.sd_notify import Notifier
 from agent.system.uevents import UeventListener
 from planner.ir.errors import PortError
+
+if TYPE_CHECKING:
+    from agent.supervisor.moving.guests import Guests
+    from agent.supervisor.moving.moves import JobMoves
 
 IDLE_LOOK_S = 30.0
 """How often to look while there is nothing to do: often enough for health items and `status`."""
@@ -129,7 +135,7 @@ class Daemon:
         self.ready.set()
         release_free_memory()
         core.peers.apply(core.config.options)
-        core.timers.start()
+        core.peers.go_on_federating()
         core.timers.set_windows(core.config.policy.windows)
         self._background.plan()
         listener = UeventListener.open(core.wake.set)
@@ -151,6 +157,8 @@ class Daemon:
             self._notifier.send(STOPPING=1)
             core.timers.stop()
             await server.stop()
+            if "_moves" in self.__dict__:
+                await self._moves.stop()
             await asyncio.gather(self._end_workers(), core.peers.stop())
             core.runners.host.attachments.close()
             self._close()
@@ -186,6 +194,8 @@ class Daemon:
                 store,
                 lambda name: self._heartbeat.heartbeat(name),
                 lambda: self._heartbeat.objection(),
+                FederatedSurroundings(lambda: self._heartbeat.not_federating(), self._stop_worker, wake.set),
+                lambda asker, request: self._guests.answer(asker, request),
             ),
             wear=WearAccount(clock.wall_s, store),
             usual_times=UsualTimes.from_json(store.setting(USUAL_TIMES_SETTING)),
@@ -207,6 +217,34 @@ class Daemon:
         except CgroupError as error:
             health.report("no-memory-limit", clock.monotonic_s(), clock.wall_s(), reason=error.reason)
         return core
+
+    @cached_property
+    def _guests(self) -> "Guests":
+        from agent.supervisor.moving.guests import Guests  # few jobs move: not worth resident memory
+
+        return Guests(self._core)
+
+    @cached_property
+    def _moves(self) -> "JobMoves":
+        from agent.supervisor.moving.moves import JobMoves
+
+        return JobMoves(self._core)
+
+    def _move_jobs(self) -> None:
+        """Have jobs go to paired devices and come back, and end those of devices that are paired no more."""
+        jobs = self._core.store.all()
+        if any(
+            job.away is not None or (job.spec.movable is not Movable.NEVER and not job.state.is_over) for job in jobs
+        ):
+            self._moves.look()
+        if any(job.spec.guest is not None for job in jobs):
+            self._guests.drop_unpaired({str(row["id"]) for row in self._core.peers.fleet.rows()})
+
+    def _stop_worker(self, job_id: int) -> None:
+        """Have a job's worker leave at once: nobody waits for what it does."""
+        runner = self._core.runners.of_job(job_id)
+        if runner is not None:
+            runner.leave("its round is over")
 
     def _control_server(self) -> ControlServer:
         core, options = self._core, self._core.config.options
@@ -301,6 +339,7 @@ class Daemon:
         self._learn_times(decision, now_s)
         self._tick_meter(now_s)
         self._dispatcher.act(decision)
+        self._move_jobs()
         self._notify(decision)
 
     def _learn_times(self, decision: PolicyDecision, now_s: float) -> None:

@@ -8,6 +8,7 @@ from agent.jobs.model import Job, JobKind, JobState, may_run, order
 from agent.policy.decide import Policy, PolicyDecision, ResourceLimits, State, window_closes_in_s
 from agent.supervisor.context import Core
 from agent.supervisor.job.board_places import THIS_COMPUTER, plugged_in
+from agent.supervisor.job.plans.revising import PeerSolving
 from agent.supervisor.job.run_state import Surroundings
 from agent.supervisor.job.runner import LAST_COMMIT_S, Runner
 from agent.supervisor.job.sharing import Claim, CpuShare, admit, cpu_shares
@@ -29,8 +30,8 @@ class Dispatcher:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._fitting: dict[int, tuple[tuple[int | None, int | None], bool]] = {}
-        """By job id: the memory limit and the job's ceiling for which it was looked whether a plan fits, and the answer."""
+        self._fitting: dict[int, tuple[tuple[int | None, int | None, frozenset[str] | None], bool]] = {}
+        """By job id: the memory limit, the job's ceiling and the devices for which it was looked whether it may start, and the answer."""
         self._least: dict[int, tuple[int | None, float]] = {}
         """By job id: the job's ceiling for which it was looked how little memory is enough, and the answer."""
 
@@ -86,9 +87,16 @@ class Dispatcher:
             elif claim is None and not runners.at(place).has_plans:
                 runners.at(place).leave_after_checkpoint("its memory is needed by jobs before it in line")
             else:
-                self._go_on(runners.at(place), around(place))
+                self._go_on(runners.at(place), self._assured(around(place), claim))
         if self._core.store.trouble is None:  # else what they would learn could not be kept
             self._start_waiting(line, around)
+
+    def _assured(self, around: Surroundings, claim: Claim | None) -> Surroundings:
+        """Return what a job that goes on has around it: if admitted, the least that it needs, though others that leave still hold it."""
+        granted = around.limits.memory_limit(around.total_memory_bytes)
+        if claim is None or granted is None:
+            return around
+        return replace(around, taken_bytes=min(around.taken_bytes, granted - int(self._least_bytes(claim))))
 
     def _start_waiting(self, line: Sequence[Job], around: Callable[[str], Surroundings]) -> None:
         """Start the first job of each free place that can start; say of those before it why they cannot."""
@@ -127,7 +135,7 @@ class Dispatcher:
 
         A worker that leaves for one that cannot would leave again at every look.
         """
-        asked = (around.memory_bytes, job.memory_ceiling_bytes)
+        asked = (around.memory_bytes, job.memory_ceiling_bytes, around.devices)
         known = self._fitting.get(job.id)
         if known is None or known[0] != asked:
             known = self._fitting[job.id] = (asked, self._core.runners.host.fits(job, around))
@@ -208,4 +216,6 @@ def surroundings(core: Core, limits: ResourceLimits) -> Surroundings:
         flash_written_today_bytes=core.wear.today_bytes(),
         give_up_after=options.max_failures_without_progress,
         job_log_bytes=options.job_log_bytes,
+        devices=readings.devices,
+        solving=PeerSolving(options.solve_on, core.settings.runtime_dir) if options.solve_on else None,
     )

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from datetime import date
 
 from agent.energy.sources.base import Kind
-from agent.facts.model import Power
+from agent.facts.model import Answer, Power
 from agent.peers.announcement import BOARD_LIMIT, NAME_LIMIT, clean
 from agent.peers.connection.messages import Heartbeat
 from agent.supervisor.context import Core
-from agent.supervisor.peers.answers import SOLVER_BYTES
+from agent.supervisor.job.plans.revising import SOLVER_BYTES
 from agent.supervisor.peers.discovery import board_name, public_state
 from agent.system.clock import local_time
 from planner.ir.units import format_bytes
@@ -56,6 +56,15 @@ class HeartbeatSource:
         if free is not None and free < SOLVER_BYTES:
             return f"{format_bytes(free)} of memory are free; solving may take {format_bytes(SOLVER_BYTES)}"
         return ""
+
+    def not_federating(self) -> str:
+        """Return why this device takes part in no round now, or nothing."""
+        decision, facts = self.core.admission.decision, self.core.admission.facts
+        if decision is None:
+            return "it has just started"
+        if not decision.state.trains:
+            return "; ".join(decision.reasons)
+        return "its network is metered" if facts.metered is Answer.YES else ""
 
     def _today(self, total_joules: float) -> float:
         """Return the joules since midnight, or since the agent started where that is later."""

@@ -26,10 +26,12 @@ from agent.control.http import (
 )
 from agent.control.listener import Listener
 from agent.control.requests import (
+    federation_start,
     job_change,
     job_spec,
     pairing_request,
     pause_span_s,
+    recall_forces,
     solving_seconds,
     unpaired_device,
     wrong_answer,
@@ -187,6 +189,9 @@ class ControlServer:
             ("GET", _SHARED, self._ask_shared),
             ("PUT", _SHARED, self._share),
             ("PUT", r"/v1/solve/([0-9a-f]{64})", self._ask_solving),
+            ("GET", "/v1/federations", self._federations),
+            ("POST", "/v1/federations", self._federate),
+            ("POST", r"/v1/federations/([a-z0-9._-]+)/stop", self._stop_federation),
             ("POST", "/v1/jobs", self._submit),
             ("POST", ATTACH_PATH, self._attach),
             ("GET", job, self._job),
@@ -196,6 +201,7 @@ class ControlServer:
             ("POST", f"{job}/resume", self._resume_job),
             ("POST", f"{job}/cancel", self._cancel_job),
             ("POST", f"{job}/change", self._change_job),
+            ("POST", f"{job}/recall", self._recall_job),
             ("PUT", "/v1/uploads", self._upload),
             ("PUT", r"/v1/inbox/([a-z0-9._-]+)/([^/]+)", self._feed),
             ("POST", "/v1/pause", self._pause),
@@ -305,6 +311,11 @@ class ControlServer:
         change = job_change(await request.json())
         return json_response(asdict(await self._service.change_job(name, change)))
 
+    async def _recall_job(self, request: HttpRequest, name: str) -> HttpResponse:
+        self._check_owner(request, name)
+        force = recall_forces(await request.json())
+        return json_response(asdict(await self._service.recall_job(name, force=force)))
+
     def _check_owner(self, request: HttpRequest, name: str) -> None:
         """Raise HttpError unless the peer may steer this job: another user's program or fine-tuning belongs to that user."""
         owner = self._service.owner(name)
@@ -342,6 +353,18 @@ class ControlServer:
         accused = wrong_answer(await request.json())
         self._service.other_devices.fleet.cut(accused.device, accused.reason)
         return json_response({"v": API_VERSION})
+
+    async def _federations(self, request: HttpRequest) -> HttpResponse:
+        return json_response({"v": API_VERSION, "federations": self._service.other_devices.federations.rows()})
+
+    async def _federate(self, request: HttpRequest) -> HttpResponse:
+        asked = federation_start(await request.json())
+        return json_response(
+            {"v": API_VERSION, **self._service.other_devices.federations.start(asked.job, asked.settings)}, 201
+        )
+
+    async def _stop_federation(self, request: HttpRequest, name: str) -> HttpResponse:
+        return json_response({"v": API_VERSION, **await self._service.other_devices.federations.stop_leading(name)})
 
     async def _ask_shared(self, request: HttpRequest, subject: str, name: str) -> HttpResponse:
         return await self._asked(request, Subject(subject), name)

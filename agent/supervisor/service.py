@@ -20,12 +20,14 @@ from agent.control.requests import JobChange
 from agent.energy.metrics import meter_families
 from agent.health.conditions import HealthItem
 from agent.jobs.model import (
+    AwayPhase,
     Job,
     JobKind,
     JobNotFoundError,
     JobRequestError,
     JobSpec,
     JobState,
+    Movable,
     check_spec,
     order,
 )
@@ -34,8 +36,7 @@ from agent.supervisor.context import PAUSE_SETTING, Core
 from agent.supervisor.dispatch import surroundings
 from agent.supervisor.job.attachments import user_id, user_name
 from agent.supervisor.job.log import read_log, read_more
-from agent.supervisor.job.plan_choice import eta_s
-from agent.supervisor.job.promise import promise, promised_plan
+from agent.supervisor.job.promise import left_s, promise, promised_plan
 from agent.supervisor.job.worker_kinds import BundleFacts
 from agent.supervisor.peers.peers import Peers
 from agent.supervisor.status import agent_status, job_summary, set_aside_summary
@@ -59,15 +60,16 @@ _FLUSH_PATIENCE_S = 5.0
 _FOLLOW_POLL_S = 0.5
 _HISTORY_SHOWN = 50
 _OVER_SHOWN = 10
-_ENDS_WITH_JOB = ("job-does-not-fit", "job-failing", "deadline-missed")
+_ENDS_WITH_JOB = ("job-does-not-fit", "device-absent", "job-failing", "deadline-missed")
 """Conditions of a job that mean nothing once it is over."""
 
 
-def _left_s(job: Job) -> float:
-    """Return how many seconds of training a job still takes, as far as that is known."""
-    total = job.total_steps or (job.promise.steps if job.promise else None)
-    step_s = job.measured.step_s or (job.promise.step_s if job.promise else None)
-    return eta_s(job.step, total, step_s) or 0.0
+def _check_here(job: Job) -> None:
+    """Raise `JobRequestError` for a job that another device has."""
+    if job.state is JobState.AWAY and job.away is not None:
+        raise JobRequestError(
+            f"job {job.label} is on {job.away.name}; port-agent recall {job.id} takes it back", job.id
+        )
 
 
 def _result_file(job: Job) -> Path | None:
@@ -166,7 +168,7 @@ class Service:
         """
         job = self._core.store.find(name)
         file = _result_file(job)
-        if file is None and job.spec.kind is JobKind.FINETUNE and job.state is JobState.FINISHED:
+        if file is None and job.spec.kind is JobKind.FINETUNE and job.result is not None:
             raise JobRequestError(f"the result of job {job.label} is the directory {job.result}", job.id)
         if file is None:
             raise JobRequestError(f"job {job.label} has no result yet ({job.state.name.lower()})", job.id)
@@ -294,6 +296,7 @@ class Service:
         job = self._core.store.find(name)
         if job.state.is_over:
             raise JobRequestError(f"job {job.label} is over ({job.state.name.lower()}); nothing to pause", job.id)
+        _check_here(job)
         return await self._change(replace(job, state=JobState.PAUSED, reason="paused by you"), "paused")
 
     async def resume_job(self, name: str) -> JobSummary:
@@ -301,6 +304,7 @@ class Service:
         job = self._core.store.find(name)
         if job.spec.kind is JobKind.ATTACHED and job.state.is_over:
             raise JobRequestError(f"job {job.label} was a program of {job.spec.owner}; start it again there", job.id)
+        _check_here(job)
         rewrites = job.state is JobState.FINISHED and await _result_is_damaged(job)
         if job.state in (JobState.FINISHED, JobState.CANCELLED) and not rewrites:
             raise JobRequestError(f"job {job.label} is {job.state.name.lower()}; submit it again", job.id)
@@ -338,6 +342,26 @@ class Service:
         now = self._core.clock.wall_s()
         over = replace(job, state=JobState.CANCELLED, reason="cancelled by you", finished_at=now)
         return await self._change(over, "cancelled")
+
+    async def recall_job(self, name: str, *, force: bool) -> JobSummary:
+        """Take a job back from the device that it moved to, with its checkpoint.
+
+        `force`: at once and without that device's word, from the checkpoint that lies here; what it trains is not wanted any
+        more. Raises `JobRequestError`.
+        """
+        job = self._core.store.find(name)
+        if job.state is not JobState.AWAY or job.away is None:
+            raise JobRequestError(f"job {job.label} is on this device ({job.state.name.lower()})", job.id)
+        if force:
+            away = replace(job.away, phase=AwayPhase.CLOSING)
+            return await self._change(
+                replace(
+                    job, state=JobState.QUEUED, reason="", away=away, spec=replace(job.spec, movable=Movable.NEVER)
+                ),
+                f"recalled by force from {job.away.name}",
+            )
+        recalled = replace(job, away=replace(job.away, recalled=True), reason=f"recalled from {job.away.name}")
+        return await self._change(recalled, f"recalled from {job.away.name}")
 
     async def change_job(self, name: str, change: JobChange) -> JobSummary:
         """Change priority or deadline of a job."""
@@ -385,7 +409,7 @@ class Service:
             core.runners.host.fits(job, around)  # where none does, that becomes a health item
             return job
         line = order([other for other in core.store.all() if not other.state.is_over])
-        before_s = sum(_left_s(other) for other in itertools.takewhile(lambda other: other.id != job.id, line))
+        before_s = sum(left_s(other) for other in itertools.takewhile(lambda other: other.id != job.id, line))
         job = replace(job, promise=promise(job.spec, facts, plan, around, core.usual_times, wall_s, before_s))
         core.store.save(job)
         return job

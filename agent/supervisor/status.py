@@ -10,7 +10,7 @@ from agent.jobs.model import Job, JobState
 from agent.jobs.store import SetAsideJob
 from agent.policy.decide import next_window
 from agent.supervisor.context import Core
-from agent.supervisor.job.plan_choice import eta_s
+from agent.supervisor.job.plans.choice import eta_s
 from agent.supervisor.job.worker_process import RequestedState
 from agent.system.clock import local_time
 
@@ -98,6 +98,8 @@ def job_summary(core: Core, job: Job) -> JobSummary:
         eta_s=None if job.state.is_over else eta_s(job.step, job.total_steps, job.measured.step_s),
         submitted_at=job.submitted_at,
         owner=job.spec.owner,
+        on=job.away.name if job.away is not None and job.state is JobState.AWAY else None,
+        guest_of=job.spec.guest.owner if job.spec.guest is not None else None,
     )
 
 

@@ -9,12 +9,36 @@ from pathlib import Path
 
 NEUTRAL_DIRECTORY = Path("/")
 """Where a process stands that opens nothing by a relative path; only root may put a file there."""
+_TORCH_HAS_MKL = frozenset({"x86_64"})
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 def module_command(module: str) -> tuple[str, ...]:
     """Return the words that run a module of ours; `-P` keeps the working directory off its import path."""
     return (sys.executable, "-P", "-m", module)
+
+
+def bounded_command(module: str, *words: str, data_bytes: int) -> tuple[str, ...]:
+    """Return the words that run a module of ours below everything else, with so many bytes of data (RLIMIT_DATA) at most."""
+    return (
+        *module_command("agent.system.exec_with_limits"), "--data-limit", str(data_bytes), "--", *module_command(module),
+        *words,
+    )  # fmt: skip
+
+
+def threads_environment(threads: int) -> dict[str, str]:
+    """Return what makes torch compute with so many threads, and numpy's own OpenBLAS, which computes nothing here, with one.
+
+    OpenBLAS maps 32 MiB for each thread and touches none of it, which RLIMIT_DATA counts. On ARM torch itself computes with one.
+    """
+    alone = threads == 1 or os.uname().machine in _TORCH_HAS_MKL
+    blas = {"OPENBLAS_NUM_THREADS": "1"} if alone else {}
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **blas}
+
+
+def one_thread_environment() -> dict[str, str]:
+    """Return `module_environment` for a process whose libraries are to compute with one thread."""
+    return {**module_environment(), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 def module_environment() -> dict[str, str]:

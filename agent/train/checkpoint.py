@@ -19,13 +19,13 @@ import xxhash
 from agent.backend.raw_bytes import block, whole_bytes
 from agent.system.atomic_file import sync_directory, write_atomically
 from agent.train.finite import check_state
-from agent.train.pager import PageError, PageFile, Pager, Slot, Transfer, make_directory, page_error
+from agent.train.pager import ZEROS, PageError, PageFile, Pager, Slot, Transfer, make_directory, page_error
 from planner.ir.direct_io import padded
 from planner.ir.errors import PortError
 
 SLOTS = 3
-_VERSION, _PACKED_VERSION = 1, 2
-"""Version 2 has chunks that lie on the medium packed."""
+_VERSION, _PACKED_VERSION, _ZEROS_VERSION = _VERSIONS = (1, 2, 3)
+"""Version 2 has chunks that lie on the medium packed, version 3 chunks of zeros that do not lie there."""
 
 
 class CheckpointError(PortError):
@@ -53,7 +53,7 @@ class _CommitRecord(_Version):
     slots: dict[str, tuple[int, int, list[int | None]]]
     """For each storage the slot that holds it now, that of the commit before, and the checksums of the present one."""
     packed: dict[str, list[int]] = {}
-    """For each storage with packed chunks, what each takes on the medium (`Slot.packed_bytes`)."""
+    """For each storage with chunks that are packed or zeros, what each takes on the medium (`Slot.packed_bytes`)."""
 
 
 class StateStore:
@@ -132,8 +132,8 @@ class StateStore:
         records, others, damaged = self._records()
         if others and not records:
             raise CheckpointError(
-                f"{self.directory} holds state of format {others[0]}, this agent reads {_VERSION} and {_PACKED_VERSION}; go on with the "
-                "version that wrote it, or choose another --state-dir"
+                f"{self.directory} holds state of format {others[0]}, this agent reads {_VERSIONS[0]} to {_VERSIONS[-1]}; go on "
+                "with the version that wrote it, or choose another --state-dir"
             )
         for record in sorted(records, key=lambda r: -r.sequence):
             if record.job != self.job:
@@ -183,7 +183,7 @@ class StateStore:
             body, digest = data[:-8], data[-8:]
             if len(data) <= 8 or xxhash.xxh3_64_digest(body) != digest:
                 damaged.add(place)
-            elif (version := msgspec.msgpack.decode(body, type=_Version).version) not in (_VERSION, _PACKED_VERSION):
+            elif (version := msgspec.msgpack.decode(body, type=_Version).version) not in _VERSIONS:
                 others.append(version)
             else:
                 sound.append(msgspec.msgpack.decode(body, type=_CommitRecord))
@@ -266,7 +266,8 @@ class StateStore:
         sequence = self.sequence + 1
         slots = {k: (i, self._committed[k], self._slots[k][i].sums) for k, i in now.items()}
         packed = {k: lengths for k, i in now.items() if any(lengths := self._slots[k][i].packed_bytes)}
-        version = _PACKED_VERSION if packed else _VERSION
+        zeros = any(ZEROS in lengths for lengths in packed.values())
+        version = _ZEROS_VERSION if zeros else _PACKED_VERSION if packed else _VERSION
         body = msgspec.msgpack.encode(_CommitRecord(version, self.job, sequence, step, dict(progress), slots, packed))
         try:
             write_atomically(self._record_path(sequence), body + xxhash.xxh3_64_digest(body))

@@ -8,6 +8,8 @@ import torch
 import xxhash
 
 from planner.ir.bundle.bundle import Reference
+from planner.ir.devices.kinds import CPU
+from planner.ir.devices.torch_device import device_name
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.tensor_bytes import tensor_pieces
 
@@ -21,9 +23,10 @@ class MismatchError(PortError):
     exit_code = ExitCode.IMPOSSIBLE
 
 
-def processor() -> str:
-    """Return what the last digits of an operator depend on, besides torch and its threads."""
-    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+def processor(kind: str = CPU) -> str:
+    """Return what the last digits of an operator depend on, besides torch and its threads, on a kind of device."""
+    host = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    return host if kind == CPU else f"{device_name(kind)} beside {host}"
 
 
 def tensor_checksum(tensor: torch.Tensor) -> str:
@@ -31,10 +34,10 @@ def tensor_checksum(tensor: torch.Tensor) -> str:
     return _checksum(tensor_pieces(tensor))
 
 
-def compare_step(reference: Reference, step: int, loss: float, pieces: Pieces) -> None:
+def compare_step(reference: Reference, step: int, loss: float, pieces: Pieces, kind: str = CPU) -> None:
     """Compare the loss of step `step`, counted from 1, and after the last of the reference the state.
 
-    Raises MismatchError.
+    `kind`: of the device that it was computed on. Raises MismatchError.
     """
     if step > len(reference.losses):
         return
@@ -42,6 +45,7 @@ def compare_step(reference: Reference, step: int, loss: float, pieces: Pieces) -
     if loss != expected and not (math.isnan(loss) and math.isnan(expected)):
         raise _mismatch(
             reference,
+            processor(kind),
             f"step {step} gave the loss {loss!r}, plain PyTorch gave {expected!r} where the job was planned (difference "
             f"{abs(loss - expected):.2e})",
         )
@@ -51,6 +55,7 @@ def compare_step(reference: Reference, step: int, loss: float, pieces: Pieces) -
     if different:
         raise _mismatch(
             reference,
+            processor(kind),
             f"after step {step} {len(different)} of {len(reference.checksums)} tensors have other bits than plain PyTorch's "
             f"where the job was planned, {different[0]} first; the losses were the same",
         )
@@ -63,14 +68,14 @@ def _checksum(pieces: Iterable[memoryview]) -> str:
     return total.hexdigest()
 
 
-def _mismatch(reference: Reference, difference: str) -> MismatchError:
-    if reference.processor in ("", processor()):
+def _mismatch(reference: Reference, here: str, difference: str) -> MismatchError:
+    if reference.processor in ("", here):
         return MismatchError(
             f"{difference}: the step does something that the bundle does not have, such as a hook on the optimizer or on "
             "gradients, or a change of the model between steps. Train it with `port-agent exec`, which follows the program "
             "itself"
         )
     return MismatchError(
-        f"{difference}; it was planned on {reference.processor}, this is {processor()}, where small differences are normal: "
+        f"{difference}; it was planned on {reference.processor}, this is {here}, where small differences are normal: "
         "plan the job on this machine, or train with --verify 0"
     )

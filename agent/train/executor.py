@@ -6,13 +6,14 @@ Behind it one page thread, and one for updates that run in slices.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from agent.backend.base import Backend
-from agent.backend.cpu import CpuBackend
+from agent.backend.base import Backend, Event
+from agent.backend.cpu import DONE, CpuBackend
 from agent.backend.raw_bytes import whole_bytes
 from agent.train.checkpoint import StateStore
 from agent.train.packing.step import PackingStats, StepPacking
@@ -20,11 +21,10 @@ from agent.train.pager import CorruptPageError, Pager, PagerStats
 from agent.train.step_paging import Scratch, StepPaging
 from agent.train.step_values import GraphChangedError, StepValues, check_layout
 from agent.train.update_stream import SlicedUpdate, UpdateThread
-from planner.ir.costs import Codec
 from planner.ir.devices.kinds import CPU
 from planner.ir.errors import PortError
-from planner.ir.graph import Op, Phase, Ref, Role
-from planner.ir.lowering.packables import THRESHOLD_BACKWARD
+from planner.ir.graph import Op, Phase, Role
+from planner.ir.lowering.packables import PackedReading, packed_reading
 from planner.ir.lowering.rematerialize import pure_arguments
 from planner.ir.operators import GUARD
 from planner.ir.program import Code, Program
@@ -34,6 +34,10 @@ KEPT_BYTES = 1 << 20
 
 _PHASES = {Code.RERUN: "recompute", Code.PACK: "pack", Code.UNPACK: "unpack"}
 """What is no operator of the recorded step, under the names of step events."""
+
+_AHEAD = 16
+"""A device has at most twice so many operators to do when a step is to pause: those take less than a tenth of a second unless one
+alone takes three milliseconds."""
 
 _PATIENCE_S = 0.02
 """So often a wait for an update looks whether the step is to pause."""
@@ -73,8 +77,10 @@ class Executor:
         scratch: Sequence[Scratch],
         backend: Backend | None = None,
         watchers: Mapping[int, Callable[[StepValues], None]] = _NO_WATCHERS,
+        newer: set[str] | None = None,
     ) -> None:
         """`backend`: where the step computes; the CPU if it is not said. `watchers`: called once these operators have run.
+        `newer`: keys of residents that the store has older contents of; None: it may be any of them.
 
         Raises PortError for a step of another device.
         """
@@ -87,7 +93,7 @@ class Executor:
                 f"this step is for the device {graph.device!r} and is run on {self.backend.kind!r}; plan the job again there"
             )
         self.values = StepValues(graph, self.backend)
-        self.paging = StepPaging(program, self.values, store, pager, scratch)
+        self.paging = StepPaging(program, self.values, store, pager, scratch, newer)
         self.packing = StepPacking(program.packings, self.values, self.paging)
         self.interrupted = False
         self.changed = False
@@ -97,7 +103,7 @@ class Executor:
         self._constants, self._watchers = constants, watchers
         self._residents = [
             s for s, storage in enumerate(graph.storages)
-            if storage.persistent and graph.uses[s] and s not in program.starts_on_flash
+            if storage.persistent and graph.uses[s] and s not in program.starts_away
         ]  # fmt: skip
         self._updates = UpdateThread()
         self._rng: dict[int, torch.Tensor] = {}
@@ -108,6 +114,7 @@ class Executor:
         self._undoable = self._small_outside_updates()
         self._kept: dict[int, torch.Tensor] = {}
         self._checked = False
+        self._pace: Event = DONE
         self._code = self._compile()
 
     # -- running
@@ -146,7 +153,7 @@ class Executor:
             self.paging.leave_writes()
             self._kept.clear()
         except CorruptPageError as error:
-            raise self.paging.failed_write() or error from None
+            raise self.paging.failed_write() or self.packing.failed_write() or error from None
         finally:
             self._updates.close()
             self._drop_everything()
@@ -165,6 +172,8 @@ class Executor:
             key = self.keys[s]
             if key in self.resident:
                 whole_bytes(self.resident[key]).copy_(content)
+            elif (copy := self.paging.host_copy(s)) is not None:
+                copy.copy_(content[: copy.numel()])
             elif self.paging.store is not None:
                 self.paging.store.write(key, content)
         self._kept.clear()
@@ -186,10 +195,16 @@ class Executor:
         self._kept[s] = whole_bytes(self.values.resident(s)).clone()
 
     def _hold(self) -> None:
-        """Pass the gate; while it is closed no slice of an update starts either."""
+        """Pass the gate; while it is closed no slice of an update starts either, and the device has nothing to do."""
         self._updates.hold()
+        self.backend.synchronize()
         self.gate()
         self._updates.go_on()
+
+    def _keep_pace(self) -> None:
+        """Wait until the device has come to where the host was `_AHEAD` operators ago."""
+        before, self._pace = self._pace, self.backend.reached()
+        before.synchronize()
 
     def _load_inputs(self, batch: Sequence[torch.Tensor]) -> None:
         self.values.load_batch(batch)
@@ -216,12 +231,12 @@ class Executor:
         self.paging.write(s, target)
         self._free(s)
 
-    def _pack(self, entry: int) -> None:
-        cost = self.program.packings[entry]
-        self.packing.pack(entry)
-        self._free(cost.storage)
-        if cost.codec is Codec.SIGN:
-            self.values.stand_in(cost.storage)
+    def _pack(self, entry: int, stays: bool) -> None:
+        storage = self.program.packings[entry].storage
+        self.packing.pack(entry, stays=stays)
+        self._free(storage)
+        if stays:
+            self.values.stand_in(storage)
 
     # -- compiling instructions to closures
 
@@ -230,9 +245,17 @@ class Executor:
         phase = None
         changing = False
         unchanged = set(self._undoable)
-        signed: dict[int, int] = {}
+        staying: dict[int, int] = {}
+        whole_again: set[int] = set()
+        """Of those that stay packed: which are there whole beside it, made again for others."""
+        come_back = {x.index for x in self.program.instructions if x.code is Code.UNPACK}
+        launched = 0
         for instruction in self.program.instructions:
             i = instruction.index
+            if self.graph.device != CPU and instruction.code in (Code.RUN, Code.RERUN):
+                launched += 1
+                if launched % _AHEAD == 0:
+                    code.append(self._keep_pace)
             if instruction.code is Code.RUN:
                 code += [_call(self._keep, s) for s in unchanged.intersection(self.graph.ops[i].writes)]
                 unchanged.difference_update(self.graph.ops[i].writes)
@@ -245,17 +268,21 @@ class Executor:
                 code.append(_call(self._enter, wanted))
             match instruction.code:
                 case Code.RUN:
-                    code.append(
-                        self._run_op(i) if (entry := self._signs_read(i, signed)) is None else self._select_op(i, entry)
-                    )
+                    code.append(self._run_packed(i, staying) or self._run_op(i))
                     if i in self._watchers:
                         code.append(_call(self._watchers[i], self.values))
                 case Code.RERUN:
+                    made = staying.keys() & self.graph.creates[i]
+                    code += [_call(self.values.clear, s) for s in made]  # no stand-in is taken for it
+                    whole_again |= made
                     code.append(self._rerun_op(i))
                 case Code.FREE:
                     code.append(_call(self._free, i))
-                    if i in signed:
-                        code.append(_call(self.packing.forget, signed.pop(i)))
+                    if i in whole_again:
+                        whole_again.discard(i)
+                        code.append(_call(self.values.stand_in, i))
+                    elif i in staying:
+                        code.append(_call(self.packing.forget, staying.pop(i)))
                 case Code.WRITE:
                     code.append(_call(self._write, i, instruction.target))
                 case Code.READ:
@@ -265,11 +292,19 @@ class Executor:
                 case Code.WAIT_WRITE:
                     code.append(_call(self.paging.finish_write, i))
                 case Code.PACK:
-                    code.append(_call(self._pack, i))
-                    if self.program.packings[i].codec is Codec.SIGN:
-                        signed[self.program.packings[i].storage] = i
+                    code.append(_call(self._pack, i, i not in come_back))
+                    if i not in come_back:
+                        staying[self.program.packings[i].storage] = i
                 case Code.UNPACK:
                     code.append(_call(self.packing.unpack, i))
+                case Code.WRITE_PACKED:
+                    code.append(_call(self.packing.write, i, instruction.target))
+                case Code.WAIT_WRITE_PACKED:
+                    code.append(_call(self.packing.finish_write, i))
+                case Code.READ_PACKED:
+                    code.append(_call(self.packing.read, i))
+                case Code.WAIT_READ_PACKED:
+                    code.append(_call(self.packing.land, i))
                 case Code.SLICED:
                     code.append(_call(self._start_update, self._sliced(i)))
                 case Code.WAIT_SLICED:
@@ -319,17 +354,17 @@ class Executor:
 
         return run_remembering
 
-    def _signs_read(self, index: int, signed: Mapping[int, int]) -> int | None:
-        """Return the entry of the signs that an operator can do with; None for one that takes its operands as they are."""
-        op = self.graph.ops[index]
-        if op.name != THRESHOLD_BACKWARD or not isinstance(op.args[1], Ref):
-            return None
-        return signed.get(self.graph.values[op.args[1].value].storage)
-
-    def _select_op(self, index: int, entry: int) -> Callable[[], None]:
-        op = self.graph.ops[index]
-        gradient = self.values.fetcher(op.args[0])
-        return lambda: self._bind_outputs(op, op.outputs, self.packing.select(entry, gradient()))
+    def _run_packed(self, index: int, staying: Mapping[int, int]) -> Callable[[], None] | None:
+        """Return what runs an operator on a packed form; None for one that takes its operands as they are, or their shapes."""
+        op, graph = self.graph.ops[index], self.graph
+        for s, entry in staying.items():
+            found = packed_reading(graph, op, s, self.program.packings[entry].codec)
+            if found is None or found[0] is PackedReading.SHAPE or op.outputs[0] is None:
+                continue
+            gradient, shape = self.values.fetcher(op.args[found[1]]), graph.values[op.outputs[0]].shape
+            compute = partial(self.packing.computed, entry, found[0])
+            return lambda: self._bind_outputs(op, op.outputs, compute(gradient(), shape))
+        return None
 
     def _run_drawing(self, index: int, run: Callable[[], None]) -> Callable[[], None]:
         """Return what runs a random operator on the numbers that are its own in the order of draws, not of operators."""

@@ -41,6 +41,12 @@ BURST = 4 * CHUNK
 """Bytes per system call: at 1 MiB a gigabyte costs 0.09 s of kernel time, at 4 MiB 0.05 s; less loses bandwidth too."""
 
 
+ZEROS = -1
+"""In `Slot.packed_bytes`: the chunk is nothing but zeros, as a new optimizer's state is, and is not on the medium at all."""
+
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
 _STACK_BYTES = 1 << 20
 """Of the page thread: the system's 8 MiB would count against RLIMIT_DATA."""
 
@@ -188,7 +194,7 @@ class Slot:
         self.sums: list[int | None] = sums or [None] * -(-nbytes // CHUNK)
         """Of what lies on the medium."""
         self.packed_bytes: list[int] = [0] * len(self.sums)
-        """Per chunk: what it takes on the medium packed; 0: it lies there as it is."""
+        """Per chunk: what it takes on the medium packed; 0: it lies there as it is; `ZEROS`: nothing."""
 
 
 @dataclass(slots=True)
@@ -364,28 +370,21 @@ class Pager:
         while moved < transfer.nbytes:
             place, address = transfer.start + moved, transfer.address + moved
             size = min(CHUNK if slot.item_bytes else BURST, transfer.nbytes - moved)
-            bounced = file.direct and bool(address % BLOCK or size % BLOCK)
-            if bounced:
+            if _bounces(file, address, size):
                 size = min(CHUNK, size)
             if device is not None:
                 address = device.fetch(moved, size) if transfer.write else device.room()
-            memory = _memory(address, size)
-            packed = self._move_packed(transfer, place, address, size) if slot.item_bytes else 0
-            if packed:
-                if device is not None and not transfer.write:
-                    device.deliver(moved, size)
-            elif transfer.write:
-                for start, checksum in _checksums(memory, place):
-                    slot.sums[start // CHUNK] = checksum
-                self._write_piece(file, slot.offset + place, memory, bounced=bounced)
+            zeros, size = _alike(transfer, place, address, size)
+            if zeros:
+                if not transfer.write:
+                    ctypes.memset(address, 0, size)
+            elif slot.item_bytes:
+                stored += self._move_packed(transfer, place, address, size)
             else:
-                self._read_piece(file, slot.offset + place, address, size)
-                for start, checksum in _checksums(memory, place):
-                    _verify(slot, start, checksum)
-                if device is not None:
-                    device.deliver(moved, size)
+                stored += self._move_whole(transfer, place, address, size)
+            if device is not None and not transfer.write:
+                device.deliver(moved, size)
             moved += size
-            stored += packed or size
             if limit and (ahead := stored / limit - (time.perf_counter() - begin)) > 0:
                 time.sleep(ahead)
         if not file.direct:
@@ -396,8 +395,21 @@ class Pager:
         else:
             self.stats.read_bytes += stored
 
+    def _move_whole(self, transfer: Transfer, place: int, address: int, size: int) -> int:
+        """Move bytes as they are, at most a chunk where they bounce; return how many."""
+        slot, memory = transfer.slot, _memory(address, size)
+        if transfer.write:
+            for start, checksum in _checksums(memory, place):
+                slot.sums[start // CHUNK], slot.packed_bytes[start // CHUNK] = checksum, 0
+            self._write_piece(slot.file, slot.offset + place, memory, bounced=_bounces(slot.file, address, size))
+            return size
+        self._read_piece(slot.file, slot.offset + place, address, size)
+        for start, checksum in _checksums(memory, place):
+            _verify(slot, start, checksum)
+        return size
+
     def _move_packed(self, transfer: Transfer, place: int, address: int, size: int) -> int:
-        """Move one chunk packed; return the bytes that went to or came from the medium, 0 where it lies there as it is.
+        """Move one chunk packed, or as it is where that is no larger; return the bytes that went to or came from the medium.
 
         A checksum is one of the bytes on the medium, so what is unpacked is what was written.
         """
@@ -406,20 +418,22 @@ class Pager:
             self._packed = self._packed or bytearray(CHUNK)
             length = pack_page(address, size, slot.item_bytes, self._packed)
             length = length if padded(length) < size else 0  # whole blocks are written
+        else:
+            length = slot.packed_bytes[chunk]
+        if not length:
+            return self._move_whole(transfer, place, address, size)
+        if transfer.write:
             slot.packed_bytes[chunk] = length
-            if length:
-                slot.sums[chunk] = xxhash.xxh3_64_intdigest(memoryview(self._packed)[:length])
-                self._write_piece(slot.file, slot.offset + place, memoryview(self._packed)[:length], bounced=True)
+            slot.sums[chunk] = xxhash.xxh3_64_intdigest(memoryview(self._packed)[:length])
+            self._write_piece(slot.file, slot.offset + place, memoryview(self._packed)[:length], bounced=True)
             return padded(length)
-        length = slot.packed_bytes[chunk]
-        if length:
-            whole = memoryview(self._bounce)[: padded(length)]
-            _read_fully(slot.file, [whole], slot.offset + place)
-            _verify(slot, place, xxhash.xxh3_64_intdigest(whole[:length]))
-            try:
-                unpack_page(whole[:length], address, size, slot.item_bytes)
-            except DamagedPageError as error:
-                raise CorruptPageError(slot.file.path, slot.offset + place, f"{slot.file.path}: {error}") from error
+        whole = memoryview(self._bounce)[: padded(length)]
+        _read_fully(slot.file, [whole], slot.offset + place)
+        _verify(slot, place, xxhash.xxh3_64_intdigest(whole[:length]))
+        try:
+            unpack_page(whole[:length], address, size, slot.item_bytes)
+        except DamagedPageError as error:
+            raise CorruptPageError(slot.file.path, slot.offset + place, f"{slot.file.path}: {error}") from error
         return padded(length)
 
     def _write_piece(self, file: PageFile, offset: int, memory: memoryview, *, bounced: bool) -> None:
@@ -449,6 +463,38 @@ def _transfer_error(error: OSError, transfer: Transfer) -> PageError:
     if error.errno == errno.EIO and not transfer.write:  # how a controller says that a block has rotted
         return CorruptPageError(slot.file.path, slot.offset + transfer.start, str(failed), error.errno)
     return failed
+
+
+def _bounces(file: PageFile, address: int, size: int) -> bool:
+    """Say whether memory has to be copied to a buffer of whole, aligned blocks on its way to a file."""
+    return file.direct and bool(address % BLOCK or size % BLOCK)
+
+
+def _alike(transfer: Transfer, place: int, address: int, size: int) -> tuple[bool, int]:
+    """Return whether the chunk at byte `place` of the slot is all zeros, and up to where (of `size`) the next ones are like it.
+
+    Chunks of zeros that are written are noted in the slot, and that is all.
+    """
+    slot = transfer.slot
+
+    def zeros(start: int) -> bool:
+        chunk = (place + start) // CHUNK
+        if not transfer.write:
+            return slot.packed_bytes[chunk] == ZEROS
+        found = _all_zeros(address + start, min(CHUNK, size - start))
+        if found:
+            slot.sums[chunk], slot.packed_bytes[chunk] = None, ZEROS
+        return found
+
+    first, end = zeros(0), CHUNK
+    while end < size and zeros(end) == first:
+        end += CHUNK
+    return first, min(end, size)
+
+
+def _all_zeros(address: int, nbytes: int) -> bool:
+    """Return whether each byte is like the one after it, and the first is 0: looks no further than the first that is not."""
+    return ctypes.c_ubyte.from_address(address).value == 0 and not _memcmp(address, address + 1, nbytes - 1)
 
 
 def _checksums(memory: memoryview, place: int) -> Iterator[tuple[int, int]]:

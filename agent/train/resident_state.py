@@ -1,19 +1,22 @@
 """Weights, buffers and optimizer state of a running job.
 
-Which are in RAM, which on flash, and what is not yet safe.
+Which are where operators compute, which in the host's memory beside that, which on flash, and what is not yet safe.
 """
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from agent.backend.raw_bytes import block, placed, view
+from agent.backend.host_copies import HostCopies
+from agent.backend.raw_bytes import block, placed, view, whole_bytes
 from agent.train.checkpoint import Commit, StateStore
 from agent.train.pager import CHUNK
-from planner.ir.bundle.bundle import Bundle, TensorLayout
+from planner.ir.bundle.bundle import Bundle, TensorLayout, WeightBlocks
 from planner.ir.bundle.safetensors_io import Chunks, tensor_bytes
+from planner.ir.errors import PortError
 from planner.ir.graph import Value
 from planner.ir.program import Program
 from planner.ir.torch_operators import dtype
@@ -22,42 +25,83 @@ from planner.ir.torch_operators import dtype
 class Persistents:
     """Keeps RAM and flash in step. `resident` maps keys to tensors that executors use in place."""
 
-    def __init__(self, store: StateStore, layouts: Mapping[str, TensorLayout]) -> None:
-        self.store, self.layouts = store, layouts
+    def __init__(
+        self,
+        store: StateStore,
+        layouts: Mapping[str, TensorLayout],
+        blocks: Mapping[str, WeightBlocks] = MappingProxyType({}),
+    ) -> None:
+        """`blocks`: tensors that no storage holds whole, by key, and the storages that do."""
+        self.store, self.layouts, self.blocks = store, layouts, blocks
         self.resident: dict[str, torch.Tensor] = {}
-        self._dirty: set[str] = set()
+        self.dirty: set[str] = set()
         """Keys whose contents in RAM are newer than on flash."""
 
     def prepare(self, program: Program) -> None:
-        """Bring to flash and into RAM what the program expects there when it starts."""
+        """Bring to flash, to the host's memory and to where operators compute what the program expects there when it starts."""
         graph = program.graph
         self.store.settle({graph.storages[s].key for s in program.carried})
-        away = {graph.storages[s].key for s in program.starts_on_flash}
+        away, at_host, copied = (
+            {graph.storages[s].key for s in storages}
+            for storages in (program.starts_on_flash, program.starts_on_host, program.host_copies)
+        )
         devices = {s.key: s.device for s in graph.storages}
-        here = {s.key for i, s in enumerate(graph.storages) if s.persistent and graph.uses[i]} - away
-        leaving = [k for k in self.resident if k in away]
-        for transfer in [self.store.write(k, self.resident[k]) for k in leaving if k in self._dirty]:
+        used = {s.key for i, s in enumerate(graph.storages) if s.persistent and graph.uses[i]}
+        leaving = [k for k in sorted(away) if self._in_ram(k) is not None]
+        for transfer in [self.store.write(k, self._present(k)) for k in leaving if k in self.dirty]:
             self.store.pager.wait(transfer)
         for key in leaving:
-            self._dirty.discard(key)
-            del self.resident[key]
-        for key in sorted(here - self.resident.keys()):
-            self.resident[key] = placed(self.store.load(key), devices[key], self.store.sizes[key])
+            self.dirty.discard(key)
+            self.resident.pop(key, None)
+        for key in sorted(at_host):
+            self._copy_to_host(key)
+        for key in sorted(used - away - at_host - self.resident.keys()):
+            self.resident[key] = placed(self._present(key), devices[key], self.store.sizes[key])
+        if self._copies is not None:
+            self._copies.drop((used & self._copies.known()) - copied)
+
+    @property
+    def _copies(self) -> HostCopies | None:
+        staging = self.store.pager.staging
+        return None if staging is None else staging.copies
+
+    def _in_ram(self, key: str) -> torch.Tensor | None:
+        """Return the present contents of a storage that has them on the device or in the host's memory; None where flash has them."""
+        if key in self.resident or self._copies is None:
+            return self.resident.get(key)
+        return self._copies.present(key)
+
+    def _present(self, key: str) -> torch.Tensor:
+        """Return the present contents of a storage, wherever they are."""
+        found = self._in_ram(key)
+        return self.store.load(key) if found is None else found
+
+    def _copy_to_host(self, key: str) -> None:
+        """Have the present contents of a storage in the host's memory, and nowhere on the device."""
+        if self._copies is None:
+            raise PortError(
+                "this plan keeps weights in the host's memory, beside a device with its own; the CPU has no other: plan again"
+            )
+        if key not in self._copies.current:
+            nbytes = self.store.sizes[key]
+            self._copies.copy_of(key, nbytes).copy_(whole_bytes(self._present(key))[:nbytes])
+            self._copies.current.add(key)
+        self.resident.pop(key, None)
 
     def stepped(self, program: Program) -> None:
         """Note that a program has run: what it changed in RAM is not on flash yet."""
         for op in program.graph.ops:
             for s in op.writes:
                 key = program.graph.storages[s].key
-                if key in self.resident and program.graph.storages[s].persistent:
-                    self._dirty.add(key)
+                if program.graph.storages[s].persistent and self._in_ram(key) is not None:
+                    self.dirty.add(key)
 
     def commit(self, step: int, progress: Mapping[str, Any]) -> Commit:
         """Make everything durable as the state after `step` steps."""
         for key in self._to_write():
-            self.store.write(key, self.resident[key])
+            self.store.write(key, self._present(key))
         commit = self.store.commit(step, progress)
-        self._dirty.clear()
+        self.dirty.clear()
         return commit
 
     def commit_and_free(self, step: int, progress: Mapping[str, Any]) -> Commit:
@@ -66,35 +110,45 @@ class Persistents:
         for key in self.resident.keys() - set(to_write):
             del self.resident[key]
         for key in to_write:
-            self.store.write(key, self.resident.pop(key))
-        return self.store.commit(step, progress)
+            contents = self._present(key)
+            self.resident.pop(key, None)
+            self.store.write(key, contents)
+        commit = self.store.commit(step, progress)
+        if self._copies is not None:
+            self._copies.drop(self._copies.known())
+        return commit
 
     def _to_write(self) -> list[str]:
         """Return what is in RAM and newer there; the others left for flash in a step that never ended."""
-        return sorted(self._dirty & self.resident.keys())
+        return sorted(key for key in self.dirty if self._in_ram(key) is not None)
 
     @property
     def unwritten_bytes(self) -> int:
         """What a commit would have to write, transfers under way included."""
-        keys = (self._dirty & self.resident.keys()) | self.store.under_way.keys()
+        keys = {*self._to_write(), *self.store.under_way}
         return sum(self.store.sizes[key] for key in keys)
 
     def forget(self) -> None:
         """Drop what is in RAM, as after a step that failed; the last commit is the truth."""
         self.resident.clear()
-        self._dirty.clear()
+        self.dirty.clear()
+        if self._copies is not None:
+            self._copies.current.clear()
 
     def tensor(self, key: str) -> torch.Tensor:
         """Return the present value of one storage's tensor."""
         layout = self.layouts[key]
-        base = self.resident[key] if key in self.resident else self.store.load(key)
-        return view(base, Value(0, layout.dtype, layout.shape, layout.stride, layout.offset))
+        return view(self._present(key), Value(0, layout.dtype, layout.shape, layout.stride, layout.offset))
 
     def pieces(self, key: str) -> Iterator[memoryview]:
         """Yield the bytes of a storage's tensor in row-major order; from flash chunk by chunk, never whole."""
+        if key in self.blocks:
+            for rows in self.blocks[key].rows:
+                yield from self.pieces(rows)
+            return
         layout = self.layouts[key]
         nbytes = tensor_bytes(layout.dtype, layout.shape)
-        if key in self.resident or not _row_major(layout) or layout.offset or not nbytes:
+        if self._in_ram(key) is not None or not _row_major(layout) or layout.offset or not nbytes:
             flat = self.tensor(key).contiguous().view(-1).view(torch.uint8)
             for start in range(0, flat.numel(), CHUNK):
                 yield flat[start : start + CHUNK].cpu().numpy().data
@@ -104,6 +158,28 @@ class Persistents:
             size = min(CHUNK, slot.nbytes - start)
             self.store.pager.wait(self.store.pager.read(slot, buffer.data_ptr(), buffer, start, size))
             yield buffer[: min(size, nbytes - start)].numpy().data
+
+    def for_each_piece(self, key: str, function: Callable[[torch.Tensor], None], *, changes: bool) -> None:
+        """Call a function with the items of a storage, flat and a piece at a time; what it `changes` there is kept.
+
+        What is on flash is read, and written if it changes, a piece at a time.
+        """
+        kind = dtype(self.layouts[key].dtype)
+        held = self._in_ram(key)
+        if held is not None:
+            for piece in whole_bytes(held)[: self.store.sizes[key]].split(CHUNK):
+                function(piece.view(kind))
+            if changes and key in self.resident and self._copies is not None:
+                self._copies.current.discard(key)
+            return
+        pager, source, nbytes, buffer = self.store.pager, self.store.slot(key), self.store.sizes[key], block(CHUNK)
+        target = self.store.working_slot(key) if changes else source
+        for start in range(0, nbytes, CHUNK):
+            piece = buffer[: min(CHUNK, nbytes - start)]
+            pager.wait(pager.receive(source, piece, start, piece.numel()))
+            function(piece.view(kind))
+            if changes:
+                pager.wait(pager.send(target, piece, start))
 
     def chunks(self, keys: Iterable[str]) -> dict[str, Chunks]:
         """Return the tensors of these storages for writing, under the model's own names."""

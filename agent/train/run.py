@@ -13,6 +13,7 @@ from agent.train.checkpoint import Commit
 from agent.train.pager import PageError
 from agent.train.result import check_result
 from agent.train.trainer import Evaluation, StepEvent, Trainer, TrainOptions, step_message
+from agent.worker.blas_buffer import release_blas_buffer
 from agent.worker.control import Control, LeftOnRequest, Tell
 from agent.worker.options import TorchOptions
 from agent.worker.protocol import (
@@ -27,6 +28,7 @@ from agent.worker.protocol import (
     WorkerReady,
 )
 from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.revision import read_revision, revised
 from planner.ir.code_pages import release_code_pages
 from planner.ir.errors import PortError
 from planner.ir.process_memory import peak_resident_bytes, reset_peak, resident_bytes
@@ -42,12 +44,16 @@ def train(told: TorchOptions, control: Control, tell: Tell) -> None:
     Raises LeftOnRequest when it left as asked.
     """
     release_code_pages()
+    release_blas_buffer()
     bundle = Bundle(told.bundle)
+    if told.revision is not None:
+        bundle = revised(bundle, read_revision(told.revision))
     options = TrainOptions(
         state_dir=told.state_dir, page_dir=told.page_dir or told.state_dir, plan=told.plan or 0,
         steps=told.steps, epochs=told.epochs or 1, data=told.data, round=told.round or 0,
         checkpoint_every=told.checkpoint_every or 1, verify=told.verify,
         read_bytes_per_s=told.read_limit, write_bytes_per_s=told.write_limit, scratch_dirs=told.scratch_dirs, probe_packing=told.probe_packing,
+        weights=told.weights, discard=told.discard,
     )  # fmt: skip
     trainer = Trainer(bundle, options)
     lock = _lock_state(told.state_dir)
@@ -97,7 +103,7 @@ def _run(trainer: Trainer, told: TorchOptions, control: Control, tell: Tell) -> 
         tell(CheckpointWritten(step=commit.step, bytes=trainer.commit_bytes, wall_s=wall_s))
 
     def on_step(event: StepEvent) -> None:
-        tell(step_message(event))
+        tell(step_message(event, trainer.device_peak_bytes))
         _limit_cache(trainer)
         if event.step % trainer.steps_per_epoch == 0:
             evaluation = _evaluate(trainer, tell)
@@ -110,6 +116,9 @@ def _run(trainer: Trainer, told: TorchOptions, control: Control, tell: Tell) -> 
             trainer.use_plan(switch.plan)
             _limit_cache(trainer, new_plan=True)
             tell(PlanSwitched(plan=switch.plan, reason=switch.reason))
+        elif reason := trainer.adapt_packing():
+            _limit_cache(trainer, new_plan=True)
+            tell(PlanSwitched(plan=trainer.plan_index, reason=reason))
         if control.stopping:
             trainer.commit(on_commit)
             raise LeftOnRequest("stopped on request")
@@ -150,7 +159,8 @@ def _limit_cache(trainer: Trainer, *, new_plan: bool = False) -> None:
     if allocator is not None:
         if new_plan:
             allocator.reset_peak()
-        base = max(c.device.base_bytes for c in trainer.bundle.costs.values())
+        devices = [c.device for c in trainer.bundle.costs.values()]
+        base = max(d.base_bytes if d.host is None else d.host_base_bytes for d in devices)
         allocator.set_limit(max(trainer.planned_peak_bytes - base, allocator.peak_live_bytes()))
 
 

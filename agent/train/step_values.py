@@ -23,8 +23,8 @@ from planner.ir.torch_operators import (
     REPEATS,
     check_arguments,
     dtype,
+    function_of,
     literal,
-    resolve,
 )
 
 
@@ -122,7 +122,7 @@ class StepValues:
 
     def caller(self, op: Op, args: tuple[Argument, ...]) -> Callable[[], Any]:
         """Return a function that calls the operator on the present values."""
-        function = resolve(op.name)
+        function = function_of(op)
         check_arguments(op, self.graph)
         positional = [self.fetcher(a) for a in args]
         if op.name in COORDINATES:
@@ -139,7 +139,7 @@ class StepValues:
     def draw(self, op: Op) -> None:
         """Draw what a random operator draws, on zeros in place of its operands."""
         arguments = [self._stand_in(a) for a in op.args]
-        resolve(op.name)(*arguments, **{k: self._stand_in(a) for k, a in op.kwargs})
+        function_of(op)(*arguments, **{k: self._stand_in(a) for k, a in op.kwargs})
 
     def _stand_in(self, argument: Argument) -> Any:
         if isinstance(argument, Ref):

@@ -6,7 +6,7 @@ The worker's inside; single-threaded but for the page thread.
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,32 +18,43 @@ from agent.backend.choose import backend_of
 from agent.backend.raw_bytes import placed
 from agent.backend.staging import Staging
 from agent.packing.pages import ITEM_BYTES
-from agent.train.bundle_samples import Samples
 from agent.train.checkpoint import SLOTS, Commit, StateStore
 from agent.train.comparison import compare_step
 from agent.train.executor import Executor, StepReport
 from agent.train.finite import check_loss
-from agent.train.incoming_samples import Arrivals, DataError
+from agent.train.given_weights import GivenWeights
+from agent.train.packing.drift import PackingDrift
 from agent.train.packing.probe import PackingProbe
 from agent.train.pager import BURST, CHUNK, CorruptPageError, Pager, PagerStats, make_directory
+from agent.train.pruning import WeightPruning
 from agent.train.resident_state import Persistents, initial_contents
 from agent.train.result import save_result
+from agent.train.samples.bundled import Samples
+from agent.train.samples.incoming import Arrivals, DataError
 from agent.train.step_paging import Scratch
 from agent.train.step_values import GraphChangedError
 from agent.worker.protocol import StateRecovered, StepDone
 from agent.worker.thread_room import check_thread_room
-from planner.ir.bundle.bundle import WHOLE_UPDATE, Bundle
-from planner.ir.bundle.data_order import batch_rows
-from planner.ir.costs import Flash
+from planner.ir.bundle.bundle import WHOLE_UPDATE, BucketSize, Bundle, graph_name, train_part
+from planner.ir.bundle.data_order import bucket_batches
+from planner.ir.costs import CostTable, Flash, by_version
 from planner.ir.devices.kinds import CPU
-from planner.ir.devices.torch_device import generator_states, restore_generators
+from planner.ir.devices.torch_device import generator_states, repeat_kernels, restore_generators
 from planner.ir.errors import PortError
+from planner.ir.graph import Phase, Role, storage_key
 from planner.ir.lowering.lower import lower
 from planner.ir.lowering.optimizer_scalars import OptimizerSpec, StepScalars
+from planner.ir.lowering.packed_rooms import with_packed_rooms
+from planner.ir.lowering.verify import verify_lowered
 from planner.ir.operand_rules import verify_operands
-from planner.ir.process_memory import peak_resident_bytes
-from planner.ir.program import Program
+from planner.ir.plan import Plan
+from planner.ir.process_memory import peak_resident_bytes, resident_bytes
+from planner.ir.program import PlanError, Program, host_bytes_of
 from planner.ir.torch_operators import dtype
+
+_PARAMETER = storage_key(Role.PARAMETER, "")
+_PRUNED_DIMENSIONS = 2
+"""Of weights that are pruned: biases and norms are few, and matter each."""
 
 _KNOWN_SPEED_BYTES = 16 << 20
 """From so many bytes on, what the page thread has written tells the medium's speed."""
@@ -56,6 +67,7 @@ class TrainOptions:
     `data`: train on the samples of this directory instead of the bundle's. `round`: when it differs from the last
     checkpoint's, epochs count anew while weights and optimizer go on. `scratch_dirs`: a directory on each of the device's
     `scratch_targets`, in their order. `probe_packing`: look at what packing tensors would take (`Trainer.probes`).
+    `weights`: a file of tensors to begin with in place of the bundle's. `discard`: commit no step.
     """
 
     state_dir: Path
@@ -71,6 +83,8 @@ class TrainOptions:
     write_bytes_per_s: float | None = None
     scratch_dirs: tuple[Path, ...] = ()
     probe_packing: bool = False
+    weights: Path | None = None
+    discard: bool = False
 
 
 @dataclass(slots=True)
@@ -136,6 +150,8 @@ class Trainer:
             make_directory(folder)
         self.backend = backend_of(bundle.manifest.device_kind)
         staging = None if self.backend.addressable else Staging(self.backend, BURST)
+        repeat_kernels(self.backend.kind)
+        self._outside_bytes = self.backend.outside_bytes()
         self.pager = Pager(
             read_bytes_per_s=options.read_bytes_per_s, write_bytes_per_s=options.write_bytes_per_s, staging=staging
         )
@@ -145,12 +161,13 @@ class Trainer:
         self.store = StateStore(
             options.state_dir, sizes, self.pager, job=bundle.id, finite=finite, item_bytes=self._packed_items()
         )
-        self.persistents = Persistents(self.store, self.manifest.layouts)
-        self.samples: Samples | Arrivals = Samples(bundle, "train/")
+        self.persistents = Persistents(self.store, self.manifest.layouts, self.manifest.blocks)
+        parts = [train_part(bucket) for bucket in range(len(self.manifest.sizes))]
+        self.samples: Samples | Arrivals = Samples(bundle, parts)
         if options.data is not None:
-            columns = [bundle.data[f"train/{i}"] for i in range(len(self.manifest.batch))]
+            columns = [[bundle.data[f"{part}/{i}"] for i in range(len(self.manifest.batch))] for part in parts]
             self.samples = Arrivals(options.data, columns, options.state_dir)
-        self.eval_samples = Samples(bundle, "eval/")
+        self.eval_samples = Samples(bundle, ["eval"])
         devices = {s.key: s.device for g in bundle.graphs.values() for s in g.storages}
         self.constants = {
             k: placed(
@@ -165,11 +182,18 @@ class Trainer:
         self._programs: dict[tuple[int, str], Program] = {}
         self._executors: dict[tuple[int, str], Executor] = {}
         self.probes: dict[str, PackingProbe] = {}
+        self._pruning = None
+        if self.manifest.pruning is not None:
+            compared = min(options.verify, len(self.manifest.reference.losses))
+            self._pruning = WeightPruning(self.manifest.pruning, -(-compared // self.manifest.accumulate))
+        self._drifts: dict[str, PackingDrift] = {}
+        self._packed_rooms: dict[str, dict[tuple[int, int], int | None]] = {}
+        """By graph: what packed forms were found to need where it is more than was measured, or much less (`with_packed_rooms`)."""
+        self._have_run: set[str] = set()
         self.plan_index = options.plan
         self.interrupted = False
         self.gate: Callable[[], None] = lambda: None
-        spec = self.manifest.optimizer
-        self.scalars = StepScalars(OptimizerSpec(spec["name"], tuple(spec["groups"])))
+        self.scalars = self._first_scalars()
         self.step = 0
         self.best_loss = math.inf
         self.uncommitted = 0
@@ -200,22 +224,36 @@ class Trainer:
         for key in self.bundle.tensors.keys() - self.store.sizes.keys() - self.constants.keys():
             for _ in self.bundle.contents(key, CHUNK):
                 pass  # only the result takes these: better refused now than after training
+        self._limit_device()
         commit = self.store.open() or self._create()
         self._restore(commit)
         return commit
 
+    def _first_scalars(self) -> StepScalars:
+        return StepScalars(OptimizerSpec.of(self.manifest.optimizer), self.manifest.schedule)
+
     def _create(self) -> Commit:
-        spec = self.manifest.optimizer
-        self.scalars = StepScalars(OptimizerSpec(spec["name"], tuple(spec["groups"])))
+        self.scalars = self._first_scalars()
         self.best_loss = math.inf
         torch.manual_seed(self.manifest.seed)
-        sizes = self.store.sizes
-        return self.store.create(lambda key: initial_contents(self.bundle, key, sizes[key]), self._progress())
+        sizes, given = self.store.sizes, GivenWeights(self.bundle, self.options.weights)
+
+        def contents(key: str) -> Iterator[torch.Tensor]:
+            return given.contents(key, initial_contents(self.bundle, key, sizes[key]))
+
+        return self.store.create(contents, self._progress())
 
     def _restore(self, commit: Commit) -> None:
         self.step = commit.step if commit.progress.get("round", 0) == self.options.round else 0
         self.scalars.steps_done = commit.progress["updates"]
         self.best_loss = commit.progress["best_loss"]
+        if self._pruning is not None:
+            self._pruning.thresholds = dict(commit.progress.get("pruned_below", {}))
+        self._packed_rooms = {}
+        for name, storage, version, nbytes in commit.progress.get("packed_rooms", ()):
+            self._packed_rooms.setdefault(name, {})[storage, version] = nbytes
+        for name in self._packed_rooms:
+            self._forget_programs(name)
         restore_generators(
             {
                 kind: torch.frombuffer(bytearray(state), dtype=torch.uint8)
@@ -232,8 +270,14 @@ class Trainer:
             "best_loss": self.best_loss,
             "round": self.options.round,
             "rng": torch.get_rng_state().numpy().tobytes(),
+            **self._drifted_rooms(),
+            **({} if self._pruning is None else {"pruned_below": dict(self._pruning.thresholds)}),
             **self._device_generator(),
         }
+
+    def _drifted_rooms(self) -> dict[str, Any]:
+        rooms = [[name, *key, nbytes] for name, found in self._packed_rooms.items() for key, nbytes in found.items()]
+        return {"packed_rooms": rooms} if rooms else {}
 
     def _device_generator(self) -> dict[str, Any]:
         if self.backend.kind == CPU:
@@ -254,17 +298,22 @@ class Trainer:
     def program(self, name: str) -> Program:
         """Return the program of one graph under the present plan; a plan over its budget is refused here.
 
-        Raises GraphChangedError where no graph has this name, and what `lower` and `verify_operands` raise.
+        Raises GraphChangedError where no graph has this name, and what `lower`, `verify_operands` and `verify_lowered` raise.
         """
         key = (self.plan_index, name)
         if key not in self._programs:
             if name not in self.bundle.graphs:
                 raise GraphChangedError(f"the bundle has no graph {name!r} for this batch; plan the job again")
-            plan = self.bundle.plans[self.plan_index][name]
-            program = lower(self.bundle.graphs[name], self.bundle.costs[name], plan)
+            program = lower(self.bundle.graphs[name], *self._plan(name, self._packed_rooms.get(name)))
             verify_operands(program.graph)
+            verify_lowered(program)
             self._programs[key] = program
         return self._programs[key]
+
+    def _plan(self, name: str, rooms: Mapping[tuple[int, int], int | None] | None) -> tuple[CostTable, Plan]:
+        """Return the present plan of one graph, and its costs, with other rooms for packed forms where there are such."""
+        costs, plan = self.bundle.costs[name], self.bundle.plans[self.plan_index][name]
+        return with_packed_rooms(self.bundle.graphs[name], costs, plan, rooms) if rooms else (costs, plan)
 
     def _executor(self, name: str) -> Executor:
         key = (self.plan_index, name)
@@ -281,7 +330,7 @@ class Trainer:
             watchers = self.probes[name].watchers() if name in self.probes else {}
             executor = Executor(
                 self.program(name), self.constants, self.persistents.resident, self.store, self.pager,
-                self.scratch[name], self.backend, watchers,
+                self.scratch[name], self.backend, watchers, self.persistents.dirty,
             )  # fmt: skip
             self._executors[key] = executor
         executor = self._executors[key]
@@ -308,10 +357,60 @@ class Trainer:
         if not 0 <= index < len(self.bundle.plans):
             raise PortError(f"the bundle has no plan {index}; it has {len(self.bundle.plans)}")
         self.plan_index = index
+        self._limit_device()
+
+    def _limit_device(self) -> None:
+        """Let tensors have no more of the device's memory than the plan's budget leaves them: no kernel bounds what it holds."""
+        choice = self.manifest.plans[self.plan_index]
+        held = self._outside_bytes + (resident_bytes() if self.backend.unified else 0)
+        self.backend.limit(max(0, (choice.device_ram_bytes or choice.ram_bytes) - held))
+
+    @property
+    def device_peak_bytes(self) -> int | None:
+        """The most of the device's memory that was held, by tensors, context and libraries; None on the CPU."""
+        return None if self.backend.kind == CPU else self._outside_bytes + self.backend.peak_bytes()
+
+    def adapt_packing(self) -> str:
+        """Go on with a plan that keeps more room where tensors overflow theirs step after step; return why, if so.
+
+        Or less, where tensors leave much of theirs unused and others can stay in RAM for it. To be called between two steps. What
+        does not fit the budget even so goes on spilling.
+        """
+        changed = {"denser": 0, "sparser": 0}
+        for name, drift in self._drifts.items():
+            for what, found in (("denser", drift.take()), ("sparser", drift.take_sparser())):
+                if found and self._use_rooms(name, found, must_pay=what == "sparser"):
+                    changed[what] += len(found)
+        told = " and ".join(f"{count} tensors are {what}" for what, count in changed.items() if count)
+        return f"{told} than when the plan was made" if told else ""
+
+    def _use_rooms(self, name: str, found: Mapping[tuple[int, int], int | None], *, must_pay: bool) -> bool:
+        """Say whether one graph goes on with other rooms for these: where they fit and, if they must pay, anything else is decided."""
+        before = self._packed_rooms.get(name, {})
+        rooms = {**before, **found}
+        try:
+            costs, plan = self._plan(name, rooms)
+            if must_pay and plan.decisions == self._plan(name, before)[1].decisions:
+                return False
+            lower(self.bundle.graphs[name], costs, plan)
+        except PlanError:
+            return False
+        self._packed_rooms[name] = rooms
+        self._forget_programs(name)
+        return True
+
+    def _forget_programs(self, name: str) -> None:
+        self._programs = {key: p for key, p in self._programs.items() if key[1] != name}
+        self._executors = {key: e for key, e in self._executors.items() if key[1] != name}
 
     @property
     def planned_peak_bytes(self) -> int:
-        return max(self.program(name).peak_bytes for name in self.bundle.graphs)
+        """Of the host's memory."""
+        programs = [self.program(name) for name in self.bundle.graphs]
+        device = next(iter(self.bundle.costs.values())).device
+        if device.host is not None:
+            return device.host_base_bytes + host_bytes_of(programs)
+        return max(program.peak_bytes for program in programs)
 
     # -- training
 
@@ -326,8 +425,11 @@ class Trainer:
 
         A damaged block leads back to a sound commit.
 
-        Raises CorruptPageError where the medium damages every commit again.
+        Raises CorruptPageError where the medium damages every commit again, CaptureError where the bundle lacks the optimizer's
+        numbers for so many updates.
         """
+        accumulate = self.manifest.accumulate
+        self.scalars.require(self.scalars.steps_done + self.total_steps // accumulate - self.step // accumulate)
         while True:
             try:
                 self._train_until(self.total_steps, on_step, on_commit)
@@ -355,38 +457,46 @@ class Trainer:
     @property
     def steps_per_epoch(self) -> int:
         """Batches in one pass over the samples."""
-        full, rest = divmod(self.samples.count, self.manifest.batch_size)
-        return full + (1 if rest and not self._drop_last(rest) else 0)
+        drops = self._drop_last()
+        return sum(size.batches(drop_last=drop) for size, drop in zip(self._sizes, drops, strict=True))
 
-    def _drop_last(self, rest: int) -> bool:
-        """Say whether the last, short batch is left out.
+    @property
+    def _sizes(self) -> list[BucketSize]:
+        """What there is of each bucket."""
+        sizes = zip(self.samples.counts, self.manifest.sizes, strict=True)
+        return [BucketSize(count, size.batch_size) for count, size in sizes]
 
-        As the job says, or because no plan was made for its size.
-        """
-        known = any(name.endswith(f"@{rest}") and not name.startswith("eval") for name in self.bundle.graphs)
-        return self.manifest.drop_last or not known
+    def _drop_last(self) -> list[bool]:
+        """Say of each bucket whether its last, short batch is left out: as the job says, or because no plan was made for its size."""
+        kind = _kind(0, self.manifest.accumulate)
+        return [
+            self.manifest.drop_last
+            or graph_name(kind, size.samples % size.batch_size, size, bucket) not in self.bundle.graphs
+            for bucket, size in enumerate(self._sizes)
+        ]
 
     def _train_until(
         self, total: int, on_step: Callable[[StepEvent], None], on_commit: Callable[[Commit, float], None]
     ) -> None:
         m = self.manifest
-        count = self.samples.count
         if self.steps_per_epoch == 0:
-            raise DataError(f"{count} samples are too few for a batch of {m.batch_size}; wait for more")
-        drop_last = self._drop_last(count % m.batch_size)
-        batches = batch_rows(m.seed, count, m.batch_size, drop_last=drop_last, start=self.step)
+            raise DataError(
+                f"{sum(self.samples.counts)} samples are too few for a batch of {m.batch_size}; wait for more"
+            )
+        batches = bucket_batches(m.seed, self._sizes, drop_last=self._drop_last(), start=self.step)
         for together in self._together(batches, total):
             if self.interrupted:
                 self._pass_gate()
             for event in self._one_run(together):
                 on_step(event)
-            if self.uncommitted >= self.options.checkpoint_every or self.step == total:
+            due = self.uncommitted >= self.options.checkpoint_every or self.step == total
+            if due and not self.options.discard:
                 self.commit(on_commit)
 
     def _together(
-        self, batches: Iterator[tuple[int, torch.Tensor]], total: int
-    ) -> Iterator[Sequence[tuple[int, torch.Tensor]]]:
-        """Yield the batches (epoch, rows) that run as one, until `total` are done: each alone, or all of an update.
+        self, batches: Iterator[tuple[int, int, torch.Tensor]], total: int
+    ) -> Iterator[Sequence[tuple[int, int, torch.Tensor]]]:
+        """Yield the batches (epoch, bucket, rows) that run as one, until `total` are done: each alone, or all of an update.
 
         An update in the middle of which the comparison with plain PyTorch ends is not run as one: there it has a state, too.
         """
@@ -398,7 +508,8 @@ class Trainer:
             if self.step < compared < self.step + count:
                 whole = False
             taken = list(itertools.islice(batches, count if whole else 1))
-            if count > 1 and whole and all(rows.numel() == m.batch_size for _, rows in taken):
+            alike = all(bucket == 0 and rows.numel() == m.batch_size for _, bucket, rows in taken)
+            if count > 1 and whole and alike:
                 yield taken
             else:
                 yield from ([one] for one in taken)
@@ -450,18 +561,17 @@ class Trainer:
         speed = stats.written_bytes / stats.write_seconds if known else flash.write_bytes_per_s
         return self.persistents.unwritten_bytes / speed
 
-    def _one_run(self, together: Sequence[tuple[int, torch.Tensor]]) -> list[StepEvent]:
+    def _one_run(self, together: Sequence[tuple[int, int, torch.Tensor]]) -> list[StepEvent]:
         """Run one batch, or all of an update at once, and return what each of them did: of the whole, an equal share."""
         m, count = self.manifest, len(together)
         kind = WHOLE_UPDATE if count > 1 else _kind(self.step, m.accumulate)
-        rows = together[0][1].numel()
-        name = kind if rows == m.batch_size else f"{kind}@{rows}"
+        _, bucket, rows = together[0]
+        name = graph_name(kind, rows.numel(), m.sizes[bucket], bucket)
         self._open = _OpenStep(self._progress(), self._executor(name), time.perf_counter())
         scalars: list[float | int] = []
         if kind in ("step", "last", WHOLE_UPDATE):
-            self._apply_schedule()
             scalars = self.scalars.advance()
-        batch = [column for _, taken in together for column in self.samples.batch(taken.tolist())]
+        batch = [column for _, part, taken in together for column in self.samples.batch(taken.tolist(), part)]
         wall, cpu = time.perf_counter(), time.process_time()
         before = replace(self.pager.stats)
         try:
@@ -470,6 +580,8 @@ class Trainer:
             raise DataError(
                 f"step {self.step + 1} takes a label or index that does not exist ({error}); look for it in the data"
             ) from error
+        if self._pruning is not None and kind in ("step", "last", WHOLE_UPDATE):
+            self._pruning.updated(self.scalars.steps_done, self._weights(self.program(name)), self.persistents)
         self._open = None
         self._last_step_s = time.perf_counter() - wall
         shares = self.pager.stats.since(before).shares(count)
@@ -478,7 +590,7 @@ class Trainer:
         losses = [loss.item() for loss in (*(report.aux if count > 1 else ()), report.loss)]
         return [
             self._done(epoch, loss, name, _StepTimes(wall_s, cpu_s, shared, share))
-            for (epoch, _), loss, share in zip(together, losses, shares, strict=True)
+            for (epoch, _, _), loss, share in zip(together, losses, shares, strict=True)
         ]
 
     def _done(self, epoch: int, loss: float, name: str, times: _StepTimes) -> StepEvent:
@@ -496,7 +608,7 @@ class Trainer:
             program.compute_seconds / batches, program.joules / batches, times.paging,
         )  # fmt: skip
         if self.step <= self.options.verify:
-            compare_step(m.reference, self.step, loss, self.persistents.pieces)
+            compare_step(m.reference, self.step, loss, self.persistents.pieces, self.backend.kind)
         return event
 
     def _run(self, name: str, batch: list[torch.Tensor], scalars: list[float | int]) -> StepReport:
@@ -504,20 +616,29 @@ class Trainer:
         self.persistents.prepare(program)
         report = self._executor(name).run(batch, scalars)
         self.persistents.stepped(program)
+        if program.packings:
+            if name not in self._drifts:
+                rooms = {key: c.reserved_bytes for key, c in by_version(self.bundle.costs[name].packings).items()}
+                self._drifts[name] = PackingDrift(program.graph, {**rooms, **self._packed_rooms.get(name, {})})
+            self._drifts[name].note(report.packing.overflows, report.packing.sizes)
+        if name not in self._have_run:  # an operator's library is loaded when it first runs
+            self._have_run.add(name)
+            self._outside_bytes = max(self._outside_bytes, self.backend.outside_bytes())
         return report
 
-    def _apply_schedule(self) -> None:
-        schedule = self.manifest.schedule
-        if schedule:
-            update = min(self.scalars.steps_done, len(schedule) - 1)
-            groups = [{**g, **s} for g, s in zip(self.manifest.optimizer["groups"], schedule[update], strict=True)]
-            self.scalars.set_groups(groups)
+    def _weights(self, program: Program) -> list[str]:
+        """Return the weights that a program has just updated and that pruning is about."""
+        keys = {
+            program.graph.storages[s].key for op in program.graph.ops if op.phase is Phase.UPDATE for s in op.writes
+        }
+        weights = sorted(key for key in keys & self.manifest.layouts.keys() if key.startswith(_PARAMETER))
+        return [key for key in weights if len(self.manifest.layouts[key].shape) >= _PRUNED_DIMENSIONS]
 
     # -- evaluation and results
 
     def evaluate(self) -> Evaluation | None:
         """Return loss and metric over the evaluation data; None where the bundle has none."""
-        if not self.eval_samples.count:
+        if not self.eval_samples.counts[0]:
             return None
         generators, before = generator_states((self.backend.kind,)), replace(self.pager.stats)
         try:
@@ -528,16 +649,15 @@ class Trainer:
     def _evaluate(self, before: PagerStats) -> Evaluation:
         total = metric = 0.0
         has_metric = False
-        size = self.manifest.batch_size
-        for start in range(0, self.eval_samples.count, size):
-            rows = list(range(start, min(start + size, self.eval_samples.count)))
-            name = "eval" if len(rows) == size else f"eval@{len(rows)}"
-            report = self._run(name, self.eval_samples.batch(rows), [])
+        (count,) = self.eval_samples.counts
+        size = BucketSize(count, self.manifest.batch_size)
+        for start in range(0, count, size.batch_size):
+            rows = list(range(start, min(start + size.batch_size, count)))
+            report = self._run(graph_name("eval", len(rows), size), self.eval_samples.batch(rows), [])
             total += report.loss.item() * len(rows)
             if report.aux and report.aux[0].numel() == 1:
                 has_metric = True
                 metric += float(report.aux[0].item()) * len(rows)
-        count = self.eval_samples.count
         loss = total / count
         best = loss < self.best_loss
         if best:
@@ -555,7 +675,7 @@ class Trainer:
     def digest(self) -> str:
         """Return a checksum over every persistent tensor, names included; equal digests mean equal bits."""
         total = xxhash.xxh3_128()
-        for key in sorted(self.manifest.layouts):
+        for key in self.manifest.state:
             total.update(key.encode())
             for piece in self.persistents.pieces(key):
                 total.update(piece)
@@ -569,7 +689,7 @@ def _kind(step: int, accumulate: int) -> str:
     return "first" if place == 0 else "last" if place == accumulate - 1 else "next"
 
 
-def step_message(event: StepEvent) -> StepDone:
+def step_message(event: StepEvent, device_peak_bytes: int | None = None) -> StepDone:
     """Return a step as the supervisor hears of it."""
     paging, packing = event.paging, event.report.packing
     waits_and_transfers = {
@@ -582,6 +702,6 @@ def step_message(event: StepEvent) -> StepDone:
         phases_s={**event.report.phases_s, **waits_and_transfers}, paged_in_bytes=paging.read_bytes,
         paged_out_bytes=paging.written_bytes, unworn_bytes=paging.unworn_bytes, transfer_s=paging.busy_seconds,
         hidden_s=max(0.0, paging.busy_seconds - paging.stall_seconds), peak_rss_bytes=peak_resident_bytes(),
-        packed_bytes=packing.packed_bytes, packed_from_bytes=packing.source_bytes - packing.spilled_bytes,
+        device_peak_bytes=device_peak_bytes, packed_bytes=packing.packed_bytes, packed_from_bytes=packing.source_bytes - packing.spilled_bytes,
         packing_overflows=len(packing.overflows), planned_s=event.planned_s, planned_compute_s=event.planned_compute_s, planned_joules=event.planned_joules,
     )  # fmt: skip

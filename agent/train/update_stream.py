@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 
-from agent.train.pager import Transfer
-from agent.train.step_paging import StepPaging
+from agent.train.step_paging import StepPaging, Wait
 from agent.train.step_values import StepValues
 from planner.ir.graph import Argument, Op, Ref, Scalar, Value
 from planner.ir.lowering.update_slices import slice_bounds
 from planner.ir.program import Program
-from planner.ir.torch_operators import resolve
+from planner.ir.torch_operators import function_of
 
 
 class _Abandoned(Exception):
@@ -112,27 +111,26 @@ class SlicedUpdate:
         computed_s = time.perf_counter() - begin
         away = [s for s in self.streamed if self.values.base[s] is None]
         here = {s: self.values.whole(s) for s in self.streamed if s not in away}
-        sources = {s: self.paging.slot(s) for s in away}
-        targets = {s: self.paging.target(s) for s in (*(s for s in away if s in self.written), *self.leaving)}
+        sources = {s: self.paging.slices_from(s) for s in away}
+        targets = {s: self.paging.slices_to(s) for s in (*(s for s in away if s in self.written), *self.leaving)}
         size = max(stop - start for start, stop in self.bounds)
         buffers = {s: (self.values.allocate(s, size), self.values.allocate(s, size)) for s in away}
-        reads: list[dict[int, Transfer]] = [{}, {}]
-        writes: list[list[Transfer]] = [[], []]
+        reads: list[dict[int, Wait]] = [{}, {}]
+        writes: list[list[Wait]] = [[], []]
 
         def read(k: int) -> None:
             start, stop = self.bounds[k]
-            for transfer in writes[k % 2]:
-                transfer.join()
+            for wait in writes[k % 2]:
+                wait()
             for s in away:
-                reads[k % 2][s] = self.paging.pager.receive(sources[s], buffers[s][k % 2], start, stop - start)
+                reads[k % 2][s] = sources[s](buffers[s][k % 2][: stop - start], start)
 
         read(0)
         for k, (start, stop) in enumerate(self.bounds):
             if k + 1 < len(self.bounds):
                 read(k + 1)
             for s in away:
-                reads[k % 2][s].join()
-                self.paging.pager.arrived(reads[k % 2][s])
+                reads[k % 2][s]()
                 self.slices[s] = buffers[s][k % 2][: stop - start]
             for s, whole in here.items():
                 self.slices[s] = whole[start:stop]
@@ -140,13 +138,11 @@ class SlicedUpdate:
             begin = time.perf_counter()
             self._compute()
             computed_s += time.perf_counter() - begin
-            for s in targets:
-                self.paging.check(s, self.slices[s])
-            writes[k % 2] = [self.paging.pager.send(targets[s], self.slices[s], start) for s in targets]
+            writes[k % 2] = [target(self.slices[s], start) for s, target in targets.items()]
             self.slices.clear()
             self.views.clear()
-        for transfer in (*writes[0], *writes[1]):
-            transfer.join()
+        for wait in (*writes[0], *writes[1]):
+            wait()
         return computed_s
 
     def _compute(self) -> None:
@@ -165,7 +161,7 @@ class SlicedUpdate:
                         del self.views[used]
 
     def _caller(self, op: Op) -> Callable[[], Any]:
-        function = resolve(op.name)
+        function = function_of(op)
         positional = [self._fetcher(a) for a in op.args]
         keywords = [(k, self._fetcher(a)) for k, a in op.kwargs]
         return lambda: function(*[f() for f in positional], **{k: f() for k, f in keywords})

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from agent.system.python_process import module_command
+from agent.worker.shard import Shard
 from planner.ir.units import parse_bytes
 
 TORCH_WORKER = module_command("agent.train.worker")
@@ -93,16 +94,36 @@ class TorchOptions(WorkerOptions):
         default=(),
         metadata={"help": "a directory on each further medium that the bundle was planned for, in that order"},
     )
+    weights: Path | None = field(
+        default=None,
+        metadata={"help": "begin with the tensors of this file in place of the bundle's of the same names"},
+    )
     verify: int = field(default=0, metadata={"help": "compare the first losses, so many, with plain PyTorch's"})
     digest: bool = field(default=False, metadata={"help": "report a checksum over all persistent tensors at the end"})
+    revision: Path | None = field(
+        default=None, metadata={"help": "plans of the bundle made again for what its steps take, instead of its own"}
+    )
     probe_packing: bool = field(
         default=False, metadata={"help": "report at the end what packing the step's tensors would take"}
     )
+    discard: bool = field(default=False, metadata={"help": "commit no step: what is trained is thrown away"})
     read_limit: int | None = field(
         default=None, metadata={"help": "throttle reads to this many bytes per second", "type": parse_bytes}
     )
     write_limit: int | None = field(
         default=None, metadata={"help": "throttle writes to this many bytes per second", "type": parse_bytes}
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinetuneWorkerOptions(WorkerOptions):
+    """What the worker of a fine-tuning is told beside that."""
+
+    weights: Path | None = field(
+        default=None,
+        metadata={
+            "help": "of a federation: the adapter that round --round begins with; without --round it is the result"
+        },
     )
 
 
@@ -118,12 +139,20 @@ class BoardOptions(WorkerOptions):
     port: str | None = field(default=None, metadata={"help": "its serial port"})
     serial: str | None = field(default=None, metadata={"help": "its serial number"})
     simulate: bool = field(default=False, metadata={"help": "run the firmware as a process on this machine"})
+    shard: Shard | None = field(
+        default=None, metadata={"help": "train only part K of N of the samples, such as 2/3", "type": Shard.parse}
+    )
 
 
 def page_words(page_dirs: Sequence[str]) -> tuple[str, ...]:
     """Return the words that tell a torch worker where its pages go: `TorchOptions.page_dir`, then `scratch_dirs`."""
     names = ("page_dir", *["scratch_dirs"] * (len(page_dirs) - 1))
     return tuple(word for name, folder in zip(names, page_dirs, strict=False) for word in (_flag(name), folder))
+
+
+def weights_words(weights: Path | None) -> tuple[str, ...]:
+    """Return the words that tell a worker what to begin with: `TorchOptions.weights`, `FinetuneWorkerOptions.weights`."""
+    return () if weights is None else (_flag("weights"), str(weights))
 
 
 def _flag(name: str) -> str:

@@ -85,6 +85,8 @@ class StepDone(_EventMessage, frozen=True, kw_only=True, tag="step"):
     hidden_s: float = 0.0
     """Of the transfers, what ran beside compute."""
     peak_rss_bytes: int | None = None
+    device_peak_bytes: int | None = None
+    """Of the device's memory, by tensors, context and libraries; None where the step computes on the CPU."""
     planned_s: float | None = None
     planned_compute_s: float | None = None
     planned_joules: float | None = None

@@ -22,9 +22,16 @@ _CAUSES: Mapping[int, FailureCause] = {
 }
 """What an error's exit code means for the job."""
 
-_TORCH_OUT_OF_MEMORY = "can't allocate memory"
-"""From c10's CPU allocator, which raises a plain RuntimeError."""
-_NO_MEMORY_FOR_A_THREAD = "can't start new thread"
+_OUT_OF_MEMORY = (
+    "can't allocate memory",  # c10's CPU allocator
+    "can't start new thread",
+    "MPS backend out of memory",
+    "CUDA error: out of memory",
+    "NVML_SUCCESS == r",  # of CUDA's allocator on a Jetson, which asserts where it cannot ask why (pytorch#185240)
+)
+"""Words of plain RuntimeErrors."""
+_DEVICE_FULL = "OutOfMemoryError"
+"""Of torch, which is not imported here."""
 
 
 def serve(control_fd: int | None, work: Work, *, leave_patience_s: float | None = None) -> ExitCode:
@@ -58,8 +65,8 @@ def failure_cause(error: Exception) -> FailureCause:
         return _CAUSES.get(error.exit_code, FailureCause.OTHER)
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return FailureCause.OUT_OF_MEMORY
-    if isinstance(error, RuntimeError) and any(
-        words in str(error) for words in (_TORCH_OUT_OF_MEMORY, _NO_MEMORY_FOR_A_THREAD)
+    if isinstance(error, RuntimeError) and (
+        type(error).__name__ == _DEVICE_FULL or any(words in str(error) for words in _OUT_OF_MEMORY)
     ):
         return FailureCause.OUT_OF_MEMORY
     return FailureCause.OTHER

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from agent.malloc import preload_environment
-from agent.system.python_process import module_environment
+from agent.system.python_process import module_environment, threads_environment
 from agent.worker.channel import Channel
 from agent.worker.options import TORCH_WORKER, TorchOptions
 from agent.worker.protocol import Command, Event
@@ -48,9 +48,7 @@ def start_worker(
     `limit_bytes`: for the allocator's cache; `data_limit_bytes`: a hard RLIMIT_DATA, for proofs.
     """
     ours, theirs = socket.socketpair()
-    environment = {
-        **module_environment(), **preload_environment(limit_bytes), "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads),
-    }  # fmt: skip
+    environment = {**module_environment(), **preload_environment(limit_bytes), **threads_environment(threads)}
 
     def limit() -> None:
         if data_limit_bytes is not None:

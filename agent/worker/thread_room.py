@@ -19,9 +19,14 @@ class ThreadRoomError(PortError):
     exit_code = ExitCode.IMPOSSIBLE
 
 
+def usable_core_numbers() -> frozenset[int] | None:
+    """Return the numbers of the cores that this process may run on, None where the system does not tell."""
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
 def usable_cores() -> int:
     """Return how many cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(usable_core_numbers() or ()) or os.cpu_count() or 1
 
 
 def check_thread_room(count: int) -> None:

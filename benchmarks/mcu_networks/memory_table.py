@@ -9,6 +9,10 @@ Every figure is computed or planned here, none is taken from a paper:
 - int8: the planned arena and trained parameters; "all gradients first" is the order of a framework, "in place" updates a
   weight as soon as its gradient exists.
 - bands: everything trained, at half of the keep-all arena or as near as bands and recomputation come.
+- pages: everything trained, at a share of the keep-all RAM or as near as a page medium (a PSRAM by the board's file) comes
+  with bands and recomputation; trained parameters count as RAM where the plan keeps them there.
+
+- Q8.8: pages again, with low bytes for the weights of as many layers as the RAM of the row holds.
 
 All int8 rows of one scheme give the same bits, so their accuracy is that of `python -m benchmarks.mcu_accuracy`.
 """
@@ -23,11 +27,14 @@ import torch
 from rich.table import Table
 from torch import nn
 
+from benchmarks.mcu_accuracy import MIXED, STOCHASTIC_ALL, STOCHASTIC_SPARSE, Row
 from planner.mcu.arena import lower_bound
 from planner.mcu.autodiff import SampleProgram, SparseScheme, differentiate, full_scheme, prune
 from planner.mcu.fates.board_problem import board_problem
 from planner.mcu.fates.choose import FitOptions, FittedMemory, fit_memory
 from planner.mcu.fates.core_costs import CoreCosts, core_costs
+from planner.mcu.fates.low_bytes import fit_low_bytes
+from planner.mcu.fates.page_costs import PageMedium
 from planner.mcu.frontend import import_module
 from planner.mcu.ir import Graph
 from planner.mcu.memory import ArenaBudgetError, MemoryPlan, buffers_of, parameter_layout, plan_memory
@@ -42,10 +49,16 @@ class Network:
     """One network of the table, what a sparse update trains of it, and the board that it is for."""
 
     name: str
+    task: str
+    """Of `benchmarks.mcu_tasks`: what it learns."""
     module: nn.Module
     shape: tuple[int, ...]
     sparse: Callable[[Graph], SparseScheme]
     board: str
+    paged: tuple[float, ...] = (0.75, 0.5)
+    """The shares of the keep-all RAM at which the table pages."""
+    wide_bytes: int | None = None
+    """What pages of weights with low bytes are planned for, in as many layers as it holds; None: no such row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +72,8 @@ class MemoryRow:
     joules: float | None = None
     overhead: float | None = None
     """Energy beyond the plan that keeps everything, as a share."""
+    accuracy: Row | None = None
+    """After adapting, on fresh seeds."""
 
 
 def pytorch_bytes(module: nn.Module, shape: Sequence[int]) -> int:
@@ -102,7 +117,33 @@ def network_rows(network: Network) -> list[MemoryRow]:
         _planned(network.name, "sparse, int8, in place", plan_memory(graph, sparse, simd=simd), sparse, core, simd),
     ]  # fmt: skip
     rows += [_fitted(network.name, graph, full, share, core, simd) for share in (0.75, 0.5)]
+    rows += [_paged(network.name, graph, full, share, core, simd) for share in network.paged]
+    if network.wide_bytes is not None:
+        narrow, found = low_bytes_within(network, network.wide_bytes)
+        way = f"full, {len(narrow)} of {len(full.updates)} layers int8, the others Q8.8, pages"
+        rows.append(
+            MemoryRow(network.name, way, found.memory.ram_bytes, found.seconds, found.joules, found.overhead)
+        )  # fmt: skip
     return rows
+
+
+def low_bytes_within(network: Network, ram_bytes: int) -> tuple[frozenset[str], FittedMemory]:
+    """Return the layers without low bytes where everything is trained within the RAM with pages, and the plan."""
+    graph = import_module(network.module.eval(), network.shape)
+    options = FitOptions(ram_bytes, core_costs(network.board), page=PageMedium.PSRAM)
+    scheme, found = fit_low_bytes(graph, full_scheme(graph).with_low_bytes(), options, simd=network.board != "mkr1000")
+    return frozenset(name for name, update in scheme.updates.items() if not update.q88), found
+
+
+def with_accuracy(rows: Sequence[MemoryRow], measured: Sequence[Row]) -> list[MemoryRow]:
+    """Return the rows with what each way learns: all int8 rows of one scheme give the same bits."""
+    found = {row.method: row for row in measured}
+    names = {"full, fp32": "fp32, all layers", "full, int8": STOCHASTIC_ALL, "sparse, int8": STOCHASTIC_SPARSE}
+    names["full, "] = MIXED
+    return [
+        replace(row, accuracy=next(found[name] for start, name in names.items() if row.way.startswith(start)))
+        for row in rows
+    ]
 
 
 def _unordered(graph: Graph, program: SampleProgram, scheme: SparseScheme, simd: bool) -> int:
@@ -126,6 +167,14 @@ def _fitted(name: str, graph: Graph, scheme: SparseScheme, share: float, core: C
     return MemoryRow(name, way, found.memory.ram_bytes, found.seconds, found.joules, found.overhead)
 
 
+def _paged(name: str, graph: Graph, scheme: SparseScheme, share: float, core: CoreCosts, simd: bool) -> MemoryRow:
+    """Return the plan at a share of the keep-all RAM, or the nearest above it that there is."""
+    kept = plan_memory(graph, scheme, simd=simd).ram_bytes
+    found = _nearest(graph, scheme, FitOptions(int(share * kept), core, page=PageMedium.PSRAM), simd)
+    way = f"full, int8, pages, {found.memory.ram_bytes / kept:.0%} of the RAM"
+    return MemoryRow(name, way, found.memory.ram_bytes, found.seconds, found.joules, found.overhead)
+
+
 STEP = 1.03
 """By so much the budget grows until a plan exists."""
 
@@ -142,13 +191,30 @@ def _nearest(graph: Graph, scheme: SparseScheme, options: FitOptions, simd: bool
 def memory_table(rows: Sequence[MemoryRow]) -> Table:
     """Return the rows as a table, each beside the whole update of PyTorch."""
     table = Table(title="RAM of one training step of batch 1, bytes; seconds and joules per sample (estimated)")
-    for heading in ("model", "update", "RAM", "below PyTorch", "s", "mJ", "energy"):
+    learnt = any(row.accuracy for row in rows)
+    for heading in (
+        "model",
+        "update",
+        "RAM",
+        "below PyTorch",
+        "s",
+        "mJ",
+        "energy",
+        *["accuracy, %", "vs fp32"] * learnt,
+    ):
         table.add_column(heading, justify="left" if heading in ("model", "update") else "right", no_wrap=True)
     for row in rows:
         first = next(other.ram_bytes for other in rows if other.network == row.network)
         table.add_row(
             row.network, row.way, f"{row.ram_bytes:,}", f"{first / row.ram_bytes:.1f}x",
             "" if row.seconds is None else f"{row.seconds:.3g}", "" if row.joules is None else f"{1e3 * row.joules:.3g}",
-            "" if row.overhead is None else f"+{row.overhead:.1%}",
+            "" if row.overhead is None else f"+{row.overhead:.1%}", *_accuracy(row.accuracy) * learnt,
         )  # fmt: skip
     return table
+
+
+def _accuracy(row: Row | None) -> tuple[str, str]:
+    if row is None:
+        return "", ""
+    error = "" if row.difference_error is None else f" ± {row.difference_error:.1f}"
+    return f"{row.accuracy:.1f}", f"{row.difference:+.1f}{error}"

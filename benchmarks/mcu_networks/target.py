@@ -23,7 +23,7 @@ from planner.mcu.host import HostBuildError, UpdateOptions, engine_sources, firm
 from planner.mcu.quantize import Int8Array
 
 _REQUEST = struct.Struct("<IIfIII")
-_REPLY = struct.Struct("<IIIIIf")
+_REPLY = struct.Struct("<IIIIIfII")
 RUN_TIMEOUT_S = 570.0
 
 
@@ -83,6 +83,8 @@ class TargetRun:
     stack_bytes: int
     instructions: tuple[int, ...]
     by_symbol: dict[str, int]
+    page_bytes: tuple[int, int]
+    """Read from and written to the page medium."""
 
 
 def missing_tools(counting: bool = False) -> str | None:
@@ -148,6 +150,7 @@ def build_image(
             *core.flags,
             *flags,
             *defines,
+            *(("-DBENCH_MEDIUM=0x60000000u",) if core is Core.M7F else ()),
             *include,
             *map(str, sources),
             *link,
@@ -225,11 +228,11 @@ def run_image(
         command += ["-plugin", f"{counter},out={counts},profile={int(profile)}"]
     _run(command, directory)
     reply = (directory / "result.bin").read_bytes()
-    status, generator, steps, correct, stack, loss = _REPLY.unpack_from(reply)
+    status, generator, steps, correct, stack, loss, *pages = _REPLY.unpack_from(reply)
     if status:
         raise TargetError(f"the engine answered status {status} (enum port_status); check options and model")
     spans, symbols = _read_counts(counts) if counter is not None else ((), {})
-    return TargetRun(reply[_REPLY.size :], generator, steps, correct, loss, stack, spans, symbols)
+    return TargetRun(reply[_REPLY.size :], generator, steps, correct, loss, stack, spans, symbols, (pages[0], pages[1]))
 
 
 def _write_samples(

@@ -8,6 +8,13 @@
 #include <stdint.h>
 
 #include "model.h"
+#ifdef PORT_MODEL_MEDIUM
+#include "../media/psram.h"
+
+#ifndef BENCH_MEDIUM
+#define BENCH_MEDIUM 0x21000000u /* the PSRAM of the AN385 and AN386 boards; the AN500's is at 0x60000000 */
+#endif
+#endif
 
 typedef struct request {
     uint32_t count;  /* samples */
@@ -19,12 +26,19 @@ typedef struct request {
 typedef struct reply {
     uint32_t status, generator, steps, correct, stack_bytes;
     float loss_sum;
+    uint32_t page_bytes_read, page_bytes_written;
 } reply;
 
 extern uint32_t bench_bss_end[], bench_stack_top[];
 
 static uint8_t arena[PORT_MODEL_ARENA_BYTES] __attribute__((aligned(PORT_ALIGNMENT)));
+#ifdef PORT_MODEL_PAGES_PARAMETERS
+#define parameters ((uint8_t *)BENCH_MEDIUM)
+#define PARAMETER_BYTES PORT_MODEL_MEDIUM_BYTES
+#else
 static uint8_t parameters[PORT_MODEL_PARAMETER_BYTES + 1] __attribute__((aligned(PORT_ALIGNMENT)));
+#define PARAMETER_BYTES sizeof parameters
+#endif
 
 #define MARK() __asm__ volatile("mov r9, r9" ::: "memory")
 #define PAINT 0xA5A5A5A5u
@@ -82,7 +96,13 @@ static void mark_row(void *context, uint32_t step) {
 }
 
 static port_status prepare(port_engine *engine, const request *asked) {
-    port_status status = port_engine_init(engine, &port_generated_model, arena, sizeof arena, parameters, sizeof parameters);
+    port_status status = port_engine_init(engine, &port_generated_model, arena, sizeof arena, parameters, PARAMETER_BYTES);
+#ifdef PORT_MODEL_MEDIUM
+    static psram part = {.memory = (uint8_t *)BENCH_MEDIUM};
+    static port_medium medium;
+    medium = psram_medium(&part, PORT_MODEL_MEDIUM_BYTES);
+    if (status == PORT_OK) status = port_medium_set(engine, &medium);
+#endif
     port_options options = {asked->learning_rate, (uint8_t)asked->rule, (uint8_t)asked->scaling};
     if (status == PORT_OK) status = port_parameters_reset(engine);
     if (status == PORT_OK) status = port_options_set(engine, &options);
@@ -94,7 +114,7 @@ static port_status prepare(port_engine *engine, const request *asked) {
 int main(void) {
     port_engine engine;
     request asked;
-    reply answer = {0, 0, 0, 0, 0, 0.0f};
+    reply answer = {0};
     uint32_t file = open_file("samples.bin", OPEN_READ, 11);
     if (transfer(SYS_READ, file, &asked, sizeof asked)) leave(0);
     answer.status = prepare(&engine, &asked);
@@ -102,9 +122,11 @@ int main(void) {
     answer.generator = port_state_get(&engine).generator;
     answer.steps = port_state_get(&engine).steps;
     answer.stack_bytes = stack_bytes();
+    answer.page_bytes_read = (uint32_t)port_page_counters_get(&engine).read_bytes;
+    answer.page_bytes_written = (uint32_t)port_page_counters_get(&engine).written_bytes;
     file = open_file("result.bin", OPEN_WRITE, 10);
     transfer(SYS_WRITE, file, &answer, sizeof answer);
-    transfer(SYS_WRITE, file, parameters, PORT_MODEL_PARAMETER_BYTES);
+    transfer(SYS_WRITE, file, port_parameters_view(&engine), PORT_MODEL_PARAMETER_BYTES);
     semihost(SYS_CLOSE, &file);
     leave(1);
     return 0;

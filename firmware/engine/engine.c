@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "../kernels/kernels.h"
+#include "pager.h"
 
 uint32_t port_arena_bytes(const port_model *model) { return model->arena_bytes; }
 uint32_t port_parameter_bytes(const port_model *model) { return model->parameter_bytes; }
@@ -12,6 +13,8 @@ const uint8_t *port_model_hash(const port_model *model) { return model->hash; }
 const char *port_model_name(const port_model *model) { return model->name; }
 int port_model_trains(const port_model *model) { return model->step_count > model->forward_count; }
 int port_model_has_q88(const port_model *model) { return model->has_q88; }
+int port_model_pages_parameters(const port_model *model) { return model->parameter_page_count > 0; }
+uint32_t port_medium_bytes(const port_model *model) { return model->medium_bytes; }
 
 static int aligned(const void *pointer) { return ((uintptr_t)pointer & (PORT_ALIGNMENT - 1)) == 0; }
 
@@ -28,6 +31,8 @@ port_status port_engine_init(port_engine *engine, const port_model *model, void 
     engine->state = (port_state){1u, 0u};
     engine->yield = 0;
     engine->yield_context = 0;
+    engine->torn = 0;
+    memset(&engine->pager, 0, sizeof engine->pager);
     return PORT_OK;
 }
 
@@ -37,13 +42,26 @@ void port_yield_set(port_engine *engine, port_yield yield, void *context) {
 }
 
 port_status port_parameters_reset(port_engine *engine) {
-    if (engine->model->parameter_bytes) memcpy(engine->parameters, engine->model->parameters, engine->model->parameter_bytes);
-    engine->state = (port_state){1u, 0u};
-    return PORT_OK;
+    if (engine->model->parameter_bytes) memcpy(port_parameters(engine), engine->model->parameters, engine->model->parameter_bytes);
+    port_state_set(engine, (port_state){1u, 0u});
+    return port_parameters_verify(engine);
 }
 
-uint8_t *port_parameters(port_engine *engine) { return engine->parameters; }
-void port_state_set(port_engine *engine, port_state state) { engine->state = state; }
+const uint8_t *port_parameters_view(const port_engine *engine) {
+    return engine->parameters + (engine->pager.bank ? engine->model->parameter_bytes : 0u);
+}
+
+uint8_t *port_parameters(port_engine *engine) {
+    engine->pager.sealed = engine->pager.carried = 0;
+    return (uint8_t *)(uintptr_t)port_parameters_view(engine);
+}
+
+void port_state_set(port_engine *engine, port_state state) {
+    engine->state = state;
+    engine->torn = 0;
+}
+
+int port_is_torn(const port_engine *engine) { return engine->torn; }
 port_state port_state_get(const port_engine *engine) { return engine->state; }
 
 port_status port_options_set(port_engine *engine, const port_options *options) {
@@ -76,7 +94,7 @@ static void *place(const port_engine *engine, uint32_t offset) {
 static port_bound bind(const port_engine *engine, const port_step *step) {
     port_bound bound;
     const port_op *op = &engine->model->ops[step->op];
-    uint8_t *parameters = engine->parameters;
+    uint8_t *parameters = step->parameters == PORT_NONE ? engine->parameters : place(engine, step->parameters);
     bound.op = op;
     bound.in = place(engine, step->in);
     bound.other = place(engine, step->other);
@@ -119,11 +137,16 @@ static void run_input_gradient(const port_bound *bound, const float *gradient, f
     }
 }
 
-static void run_weight_update(const port_bound *bound, const float *gradient, port_update *update) {
+static void run_weight_update(const port_engine *engine, const port_step *step, const port_bound *bound, const float *gradient, port_update *update) {
+    float *groups = step->flags & PORT_STEP_CHOOSES ? place(engine, step->other) : 0;
+    uint8_t rule = update->rule;
+    if (rule == PORT_RULE_Q88 && !bound->low_bytes) update->rule = PORT_RULE_STOCHASTIC;
+    if (groups) port_choose_channels(bound, gradient, engine->model->chosen_share, groups);
     if (bound->op->kind == PORT_OP_DEPTHWISE)
-        port_depthwise_weight_update(bound, gradient, update);
+        port_depthwise_weight_update(bound, gradient, groups, update);
     else
-        port_conv_weight_update(bound, gradient, update);
+        port_conv_weight_update(bound, gradient, groups, update);
+    update->rule = rule;
 }
 
 /* Every step kind but LOSS; FORWARD leaves `update` alone. */
@@ -135,7 +158,7 @@ static void run_step(const port_engine *engine, const port_step *step, port_upda
     case PORT_STEP_FORWARD: run_op(&bound); break;
     case PORT_STEP_MASK: port_mask_gradient(&bound, gradient); break;
     case PORT_STEP_INPUT: run_input_gradient(&bound, gradient, target, accumulate); break;
-    case PORT_STEP_WEIGHT: run_weight_update(&bound, gradient, update); break;
+    case PORT_STEP_WEIGHT: run_weight_update(engine, step, &bound, gradient, update); break;
     case PORT_STEP_BIAS: port_bias_update(&bound, gradient, update); break;
     default: port_copy_gradient(&bound, gradient, target, accumulate); break;
     }
@@ -145,13 +168,28 @@ static void announce(const port_engine *engine, uint32_t step) {
     if (engine->yield) engine->yield(engine->yield_context, step);
 }
 
-port_status port_infer(port_engine *engine, port_result *result) {
+/* One row, and a look after the transfer under way. */
+static port_status run_row(port_engine *engine, uint16_t index, port_update *update) {
+    const port_step *step = &engine->model->steps[index];
+    if (step->kind >= PORT_STEP_PAGE_OUT) return port_pager_row(engine, index);
+    run_step(engine, step, update);
+    return engine->pager.queued ? port_pager_poll(engine) : PORT_OK;
+}
+
+static port_status forward(port_engine *engine, int training, port_result *result) {
     const port_model *model = engine->model;
     if (!result) return PORT_ERROR_ARGUMENT;
-    for (uint16_t i = 0; i < model->forward_count; i++) {
-        run_step(engine, &model->steps[i], 0);
+    if (engine->torn) return PORT_ERROR_TORN;
+    uint8_t left_out = training ? 0 : PORT_STEP_TRAINING;
+    if (engine->pager.carried) left_out |= PORT_STEP_CARRIED;
+    engine->pager.carried = 0;
+    port_status status = model->page_count ? port_pager_begin(engine) : PORT_OK;
+    for (uint16_t i = 0; i < model->forward_count && status == PORT_OK; i++) {
+        if (model->steps[i].flags & left_out) continue;
+        status = run_row(engine, i, 0);
         announce(engine, i);
     }
+    if (status != PORT_OK) return status;
     const float *logits = port_logits(engine);
     uint16_t best = 0;
     for (uint16_t i = 1; i < model->class_count; i++)
@@ -159,6 +197,8 @@ port_status port_infer(port_engine *engine, port_result *result) {
     *result = (port_result){0.0f, best, 0};
     return PORT_OK;
 }
+
+port_status port_infer(port_engine *engine, port_result *result) { return forward(engine, 0, result); }
 
 port_status port_eval(port_engine *engine, uint16_t label, port_result *result) {
     if (label >= engine->model->class_count) return PORT_ERROR_RANGE;
@@ -176,18 +216,25 @@ port_status port_train(port_engine *engine, uint16_t label, port_result *result)
     const port_model *model = engine->model;
     if (!port_model_trains(model)) return PORT_ERROR_UNSUPPORTED;
     if (label >= model->class_count) return PORT_ERROR_RANGE;
-    port_status status = port_infer(engine, result);
+    port_status status = forward(engine, 1, result);
     if (status != PORT_OK) return status;
     uint32_t flip = engine->state.steps & 1u ? UINT32_MAX : 0u;
     port_update update = {engine->options.learning_rate, engine->options.rule, engine->options.scaling, engine->state.generator, flip};
-    for (uint16_t i = model->forward_count; i < model->step_count; i++) {
+    uint8_t updated = 0;
+    for (uint16_t i = model->forward_count; i < model->step_count && status == PORT_OK; i++) {
         const port_step *step = &model->steps[i];
         if (step->kind == PORT_STEP_LOSS)
             result->loss = port_loss_gradient((float *)(void *)(engine->arena + step->gradient), model->class_count, label);
         else
-            run_step(engine, step, &update);
+            status = run_row(engine, i, &update);
+        updated |= step->kind == PORT_STEP_WEIGHT || step->kind == PORT_STEP_BIAS;
         announce(engine, i);
     }
+    if (status != PORT_OK) {
+        engine->torn = updated && !port_model_pages_parameters(model); /* on the medium, the old copy is whole */
+        return status;
+    }
+    if (port_model_pages_parameters(model)) port_pager_commit(engine);
     result->correct = result->predicted == label;
     if (flip) engine->state.generator = update.generator;
     engine->state.steps++;

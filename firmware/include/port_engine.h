@@ -22,7 +22,7 @@
 extern "C" {
 #endif
 
-#define PORT_ENGINE_ABI 3u        /* changes whenever port_model.h does; compared by port_engine_init */
+#define PORT_ENGINE_ABI 5u        /* changes whenever port_model.h does; compared by port_engine_init */
 #define PORT_MODEL_HASH_BYTES 32u /* SHA-256 of the model's tables and weights, made by the compiler */
 #define PORT_ALIGNMENT 8u         /* of the arena and of the parameters */
 
@@ -35,6 +35,9 @@ typedef enum port_status {
     PORT_ERROR_MODEL = 3,       /* tables of another ABI: generate the model again */
     PORT_ERROR_RANGE = 4,       /* offset, length or label outside the model */
     PORT_ERROR_UNSUPPORTED = 5, /* training an inference-only model, or Q8.8 without its storage */
+    PORT_ERROR_MEDIUM = 6,      /* the medium of the pages failed, is missing, or is too small */
+    PORT_ERROR_DAMAGED = 7,     /* a page came back with another checksum */
+    PORT_ERROR_TORN = 8,        /* a training step ended half way: parameters and state must be restored first */
 } port_status;
 
 /* How `weight -= step` is rounded to int8. Numbers are wire format. */
@@ -42,7 +45,7 @@ typedef enum port_rule {
     PORT_RULE_STOCHASTIC = 0, /* floor(value + u), u uniform in [0, 1): unbiased, no extra RAM; the default */
     PORT_RULE_NEAREST = 1,    /* half away from zero: loses every step below half a quantum */
     PORT_RULE_TRUNCATE = 2,   /* C conversion, as TinyEngine does: decays weights towards zero */
-    PORT_RULE_Q88 = 3,        /* nearest on a 16-bit value, one extra byte per trainable weight */
+    PORT_RULE_Q88 = 3,        /* nearest on a 16-bit value, one extra byte per trainable weight; STOCHASTIC where a layer has none */
 } port_rule;
 
 typedef struct port_options {
@@ -67,6 +70,39 @@ typedef struct port_result {
  * `step` counts from 0 within one port_infer, port_eval or port_train. */
 typedef void (*port_yield)(void *context, uint32_t step);
 
+/* External memory that the model's pages go to. One transfer at a time: `write` and `read` start it and answer at once where
+ * the chip has DMA, `poll` looks after it. A driver without DMA works in all three. Offsets are multiples of block_bytes. */
+typedef enum port_transfer { PORT_TRANSFER_DONE = 0, PORT_TRANSFER_BUSY = 1, PORT_TRANSFER_FAILED = 2 } port_transfer;
+
+typedef struct port_medium {
+    const char *name;     /* psram, nor, sd */
+    uint32_t bytes;
+    uint32_t block_bytes; /* least that is written at once: what wear is counted in */
+    uint8_t *mapped;      /* where the medium lies in the address space, null: it does not */
+    port_transfer (*write)(void *context, uint32_t offset, const void *data, uint32_t bytes);
+    port_transfer (*read)(void *context, uint32_t offset, void *data, uint32_t bytes);
+    port_transfer (*poll)(void *context);
+    void *context;
+} port_medium;
+
+/* Since the engine was bound. */
+typedef struct port_page_counters {
+    uint64_t read_bytes, written_bytes; /* written: whole blocks, as the medium wears */
+    uint32_t failed, damaged;           /* transfers; pages whose checksum differed */
+} port_page_counters;
+
+#define PORT_PAGER_QUEUE 4u /* transfers that may be asked for and not be done; one more waits for the oldest */
+
+typedef struct port_pager { /* engine/pager.c */
+    const port_medium *medium;           /* null: none */
+    uint16_t queue[PORT_PAGER_QUEUE];    /* ring of rows of the table; the one at `first` is under way */
+    uint8_t first, queued;
+    uint8_t bank;                        /* which of the two copies of the parameters on the medium is whole */
+    uint8_t sealed;                      /* the checksums of that copy are known */
+    uint8_t carried;                     /* rows of PORT_STEP_CARRIED find what they read in the arena */
+    port_page_counters counters;
+} port_pager;
+
 typedef struct port_engine { /* caller-owned; treat as opaque */
     const port_model *model;
     uint8_t *arena;
@@ -75,6 +111,8 @@ typedef struct port_engine { /* caller-owned; treat as opaque */
     port_state state;
     port_yield yield;
     void *yield_context;
+    uint8_t torn; /* PORT_ERROR_TORN until parameters or state are set */
+    port_pager pager;
 } port_engine;
 
 /* Sizes, before any memory is given. */
@@ -87,16 +125,25 @@ const uint8_t *port_model_hash(const port_model *model); /* PORT_MODEL_HASH_BYTE
 const char *port_model_name(const port_model *model);
 int port_model_trains(const port_model *model);
 int port_model_has_q88(const port_model *model);
+int port_model_pages_parameters(const port_model *model); /* the parameters live on a mapped medium, in two copies */
+uint32_t port_medium_bytes(const port_model *model);      /* pages and both copies; 0: the model does not page */
 
-/* Bind an engine to a model and to memory. Options become { 0.01, STOCHASTIC, 1 }, generator 1, steps 0; the parameters are not touched. */
+/* Bind an engine to a model and to memory. Parameters that are paged lie at the start of the medium, twice. Options become { 0.01, STOCHASTIC, 1 }, generator 1, steps 0; the parameters are not touched. */
 port_status port_engine_init(port_engine *engine, const port_model *model, void *arena, size_t arena_bytes,
                              void *parameters, size_t parameter_bytes);
 void port_yield_set(port_engine *engine, port_yield yield, void *context);
+/* Where pages go; the medium must live as long as the engine. PORT_ERROR_MEDIUM where it is too small or not mapped as it must be. */
+port_status port_medium_set(port_engine *engine, const port_medium *medium);
+port_page_counters port_page_counters_get(const port_engine *engine);
 
 /* Copy the initial parameters out of the flash image; generator and steps as after init. */
 port_status port_parameters_reset(port_engine *engine);
-/* The mutable region itself: parameter bytes [0, port_parameter_bytes), for LOAD, READ, CRC and snapshots. */
+/* The mutable region itself: parameter bytes [0, port_parameter_bytes), for LOAD and snapshots; valid until the next port_train. */
 uint8_t *port_parameters(port_engine *engine);
+const uint8_t *port_parameters_view(const port_engine *engine); /* the same to read */
+int port_is_torn(const port_engine *engine);
+/* Check parameters that live on the medium against their checksums, or take these if they were just written. */
+port_status port_parameters_verify(port_engine *engine);
 
 port_status port_options_set(port_engine *engine, const port_options *options);
 void port_state_set(port_engine *engine, port_state state); /* any value is legal */

@@ -50,11 +50,17 @@ enum port_step_kind {
     PORT_STEP_WEIGHT = 4,  /* gradient and update of the trained rows, one weight after the other, in place */
     PORT_STEP_BIAS = 5,    /* gradient and update of the bias */
     PORT_STEP_COPY = 6,    /* the skip branch of a residual add: copy or accumulate */
+    PORT_STEP_PAGE_OUT = 7,  /* start to write what lies at `in` to page `op` */
+    PORT_STEP_PAGE_IN = 8,   /* start to read page `op` to `out` */
+    PORT_STEP_PAGE_WAIT = 9, /* until the transfers of page `op` are done; what was read is checked */
 };
 
 #define PORT_STEP_ACCUMULATE 1u /* flag: add to the target instead of overwriting it */
 #define PORT_STEP_RESUMES 2u    /* flag of WEIGHT and BIAS: the sums start from those in `scratch`, not from 0 */
 #define PORT_STEP_SUSPENDS 4u   /* flag of WEIGHT and BIAS: the sums go to `scratch`; another row finishes and updates */
+#define PORT_STEP_CHOOSES 16u   /* flag of WEIGHT: only groups of channels with large gradients; `other`: room for a float per group */
+#define PORT_STEP_TRAINING 8u   /* flag of rows before the loss that inference leaves out */
+#define PORT_STEP_CARRIED 32u   /* flag of PAGE_IN: nothing to read right behind a training sample, which left these parameters there */
 
 /* One row of the table. A tensor that was dropped and comes back may lie elsewhere than before, so every row names the
  * places of its own operands; what a kind does not use is PORT_NONE.
@@ -70,7 +76,13 @@ typedef struct port_step {
     uint32_t scratch;        /* int16 columns of the SIMD kernels (FORWARD; PORT_NONE: use the scalar kernel), fp32 sums */
     uint32_t gradient;       /* of the op's output */
     uint32_t target;         /* gradient of the op's input (INPUT, COPY) */
+    uint32_t parameters;     /* where byte 0 of the parameters would lie, if the op's are paged in; PORT_NONE: where they live */
 } port_step;
+
+/* A place on the medium. Pages [0, parameter_page_count) are those of the parameters, at their offset in both copies. */
+typedef struct port_page {
+    uint32_t offset, bytes;
+} port_page;
 
 struct port_model {
     uint32_t abi; /* PORT_ENGINE_ABI of the generator */
@@ -82,6 +94,11 @@ struct port_model {
     uint8_t has_q88;
     const port_op *ops;
     const port_step *steps;
+    uint32_t medium_bytes;     /* what pages take, both copies of the parameters included */
+    uint32_t checksums_offset; /* in the arena: u32 per page, and a second one for each page of parameters */
+    uint16_t page_count, parameter_page_count;
+    uint16_t chosen_share; /* of the groups of channels that a row with PORT_STEP_CHOOSES trains, in 1/256 */
+    const port_page *pages;
     const uint8_t *parameters; /* initial image, parameter_bytes long, little endian */
 };
 

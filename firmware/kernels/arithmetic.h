@@ -44,6 +44,16 @@ static inline int32_t port_floor(float value) {
 /* Numerical Recipes' 32-bit linear congruential generator. */
 static inline uint32_t port_draw(uint32_t *generator) { return *generator = *generator * 1664525u + 1013904223u; }
 
+/* The generator after `count` draws: a step of n draws is x -> a^n x + c (a^(n-1) + ... + 1), built up bit by bit. */
+static inline void port_skip_draws(uint32_t *generator, uint32_t count) {
+    uint32_t factor = 1664525u, summand = 1013904223u;
+    for (; count > 0; count >>= 1) {
+        if (count & 1u) *generator = *generator * factor + summand;
+        summand *= factor + 1u;
+        factor *= factor;
+    }
+}
+
 /* The upper 24 bits of a draw as a float in [0, 1). */
 static inline float port_uniform(uint32_t drawn) { return (float)(drawn >> 8) * (1.0f / 16777216.0f); }
 

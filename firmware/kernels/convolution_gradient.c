@@ -5,7 +5,7 @@
 #include "kernels.h"
 #include "update.h"
 
-enum { TILE = 4 };
+enum { TILE = PORT_GROUP };
 
 /* Output positions whose tap `offset` of the kernel falls inside the input. */
 typedef struct span {
@@ -236,13 +236,19 @@ static void update_tile(const port_bound *bound, const walk *w, int32_t o, int32
     update->generator = local.generator;
 }
 
-void port_conv_weight_update(const port_bound *bound, const float *gradient, port_update *update) {
+void port_conv_weight_update(const port_bound *bound, const float *gradient, const float *groups, port_update *update) {
     const port_op *op = bound->op;
     for (int32_t u = 0; u < op->kernel_h; u++) {
         for (int32_t v = 0; v < op->kernel_w; v++) {
             walk w = walk_tap(bound, gradient, u, v);
-            for (int32_t o = 0; o < op->trained_rows; o += TILE)
+            for (int32_t o = 0; o < op->trained_rows; o += TILE) {
+                if (groups && groups[o / TILE] != PORT_CHOSEN) {
+                    int32_t rows = op->trained_rows - o < TILE ? op->trained_rows - o : TILE;
+                    port_skip_draws(&update->generator, (uint32_t)(rows * op->in_c));
+                    continue;
+                }
                 for (int32_t c = 0; c < op->in_c; c += TILE) update_tile(bound, &w, o, u * op->kernel_w + v, c, update);
+            }
         }
     }
 }

@@ -74,12 +74,16 @@ static float weight_value(const port_bound *bound, const float *gradient, int32_
     return sum;
 }
 
-void port_depthwise_weight_update(const port_bound *bound, const float *gradient, port_update *update) {
+void port_depthwise_weight_update(const port_bound *bound, const float *gradient, const float *groups, port_update *update) {
     const port_op *op = bound->op;
     int32_t at = 0;
     for (int32_t u = 0; u < op->kernel_h; u++) {
         for (int32_t v = 0; v < op->kernel_w; v++) {
             for (int32_t c = 0; c < op->in_c; c++, at++) {
+                if (groups && groups[c / PORT_GROUP] != PORT_CHOSEN) {
+                    port_skip_draws(&update->generator, 1u);
+                    continue;
+                }
                 float sum = weight_value(bound, gradient, u, v, c, bound->resumed ? bound->resumed[at] : 0.0f);
                 if (bound->suspended) {
                     bound->suspended[at] = sum;

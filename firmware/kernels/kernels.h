@@ -77,9 +77,15 @@ void port_average_pool_input_gradient(const port_bound *bound, const float *grad
 void port_max_pool_input_gradient(const port_bound *bound, const float *gradient, float *target, int accumulate);
 void port_copy_gradient(const port_bound *bound, const float *gradient, float *target, int accumulate);
 
-/* Gradient of the parameters and their update, one value after the other, without a gradient buffer. */
-void port_conv_weight_update(const port_bound *bound, const float *gradient, port_update *update);
-void port_depthwise_weight_update(const port_bound *bound, const float *gradient, port_update *update);
+/* Gradient of the parameters and their update, one value after the other, without a gradient buffer. `groups` null: of all trained
+ * channels. Else of those groups of PORT_GROUP that have PORT_CHOSEN there (chosen.c); random numbers are drawn for all of them. */
+void port_conv_weight_update(const port_bound *bound, const float *gradient, const float *groups, port_update *update);
+void port_depthwise_weight_update(const port_bound *bound, const float *gradient, const float *groups, port_update *update);
 void port_bias_update(const port_bound *bound, const float *gradient, port_update *update);
+
+#define PORT_GROUP 4
+#define PORT_CHOSEN (-1.0f)
+/* Find the share, in 1/256, of the groups of trained channels whose gradients are largest. */
+void port_choose_channels(const port_bound *bound, const float *gradient, uint16_t share, float *groups);
 
 #endif

@@ -7,6 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "port_engine.h"
+
 #define PORT_UNKNOWN 0xFFFFFFFFu /* a figure that this board cannot give */
 
 enum reset_reason { RESET_POWER = 1, RESET_REQUEST = 2, RESET_FAULT = 3, RESET_WATCHDOG = 4 };
@@ -49,6 +51,10 @@ uint32_t port_entropy(void);
 uint32_t port_stack_used(void);
 uint32_t port_stack_bytes(void);
 uint32_t port_static_bytes(void);
+
+/* The external memory that pages go to (port_engine.h; drivers in firmware/media), null: the board has none, or none answers.
+ * Only for models that page: PORT_MODEL_MEDIUM of model.h says which medium they were planned for. */
+const port_medium *port_page_medium(void);
 
 /* Two slots of non-volatile memory, readable in place. Slot size 0: the board has none. */
 #define PORT_SLOTS 2u

@@ -17,6 +17,7 @@ enum message_type {
     MESSAGE_ECHO = 0x03,
     MESSAGE_READ = 0x04,
     MESSAGE_CRC = 0x05,
+    MESSAGE_PAGES = 0x06,
     MESSAGE_FIRST_EFFECT = 0x10,
     MESSAGE_LOAD = 0x10,
     MESSAGE_OPTIONS = 0x11,
@@ -44,6 +45,9 @@ enum reply_status {
     REPLY_STORAGE_FAILED = 10,
     REPLY_UNSUPPORTED = 11,  /* training an inference-only model, Q8.8 without its storage */
     REPLY_ENGINE_FAILED = 12,
+    REPLY_MEDIUM_FAILED = 13, /* the pages' medium does not answer, or answers with an error */
+    REPLY_PAGE_DAMAGED = 14,  /* a page came back with another checksum */
+    REPLY_MODEL_TORN = 15,    /* a training step ended half way: restore parameters and state first */
 };
 
 enum read_region { REGION_PARAMETERS = 0, REGION_LOGITS = 1 };
@@ -65,6 +69,8 @@ enum restore_source { RESTORE_SNAPSHOT = 0, RESTORE_INITIAL = 1 };
 #define HELLO_MODEL_SIZE 32u
 #define HELLO_SERIAL_SIZE 8u
 #define STATUS_REPLY_SIZE 64u
+#define PAGES_REPLY_SIZE 48u
+#define PAGES_NAME_SIZE 8u
 #define OPTIONS_SIZE 20u
 #define SAMPLES_HEADER_SIZE 4u
 

@@ -16,6 +16,12 @@ static uint8_t from_engine(port_status status)
         return REPLY_OUT_OF_RANGE;
     case PORT_ERROR_UNSUPPORTED:
         return REPLY_UNSUPPORTED;
+    case PORT_ERROR_MEDIUM:
+        return REPLY_MEDIUM_FAILED;
+    case PORT_ERROR_DAMAGED:
+        return REPLY_PAGE_DAMAGED;
+    case PORT_ERROR_TORN:
+        return REPLY_MODEL_TORN;
     default:
         return REPLY_ENGINE_FAILED;
     }
@@ -279,6 +285,13 @@ static uint8_t save(struct device *device, const struct device_request *request)
 
     if (request->size != 0) {
         return REPLY_BAD_LENGTH;
+    }
+    if (port_is_torn(device->engine)) {
+        return REPLY_MODEL_TORN;
+    }
+    status = from_engine(port_parameters_verify(device->engine));
+    if (status != REPLY_OK) {
+        return status;
     }
     status = from_snapshot(snapshot_save(device->engine, &info));
     if (status == REPLY_OK) {

@@ -3,19 +3,41 @@
 #include "model.h"
 #include "port.h"
 
+static uint8_t arena[PORT_MODEL_ARENA_BYTES] __attribute__((aligned(PORT_ALIGNMENT)));
+static port_engine engine;
+static struct device device;
+
+#ifdef PORT_MODEL_PAGES_PARAMETERS
+static port_status bind_engine(void)
+{
+    const port_medium *medium = port_page_medium();
+    port_status status = port_engine_init(&engine, &port_generated_model, arena, sizeof arena, medium->mapped, medium->bytes);
+
+    return status == PORT_OK ? port_medium_set(&engine, medium) : status;
+}
+#else
 /* An inference-only model has no parameters, and C no empty array. */
 #define PARAMETER_BYTES (PORT_MODEL_PARAMETER_BYTES > 0 ? PORT_MODEL_PARAMETER_BYTES : 1)
 
-static uint8_t arena[PORT_MODEL_ARENA_BYTES] __attribute__((aligned(PORT_ALIGNMENT)));
 static uint8_t parameters[PARAMETER_BYTES] __attribute__((aligned(PORT_ALIGNMENT)));
-static port_engine engine;
-static struct device device;
+
+static port_status bind_engine(void)
+{
+    port_status status = port_engine_init(&engine, &port_generated_model, arena, sizeof arena, parameters, sizeof parameters);
+
+#ifdef PORT_MODEL_MEDIUM
+    if (status == PORT_OK) {
+        (void)port_medium_set(&engine, port_page_medium()); /* without one, samples are refused by name */
+    }
+#endif
+    return status;
+}
+#endif
 
 int main(void)
 {
     port_init();
-    if (port_engine_init(&engine, &port_generated_model, arena, sizeof arena, parameters, sizeof parameters) != PORT_OK
-        || port_parameters_reset(&engine) != PORT_OK) {
+    if (bind_engine() != PORT_OK || port_parameters_reset(&engine) != PORT_OK) {
         port_reset(); /* tables of another engine: a build error that no host could repair over the wire */
     }
     device_init(&device, &engine);

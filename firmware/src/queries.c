@@ -1,4 +1,4 @@
-/* HELLO, STATUS, ECHO, READ, CRC: they change nothing (but HELLO draws the nonce) and may run twice. */
+/* HELLO, STATUS, ECHO, PAGES, READ, CRC: they change nothing (but HELLO draws the nonce) and may run twice. */
 #include <string.h>
 
 #include "bytes.h"
@@ -90,10 +90,39 @@ static void status(struct device *device, const struct device_request *request)
     device_reply(device, request, REPLY_OK, reply, sizeof reply);
 }
 
+static void put64(uint8_t *at, uint64_t value)
+{
+    port_put32(at, (uint32_t)value);
+    port_put32(at + 4, (uint32_t)(value >> 32));
+}
+
+/* PAGES: what the medium of the pages is, and what went there and back since boot. */
+static void pages(struct device *device, const struct device_request *request)
+{
+    const port_engine *engine = device->engine;
+    const port_medium *medium = engine->pager.medium;
+    port_page_counters count = port_page_counters_get(engine);
+    uint8_t reply[PAGES_REPLY_SIZE];
+
+    memset(reply, 0, sizeof reply);
+    if (medium != NULL) {
+        copy_name(reply, PAGES_NAME_SIZE, medium->name);
+        port_put32(reply + 8, medium->bytes);
+        port_put32(reply + 12, medium->block_bytes);
+    }
+    port_put32(reply + 16, port_medium_bytes(engine->model));
+    put64(reply + 20, count.read_bytes);
+    put64(reply + 28, count.written_bytes);
+    port_put32(reply + 36, count.failed);
+    port_put32(reply + 40, count.damaged);
+    port_put32(reply + 44, (uint32_t)port_is_torn(engine));
+    device_reply(device, request, REPLY_OK, reply, sizeof reply);
+}
+
 /* READ and CRC: region u32, offset u32, length u32. */
 static void region(struct device *device, const struct device_request *request)
 {
-    const uint8_t *data = port_parameters(device->engine);
+    const uint8_t *data = port_parameters_view(device->engine);
     uint32_t size = port_parameter_bytes(device->engine->model), offset, length;
     uint8_t crc[4];
 
@@ -109,8 +138,12 @@ static void region(struct device *device, const struct device_request *request)
     }
     offset = port_get32(request->payload + 4);
     length = port_get32(request->payload + 8);
-    if (offset > size || length > size - offset || length == 0) {
+    if (request->type == MESSAGE_READ && port_is_torn(device->engine)) {
+        device_reply(device, request, REPLY_MODEL_TORN, NULL, 0);
+    } else if (offset > size || length > size - offset || length == 0) {
         device_reply(device, request, REPLY_OUT_OF_RANGE, NULL, 0);
+    } else if (request->type == MESSAGE_CRC && port_parameters_verify(device->engine) != PORT_OK) {
+        device_reply(device, request, REPLY_PAGE_DAMAGED, NULL, 0);
     } else if (request->type == MESSAGE_CRC) {
         port_put32(crc, port_crc32(0, data + offset, length));
         device_reply(device, request, REPLY_OK, crc, sizeof crc);
@@ -132,6 +165,9 @@ void device_query(struct device *device, const struct device_request *request)
         break;
     case MESSAGE_ECHO:
         device_reply(device, request, REPLY_OK, request->payload, request->size);
+        break;
+    case MESSAGE_PAGES:
+        pages(device, request);
         break;
     case MESSAGE_READ:
     case MESSAGE_CRC:

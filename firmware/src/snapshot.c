@@ -66,7 +66,7 @@ static void write_header(port_engine *engine, uint32_t generation, uint8_t *at)
     port_put32(at + 24, state.generator);
     port_put32(at + 28, state.steps);
     memcpy(at + AT_HASH, port_model_hash(engine->model), PORT_MODEL_HASH_BYTES);
-    port_put32(at + AT_PARAMETER_CRC, port_crc32(0, port_parameters(engine), parameter_bytes(engine)));
+    port_put32(at + AT_PARAMETER_CRC, port_crc32(0, port_parameters_view(engine), parameter_bytes(engine)));
     port_put32(at + AT_HEADER_CRC, port_crc32(0, at, AT_HEADER_CRC));
 }
 
@@ -74,7 +74,7 @@ static int write_parameters(port_engine *engine, uint32_t slot)
 {
     uint32_t size = parameter_bytes(engine), whole = size & ~3u;
     uint8_t tail[4] = {0};
-    const uint8_t *data = port_parameters(engine);
+    const uint8_t *data = port_parameters_view(engine);
 
     if (port_slot_write(slot, SLOT_HEADER_SIZE, data, whole) != 0) {
         return 1;

@@ -3,7 +3,7 @@
 Forward and backward pass run for real, on real tensors, so that the model takes exactly the branch it takes in eager mode
 (a model that looks for tracing or fake tensors sees none) and every shape, stride and missing gradient is the kernels' own.
 Under a memory budget what is not needed leaves meanwhile. The optimizer's step, which must change nothing, is recorded on
-fake tensors that carry shapes and strides but no memory.
+meta tensors that carry shapes and strides but no memory.
 """
 
 import hashlib
@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -22,12 +21,20 @@ from planner.ir.devices.kinds import CPU
 from planner.ir.devices.torch_device import generator_states, kind_of
 from planner.ir.errors import CaptureError, program_line
 from planner.ir.graph import Argument, Named, Phase, Ref, Role, Value
-from planner.ir.lowering.rematerialize import BATCH_NORM
-from planner.ir.operators import GUARD
+from planner.ir.lowering.optimizer_scalars import SETTLED_STEP
+from planner.ir.lowering.rematerialize import BATCH_NORMS
+from planner.ir.operators import ADD_SCALED, GUARD, OPTIMIZERS
 
 _DIGEST_BYTES = 16
 
-_HIDDEN_WRITES = {BATCH_NORM: (3, 4)}
+_NO_MEMORY = "meta"
+_STEP_COUNT = SETTLED_STEP
+"""What an optimizer is told where it reads a number off a tensor, its count of steps: what follows from it is no constant."""
+
+OPTIMIZER_REMEDY = f"use one of {', '.join(OPTIMIZERS)}, or train with `port-agent exec`"
+"""What helps where an optimizer's update cannot be repeated without its code."""
+
+_HIDDEN_WRITES = dict.fromkeys(BATCH_NORMS, (3, 4))
 """Operators that change arguments although their schema does not say so: running statistics."""
 
 
@@ -77,6 +84,8 @@ class Tape:
     ops: list[RecordedOp] = field(default_factory=list)
     draws_from: bytes = b""
     """A digest of the generator's state before the first operator."""
+    as_run: bool = True
+    """Whether the program's own operators ran, and none in their place that are easier to repeat."""
 
 
 class StepRecorder(TorchDispatchMode):
@@ -87,12 +96,13 @@ class StepRecorder(TorchDispatchMode):
         self.tape = Tape()
         self.phase = Phase.FORWARD
         self.recording = True
-        self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self.fake_item = 7.0
-        """What `.item()` of a fake tensor gives back (the optimizer's step count)."""
+        self.reads_numbers = False
+        """Whether an update gets the number that it reads off a tensor, where that has one, in place of a count of steps."""
         self._places: dict[int, _Place] = {}
         self._value_ids: dict[Value, int] = {}
-        self._fake_bases: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        self._stand_in_bases: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        self.stand_in_device = CPU
+        """Where what operators make of meta tensors would lie."""
         self._tainted: set[int] = set()
 
     # -- tensors and their places
@@ -112,7 +122,7 @@ class StepRecorder(TorchDispatchMode):
         Raises CaptureError for one on a device that no plan can name, or that only the backward pass knows.
         """
         _require_strided(tensor)
-        kind_of(tensor)
+        self._device_of(tensor)
         key = tensor.untyped_storage()._cdata
         place = self._places.get(key)
         if place is None:
@@ -134,24 +144,30 @@ class StepRecorder(TorchDispatchMode):
     def _new_storage(self, tensor: torch.Tensor, role: Role, name: str) -> int:
         storage = tensor.untyped_storage()
         index = len(self.tape.storages)
-        self.tape.storages.append(RecordedStorage(int(storage.nbytes()), role, name, kind_of(tensor)))
+        self.tape.storages.append(RecordedStorage(int(storage.nbytes()), role, name, self._device_of(tensor)))
         # A weak reference keeps torch from giving the same address to another storage, and holds no data.
-        keep = tensor if isinstance(tensor, FakeTensor) else StorageWeakRef(storage)
-        self._places[storage._cdata] = _Place(index, keep)
+        self._places[storage._cdata] = _Place(index, StorageWeakRef(storage))
         return index
 
-    def fake(self, value: int) -> torch.Tensor:
-        """Return a fake tensor that stands for a recorded value."""
+    def stand_in(self, value: int) -> torch.Tensor:
+        """Return a meta tensor, which has no memory, for a recorded value; those that operators make of it count as on its device."""
         v = self.tape.values[value]
         dtype: torch.dtype = getattr(torch, v.dtype)
-        with _disable_current_modes(), self.fake_mode:
-            base = self._fake_bases.get((v.storage, dtype))
+        stored = self.tape.storages[v.storage]
+        self.stand_in_device = stored.device
+        with _disable_current_modes():
+            base = self._stand_in_bases.get((v.storage, dtype))
             if base is None:
-                stored = self.tape.storages[v.storage]
-                base = torch.empty(stored.nbytes // dtype.itemsize, dtype=dtype, device=stored.device)
-                self._fake_bases[v.storage, dtype] = base
+                base = torch.empty(stored.nbytes // dtype.itemsize, dtype=dtype, device=_NO_MEMORY)
+                self._stand_in_bases[v.storage, dtype] = base
                 self._places[base.untyped_storage()._cdata] = _Place(v.storage, base)
             return base.as_strided(v.shape, v.stride, v.offset)
+
+    def _device_of(self, tensor: torch.Tensor) -> str:
+        """Return the kind of device that a tensor lies on, or would if it were not one of the update's stand-ins."""
+        if self.phase is Phase.UPDATE and tensor.is_meta:
+            return self.stand_in_device
+        return kind_of(tensor)
 
     def generators(self) -> bytes:
         """Return a digest of the states of the default generators of all devices that the step uses."""
@@ -165,6 +181,19 @@ class StepRecorder(TorchDispatchMode):
         """Record a copy of one value's contents to another."""
         writes = (self.tape.values[target].storage,)
         op = RecordedOp("aten::copy_", (Ref(target), Ref(source)), (), (target,), writes, self.phase, False)
+        self._spread_taint(op)
+        self.tape.ops.append(op)
+
+    def came_back(self, storage: torch.UntypedStorage, key: int) -> None:
+        """Take a storage for the one that was met under this key: it holds the same contents, and that one may be gone."""
+        if key in self._places:
+            self._places[storage._cdata] = _Place(self._places[key].storage, StorageWeakRef(storage))
+
+    def add_scaled(self, target: torch.Tensor, other: torch.Tensor, factor: torch.Tensor) -> None:
+        """Record `target.add_(other, alpha=factor.item())`, whose number a tensor without contents cannot tell."""
+        value, args = self.value_of(target), (Ref(self.value_of(target)), Ref(self.value_of(other)))
+        writes, alpha = (self.tape.values[value].storage,), Ref(self.value_of(factor))
+        op = RecordedOp(ADD_SCALED, args, (("alpha", alpha),), (value,), writes, self.phase, False, program_line())
         self._spread_taint(op)
         self.tape.ops.append(op)
 
@@ -191,7 +220,10 @@ class StepRecorder(TorchDispatchMode):
         writes = self._writes(func, args, kwargs)
         random = torch.Tag.nondeterministic_seeded in func.tags
         before = self.generators() if random else b""
-        result = func(*args, **kwargs)
+        without_kernel = (
+            self.phase is Phase.UPDATE and not func._schema.returns
+        )  # a fused update has none for meta tensors
+        result = None if without_kernel else func(*args, **kwargs)
         after = self.generators() if random else b""
         outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
         if not outputs and not writes:
@@ -218,6 +250,7 @@ class StepRecorder(TorchDispatchMode):
         """Return the tensor itself, or, of one that is only marked as conjugate or negated, what kernels make of it first."""
         if not (tensor.is_conj() or tensor.is_neg()):
             return tensor
+        self.tape.as_run = False
         if tensor.is_neg():
             unmarked = torch._neg_view(tensor)
             with self:
@@ -229,6 +262,7 @@ class StepRecorder(TorchDispatchMode):
     def _copied_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """Run and record an operator and a copy of its result in place of the variant that writes it to `out`."""
         out: torch.Tensor = kwargs["out"]
+        self.tape.as_run = False
         with self:
             result = func(*args, **{name: value for name, value in kwargs.items() if name != "out"})
             if result.shape != out.shape:
@@ -251,14 +285,27 @@ class StepRecorder(TorchDispatchMode):
 
     def _item(self, func: Any, args: tuple[Any, ...]) -> Any:
         tensor = args[0]
-        if isinstance(tensor, FakeTensor):
-            return self.fake_item
+        if self.phase is Phase.UPDATE:
+            return self._number(func, tensor)
         result = func(*args)
         if self.recording:
             value = self.value_of(tensor)
             if self.tape.values[value].storage in self._tainted:
                 self._guard(value, result)
         return result
+
+    def _of_the_model(self, value: int) -> bool:
+        return self.tape.storages[self.tape.values[value].storage].role in (Role.PARAMETER, Role.BUFFER)
+
+    def _number(self, func: Any, tensor: torch.Tensor) -> Any:
+        if not self.reads_numbers:
+            return _STEP_COUNT
+        if tensor.is_meta:
+            raise CaptureError(
+                f"{program_line() or 'a class of torch'}: the optimizer reads the value of a tensor in Python (.item(), float(), if), which depends on weights "
+                f"or gradients; a bundle has none of its code: {OPTIMIZER_REMEDY}"
+            )
+        return func(tensor)
 
     def _guard(self, value: int, result: Any) -> None:
         if isinstance(result, float):
@@ -283,13 +330,20 @@ class StepRecorder(TorchDispatchMode):
 
     def _encode(self, argument: Any) -> Argument:
         if isinstance(argument, torch.Tensor):
-            return Ref(self.value_of(argument))
+            value = self.value_of(argument)
+            if self.reads_numbers and not argument.is_meta and self._of_the_model(value):
+                raise CaptureError(
+                    f"{program_line()}: the optimizer's step, or a hook on it, reaches the model's tensors past its groups of parameters; "
+                    "do it with those of the groups, or train with `port-agent exec`"
+                )
+            return Ref(value)
         if argument is None or isinstance(argument, bool | int | float | str):
             return argument
         if isinstance(argument, list | tuple):
             return tuple(self._encode(a) for a in argument)
         if isinstance(argument, torch.device):
-            return Named("device", argument.type)
+            of_stand_in = self.phase is Phase.UPDATE and argument.type == _NO_MEMORY
+            return Named("device", self.stand_in_device if of_stand_in else argument.type)
         for kind, cls in NAMED_KINDS.items():
             if isinstance(argument, cls):
                 return Named(kind, str(argument).removeprefix("torch."))

@@ -4,6 +4,7 @@ It is recorded from a model, a loss function, an optimizer and one batch.
 """
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +17,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.capture.assemble import UpdateRecipe, assemble
 from planner.capture.constancy import constants_of, other_generators_untouched, require_same
-from planner.capture.recorder import RecordedOp, StepRecorder
+from planner.capture.own_optimizer import record_update, with_slots
+from planner.capture.recorder import RecordedOp, StepRecorder, Tape
 from planner.ir.bundle.bundle import TensorLayout
 from planner.ir.devices.torch_device import generator_states, kinds_of, restore_generators
 from planner.ir.errors import CaptureError
-from planner.ir.graph import PERSISTENT, Argument, Phase, Role, Scalar, StepGraph, storage_key, verify_graph
+from planner.ir.graph import PERSISTENT, Phase, Ref, Role, StepGraph, storage_key, verify_graph
 from planner.ir.lowering import optimizer_scalars
-from planner.ir.lowering.optimizer_scalars import OptimizerSpec
+from planner.ir.lowering.optimizer_scalars import OptimizerSpec, Schedule, hyperparameters
 from planner.ir.operators import check_operator
 
 LossFunction = Callable[..., Any]
@@ -45,7 +47,8 @@ class Capture:
     `graphs`: "step", or "first"/"next"/"last" where gradients are accumulated over micro-batches, or "eval".
     Persistent storages have the same (role, name) in all of them. `tensors`: what each persistent storage and constant
     starts from, by key "role/name"; `layouts`: how it lies in its storage. `loss`: what it was on this batch.
-    `constants`: what the step reads that is neither the model's nor the batch's, in words.
+    `constants`: what the step reads that is neither the model's nor the batch's, in words. `tape`: the recording, where
+    it is for `record_again` to compare it with others.
     """
 
     graphs: Mapping[str, StepGraph]
@@ -54,6 +57,7 @@ class Capture:
     layouts: Mapping[str, TensorLayout]
     loss: float
     constants: tuple[str, ...]
+    tape: Tape | None = None
 
 
 def _dtype_name(tensor: torch.Tensor) -> str:
@@ -69,16 +73,19 @@ def capture_step(
     clip_grad_norm: float | None = None,
     accumulate: int = 1,
     others: Sequence[tuple[Any, ...]] = (),
+    again_later: bool = False,
+    schedule: Schedule = (),
 ) -> Capture:
     """Record one training step of `model` on `batch`; neither model, optimizer nor generators are changed.
 
     `clip_grad_norm`: clip the global norm as torch.nn.utils.clip_grad_norm_ does. `accumulate`: micro-batches whose
     gradients are summed before an update. `others`: batches on which the step is recorded again, with other random
-    numbers, and must be the same. Raises CaptureError where the step cannot be recorded faithfully.
+    numbers, and must be the same. `again_later`: leave them to `record_again`, where that can be. `schedule`: what is to change of the optimizer's groups in each update that will be made, for an
+    optimizer that is none of torch's. Raises CaptureError where the step cannot be recorded faithfully.
     """
     if accumulate < 1:
         raise CaptureError(f"accumulate={accumulate}; it must be 1 or more")
-    spec = optimizer_scalars.describe_optimizer(optimizer)
+    spec = _described(optimizer)
     session = _Session(model, batch)
     with _undisturbed(model) as kept, _accumulations_counted(model) as accumulated:
         loss = session.forward(loss_fn)
@@ -86,24 +93,29 @@ def capture_step(
         kept |= session.keep_rebound()
         value = loss.item()
         del loss
-    for seed, other in enumerate(others):
+    tape = session.recorder.tape
+    again_later = again_later and tape.as_run
+    for seed, other in enumerate(() if again_later else others):
         again = _Session(model, other)
         with _undisturbed(model, seed) as kept, _gradients_dropped(accumulated):
             again.backward(again.forward(loss_fn), _trained(optimizer))
             kept |= again.keep_rebound()
-        require_same(session.recorder.tape, again.recorder.tape)
-    constants = constants_of(session.recorder.tape)
+        require_same(tape, again.recorder.tape)
+    constants = constants_of(tape)
+    alone = replace(
+        tape, storages=[*tape.storages], values=[*tape.values], ops=[*tape.ops]
+    )  # the update is not part of it
     with _disable_current_modes():
-        recipe = session.update(optimizer, spec, grads, clip_grad_norm, accumulating=accumulate > 1)
+        recipe, spec = session.update(optimizer, spec, grads, clip_grad_norm, schedule, accumulating=accumulate > 1)
     kinds = ("step",) if accumulate == 1 else ("first", "last") if accumulate == 2 else ("first", "next", "last")
     graphs = {}
     tensors: dict[str, torch.Tensor | Fill] = {}
     for kind in kinds:
-        graph, data = assemble(session.recorder.tape, session.batch_values, session.loss, session.aux, recipe, kind)
+        graph, data = assemble(tape, session.batch_values, session.loss, session.aux, recipe, kind)
         graphs[kind] = _verified(graph)
         tensors |= data
     tensors |= {k: t for k, t in session.persistent.items() if k not in tensors}
-    return Capture(graphs, tensors, spec, session.layouts(), value, constants)
+    return Capture(graphs, tensors, spec, session.layouts(), value, constants, alone if again_later else None)
 
 
 def capture_evaluation(
@@ -135,6 +147,25 @@ def capture_evaluation(
     return Capture(
         {"eval": _verified(graph)}, tensors, None, session.layouts(), loss.item(), constants_of(session.recorder.tape)
     )
+
+
+def record_again(
+    tape: Tape, model: torch.nn.Module, loss_fn: LossFunction, optimizer: torch.optim.Optimizer, batch: tuple[Any, ...]
+) -> torch.Tensor:
+    """Run forward and backward pass as the program does, of which gradients and all else stay, and return the loss.
+
+    No gradients of what `optimizer` trains may be there before; those of the rest, which nothing takes, go. Raises CaptureError where it
+    is another step than that of `tape`.
+    """
+    session, trained = _Session(model, batch), _trained(optimizer)
+    for parameter in set(model.parameters()).difference(*trained):
+        parameter.grad = None
+    with other_generators_untouched():
+        loss = session.forward(loss_fn)
+        session.backward(loss, trained)
+        session.keep_rebound()
+    require_same(tape, session.recorder.tape)
+    return loss.detach()
 
 
 def _verified(graph: StepGraph) -> StepGraph:
@@ -324,8 +355,9 @@ class _Session:
         spec: OptimizerSpec,
         gradient: dict[torch.Tensor, int],
         clip: float | None,
+        schedule: Schedule,
         accumulating: bool,
-    ) -> UpdateRecipe:
+    ) -> tuple[UpdateRecipe, OptimizerSpec]:
         """Record what follows the gradients: clipping and the optimizer's operators for each parameter."""
         recorder = self.recorder
         recorder.phase = Phase.UPDATE
@@ -333,28 +365,33 @@ class _Session:
         stand_ins: dict[torch.Tensor, torch.Tensor] = {}
         with _disable_current_modes():
             for p in gradient:
-                stand_ins[p] = recorder.fake(recorder.value_of(p))
+                stand_ins[p] = recorder.stand_in(recorder.value_of(p))
                 source = accumulators.get(p, gradient[p])
-                stand_ins[p].grad = recorder.fake(source)
+                stand_ins[p].grad = recorder.stand_in(source)
         start = len(recorder.tape.ops)
         if clip is not None:
-            with recorder.fake_mode, recorder, torch.no_grad():
+            with recorder, torch.no_grad():
                 torch.nn.utils.clip_grad_norm_(list(stand_ins.values()), clip, foreach=False)
         clipping = recorder.tape.ops[start:]
-        groups = [[p for p in g if p in gradient] for g in _trained(optimizer)]
-        updates, scalars = self._optimizer_ops(optimizer, spec, groups, stand_ins)
-        return UpdateRecipe(
+        if optimizer_scalars.is_supported(optimizer):
+            groups = [[p for p in g if p in gradient] for g in _trained(optimizer)]
+            updates, scalars = self._optimizer_ops(optimizer, spec, groups, stand_ins)
+        else:
+            updates, spec = self._own_ops(optimizer, spec, stand_ins, schedule)
+            scalars = len(spec.recorded.numbers) if spec.recorded is not None else 0
+        recipe = UpdateRecipe(
             {recorder.value_of(p): g for p, g in gradient.items()},
             {recorder.value_of(p): a for p, a in accumulators.items()},
             updates, tuple(clipping), scalars,
         )  # fmt: skip
+        return recipe, spec
 
     def _accumulators(self, gradient: dict[torch.Tensor, int]) -> dict[torch.Tensor, int]:
         recorder = self.recorder
         result = {}
         for p in gradient:
-            with _disable_current_modes(), recorder.fake_mode:
-                buffer = torch.empty(p.shape, dtype=p.dtype, device=p.device)
+            with _disable_current_modes():
+                buffer = recorder.stand_in(recorder.value_of(p)).new_empty(p.shape)
             result[p] = recorder.add(buffer, Role.GRADIENT, self.names[p])
             key = storage_key(Role.GRADIENT, self.names[p])
             self.persistent[key] = Fill(0.0, _dtype_name(p), tuple(p.shape))
@@ -368,10 +405,9 @@ class _Session:
         stand_ins: dict[torch.Tensor, torch.Tensor],
     ) -> tuple[dict[int, tuple[RecordedOp, ...]], int]:
         recorder = self.recorder
-        with recorder.fake_mode, recorder:
+        with recorder:
             recorder.recording = False
-            shadow = optimizer_scalars.build_optimizer(spec, [[stand_ins[p] for p in g] for g in groups])
-            shadow.step()
+            shadow = _started(spec, [[stand_ins[p] for p in g] for g in groups])
             recorder.recording = True
         for g, parameters in enumerate(groups):
             for p in parameters:
@@ -387,8 +423,10 @@ class _Session:
                 stand_ins[p].grad = gradients[p]
                 group["params"] = [stand_ins[p]]  # a step looks at every parameter of its groups
                 ops = self._one_update(shadow)
+                if spec.name == "RAdam":
+                    ops = self._with_clamp(ops)
                 stand_ins[p].grad = None
-                ops, used = _with_slots(ops, scalars)
+                ops, used = with_slots(ops, scalars)
                 shapes.add((tuple(op.name for op in ops), used))
                 updates[recorder.value_of(p)] = ops
             if len(shapes) > 1:
@@ -399,15 +437,44 @@ class _Session:
             scalars += used
         return updates, scalars
 
+    def _own_ops(
+        self,
+        optimizer: torch.optim.Optimizer,
+        spec: OptimizerSpec,
+        stand_ins: dict[torch.Tensor, torch.Tensor],
+        schedule: Schedule,
+    ) -> tuple[dict[int, tuple[RecordedOp, ...]], OptimizerSpec]:
+        self.recorder.reads_numbers = True
+        recorded = record_update(self.recorder, optimizer, stand_ins, self.names, schedule)
+        for state in recorded.states:
+            key = storage_key(Role.STATE, f"{self.names[state.parameter]}/{state.name}")
+            self.persistent[key] = Fill(state.fill, _dtype_name(state.tensor), tuple(state.tensor.shape))
+        updates = {self.recorder.value_of(p): ops for p, ops in recorded.updates.items()}
+        return updates, replace(spec, recorded=recorded.numbers)
+
     def _one_update(self, shadow: torch.optim.Optimizer) -> tuple[RecordedOp, ...]:
         """Record the shadow's step on the one parameter that has a gradient."""
         recorder = self.recorder
         start = len(recorder.tape.ops)
-        with recorder.fake_mode, recorder, torch.no_grad():
+        with recorder, torch.no_grad():
             shadow.step()
         ops = tuple(recorder.tape.ops[start:])
         del recorder.tape.ops[start:]
         return ops
+
+    def _with_clamp(self, ops: tuple[RecordedOp, ...]) -> tuple[RecordedOp, ...]:
+        """Clamp what RAdam divides by, which leaves it as it is or makes 1.0 of it: its first updates do not divide."""
+        found: list[RecordedOp] = []
+        for op in ops:
+            found.append(op)
+            divided = len(found) > 1 and found[-2].name == "aten::reciprocal"
+            if divided and (output := op.outputs[0]) is not None:
+                storage = self.recorder.tape.values[output].storage
+                bounds = (-math.inf, math.inf)
+                found.append(
+                    RecordedOp("aten::clamp_", (Ref(output), *bounds), (), (output,), (storage,), Phase.UPDATE, False)
+                )
+        return tuple(found)
 
     def _register_state(
         self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], p: torch.Tensor, shadow: Mapping[str, Any]
@@ -434,24 +501,25 @@ class _Session:
         return found
 
 
-def _with_slots(ops: tuple[RecordedOp, ...], first: int) -> tuple[tuple[RecordedOp, ...], int]:
-    """Replace the numbers among the arguments by per-step scalars `first`, `first + 1`, ..."""
-    count = 0
+def _described(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
+    if optimizer_scalars.is_supported(optimizer):
+        return optimizer_scalars.describe_optimizer(optimizer)
+    groups = tuple(
+        {k: v for k, v in hyperparameters(g).items() if isinstance(v, int | float | str)}
+        for g in optimizer.param_groups
+    )
+    return OptimizerSpec(type(optimizer).__name__, groups)
 
-    def convert(argument: Argument) -> Argument:
-        nonlocal count
-        if isinstance(argument, int | float) and not isinstance(argument, bool):
-            count += 1
-            return Scalar(first + count - 1)
-        if isinstance(argument, tuple):
-            return tuple(convert(a) for a in argument)
-        return argument
 
-    result = tuple(
-        RecordedOp(
-            op.name, tuple(convert(a) for a in op.args), tuple((k, convert(v)) for k, v in op.kwargs),
-            op.outputs, op.writes, op.phase, op.random,
-        )
-        for op in ops
-    )  # fmt: skip
-    return result, count
+def _started(spec: OptimizerSpec, parameters: list[list[torch.Tensor]]) -> torch.optim.Optimizer:
+    """Return an optimizer of this spec that made its first step: with state, and what is fused is from the next on.
+
+    Fused updates look at the device when they make their state, and meta tensors are on none that they know.
+    """
+    plain = replace(spec, groups=tuple({k: v for k, v in g.items() if k != "fused"} for g in spec.groups))
+    optimizer = optimizer_scalars.build_optimizer(plain, parameters)
+    optimizer.step()
+    optimizer._need_device_dtype_check_for_fused = False  # type: ignore[attr-defined]
+    for group, described in zip(optimizer.param_groups, spec.groups, strict=True):
+        group.update({k: v for k, v in described.items() if k == "fused"})
+    return optimizer

@@ -6,6 +6,9 @@ Seconds, joules and workspace per operator, bandwidth of flash, watts at rest, w
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+import msgspec
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +81,8 @@ class DeviceCosts:
     `base_bytes` is the resident memory of a worker that has loaded torch and the program but no tensors, plus what
     was measured to stay unplanned (scratch of kernels, allocator slack). `static_watts` burn as long as the step lasts.
     `scratch_targets`: further media, for pages of what lives within one step; weights and optimizer state page to `flash`.
-    Where operators compute in a memory of their own, `base_bytes` is what is held of that, and the host's memory is the last of
-    `scratch_targets`.
+    Where operators compute in a memory of their own, `base_bytes` is what is held of that, the host's memory is the last of
+    `scratch_targets`, for weights and optimizer state too, and `host_base_bytes` is what the worker holds of it beside pages.
     """
 
     name: str
@@ -89,6 +92,17 @@ class DeviceCosts:
     flash: Flash
     threads: int = 1
     scratch_targets: tuple[Flash, ...] = ()
+    host_base_bytes: int = 0
+
+    @property
+    def host(self) -> Flash | None:
+        """The host's memory as a target; None where operators compute in it."""
+        return next((target for target in self.scratch_targets if target.capacity_bytes is not None), None)
+
+    @property
+    def budget_option(self) -> str:
+        """The option of `plan` that gives more of the memory that operators compute in."""
+        return "--ram" if self.host is None else "--gpu-ram"
 
     @property
     def targets(self) -> tuple[Flash, ...]:
@@ -105,8 +119,17 @@ class Codec(enum.Enum):
     """64-bit integers: 1, 2, 4 or 8 bytes each above the smallest, after a header of 16 bytes."""
     BITMAP = "bitmap"
     """Items of 1, 2, 4 or 8 bytes: one bit each (in words of 64) and those that are not all zero bits."""
+    PAIR = "pair"
+    """32-bit floats that are +0 or one other value, as dropout's masks: that value, and one bit each."""
     SIGN = "sign"
     """32-bit floats of which only `not (value <= 0)` is asked any more: one bit each; they never come back."""
+    INSIDE = "inside"
+    """32-bit floats of which only `low < value < high` is asked any more, none of them NaN: one bit each; they never come back."""
+
+    @property
+    def comes_back(self) -> bool:
+        """Say whether the items can be had of their packed form again."""
+        return self not in (Codec.SIGN, Codec.INSIDE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,3 +172,23 @@ class CostTable:
     def reordered(self, order: Sequence[int]) -> "CostTable":
         """Return the costs of the same ops in another order."""
         return replace(self, ops=tuple(self.ops[i] for i in order))
+
+
+_Factor = Annotated[float, msgspec.Meta(gt=0, lt=1e6)]
+_Rate = Annotated[float, msgspec.Meta(gt=0, lt=1e15)]
+
+
+class Speeds(msgspec.Struct, frozen=True, array_like=True):
+    """What a job's steps really took: seconds of compute over those of the bundle's own costs, and pages moved, bytes per second.
+
+    None: too little was moved that way to tell.
+    """
+
+    compute: _Factor = 1.0
+    read_bytes_per_s: _Rate | None = None
+    write_bytes_per_s: _Rate | None = None
+
+    def differ_from(self, other: "Speeds", share: float) -> bool:
+        """Say whether one of them is off by more than `share` of the other, or known here only."""
+        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+        return any(a is not None and (b is None or abs(a / b - 1) > share) for a, b in pairs)

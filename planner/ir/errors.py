@@ -5,17 +5,11 @@ Closed outcomes of planning (optimal, feasible, infeasible, timed out) are resul
 """
 
 import sys
-import sysconfig
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
 
 _OURS = Path(__file__).resolve().parents[2]
-_NOT_THE_PROGRAM = (
-    f"{_OURS}/agent/", f"{_OURS}/planner/", "<",
-    *(f"{sysconfig.get_path(kind)}/" for kind in ("purelib", "platlib", "stdlib", "platstdlib")),
-)  # fmt: skip
-"""How files begin that are not the user's: ours, libraries, Python's, and code without a file."""
 _INSTALLED = frozenset(("site-packages", "dist-packages"))
 
 
@@ -62,7 +56,16 @@ def of_the_program(filename: str) -> bool:
 
     That is neither of this project nor of Python and what is installed for it.
     """
-    return not (filename.startswith(_NOT_THE_PROGRAM) or _INSTALLED & {*Path(filename).parts})
+    return not (filename.startswith(_not_the_program()) or _INSTALLED & {*Path(filename).parts})
+
+
+@cache
+def _not_the_program() -> tuple[str, ...]:
+    """Return how files begin that are not the user's: ours, libraries, Python's, and code without a file."""
+    import sysconfig  # only here: it loads how Python was built, and most processes never ask
+
+    pythons = ("purelib", "platlib", "stdlib", "platstdlib", "scripts")
+    return (f"{_OURS}/agent/", f"{_OURS}/planner/", "<", *(f"{sysconfig.get_path(kind)}/" for kind in pythons))
 
 
 def program_line() -> str:

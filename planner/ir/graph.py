@@ -109,13 +109,24 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """Which part of a chain of operators an op computes: piece `index` of `count` of chain number `chain`, which is `what`."""
+
+    chain: int
+    what: str
+    index: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """One operator call.
 
     `name` is the aten overload, such as `aten::addmm`, `aten::add.Tensor`.
 
     `outputs` holds one value index per tensor returned (None where nothing reads it). `writes` are the storages it
-    changes in place, `random` says that it draws from the default generator.
+    changes in place, `random` says that it draws from the default generator. `piece`: of an op that runs in pieces; it
+    changes nothing of what is computed.
     """
 
     name: str
@@ -125,6 +136,7 @@ class Op:
     writes: tuple[int, ...]
     phase: Phase
     random: bool = False
+    piece: Piece | None = None
 
 
 def references(argument: Argument) -> Iterator[int]:
@@ -213,6 +225,15 @@ class StepGraph:
     def kept(self) -> frozenset[int]:
         """Storages that a caller reads after the step: loss and aux."""
         return frozenset(self.values[v].storage for v in (self.loss, *self.aux))
+
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The chains of operators that run in pieces, each by its first piece, in order."""
+        found: dict[int, Piece] = {}
+        for op in self.ops:
+            if op.piece is not None:
+                found.setdefault(op.piece.chain, replace(op.piece, index=0))
+        return tuple(found.values())
 
     def label(self, s: int) -> str:
         """Return what a reader knows a storage by.

@@ -4,20 +4,28 @@ Torch trusts autograd to call them with tensors that fit each other.
 
 A bundle may call them with anything, and these read or write out of bounds then. What they are called with is checked
 here, by the layouts that the graph declares; indices whose values nobody checks must be those that the operator's own
-forward pass made or took. The list is what `tests/attack/operators.py` found in torch 2.13.
+forward pass made or took, or a copy of them. The list is what `tests/attack/operators.py` found in torch 2.13.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from planner.ir.graph import Argument, GraphError, Op, Ref, StepGraph, Value
 
 Shape = tuple[int, ...]
 
+_COPY = "aten::clone"
+
 _NORMALIZATIONS = 3
 """Ways to scale a Fourier transform: not, by the root of the size, by the size (`fft_norm_mode` of ATen)."""
+
+_LSTM_MODE, _LSTM_GATES, _MOST_LAYERS = 2, 4, 1 << 16
+"""The one kind of recurrent layer that torch hands to oneDNN, and the gates of a cell (`ideep::rnn_kind` LSTM)."""
+_LSTM_NUMBERS = ("float32", "bfloat16")
+"""What all of a layer's tensors consist of."""
+_LSTM_FLAGS = ("reverse", "has_biases", "bidirectional", "batch_first", "train")
 
 
 @dataclass(frozen=True)
@@ -63,25 +71,38 @@ class _Call:
         return all(self.shape(n) == shape for n in names.split() if self.arguments.get(n) is not None)
 
     def made_by(self, name: str, forward: str, output: int) -> "_Call":
-        """Return the earlier call whose output this operand is, never written since."""
-        wanted = self.value(name)
-        for i, op in enumerate(self.graph.graph.ops[: self.index]):
-            if _base(op) == forward and wanted is not None and len(op.outputs) > output:
-                v = op.outputs[output]
-                made = v is not None and self.graph.graph.values[v] == wanted
-                if made and self.graph.touching[wanted.storage] == [i]:
-                    return _call(self.graph, i)
+        """Return the earlier call whose output this operand is, or a copy of it, never written since."""
+        for wanted in self._copied(name):
+            for i, op in enumerate(self.graph.graph.ops[: self.index]):
+                if _base(op) == forward and len(op.outputs) > output:
+                    v = op.outputs[output]
+                    made = v is not None and self.graph.graph.values[v] == wanted
+                    if made and self.graph.touching[wanted.storage] == [i]:
+                        return _call(self.graph, i)
         raise _UnfitError
 
     def taken_by(self, name: str, forward: str) -> list["_Call"]:
-        """Return the earlier calls that took this operand under the same name, if it was not written since."""
-        wanted = self.value(name)
-        if wanted is None:
-            raise _UnfitError
-        last = max(self.graph.touching[wanted.storage], default=-1)
+        """Return the earlier calls that took this operand, or what it is a copy of, under the same name.
+
+        Where it was not written since.
+        """
         ops = self.graph.graph.ops
-        calls = [_call(self.graph, i) for i in range(last + 1, self.index) if _base(ops[i]) == forward]
-        return [call for call in calls if call.value(name) == wanted]
+        found = list[_Call]()
+        for wanted in self._copied(name):
+            last = max(self.graph.touching[wanted.storage], default=-1)
+            calls = [_call(self.graph, i) for i in range(last + 1, self.index) if _base(ops[i]) == forward]
+            found += [call for call in calls if call.value(name) == wanted]
+        return found
+
+    def _copied(self, name: str) -> Iterator[Value]:
+        """Yield an operand, what it is a copy of, and so on: hooks on saved tensors may hand copies to the backward pass."""
+        value, before = self.value(name), self.index
+        if value is None:
+            raise _UnfitError
+        yield value
+        while (made := self.graph.copy_of(value, before)) is not None:
+            value, before = made
+            yield value
 
 
 class _UnfitError(Exception):
@@ -102,6 +123,22 @@ class _Writers:
             for s in made | set(op.writes):
                 touching[s].append(i)
         return touching
+
+    def copy_of(self, value: Value, before: int) -> tuple[Value, int] | None:
+        """Return what a value is a copy of and the operator, ahead of `before`, that made it; None where none did.
+
+        Nothing else writes the copy, and nothing writes what it was made of any more.
+        """
+        touching = self.touching[value.storage]
+        op = self.graph.ops[touching[0]] if len(touching) == 1 and touching[0] < before else None
+        if op is None or op.name != _COPY or op.outputs[0] is None or self.graph.values[op.outputs[0]] != value:
+            return None
+        if not isinstance(op.args[0], Ref):
+            return None
+        source = self.graph.values[op.args[0].value]
+        unchanged = max(self.touching[source.storage], default=-1) < touching[0]
+        alike = (source.shape, source.dtype) == (value.shape, value.dtype)
+        return (source, touching[0]) if unchanged and alike else None
 
 
 def _whole(number: object) -> int:
@@ -134,6 +171,14 @@ def _batch_norm(call: _Call) -> bool:
     return there and call.all_of(one_each, shape[1:2]) and call.all_of("grad_out", shape)
 
 
+def _cudnn_batch_norm_backward(call: _Call) -> bool:
+    shape = call.shape("input")
+    if len(shape) < 2 or 0 in shape:
+        return False
+    saved = all(call.shape(name) == shape[1:2] for name in ("save_mean", "save_invstd"))
+    return saved and call.all_of("weight running_mean running_var", shape[1:2]) and call.shape("grad_out") == shape
+
+
 def _layer_norm_backward(call: _Call) -> bool:
     shape, inner = call.shape("input"), call.sizes("normalized_shape")
     rows = math.prod(shape[: len(shape) - len(inner)])
@@ -163,6 +208,12 @@ def _attention(call: _Call) -> bool:
     rows = ("query", "key", "value", "out")
     dense = all(value.stride[-1] == 1 for name in rows if (value := call.value(name)) is not None)
     return fits and dense and call.all_of("grad_out out", q) and call.all_of("logsumexp", q[:3])
+
+
+def _padded_attention(call: _Call) -> bool:
+    """As `_attention`, of kernels that keep the logarithms in rows of a length of their own, which they check."""
+    rows = call.shape("logsumexp")[:2] == call.shape("query")[:2]
+    return rows and _attention(replace(call, arguments={**call.arguments, "logsumexp": None}))
 
 
 def _adaptive_average(spatial: int) -> Callable[[_Call], bool]:
@@ -304,10 +355,32 @@ def _lies_in(piece: Value, whole: Value) -> bool:
 
 
 def _embedding(call: _Call) -> bool:
-    """The forward pass checks every index; the backward pass none."""
+    """The forward pass checks every index, or two operators have bounded each; the backward pass checks none."""
     rows = call.size("num_weights")
     checked = [f for f in call.taken_by("indices", "embedding") if f.shape("weight")[:1] == (rows,)]
-    return bool(checked) and call.shape("grad_output")[:-1] == call.shape("indices")
+    return (bool(checked) or _within(call, "indices", rows)) and call.shape("grad_output")[:-1] == call.shape("indices")
+
+
+def _within(call: _Call, name: str, rows: int) -> bool:
+    """Say whether each of these numbers is 0 or more and less than `rows`, by the two operators that made them."""
+    upper = _bounded(call, call.value(name), "aten::clamp_max")
+    lower = None if upper is None else _bounded(call, upper[0], "aten::clamp_min")
+    return upper is not None and lower is not None and lower[1] == 0 <= upper[1] < rows
+
+
+def _bounded(call: _Call, value: Value | None, name: str) -> tuple[Value, int] | None:
+    """Return what a value was made of by this operator with one whole number, and the number; None where it was not.
+
+    Nothing else writes the value.
+    """
+    made = [] if value is None else call.graph.touching[value.storage]
+    op = call.graph.graph.ops[made[0]] if len(made) == 1 and made[0] < call.index else None
+    if op is None or op.name != name or op.kwargs or len(op.args) != 2 or op.outputs[0] is None:
+        return None
+    source, number = op.args
+    if call.graph.graph.values[op.outputs[0]] != value or not isinstance(source, Ref):
+        return None
+    return call.graph.graph.values[source.value], _whole(number)
 
 
 def _ctc_loss(call: _Call) -> bool:
@@ -343,6 +416,56 @@ def _fourier(call: _Call) -> bool:
         return True
     size = call.size("last_dim_size")
     return size >= 1 and shape[dims[-1]] == size // 2 + 1
+
+
+def _lstm(call: _Call) -> bool:
+    """Return whether a layer of oneDNN's LSTM fits: it reads all but the gradients as dense rows of the sizes that it is told."""
+    backward = "workspace" in call.arguments
+    first, *weights = ("weight1 weight2 weight3 weight4" if backward else "weight0 weight1 weight2 weight3").split()
+    states = "hx_ cx_tmp" if backward else "hx_ cx_"
+    (length, rows, width), hidden = call.shape("input"), call.size("hidden_size")
+    gates = _LSTM_GATES * hidden
+    told = call.arguments.get("has_biases") is True
+    biases = ((gates,), (gates,)) if told else ((gates, width), (gates, hidden))
+    sizes = {"input": (length, rows, width), first: (gates, width), weights[0]: (gates, hidden)}
+    sizes |= dict(zip(weights[1:], biases, strict=True)) | dict.fromkeys(states.split(), (rows, hidden))
+    if backward:
+        sizes |= {"output": (length, rows, hidden), "hy_": (rows, hidden), "cy_": (rows, hidden)}
+    kind = _kind_of(call, "input")
+    return (
+        kind in _LSTM_NUMBERS and min(length, rows, width, hidden) > 0 and call.size("mode") == _LSTM_MODE and call.arguments.get("batch_sizes") == ()
+        and all(isinstance(call.arguments.get(n), bool) for n in _LSTM_FLAGS) and 0 < call.size("num_layers") <= _MOST_LAYERS
+        and all(call.shape(n) == size and _dense_rows(call.value(n)) and _kind_of(call, n) == kind for n, size in sizes.items())
+        and (not backward or _lstm_of_forward(call, sizes))
+    )  # fmt: skip
+
+
+def _lstm_of_forward(call: _Call, sizes: Mapping[str, Shape]) -> bool:
+    """Say whether a backward pass reads the workspace of a forward pass that was called with the same sizes."""
+    made = call.made_by("workspace", "mkldnn_rnn_layer", 3)
+    alike = (*_LSTM_FLAGS, "mode", "hidden_size", "num_layers", "batch_sizes")
+    return (
+        call.arguments.get("train") is True and all(call.arguments.get(n) == made.arguments.get(n) for n in alike)
+        and _lstm(made) and made.shape("input") == sizes["input"] and call.shape("grad_output") == sizes["output"]
+        and call.all_of("grad_hy grad_cy", sizes["hy_"])
+        and {_kind_of(call, n) for n in ("grad_output", "grad_hy", "grad_cy")} <= {_kind_of(made, "input"), None}
+        and _kind_of(call, "input") == _kind_of(made, "input")
+    )  # fmt: skip
+
+
+def _kind_of(call: _Call, name: str) -> str | None:
+    value = call.value(name)
+    return None if value is None else value.dtype
+
+
+def _dense_rows(value: Value | None) -> bool:
+    """Say whether a tensor's numbers lie one behind the other, in the order of its dimensions."""
+    size = 1
+    for n, stride in zip(*((value.shape[::-1], value.stride[::-1]) if value is not None else ((), ())), strict=True):
+        if n != 1 and stride != size:
+            return False
+        size *= n
+    return value is not None
 
 
 def _fused_update(states: str) -> Callable[[_Call], bool]:
@@ -416,7 +539,14 @@ _AVERAGE = "grad_output self kernel_size stride padding ceil_mode count_include_
 _LOSS = "self target weight reduction ignore_index"
 _CTC = "log_probs targets input_lengths target_lengths blank zero_infinity"
 _NORMED = "input weight bias running_mean running_var training momentum eps"
+_SEQUENCES = "cum_seq_q cum_seq_k max_q max_k"
 _ATTENDED = "query key value dropout_p is_causal attn_mask scale"
+
+_LSTM = "input weight0 weight1 weight2 weight3 hx_ cx_ reverse batch_sizes mode hidden_size num_layers has_biases bidirectional batch_first train"
+_LSTM_BACKWARD = (
+    "input weight1 weight2 weight3 weight4 hx_ cx_tmp output hy_ cy_ grad_output grad_hy grad_cy reverse mode hidden_size "
+    "num_layers has_biases train bidirectional batch_sizes batch_first workspace"
+)
 
 _ADAM = "self grads exp_avgs exp_avg_sqs max_exp_avg_sqs state_steps"
 
@@ -427,6 +557,30 @@ _RULES: dict[str, tuple[str, Callable[[_Call], bool]]] = {
     "native_batch_norm": (_NORMED, _batch_norm),
     "native_batch_norm_backward": (
         "grad_out input weight running_mean running_var save_mean save_invstd train eps output_mask", _batch_norm
+    ),
+    "cudnn_batch_norm": (_NORMED, _batch_norm),
+    "cudnn_batch_norm_backward": (
+        "input grad_out weight running_mean running_var save_mean save_invstd eps reserve", _cudnn_batch_norm_backward
+    ),
+    "_scaled_dot_product_flash_attention": (
+        "query key value dropout_p is_causal return_debug_mask", _attention
+    ),
+    "_scaled_dot_product_flash_attention_backward": (
+        f"grad_out query key value out logsumexp {_SEQUENCES} dropout_p is_causal philox_seed philox_offset", _attention
+    ),
+    "_scaled_dot_product_efficient_attention": (
+        "query key value attn_mask compute_log_sumexp dropout_p is_causal", _attention
+    ),
+    "_scaled_dot_product_efficient_attention_backward": (
+        "grad_out query key value attn_mask out logsumexp philox_seed philox_offset dropout_p grad_input_mask is_causal",
+        _padded_attention,
+    ),
+    "_scaled_dot_product_cudnn_attention": (
+        "query key value attn_mask compute_log_sumexp dropout_p is_causal return_debug_mask", _attention
+    ),
+    "_scaled_dot_product_cudnn_attention_backward": (
+        f"grad_out query key value out logsumexp philox_seed philox_offset attn_mask {_SEQUENCES} dropout_p is_causal",
+        _padded_attention,
     ),
     "native_layer_norm_backward": (
         "grad_out input normalized_shape mean rstd weight bias output_mask", _layer_norm_backward
@@ -466,6 +620,8 @@ _RULES: dict[str, tuple[str, Callable[[_Call], bool]]] = {
     "_fused_adamw_": (_ADAM, _fused_update("exp_avgs exp_avg_sqs")),
     "_fused_adagrad_": ("self grads state_sums state_steps", _fused_update("state_sums")),
     "_fused_sgd_": ("self grads momentum_buffer_list", _fused_update("momentum_buffer_list")),
+    "mkldnn_rnn_layer": (_LSTM, _lstm),
+    "mkldnn_rnn_layer_backward": (_LSTM_BACKWARD, _lstm),
     "_pdist_forward": ("self p", lambda call: len(call.shape("self")) == 2),
     **_upsample_rules(),
 }  # fmt: skip

@@ -223,6 +223,8 @@ ALLOWED = frozenset(
         "mish",
         "mish_",
         "mish_backward",
+        "mkldnn_rnn_layer",
+        "mkldnn_rnn_layer_backward",
         "mm",
         "mse_loss",
         "mse_loss_backward",
@@ -315,6 +317,7 @@ ALLOWED = frozenset(
         "sigmoid_",
         "sigmoid_backward",
         "sign",
+        "sign_",
         "silu",
         "silu_",
         "silu_backward",
@@ -387,8 +390,22 @@ ALLOWED = frozenset(
     ]
 )
 
-OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax")
-"""Optimizers of torch whose update is elementwise and the same on every step, and that a bundle may name.
+ON_CUDA = frozenset(
+    [
+        "cudnn_batch_norm",
+        "cudnn_batch_norm_backward",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_cudnn_attention_backward",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_efficient_attention_backward",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_backward",
+    ]
+)
+"""Operators that torch takes for a model on CUDA in place of the CPU's; elsewhere they have no kernel."""
+
+OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam")
+"""Optimizers of torch whose update is elementwise and the same operators on every step, and that a bundle may name.
 
 How each computes its scalars stands in `planner.ir.lowering.optimizer_scalars`.
 """
@@ -398,6 +415,10 @@ GUARD = "port::guard"
 
 MAXIMUM_OUT = "aten::maximum.out"
 """The one operator with an `out` argument that is allowed: Adam's amsgrad and Adamax keep their running maximum with it."""
+
+
+ADD_SCALED = "aten::add_.Tensor"
+"""The one operator whose factor `alpha` may be the number in a tensor: Adafactor's follows from norms."""
 
 
 class OperatorError(PortError):
@@ -410,7 +431,7 @@ def check_operator(name: str) -> None:
     """Raise OperatorError unless `name` ("aten::addmm", "aten::add.Tensor") is allowed."""
     namespace, _, rest = name.partition("::")
     base, _, overload = rest.partition(".")
-    if namespace == "aten" and base in ALLOWED and not overload.endswith(("out", "out_")):
+    if namespace == "aten" and base in ALLOWED | ON_CUDA and not overload.endswith(("out", "out_")):
         return
     if name in (GUARD, MAXIMUM_OUT):
         return

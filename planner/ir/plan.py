@@ -13,6 +13,8 @@ changes that for one idle gap:
 - PACK: packed without loss in RAM after op `after`, in the codec and the room that the cost table has for it
   (`CostTable.packings`), and unpacked just before op `before`. Where nothing but ReLU's backward pass reads it any more, the signs of
   its items are kept and never unpacked: that pass runs on them.
+- PACK_PAGE: packed as with PACK, the packed form then written to a paging target and freed, read back and unpacked just before op
+  `before`. Signs are a 32nd of their tensor and stay in RAM.
 - INTERMEDIATE: rematerialized just before op `before` only to rematerialize others there, then freed at once (`after` is the last use
   before; the storage may have no later use at all).
 
@@ -34,13 +36,15 @@ class Action(enum.IntEnum):
     RECOMPUTE = 2
     INTERMEDIATE = 3
     PACK = 4
+    PACK_PAGE = 5
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Decision:
     """One idle gap of one storage, and what happens in it. See the module's text.
 
-    `target`: which of `DeviceCosts.targets` a page goes to; other than 0 only for what is not persistent.
+    `target`: which of `DeviceCosts.targets` a page or packed form goes to. All pages of a persistent storage go to the same one: 0,
+    or the host's memory beside a device with its own.
     """
 
     storage: int

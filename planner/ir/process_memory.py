@@ -30,6 +30,11 @@ def peak_with_children_bytes() -> int:
     return max(peak_resident_bytes(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit)
 
 
+def data_bytes() -> int:
+    """Return what RLIMIT_DATA counts of this process on Linux: private writable mappings, touched or not."""
+    return _status("VmData")
+
+
 def reset_peak() -> None:
     """Let `peak_resident_bytes` start again from what is resident now.
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from planner.ir.costs import PackingCost
+from planner.ir.direct_io import padded
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import StepGraph
 
@@ -64,19 +65,23 @@ class Code(enum.IntEnum):
     WAIT_SLICED = 8
     PACK = 9
     UNPACK = 10
+    WRITE_PACKED = 11
+    WAIT_WRITE_PACKED = 12
+    READ_PACKED = 13
+    WAIT_READ_PACKED = 14
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """One instruction.
 
-    `index` is an op for RUN and RERUN, an update group for SLICED and WAIT_SLICED, an entry of `Program.packings` for PACK and UNPACK,
-    else a storage.
+    `index` is an op for RUN and RERUN, an update group for SLICED and WAIT_SLICED, an entry of `Program.packings` for PACK, UNPACK and what
+    moves packed forms, else a storage.
 
     SLICED starts a group's update, which goes on beside the instructions that follow until WAIT_SLICED.
 
     `resident_bytes`: what is resident while it runs, landing buffers and unfinished writes included, the worker's own
-    base not. `target`: the paging target of a WRITE; a READ goes where the last WRITE of its storage went.
+    base not. `target`: the paging target of a WRITE or WRITE_PACKED; a READ goes where the last WRITE of its storage went.
     """
 
     code: Code
@@ -89,9 +94,10 @@ class Instruction:
 class Program:
     """The instructions of one step and what the lowering knows about them.
 
-    `starts_on_flash`: persistent storages that are on flash, not in RAM, when the step starts and ends.
+    `starts_on_flash`: persistent storages that are on flash, not in RAM, when the step starts and ends; `starts_on_host`: those
+    that are in the host's memory alone then, beside a device with its own.
     `replayed`: random ops whose generator state must be kept because they run again. `slice_written`: update group ->
-    storages that are resident whole when it starts and are on flash when it ends, written slice by slice.
+    storages that are resident whole when it starts and are away when it ends, written slice by slice.
     `carried`: persistent storages whose write may still be under way when the step ends; the next one waits for it.
     `seconds`, `stall_seconds`: of a step among others like it, with the writes of the one before it still under way.
     `packings`: what is packed, one entry per gap in the order of packing; `packing_seconds`: of both directions.
@@ -125,8 +131,21 @@ class Program:
     """Paging targets that are the host's memory, beside a device with its own."""
     host_places: tuple[tuple[int, int], ...] = ()
     """Storage -> byte of the host's block of pages where its page goes."""
-    host_bytes: int = 0
+    host_block_bytes: int = 0
     """Of that block."""
+    starts_on_host: frozenset[int] = frozenset()
+    host_copies: frozenset[int] = frozenset()
+    """Persistent storages that are paged to the host's memory: each has a copy of its own there, in all steps."""
+
+    @property
+    def starts_away(self) -> frozenset[int]:
+        """Persistent storages that are not where operators compute when the step starts and ends."""
+        return self.starts_on_flash | self.starts_on_host
+
+    @property
+    def host_bytes(self) -> int:
+        """What pages and copies take of the host's memory, beside a device with its own."""
+        return self.host_block_bytes + sum(padded(self.graph.storages[s].nbytes) for s in self.host_copies)
 
     @property
     def written_bytes(self) -> int:
@@ -137,6 +156,15 @@ class Program:
     def cost_joules(self) -> float:
         """What plans are compared by: energy and wear."""
         return self.joules + self.wear_joules
+
+
+def host_bytes_of(programs: Iterable[Program]) -> int:
+    """Return what programs that take turns hold of the host's memory, beside a device with its own.
+
+    The block of pages is never made smaller; copies that a program has no use for are freed.
+    """
+    made = tuple(programs)
+    return max(p.host_block_bytes for p in made) + max(p.host_bytes - p.host_block_bytes for p in made)
 
 
 def idle_gaps(graph: StepGraph, storage: int) -> Iterable[tuple[int, int]]:

@@ -11,7 +11,7 @@ import torch
 
 from planner.ir.devices.torch_device import known_kinds
 from planner.ir.graph import Argument, GraphError, Named, Op, Ref, StepGraph, references
-from planner.ir.operators import MAXIMUM_OUT, OperatorError, check_operator
+from planner.ir.operators import ADD_SCALED, MAXIMUM_OUT, OperatorError, check_operator
 
 _DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
@@ -41,6 +41,10 @@ CONNECTIONIST = ("aten::_ctc_loss", "aten::_ctc_loss.Tensor")
 _CONNECTIONIST_OPERANDS = 4
 REPEATS = "aten::repeat_interleave.Tensor"
 """Its first argument says how often each index comes: torch writes as often, whatever that adds up to."""
+RECURRENT = "aten::mkldnn_rnn_layer"
+"""A layer of an LSTM by oneDNN."""
+_WITH_WORKSPACE = 4
+"""Tensors that such a layer gives, the last for its backward pass."""
 MOST_REPEATS = 2**48
 """More than any address space holds, and far from where a sum of 64 bits begins anew."""
 
@@ -62,12 +66,38 @@ def resolve(name: str) -> Callable[..., Any]:
     return result
 
 
+def function_of(op: Op) -> Callable[..., Any]:
+    """Return what repeats a recorded call; raise OperatorError as `resolve` does.
+
+    A recurrent layer makes what its backward pass reads only where gradients are recorded, as they were if it is there.
+    """
+    function = resolve(op.name)
+    if _factor(op) is not None:
+        return lambda target, other, *, alpha: target.add_(other, alpha=alpha.item())
+    if op.name != RECURRENT or len(op.outputs) < _WITH_WORKSPACE:
+        return function
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.enable_grad():
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _factor(op: Op) -> Ref | None:
+    """Return the tensor whose number scales what is added, where that is none of the call's own."""
+    alpha = dict(op.kwargs).get("alpha") if op.name == ADD_SCALED else None
+    return alpha if isinstance(alpha, Ref) else None
+
+
 def check_arguments(op: Op, graph: StepGraph) -> None:
     """Raise GraphError where a call leaves a tensor out, or changes a storage without saying so.
 
     torch reads through what is not there, and what is checked of a storage holds as long as nobody changes it unseen.
     """
-    given = dict(op.kwargs)
+    given, factor = dict(op.kwargs), _factor(op)
+    if factor is not None and graph.values[factor.value].shape:
+        raise GraphError(f"{op.name} is scaled by a tensor of more than one number; plan the job again")
     if COORDINATES.get(op.name, -1) >= len(op.args):
         raise GraphError(f"{op.name} is called without its coordinates; plan the job again")
     if op.name == REPEATS and not (op.args and isinstance(op.args[0], Ref)):

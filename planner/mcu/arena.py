@@ -18,16 +18,24 @@ SEARCH_ROUNDS = 400
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """One buffer alive in the steps [first, last], both included."""
+    """One buffer alive in the steps [first, last], both included, and in those of `again`, when it is at the same place."""
 
     name: str
     size_bytes: int
     first: int
     last: int
+    again: tuple[int, int] | None = None
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """The steps it is alive in."""
+        return ((self.first, self.last),) if self.again is None else ((self.first, self.last), self.again)
 
     def meets(self, other: Buffer) -> bool:
         """Return whether both are alive in some step."""
-        return self.first <= other.last and other.first <= self.last
+        if self.again is None and other.again is None:
+            return self.first <= other.last and other.first <= self.last
+        return any(a[0] <= b[1] and b[0] <= a[1] for a in self.spans for b in other.spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +68,9 @@ def lower_bound(buffers: Iterable[Buffer]) -> int:
     """Return the largest sum of sizes alive in one step."""
     changes: dict[int, int] = {}
     for buffer in buffers:
-        changes[buffer.first] = changes.get(buffer.first, 0) + aligned(buffer.size_bytes)
-        changes[buffer.last + 1] = changes.get(buffer.last + 1, 0) - aligned(buffer.size_bytes)
+        for first, last in buffer.spans:
+            changes[first] = changes.get(first, 0) + aligned(buffer.size_bytes)
+            changes[last + 1] = changes.get(last + 1, 0) - aligned(buffer.size_bytes)
     alive = most = 0
     for step in sorted(changes):
         alive += changes[step]
@@ -148,12 +157,12 @@ def _search(
     Keep what does not hurt.
     """
     choose = random.Random(len(buffers))
-    current, current_peak = list(order), best.peak
+    current, placed = list(order), _place(buffers, conflicts, order)
     for _ in range(rounds):
-        candidate = _perturbed(buffers, conflicts, current, choose)
+        candidate = _perturbed(buffers, placed, current, choose)
         placement = _place(buffers, conflicts, candidate)
-        if placement.peak <= current_peak:
-            current, current_peak = candidate, placement.peak
+        if placement.peak <= placed.peak:
+            current, placed = candidate, placement
         if placement.peak < best.peak:
             best = placement
         if best.peak == bound:
@@ -161,11 +170,8 @@ def _search(
     return best
 
 
-def _perturbed(
-    buffers: Sequence[Buffer], conflicts: list[list[int]], order: list[int], choose: random.Random
-) -> list[int]:
-    placement = _place(buffers, conflicts, order)
-    tops = [i for i in order if placement.offsets[i] + aligned(buffers[i].size_bytes) == placement.peak]
+def _perturbed(buffers: Sequence[Buffer], placed: _Placement, order: list[int], choose: random.Random) -> list[int]:
+    tops = [i for i in order if placed.offsets[i] + aligned(buffers[i].size_bytes) == placed.peak]
     moved = choose.choice(tops) if choose.random() < 0.6 else choose.choice(order)
     result = [i for i in order if i != moved]
     result.insert(choose.randrange(order.index(moved) + 1), moved)

@@ -9,7 +9,7 @@ computed) and 3.3 (reordering: a weight is updated as soon as its gradient exist
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -20,7 +20,7 @@ from planner.mcu.ir import WEIGHTED, Clamp, Graph, KernelCall, McuCompileError, 
 class StepKind(IntEnum):
     """What one step does.
 
-    1 to 6 are those of `enum port_step_kind`, the others exist only before `fuse_updates`.
+    0 to 9 are those of `enum port_step_kind`, the others exist only before `fuse_updates`; pages stand in tables only.
     """
 
     FORWARD = 0
@@ -30,29 +30,65 @@ class StepKind(IntEnum):
     WEIGHT = 4
     BIAS = 5
     COPY = 6
-    WEIGHT_GRADIENT = 7
-    BIAS_GRADIENT = 8
-    WEIGHT_UPDATE = 9
-    BIAS_UPDATE = 10
+    PAGE_OUT = 7
+    PAGE_IN = 8
+    PAGE_WAIT = 9
+    WEIGHT_GRADIENT = 10
+    BIAS_GRADIENT = 11
+    WEIGHT_UPDATE = 12
+    BIAS_UPDATE = 13
+
+
+PAGE_KINDS = frozenset({StepKind.PAGE_OUT, StepKind.PAGE_IN, StepKind.PAGE_WAIT})
 
 
 @dataclass(frozen=True, slots=True)
 class LayerUpdate:
-    """What of one layer is trained: its bias, and the weights of the output channels [0, rows)."""
+    """What of one layer is trained: its bias, and the weights of the output channels [0, rows).
+
+    `q88`: these weights have low bytes, which the Q8.8 rule of updates needs; without, it rounds them as the stochastic rule does.
+    """
 
     bias: bool = False
     rows: int = 0
+    q88: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SparseScheme:
-    """Which parameters a model trains, layer by layer; layers not named are frozen."""
+    """Which parameters a model trains, layer by layer; layers not named are frozen.
+
+    `chosen`: the share of each layer's trained channels whose weights a step updates, those with the largest gradients, in groups
+    of four (dynamic partial updates, Deutel et al., arXiv 2407.10734); None: all of them.
+    """
 
     updates: Mapping[str, LayerUpdate]
+    chosen: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.chosen is not None and not 0 < self.chosen <= 1:
+            raise McuCompileError("dynamic update", f"{self.chosen} of the channels", "give a share above 0, up to 1")
+
+    @property
+    def chosen_parts(self) -> int:
+        """The share in 1/256, as the firmware has it."""
+        return 256 if self.chosen is None else max(1, round(256 * self.chosen))
 
     def of(self, op: str) -> LayerUpdate:
         """Return the update of a layer, empty when it is frozen."""
         return self.updates.get(op, LayerUpdate())
+
+    @property
+    def q88(self) -> bool:
+        """Whether any weights have low bytes."""
+        return any(update.q88 for update in self.updates.values())
+
+    def with_low_bytes(self, without: Collection[str] = ()) -> SparseScheme:
+        """Return the scheme with low bytes for all trained weights but those of the layers `without`."""
+        updates = {
+            name: replace(update, q88=update.rows > 0 and name not in without) for name, update in self.updates.items()
+        }
+        return replace(self, updates=updates)
 
     def describe(self) -> str:
         """Return the scheme in one line, such as `conv3: bias, 8 channels; fc: bias, 10 channels`."""
@@ -61,7 +97,8 @@ class SparseScheme:
             words = ["bias"] * update.bias + [f"{update.rows} channels"] * (update.rows > 0)
             if words:
                 parts.append(f"{name}: {', '.join(words)}")
-        return "; ".join(parts) or "nothing is trained"
+        dynamic = [] if self.chosen is None else [f"of the channels the {self.chosen:.0%} with the largest gradients"]
+        return "; ".join(parts + dynamic * bool(parts)) or "nothing is trained"
 
 
 def full_scheme(graph: Graph) -> SparseScheme:
@@ -122,6 +159,9 @@ class TableRow:
 
     `again`: the operator ran before in this sample. `span`: the lines it does; None: all. `part`: it belongs to a group of
     operators that run in bands. `resumes`, `suspends`: sums in `scratch` are gone on with, are left for a later row.
+    `parameters`: where the operator's trained parameters lie, if they are paged in. `page`: what a page row moves, between the
+    medium and `source` (out) or `output` (in). `training`: inference leaves this row out. `carried`: what it reads may still be
+    there from the training sample before.
     """
 
     kind: StepKind
@@ -139,11 +179,22 @@ class TableRow:
     resumes: bool = False
     suspends: bool = False
     lines: Lines = Lines()
+    parameters: str = ""
+    page: str = ""
+    training: bool = False
+    carried: bool = False
+
+    @property
+    def chooses(self) -> bool:
+        """Whether it is an update of the channels that matter most; `other` is room to find them."""
+        return self.kind is StepKind.WEIGHT and bool(self.other)
 
     @property
     def touched(self) -> tuple[str, ...]:
         """The residencies that must lie in the arena while this row runs."""
-        names = (self.source, self.other, self.output, self.scratch, self.gradient, self.target)
+        names = (
+            self.source, self.other, self.output, self.scratch, self.gradient, self.target, self.parameters,
+        )  # fmt: skip
         return tuple(name for name in names if name)
 
 

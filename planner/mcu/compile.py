@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,8 @@ from torch import nn
 
 from planner.mcu.autodiff import SparseScheme, full_scheme
 from planner.mcu.emit import GeneratedModel, emit_model
-from planner.mcu.fates.choose import FitOptions, FittedMemory, fit_memory
+from planner.mcu.fates.choose import FitOptions, FittedMemory
+from planner.mcu.fates.low_bytes import fit_low_bytes
 from planner.mcu.frontend import import_module
 from planner.mcu.memory import MemoryPlan, plan_memory
 from planner.mcu.quantize import HEADROOM, Int8Array, QuantizedGraph, quantize
@@ -44,6 +45,11 @@ class CompiledModel:
     def simd(self) -> bool:
         """Whether the arena has the scratch that the DSP kernels need."""
         return any(row.scratch for row in self.memory.rows)
+
+    @property
+    def q88(self) -> bool:
+        """Whether weights have low bytes, of one layer at least."""
+        return self.scheme.q88
 
     def quantize_input(self, samples: NDArray[np.float32]) -> Int8Array:
         """Return samples [N, C, H, W] or [N, C, W] as the int8 rows the device takes."""
@@ -81,7 +87,8 @@ def compile_model(
 
     `calibration` is [N, C, H, W] or [N, C, W]. `scheme` says what is trained (None: everything; an empty scheme compiles for
     inference); `budget` in bytes covers the arena and the trained parameters, and what it does not hold is computed again;
-    `fit` says more: a deadline, whose costs decide. `simd` gives the convolutions scratch for the DSP kernels, which a
+    `fit` says more: a deadline, whose costs decide. `q88` gives all trained weights low bytes, or those that a budget has room
+    for. `simd` gives the convolutions scratch for the DSP kernels, which a
     Cortex-M0 has no use for. Raises McuCompileError, ArenaBudgetError, BoardDeadlineError.
     """
     graph = import_module(module, calibration.shape[1:], name)
@@ -103,12 +110,15 @@ def compile_quantized(
     Raises ArenaBudgetError where the scheme does not fit the budget, BoardDeadlineError where it is not fast enough.
     """
     scheme = full_scheme(model.graph) if scheme is None else scheme
+    if q88:
+        scheme = scheme.with_low_bytes()
     if fit is None and budget is not None:
         fit = FitOptions(budget)
     if fit is None:
-        memory = plan_memory(model.graph, scheme, q88=q88, simd=simd)
+        memory = plan_memory(model.graph, scheme, simd=simd)
     else:
-        memory = fit_memory(model.graph, scheme, fit, q88=q88, simd=simd).memory
+        scheme, fitted = fit_low_bytes(model.graph, scheme, fit, simd=simd)
+        memory = fitted.memory
     name = model.graph.name
     return CompiledModel(name, model, scheme, memory, emit_model(model, memory, scheme, name))
 
@@ -116,10 +126,29 @@ def compile_quantized(
 def recompile(model: CompiledModel, fit: FitOptions) -> tuple[CompiledModel, FittedMemory]:
     """Return a model that trains the same parameters within other limits, and what its plan takes.
 
+    Layers lose their low bytes where they do not fit.
+
     Raises ArenaBudgetError, BoardDeadlineError.
     """
-    graph, name = model.quantized.graph, model.name
-    fine = any(slot.q88_offset is not None for slot in model.memory.parameters.slots.values())
-    fitted = fit_memory(graph, model.scheme, fit, q88=fine, simd=model.simd)
-    generated = emit_model(model.quantized, fitted.memory, model.scheme, name)
-    return CompiledModel(name, model.quantized, model.scheme, fitted.memory, generated), fitted
+    scheme, fitted = fit_low_bytes(model.quantized.graph, model.scheme, fit, simd=model.simd)
+    return with_memory(model, scheme, fitted.memory), fitted
+
+
+def with_memory(model: CompiledModel, scheme: SparseScheme, memory: MemoryPlan) -> CompiledModel:
+    """Return the model with another scheme as `memory` plans it."""
+    generated = emit_model(model.quantized, memory, scheme, model.name)
+    return replace(model, scheme=scheme, memory=memory, generated=generated)
+
+
+def choose_channels(model: CompiledModel, share: float) -> CompiledModel:
+    """Return the model with dynamic partial updates: a step trains this share of each layer's channels.
+
+    Raises McuCompileError for a share outside (0, 1].
+    """
+    scheme = replace(model.scheme, chosen=share)
+    return compile_quantized(model.quantized, scheme=scheme, simd=model.simd)
+
+
+def with_low_bytes(model: CompiledModel) -> CompiledModel:
+    """Return the model with a low byte for every trained weight, which the Q8.8 rule of updates needs."""
+    return compile_quantized(model.quantized, scheme=model.scheme, q88=True, simd=model.simd)

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.mcu.autodiff import LayerUpdate, SparseScheme, StepKind, TableRow
+from planner.mcu.autodiff import PAGE_KINDS, LayerUpdate, SparseScheme, StepKind, TableRow
 from planner.mcu.ir import OpKind, row_bytes
 from planner.mcu.memory import MemoryPlan
+from planner.mcu.pages import CHECKSUMS, parameter_name
 from planner.mcu.quantize import QuantizedGraph, QuantizedOp
 from planner.mcu.step_table import forward_rows
 
-ABI = 3  # PORT_ENGINE_ABI of the headers these tables fit
+ABI = 5  # PORT_ENGINE_ABI of the headers these tables fit
 _NONE = "PORT_NONE"
 _WIDTH = 108
 _ZERO_HASH = ", ".join(["0x00"] * 32)
@@ -74,11 +75,24 @@ def _header(model: QuantizedGraph, memory: MemoryPlan, name: str) -> str:
 #define PORT_MODEL_PARAMETER_BYTES {memory.parameters.size_bytes}u
 #define PORT_MODEL_INPUT_BYTES {model.graph.input_shape.elements}u
 #define PORT_MODEL_CLASS_COUNT {model.graph.classes}u
-
+{_medium_macros(memory)}
 extern const port_model port_generated_model;
 
 #endif
 """
+
+
+def _medium_macros(memory: MemoryPlan) -> str:
+    if memory.medium is None:
+        return ""
+    lines = [
+        f'#define PORT_MODEL_MEDIUM "{memory.medium.name}"',
+        f"#define PORT_MODEL_MEDIUM_{memory.medium.name.upper()} 1",
+        f"#define PORT_MODEL_MEDIUM_BYTES {memory.medium.size_bytes}u",
+    ]
+    if memory.parameters.pages:
+        lines.append("#define PORT_MODEL_PAGES_PARAMETERS 1")
+    return "\n".join(lines) + "\n"
 
 
 def _text(name: str) -> str:
@@ -94,7 +108,8 @@ def _source(model: QuantizedGraph, memory: MemoryPlan, scheme: SparseScheme, nam
         parts.append(_array("uint8_t", "initial_parameters", np.frombuffer(image, np.uint8)))
     parts.append(_ops(model, memory, scheme))
     parts.append(_steps(memory))
-    parts.append(_model(model, memory, name, bool(image)))
+    parts.append(_pages(memory))
+    parts.append(_model(model, memory, scheme, name, bool(image)))
     return "\n".join(part for part in parts if part)
 
 
@@ -200,7 +215,25 @@ def _steps(memory: MemoryPlan) -> str:
     return f"static const port_step steps[{len(rows)}] = {{\n" + "\n".join(rows) + "\n};"
 
 
+def _pages(memory: MemoryPlan) -> str:
+    if memory.medium is None or not memory.medium.pages:
+        return ""
+    rows = [f"    {{{page.offset}, {page.size_bytes}}}, /* {page.name} */" for page in memory.medium.pages]
+    return f"static const port_page pages[{len(rows)}] = {{\n" + "\n".join(rows) + "\n};"
+
+
+def _page_row(memory: MemoryPlan, row: TableRow) -> str:
+    at = memory.arena.offsets
+    page = 0 if memory.medium is None else memory.medium.index(row.page)
+    source, output = (_offset(at[name] if name else None) for name in (row.source, row.output))
+    places = ", ".join((source, _NONE, output, *[_NONE] * 4))
+    flags = [f"PORT_STEP_{name.upper()}" for name in ("training", "carried") if getattr(row, name)]
+    return f"    {{PORT_STEP_{row.kind.name}, {' | '.join(flags) or '0'}, {page}, 0, 0, {places}}}, /* {row.page} */"
+
+
 def _row(memory: MemoryPlan, row: TableRow) -> str:
+    if row.kind in PAGE_KINDS:
+        return _page_row(memory, row)
     op, at, lines = memory.program.graph.op(row.op), memory.arena.offsets, row.lines
     height = op.in_shape.height if row.kind is StepKind.INPUT else op.out_shape.height
     first, last = (0, height) if row.span is None else row.span
@@ -208,17 +241,19 @@ def _row(memory: MemoryPlan, row: TableRow) -> str:
     operands = (
         (row.source, lines.source * read), (row.other, 0), (row.output, lines.output * made), (row.scratch, 0),
         (row.gradient, 4 * lines.gradient * made), (row.target, 4 * lines.target * read),
+        (row.parameters, memory.parameters.pages[parameter_name(row.op)].offset if row.parameters else 0),
     )  # fmt: skip
     places = ", ".join(_offset(at[name] - before if name else None) for name, before in operands)
-    flags = [name for name in ("accumulate", "resumes", "suspends") if getattr(row, name)]
+    flags = [name for name in ("accumulate", "resumes", "suspends", "chooses") if getattr(row, name)]
     shown = " | ".join(f"PORT_STEP_{name.upper()}" for name in flags) or "0"
     index, note = memory.program.graph.index(row.op), " again" if row.again else ""
     return f"    {{PORT_STEP_{row.kind.name}, {shown}, {index}, {first}, {last}, {places}}}, /* {row.op}{note} */"
 
 
-def _model(model: QuantizedGraph, memory: MemoryPlan, name: str, has_image: bool) -> str:
+def _model(model: QuantizedGraph, memory: MemoryPlan, scheme: SparseScheme, name: str, has_image: bool) -> str:
     graph = model.graph
-    q88 = any(slot.q88_offset is not None for slot in memory.parameters.slots.values())
+    medium = memory.medium
+    paged = bool(medium and medium.pages)
     return f"""const port_model port_generated_model = {{
     .abi = {ABI},
     .hash = {{{_ZERO_HASH}}},
@@ -232,9 +267,15 @@ def _model(model: QuantizedGraph, memory: MemoryPlan, name: str, has_image: bool
     .op_count = {len(model.ops)},
     .forward_count = {forward_rows(memory.rows)},
     .step_count = {len(memory.rows)},
-    .has_q88 = {int(q88)},
+    .has_q88 = {int(scheme.q88)},
     .ops = ops,
     .steps = steps,
+    .medium_bytes = {medium.size_bytes if medium and paged else 0},
+    .checksums_offset = {memory.arena.offsets[CHECKSUMS] if paged else 0},
+    .page_count = {len(medium.pages) if medium and paged else 0},
+    .parameter_page_count = {medium.parameter_pages if medium and paged else 0},
+    .chosen_share = {scheme.chosen_parts},
+    .pages = {"pages" if paged else 0},
     .parameters = {"initial_parameters" if has_image else 0},
 }};
 """

@@ -23,9 +23,13 @@ from numpy.typing import NDArray
 
 from planner.ir.errors import PortError
 from planner.mcu.compile import CompiledModel
+from planner.mcu.ir import row_bytes
 from planner.mcu.quantize import Int8Array
 
 FLAGS = ("-std=c99", "-O2", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off")
+
+FAST = ("-O3", "-DPORT_SIMD_EMULATE")
+"""Further flags for experiments of many samples: the loops of the DSP kernels, to the same bits in two thirds of the time."""
 
 
 class UpdateRounding(IntEnum):
@@ -79,9 +83,9 @@ def firmware_root() -> Path:
 
 
 def engine_sources() -> list[Path]:
-    """Return the C files of the engine and its kernels, in a fixed order."""
+    """Return the C files of the engine, its kernels and the memory that stands in for a page medium, in a fixed order."""
     root = firmware_root()
-    return sorted((root / "engine").glob("*.c")) + sorted((root / "kernels").glob("*.c"))
+    return [*sorted((root / "engine").glob("*.c")), *sorted((root / "kernels").glob("*.c")), root / "media" / "psram.c"]
 
 
 class _Options(ctypes.Structure):
@@ -97,7 +101,24 @@ class _Result(ctypes.Structure):
 
 
 class _Engine(ctypes.Structure):
-    _fields_ = (("words", ctypes.c_uint64 * 16),)  # larger than port_engine on every host
+    _fields_ = (("words", ctypes.c_uint64 * 32),)  # larger than port_engine on every host
+
+
+class _Medium(ctypes.Structure):
+    _fields_ = (("words", ctypes.c_uint64 * 8),)  # port_medium
+
+
+class _Psram(ctypes.Structure):
+    _fields_ = (("memory", ctypes.c_void_p), ("words", ctypes.c_uint64 * 10))  # larger than psram on every host
+
+
+class PageCounters(ctypes.Structure):
+    """What the engine's pager did since it was bound: bytes read, bytes written in whole blocks, failures, damaged pages."""
+
+    _fields_ = (
+        ("read_bytes", ctypes.c_uint64), ("written_bytes", ctypes.c_uint64),
+        ("failed", ctypes.c_uint32), ("damaged", ctypes.c_uint32),
+    )  # fmt: skip
 
 
 _YIELD = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32)
@@ -167,7 +188,11 @@ class HostEngine:
             self._library = ctypes.CDLL(str(build_library(model, Path(folder), extra_flags)))
         self._prepare()
         self._arena = _aligned_buffer(model.memory.arena.peak_bytes)
-        self._parameters = _aligned_buffer(model.memory.parameters.size_bytes)
+        self.medium = _aligned_buffer(0 if model.memory.medium is None else model.memory.medium.size_bytes)
+        """The memory that pages go to."""
+        self._on_medium = bool(model.memory.parameters.pages)
+        size = model.memory.parameters.size_bytes
+        self._parameters = self.medium if self._on_medium else _aligned_buffer(size)
         self._engine = _Engine()
         table = ctypes.c_char.in_dll(self._library, "port_generated_model")
         self._check(
@@ -182,6 +207,11 @@ class HostEngine:
             ),
         )
         self._callback: object = None
+        self._psram = _Psram(self.medium.ctypes.data)
+        self._medium = self._library.psram_medium(ctypes.byref(self._psram), ctypes.c_uint32(self.medium.size))
+        if self.medium.size:
+            status = self._library.port_medium_set(ctypes.byref(self._engine), ctypes.byref(self._medium))
+            self._check("port_medium_set", status)
         self.reset()
 
     def _prepare(self) -> None:
@@ -190,6 +220,10 @@ class HostEngine:
         self._library.port_logits.restype = ctypes.POINTER(ctypes.c_float)
         self._library.port_state_get.restype = _State
         self._library.port_state_set.argtypes = [pointer, _State]
+        self._library.psram_medium.restype = _Medium
+        self._library.port_parameters.restype = pointer
+        self._library.port_parameters_view.restype = pointer
+        self._library.port_page_counters_get.restype = PageCounters
 
     @staticmethod
     def _check(call: str, status: int) -> None:
@@ -217,11 +251,39 @@ class HostEngine:
     @property
     def parameters(self) -> bytes:
         """The parameter region as it is now."""
-        return self._parameters.tobytes()
+        return self._region(self._library.port_parameters_view).tobytes()
 
     @parameters.setter
     def parameters(self, image: bytes) -> None:
-        self._parameters[:] = np.frombuffer(image, np.uint8)
+        self._region(self._library.port_parameters)[:] = np.frombuffer(image, np.uint8)
+
+    def _region(self, call: Callable[[object], int | None]) -> NDArray[np.uint8]:
+        at = call(ctypes.byref(self._engine)) or 0
+        home = self._parameters
+        start = at - home.ctypes.data if home.size else 0
+        return home[start : start + self.model.memory.parameters.size_bytes]
+
+    def values(self, layer: str) -> bytes:
+        """Return one layer's trained biases and weights, wherever its plan puts them."""
+        slot, op = self.model.memory.parameters.slots[layer], self.model.quantized.graph.op(layer)
+        update, image = self.model.scheme.of(layer), self.parameters
+        found = b""
+        if slot.bias_offset is not None:
+            found += image[slot.bias_offset :][: 4 * op.out_shape.channels]
+        if slot.weight_offset is not None:
+            found += image[slot.weight_offset :][: update.rows * row_bytes(op)]
+        return found
+
+    @property
+    def pages(self) -> PageCounters:
+        """What was paged since the engine was made."""
+        counters: PageCounters = self._library.port_page_counters_get(ctypes.byref(self._engine))
+        return counters
+
+    @property
+    def torn(self) -> bool:
+        """Whether a step ended half way, so that parameters must be set before anything else."""
+        return bool(self._library.port_is_torn(ctypes.byref(self._engine)))
 
     def tensor(self, buffer: str, count: int, dtype: type[np.generic] = np.int8) -> NDArray[np.generic]:
         """Return a copy of `count` values of an arena buffer by its name in the memory plan."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.milp.highs import LinearModel
-from planner.problem.model import Fate, Gap, Problem, Rematerialization, Schedule
+from planner.problem.model import Fate, Gap, Packing, Problem, Rematerialization, Schedule
 from planner.problem.replay import page_out_ready, transfers_fit
 
 Term = tuple[int, float]
@@ -54,10 +54,19 @@ class GapColumns:
     recompute: dict[int, int] = field(default_factory=dict)
     page: dict[tuple[int, int], int] = field(default_factory=dict)
     packed: int | None = None
+    packed_page: dict[int, int] = field(default_factory=dict)
+    """Per target: packed, and the packed form paged there."""
     presence: dict[int, int] = field(default_factory=dict)
     read_ahead: dict[int, int] = field(default_factory=dict)
     """Per target: whether, or how much of, the page-in at the gap's end is hidden behind compute (ELASTIC)."""
     write_behind: dict[int, int] = field(default_factory=dict)
+    packed_read_ahead: dict[int, int] = field(default_factory=dict)
+    packed_write_behind: dict[int, int] = field(default_factory=dict)
+    """As `read_ahead` and `write_behind`, of packed forms."""
+
+    def packing(self) -> list[int]:
+        """Return the columns under which the tensor is packed through the gap."""
+        return [*([] if self.packed is None else [self.packed]), *self.packed_page.values()]
 
 
 class Columns:
@@ -105,10 +114,10 @@ class Columns:
         return column
 
     def page_out_key(self, g: int, target: int) -> tuple[int, int, int]:
-        """Return under which a gap's page-out stands in `page_out`: memory takes contents anew for each gap, media once."""
+        """Return under which a gap's page-out stands in `page_out`: by contents, or by gap where each is written anew."""
         gap = self.problem.gaps[g]
         tensor = self.problem.tensors[gap.tensor]
-        if self.problem.room(target) is None:
+        if not self.problem.rewritten(gap.tensor, target):
             return gap.tensor, tensor.contents(gap.version), target
         return gap.tensor, len(tensor.writes) + g, target
 
@@ -236,7 +245,7 @@ def _fixed_gaps(problem: Problem) -> set[int]:
 
 
 def define_returns(f: Columns) -> None:
-    """Create k, x, y, q of every gap that may be bridged otherwise than by keeping."""
+    """Create k, x, y, q, p of every gap that may be bridged otherwise than by keeping."""
     included = {c.gap: c for c in f.include.choices}
     for g, gap in enumerate(f.problem.gaps):
         if gap.dead or g in f.fixed_gaps:
@@ -258,6 +267,8 @@ def define_returns(f: Columns) -> None:
         packing = f.problem.tensors[gap.tensor].packing(gap.version)
         if packing is not None and packing.seconds <= f.slack:
             columns.packed = f.model.column(f"q({g})", f.joules(packing.joules), integral=True)
+            if f.breadth.paging:
+                _define_packed_pages(f, g, columns, packing)
         f.gaps[g] = columns
 
 
@@ -269,6 +280,18 @@ def _define_pages(f: Columns, g: int, columns: GapColumns, stages: list[int]) ->
             if s >= earliest and transfers_fit(f.problem, gap, paging, s):
                 name = f"y({g},{s},{paging.target})"
                 columns.page[s, paging.target] = f.model.column(name, f.joules(paging.joules_in), integral=True)
+
+
+def _define_packed_pages(f: Columns, g: int, columns: GapColumns, packing: Packing) -> None:
+    gap = f.problem.gaps[g]
+    if gap.before < page_out_ready(f.problem, gap, None):
+        return
+    for paging in packing.paging:
+        if transfers_fit(f.problem, gap, paging, gap.before):
+            joules = packing.joules + paging.joules_in + paging.joules_out
+            columns.packed_page[paging.target] = f.model.column(
+                f"p({g},{paging.target})", f.joules(joules), integral=True
+            )
 
 
 def define_intermediates(f: Columns) -> None:

@@ -8,13 +8,12 @@ from planner.milp.columns import Columns
 
 
 def eq1_one_fate(f: Columns) -> None:
-    """k + sum of x + sum of y + q = 1 for every gap."""
+    """k + sum of x + sum of y + q + sum of p = 1 for every gap."""
     for g, columns in f.gaps.items():
         terms = [(columns.keep, 1.0)]
         terms += [(v, 1.0) for v in columns.recompute.values()]
         terms += [(v, 1.0) for v in columns.page.values()]
-        if columns.packed is not None:
-            terms.append((columns.packed, 1.0))
+        terms += [(v, 1.0) for v in columns.packing()]
         f.model.row(f"eq1_one_fate({g})", terms, 1.0, 1.0)
 
 
@@ -50,7 +49,7 @@ def eq3_inputs(f: Columns) -> None:
 def eq4_page_out(f: Columns) -> None:
     """o[i,v,d] >= sum of the page-ins of each gap.
 
-    Contents are written once, then read as often as needed; to a target that is memory, anew for each gap.
+    Contents are written once, then read as often as needed; what lives within the step, to a target that is memory, anew for each gap.
     """
     model = f.model
     for g, columns in f.gaps.items():
@@ -58,7 +57,7 @@ def eq4_page_out(f: Columns) -> None:
         tensor = f.problem.tensors[gap.tensor]
         clean = tensor.persistent and not tensor.writes
         for paging in tensor.paging:
-            if clean and f.problem.room(paging.target) is None:
+            if clean:
                 continue
             reads = [v for (_, target), v in columns.page.items() if target == paging.target]
             if not reads:

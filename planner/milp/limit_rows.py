@@ -17,8 +17,8 @@ def eq8_deadline(f: Columns) -> None:
     ]
     for g, columns in f.gaps.items():
         packing = problem.tensors[problem.gaps[g].tensor].packing(problem.gaps[g].version)
-        if columns.packed is not None and packing is not None:
-            terms.append((columns.packed, packing.seconds / f.second_scale))
+        if packing is not None:
+            terms += [(v, packing.seconds / f.second_scale) for v in columns.packing()]
     terms += [(v, 1.0) for v in f.stalls.values()]
     slack = (problem.deadline_s - problem.base_seconds) / f.second_scale
     f.model.row("eq8_deadline", terms, -np.inf, slack if slack < -1e-9 else max(slack, 0.0))
@@ -34,4 +34,8 @@ def eq9_wear(f: Columns) -> None:
         for (i, _, target), v in f.page_out.items()
         if f.problem.room(target) is None
     ]
+    for g, columns in f.gaps.items():
+        packing = f.problem.tensors[f.problem.gaps[g].tensor].packing(f.problem.gaps[g].version)
+        if packing is not None:
+            terms += [(v, packing.packed_bytes / f.byte_scale) for v in columns.packed_page.values()]
     f.model.row("eq9_wear", terms, -np.inf, limit / f.byte_scale)

@@ -60,21 +60,53 @@ def eq5_eq6_memory(f: Columns) -> None:
 def eq6_target_memory(f: Columns) -> None:
     """Bytes of the pages that lie in a target that is memory, within what it has for them.
 
-    A page takes its room from the stage at whose end it leaves until it is back.
+    A page takes its room from the stage at whose end it leaves until it is back, a persistent tensor's copy in all stages.
     """
     problem = f.problem
     held: dict[tuple[int, int], list[Term]] = defaultdict(list)
     for g, columns in f.gaps.items():
-        gap = problem.gaps[g]
-        nbytes = problem.tensors[gap.tensor].nbytes / f.byte_scale
+        gap, tensor = problem.gaps[g], problem.tensors[problem.gaps[g].tensor]
         for (s, target), v in columns.page.items():
-            if problem.room(target) is not None:
+            if problem.room(target) is not None and not tensor.persistent:
                 for t in {t % problem.size for t in range(gap.after, s)}:
-                    held[target, t].append((v, nbytes))
-    for (target, t), terms in sorted(held.items()):
+                    held[target, t].append((v, tensor.nbytes / f.byte_scale))
+    copies = eq6_copies(f)
+    for target, t in sorted({*held, *((target, 0) for target in copies)}):
         room = (problem.room(target) or 0) / f.byte_scale
-        if sum(nbytes for _, nbytes in terms) > room:
+        total, most = copies.get(target, (None, 0.0))
+        terms = held[target, t] + ([] if total is None else [(total, 1.0)])
+        if sum(nbytes for _, nbytes in held[target, t]) + most > room:
             f.model.row(f"eq6_target_memory({t},{target})", terms, -np.inf, room)
+
+
+def eq6_copies(f: Columns) -> dict[int, tuple[int, float]]:
+    """copies[d] >= sum of m n[i,d]; n[i,d] >= sum of the page-ins of each gap of i from d, <= 1 - those from elsewhere.
+
+    For persistent tensors and targets that are memory. Returns, by target, the column of the bytes of all copies there, and the
+    most that they can be.
+    """
+    problem = f.problem
+    gaps_of: dict[int, list[int]] = defaultdict(list)
+    for g, columns in f.gaps.items():
+        if problem.tensors[problem.gaps[g].tensor].persistent and columns.page:
+            gaps_of[problem.gaps[g].tensor].append(g)
+    held: dict[int, list[Term]] = defaultdict(list)
+    for i, gaps in gaps_of.items():
+        for target in sorted({d for g in gaps for _, d in f.gaps[g].page if problem.room(d) is not None}):
+            copy = f.model.column(f"n({i},{target})")
+            held[target].append((copy, problem.tensors[i].nbytes / f.byte_scale))
+            for g in gaps:
+                pages = f.gaps[g].page.items()
+                here = [(v, -1.0) for (_, d), v in pages if d == target]
+                elsewhere = [(v, 1.0) for (_, d), v in pages if d != target]
+                f.model.row(f"eq6_has_copy({g},{target})", [(copy, 1.0), *here], 0.0, np.inf)
+                f.model.row(f"eq6_one_home({g},{target})", [(copy, 1.0), *elsewhere], -np.inf, 1.0)
+    found: dict[int, tuple[int, float]] = {}
+    for target, terms in sorted(held.items()):
+        total = f.model.column(f"copies({target})", upper=np.inf)
+        f.model.row(f"eq6_copies({target})", [(total, 1.0), *((v, -a) for v, a in terms)], 0.0, np.inf)
+        found[target] = total, sum(a for _, a in terms)
+    return found
 
 
 def _rematerialization_workspaces(f: Columns) -> dict[int, int]:
@@ -193,10 +225,10 @@ def _packing_loads(f: Columns) -> tuple[list[list[Term]], list[list[Term]]]:
     for g, columns in f.gaps.items():
         gap = f.problem.gaps[g]
         cost = f.problem.tensors[gap.tensor].packing(gap.version)
-        if columns.packed is not None and cost is not None:
-            term = (columns.packed, cost.packed_bytes / f.byte_scale)
-            packing[gap.after].append(term)
-            unpacking[gap.before % size].append(term)
+        if cost is not None:
+            terms = [(v, cost.packed_bytes / f.byte_scale) for v in columns.packing()]
+            packing[gap.after] += terms
+            unpacking[gap.before % size] += terms
     return packing, unpacking
 
 
@@ -213,10 +245,13 @@ def _add_stored_loads(f: Columns, gap: Gap, columns: GapColumns, loads: list[lis
 
 def _add_transfer_loads(f: Columns, gap: Gap, columns: GapColumns, loads: list[list[Term]]) -> None:
     problem, tensor = f.problem, f.problem.tensors[gap.tensor]
-    nbytes = tensor.nbytes / f.byte_scale
+    nbytes, packing = tensor.nbytes / f.byte_scale, tensor.packing(gap.version)
+    packed = 0.0 if packing is None else packing.packed_bytes / f.byte_scale
     if page_out_ready(problem, gap, None) > gap.after + 2:
         for v in columns.page.values():
             loads[(gap.after + 1) % problem.size].append((v, nbytes))
+        for v in columns.packed_page.values():
+            loads[(gap.after + 1) % problem.size].append((v, packed))
     if problem.semantics is not Semantics.REAL:
         return
     for paging in tensor.paging:
@@ -226,6 +261,11 @@ def _add_transfer_loads(f: Columns, gap: Gap, columns: GapColumns, loads: list[l
                     loads[t].append((v, nbytes))
                 for t, _ in write_window(problem, gap, paging.seconds_out):
                     loads[t].append((v, nbytes))
+    for paging in packing.paging if packing is not None else ():
+        if paging.target in columns.packed_page:
+            v, reads = columns.packed_page[paging.target], read_window(problem, gap, gap.before, paging.seconds_in)
+            for t, _ in (*reads, *write_window(problem, gap, paging.seconds_out)):
+                loads[t].append((v, packed))
 
 
 def define_slices(f: Columns) -> None:

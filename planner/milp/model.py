@@ -68,6 +68,9 @@ class Formulation(Columns):
                     choices.append(Choice(g, s, Fate.PAGE, target))
             if columns.packed is not None and values[columns.packed] > 0.5:
                 choices.append(Choice(g, self.problem.gaps[g].before, Fate.PACK))
+            for target, v in columns.packed_page.items():
+                if values[v] > 0.5:
+                    choices.append(Choice(g, self.problem.gaps[g].before, Fate.PACK_PAGE, target))
         intermediates = {key for key, v in self.intermediates.items() if values[v] > 0.5}
         schedule = prune_intermediates(self.problem, tuple(sorted(choices, key=lambda c: c.gap)), intermediates)
         return replace(schedule, sliced=tuple(k for k, v in sorted(self.slices.items()) if values[v] > 0.5))
@@ -92,6 +95,7 @@ class Formulation(Columns):
                 Fate.RECOMPUTE: columns.recompute.get(choice.stage),
                 Fate.PAGE: columns.page.get((choice.stage, choice.target)),
                 Fate.PACK: columns.packed,
+                Fate.PACK_PAGE: columns.packed_page.get(choice.target),
                 Fate.KEEP: columns.keep,
             }[choice.fate]
             if found is None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from planner.milp.columns import Columns, GapColumns, Term
-from planner.problem.model import Gap, Problem
+from planner.problem.model import Gap, Paging, Problem
 from planner.problem.replay import read_window, write_window
 
 BUCKETS = 32
@@ -34,12 +34,24 @@ def eq7_stall(f: Columns) -> None:
                 if target == paging.target:
                     for t, part in (*read_window(problem, gap, s, paging.seconds_in), *out):
                         work[t, problem.link(target)].append((v, part / f.second_scale))
+        for paging, v in _packed_pages(problem, gap, columns):
+            reads = read_window(problem, gap, gap.before, paging.seconds_in)
+            for t, part in (*reads, *write_window(problem, gap, paging.seconds_out)):
+                work[t, problem.link(paging.target)].append((v, part / f.second_scale))
     for (s, link), terms in sorted(work.items()):
         if s not in f.stalls:
             f.stalls[s] = f.model.column(f"stall({s})", _stall_cost(f), np.inf)
         seconds = problem.stages[s].seconds / f.second_scale
         row = [(f.stalls[s], 1.0), *((v, -a) for v, a in terms)]
         f.model.row(f"eq7_stall({_on_link(s, link)})", row, -seconds, np.inf)
+
+
+def _packed_pages(problem: Problem, gap: Gap, columns: GapColumns) -> Iterator[tuple[Paging, int]]:
+    """Yield the columns p of a gap, each with what its round trip costs."""
+    packing = problem.tensors[gap.tensor].packing(gap.version)
+    for paging in packing.paging if packing is not None else ():
+        if paging.target in columns.packed_page:
+            yield paging, columns.packed_page[paging.target]
 
 
 def _on_link(place: int, link: int) -> str:
@@ -63,21 +75,43 @@ def define_overlap(f: Columns) -> None:
             f.model.row(f"eq7_read_hidden({g},{d})", [(columns.read_ahead[d], 1.0), *pages], -np.inf, 0.0)
             columns.write_behind[d] = f.hiding_column(f"w({g},{d})", nbytes)
             f.model.row(f"eq7_write_hidden({g},{d})", [(columns.write_behind[d], 1.0), *pages], -np.inf, 0.0)
+        for paging, v in _packed_pages(f.problem, f.problem.gaps[g], columns):
+            d, nbytes = paging.target, _packed_bytes(f.problem, f.problem.gaps[g])
+            columns.packed_read_ahead[d] = f.hiding_column(f"hp({g},{d})", nbytes)
+            columns.packed_write_behind[d] = f.hiding_column(f"wp({g},{d})", nbytes)
+            f.model.row(
+                f"eq7_packed_read_hidden({g},{d})", [(columns.packed_read_ahead[d], 1.0), (v, -1.0)], -np.inf, 0.0
+            )
+            f.model.row(
+                f"eq7_packed_write_hidden({g},{d})", [(columns.packed_write_behind[d], 1.0), (v, -1.0)], -np.inf, 0.0
+            )
 
 
 def add_overlap_loads(f: Columns, gap: Gap, columns: GapColumns, loads: list[list[Term]]) -> None:
     """A transfer that hides behind compute holds its buffer meanwhile."""
     nbytes = f.problem.tensors[gap.tensor].nbytes / f.byte_scale
+    packed = {*columns.packed_read_ahead.values(), *columns.packed_write_behind.values()}
+    packed_bytes = _packed_bytes(f.problem, gap) / f.byte_scale
     for column, window, _ in _hidden(f.problem, gap, columns):
         for t, _ in window:
-            loads[t].append((column, nbytes))
+            loads[t].append((column, packed_bytes if column in packed else nbytes))
+
+
+def _packed_bytes(problem: Problem, gap: Gap) -> int:
+    packing = problem.tensors[gap.tensor].packing(gap.version)
+    return 0 if packing is None else packing.packed_bytes
 
 
 def _hidden(problem: Problem, gap: Gap, columns: GapColumns) -> Iterator[tuple[int, list[tuple[int, float]], int]]:
-    """Yield the columns h and w of a gap.
+    """Yield the columns h, w, hp and wp of a gap.
 
     Each with the (stage, seconds) shares behind which its transfer hides, and its link.
     """
+    for paging, _ in _packed_pages(problem, gap, columns):
+        if paging.target in columns.packed_read_ahead:
+            link = problem.link(paging.target)
+            yield columns.packed_read_ahead[paging.target], _window(problem, gap, paging.seconds_in, -1), link
+            yield columns.packed_write_behind[paging.target], _window(problem, gap, paging.seconds_out, 1), link
     for paging in problem.tensors[gap.tensor].paging:
         if paging.target in columns.read_ahead:
             link = problem.link(paging.target)
@@ -144,6 +178,10 @@ def eq7_total_stall(f: Columns) -> None:
                 if target == paging.target:
                     total[link].append((v, -seconds_in))
                     exposed[link].append((v, -seconds_in))
+        for paging, v in _packed_pages(problem, gap, columns):
+            seconds = (paging.seconds_in + paging.seconds_out) / f.second_scale
+            total[problem.link(paging.target)].append((v, -seconds))
+            exposed[problem.link(paging.target)].append((v, -seconds))
         for column, window, link in _hidden(problem, gap, columns):
             exposed[link].append((column, sum(part for _, part in window) / f.second_scale))
     for (i, _, target), v in f.page_out.items():
@@ -155,8 +193,8 @@ def eq7_total_stall(f: Columns) -> None:
     ]
     for g, columns in f.gaps.items():
         packing = problem.tensors[problem.gaps[g].tensor].packing(problem.gaps[g].version)
-        if columns.packed is not None and packing is not None:
-            again.append((columns.packed, packing.seconds / f.second_scale))
+        if packing is not None:
+            again += [(v, packing.seconds / f.second_scale) for v in columns.packing()]
     for link in sorted({0, *total}):
         row = [*total[link], *again]
         f.model.row(f"eq7_total_stall{_of_link(link)}", row, -problem.base_seconds / f.second_scale, np.inf)

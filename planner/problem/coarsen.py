@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from planner.ir.costs import CostTable, by_version
+from planner.ir.costs import CostTable, Flash, PackingCost, by_version
 from planner.ir.devices.kinds import CPU
 from planner.ir.graph import Role, StepGraph, Storage
 from planner.ir.lowering.rematerialize import effective_operands, rematerializable
@@ -40,7 +40,9 @@ PLANNED_ROOM = 15 / 16
 
 Counts = npt.NDArray[np.int64]
 
-_ACTIONS = {Fate.PAGE: Action.PAGE, Fate.RECOMPUTE: Action.RECOMPUTE, Fate.PACK: Action.PACK}
+_ACTIONS = {
+    Fate.PAGE: Action.PAGE, Fate.RECOMPUTE: Action.RECOMPUTE, Fate.PACK: Action.PACK, Fate.PACK_PAGE: Action.PACK_PAGE
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,13 @@ def coarsen(
         graph = graph.reordered(order)
         costs = costs.reordered(order)
     return _Coarsening(graph, costs, order, min_bytes).run(ram_bytes, deadline_s, write_limit_bytes)
+
+
+def _round_trip(d: int, target: Flash, nbytes: int) -> Paging:
+    return Paging(
+        d, target.write_seconds(nbytes), target.read_seconds(nbytes),
+        nbytes * target.written_cost_joules_per_byte, nbytes * target.read_joules_per_byte,
+    )  # fmt: skip
 
 
 class _Coarsening:
@@ -217,14 +226,12 @@ class _Coarsening:
 
     def _pagings(self, storage: Storage) -> tuple[Paging, ...]:
         """Return what a round trip to each target costs that may hold the storage."""
-        nbytes, targets = storage.nbytes, self.costs.device.targets
+        targets = self.costs.device.targets
         return tuple(
-            Paging(
-                d, target.write_seconds(nbytes), target.read_seconds(nbytes),
-                nbytes * target.written_cost_joules_per_byte, nbytes * target.read_joules_per_byte,
-            )
-            for d, target in enumerate(targets[:1] if storage.persistent else targets)
-        )  # fmt: skip
+            _round_trip(d, target, storage.nbytes)
+            for d, target in enumerate(targets)
+            if d == 0 or target.capacity_bytes is not None or not storage.persistent
+        )
 
     def _packings(self, s: int, writes: tuple[int, ...]) -> tuple[Packing | None, ...]:
         """Return what packing the contents after each stage that writes `s` takes; nothing where nothing was measured."""
@@ -234,8 +241,18 @@ class _Coarsening:
         if not any(found):
             return ()
         return tuple(
-            None if c is None else Packing(c.reserved_bytes, c.seconds, c.joules + watts * c.seconds) for c in found
+            None
+            if c is None
+            else Packing(c.reserved_bytes, c.seconds, c.joules + watts * c.seconds, self._packed_pagings(c))
+            for c in found
         )
+
+    def _packed_pagings(self, cost: PackingCost) -> tuple[Paging, ...]:
+        """Return what a round trip of a packed form to each medium costs; what does not come back is read where it is."""
+        if not cost.codec.comes_back:
+            return ()
+        media = ((d, t) for d, t in enumerate(self.costs.device.targets) if t.capacity_bytes is None)
+        return tuple(_round_trip(d, target, cost.reserved_bytes) for d, target in media)
 
     def _rematerialize(self, s: int, recipe: list[int] | None) -> Rematerialization | None:
         if recipe is None:

@@ -38,5 +38,5 @@ def _present(problem: Problem, chosen: dict[int, Choice], tensor: int, stage: in
         at = stage if stage > gap.after else stage + problem.size
         if gap.after < at < gap.before and not gap.dead:
             choice = chosen.get(g)
-            return choice is None or (choice.fate is not Fate.PACK and at >= choice.stage)
+            return choice is None or (choice.fate not in (Fate.PACK, Fate.PACK_PAGE) and at >= choice.stage)
     return False

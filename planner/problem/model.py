@@ -64,12 +64,17 @@ class Packing:
     """Lossless packing through a gap: bytes while packed, seconds and joules of both directions together.
 
     Packed form and tensor are both there at the gap's two ends: when the stage before it is done, and before the stage after it
-    starts.
+    starts. `paging`: round trips of the packed form to media, for a gap that it passes there.
     """
 
     packed_bytes: int
     seconds: float
     joules: float
+    paging: tuple[Paging, ...] = ()
+
+    def paging_to(self, target: int) -> Paging | None:
+        """Return what the packed form's round trip to a target costs; None where it does not go there."""
+        return next((p for p in self.paging if p.target == target), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +196,8 @@ class Problem:
     name: str = ""
     target_bytes: tuple[int | None, ...] = ()
     """Per target: what its pages may take at once. One with such a bound is memory, the host's say: it wears nothing, and
-    keeps a page no longer than its gap. None, or not said: a medium with room for all."""
+    keeps a page no longer than its gap; of a persistent tensor it has a copy all the time, and no other target has a page of that
+    one then. None, or not said: a medium with room for all."""
     links: tuple[int, ...] = ()
     """Per target: what moves its pages; those of one link go one after the other. Not said: all by link 0."""
 
@@ -202,6 +208,10 @@ class Problem:
     def room(self, target: int) -> int | None:
         """Return what pages may take at once of a target that is memory; None of a medium."""
         return self.target_bytes[target] if target < len(self.target_bytes) else None
+
+    def rewritten(self, tensor: int, target: int) -> bool:
+        """Say whether a tensor's contents are written to a target anew for each gap; else once, and read as often as needed."""
+        return self.room(target) is not None and not self.tensors[tensor].persistent
 
     def link(self, target: int) -> int:
         """Return the number of what moves a target's pages."""
@@ -288,6 +298,7 @@ class Fate(enum.Enum):
     PAGE = "page"
     RECOMPUTE = "recompute"
     PACK = "pack"
+    PACK_PAGE = "pack and page"
 
 
 @dataclass(frozen=True, slots=True, order=True)

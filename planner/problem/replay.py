@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from planner.problem.model import Choice, Fate, Gap, Paging, Problem, Schedule, Semantics
+from planner.problem.model import Choice, Fate, Gap, Packing, Paging, Problem, Schedule, Semantics
 
 Bytes = npt.NDArray[np.float64]
 
@@ -119,6 +119,10 @@ class _Replay:
         self.transfer_total = np.zeros(links)
         self.paged_bytes = {d: np.zeros(size) for d in range(len(problem.targets)) if problem.room(d) is not None}
         """Target that is memory -> bytes that its pages take at each stage."""
+        self.homes: dict[int, int] = {}
+        """Persistent tensor -> the target that it was paged to first."""
+        self.copies: set[tuple[int, int]] = set()
+        """Persistent tensors with a copy in a target that is memory."""
         self.packing, self.unpacking = np.zeros(size), np.zeros(size)
         """Bytes of packed forms beside their tensors, once a stage is done and before it starts."""
         self.extra_seconds = 0.0
@@ -162,6 +166,8 @@ class _Replay:
                 self._page(gap, found, paged, chosen)
             elif found.fate is Fate.PACK:
                 self._pack(gap)
+            elif found.fate is Fate.PACK_PAGE:
+                self._pack_and_page(gap, found, chosen)
             else:
                 self._reside(gap.tensor, found.stage, gap.before)
                 self.rematerializations[found.stage % problem.size].append((gap.tensor, gap.version, False))
@@ -171,16 +177,42 @@ class _Replay:
         self.resident[tensor, [s % size for s in range(start, stop)]] = True
 
     def _pack(self, gap: Gap) -> None:
+        packing = self._packed(gap)
+        if packing is not None:
+            for s in range(gap.after + 1, gap.before):
+                self.extra[s % self.problem.size] += packing.packed_bytes
+
+    def _packed(self, gap: Gap) -> Packing | None:
+        """Charge packing and unpacking at the ends of a gap."""
         packing = self.problem.tensors[gap.tensor].packing(gap.version)
         if packing is None:
             self._fail(f"tensor {gap.tensor} cannot be packed")
-            return
+            return None
         self.packing[gap.after] += packing.packed_bytes
         self.unpacking[gap.before % self.problem.size] += packing.packed_bytes
-        for s in range(gap.after + 1, gap.before):
-            self.extra[s % self.problem.size] += packing.packed_bytes
         self.extra_seconds += packing.seconds
         self.extra_joules += packing.joules
+        return packing
+
+    def _pack_and_page(self, gap: Gap, choice: Choice, chosen: dict[int, Choice]) -> None:
+        problem, packing = self.problem, self._packed(gap)
+        cost = None if packing is None else packing.paging_to(choice.target)
+        if packing is None or cost is None:
+            self._fail(f"the packed form of tensor {gap.tensor} cannot be paged to target {choice.target}")
+            return
+        if choice.stage != gap.before:
+            self._fail(f"packed tensor {gap.tensor} returns at stage {choice.stage}, before it is used at {gap.before}")
+        nbytes = packing.packed_bytes
+        self.result.read_bytes += nbytes
+        self.result.written_bytes += nbytes
+        self.extra_joules += cost.joules_in + cost.joules_out
+        earliest = page_out_ready(problem, gap, _rematerialized_at(problem, gap, chosen))
+        if gap.before < earliest:
+            self._fail(f"tensor {gap.tensor} is read back at stage {choice.stage}, before its write is done")
+        if earliest > gap.after + 2:
+            self.extra[(gap.after + 1) % problem.size] += nbytes
+        if problem.semantics is not Semantics.POET:
+            self._charge_transfers(gap, choice, nbytes, cost.seconds_in, cost.seconds_out)
 
     def _page(
         self, gap: Gap, choice: Choice, paged: dict[tuple[int, int, int], bool], chosen: dict[int, Choice]
@@ -197,9 +229,12 @@ class _Replay:
             self.extra[s % problem.size] += cost.stored_bytes
         key = (gap.tensor, tensor.contents(gap.version), choice.target)
         held = self.paged_bytes.get(choice.target)
-        first = held is not None or (key not in paged and not (tensor.persistent and not tensor.writes))
+        unchanged = tensor.persistent and not tensor.writes
+        first = problem.rewritten(gap.tensor, choice.target) or (key not in paged and not unchanged)
         paged[key] = True
-        if held is not None:
+        if tensor.persistent:
+            self._settle(gap.tensor, choice.target)
+        elif held is not None:
             held[[s % problem.size for s in range(gap.after, choice.stage)]] += tensor.nbytes
         if first:
             self.result.written_bytes += tensor.nbytes if held is None else 0
@@ -210,11 +245,23 @@ class _Replay:
         if first and earliest > gap.after + 2:
             self.extra[(gap.after + 1) % problem.size] += tensor.nbytes
         if problem.semantics is not Semantics.POET:
-            self._charge_transfers(gap, choice, cost.seconds_in, cost.seconds_out if first else None)
+            self._charge_transfers(gap, choice, tensor.nbytes, cost.seconds_in, cost.seconds_out if first else None)
 
-    def _charge_transfers(self, gap: Gap, choice: Choice, seconds_in: float, seconds_out: float | None) -> None:
-        problem, nbytes = self.problem, self.problem.tensors[gap.tensor].nbytes
-        link = problem.link(choice.target)
+    def _settle(self, i: int, target: int) -> None:
+        """Give a persistent tensor its copy in a target that is memory, unless it has one; no other target may have pages of it."""
+        home = self.homes.setdefault(i, target)
+        if home != target and not {home, target}.isdisjoint(self.paged_bytes):
+            self._fail(
+                f"persistent tensor {i} is paged to targets {home} and {target}; one of them is memory and has all of it"
+            )
+        if target in self.paged_bytes and (i, target) not in self.copies:
+            self.copies.add((i, target))
+            self.paged_bytes[target] += self.problem.tensors[i].nbytes
+
+    def _charge_transfers(
+        self, gap: Gap, choice: Choice, nbytes: int, seconds_in: float, seconds_out: float | None
+    ) -> None:
+        problem, link = self.problem, self.problem.link(choice.target)
         if problem.semantics is Semantics.ELASTIC:
             self.transfer_total[link] += seconds_in + (seconds_out or 0.0)
             return

@@ -4,7 +4,7 @@ Seconds and workspace per operator, flash bandwidth, base memory.
 
 Operators with the same name, shapes and arguments, on operands as cold, are measured once. Where a step computes on a device,
 its operators are measured there, each waited for; only the processor's own cache is emptied between two runs. Run as a process of its own
-(`python -m planner.profiling.operators GRAPHS OUT`), so that the memory it reports is that of a bare worker; with the budget-aware
+(`agent.prepare.profiling`), so that the memory it reports is that of a bare worker; with the budget-aware
 allocator preloaded, workspace counts whatever a kernel takes, oneDNN's scratch included.
 """
 
@@ -13,7 +13,6 @@ import itertools
 import mmap
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,21 +20,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgpack
-import msgspec
 import torch
 
-from planner.ir.bundle.codec import unpack_graph
 from planner.ir.code_pages import release_code_pages
 from planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost, PackingCost
 from planner.ir.devices.kinds import CPU
-from planner.ir.devices.torch_device import generator_states, restore_generators, synchronize
+from planner.ir.devices.torch_device import (
+    device_name,
+    generator_states,
+    repeat_kernels,
+    restore_generators,
+    synchronize,
+)
 from planner.ir.direct_io import bypass_page_cache
 from planner.ir.errors import PortError
 from planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, references
 from planner.ir.operators import GUARD
 from planner.ir.process_memory import resident_bytes
-from planner.ir.torch_operators import dtype, literal, resolve
+from planner.ir.torch_operators import dtype, function_of, literal
 from planner.profiling import kept_costs, shared_costs
 from planner.profiling.cpu_cache import Sweep, cold_operands, last_level_bytes
 from planner.profiling.device_memory import DeviceWorkspaceMeter
@@ -45,6 +47,8 @@ Progress = Callable[[int, int], None]
 _REPEATS = 3
 _SCATTER = 0.05
 """Of an operator's seconds: two runs that agree as well need no third."""
+_DRAWN = 65521
+"""Made-up numbers that are drawn before they come again: a prime, so that no two rows of a matrix are alike."""
 _FLASH_SAMPLE_BYTES = 64 << 20
 _CHUNK = 1 << 20
 MEDIUM_WATTS = 0.15
@@ -93,19 +97,21 @@ class Measured:
 
 def profile_operators(
     graphs: Iterable[StepGraph], *, compute_watts: float, progress: Progress | None = None, kept_in: Path | None = None,
-    shared: Mapping[str, kept_costs.Kept] = {},
+    shared: Mapping[str, kept_costs.Kept] = {}, resident: bool = True,
 ) -> Measured:  # fmt: skip
     """Run every distinct operator of `graphs` a few times on made-up data and return its cost.
 
     Those whose cost lies in the folder `kept_in` (`kept_costs`) run once, for what they leave resident. So do those that another
-    machine of this kind measured (`shared`), once its dearest were measured here and are alike; these are not kept.
+    machine of this kind measured (`shared`), once its dearest were measured here and are alike; these are not kept. Not
+    `resident`: what is left resident is not looked at, and operators of known cost do not run.
     """
     graphs = tuple(graphs)
     base = resident_bytes()
     known: dict[Any, OpCost] = {}
     cache_bytes = last_level_bytes()
-    calls = [[_Call(g, *pair) for pair in zip(g.ops, cold_operands(g, cache_bytes), strict=True)] for g in graphs]
-    distinct = {_signature(c): c for table in calls for c in table if c.op.name != GUARD}
+    calls, distinct = _calls(graphs, cache_bytes)
+    for graph in graphs:
+        repeat_kernels(graph.device)
     sweep = Sweep(cache_bytes)
     generators = generator_states({g.device for g in graphs})
     name = kept_costs.context(torch.get_num_threads(), cache_bytes, workspace_seen=_WorkspaceMeter().sees)
@@ -121,9 +127,9 @@ def profile_operators(
             found = kept.get(key)
             if found is None:
                 found = fresh[key] = kept_costs.Kept(*_measure(call, sweep), time.time())
-            else:
+            elif resident:
                 call.ready()[0]()
-            known[signature] = OpCost(found.seconds, found.workspace_bytes, found.seconds * compute_watts)
+            known[signature] = _priced(found, compute_watts)
             if done + 1 == len(checked):
                 disputed = shared_costs.disputed((given[key], fresh[key]) for key in checked)
                 kept |= {} if disputed else {key: cost for key, cost in given.items() if key not in checked}
@@ -131,14 +137,44 @@ def profile_operators(
                 progress(done + 1, len(distinct))
     kept_costs.keep_costs(kept_in, name, fresh)
     del sweep
-    free = OpCost(0.0, 0, 0.0)
-    tables = tuple(tuple(known.get(_signature(c), free) for c in table) for table in calls)
-    loaded, running = _resident_after(distinct.values())
+    tables = _tables(calls, known)
+    loaded, running = _resident_after(distinct.values()) if resident else (base, base)
     restore_generators(generators)
     taken_over = 0 if disputed else len(given) - len(checked)
     return Measured(
         tables, base, max(0, loaded - base), max(0, loaded - running), taken_over=taken_over, disputed=disputed
     )
+
+
+def kept_tables(
+    graphs: Iterable[StepGraph], *, threads: int, compute_watts: float, kept_in: Path | None, workspace_seen: bool
+) -> tuple[tuple[OpCost, ...], ...] | None:
+    """Return the costs per op of each graph without running any; None where one of them is not in the folder `kept_in`.
+
+    They are those of a process with so many `threads`, `workspace_seen` where the allocator is preloaded into it.
+    """
+    cache_bytes = last_level_bytes()
+    calls, distinct = _calls(graphs, cache_bytes)
+    name = kept_costs.context(threads, cache_bytes, workspace_seen=workspace_seen)
+    kept = kept_costs.read_costs(kept_in, name, time.time())
+    found = {signature: kept.get(kept_costs.operator_key(signature)) for signature in distinct}
+    known = {signature: _priced(cost, compute_watts) for signature, cost in found.items() if cost is not None}
+    return _tables(calls, known) if len(known) == len(found) else None
+
+
+def _calls(graphs: Iterable[StepGraph], cache_bytes: int) -> tuple[list[list["_Call"]], dict[Any, "_Call"]]:
+    """Return the calls of each graph, and one of each kind that is alike."""
+    calls = [[_Call(g, *pair) for pair in zip(g.ops, cold_operands(g, cache_bytes), strict=True)] for g in graphs]
+    return calls, {_signature(c): c for table in calls for c in table if c.op.name != GUARD}
+
+
+def _priced(cost: kept_costs.Kept, compute_watts: float) -> OpCost:
+    return OpCost(cost.seconds, cost.workspace_bytes, cost.seconds * compute_watts)
+
+
+def _tables(calls: Iterable[Iterable["_Call"]], known: Mapping[Any, OpCost]) -> tuple[tuple[OpCost, ...], ...]:
+    free = OpCost(0.0, 0, 0.0)
+    return tuple(tuple(known.get(_signature(c), free) for c in table) for table in calls)
 
 
 def _resident_after(calls: Iterable["_Call"]) -> tuple[int, int]:
@@ -175,7 +211,7 @@ class _Call:
     def ready(self) -> tuple[Callable[[], Any], list[torch.Tensor]]:
         """Return what runs it on made-up data, and those of its operands that are warm."""
         op = self.op
-        function = resolve(op.name)
+        function = function_of(op)
         tensors: dict[int, torch.Tensor] = {}
         for argument in (*op.args, *(a for _, a in op.kwargs)):
             for v in references(argument):
@@ -227,7 +263,7 @@ def _signature(call: _Call) -> Any:
         if isinstance(argument, Ref):
             v = call.graph.values[argument.value]
             device = call.graph.storages[v.storage].device
-            elsewhere = () if device == CPU else (device,)
+            elsewhere = () if device == CPU else (device, device_name(device))
             return ("value", v.dtype, v.shape, v.stride, v.storage in call.cold, *elsewhere)
         if isinstance(argument, Scalar):
             return "scalar"
@@ -270,10 +306,17 @@ def _made_up(graph: StepGraph, v: int) -> torch.Tensor:
     extent = sum((n - 1) * k for n, k in zip(value.shape, value.stride, strict=True)) + 1 if 0 not in value.shape else 0
     flat = torch.empty(extent, dtype=kind, device=graph.storages[value.storage].device)
     if kind.is_floating_point:
-        flat.uniform_(0.1, 0.9)
+        _fill(flat)
     else:
         flat.zero_()
     return flat.as_strided(value.shape, value.stride)
+
+
+def _fill(flat: torch.Tensor) -> None:
+    """Fill with one drawing of numbers again and again: drawing all takes as long as many an operator."""
+    drawn = flat[:_DRAWN].uniform_(0.1, 0.9)
+    for piece in flat[_DRAWN:].split(_DRAWN):
+        piece.copy_(drawn[: piece.numel()])
 
 
 def _filled(argument: Argument, tensors: dict[int, torch.Tensor]) -> Any:
@@ -397,36 +440,3 @@ def _timed_flash(directory: Path, compute_watts: float, name: str, progress: Pro
         name=name, read_bytes_per_s=read, write_bytes_per_s=write, latency_s=statistics.median(small),
         read_joules_per_byte=medium_joules(read) + read_cpu, write_joules_per_byte=medium_joules(write) + write_cpu,
     )  # fmt: skip
-
-
-# -- as a process of its own
-
-
-def main(arguments: list[str]) -> int:
-    """Profile the graphs in file `arguments[0]`, write the result to `arguments[1]`; costs from elsewhere lie in `arguments[4]`.
-
-    Progress as "done total" lines.
-    """
-    source, target, threads, watts, *shared = arguments
-    torch.set_num_threads(int(threads))
-    graphs = [unpack_graph(g) for g in msgpack.unpackb(Path(source).read_bytes())]
-
-    def progress(done: int, total: int) -> None:
-        sys.stdout.write(f"{done} {total}\n")
-        sys.stdout.flush()
-
-    measured = profile_operators(
-        graphs, compute_watts=float(watts), progress=progress, kept_in=kept_costs.cache_folder(),
-        shared=shared_costs.unpack_shared(Path(shared[0]).read_bytes(), time.time()) if shared else {},
-    )  # fmt: skip
-    Path(target).write_bytes(msgspec.msgpack.encode(measured))
-    return 0
-
-
-def read_measured(path: Path) -> Measured:
-    """Return what `main` wrote."""
-    return msgspec.msgpack.decode(path.read_bytes(), type=Measured)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

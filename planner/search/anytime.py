@@ -48,6 +48,9 @@ LARGE_ENOUGH = 0.005
 LARGE_GAPS = 1000
 """With more gaps than this a captured step is searched with a narrow window: building the model counts too."""
 
+LEAST_GAIN = 1e-3
+"""A captured step's costs were measured, and scatter by far more: a search that gains less of them with a quarter of its time ends."""
+
 SEARCH_COLUMNS = 20_000
 """A model with more free integral columns than this is searched window by window instead."""
 
@@ -97,7 +100,7 @@ def _climb_captured(state: Climb, total: float) -> None:
         offer_recipes(state, 0.3 * total)
     guided(state, replace(narrow, timeless=True), 0.02, (0.4 if large else 0.2) * total)
     if not state.proven and state.schedule is not None:
-        search_pieces(state, narrow, state.left)
+        search_pieces(state, narrow, state.left, LEAST_GAIN)
 
 
 def captured_breadth(problem: Problem) -> Breadth:
@@ -141,9 +144,9 @@ def _returns(problem: Problem, breadth: Breadth) -> int:
     return sum(length if breadth.window is None else min(length, breadth.window + 1) for length in lengths)
 
 
-def search_pieces(state: Climb, breadth: Breadth, seconds: float) -> None:
+def search_pieces(state: Climb, breadth: Breadth, seconds: float, least_gain: float = 0.0) -> None:
     """Improve the best schedule piece by piece."""
-    neighbourhood_search(state, _formulation(state, breadth), seconds)
+    neighbourhood_search(state, _formulation(state, breadth), seconds, least_gain)
 
 
 SMALLEST = Breadth(0, 0, early_pages=False, inputs=False, timeless=True, optimistic=True)

@@ -35,6 +35,7 @@ class Floor:
     workspace_bytes: int
     holders: tuple[tuple[str, int, bool], ...]
     """Name, bytes, and whether it outlives the step, the largest first."""
+    base: str = "the process itself"
 
     @property
     def remedy(self) -> str:
@@ -51,7 +52,7 @@ class Floor:
     def __str__(self) -> str:
         names = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes, _ in self.holders[:3])
         return (
-            f"{format_bytes(self.nbytes)}, {format_bytes(self.base_bytes)} of it the process itself, set by op {self.op} "
+            f"{format_bytes(self.nbytes)}, {format_bytes(self.base_bytes)} of it {self.base}, set by op {self.op} "
             f"({self.name.removeprefix('aten::')}: {names}); what lowers it: {self.remedy}"
         )
 
@@ -59,14 +60,15 @@ class Floor:
 def floor_of(graph: StepGraph, costs: CostTable) -> Floor:
     """Return the least budget for which there is a plan."""
     base = costs.device.base_bytes
+    of = "the process itself" if costs.device.host is None else "context and libraries"
     plan = paging_plan(graph, min(PAGED_FROM_BYTES), base + 1)
     try:
         lower(graph, costs, plan)
     except BudgetError as error:
         held = [(graph.label(s), nbytes, graph.storages[s].persistent) for s, nbytes in error.holders]
         workspace = costs.ops[error.op].workspace_bytes
-        return Floor(error.needed_bytes, error.op, graph.ops[error.op].name, base, workspace, tuple(held))
-    return Floor(base + 1, 0, graph.ops[0].name if graph.ops else "", base, 0, ())
+        return Floor(error.needed_bytes, error.op, graph.ops[error.op].name, base, workspace, tuple(held), of)
+    return Floor(base + 1, 0, graph.ops[0].name if graph.ops else "", base, 0, (), of)
 
 
 def floor_plans(graph: StepGraph, ram_bytes: int) -> Iterator[Plan]:

@@ -23,14 +23,26 @@ PIECE_SECONDS = 0.5
 """A piece that takes longer is too large: the next ones are smaller."""
 
 
-def neighbourhood_search(state: Climb, formulation: Formulation, seconds: float) -> None:
-    """Improve the best schedule piece by piece for at most `seconds` of CPU time."""
+LOOKED_AT = 1 / 4
+"""Share of the search's time after which it is asked whether it gains anything."""
+
+
+def neighbourhood_search(state: Climb, formulation: Formulation, seconds: float, least_gain: float = 0.0) -> None:
+    """Improve the best schedule piece by piece for at most `seconds` of CPU time.
+
+    It ends where a quarter of them lowered the cost by less than a share `least_gain`: what the rest brings is less still.
+    """
     if state.schedule is None or formulation.start_values(state.schedule) is None:
         return
     search = _Search(state, formulation)
     stop_at = state.left - seconds
     quiet = 0
+    looked, was = state.left, state.cost
     for gaps in search.pieces():
+        if looked - state.left > LOOKED_AT * seconds:
+            if was - state.cost < least_gain * was:
+                return
+            looked, was = state.left, state.cost
         if state.left <= max(stop_at, 0.05) or state.proven or quiet > search.patience():
             return
         status, improved, used = search.improve(gaps, min(PIECE_SECONDS, state.left - stop_at))
@@ -57,9 +69,7 @@ class _Search:
         """Return the gap that each integral column of a gap belongs to."""
         found = {}
         for g, columns in self.formulation.gaps.items():
-            own = [columns.keep, *columns.recompute.values(), *columns.page.values()]
-            if columns.packed is not None:
-                own.append(columns.packed)
+            own = [columns.keep, *columns.recompute.values(), *columns.page.values(), *columns.packing()]
             found.update(dict.fromkeys(own, g))
         return found
 

@@ -4,13 +4,15 @@ What an agent switches between.
 """
 
 import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from planner.ir.bundle.bundle import WHOLE_UPDATE, PlanChoice
 from planner.ir.costs import CostTable
 from planner.ir.graph import StepGraph
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
+from planner.ir.program import host_bytes_of
 from planner.problem.coarsen import coarsen
 from planner.search.greedy.search import smallest_budget
 from planner.search.plan_step import HURRIED_WATTS, plan_step, with_figures
@@ -117,3 +119,45 @@ def budget_for(
 
     k = bisect.bisect_left(ascending, True, key=in_time)
     return ascending[k] if k < len(ascending) else None
+
+
+def choice_of(
+    ram_bytes: int,
+    plans: Mapping[str, Plan],
+    graphs: Mapping[str, StepGraph],
+    costs: Mapping[str, CostTable],
+    accumulate: int,
+) -> PlanChoice:
+    """Return what the manifest says about one plan per graph; figures are those of a batch of full size, on average.
+
+    `ram_bytes`: of the memory that operators compute in; where that is a device's own, the host's has its budget in the costs.
+    """
+    counts = full_batches(graphs, accumulate)
+    total = accumulate if WHOLE_UPDATE in counts else sum(counts.values())
+    programs = {name: lower(graphs[name], costs[name], plans[name]) for name in counts}
+
+    def a_batch(figure: Callable[[str], float]) -> float:
+        return sum(count * figure(name) for name, count in counts.items()) / total
+
+    bounds = [plans[name].bound_joules for name in counts]
+    peak, device_ram, device_peak = max(p.peak_bytes for p in plans.values()), 0, 0
+    device = next(iter(costs.values())).device
+    if device.host is not None:
+        device_ram, device_peak = ram_bytes, peak
+        ram_bytes = device.host_base_bytes + (device.host.capacity_bytes or 0)
+        peak = device.host_base_bytes + host_bytes_of(lower(graphs[n], costs[n], plan) for n, plan in plans.items())
+    return PlanChoice(
+        ram_bytes, peak, a_batch(lambda name: programs[name].seconds), a_batch(lambda name: programs[name].joules),
+        a_batch(lambda name: plans[name].overhead_joules),
+        None if None in bounds else a_batch(lambda name: plans[name].bound_joules or 0.0),
+        round(a_batch(lambda name: programs[name].written_bytes)), plans[next(iter(counts))].strategy,
+        a_batch(lambda name: programs[name].wear_joules), device_ram, device_peak,
+    )  # fmt: skip
+
+
+def full_batches(graphs: Iterable[str], accumulate: int) -> dict[str, int]:
+    """Return which graphs an update of full batches runs, and how often; a whole one stands for all its batches."""
+    names = tuple(graphs)
+    if WHOLE_UPDATE in names or accumulate == 1 or "last" not in names:
+        return {WHOLE_UPDATE if WHOLE_UPDATE in names else names[0]: 1}
+    return {name: often for name, often in (("first", 1), ("next", accumulate - 2), ("last", 1)) if often}

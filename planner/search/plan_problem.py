@@ -7,11 +7,13 @@ comes back is lowered here against the problem as it is known here: whoever made
 import hashlib
 import math
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
 
+from planner.ir.bundle.bundle import PlannedLimits
 from planner.ir.bundle.codec import (
     WireError,
     pack_costs,
@@ -23,14 +25,18 @@ from planner.ir.bundle.codec import (
 )
 from planner.ir.costs import CostTable
 from planner.ir.errors import ExitCode, PortError
-from planner.ir.graph import StepGraph
+from planner.ir.graph import Phase, StepGraph
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.ir.program import BudgetError, PlanError
 from planner.milp.highs import Progress
 from planner.search.plan_step import PlanLimits, PlanResult, plan_step, with_figures
 
-_FORMAT = 1
+_FORMAT = 2
+"""Format 1 counted a write for each weight that left RAM, changed or not: its figures are others."""
+MOST_SEARCHED = 6_000
+"""Operators of a step that is searched: of more (GPT-2's update over eight micro-batches has 14,000) one look at the planning model
+takes longer than the whole time for planning, and in that of a minute found nothing better than the first plan."""
 MOST_RAW_BYTES = 64 << 20
 """Of a problem, unpacked: one of 6,000 operators, the most that are searched, takes 2 MB."""
 MOST_ANSWER_BYTES = 1 << 20
@@ -81,12 +87,23 @@ class PlanProblem:
         ]  # fmt: skip
         return hashlib.sha256(msgspec.msgpack.encode(told)).hexdigest()
 
-    def solved(self, progress: Progress | None = None) -> PlanResult:
-        """Return what planning gives here; raises StrategyError."""
+    def solved(self, progress: Progress | None = None, rivals: Iterable[Plan] = ()) -> PlanResult:
+        """Return what planning gives here, or one of the `rivals` where that costs less; raises StrategyError."""
         return plan_step(
             self.graph, self.costs, ram_bytes=self.ram_bytes, strategy=self.strategy, time_limit_s=self.time_limit_s,
-            progress=progress, deadline_s=self.deadline_s, write_limit_bytes=self.write_limit_bytes,
+            progress=progress, deadline_s=self.deadline_s, write_limit_bytes=self.write_limit_bytes, rivals=rivals,
         )  # fmt: skip
+
+
+def plan_problem(
+    graph: StepGraph, costs: CostTable, ram_bytes: int, strategy: str, time_limit_s: float, limits: PlannedLimits
+) -> PlanProblem:
+    """Return what is solved for a graph of a bundle; evaluation has no deadline."""
+    training = any(op.phase is not Phase.FORWARD for op in graph.ops)
+    searched = strategy if len(graph.ops) <= MOST_SEARCHED else "greedy"
+    return PlanProblem(
+        graph, costs, ram_bytes, limits.step_s if training else None, limits.written_bytes, time_limit_s, searched
+    )
 
 
 class _ProblemRecord(msgspec.Struct, array_like=True):

@@ -42,6 +42,9 @@ DECIDED_SHARE = 1 / 256
 LADDER = ("milp", "greedy")
 """Strategies that find a plan wherever there is one; the others are baselines, which show where theirs ends."""
 
+_ROUNDING = 1e-9
+"""Relative: sums in another order."""
+
 FINISHING = 0.1
 """Share of the time limit that the search leaves: the piece under way when its time is up is finished all the same."""
 
@@ -59,7 +62,7 @@ class PlanLimits:
 
     def passed_by(self, program: Program) -> bool:
         """Say whether a program takes longer or writes more."""
-        late = self.deadline_s is not None and program.seconds > self.deadline_s * (1 + 1e-9)
+        late = self.deadline_s is not None and program.seconds > self.deadline_s * (1 + _ROUNDING)
         return late or (self.write_limit_bytes is not None and program.written_bytes > self.write_limit_bytes)
 
 
@@ -105,37 +108,88 @@ def plan_step(
     same step, from other strategies say; where one of them is valid and costs less energy and wear, it is the answer.
     """
     limits = PlanLimits(ram_bytes, deadline_s, write_limit_bytes)
-    if not dearest_wear(costs.device):
-        return _in_time(graph, costs, limits, time_limit_s, strategy, progress, tuple(rivals))
-    return _sparing(graph, costs, limits, time_limit_s, strategy, progress, tuple(rivals))
+    asked = _Asked(graph, costs, limits, time_limit_s, strategy, progress, tuple(rivals))
+    return _packing(asked) if costs.packings and strategy in LADDER else _within(asked)
 
 
-def _sparing(
-    graph: StepGraph,
-    costs: CostTable,
-    limits: PlanLimits,
-    time_limit_s: float,
-    strategy: str,
-    progress: Progress | None,
-    rivals: Sequence[Plan],
-) -> PlanResult:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A plan that is looked for: of which step, within what, for how many seconds of CPU time, and how."""
+
+    graph: StepGraph
+    costs: CostTable
+    limits: PlanLimits
+    time_limit_s: float
+    strategy: str
+    progress: Progress | None
+    rivals: tuple[Plan, ...]
+
+    @property
+    def quick(self) -> "_Asked":
+        """The same by greedy search alone."""
+        return replace(self, strategy="greedy", progress=None)
+
+
+def _packing(asked: _Asked) -> PlanResult:
+    """Return a plan that takes no more joules, seconds or written bytes than what greedy search finds without packing.
+
+    A fate more must not cost more: the search meets other plans first, and not always the better ones.
+    """
+    begin = time.process_time()
+    graph, costs = asked.graph, asked.costs
+    bare = _within(replace(asked.quick, costs=replace(costs, packings=())))
+    if bare.plan is None:
+        return _within(asked)
+    takes, asked = lower(graph, costs, bare.plan), replace(asked, rivals=(*asked.rivals, bare.plan))
+    found = _within(asked)
+    tried, bound = found, found.bound_joules
+    if not _takes_no_more(graph, costs, found.plan, takes):
+        as_bare = replace(asked.limits, deadline_s=takes.seconds, write_limit_bytes=takes.written_bytes)
+        tried = _within(replace(asked.quick, limits=as_bare))
+    if not _takes_no_more(graph, costs, tried.plan, takes):
+        tried = replace(bare, plan=with_figures(bare.plan, costs, takes, bound), outcome=Outcome.FEASIBLE)
+    if tried is not found and tried.plan is not None:
+        gap = relative_gap(tried.plan.overhead_joules, bound)
+        tried = replace(tried, plan=replace(tried.plan, bound_joules=bound), bound_joules=bound, gap=gap)
+    return replace(tried, seconds=time.process_time() - begin)
+
+
+def _takes_no_more(graph: StepGraph, costs: CostTable, plan: Plan | None, other: Program) -> bool:
+    """Say whether there is a plan, and its program takes no more of anything than another."""
+    if plan is None:
+        return False
+    program = lower(graph, costs, plan)
+    pairs = (
+        (program.joules, other.joules), (program.seconds, other.seconds), (program.written_bytes, other.written_bytes)
+    )  # fmt: skip
+    return all(mine <= others * (1 + _ROUNDING) for mine, others in pairs)
+
+
+def _within(asked: _Asked) -> PlanResult:
+    """Return a plan within the limits, one that spares flash where it wears out."""
+    return _sparing(asked) if dearest_wear(asked.costs.device) else _in_time(asked)
+
+
+def _sparing(asked: _Asked) -> PlanResult:
     """Return a plan that spares flash which wears out, and takes little longer than one that does not look at wear."""
     begin = time.process_time()
+    graph, costs, limits = asked.graph, asked.costs, asked.limits
     share = visible_share(costs.device, _base_joules(costs), sum(s.nbytes for s in graph.storages))
     unworn, seen_costs = (replace(costs, device=with_wear(costs.device, part)) for part in (0.0, share))
-    careless = _in_time(graph, unworn, limits, time_limit_s, "greedy", None, rivals)
+    careless = _in_time(replace(asked.quick, costs=unworn))
     if careless.plan is None:
-        careless = _in_time(graph, unworn, limits, time_limit_s / 3, strategy, progress, rivals)
+        careless = _in_time(replace(asked, costs=unworn, time_limit_s=asked.time_limit_s / 3))
     if careless.plan is None:
         return careless
     slowest_s = SPARING_TIME * careless.plan.seconds
     limits = replace(limits, deadline_s=slowest_s if limits.deadline_s is None else min(slowest_s, limits.deadline_s))
     spent = time.process_time() - begin
-    unhurried = replace(limits, deadline_s=None)
-    seen = _plan(graph, seen_costs, unhurried, time_limit_s - spent, strategy, progress, rivals)
-    known = [plan for plan in (careless.plan, seen.plan, *rivals) if plan is not None]
+    unhurried = replace(asked, costs=seen_costs, limits=replace(limits, deadline_s=None))
+    seen = _plan(replace(unhurried, time_limit_s=asked.time_limit_s - spent))
+    quick = seen if asked.strategy == "greedy" else _plan(unhurried.quick)
+    known = tuple(plan for plan in (careless.plan, quick.plan, seen.plan, *asked.rivals) if plan is not None)
     if seen.plan is None or seen.plan.seconds > slowest_s:
-        seen = _plan(graph, seen_costs, limits, time_limit_s / 2, strategy, progress, known)
+        seen = _plan(replace(unhurried, limits=limits, time_limit_s=asked.time_limit_s / 2, rivals=known))
     found = better_of(graph, costs, limits, found=_restated(graph, costs, seen), rivals=known)
     return replace(found, seconds=time.process_time() - begin)
 
@@ -149,44 +203,38 @@ def _restated(graph: StepGraph, costs: CostTable, found: PlanResult) -> PlanResu
     return replace(found, plan=plan, outcome=Outcome.FEASIBLE, gap=gap)
 
 
-def _in_time(
-    graph: StepGraph,
-    costs: CostTable,
-    limits: PlanLimits,
-    time_limit_s: float,
-    strategy: str,
-    progress: Progress | None,
-    rivals: Sequence[Plan],
-) -> PlanResult:
+def _in_time(asked: _Asked) -> PlanResult:
     """Return a plan that keeps the deadline, if there is one."""
-    free_limits, deadline_s = replace(limits, deadline_s=None), limits.deadline_s
+    graph, costs, limits, time_limit_s = asked.graph, asked.costs, asked.limits, asked.time_limit_s
+    untimed, deadline_s = replace(asked, limits=replace(limits, deadline_s=None)), limits.deadline_s
     begin = time.process_time()
-    share = 1.0 if deadline_s is None else 1 / 3
-    free = _plan(graph, costs, free_limits, share * time_limit_s, strategy, progress, rivals)
+    free = _plan(untimed if deadline_s is None else replace(untimed, time_limit_s=time_limit_s / 3))
     if free.plan is None and limits.write_limit_bytes is None:
-        free = _confirmed(graph, costs, free, time_limit_s)
+        free = _confirmed(replace(asked.quick, rivals=()), free)
     if deadline_s is None or free.plan is None or free.plan.seconds <= deadline_s:
         return free
     hurried = [
         found.plan
         for watts in HURRIED_WATTS
-        if (found := _plan(graph, _paying(costs, watts), free_limits, time_limit_s / 9, strategy, progress, ())).plan
+        if (
+            found := _plan(replace(untimed, costs=_paying(costs, watts), time_limit_s=time_limit_s / 9, rivals=()))
+        ).plan
     ]
-    known = [*hurried, free.plan, *rivals]
+    known = (*hurried, free.plan, *asked.rivals)
     left = max(time_limit_s - (time.process_time() - begin), 0.2 * time_limit_s)
-    result = _plan(graph, costs, limits, left, strategy, progress, tuple(known))
+    result = _plan(replace(asked, time_limit_s=left, rivals=known))
     spent = time.process_time() - begin
     if result.plan is not None:
         return replace(result, seconds=spent)
     return _too_slow(graph, costs, limits.ram_bytes, deadline_s, known, spent)
 
 
-def _confirmed(graph: StepGraph, costs: CostTable, failed: PlanResult, time_limit_s: float) -> PlanResult:
+def _confirmed(asked: _Asked, failed: PlanResult) -> PlanResult:
     """Return a failure with a budget for which there is a plan, found by trying it."""
     for _ in range(TIGHTENINGS):
         if failed.needed_bytes is None:
             break
-        tried = _plan(graph, costs, PlanLimits(failed.needed_bytes), time_limit_s, "greedy", None, ())
+        tried = _plan(replace(asked, limits=PlanLimits(failed.needed_bytes)))
         if tried.plan is not None or tried.needed_bytes is None or tried.needed_bytes <= failed.needed_bytes:
             break
         failed = replace(tried, seconds=failed.seconds + tried.seconds)
@@ -206,7 +254,7 @@ def _too_slow(
     fastest = min(seconds)
     message = (
         f"no plan within {format_bytes(ram_bytes)} is fast enough: the fastest takes {format_seconds(fastest)} a step, "
-        f"the deadline leaves {format_seconds(deadline_s)}, {format_seconds(fastest - deadline_s)} less; raise --ram, move "
+        f"the deadline leaves {format_seconds(deadline_s)}, {format_seconds(fastest - deadline_s)} less; raise {costs.device.budget_option}, move "
         "the deadline or train fewer epochs"
     )
     return PlanResult(Outcome.INFEASIBLE, None, None, None, spent, message, fastest_seconds=fastest)
@@ -220,40 +268,33 @@ def _measured(graph: StepGraph, costs: CostTable, plan: Plan, ram_bytes: int) ->
         return None
 
 
-def _plan(
-    graph: StepGraph,
-    costs: CostTable,
-    limits: PlanLimits,
-    time_limit_s: float,
-    strategy: str,
-    progress: Progress | None,
-    rivals: Sequence[Plan],
-) -> PlanResult:
+def _plan(asked: _Asked) -> PlanResult:
     """Return a plan within the limits; above the step's floor there is one unless time or writes are limited."""
     begin = time.process_time()
+    graph, costs, limits = asked.graph, asked.costs, asked.limits
     floor = floor_of(graph, costs)
     if limits.ram_bytes < floor.nbytes:
-        return _below(floor, limits, begin)
+        return _below(floor, limits, costs.device.budget_option, begin)
     decided = min(MIN_DECIDED_BYTES, int(DECIDED_SHARE * (limits.ram_bytes - costs.device.base_bytes)))
-    found = _coarse_plan(graph, costs, limits, time_limit_s, strategy, progress, decided)
+    found = _coarse_plan(asked, decided)
     keep_all = Plan()  # fits at times where the coarse problem, which counts from above, has no room for it
-    found = better_of(graph, costs, limits, found=found, rivals=(keep_all, *rivals))
-    left = time_limit_s - (time.process_time() - begin)
-    if found.plan is None and strategy in LADDER and left > 0:
-        finer = _coarse_plan(graph, costs, limits, left, "greedy", None, 0)
+    found = better_of(graph, costs, limits, found=found, rivals=(keep_all, *asked.rivals))
+    left = asked.time_limit_s - (time.process_time() - begin)
+    if found.plan is None and asked.strategy in LADDER and left > 0:
+        finer = _coarse_plan(replace(asked.quick, time_limit_s=left), 0)
         found = finer if finer.plan is not None else found
-    if found.plan is None and strategy in LADDER:
+    if found.plan is None and asked.strategy in LADDER:
         found = better_of(graph, costs, limits, found=found, rivals=floor_plans(graph, limits.ram_bytes))
     return found
 
 
-def _below(floor: Floor, limits: PlanLimits, begin: float) -> PlanResult:
+def _below(floor: Floor, limits: PlanLimits, option: str, begin: float) -> PlanResult:
     """Say what sets the floor of a step, and what lowers it."""
     names = ", ".join(f"{name} {format_bytes(size)}" for name, size, _ in floor.holders[:3])
     needed = format_bytes(floor.nbytes)
     message = (
         f"no plan fits {format_bytes(limits.ram_bytes)}: op {floor.op} ({floor.name}) needs {needed} with {names} resident; "
-        f"raise --ram to at least {needed}, or lower the floor: {floor.remedy}"
+        f"raise {option} to at least {needed}, or lower the floor: {floor.remedy}"
     )
     held = tuple((name, size) for name, size, _ in floor.holders)
     seconds = time.process_time() - begin
@@ -262,18 +303,10 @@ def _below(floor: Floor, limits: PlanLimits, begin: float) -> PlanResult:
     )
 
 
-def _coarse_plan(
-    graph: StepGraph,
-    costs: CostTable,
-    limits: PlanLimits,
-    time_limit_s: float,
-    strategy: str,
-    progress: Progress | None,
-    min_bytes: int,
-) -> PlanResult:
+def _coarse_plan(asked: _Asked, min_bytes: int) -> PlanResult:
     """Return the plan of a problem in which storages of at least `min_bytes` are decided about."""
     begin = time.process_time()
-    ram_bytes = limits.ram_bytes
+    graph, costs, limits, ram_bytes = asked.graph, asked.costs, asked.limits, asked.limits.ram_bytes
     order = best_order(graph, costs, ram_bytes)
     target, overruns = ram_bytes, list[BudgetError]()
     for _ in range(1 + TIGHTENINGS):
@@ -282,8 +315,10 @@ def _coarse_plan(
             order=order, min_bytes=min_bytes,
         )  # fmt: skip
         judge = program_judge(graph, costs, coarse, ram_bytes, overruns)
-        left = (1 - FINISHING) * time_limit_s - (time.process_time() - begin)
-        solution = solve(coarse.problem, time_limit_s=left, strategy=strategy, progress=progress, judge=judge)
+        left = (1 - FINISHING) * asked.time_limit_s - (time.process_time() - begin)
+        solution = solve(
+            coarse.problem, time_limit_s=left, strategy=asked.strategy, progress=asked.progress, judge=judge
+        )
         if solution.schedule is not None or not overruns or left <= 0 or target <= (least := _least(coarse, solution)):
             break
         target = max(least, target - (overruns[-1].needed_bytes - ram_bytes))
@@ -298,7 +333,7 @@ def _coarse_plan(
     else:
         if target < ram_bytes:
             solution = replace(solution, bound_joules=None, outcome=Outcome.FEASIBLE)  # a bound for less memory
-        plan = coarse.plan(schedule, ram_bytes, strategy)
+        plan = coarse.plan(schedule, ram_bytes, asked.strategy)
         found = _success(costs, plan, lower(graph, costs, plan), solution, begin)
     return found
 
@@ -389,7 +424,7 @@ def program_judge(
         result.overhead_joules = program.cost_joules - base_joules - waiting
         result.peak_bytes, result.written_bytes = program.peak_bytes, program.written_bytes
         result.read_bytes = program.read_bytes
-        if problem.deadline_s is not None and program.seconds > problem.deadline_s * (1 + 1e-9):
+        if problem.deadline_s is not None and program.seconds > problem.deadline_s * (1 + _ROUNDING):
             result.errors.append(f"the step takes {program.seconds:g} s, the deadline is {problem.deadline_s:g} s")
         if problem.write_limit_bytes is not None and program.written_bytes > problem.write_limit_bytes:
             result.errors.append(
@@ -451,6 +486,6 @@ def _too_little(
     names = ", ".join(f"{name} {format_bytes(size)}" for name, size in holders[:3])
     message = (
         f"no plan fits: op {op} ({coarse.graph.ops[op].name}) needs {format_bytes(needed)} with {names} resident; "
-        f"raise --ram to at least {format_bytes(needed)} or use a smaller batch{solution.missed_rows}"
+        f"raise {coarse.costs.device.budget_option} to at least {format_bytes(needed)} or use a smaller batch{solution.missed_rows}"
     )
     return PlanResult(solution.outcome, None, None, None, seconds, message, needed, op, holders)

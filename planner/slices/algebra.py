@@ -5,9 +5,11 @@ shapes, float32 and bfloat16, by byte; since kernels differ between machines, ea
 """
 
 import enum
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.ir.graph import ITEM_BYTES, Op, Ref, StepGraph, operands
+from planner.ir.graph import ITEM_BYTES, Op, Ref, StepGraph, Value, operands
 
 
 class Carry(enum.Enum):
@@ -35,9 +37,9 @@ class CutRule:
     axis: int | None = None
 
 
-_VECTOR = 64
+VECTOR = 64
 """Elements: a multiple of every vector that exp and its like are computed in."""
-_PRODUCT_ROWS = 16
+PRODUCT_ROWS = 16
 """Of a matrix product: fewer rows choose another kernel."""
 _CONVOLUTION_SAMPLES = 2
 
@@ -46,28 +48,31 @@ RULES: dict[str, CutRule] = {
         (
             "add", "add_", "sub", "mul", "mul_", "div", "div_", "neg", "where", "clone", "_to_copy", "masked_fill", "relu",
             "relu_", "threshold_backward", "zeros_like", "ones_like", "empty_like", "copy_", "eq", "ne", "lt", "gt", "le", "ge",
-            "native_dropout_backward", "clamp_min", "clamp_max", "hardtanh", "hardtanh_backward", "rsub",
+            "native_dropout_backward", "clamp_min", "clamp_max", "hardtanh", "hardtanh_backward", "rsub", "sub_", "neg_", "masked_fill_", "hardtanh_",
         ),
         CutRule(Carry.ELEMENTS),
     ),
     **dict.fromkeys(
         (
             "exp", "tanh", "tanh_backward", "sigmoid", "sigmoid_backward", "silu", "silu_backward", "gelu", "gelu_backward",
-            "sqrt", "rsqrt", "pow",
+            "sqrt", "rsqrt", "pow", "exp_", "tanh_", "sigmoid_", "silu_", "gelu_", "sqrt_", "rsqrt_",
         ),
-        CutRule(Carry.ELEMENTS, multiple=_VECTOR),
+        CutRule(Carry.ELEMENTS, multiple=VECTOR),
     ),
     **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax"), CutRule(Carry.ROWS, least=2, axis=1)),
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), CutRule(Carry.ROWS, least=2, axis=2)),
     "native_layer_norm": CutRule(Carry.FIRST, cut=(0,)),
-    "mm": CutRule(Carry.FIRST, least=_PRODUCT_ROWS, cut=(0,)),
-    "addmm": CutRule(Carry.FIRST, least=_PRODUCT_ROWS, cut=(1,)),
+    "mm": CutRule(Carry.FIRST, least=PRODUCT_ROWS, cut=(0,)),
+    "addmm": CutRule(Carry.FIRST, least=PRODUCT_ROWS, cut=(1,)),
     "bmm": CutRule(Carry.FIRST, cut=(0, 1)),
     "nll_loss_backward": CutRule(Carry.FIRST, cut=(1, 2)),
     "convolution": CutRule(Carry.FIRST, least=_CONVOLUTION_SAMPLES, cut=(0,)),
     "_scaled_dot_product_flash_attention_for_cpu": CutRule(Carry.EVERY),
     "_scaled_dot_product_flash_attention_for_cpu_backward": CutRule(Carry.EVERY),
 }  # fmt: skip
+
+_LABELLED = ("nll_loss_backward",)
+"""Their labels are cut wherever they lie."""
 
 LOSS = "aten::nll_loss_forward"
 DRAW = "aten::bernoulli_.float"
@@ -98,6 +103,20 @@ def cut_dimensions(graph: StepGraph, op: Op) -> dict[int, int] | None:
     outputs = [v for v in op.outputs if v is not None]
     if rule is None or not outputs or op.random:
         return None
+    found = _carried(graph, op, rule, outputs)
+    return found if found is not None and _has_two_pieces(graph, rule, found) else None
+
+
+def _has_two_pieces(graph: StepGraph, rule: CutRule, found: dict[int, int]) -> bool:
+    return all(rows_of(rule, graph.values[v], d) >= 2 * rule.least for v, d in found.items())
+
+
+def rows_of(rule: CutRule, value: Value, d: int) -> int:
+    """Return how many rows a value that is cut along dimension `d` has, as `least` counts them."""
+    return math.prod(value.shape[:-1]) if rule.carry is Carry.ROWS else value.shape[d]
+
+
+def _carried(graph: StepGraph, op: Op, rule: CutRule, outputs: list[int]) -> dict[int, int] | None:
     match rule.carry:
         case Carry.ELEMENTS:
             return _elements(graph, op, outputs)
@@ -110,7 +129,8 @@ def cut_dimensions(graph: StepGraph, op: Op) -> dict[int, int] | None:
         case Carry.FIRST:
             chosen = [a.value for k in rule.cut if isinstance(a := op.args[k], Ref)]
             wholes = set(operands(op)) - set(chosen)
-            found = _all_leading(graph, [*chosen, *outputs]) if len(chosen) == len(rule.cut) else None
+            labels = [v for v in chosen if base_name(op) in _LABELLED and _is_stretch(graph, v)]
+            found = _all_leading(graph, [*chosen, *outputs], labels) if len(chosen) == len(rule.cut) else None
             if found is None or wholes & set(chosen) or not _fits(graph, op, found):
                 return None
             return found
@@ -119,8 +139,13 @@ def cut_dimensions(graph: StepGraph, op: Op) -> dict[int, int] | None:
             return found if found is not None and set(found.values()) == {0} else None
 
 
-def _all_leading(graph: StepGraph, values: list[int]) -> dict[int, int] | None:
-    found = {v: leading(graph, v) for v in values}
+def _is_stretch(graph: StepGraph, v: int) -> bool:
+    """Say whether a value is a row of elements, one behind the other: labels may be such a part of more, shifted by one."""
+    return len(graph.values[v].shape) == 1 and graph.values[v].stride == (1,)
+
+
+def _all_leading(graph: StepGraph, values: list[int], stretches: Sequence[int] = ()) -> dict[int, int] | None:
+    found = {v: 0 if v in stretches else leading(graph, v) for v in values}
     return None if None in found.values() else {v: d for v, d in found.items() if d is not None}
 
 

@@ -1,22 +1,29 @@
 """Runs of operators along one dimension, found in a graph: what lies inside them never has to exist whole."""
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from planner.ir.graph import Op, Phase, Ref, StepGraph, operands
-from planner.slices.algebra import DRAW, LOSS, RULES, Carry, base_name, cut_dimensions
+from planner.slices.algebra import DRAW, LOSS, RULES, base_name, cut_dimensions, leading, rows_of
 
 THIN_BYTES = 1 << 20
 """An operator that touches less runs whole between those of a chain, where it can run before them."""
 
+MOST_LATER = 64
+"""Operators that a chain passes over, as updates between gradients are: what they read is there longer."""
+
 MOST_THIN = 16
 """Operators between two fat ones: a longer way would have weights read once for each piece without need."""
+
+LEAST_FAT = 2
+"""Fat operators on each side of the place where a chain is split: of one alone, nothing lies inside."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Consecutive ops that run piece by piece.
+    """Ops that run piece by piece, ahead of those in between that are none of its own.
 
     `cut`: op -> dimension of each value that is cut. `before`: ops among them that run whole, first. `drawn`: random
     ops, which draw whole, first, in their order. `loss`: the op, the last one, that takes chosen log-probabilities.
@@ -34,12 +41,16 @@ def touched_bytes(graph: StepGraph, i: int) -> int:
     return sum(graph.storages[s].nbytes for s in {*graph.reads[i], *graph.creates[i]})
 
 
-def find_chains(graph: StepGraph, fat_bytes: int) -> list[Chain]:
-    """Return the chains whose operators touch more than `fat_bytes` whole, in order."""
+def find_chains(graph: StepGraph, fat_bytes: int, apart: Set[str] = frozenset()) -> list[Chain]:
+    """Return the chains whose operators touch more than `fat_bytes` whole, in order.
+
+    `apart`: keys of storages whose readers stay out of chains, where each piece would read all of them again.
+    """
     chains: list[Chain] = []
+    alone = {i for s, storage in enumerate(graph.storages) if storage.key in apart for i in graph.uses[s]}
     i = 0
     while i < len(graph.ops):
-        chain = _longest(graph, i, fat_bytes)
+        chain = None if i in alone else _longest(graph, i, fat_bytes, alone)
         if chain is None:
             i += 1
         else:
@@ -48,18 +59,71 @@ def find_chains(graph: StepGraph, fat_bytes: int) -> list[Chain]:
     return chains
 
 
+def split_chains(graph: StepGraph, chains: Iterable[Chain], fat_bytes: int) -> list[Chain]:
+    """Return the chains split where they are narrow: where no more than `fat_bytes` of what they make are used further on.
+
+    What others read whole is filled piece by piece while its chain runs: in a long chain, much at once.
+    """
+    return [part for chain in chains for part in _parts(graph, chain, fat_bytes)]
+
+
+def _parts(graph: StepGraph, chain: Chain, fat_bytes: int) -> list[Chain]:
+    """Return the chain in parts, each from its first fat operator to its last."""
+    before = set(chain.before)
+    inside = [i for i in chain.ops if i not in before]
+    fat = [i for i in chain.ops if i == chain.loss or (i in chain.cut and touched_bytes(graph, i) > fat_bytes)]
+    passing = _passing_bytes(graph, inside, {s: i for i in chain.drawn for s in graph.ops[i].writes})
+    edges, end = [chain.ops[0]], chain.ops[-1] + 1
+    for narrow, run in itertools.groupby(range(1, len(inside)), key=lambda k: passing[k] <= fat_bytes):
+        place = inside[min(run, key=passing.__getitem__)]
+        sides = (edges[-1], place), (place, end)
+        if narrow and all(sum(a <= i < b for i in fat) >= LEAST_FAT for a, b in sides):
+            edges.append(place)
+    if len(edges) == 1:
+        return [chain]
+    return [_part(chain, [i for i in fat if a <= i < b]) for a, b in itertools.pairwise([*edges, end])]
+
+
+def _passing_bytes(graph: StepGraph, inside: Sequence[int], drawn: Mapping[int, int]) -> list[float]:
+    """Return, before each of the ops `inside`, the bytes that were made by those before it and are used from it on.
+
+    Infinite where a mask is made and still to be `drawn` by the op named: both belong together.
+    """
+    passing = [0.0] * len(inside)
+    place = {i: k for k, i in enumerate(inside)}
+    for k, i in enumerate(inside):
+        for s in graph.creates[i]:
+            last, mask = max(place[u] for u in graph.uses[s] if u in place), place.get(drawn.get(s, i), k)
+            for between in range(k + 1, last + 1):
+                passing[between] += math.inf if between <= mask else graph.storages[s].nbytes
+    return passing
+
+
+def _part(chain: Chain, fat: Sequence[int]) -> Chain:
+    first, last = fat[0], fat[-1]
+
+    def within(ops: Iterable[int]) -> tuple[int, ...]:
+        return tuple(i for i in ops if first <= i <= last)
+
+    cut = {i: dims for i, dims in chain.cut.items() if first <= i <= last}
+    loss = chain.loss if chain.loss is not None and chain.loss <= last else None
+    return Chain(within(chain.ops), cut, within(chain.before), within(chain.drawn), loss)
+
+
 def units_of(graph: StepGraph, chains: Iterable[Chain]) -> int:
     """Return into how many equal parts every dimension that is cut can be taken."""
     return math.gcd(*(graph.values[v].shape[d] for c in chains for dims in c.cut.values() for v, d in dims.items()))
 
 
-def _longest(graph: StepGraph, start: int, fat_bytes: int) -> Chain | None:
+def _longest(graph: StepGraph, start: int, fat_bytes: int, alone: Set[int]) -> Chain | None:
     """Return the longest chain that begins with op `start`, down to its last fat operator."""
-    if touched_bytes(graph, start) <= fat_bytes:
+    if touched_bytes(graph, start) <= fat_bytes or graph.ops[start].phase is Phase.UPDATE:
         return None
-    walk = _Walk(graph, fat_bytes, start)
+    walk = _Walk(graph, fat_bytes)
     for i in range(start, len(graph.ops)):
-        if graph.ops[i].phase is not graph.ops[start].phase or graph.ops[i].phase is Phase.UPDATE or not walk.take(i):
+        if i in alone:
+            break
+        if graph.ops[i].phase not in (graph.ops[start].phase, Phase.UPDATE) or not walk.take(i):
             break
         if walk.loss is not None:
             break
@@ -69,8 +133,8 @@ def _longest(graph: StepGraph, start: int, fat_bytes: int) -> Chain | None:
 class _Walk:
     """Goes along the ops of one chain; knows what is a piece by now and what was changed."""
 
-    def __init__(self, graph: StepGraph, fat_bytes: int, first: int) -> None:
-        self.graph, self.fat_bytes, self.first = graph, fat_bytes, first
+    def __init__(self, graph: StepGraph, fat_bytes: int) -> None:
+        self.graph, self.fat_bytes = graph, fat_bytes
         self.thin_bytes = min(THIN_BYTES, fat_bytes // 4)
         self.taken: list[int] = []
         self.cut: dict[int, dict[int, int]] = {}
@@ -82,12 +146,32 @@ class _Walk:
         self.whole: set[int] = set()
         """Storages of which a piece's op reads all."""
         self.reached = 0
+        self.thin = 0
+        """Ops since the last fat one."""
+        self.later = 0
+        """Ops that stay behind the chain."""
+        self.later_reads: set[int] = set()
+        self.later_changes: set[int] = set()
 
     def take(self, i: int) -> bool:
-        """Take op `i` into the chain; False where it cannot be."""
+        """Take op `i` into the chain, or pass over it where all the chain can run ahead of it; False where neither can be."""
         op = self.graph.ops[i]
-        if i - max(self.reached, self.first) > MOST_THIN:
+        changed = {*self.graph.creates[i], *op.writes}
+        bound = self.later_changes & {*self.graph.reads[i], *changed} or self.later_reads & changed
+        if op.phase is Phase.UPDATE or bound or not self._join(i, op):
+            return self._pass_over(i, op)
+        self.thin = 0 if self.reached == i else self.thin + 1
+        return self.thin <= MOST_THIN
+
+    def _pass_over(self, i: int, op: Op) -> bool:
+        if not self.taken or op.random or self.later == MOST_LATER:
             return False
+        self.later += 1
+        self.later_reads.update(self.graph.reads[i])
+        self.later_changes.update(self.graph.creates[i], op.writes)
+        return True
+
+    def _join(self, i: int, op: Op) -> bool:
         if op.name == LOSS and self._is_loss(op):
             self.loss = i
         elif op.name == DRAW and self._draws_a_piece(op):
@@ -117,8 +201,9 @@ class _Walk:
         changed = {*self.graph.creates[i], *op.writes}
         cut = {values[v].storage for v in dims}
         wholes = {values[v].storage for v in touched if v not in dims}
+        parts = {values[v].storage for v in dims if leading(self.graph, v) is None}
         big = {s for s in changed if self.graph.storages[s].nbytes > 0}
-        return big <= cut and not wholes & self.pieces and not changed & self.whole and not cut & wholes
+        return big <= cut and not (wholes | parts) & self.pieces and not changed & self.whole and not cut & wholes
 
     def _draws_a_piece(self, op: Op) -> bool:
         return set(op.writes) <= self.pieces and len(op.outputs) == 1
@@ -158,8 +243,7 @@ def least_rows(graph: StepGraph, chain: Chain, units: int) -> int:
     for i, dims in chain.cut.items():
         rule = RULES[base_name(graph.ops[i])]
         for v, d in dims.items():
-            shape = graph.values[v].shape
-            rows = (math.prod(shape[:-1]) if rule.carry is Carry.ROWS else shape[d]) // units
+            rows = rows_of(rule, graph.values[v], d) // units
             per_unit = math.prod(graph.values[v].shape) // units
             least = max(least, -(-rule.least // max(rows, 1)))
             if per_unit % rule.multiple:

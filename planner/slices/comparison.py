@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -19,7 +20,8 @@ from planner.ir.bundle.codec import pack_graph, unpack_graph
 from planner.ir.errors import PortError
 from planner.ir.graph import ITEM_BYTES, Argument, Op, Ref, Scalar, StepGraph, Storage, Value, operands
 from planner.ir.operators import GUARD
-from planner.ir.torch_operators import dtype, literal, resolve
+from planner.ir.torch_operators import dtype, function_of, literal
+from planner.profiling.kept_costs import operator_key
 from planner.profiling.operators import give_back
 from planner.slices.rewriting import Replacement, Rewritten
 
@@ -31,9 +33,9 @@ _SCALAR = 0.5
 
 LABELS = {
     "aten::nll_loss_forward": (0, 1), "aten::nll_loss_backward": (1, 2), "aten::gather": (0, 2),
-    "aten::embedding": (0, 1), "aten::index_select": (0, 2),
+    "aten::embedding": (0, 1), "aten::index_select": (0, 2), "aten::embedding_dense_backward": (2, 1),
 }  # fmt: skip
-"""Operators with indices: the argument whose size bounds them, and the argument that holds them."""
+"""Operators with indices: the argument whose size bounds them, or the number that does, and the argument that holds them."""
 
 
 class LayoutError(PortError):
@@ -55,14 +57,27 @@ def differing(graph: StepGraph, rewritten: Rewritten) -> tuple[Differing, ...]:
     """
     groups: dict[Any, list[Replacement]] = defaultdict(list)
     for replacement in rewritten.replacements:
-        groups[_form(graph, replacement.old), _form(rewritten.graph, replacement.new)].append(replacement)
+        groups[_form_of_both(graph, rewritten, replacement)].append(replacement)
     found = []
     for alike in groups.values():
-        where = _difference(graph, rewritten.graph, alike[0])
+        where = _difference(graph, rewritten, alike[0])
         give_back()
         if where:
             found += [Differing(replacement, where) for replacement in alike]
     return tuple(found)
+
+
+def form_key(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> str:
+    """Return the same for replacements that are alike."""
+    return operator_key(_form_of_both(graph, rewritten, replacement))
+
+
+def _form_of_both(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> Any:
+    taken = {s for i in replacement.new for s in rewritten.graph.reads[i]} & rewritten.sources.keys()
+    sources = [rewritten.sources[s] for s in sorted(taken)]
+    parts = tuple((v.dtype, v.shape, v.stride, v.offset) for v in sources)
+    forms = _form(graph, replacement.old), _form(rewritten.graph, replacement.new)
+    return (*forms, parts) if parts else forms
 
 
 def _form(graph: StepGraph, ops: Sequence[int]) -> Any:
@@ -88,26 +103,41 @@ def _form(graph: StepGraph, ops: Sequence[int]) -> Any:
     return tuple(op_form(graph.ops[i]) for i in ops)
 
 
-def _difference(graph: StepGraph, other: StepGraph, replacement: Replacement) -> str:
+def _difference(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> str:
     """Return in which storage, and how, the new ops' results differ; empty where they do not."""
     given = _inputs(graph, replacement.old)
     results = {s for i in replacement.old for s in (*graph.creates[i], *graph.ops[i].writes)}
     wanted = {
         s for s in results if s in graph.kept or graph.storages[s].persistent or _used_outside(graph, s, replacement)
     }
-    contents = {s: _made_up(graph, s, replacement.old) for s in given}
+    contents = {s: _made_up(graph, s, replacement.old, _edges(rewritten, replacement)) for s in given}
     expected = _run(graph, replacement.old, contents, wanted)
+    parts = [s for s, part in rewritten.sources.items() if part.storage in wanted]
+    split = {rewritten.sources[s].storage for s in parts}
+    lies_at = {s: rewritten.moved.get(s, s) for s in (*contents, *wanted, *parts)}
+    given_there = {lies_at[s]: content for s, content in contents.items()}
+    wanted_there = {lies_at[s] for s in (*(wanted - split), *parts)}
     try:
-        actual = _run(other, replacement.new, contents, wanted)
-    except (RuntimeError, LayoutError) as error:  # torch refuses a call with the former
+        actual = _run(rewritten.graph, replacement.new, given_there, wanted_there, rewritten.sources)
+    except (RuntimeError, IndexError, LayoutError) as error:  # torch refuses a call with the first two
         return str(error).partition("\n")[0]
-    for s in sorted(wanted):
-        if s not in actual:
-            return f"{graph.label(s)} is not made"
-        count = int((expected[s] != actual[s]).sum())
-        if count:
-            return f"{graph.label(s)} differs in {count} of {expected[s].numel()} bytes"
+    for s in sorted(wanted - split | {*parts}):
+        if lies_at[s] not in actual:
+            return f"{rewritten.graph.label(s)} is not made"
+        source = rewritten.sources.get(s)
+        bits = expected[s] if source is None else _part(source, expected)
+        found = actual[lies_at[s]]
+        if not torch.equal(bits, found):
+            count = int(torch.count_nonzero(bits != found))
+            return f"{rewritten.graph.label(s)} differs in {count} of {bits.numel()} bytes"
     return ""
+
+
+def _edges(rewritten: Rewritten, replacement: Replacement) -> list[int]:
+    """Return the first and the last row of every part of a tensor that the new ops take: what a slip would show at."""
+    taken = {s for i in replacement.new for s in rewritten.graph.reads[i]} & rewritten.sources.keys()
+    parts = [rewritten.sources[s] for s in sorted(taken)]
+    return sorted({row for p in parts for row in (p.offset // p.stride[0], p.offset // p.stride[0] + p.shape[0] - 1)})
 
 
 def _used_outside(graph: StepGraph, s: int, replacement: Replacement) -> bool:
@@ -124,8 +154,8 @@ def _inputs(graph: StepGraph, ops: Sequence[int]) -> list[int]:
     return list(found)
 
 
-def _made_up(graph: StepGraph, s: int, ops: Iterable[int]) -> torch.Tensor:
-    """Return bytes for a storage: numbers of the kind that the ops read it as, indices within their bounds."""
+def _made_up(graph: StepGraph, s: int, ops: Iterable[int], edges: Sequence[int]) -> torch.Tensor:
+    """Return bytes for a storage: numbers of the kind that the ops read it as, indices within their bounds, `edges` among them."""
     generator = torch.Generator().manual_seed(_SEED + s)
     value, bound = _read_as(graph, s, ops)
     flat = torch.empty(graph.storages[s].nbytes // ITEM_BYTES[value.dtype], dtype=dtype(value.dtype))
@@ -133,6 +163,8 @@ def _made_up(graph: StepGraph, s: int, ops: Iterable[int]) -> torch.Tensor:
         flat.normal_(0, _SPREAD, generator=generator)
     elif not flat.is_complex():
         flat.random_(0, bound, generator=generator)
+        known = torch.tensor([edge for edge in edges if edge < bound][: flat.numel()])
+        flat[: known.numel()] = known
     return _bytes(flat, graph.storages[s])
 
 
@@ -146,7 +178,11 @@ def _read_as(graph: StepGraph, s: int, ops: Iterable[int]) -> tuple[Value, int]:
             if graph.values[v].storage == s and found is None:
                 found = graph.values[v]
         table, index = (op.args[k] for k in LABELS[op.name]) if op.name in LABELS else (None, None)
-        if isinstance(index, Ref) and isinstance(table, Ref) and graph.values[index.value].storage == s:
+        if not isinstance(index, Ref) or graph.values[index.value].storage != s:
+            continue
+        if isinstance(table, int):
+            bound = table
+        elif isinstance(table, Ref):
             shape = graph.values[table.value].shape
             bound = shape[0] if op.name in ("aten::embedding", "aten::index_select") else shape[-1]
     if found is None:
@@ -159,15 +195,21 @@ def _bytes(tensor: torch.Tensor, storage: Storage) -> torch.Tensor:
 
 
 def _run(
-    graph: StepGraph, ops: Sequence[int], given: dict[int, torch.Tensor], wanted: set[int]
-) -> dict[int, torch.Tensor]:
-    """Run ops on copies of the given contents; return the bytes of the wanted storages."""
+    graph: StepGraph, ops: Sequence[int], given: dict[int, torch.Tensor], wanted: set[int],
+    sources: Mapping[int, Value] = MappingProxyType({}),
+) -> dict[int, torch.Tensor]:  # fmt: skip
+    """Run ops on copies of the given contents; return the bytes of the wanted storages.
+
+    `sources`: of storages that hold a part of a given one from the start, which.
+    """
     torch.manual_seed(_SEED)
     changed = {s for i in ops for s in graph.ops[i].writes}
     held = {s: content.clone() if s in changed else content for s, content in given.items()}
     last = {s: i for i in ops for s in (*graph.reads[i], *graph.creates[i])}
     with torch.no_grad():
         for i in ops:
+            for s in (s for s in graph.reads[i] if s in sources and s not in held):
+                held[s] = _part(sources[s], given)
             _call(graph, i, held)
             for s in {*graph.reads[i], *graph.creates[i]} - wanted:
                 if last[s] == i:
@@ -181,7 +223,7 @@ def _call(graph: StepGraph, i: int, held: dict[int, torch.Tensor]) -> None:
         return
 
     args, kwargs = [_filled(graph, a, held) for a in op.args], {k: _filled(graph, a, held) for k, a in op.kwargs}
-    result = resolve(op.name)(*args, **kwargs)
+    result = function_of(op)(*args, **kwargs)
     tensors = [t for t in (result if isinstance(result, list | tuple) else (result,)) if isinstance(t, torch.Tensor)]
     for v, tensor in zip(op.outputs, tensors, strict=True):
         if v is not None and (s := graph.values[v].storage) in graph.creates[i]:
@@ -192,14 +234,22 @@ def _call(graph: StepGraph, i: int, held: dict[int, torch.Tensor]) -> None:
 def _filled(graph: StepGraph, argument: Argument, held: Mapping[int, torch.Tensor]) -> Any:
     """Return an argument with tensors for values; no closure, which would keep what it holds until cycles are collected."""
     if isinstance(argument, Ref):
-        value = graph.values[argument.value]
-        storage = held[value.storage].untyped_storage()
-        return torch.empty(0, dtype=dtype(value.dtype)).set_(storage, value.offset, value.shape, value.stride)
+        return _tensor(graph.values[argument.value], held)
     if isinstance(argument, Scalar):
         return _SCALAR
     if isinstance(argument, tuple):
         return [_filled(graph, a, held) for a in argument]
     return literal(argument)
+
+
+def _tensor(value: Value, held: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    storage = held[value.storage].untyped_storage()
+    return torch.empty(0, dtype=dtype(value.dtype)).set_(storage, value.offset, value.shape, value.stride)
+
+
+def _part(value: Value, held: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """Return a copy of a part of what is held, as bytes in row-major order."""
+    return _tensor(value, held).clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
 
 
 def _check_layout(op: Op, value: Value, tensor: torch.Tensor) -> None:
@@ -211,24 +261,35 @@ def _check_layout(op: Op, value: Value, tensor: torch.Tensor) -> None:
 # -- as a process of its own
 
 
-class _Request(msgspec.Struct):
-    """What is to be compared, as bytes for `main`."""
+class _Pair(msgspec.Struct):
+    """One graph and what it was rewritten to."""
 
     graph: Any
     other: Any
     replacements: tuple[Replacement, ...]
+    sources: dict[int, Value]
+    moved: dict[int, int]
+
+
+class _Request(msgspec.Struct):
+    """What is to be compared, as bytes for `main`."""
+
+    pairs: list[_Pair]
     threads: int
 
 
-def pack_request(graph: StepGraph, rewritten: Rewritten, threads: int) -> bytes:
+def pack_request(pairs: Iterable[tuple[StepGraph, Rewritten]], threads: int) -> bytes:
     """Return what `main` reads."""
-    request = _Request(pack_graph(graph), pack_graph(rewritten.graph), rewritten.replacements, threads)
-    return msgspec.msgpack.encode(request)
+    packed = [
+        _Pair(pack_graph(graph), pack_graph(new.graph), new.replacements, dict(new.sources), dict(new.moved))
+        for graph, new in pairs
+    ]
+    return msgspec.msgpack.encode(_Request(packed, threads))
 
 
-def read_differing(path: Path) -> tuple[Differing, ...]:
-    """Return what `main` wrote."""
-    return msgspec.msgpack.decode(path.read_bytes(), type=tuple[Differing, ...])
+def read_differing(path: Path) -> tuple[tuple[Differing, ...], ...]:
+    """Return what `main` wrote: of each pair, what differs."""
+    return msgspec.msgpack.decode(path.read_bytes(), type=tuple[tuple[Differing, ...], ...])
 
 
 def main(arguments: list[str]) -> int:
@@ -236,8 +297,12 @@ def main(arguments: list[str]) -> int:
     source, target = map(Path, arguments)
     request = msgspec.msgpack.decode(source.read_bytes(), type=_Request)
     torch.set_num_threads(request.threads)
-    rewritten = Rewritten(unpack_graph(request.other), request.replacements)
-    found = differing(unpack_graph(request.graph), rewritten)
+    found = [
+        differing(
+            unpack_graph(pair.graph), Rewritten(unpack_graph(pair.other), pair.replacements, pair.sources, pair.moved)
+        )
+        for pair in request.pairs
+    ]
     target.write_bytes(msgspec.msgpack.encode(found))
     return 0
 

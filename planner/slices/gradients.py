@@ -7,14 +7,15 @@ halves may lie apart: in between the input may leave, be recomputed or not come 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from planner.ir.graph import Op, Ref, StepGraph, Value
+from planner.ir.graph import Op, Piece, Ref, StepGraph, Value
 from planner.slices.rewriting import Draft, Replacement, Rewritten, row_major
 
 CONVOLUTION_BACKWARD = "aten::convolution_backward"
 CONVOLUTION = "aten::convolution"
 WHAT = "convolution_backward in halves"
+_PIECES = "convolution_backward, gradient by gradient"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +37,15 @@ class _Backward:
 def split_gradients(graph: StepGraph, without: frozenset[int] = frozenset()) -> Rewritten:
     """Return the graph with every convolution's backward pass in halves, but those of the ops `without`."""
     draft = Draft(graph)
-    replacements = []
+    replacements = list[Replacement]()
     for i, op in enumerate(graph.ops):
         halves = None if i in without else _halves(graph, op)
         if halves is None:
             draft.add(op)
             continue
+        if len(halves) > 1:
+            chain, count = len(replacements), len(halves)
+            halves = tuple(replace(half, piece=Piece(chain, _PIECES, k, count)) for k, half in enumerate(halves))
         replacements.append(Replacement((i,), tuple(draft.add(half) for half in halves), WHAT))
     return Rewritten(draft.graph(), tuple(replacements))
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from planner.ir.graph import ITEM_BYTES, Named, Op, Ref, StepGraph, Value, operands
-from planner.slices.algebra import base_name
+from planner.ir.graph import ITEM_BYTES, Named, Op, Piece, Ref, StepGraph, Value, operands
+from planner.slices.algebra import base_name, leading
 from planner.slices.chains import Chain, least_rows, units_of
 from planner.slices.rewriting import Draft, Replacement, Rewritten, row_major, substituted
 
@@ -18,8 +18,6 @@ Bounds: TypeAlias = tuple[tuple[int, int], ...]
 
 SPLIT_BYTES = 1 << 20
 """What is smaller is put together: as pieces it would only make the plan longer."""
-
-_CPU = (("device", Named("device", "cpu")), ("layout", Named("layout", "strided")))
 
 
 def even_bounds(units: int, count: int, multiple: int) -> Bounds:
@@ -32,9 +30,16 @@ def even_bounds(units: int, count: int, multiple: int) -> Bounds:
 
 def cut_chains(graph: StepGraph, chains: Sequence[Chain], count: int) -> Rewritten:
     """Return the graph with these chains in at most `count` pieces each; chains that share pieces have the same."""
+    return cut_each(graph, [(chain, count) for chain in chains])
+
+
+def cut_each(graph: StepGraph, counted: Sequence[tuple[Chain, int]]) -> Rewritten:
+    """Return the graph with each chain in at most so many pieces; of chains that share pieces the least number counts."""
+    chains = [chain for chain, _ in counted]
     grids: dict[int, Grid] = {}
     for group in _linked(graph, chains):
         units = units_of(graph, [chains[n] for n in group])
+        count = min(counted[n][1] for n in group)
         bounds = even_bounds(units, count, max(least_rows(graph, chains[n], units) for n in group))
         grids.update(dict.fromkeys(group, Grid(units, bounds)))
     chosen = [n for n in range(len(chains)) if len(grids[n].bounds) > 1]
@@ -77,6 +82,8 @@ class _Rewriting:
         self.masks: dict[int, Value] = {}
         """Storage of a random mask -> the same mask in bytes, whole."""
         self.new_ops: list[list[int]] = [[] for _ in chains]
+        self.earlier = 1 + max((op.piece.chain for op in graph.ops if op.piece is not None), default=-1)
+        """The first number of a chain that the graph does not have yet."""
 
     def _find_split(self) -> set[int]:
         """Return the storages that need never exist whole: only ops in pieces touch them."""
@@ -104,7 +111,7 @@ class _Rewriting:
         dims = {i: d for c in self.chains for i, d in c.cut.items()}
         values = self.graph.values
         return all(
-            v in dims.get(i, {}) or i not in dims
+            i not in dims or (v in dims[i] and leading(self.graph, v) is not None)
             for i in takers
             for v in (*operands(self.graph.ops[i]), *(o for o in self.graph.ops[i].outputs if o is not None))
             if values[v].storage == s
@@ -152,24 +159,33 @@ class _Rewriting:
                 if s in graph.creates[i] and s not in self.split:
                     self._reserve(s, graph.values[v].dtype, graph.ops[i])
         chosen = self._chosen(chain)
+        what = self._what(chain)
         for piece in range(len(self.bounds)):
+            first = len(self.draft.ops)
             for i in sorted({*chain.cut, *chain.drawn}):
                 self._piece(graph.ops[i], chain.cut.get(i), i, piece)
             if chosen is not None and chain.loss is not None:
                 self._gather(graph.ops[chain.loss], chosen, piece)
+            self.draft.mark(first, Piece(self.earlier + n, what, piece, len(self.bounds)))
         if chosen is not None and chain.loss is not None:
             self._loss(graph.ops[chain.loss], chosen)
         self.new_ops[n] = list(range(begin, len(self.draft.ops)))
 
+    def _what(self, chain: Chain) -> str:
+        """Say what a chain runs from, to and along: the dimension that is cut, of its largest tensor."""
+        names = [base_name(self.graph.ops[i]) for i in chain.ops]
+        run = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]} ({len(names)} operators)"
+        values = self.graph.values
+        v, d = max(
+            ((v, d) for dims in chain.cut.values() for v, d in dims.items()),
+            key=lambda cut: _count(values[cut[0]].shape),
+        )
+        return f"{run} along dimension {d} of {list(values[v].shape)}"
+
     def _reserve(self, s: int, dtype: str, like: Op) -> None:
         """Make a storage whole, to be filled piece by piece."""
         count = self.graph.storages[s].nbytes // ITEM_BYTES[dtype]
-        self._make(s, Value(s, dtype, (count,), (1,), 0), like)
-
-    def _make(self, s: int, value: Value, like: Op) -> None:
-        kwargs = (("dtype", Named("dtype", value.dtype)), *_CPU)
-        v = self.draft.value(value)
-        self.draft.add(Op("aten::empty_strided", (value.shape, value.stride), kwargs, (v,), (), like.phase))
+        self.draft.reserve(Value(s, dtype, (count,), (1,), 0), like.phase)
 
     def _draw(self, op: Op) -> None:
         """Draw a mask whole, as bytes: the same numbers from the same stream."""
@@ -177,7 +193,7 @@ class _Rewriting:
         s = self.draft.storage(_count(out.shape))
         mask = Value(s, "bool", out.shape, row_major(out.shape), 0)
         self.masks[out.storage] = mask
-        self._make(s, mask, op)
+        self.draft.reserve(mask, op.phase)
         v = self.draft.value(mask)
         self.draft.add(Op(op.name, (Ref(v), *op.args[1:]), op.kwargs, (v,), (s,), op.phase, random=True))
 
@@ -256,7 +272,7 @@ class _Rewriting:
         n = log_probs.shape[0]
         s = self.draft.storage(n * ITEM_BYTES[log_probs.dtype])
         chosen = Value(s, log_probs.dtype, (n, 1), (1, 1), 0)
-        self._make(s, chosen, self.graph.ops[chain.loss])
+        self.draft.reserve(chosen, self.graph.ops[chain.loss].phase)
         return chosen
 
     def _gather(self, op: Op, chosen: Value, piece: int) -> None:

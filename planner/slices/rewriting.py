@@ -3,10 +3,12 @@
 Storages and values of the original keep their numbers, so what stands in both is compared by number.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from planner.ir.graph import Argument, Op, Ref, Role, StepGraph, Storage, Value
+from planner.ir.graph import Argument, Named, Op, Phase, Piece, Ref, Role, StepGraph, Storage, Value, operands
+
+_CPU = (("device", Named("device", "cpu")), ("layout", Named("layout", "strided")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,10 @@ class Rewritten:
 
     graph: StepGraph
     replacements: tuple[Replacement, ...]
+    sources: Mapping[int, Value] = field(default_factory=dict)
+    """Of storages that hold a part of one of the original from the start: which part, as the original has it."""
+    moved: Mapping[int, int] = field(default_factory=dict)
+    """Of storages of the original whose contents lie in another storage's place: in whose."""
 
 
 class Draft:
@@ -36,10 +42,20 @@ class Draft:
         self._known = {value: v for v, value in enumerate(graph.values)}
         self.ops: list[Op] = []
 
-    def storage(self, nbytes: int) -> int:
-        """Add a temporary storage and return its number."""
-        self._storages.append(Storage(nbytes, Role.TEMPORARY, ""))
+    def storage(self, nbytes: int, role: Role = Role.TEMPORARY, name: str = "") -> int:
+        """Add a storage and return its number."""
+        self._storages.append(Storage(nbytes, role, name))
         return len(self._storages) - 1
+
+    def known(self, v: int) -> Value:
+        """Return the value of this number."""
+        return self._values[v]
+
+    def reserve(self, value: Value, phase: Phase) -> None:
+        """Add an op that makes a value without contents, to be filled part by part."""
+        kwargs = (("dtype", Named("dtype", value.dtype)), *_CPU)
+        made = Op("aten::empty_strided", (value.shape, value.stride), kwargs, (self.value(value),), (), phase)
+        self.add(made)
 
     def value(self, value: Value) -> int:
         """Return the number of a value, adding it where it is new."""
@@ -53,6 +69,10 @@ class Draft:
         self.ops.append(op)
         return len(self.ops) - 1
 
+    def mark(self, first: int, piece: Piece) -> None:
+        """Say of the ops from number `first` on that they compute this piece."""
+        self.ops[first:] = [replace(op, piece=piece) for op in self.ops[first:]]
+
     def graph(self) -> StepGraph:
         """Return what was collected, without the storages that no op touches any more."""
         whole = StepGraph(
@@ -60,6 +80,30 @@ class Draft:
             self._original.aux, self._original.scalars,
         )  # fmt: skip
         return whole
+
+
+def compacted(graph: StepGraph) -> StepGraph:
+    """Return a graph without the storages and values that neither an op nor a caller touches."""
+    outputs = {v for op in graph.ops for v in op.outputs if v is not None}
+    touched = {v for op in graph.ops for v in operands(op)} | outputs | {*graph.batch, graph.loss, *graph.aux}
+    old_values = sorted(touched)
+    values = {v: k for k, v in enumerate(old_values)}
+    old_storages = sorted({graph.values[v].storage for v in old_values})
+    storages = {s: k for k, s in enumerate(old_storages)}
+    ops = tuple(
+        replace(
+            op, args=tuple(substituted(a, values) for a in op.args),
+            kwargs=tuple((k, substituted(a, values)) for k, a in op.kwargs),
+            outputs=tuple(None if v is None else values[v] for v in op.outputs),
+            writes=tuple(storages[s] for s in op.writes),
+        )
+        for op in graph.ops
+    )  # fmt: skip
+    return replace(
+        graph, storages=tuple(graph.storages[s] for s in old_storages), ops=ops,
+        values=tuple(replace(graph.values[v], storage=storages[graph.values[v].storage]) for v in old_values),
+        batch=tuple(values[v] for v in graph.batch), loss=values[graph.loss], aux=tuple(values[v] for v in graph.aux),
+    )  # fmt: skip
 
 
 def substituted(argument: Argument, values: dict[int, int]) -> Argument:

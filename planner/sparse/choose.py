@@ -6,7 +6,7 @@ The analysis is that of arXiv 2206.15472 section 2.3: measure what training the 
 each layer's weights gain on top, and add the gains up. The choice is ours: the paper searches by evolution over an
 assumed memory model, `choose` solves the multiple-choice knapsack exactly over whatever the real planner says.
 
-Works for any torch module through names and callbacks; planner/mcu/scheme.py uses the same search for microcontrollers.
+Works for any torch module through names and callbacks; planner/mcu/schemes/contributions.py uses the same search for microcontrollers.
 Imports no torch.
 """
 

@@ -21,11 +21,11 @@ from agent.train.resident_state import Persistents
 from agent.train.step_paging import Scratch
 from planner.capture.step import Capture, Fill, capture_step
 from planner.ir.costs import Codec, CostTable, DeviceCosts, Flash, OpCost, PackingCost, by_version
-from planner.ir.graph import StepGraph
+from planner.ir.graph import Role, StepGraph
 from planner.ir.lowering.lower import lower
-from planner.ir.lowering.optimizer_scalars import StepScalars
-from planner.ir.lowering.packables import Packable, packables
-from planner.ir.lowering.rematerialize import rematerializable
+from planner.ir.lowering.optimizer_scalars import StepScalars, hyperparameters
+from planner.ir.lowering.packables import Packable, packables, read_packed
+from planner.ir.lowering.rematerialize import effective_operands, rematerializable
 from planner.ir.lowering.update_slices import update_groups
 from planner.ir.plan import Action, Decision, Plan
 from planner.ir.program import PlanError, Program, idle_gaps
@@ -86,8 +86,10 @@ def random_plan(
             elif rng.random() < recompute and rematerializable(graph, s, a):
                 recomputed.append(Decision(s, a, b, Action.RECOMPUTE))
             elif rng.random() < pack and (s, sum(w <= a for w in graph.writers[s])) in packable:
-                chosen.append(Decision(s, a, b, Action.PACK))
-                if packable[s, sum(w <= a for w in graph.writers[s])].codec is Codec.SIGN:
+                codec = packable[s, sum(w <= a for w in graph.writers[s])].codec
+                away = codec.comes_back and rng.random() < 0.5
+                chosen.append(Decision(s, a, b, Action.PACK_PAGE if away else Action.PACK))
+                if not away and read_packed(graph, s, a, codec):
                     break  # it does not come back
         if storage.persistent and rng.random() < 2 * page:
             chosen.append(Decision(s, graph.uses[s][-1], graph.uses[s][0], Action.PAGE))
@@ -101,7 +103,8 @@ def _with_those_that_fit(
     recomputed: list[Decision],
     sliced: tuple[tuple[int, int], ...],
 ) -> Plan:
-    """Add each recomputation whose inputs are there when it runs; halve what fails until single ones are left."""
+    """Add each recomputation whose inputs are there when it runs, or can be made again for it; halve what fails until single
+    ones are left."""
 
     def add(candidates: list[Decision]) -> None:
         if not candidates:
@@ -114,9 +117,35 @@ def _with_those_that_fit(
                 half = len(candidates) // 2
                 add(candidates[:half])
                 add(candidates[half:])
+            elif candidates[0].action is Action.RECOMPUTE:
+                with_inputs = _made_for(graph, candidates[0], chosen)
+                if len(with_inputs) > 1 and not {(d.storage, d.before) for d in with_inputs} & {
+                    (d.storage, d.before) for d in chosen
+                }:
+                    try:
+                        lower(graph, costs, Plan(tuple(chosen + with_inputs), sliced=sliced))
+                        chosen.extend(with_inputs)
+                    except PlanError:
+                        pass
 
     add(recomputed)
     return Plan(tuple(chosen), sliced=sliced)
+
+
+def _made_for(graph: StepGraph, d: Decision, chosen: Iterable[Decision]) -> list[Decision]:
+    """Return a recomputation with all that is away at its time as intermediates, what those read included."""
+    gaps = [c for c in chosen if c.action is not Action.INTERMEDIATE and c.after < d.before]
+    open_gaps = {c.storage for c in gaps if not c.after < c.before < d.before}
+    made, todo = {d.storage: d}, [d]
+    while todo:
+        one = todo.pop()
+        for u in {u for w in graph.writers[one.storage] if w <= one.after for u in effective_operands(graph, w)}:
+            before = [use for use in graph.uses[u] if use < d.before]
+            gone = u in open_gaps or (graph.storages[u].role is Role.TEMPORARY and graph.uses[u][-1] < d.before)
+            if u not in made and before and gone and rematerializable(graph, u, before[-1]):
+                made[u] = Decision(u, before[-1], d.before, Action.INTERMEDIATE)
+                todo.append(made[u])
+    return list(made.values())
 
 
 @dataclass
@@ -210,7 +239,9 @@ def planned(
         raw = {k: _raw(t) for k, t in capture.tensors.items() if k in devices and k.startswith("constant/")}
         constants = {k: placed(t, devices[k], t.numel()) for k, t in raw.items()}
         executors = {
-            name: Executor(program, constants, persistents.resident, store, pager, scratch[name], backend)
+            name: Executor(
+                program, constants, persistents.resident, store, pager, scratch[name], backend, newer=persistents.dirty
+            )
             for name, program in programs.items()
         }
         return _steps(capture, programs, executors, persistents, batches, seed, make, schedule, accumulate)
@@ -233,9 +264,7 @@ def _steps(
     accumulate: int,
 ) -> Outcome:
     assert capture.optimizer is not None
-    scalars = StepScalars(capture.optimizer)
-    shadow = make([torch.nn.Parameter(torch.zeros(1))]) if make else None
-    scheduler = schedule(shadow) if schedule and shadow else None
+    scalars = StepScalars(capture.optimizer, tabulated(make, schedule, len(batches)) if make and schedule else ())
     torch.manual_seed(seed)
     losses, aux = [], []
     for i, batch in enumerate(batches):
@@ -244,12 +273,7 @@ def _steps(
         name = "step" if accumulate == 1 else "first" if place == 0 else "last" if last else "next"
         numbers: list[float | int] = []
         if last:
-            if scheduler and shadow:
-                scalars.set_groups(shadow.param_groups)
             numbers = scalars.advance()
-            if scheduler and shadow:
-                shadow.step()  # changes nothing without gradients; the scheduler wants to have seen it
-                scheduler.step()
         persistents.prepare(programs[name])
         report = executors[name].run([t for t in batch if isinstance(t, torch.Tensor)], numbers)
         persistents.stepped(programs[name])
@@ -259,6 +283,18 @@ def _steps(
         aux.append(report.aux)
     kept = [k for k in persistents.store.sizes if not k.startswith("gradient/")]
     return Outcome(losses, {k: persistents.tensor(k).clone() for k in kept}, aux)
+
+
+def tabulated(make: MakeOptimizer, schedule: MakeScheduler, updates: int) -> list[list[dict[str, Any]]]:
+    """Return the hyperparameters of every group for so many updates."""
+    shadow = make([torch.nn.Parameter(torch.zeros(1))])
+    scheduler = schedule(shadow)
+    rows = []
+    for _ in range(updates):
+        rows.append([hyperparameters(group) for group in shadow.param_groups])
+        shadow.step()  # changes nothing without gradients; the scheduler wants to have seen it
+        scheduler.step()
+    return rows
 
 
 def pieces(source: torch.Tensor | Fill, nbytes: int) -> Iterator[torch.Tensor]:

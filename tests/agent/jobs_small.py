@@ -15,13 +15,14 @@ from agent.prepare.reference import with_reference
 from planner import make_bundle
 from planner.ir.bundle.bundle import WHOLE_UPDATE
 from planner.ir.bundle.data_order import epoch_order
-from planner.ir.costs import DeviceCosts, Flash, OpCost
+from planner.ir.costs import DeviceCosts, Flash, OpCost, PackingCost
 from planner.ir.graph import StepGraph
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Action, Decision, Plan
 from planner.job import TrainingJob
 from planner.problem.whole_update import whole_update
 from planner.profiling.operators import Measured
+from planner.search.pareto import full_batches
 from tests.agent.exactness import random_plan
 
 torch.set_num_threads(1)
@@ -103,14 +104,15 @@ def write_job(
     packs_pages: bool = False,
     remake: bool | None = None,
     room_bytes: int = SMALL_ROOM,
+    packings: Callable[[StepGraph], tuple[PackingCost, ...]] = lambda graph: (),
 ) -> None:
     """Write the bundle of a job: one choice of plans per seed (0: keep everything), with so many steps of plain PyTorch.
 
     `remake`: with the graph of a whole update, cut into small pieces, that does or does not make again what a piece needs.
     """
-    prepared = with_reference(make_bundle.prepare(job, updates=30), compared)
+    prepared = with_reference(make_bundle.prepare(job, updates=30, followed=compared), compared)
     if remake is not None:
-        names = [name for name, count in make_bundle.full_batches(prepared).items() for _ in range(count)]
+        names = [name for name, count in full_batches(prepared.graphs, job.accumulate).items() for _ in range(count)]
         update = whole_update([prepared.graphs[name] for name in names], room_bytes, remake=remake)
         assert update is not None
         prepared = replace(prepared, graphs={**prepared.graphs, WHOLE_UPDATE: update.graph})
@@ -123,7 +125,7 @@ def write_job(
         scratch_targets=scratch_targets,
     )
     tables = tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in g.ops) for g in prepared.graphs.values())
-    measured = Measured(tables, 0, 0)
+    measured = Measured(tables, 0, 0, packings=tuple(packings(g) for g in prepared.graphs.values()))
     plans, costs = make_bundle.plan_all(prepared, measured, device, 1 << 40, _keep_all)
     choices = []
     for seed in seeds:

@@ -11,7 +11,7 @@ from pathlib import Path
 from agent.jobs.model import JobKind
 from agent.supervisor.context import DaemonSeams, Settings
 from agent.supervisor.daemon import Daemon
-from agent.supervisor.job.plan_choice import PlanFigures
+from agent.supervisor.job.plans.choice import PlanFigures
 from agent.supervisor.job.worker_kinds import BundleFacts, WorkerKind, no_environment
 from planner.ir.errors import PortError
 
@@ -30,7 +30,12 @@ def read_json_plans(bundle: Path) -> BundleFacts:
         raise BadBundleError(f"{bundle}: {error}") from error
     plans = enumerate(content.get("plans", []))
     figures = tuple(PlanFigures(i, p["peak_bytes"], p["seconds"], p["joules"]) for i, p in plans)
-    return BundleFacts(figures, steps_per_epoch=content.get("steps"), deadline_at=content.get("deadline_at"))
+    return BundleFacts(
+        figures,
+        steps_per_epoch=content.get("steps"),
+        deadline_at=content.get("deadline_at"),
+        device_kind=content.get("device", "cpu"),
+    )
 
 
 KINDS = {kind: WorkerKind((sys.executable, str(WORKER)), read_json_plans, no_environment) for kind in JobKind}
@@ -38,7 +43,8 @@ KINDS = {kind: WorkerKind((sys.executable, str(WORKER)), read_json_plans, no_env
 
 def seams(**changes: object) -> DaemonSeams:
     """Return the seams of a test daemon: the test worker, quick looks."""
-    values: dict[str, object] = {"kinds": KINDS, "inbox_scan_s": 0.1, "waiting_look_s": 0.1, "training_look_s": 0.1}
+    values: dict[str, object] = {"kinds": KINDS, "offer_every_s": 0.2, "away_look_s": 0.2}
+    values |= dict.fromkeys(("inbox_scan_s", "waiting_look_s", "training_look_s"), 0.1)
     return DaemonSeams(**{**values, **changes})
 
 

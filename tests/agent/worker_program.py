@@ -20,6 +20,7 @@ import struct
 import sys
 import time
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -269,8 +270,15 @@ def leave_on_sigterm(number: int, frame: object) -> None:
     raise LeftOnRequest("told to by SIGTERM")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramOptions(BoardOptions):
+    """What this worker may be told; it begins with no given weights."""
+
+    weights: Path | None = None
+
+
 def main() -> ExitCode:
-    arguments = BoardOptions.parse(None, program="worker_program")
+    arguments = ProgramOptions.parse(None, program="worker_program")
     descriptor = arguments.control_fd
     if descriptor is None:
         raise SystemExit("the fake worker needs a line to its supervisor: --control-fd")

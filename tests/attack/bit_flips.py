@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from agent.energy.attribution import Charge, EnergyPhase
+from agent.energy.attribution.one_job import Charge, EnergyPhase
 from agent.energy.ledger import Ledger, LedgerError, MeterGap
 from agent.energy.sources.base import Kind
 from agent.follow.decisions.kept_plans import KeptPlan, keep_plan, read_plan

@@ -169,6 +169,7 @@ def _more() -> tuple[Callable[[], Any], ...]:
         lambda: (aten.copy(image, image), aten.argsort(whole), aten.one_hot(whole, 7), aten.rand_like(image)),
         lambda: (aten.randperm(9), aten.random_(image.clone()), aten.index_copy(image, 2, whole, image)),
         lambda: aten.renorm_(torch.randn(3, 4), 2.0, 0, 1.0),
+        lambda: torch.nn.LSTM(4, 3)(x)[0].sum().backward(),
         *(partial(_fused_step, *made) for made in _FUSED),
     )  # fmt: skip
 

@@ -13,4 +13,6 @@ def test_a_share_has_both_rows_and_the_floor_does_not_rise(tmp_path: Path, monke
     assert (whole.pieces, whole.percent) == ("whole", 50) and cut.pieces != "whole"
     assert cut.floor_bytes <= whole.floor_bytes
     assert whole.seconds is not None and cut.seconds is not None
+    assert whole.overhead_joules is not None and cut.overhead_joules is not None
+    assert cut.overhead_joules <= whole.overhead_joules
     assert variants_table([whole, cut]).row_count == 2

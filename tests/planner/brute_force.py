@@ -43,6 +43,25 @@ def random_problem(seed: int, *, semantics: Semantics = Semantics.POET, packing:
     )  # fmt: skip
 
 
+def packed_pairs(seed: int) -> Problem:
+    """Return a forward and a backward pass, each stage's tensor read once more in reverse order; all of them may be packed."""
+    rng = random.Random(seed)
+    size = 8
+    stages = tuple(Stage(f"s{t}", rng.uniform(1, 4), 1.0) for t in range(size))
+    tensors = []
+    for i in range(size // 2):
+        nbytes = rng.randint(4, 9)
+        whole = Paging(0, rng.uniform(0, 2), rng.uniform(0, 2), float(rng.randint(1, 9)), float(rng.randint(1, 9)))
+        smaller = Paging(0, whole.seconds_out / 2, whole.seconds_in / 2, whole.joules_out / 2, whole.joules_in / 2)
+        packing = Packing(nbytes // 2, 0.3, float(rng.randint(1, 6)), (smaller,))
+        pages = (whole,) if rng.random() < 0.7 else ()
+        tensors.append(Tensor(f"t{i}", nbytes, (i, size - 1 - i), (i,), False, (None,), pages, (packing,)))
+    peak = replay(Problem(stages, tuple(tensors), None), Schedule()).peak_bytes
+    limit = rng.choice((None, 6.0))
+    ram = int(peak * rng.uniform(0.5, 0.9))
+    return Problem(stages, tuple(tensors), ram, None, Semantics.REAL, static_watts=0.5, write_limit_bytes=limit)
+
+
 def beside_host_memory(problem: Problem, seed: int) -> Problem:
     """Return the problem of a device with its own memory: the host's is a second target, faster, cheaper and small."""
     rng = random.Random(seed)
@@ -54,6 +73,21 @@ def beside_host_memory(problem: Problem, seed: int) -> Problem:
         for t in problem.tensors
     )
     return replace(problem, tensors=tensors, targets=("flash", "host"), target_bytes=(None, room), links=(0, 1))
+
+
+def with_a_weight(problem: Problem, seed: int, *, copied: bool = False) -> Problem:
+    """Return the problem with a weight that is read in one stage and written in a later one.
+
+    It may be paged to flash alone, or (`copied`) have a copy in the host's memory instead.
+    """
+    rng = random.Random(seed)
+    first = rng.randrange(problem.size - 1)
+    last = rng.randrange(first + 1, problem.size)
+    flash = Paging(0, rng.uniform(0, 2), rng.uniform(0, 2), float(rng.randint(1, 9)), float(rng.randint(1, 9)))
+    nbytes = rng.randint(1, 9)
+    host = Paging(1, rng.uniform(0, 1), rng.uniform(0, 1), rng.uniform(0, 4), rng.uniform(0, 4))
+    weight = Tensor("w", nbytes, (first, last), (last,), True, (None,), (flash, host) if copied else (flash,))
+    return replace(problem, tensors=(*problem.tensors, weight))
 
 
 def _tensor(
@@ -78,7 +112,8 @@ def _tensor(
         rematerializations.append(Rematerialization(seconds, joules, tuple(sorted(needs))) if distinct else None)
     nbytes = rng.randint(0, 9)
     paging = Paging(0, rng.uniform(0, 2), rng.uniform(0, 2), float(rng.randint(1, 9)), float(rng.randint(1, 9)))
-    packed = Packing(nbytes // 2, 0.3, float(rng.randint(1, 6))) if packing and rng.random() < 0.4 else None
+    smaller = Paging(0, paging.seconds_out / 2, paging.seconds_in / 2, paging.joules_out / 2, paging.joules_in / 2)
+    packed = Packing(nbytes // 2, 0.3, float(rng.randint(1, 6)), (smaller,)) if packing and rng.random() < 0.4 else None
     packings = () if packed is None else (packed,) * len(writes)
     pages = (paging,) if rng.random() < 0.8 else ()
     return Tensor(f"t{i}", nbytes, accesses, writes, False, tuple(rematerializations), pages, packings)
@@ -119,8 +154,10 @@ def _options(problem: Problem, g: int) -> Iterator[Choice | None]:
             yield Choice(g, s, Fate.RECOMPUTE)
         if s >= gap.after + 2:
             yield from (Choice(g, s, Fate.PAGE, paging.target) for paging in tensor.paging)
-    if tensor.packing(gap.version) is not None:
+    if (packing := tensor.packing(gap.version)) is not None:
         yield Choice(g, gap.before, Fate.PACK)
+        if gap.before >= gap.after + 2:
+            yield from (Choice(g, gap.before, Fate.PACK_PAGE, paging.target) for paging in packing.paging)
 
 
 def with_intermediates(problem: Problem, choices: tuple[Choice, ...]) -> Schedule | None:
@@ -128,7 +165,7 @@ def with_intermediates(problem: Problem, choices: tuple[Choice, ...]) -> Schedul
     present = {(i, t) for i, tensor in enumerate(problem.tensors) for t in tensor.accesses if t != tensor.birth}
     chosen = {c.gap: c for c in choices}
     for g, gap in enumerate(problem.gaps):
-        if gap.dead or (g in chosen and chosen[g].fate is Fate.PACK):
+        if gap.dead or (g in chosen and chosen[g].fate in (Fate.PACK, Fate.PACK_PAGE)):
             continue
         start = chosen[g].stage if g in chosen else gap.after + 1
         present |= {(gap.tensor, t) for t in range(start, gap.before)}

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.utils._pytree as pytree
 
-from planner.batches import as_columns
+from planner.batches import MOST_BUCKETS, as_columns
 from planner.job import JobError, ScriptError
 
 
@@ -20,12 +20,13 @@ def batch(rows: int, first: int = 0) -> dict[str, Any]:
 def test_columns_and_back() -> None:
     batches = [batch(4), batch(4, 100), batch(2, 200)]
     found = as_columns(iter(batches))
-    assert found.batch_size == 4
-    assert [tuple(c.shape) for c in found.columns] == [(10, 3), (10,)]
+    (bucket,) = found.buckets
+    assert bucket.batch_size == 4 and found.batches == 3
+    assert [tuple(c.shape) for c in bucket.data] == [(10, 3), (10,)]
     begin = 0
     for given in batches:
         rows = len(given["x"])
-        again = found.rebuilt(*(c[begin : begin + rows] for c in found.columns))
+        again = found.rebuilt(*(c[begin : begin + rows] for c in bucket.data))
         for one, other in zip(*map(pytree.tree_leaves, (given, again)), strict=True):
             assert (
                 one is other
@@ -40,6 +41,19 @@ def test_mappings_of_other_kinds() -> None:
     assert found.rebuilt(torch.zeros(1, 1), torch.ones(1)).keys() == {"x", "y"}
 
 
+def test_rows_of_other_shapes_make_buckets_the_largest_first() -> None:
+    def long(rows: int, length: int) -> dict[str, Any]:
+        return {"x": torch.full((rows, length), float(length)), "length": length, "y": torch.arange(rows)}
+
+    batches = [long(4, 3), long(2, 8), long(4, 3), long(2, 8), long(1, 8), long(3, 3)]
+    found = as_columns(batches)
+    assert [[tuple(c.shape) for c in bucket.data] for bucket in found.buckets] == [[(5, 8), (5,)], [(11, 3), (11,)]]
+    assert [bucket.batch_size for bucket in found.buckets] == [2, 4] and found.batches == len(batches)
+    for bucket, length in zip(found.buckets, (8, 3), strict=True):
+        again = found.rebuilt(*(column[:1] for column in bucket.data))
+        assert again["length"] == length and torch.equal(again["x"], torch.full((1, length), float(length)))
+
+
 def changed(**leaves: Any) -> list[dict[str, Any]]:
     return [batch(4), {**batch(4), **leaves}, batch(4)]
 
@@ -49,11 +63,12 @@ def changed(**leaves: Any) -> list[dict[str, Any]]:
     [
         ([], "there is no batch"),
         ([{"x": 1}], "no tensor with a row per sample"),
-        (changed(x=torch.zeros(4, 5)), r"leaf 0 of batch 2 is float32 \[4, 5\], and float32 \[4, 3\] in the first"),
+        ([{"x": torch.zeros(2, n)} for n in range(1, MOST_BUCKETS + 2)], "have 17 shapes.*at most 16"),
+        (changed(x=torch.zeros(4, 5, 1)), r"leaf 0 of batch 2 is float32 \[4, 5, 1\], and float32 \[4, 3\] in the first"),
         (changed(x=torch.zeros(4, 3).double()), r"is float64 \[4, 3\]"),
-        (changed(x=torch.zeros(2, 3)), r"batch 2 is float32 \[2, 3\].*fewer rows in the last batch alone"),
+        (changed(x=torch.zeros(2, 3)), r"batch 2 is float32 \[2, 3\].*every sample has a row"),
         (changed(more=[np.arange(4), (torch.zeros(7), "mean", 0.5)]), r"leaf 2 of batch 2 .* must stay the same"),
-        (changed(more=[np.arange(4), (torch.ones(7), "sum", 0.5)]), "'sum', and 'mean' in the first batch"),
+        (changed(more=[np.arange(4), (torch.ones(7), "sum", 0.5)]), "'sum', and 'mean' in batch 1"),
         (changed(extra=1), "batch 2 has another structure"),
         ([batch(4), batch(5)], r"leaf 0 of batch 2 is float32 \[5, 3\]"),
     ],

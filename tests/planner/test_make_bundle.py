@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -160,17 +160,27 @@ def test_parts_that_are_something_else_are_named(name: str, message: str) -> Non
         prepare(wrong)
 
 
-def test_saved_tensors_that_are_exchanged_for_others_are_refused_when_planned() -> None:
-    """The backward pass would read labels that no operator of the bundle checks."""
-    wrong = job(data=[torch.randn(ROWS, 4), torch.randint(0, 4, (ROWS,))])
+def with_hooks(pack: Callable[[torch.Tensor], torch.Tensor]) -> TrainingJob:
+    """Return a job whose backward pass gets what `pack` makes of the tensors that the forward pass saved."""
+    hooked = job(data=[torch.randn(ROWS, 4), torch.randint(0, 4, (ROWS,))])
 
-    def hooked(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: (t.clone(),), lambda saved: saved[0]):
+    def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: (pack(t),), lambda saved: saved[0]):
             return nn.functional.cross_entropy(model(x), y)
 
-    wrong.loss_fn = hooked
+    hooked.loss_fn = loss
+    return hooked
+
+
+def test_saved_tensors_that_are_exchanged_for_others_are_refused_when_planned() -> None:
+    """The backward pass would read labels that no operator of the bundle checks."""
     with pytest.raises(GraphError, match=r"nll_loss_backward.*saved_tensors_hooks"):
-        prepare(wrong)
+        prepare(with_hooks(lambda t: t * 1))
+
+
+def test_saved_tensors_may_be_exchanged_for_copies() -> None:
+    names = [op.name for op in prepare(with_hooks(torch.clone)).graphs["step"].ops]
+    assert names.index("aten::clone") < names.index("aten::nll_loss_backward")
 
 
 def test_an_error_in_the_loss_shows_the_users_lines_alone() -> None:

@@ -22,8 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def checkout_version() -> str:
-    """Return the version in pyproject.toml."""
-    found = re.search(r'^version = "([^"]+)"$', (CHECKOUT / "pyproject.toml").read_text(), re.MULTILINE)
+    """Return the version in the checkout's source."""
+    found = re.search(r'^VERSION = "([^"]+)"$', (CHECKOUT / "agent/system/__init__.py").read_text(), re.MULTILINE)
     assert found is not None
     return found[1]
 

@@ -81,8 +81,12 @@ def _table(outcome: "FinetuneOutcome") -> Table:
         return table
     table.add_row("updates", str(outcome.updates))
     if outcome.loss_before is not None and outcome.loss_after is not None:
-        fell = f"{math.exp(outcome.loss_before):.1f} before, {math.exp(outcome.loss_after):.1f} after"
-        table.add_row("perplexity of held-out text", fell)
+        if outcome.labels:
+            fell = f"{outcome.loss_before:.3f} before, {outcome.loss_after:.3f} after"
+            table.add_row("loss of held-out texts", fell)
+        else:
+            fell = f"{math.exp(outcome.loss_before):.1f} before, {math.exp(outcome.loss_after):.1f} after"
+            table.add_row("perplexity of held-out text", fell)
     if outcome.sample_after is not None:
         table.add_row("sample before", outcome.sample_before or "(in an earlier run)")
         table.add_row("sample after", outcome.sample_after)

@@ -6,7 +6,9 @@ This process looks at files and options, then becomes the one that trains (`agen
 import argparse
 import json
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,15 +17,20 @@ from agent.cli.arguments import UsageError, positive_number, size, whole_number,
 from agent.cli.exec import add_budget_options, check_page_dir, run_in_budget
 from agent.finetune.model_files import check_model_files
 from agent.finetune.options import FinetuneOptions
-from agent.finetune.records import read_records
+from agent.finetune.text.records import read_records
 from agent.packing.grids import QuantizationGrid
 from agent.worker.thread_room import usable_cores
 from planner.ir.units import format_bytes
 
+if TYPE_CHECKING:
+    from agent.finetune.job.file import FinetuneJob
+
 _EPILOG = """\
 data: .jsonl, a line each with "text", or "prompt" and "completion", or "messages" (role and content; written in the
 tokenizer's own chat template); any other file is one text. Texts are packed to full sequences; of prompts and other
-people's messages no loss is computed. Broken lines are counted and left away.
+people's messages no loss is computed. Broken lines are counted and left away. A model with an encoder and a decoder (T5,
+BART) takes "prompt" and "completion" only. An encoder (BERT, RoBERTa, DistilBERT) takes "text" and learns masked words, others
+each time; with a "label" beside each text, it learns to choose one: labels.json in DIR has them in the order of its logits.
 
 what comes out: an adapter directory that peft's PeftModel.from_pretrained loads, the tokenizer with it; with --full a model
 directory. For llama.cpp, convert it with its convert_lora_to_gguf.py or convert_hf_to_gguf.py.
@@ -37,14 +44,19 @@ examples:
   port-agent finetune SmolLM2-135M --data notes.txt --ram 500M --out notes-adapter
   port-agent finetune TinyLlama-1.1B --data chats.jsonl --ram 600M --epochs 3 --sample "How do I" --out chats-adapter
   port-agent finetune Qwen2.5-3B --data notes.txt --ram 900M --base nf4 --head-rows 64 --out notes-adapter
+  port-agent finetune distilbert-base-uncased --data reviews.jsonl --ram 600M --out stars
   port-agent finetune gpt2 --data poems.txt --ram 1G --full --out gpt2-poems --opportunistic
   port-agent finetune gpt2 --data poems.txt --ram 700M --out gpt2-poems --submit
   port-agent finetune gpt2 --data poems.txt --ram 700M --out gpt2-poems --explain
+  port-agent finetune gpt2 --data mine.txt --ram 700M --out ours --submit --federated --name ours
 
 --submit gives it to the agent of this machine, and returns: the agent runs it when its policy says so (charging, idle, in its
 time window), ends it to give the memory back, and goes on from its checkpoint, also after a restart; `port-agent status`,
 `job`, `logs`, `pause`, `resume` and `cancel` know it. It runs with your rights where the agent has root's, else with the
 agent's. Model and data are used where they lie: while they are others than now, it is refused.
+--federated, with --submit on each of several paired devices under one --name: adapters are averaged round by round, data stays where it is,
+and each device needs the same model directory. `port-agent federate start NAME --rounds N` on one of them leads; --epochs or --updates are those of one
+round; the average is in --out of each when the last round is done.
 --opportunistic runs it here, when the agent says so; it ends with the terminal.
 """
 
@@ -122,6 +134,11 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--submit", action="store_true", help="give it to the agent of this machine as a job, and return"
     )
+    parser.add_argument("--name", help="of the job, with --submit (default: after model and data)")
+    parser.add_argument(
+        "--federated", action="store_true",
+        help="with --submit: train a round of the adapters when a paired device that leads a federation of this name asks",
+    )  # fmt: skip
     add_budget_options(parser)
     parser.set_defaults(run=_finetune, tensors=None)
 
@@ -143,6 +160,11 @@ def _finetune(arguments: argparse.Namespace) -> int:
         raise UsageError("--targets says where adapters go, and --full has none; give one of them")
     if arguments.full and arguments.base:
         raise UsageError("--full trains all weights, and those of --base are frozen on a grid; give one of them")
+    if arguments.federated and arguments.full:
+        raise UsageError("--federated sends adapters to and fro, and --full has none; leave --full away")
+    given = next((name for name in ("federated", "name") if getattr(arguments, name)), None)
+    if given is not None and not arguments.submit:
+        raise UsageError(f"--{given} is for a job of the agent; add --submit")
     if arguments.explain and (arguments.submit or arguments.opportunistic):
         raise UsageError("--explain trains nothing; leave --submit and --opportunistic away")
     check_model_files(arguments.model)
@@ -174,16 +196,32 @@ def _submit(arguments: argparse.Namespace, options: FinetuneOptions) -> int:
     job = FinetuneJob.of(options, ram_bytes=arguments.ram, threads=threads, page_dir=arguments.page_dir)
     client = places.connect(arguments.runtime_dir)
     with tempfile.NamedTemporaryFile() as file:
-        file.write(job.encoded())
+        file.writelines(_job_file(job, federated=arguments.federated))
         file.flush()
         upload = client.upload("/v1/uploads", Path(file.name))["upload"]
-    name = name_like(f"{arguments.model.absolute().name}-{arguments.data.stem}")
-    answer = client.post("/v1/jobs", kind=JobKind.FINETUNE.value, name=name, upload=upload)
+    name = arguments.name or name_like(f"{arguments.model.absolute().name}-{arguments.data.stem}")
+    fields = {"kind": JobKind.FINETUNE.value, "name": name, "federated": arguments.federated}
+    answer = client.post("/v1/jobs", upload=upload, **fields)
     if arguments.json:
         print(json.dumps(answer, indent=2))
-    else:
-        print(
-            f"Job {answer['id']} ({answer['name']}) is in line, within {format_bytes(arguments.ram)} on {threads} threads; the result "
-            f"goes to {options.out}. See it with: port-agent status, port-agent logs {answer['id']}"
+        return 0
+    waits, see = "is in line", f"port-agent status, port-agent logs {answer['id']}"
+    if arguments.federated:
+        waits, see = (
+            "waits for rounds",
+            f"port-agent federate status. Lead them from here with: port-agent federate start {name}",
         )
+    print(
+        f"Job {answer['id']} ({answer['name']}) {waits}, within {format_bytes(arguments.ram)} on {threads} threads; the result "
+        f"goes to {options.out}. See it with: {see}"
+    )
     return 0
+
+
+def _job_file(job: "FinetuneJob", *, federated: bool) -> Iterable[bytes]:
+    """Return the content of a job's file. Raises FinetuneError and OSError."""
+    if not federated:
+        return (job.encoded(),)
+    from agent.finetune.federated import federated_job  # with torch, for the adapter that a federation begins with
+
+    return federated_job(job)

@@ -18,6 +18,7 @@ def explanation_table(found: "Explanation", options: "FinetuneOptions") -> Table
     table.add_row(
         "model", f"{found.kind}, {found.parameters / 1e6:,.1f} million weights as {found.loaded_as}: {found.model}"
     )
+    table.add_row("learns", found.learns)
     table.add_row("trained", _trained(found, options))
     table.add_row("weights", _weights(found, many))
     if found.grid is not None:

@@ -54,9 +54,9 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def _merge(arguments: argparse.Namespace) -> int:
     """Raises FinetuneError."""
-    from agent.system.torch_loading import load_torch
+    from agent.system.torch_loading import load_torch_library
 
-    load_torch()
+    load_torch_library()
     from agent.cli.progress import StageBar
     from agent.finetune.merge import merge_adapter
 

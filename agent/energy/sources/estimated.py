@@ -3,14 +3,17 @@
 Always labelled `estimated`.
 """
 
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import psutil
+from pathlib import Path
 
 from agent.energy.sources.base import Coverage, Kind, Reading, SelfTest, SourceInfo
+from agent.facts.idle import parse_stat
 
 NAME = "estimated"
+_STAT, _TICKS_PER_S = Path("/proc/stat"), os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +65,21 @@ class CpuTime:
 
 
 def read_cpu_time() -> CpuTime:
-    """Return the processor time since boot."""
+    """Return the processor time since boot; raises OSError."""
+    if sys.platform != "linux":
+        return _cpu_time_by_psutil()
+    with _STAT.open() as stream:
+        ticks = parse_stat(stream.readline())
+    return (
+        CpuTime(ticks.busy / _TICKS_PER_S, ticks.total / _TICKS_PER_S) if ticks is not None else _cpu_time_by_psutil()
+    )
+
+
+def _cpu_time_by_psutil() -> CpuTime:
+    import psutil  # only here: on Linux the supervisor does without it
+
     times = psutil.cpu_times()
-    # guest time is already inside user time (proc(5))
-    total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-    return CpuTime(total - times.idle - getattr(times, "iowait", 0.0), total)
+    return CpuTime(sum(times) - times.idle, sum(times))
 
 
 class LoadProbe:

@@ -88,12 +88,14 @@ def _iio_channels(device: Path) -> Iterator[RailChannel]:
 
 
 class Ina3221Source:
-    """The board's total from the rails that make it on this board."""
+    """The board's total from the rails that make it on this board; the GPU's rail is within it."""
 
     def __init__(self, root: Path) -> None:
         channels = {channel.rail: channel for channel in find_channels(root)}
         chosen: BoardTotal = board_total(NAME, dict.fromkeys(channels, 0.0))
         self.channels = tuple(channels[rail] for rail in chosen.rails)
+        self._gpu = chosen.gpu
+        self._gpu_channel = None if chosen.gpu is None else channels[chosen.gpu.name]
         self.info = SourceInfo(
             NAME,
             Kind.MEASURED,
@@ -109,8 +111,15 @@ class Ina3221Source:
         return Reading(now_s, watts=plausible_watts(NAME, sum(channel.watts() for channel in self.channels)))
 
     def self_test(self, now_s: float) -> SelfTest:
-        """Return whether all rails of the total can be read."""
-        return probe_by_reading(self, now_s)
+        """Return whether all rails of the total and the GPU's can be read, and what the GPU's draws."""
+        test = probe_by_reading(self, now_s)
+        if not test.ok or self._gpu is None or self._gpu_channel is None:
+            return test
+        try:
+            watts = self._gpu_channel.watts()
+        except SourceError as error:
+            return SelfTest(True, f"{test.text}, but {self._gpu.name} fails: {error.problem}", error.remedy)
+        return SelfTest(True, f"{test.text}, {self._gpu.reads(watts)}")
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -1,6 +1,6 @@
-"""Which rails of a Jetson make the board's total. INA3221 and tegrastats name them alike."""
+"""Which rails of a Jetson make the board's total, and which of them feeds the GPU. INA3221 and tegrastats name them alike."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from agent.energy.sources.base import Coverage, SourceError
@@ -14,13 +14,46 @@ SUMS = (
 )
 """Boards without an input rail: these together feed module and 5 V system; the carrier is not in them."""
 
+GPU_RAILS = {
+    "VDD_GPU_SOC": "the GPU with the rest of the chip's core",  # AGX Orin
+    "VDD_CPU_GPU_CV": "the GPU with CPU and vision accelerators",  # Xavier NX, Orin Nano/NX
+    "VDD_SYS_GPU": "the GPU alone",  # TX2
+    "POM_5V_GPU": "the GPU alone",  # Nano
+    "GPU": "the GPU alone",  # AGX Xavier
+}
+"""Rail that feeds the GPU -> what else it feeds. Each lies within the total."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRail:
+    """The rail that feeds a board's GPU, and what it feeds in words."""
+
+    name: str
+    feeds: str
+
+    @property
+    def covers(self) -> str:
+        """In words which part of the total it is."""
+        return f"{self.name} of it feeds {self.feeds}"
+
+    def reads(self, watts: float) -> str:
+        """In words what was read of it."""
+        return f"of it {watts:.2f} W on {self.name}, which feeds {self.feeds}"
+
+
+def gpu_rail(names: Iterable[str]) -> GpuRail | None:
+    """Return the one of a board's rails that feeds its GPU, None where none is known to."""
+    measured = set(names)
+    return next((GpuRail(name, feeds) for name, feeds in GPU_RAILS.items() if name in measured), None)
+
 
 @dataclass(frozen=True, slots=True)
 class BoardTotal:
-    """The board's power and which rails it came from."""
+    """The board's power, which rails it came from, and the GPU's."""
 
     watts: float
     rails: tuple[str, ...]
+    gpu: GpuRail | None = None
 
     @property
     def coverage(self) -> Coverage:
@@ -30,19 +63,21 @@ class BoardTotal:
     @property
     def covers(self) -> str:
         """In words what the figure contains."""
+        gpu = "" if self.gpu is None else f"; {self.gpu.covers}"
         if len(self.rails) == 1:
-            return f"whole board ({self.rails[0]})"
-        return f"{' + '.join(self.rails)}, which is all but the carrier board: this board has no input rail"
+            return f"whole board ({self.rails[0]}){gpu}"
+        return f"{' + '.join(self.rails)}, which is all but the carrier board: this board has no input rail{gpu}"
 
 
 def board_total(source: str, rail_watts: Mapping[str, float]) -> BoardTotal:
     """Return the total of `rail_watts`; raise `SourceError` when the rails that make it are not all there."""
+    gpu = gpu_rail(rail_watts)
     for name in TOTAL_RAILS:
         if name in rail_watts:
-            return BoardTotal(rail_watts[name], (name,))
+            return BoardTotal(rail_watts[name], (name,), gpu)
     for names in SUMS:
         if all(name in rail_watts for name in names):
-            return BoardTotal(sum(rail_watts[name] for name in names), names)
+            return BoardTotal(sum(rail_watts[name] for name in names), names, gpu)
     raise SourceError(
         source,
         f"rails {', '.join(sorted(rail_watts)) or 'none'} do not make a known total",

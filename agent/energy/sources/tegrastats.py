@@ -83,7 +83,7 @@ def tegrastats_source(output: ChildOutput) -> ToolSource:
         NAME,
         Kind.MEASURED,
         Coverage.BOARD,
-        "whole board, or the sum of rails that AGX boards have",
+        "whole board, or the sum of rails that AGX boards have; the rail that feeds the GPU lies within it",
         resolution_watts=0.04,  # the INA3221 behind it
         period_s=_PERIOD_S,
     )

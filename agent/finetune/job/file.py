@@ -1,4 +1,7 @@
-"""A fine-tuning as a job of the daemon: a small file that says all, and what the model's weights and data were then. Torch-free."""
+"""A fine-tuning as a job of the daemon: a small file that says all, and what the model's weights and data were then. Torch-free.
+
+Its first line is the job. After that one that federates has the adapter, a safetensors file, that a federation led from here begins with.
+"""
 
 import hashlib
 import os
@@ -10,11 +13,11 @@ import msgspec
 
 from agent.finetune.model_files import CONFIG, check_model_files, fingerprints, weight_files
 from agent.finetune.options import FinetuneError, FinetuneOptions
-from agent.finetune.records import read_records
+from agent.finetune.text.records import read_records
 from planner.ir.units import shown
 
 _LARGEST_BYTES = 1 << 20
-"""Of such a file: it has options and a line for each of the model's files."""
+"""Of a job: it has options and a line for each of the model's files."""
 
 _Positive = Annotated[int, msgspec.Meta(gt=0)]
 
@@ -23,7 +26,7 @@ class FinetuneJob(msgspec.Struct, frozen=True, kw_only=True):
     """What is trained, within how much memory, on how many threads, and what its files were when it was submitted.
 
     `threads` is fixed: another number may sum in another order. `weights`: fingerprints by file name; `data_sha256`: of the
-    data's bytes.
+    data's bytes. `sequences`: so many are trained on; None where it does not federate.
     """
 
     options: FinetuneOptions
@@ -32,6 +35,7 @@ class FinetuneJob(msgspec.Struct, frozen=True, kw_only=True):
     page_dir: str
     weights: dict[str, str]
     data_sha256: str
+    sequences: _Positive | None = None
 
     @classmethod
     def of(cls, options: FinetuneOptions, *, ram_bytes: int, threads: int, page_dir: Path) -> "FinetuneJob":
@@ -45,11 +49,13 @@ class FinetuneJob(msgspec.Struct, frozen=True, kw_only=True):
     def read(cls, path: Path) -> "FinetuneJob":
         """Return what a file says. Raises FinetuneError for one that is no such job, and OSError."""
         try:
-            if path.stat().st_size > _LARGEST_BYTES:
+            with path.open("rb") as stream:
+                line = stream.readline(_LARGEST_BYTES + 1)
+            if len(line) > _LARGEST_BYTES:
                 raise FinetuneError(
                     f"{path} is larger than a fine-tuning's job; submit it with `port-agent finetune --submit`"
                 )
-            job = msgspec.json.decode(path.read_bytes(), type=cls)
+            job = msgspec.json.decode(line, type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise FinetuneError(
                 f"{path} is no fine-tuning's job ({error}); submit it with `port-agent finetune --submit`"
@@ -67,7 +73,7 @@ class FinetuneJob(msgspec.Struct, frozen=True, kw_only=True):
         return self.options.model, self.options.data, self.options.out, self.page_dir
 
     def encoded(self) -> bytes:
-        """Return the file's content."""
+        """Return the file's first line."""
         return msgspec.json.encode(self)
 
     def check_reachable(self, whose: str) -> None:

@@ -13,25 +13,27 @@ from pathlib import Path
 from typing import NoReturn
 
 from agent.finetune.job.file import FinetuneJob
+from agent.finetune.job.round_files import open_round
 from agent.finetune.options import FinetuneError
 from agent.follow.consumption import wear_joules_per_byte
 from agent.follow.exec.exec_budget import ExecOptions
 from agent.follow.exec.launch import LaunchOptions, launch_words
 from agent.malloc import preload_environment
-from agent.worker.options import WorkerOptions
+from agent.worker.options import FinetuneWorkerOptions
 from agent.worker.serve import serve
 from planner.ir.errors import ExitCode
 
 
 def main(words: Sequence[str] | None = None) -> ExitCode:
     """Become the worker; return the exit code where that is impossible, the daemon told why."""
-    told = WorkerOptions.parse(words, program="agent.finetune.job.start")
+    told = FinetuneWorkerOptions.parse(words, program="agent.finetune.job.start")
     return serve(told.control_fd, lambda control, tell: _become_worker(told))
 
 
-def _become_worker(told: WorkerOptions) -> NoReturn:
+def _become_worker(told: FinetuneWorkerOptions) -> NoReturn:
     """Raise FinetuneError and OSError where that is impossible."""
     job = FinetuneJob.read(told.bundle)
+    given = open_round(told)
     home = _take_rights_of(told.user) if told.user is not None and os.geteuid() == 0 else {}
     threads = str(job.threads)
     allocator = preload_environment(job.ram_bytes)
@@ -42,7 +44,8 @@ def _become_worker(told: WorkerOptions) -> NoReturn:
         data_limited=soft != resource.RLIM_INFINITY,
     )  # fmt: skip
     restored = {name: os.environ.get(name) for name in allocator}
-    program = ("agent.finetune.job.worker", job.encoded().decode(), "--control-fd", str(told.control_fd))
+    files = () if given is None else (given.encoded(),)
+    program = ("agent.finetune.job.worker", job.encoded().decode(), "--control-fd", str(told.control_fd), *files)
     command = launch_words(LaunchOptions(asdict(budget), True, restored), program)
     os.execve(
         command[0], command, {**os.environ, **home, **allocator, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}

@@ -1,4 +1,4 @@
-"""A fine-tuning under the daemon's control: `python -m agent.finetune.job.worker JOB --control-fd N`, inside its budget.
+"""A fine-tuning under the daemon's control: `python -m agent.finetune.job.worker JOB --control-fd N [ROUND]`, inside its budget.
 
 What the daemon wants is done by the main thread, in a signal's handler: between two operators, as the follower has it for
 every handler. To pause is to wait there. To leave is to end there; what the updates so far have made is kept first, if there
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.finetune.job.file import FinetuneJob
+from agent.finetune.job.round_files import RoundFiles
 from agent.finetune.steering import LeaveTraining, Steering
 from agent.follow.exec.children import Children
 from agent.worker.control import Control, LeftOnRequest, Tell
@@ -44,35 +45,41 @@ _SLOW_BYTES_PER_S = 10e6
 def main() -> ExitCode:
     """Fine-tune as the job says; return the exit code."""
     job = msgspec.json.decode(sys.argv[1], type=FinetuneJob)
-    return serve(int(sys.argv[3]), lambda control, tell: _work(job, control, tell))
+    files = msgspec.json.decode(sys.argv[4], type=RoundFiles) if sys.argv[4:] else None
+    return serve(int(sys.argv[3]), lambda control, tell: _work(job, files, control, tell))
 
 
-def _work(job: FinetuneJob, control: Control, tell: Tell) -> None:
+def _work(job: FinetuneJob, files: RoundFiles | None, control: Control, tell: Tell) -> None:
     """Raise LeftOnRequest when it left as asked, and FinetuneError."""
     steering = DaemonSteering(control, tell)
     try:
         control.attach(steering)
         job.check_files()
-        _train(job, tell, steering)
+        _train(job, files, tell, steering)
     except LeaveTraining:
         raise LeftOnRequest("left on request") from None
 
 
-def _train(job: FinetuneJob, tell: Tell, steering: "DaemonSteering") -> None:
+def _train(job: FinetuneJob, files: RoundFiles | None, tell: Tell, steering: "DaemonSteering") -> None:
+    from agent.finetune.federated import FederatedRound
     from agent.finetune.training import finetune
 
     def note(text: str) -> None:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
 
-    outcome = finetune(job.options, steering.updated, note, steering)
+    given = None if files is None else FederatedRound.of(files)
+    outcome = finetune(job.options, steering.updated, note, steering, given)
     if outcome.left:
         raise LeaveTraining
-    if outcome.loss_before is not None and outcome.loss_after is not None:
+    if given is not None and outcome.loss_after is not None and not given.trains:
+        note(f"loss of held-out text: {outcome.loss_after:.3f} with what was averaged")
+    elif outcome.loss_before is not None and outcome.loss_after is not None:
         note(f"loss of held-out text: {outcome.loss_before:.3f} before, {outcome.loss_after:.3f} after")
     if outcome.sample_after is not None:
         note(f"sample before: {outcome.sample_before or '(in an earlier run)'}\nsample after: {outcome.sample_after}")
-    note(f"written: {outcome.out}")
+    if outcome.out:
+        note(f"written: {outcome.out}")
     tell(TrainingFinished(step=outcome.updates, out=outcome.out, peak_rss_bytes=peak_resident_bytes()))
 
 

@@ -27,7 +27,7 @@ from agent.follow.decisions.step_recording import StepRecording
 from agent.follow.decisions.trace import Trace
 from agent.follow.memory import ProcessBudget
 from agent.follow.residency import Residency
-from agent.system.python_process import module_command, module_environment
+from agent.system.python_process import module_command, one_thread_environment
 from planner.ir.costs import DeviceCosts, Flash
 from planner.ir.traced import GREEDY_BYTES, SEARCH_BYTES, TracedPlan, TracedRequest, read_traced_plans
 from planner.search.wear import SPARING_TIME
@@ -287,7 +287,7 @@ class Planning:
             recording.step(), self._device(), int(room * (1 - _SLACK_SHARE)),
             _SEARCH_S if searching_bytes == SEARCH_BYTES else 0.0, self._limits.deadline_s, self._limits.written_bytes,
         )  # fmt: skip
-        environment = {**module_environment(), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment = one_thread_environment()
         with contextlib.ExitStack() as opened:
             try:
                 given, plans = (opened.enter_context(tempfile.TemporaryFile()) for _ in range(2))

@@ -258,6 +258,8 @@ class TraceBook:
     def ended(self, storage: Storage) -> None:
         """Take note that the program gave a storage up."""
         self._recorder.ended(storage)
+        if storage.birth is not None:
+            self._born.pop(storage.birth, None)
 
     @property
     def plan(self) -> SegmentPlan | None:

@@ -152,10 +152,13 @@ def _summary(report: "Report", options: ExecOptions, wall_s: float) -> str:
     moved = f"read {format_bytes(report.read_bytes)}, wrote {format_bytes(report.written_bytes)}"
     planned = "" if report.plan is None else f"; planned ({report.plan})"
     steps = f"{report.steps} {'step' if report.steps == 1 else 'steps'} in " if report.steps else ""
+    beside = "".join(
+        f"; {kind}'s own memory is not in it: `port-agent plan --gpu-ram` bounds that" for kind in report.elsewhere
+    )
     used = "" if report.joules is None else f"; {report.joules:,.0f} J {report.energy_source}"
     return (
         f"peak {format_bytes(peak_resident_bytes())} {bound}; {steps}{format_seconds(wall_s)}; {moved}, "
-        f"recomputed {format_bytes(report.recomputed_bytes)}, waited {format_seconds(report.stall_seconds)}{planned}{used}"
+        f"recomputed {format_bytes(report.recomputed_bytes)}, waited {format_seconds(report.stall_seconds)}{planned}{used}{beside}"
     )
 
 

@@ -1,7 +1,7 @@
 """Modules that libraries import and hardly any program uses, loaded when somebody asks something of them.
 
-`transformers` and `torch.distributed.tensor` bring sympy (43 MiB, for the shapes of compiled programs) and scipy.optimize (16 MiB, for
-the losses of object detectors) into every process. Until it is used, such a module's place is held by one that has stand-ins
+`transformers`, `torch.distributed.tensor` and torch's kernels for the meta device, on which `from_pretrained` lays models out, bring sympy
+(43 MiB, for the shapes of compiled programs) and scipy.optimize (16 MiB, for the losses of object detectors) into every process. Until it is used, such a module's place is held by one that has stand-ins
 for the names that are taken from it on import. Anything else, a submodule included, loads the real one.
 """
 
@@ -16,16 +16,49 @@ from typing import Any
 
 FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "torch.fx.experimental.symbolic_shapes": (
-        "guard_or_false",
-        "statically_known_true",
-        "has_free_unbacked_symbols",
+        "expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious", "guarding_hint_or_throw", "has_free_unbacked_symbols",
+        "has_guarding_hint", "is_nested_int", "statically_known_true", "sym_and", "sym_eq", "sym_or",
     ),
     "scipy.optimize": ("linear_sum_assignment",),
-}
+    "sympy": (),
+}  # fmt: skip
 """The modules, and the functions that are taken from them while others are imported."""
 
-ERRORS: Mapping[str, tuple[str, ...]] = {"torch.fx.experimental.symbolic_shapes": ("GuardOnDataDependentSymNode",)}
-"""Exceptions that are taken so, to be caught: only the real module raises them, and by then they are the real ones."""
+
+def _is_bool(value: object) -> bool:
+    return type(value) is bool
+
+
+def _is_int(value: object) -> bool:
+    return type(value) is int
+
+
+def _is_shape(value: object) -> bool:
+    return isinstance(value, tuple | list) and all(map(_is_int, value))
+
+
+_OF_PLAIN_NUMBERS: Mapping[str, tuple[Callable[[object], bool], Callable[..., bool]]] = {
+    "expect_true": (_is_bool, bool),
+    "guard_or_false": (_is_bool, bool),
+    "guard_or_true": (_is_bool, bool),
+    "guard_size_oblivious": (_is_bool, bool),
+    "is_nested_int": (_is_int, lambda number: False),
+    "statically_known_true": (_is_bool, bool),
+    "sym_and": (_is_bool, lambda *conditions: all(conditions)),
+    "sym_eq": (_is_shape, lambda one, other: list(one) == list(other)),
+    "sym_or": (_is_bool, lambda *conditions: any(conditions)),
+}
+"""What those of them that kernels of the meta device ask about sizes say of plain numbers, which are no symbols."""
+
+TYPES: Mapping[str, Mapping[str, type]] = {
+    "torch.fx.experimental.symbolic_shapes": {"GuardOnDataDependentSymNode": RuntimeError},
+    "sympy": {"Basic": object},
+}
+"""Types that are taken so, with their bases: exceptions to be caught, and classes that objects are asked for. Only the real module
+makes any, and by then they are the real ones."""
+
+_CONTENTS = frozenset(("__all__", "__version__"))
+"""Names of the real module that a held one answers by loading it, unlike what the import system and inspect look for."""
 
 
 def defer_modules() -> None:
@@ -43,7 +76,7 @@ class HeldModule(types.ModuleType):
         self.__path__ = list(spec.submodule_search_locations or ())
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what the import system and inspect look for and a plain module may lack
+        if name.startswith("__") and name not in _CONTENTS:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         return getattr(real_module(self.__name__), name)
 
@@ -68,8 +101,8 @@ class _DeferredModule(HeldModule):
     def __init__(self, spec: ModuleSpec) -> None:
         super().__init__(spec)
         functions = {name: _calling(spec.name, name) for name in FUNCTIONS[spec.name]}
-        errors = {name: type(name, (RuntimeError,), {}) for name in ERRORS.get(spec.name, ())}
-        self._stand_ins: dict[str, Any] = {**functions, **errors}
+        types_ = {name: type(name, (base,), {}) for name, base in TYPES.get(spec.name, {}).items()}
+        self._stand_ins: dict[str, Any] = {**functions, **types_}
         vars(self).update(self._stand_ins)
 
     def give_way(self) -> types.ModuleType:
@@ -84,9 +117,12 @@ class _DeferredModule(HeldModule):
 
 
 def _calling(module: str, name: str) -> Callable[..., Any]:
-    """Return a function that loads the module and calls its function of that name."""
+    """Return a function that loads the module, where it is needed, and calls its function of that name."""
+    is_plain, answer = _OF_PLAIN_NUMBERS.get(name, (None, None))
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if is_plain is not None and answer is not None and args and not kwargs and all(map(is_plain, args)):
+            return answer(*args)
         return getattr(real_module(module), name)(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = name

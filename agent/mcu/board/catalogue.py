@@ -76,6 +76,8 @@ class FirmwareBoard:
     storage_origin: int | None = None
     """Snapshot slots outside the flash; None: the last pages of the flash."""
     defines: dict[str, int] = field(default_factory=dict)
+    media: dict[str, dict[str, int]] = field(default_factory=dict)
+    """External memory that a model's pages can go to (psram, nor, sd), each with what the port has to know of it."""
     usb: tuple[UsbId, ...] = ()
     methods: tuple[FlashMethod, ...] = ()
     probe_target: str | None = None
@@ -120,10 +122,20 @@ _STM32F4 = replace(
 )  # fmt: skip
 
 
+def _spi(select: int, clock: int, out: int, into: int, high: tuple[int, int] | None = None) -> dict[str, int]:
+    """Return the pins of an SPI medium of an nRF52; `high`: those that a flash of four lines wants high."""
+    first, second = high or (select, select)
+    return {
+        "PORT_PIN_SELECT": select, "PORT_PIN_SCK": clock, "PORT_PIN_MOSI": out, "PORT_PIN_MISO": into,
+        "PORT_PIN_HIGH_1": first, "PORT_PIN_HIGH_2": second,
+    }  # fmt: skip
+
+
 def _mps2(name: str, core: str, cpu: tuple[str, ...], machine: str, storage: int) -> FirmwareBoard:
     return replace(
         _LARGE, name=name, title=f"simulated Cortex-{core}, 256 KiB RAM, 1 MiB flash", port="cmsdk", cpu=cpu,
         storage_origin=storage, methods=(FlashMethod.NONE,), machine=Machine(machine, storage_bytes=_PSRAM_BYTES),
+        media={"psram": {"PORT_PSRAM_BYTES": _PSRAM_BYTES, "PORT_PAGE_BYTES_PER_S": 0}},
     )  # fmt: skip
 
 
@@ -155,11 +167,13 @@ BOARDS: tuple[FirmwareBoard, ...] = (
     replace(
         _NRF52, name="nrf52840-dk", title="Nordic nRF52840 DK (Cortex-M4F)", methods=(FlashMethod.PYOCD,),
         usb=(UsbId(0x1366, 0x1015), UsbId(0x1366, 0x1051)), defines={"PORT_PIN_TX": 6, "PORT_PIN_RX": 8},
+        media={"nor": _spi(17, 19, 20, 21, (22, 23))},
     ),
     replace(
         _NRF52, name="feather-nrf52840", title="Adafruit Feather nRF52840, UART on TX and RX pins",
         flash_origin=0x26000, flash_reserved_bytes=0x26000 + 0xC000, usb=(UsbId(0x239A, 0x8029), UsbId(0x239A, 0x0029)),
         methods=(FlashMethod.UF2, FlashMethod.NRFUTIL), defines={"PORT_PIN_TX": 25, "PORT_PIN_RX": 24},
+        media={"nor": _spi(20, 19, 17, 22, (23, 21)), "sd": _spi(27, 14, 13, 15)},
     ),
     replace(
         _SAMD21, name="arduino-zero", title="Arduino Zero, programming port (SAMD21, Cortex-M0+)",
@@ -176,7 +190,7 @@ BOARDS: tuple[FirmwareBoard, ...] = (
     ),
     replace(
         _LARGE, name="posix", title="a process on this machine, with the limits of qemu-m4f",
-        methods=(FlashMethod.NONE,),
+        methods=(FlashMethod.NONE,), media={"psram": {}, "nor": {}, "sd": {}},
     ),
 )  # fmt: skip
 

@@ -76,6 +76,7 @@ def build_firmware(
     board = find_board(board) if isinstance(board, str) else board
     if not (model / "model.c").is_file() or not (model / "model.h").is_file():
         raise BuildError(f"{model} holds no compiled model (model.c, model.h); make one with: port-agent mcu compile")
+    _check_medium(board, model)
     out.mkdir(parents=True, exist_ok=True)
     elf = out / f"{board.name}.elf"
     root = source_root()
@@ -83,7 +84,10 @@ def build_firmware(
     if board.cpu:
         command += ["-mthumb", "-g", "-ffreestanding", "-fno-builtin-printf"]
     command += [f"-D{name}={value}" for name, value in _defines(board, model).items()]
-    command += [f"-I{path}" for path in (model, root / "include", root / "protocol", root / "src", root / "ports")]
+    command += [
+        f"-I{path}"
+        for path in (model, root / "include", root / "protocol", root / "src", root / "ports", root / "media")
+    ]
     command += [f"-I{root / 'ports' / 'cortexm'}"] if board.cpu else []
     command += [str(path) for path in _sources(root, board)] + [str(model / "model.c"), "-o", str(elf)]
     command += _link_options(root, board, model, out) if board.cpu else []
@@ -103,6 +107,21 @@ def parameter_bytes(model: Path) -> int:
     if match is None:
         raise BuildError(f"{model / 'model.h'} does not define PORT_MODEL_PARAMETER_BYTES; compile the model again")
     return int(match[1])
+
+
+def page_medium(model: Path) -> str | None:
+    """Return the medium that a compiled model pages to, None for one that does not page."""
+    match = re.search(r'^#define\s+PORT_MODEL_MEDIUM\s+"(\w+)"', (model / "model.h").read_text(), re.MULTILINE)
+    return match[1] if match else None
+
+
+def _check_medium(board: FirmwareBoard, model: Path) -> None:
+    medium = page_medium(model)
+    if medium is not None and medium not in board.media:
+        has = " and ".join(board.media) or "nothing to page to"
+        raise BuildError(
+            f"the model pages to {medium}, {board.name} has {has}; compile it with another --page, or for another board"
+        )
 
 
 def slot_bytes(board: FirmwareBoard, model: Path) -> int:
@@ -133,6 +152,7 @@ def _defines(board: FirmwareBoard, model: Path) -> dict[str, str]:
         "DEVICE_PAYLOAD_MAX": board.payload_bytes,
         "RECEIVE_RING_BYTES": board.ring_bytes,
         **board.defines,
+        **board.media.get(page_medium(model) or "", {}),
     }
     if board.cpu:
         numbers |= {
@@ -145,7 +165,8 @@ def _defines(board: FirmwareBoard, model: Path) -> dict[str, str]:
 
 
 def _sources(root: Path, board: FirmwareBoard) -> list[Path]:
-    folders = ["engine", "kernels", "protocol", "src", f"ports/{board.port}"] + (["ports/cortexm"] if board.cpu else [])
+    folders = ["engine", "kernels", "media", "protocol", "src", f"ports/{board.port}"]
+    folders += ["ports/cortexm"] if board.cpu else []
     return [path for folder in folders for path in sorted((root / folder).glob("*.c"))]
 
 

@@ -91,6 +91,7 @@ class Simulator:
         environment = dict(os.environ)
         if machine is None and self._storage is not None:
             environment["PORT_STORAGE"] = str(self._storage)
+            environment["PORT_PAGES"] = str(self._storage.with_name("pages.bin"))
         self._process = subprocess.Popen(
             command_line(self.firmware.board, self.firmware.elf, self._storage),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment,
@@ -106,13 +107,13 @@ class Simulator:
         """Cut the power: no warning, no flush."""
         if self._process is None:
             return
+        with contextlib.suppress(FileNotFoundError):
+            self.port.unlink()  # first: the number of its terminal may be another one's at once
         self._process.kill()
         self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._process = None
-        with contextlib.suppress(FileNotFoundError):
-            self.port.unlink()
 
     def _wait_for_pty(self, process: subprocess.Popen[bytes]) -> str:
         if process.stdout is None:

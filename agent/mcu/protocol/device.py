@@ -8,11 +8,12 @@ import zlib
 from collections.abc import Callable
 from typing import cast
 
-from agent.mcu.errors import IncompatibleError, MessageError
+from agent.mcu.errors import IncompatibleError, MessageError, RefusedError
 from agent.mcu.protocol.messages import (
     Abort,
     Crc,
     DeviceInfo,
+    DevicePages,
     DeviceStatus,
     DeviceTraining,
     Eval,
@@ -20,8 +21,10 @@ from agent.mcu.protocol.messages import (
     LearnResult,
     Load,
     Options,
+    Pages,
     Push,
     Read,
+    ReplyStatus,
     Request,
     Restore,
     RestoreSource,
@@ -60,6 +63,16 @@ class Device:
         """Return the device's counters."""
         return self.session.request(Status())
 
+    def pages(self) -> DevicePages | None:
+        """Return what the device says of its pages; None from firmware that does not page."""
+        try:
+            found = self.session.request(Pages())
+        except RefusedError as error:
+            if error.status != ReplyStatus.UNKNOWN_TYPE.name:
+                raise
+            return None
+        return found if found.medium or found.needed_bytes else None
+
     def training(self) -> DeviceTraining:
         """Return options and state as the device has them."""
         return self.session.request(Options())
@@ -92,9 +105,9 @@ class Device:
         return self.session.request(Crc(0, self.info.parameter_bytes)) if self.info.parameter_bytes else 0
 
     def load_parameters(self, data: bytes) -> None:
-        """Overwrite all parameters.
+        """Overwrite all parameters, checked by the device's own CRC.
 
-        Raises IncompatibleError for another number of bytes than the model has.
+        Raises IncompatibleError for another number of bytes than the model has, MessageError where others are there.
         """
         if len(data) != self.info.parameter_bytes:
             raise IncompatibleError(
@@ -104,6 +117,10 @@ class Device:
         piece = self.info.max_payload - 4
         for at in range(0, len(data), piece):
             self.session.request(Load(at, data[at : at + piece]))
+        if zlib.crc32(data) != self.parameters_crc():
+            raise MessageError(
+                f"{len(data):,} parameter bytes loaded into {self.session.port} differ from their CRC there; load again"
+            )
 
     def samples_per_request(self, labelled: bool = True) -> int:
         """Return how many samples fit one request; 0: a sample has to be pushed in pieces."""

@@ -33,6 +33,7 @@ class MessageType(enum.IntEnum):
     ECHO = 0x03
     READ = 0x04
     CRC = 0x05
+    PAGES = 0x06
     LOAD = 0x10
     OPTIONS = 0x11
     PUSH = 0x12
@@ -66,6 +67,9 @@ class ReplyStatus(enum.IntEnum):
     STORAGE_FAILED = 10
     UNSUPPORTED = 11
     ENGINE_FAILED = 12
+    MEDIUM_FAILED = 13
+    PAGE_DAMAGED = 14
+    MODEL_TORN = 15
 
 
 class Rule(enum.IntEnum):
@@ -285,6 +289,46 @@ class Status:
             stack_used_bytes=_known(stack_used), stack_bytes=_known(stack), static_ram_bytes=_known(static),
             reset_reason=ResetReason(reason) if reason in set(ResetReason) else None, ticks=ticks,
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePages:
+    """The external memory that a model's pages go to, and what went there and back since boot. Sizes in bytes.
+
+    `medium` is empty where the device has none. `written_bytes` counts whole blocks, as the medium wears. `torn`: a step
+    ended half way, parameters and state must be restored.
+    """
+
+    medium: str
+    medium_bytes: int
+    block_bytes: int
+    needed_bytes: int
+    read_bytes: int
+    written_bytes: int
+    failed: int
+    damaged: int
+    torn: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Ask for the medium of the pages and its counters."""
+
+    type: ClassVar[MessageType] = MessageType.PAGES
+    _LAYOUT: ClassVar[struct.Struct] = struct.Struct("<8sIIIQQIII")
+
+    def payload(self) -> bytes:
+        return b""
+
+    def read_reply(self, payload: bytes) -> DevicePages:
+        """Return what the device says of its pages.
+
+        Raises MessageError for a reply of another length.
+        """
+        if len(payload) != self._LAYOUT.size:
+            raise MessageError(f"PAGES reply of {len(payload)} bytes, expected {self._LAYOUT.size}")
+        medium, size, block, needed, read, written, failed, damaged, torn = self._LAYOUT.unpack(payload)
+        return DevicePages(_text(medium), size, block, needed, read, written, failed, damaged, bool(torn))
 
 
 @dataclass(frozen=True, slots=True)

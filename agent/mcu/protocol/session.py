@@ -19,6 +19,7 @@ from agent.mcu.errors import (
     IncompatibleError,
     MessageError,
     NoAnswerError,
+    PagesFailedError,
     RefusedError,
     SequenceError,
 )
@@ -54,7 +55,11 @@ REMEDIES = {
     ReplyStatus.STORAGE_FAILED: "its flash may be worn out; the host's snapshots are used instead",
     ReplyStatus.UNSUPPORTED: "the model was compiled for inference only or without Q8.8; compile it again for training",
     ReplyStatus.ENGINE_FAILED: "the engine stopped; please report this with the output of port-agent mcu logs",
+    ReplyStatus.MEDIUM_FAILED: "its external memory does not answer; check card, chip and wiring, then go on from the snapshot",
+    ReplyStatus.PAGE_DAMAGED: "what came back from its external memory differs from what was written; go on from the snapshot",
+    ReplyStatus.MODEL_TORN: "a training step ended half way; go on from the snapshot, nothing of that step is kept",
 }
+PAGES_FAILED = frozenset({ReplyStatus.MEDIUM_FAILED, ReplyStatus.PAGE_DAMAGED, ReplyStatus.MODEL_TORN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +210,8 @@ class Session:
                 raise DeviceResetError(self.port, self.info.nonce, header.nonce)
             case ReplyStatus.BAD_SEQUENCE:
                 raise SequenceError(self.port, sequence, int.from_bytes(payload, "little"))
+            case status if status in PAGES_FAILED:
+                raise PagesFailedError(request.type.name, status.name, REMEDIES[status])
             case _:
                 raise RefusedError(request.type.name, header.status.name, REMEDIES[header.status])
 

@@ -26,6 +26,10 @@ class Subject(StrEnum):
     """A plan that was made for a step and a budget."""
     SOLVE = "solve"
     """A plan that is still to be made, for the problem that comes with the question."""
+    FEDERATE = "federate"
+    """What the request says that comes with the question (`agent.peers.federation.requests`)."""
+    MOVE = "move"
+    """Likewise, about a job that moves (`agent.peers.moving.requests`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,14 @@ class NotAnsweredError(PortError):
     exit_code = ExitCode.IMPOSSIBLE
 
 
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """A paired device that asks: how it is called, and its id."""
+
+    name: str
+    id: str
+
+
 class Answerer(Protocol):
     """What a device answers; each raises NotAnsweredError with the reason for which it does not."""
 
@@ -54,3 +66,9 @@ class Answerer(Protocol):
 
     async def solve(self, asker: str, problem: bytes, seconds: float) -> bytes:
         """Return a plan for the problem of the device `asker`, found within so much CPU time."""
+
+    async def federate(self, asker: str, request: bytes) -> bytes:
+        """Return what this device answers to a request of the device `asker` that leads a federation."""
+
+    async def move(self, asker: Asker, request: bytes) -> bytes:
+        """Return what this device answers to a request about a job of the device `asker`."""

@@ -24,7 +24,7 @@ from agent.peers.connection.messages import (
     QuestionPiece,
     Withdrawal,
 )
-from agent.peers.exchange.answers import ANSWER_S, Answerer, NotAnsweredError, Subject, solving_patience_s
+from agent.peers.exchange.answers import ANSWER_S, Answerer, Asker, NotAnsweredError, Subject, solving_patience_s
 from planner.ir.errors import PortError
 
 ANSWER_EVERY_S = 0.05
@@ -60,9 +60,9 @@ class _Exchanged:
 
 
 class Exchange:
-    """What is asked and answered over one link; `asker` is how the other device is called."""
+    """What is asked and answered over one link to the device `asker`."""
 
-    def __init__(self, link: PeerLink, answerer: Answerer, asker: str) -> None:
+    def __init__(self, link: PeerLink, answerer: Answerer, asker: Asker) -> None:
         self._link, self._answerer, self._asker = link, answerer, asker
         self._turn = asyncio.Lock()
         self._asked = _Exchanged(0)
@@ -225,13 +225,18 @@ class Exchange:
             raise NotAnsweredError(
                 f"{clean(question.about, 20)} is nothing that this agent answers; update it"
             ) from None
-        if subject is not Subject.SOLVE:
+        if subject in (Subject.COSTS, Subject.PLAN):
             return await self._answerer.shared(subject, question.name)
-        self._answerer.check_solving()
+        if subject is Subject.SOLVE:
+            self._answerer.check_solving()
         await self._link.send(PeerAnswer(number=question.number, answer=AnswerKind.GO_ON))
         while not heard.is_whole:
             await self._wait(heard, ANSWER_S)
-        return await self._answerer.solve(self._asker, bytes(heard.data), question.seconds)
+        if subject is Subject.FEDERATE:
+            return await self._answerer.federate(self._asker.name, bytes(heard.data))
+        if subject is Subject.MOVE:
+            return await self._answerer.move(self._asker, bytes(heard.data))
+        return await self._answerer.solve(self._asker.name, bytes(heard.data), question.seconds)
 
 
 def _pieces(content: bytes) -> Iterator[bytes]:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agent.malloc import release_free_memory
 from agent.peers.announcement import VERSION_LIMIT, clean
 from agent.peers.connection.link import LinkClosedError, PeerLink
 from agent.peers.connection.messages import Heartbeat
 from agent.peers.connection.tls import TlsEngine, dialing_context, listening_context
-from agent.peers.exchange.answers import Answerer, NotAnsweredError, Subject
+from agent.peers.exchange.answers import Answerer, Asker, NotAnsweredError, Subject
 from agent.peers.exchange.exchange import Exchange, ExchangeError
 from agent.peers.fleet.paired import PairedDevice, PairedDevices
 from agent.peers.fleet.roster import Roster
@@ -92,7 +93,9 @@ class Fleet:
         """Who answered at a static address."""
         self._wake = asyncio.Event()
         self._tell = False
-        self._context = self._listening()
+        self._listening, self._dialing = self._contexts()
+        self._trimmed_links: frozenset[PeerLink] = frozenset()
+        """Those that were there when free memory was given back last."""
 
     async def run(self, port: int, static: tuple[Address, ...]) -> None:
         """Serve until cancelled; raises FleetError when the port is taken."""
@@ -122,7 +125,7 @@ class Fleet:
 
     def refresh(self) -> None:
         """Let the devices that are paired now in, and nobody else; raises OSError."""
-        self._context = self._listening()
+        self._listening, self._dialing = self._contexts()
         for device in [key for key in self._calls if isinstance(key, DeviceId) and self._paired.get(key) is None]:
             self._calls.pop(device)
         self._wake.set()
@@ -173,11 +176,19 @@ class Fleet:
                 said = self._around.heartbeat()
                 for link in self.roster.links():
                     link.send_soon(said)
+                self._give_memory_back()
             self._call_who_is_missing(now_s)
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self._wake.wait()
+
+    def _give_memory_back(self) -> None:
+        """Give back what handshakes left, once for all connections that came or went meanwhile."""
+        links = frozenset(self.roster.links())
+        if links != self._trimmed_links:
+            self._trimmed_links = links
+            release_free_memory()
 
     def _call_who_is_missing(self, now_s: float) -> None:
         for device in self._paired.all():
@@ -185,22 +196,20 @@ class Fleet:
                 places = [*self._around.places(device.id), *([device.address] if device.address else [])]
                 if places:
                     wait_s = 0.0 if self._own.id < device.id else CROSS_S
-                    self._call(device.id, places, [device], now_s, wait_s)
-        missing = [device for device in self._paired.all() if self.roster.member(device.id) is None]
+                    self._call(device.id, places, now_s, wait_s)
+        missing = any(self.roster.member(device.id) is None for device in self._paired.all())
         for address in self._static if missing else ():
             if self._found.get(address) is None or self.roster.member(self._found[address]) is None:
-                self._call(address, [address], missing, now_s, 0.0)
+                self._call(address, [address], now_s, 0.0)
 
-    def _call(
-        self, key: DeviceId | Address, places: list[Address], whom: list[PairedDevice], now_s: float, wait_s: float
-    ) -> None:
+    def _call(self, key: DeviceId | Address, places: list[Address], now_s: float, wait_s: float) -> None:
         calls = self._calls.setdefault(key, _Calls(now_s + wait_s))
         if calls.task is None and now_s >= calls.next_s:
-            calls.task = self._start(self._try_places(calls, list(dict.fromkeys(places)), whom))
+            calls.task = self._start(self._try_places(calls, list(dict.fromkeys(places)), key))
         elif calls.task is None:
             asyncio.get_running_loop().call_later(calls.next_s - now_s, self._wake.set)
 
-    async def _try_places(self, calls: _Calls, places: list[Address], whom: list[PairedDevice]) -> None:
+    async def _try_places(self, calls: _Calls, places: list[Address], whom: DeviceId | Address) -> None:
         """Call at one place after the other, and stay with who answers."""
         met = False
         try:
@@ -214,32 +223,36 @@ class Fleet:
             wait_s = CALL_AGAIN_S * 2.0 ** max(0, min(calls.failed - 1, 10))
             calls.next_s = time.monotonic() + min(wait_s, CALL_SELDOM_S)
 
-    async def _try(self, calls: _Calls, place: Address, whom: list[PairedDevice]) -> bool:
-        """Call at a place and stay until the connection ends; returns whether a paired device answered."""
-        context = dialing_context(self._own, [device.certificate for device in whom])
+    async def _try(self, calls: _Calls, place: Address, whom: DeviceId | Address) -> bool:
+        """Call at a place and stay until the connection ends; returns whether the device that was called answered.
+
+        At a static address that is any paired device.
+        """
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
                 _, link = await loop.create_connection(
-                    lambda: PeerLink(TlsEngine(context, listens=False), self._on_end), *place
+                    lambda: PeerLink(TlsEngine(self._dialing, listens=False), self._on_end), *place
                 )
         except (OSError, TimeoutError) as error:
             reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error))
             calls.trouble = f"{place[0]} port {place[1]}: {reason}"
             return False
         try:
-            return await self._serve(link, place)
+            return await self._serve(link, place, whom if isinstance(whom, DeviceId) else None)
         except LinkClosedError as end:
             calls.trouble = f"{place[0]} port {place[1]}: {end.reason}"
             return False
 
     # --- answering
 
-    def _listening(self) -> "ssl.SSLContext":
-        return listening_context(self._own, [device.certificate for device in self._paired.all()])
+    def _contexts(self) -> "tuple[ssl.SSLContext, ssl.SSLContext]":
+        """Return what listens and what calls: one of each for all connections, as each takes 25 kB."""
+        trusted = [device.certificate for device in self._paired.all()]
+        return listening_context(self._own, trusted), dialing_context(self._own, trusted)
 
     def _accept(self) -> PeerLink:
-        link = PeerLink(TlsEngine(self._context, listens=True), self._on_end)
+        link = PeerLink(TlsEngine(self._listening, listens=True), self._on_end)
         self._greeting[link] = None
         while len(self._greeting) > MOST_GREETING:
             next(iter(self._greeting)).close("too many callers")
@@ -256,16 +269,19 @@ class Fleet:
 
     # --- one connection
 
-    async def _serve(self, link: PeerLink, place: Address | None) -> bool:
+    async def _serve(self, link: PeerLink, place: Address | None, whom: DeviceId | None = None) -> bool:
         """Take part in a connection until it ends; returns True then.
 
-        Raises LinkClosedError when it ends before both know each other. `place` is where we called, None where they did.
+        Raises LinkClosedError when it ends before both know each other. `place` is where we called, None where they did, and
+        `whom` the one that is to be there.
         """
         device, hello = await link.greet(self._around.software)
         self._greeting.pop(link, None)
         known = self._paired.get(device)
         if known is None or self._cut_off.get(device, 0.0) > time.monotonic():
             raise link.close("not paired" if known is None else "cut off for a while")
+        if whom is not None and device != whom:
+            raise link.close(f"{known.name} is there, which was not called")
         software = clean(hello.software, VERSION_LIMIT)
         loser = self.roster.arrive(
             device, link, dialed_by_us=place is not None, software=software, now_s=time.monotonic()
@@ -289,7 +305,9 @@ class Fleet:
         if calls is not None:
             calls.trouble = ""
         link.send_soon(self._around.heartbeat())
-        exchange = self._exchanges[device.id] = Exchange(link, self._around.answerer, device.name)
+        exchange = self._exchanges[device.id] = Exchange(
+            link, self._around.answerer, Asker(device.name, str(device.id))
+        )
         try:
             await self._listen(device, link, exchange, place)
         finally:

@@ -18,7 +18,7 @@ from agent.control.http import SocketPeer
 from agent.jobs.model import Job, JobKind, JobRequestError, JobSpec, JobState
 from agent.jobs.store import JobStore
 from agent.supervisor.job.exit_status import WorkerExit
-from agent.supervisor.job.plan_choice import PlanFigures
+from agent.supervisor.job.plans.choice import PlanFigures
 from agent.supervisor.job.worker_process import LEAVE_PATIENCE_S, RequestedState, WorkerPhase
 from agent.system.cgroup import WorkerGroup
 from agent.system.clock import Clock

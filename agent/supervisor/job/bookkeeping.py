@@ -6,7 +6,7 @@ from agent.health.conditions import HealthBoard
 from agent.jobs.model import Job, JobKind, JobState, WorkerOutcome, after_exit
 from agent.jobs.store import JobStore
 from agent.supervisor.job.log import JobLog
-from agent.supervisor.job.plan_choice import PlanFigures, smaller_plan
+from agent.supervisor.job.plans.choice import PlanFigures, smaller_plan
 from agent.system.clock import Clock
 from planner.ir.units import format_bytes
 
@@ -16,10 +16,10 @@ _SHOWN_A_WEEK_S = 7 * 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The run that ended: its plans, the peak of the one it ran with, and its memory limit."""
+    """The run that ended: its plans, what the one it ran with takes of all memory, and its memory limit."""
 
     plans: tuple[PlanFigures, ...] = ()
-    peak_bytes: int = 0
+    all_bytes: int = 0
     limit_bytes: int | None = None
 
 
@@ -46,7 +46,7 @@ class JobRecords:
         smaller = None
         if outcome is WorkerOutcome.OUT_OF_MEMORY:
             smaller = self._after_out_of_memory(job, ended)
-            job = replace(job, memory_ceiling_bytes=ended.peak_bytes if smaller is not None else None)
+            job = replace(job, memory_ceiling_bytes=ended.all_bytes if smaller is not None else None)
         before = job
         job = after_exit(job, outcome, detail, give_up_after, smaller)
         if before.state is JobState.CANCELLED or (before.state is JobState.PAUSED and not job.state.is_over):
@@ -64,7 +64,7 @@ class JobRecords:
         self.report("job-does-not-fit", key=str(job.id), job=job.label, needed=format_bytes(needed), allowed=allowed)
 
     def _after_out_of_memory(self, job: Job, ended: Ended) -> int | None:
-        smaller = smaller_plan(ended.plans, ended.peak_bytes)
+        smaller = smaller_plan(ended.plans, ended.all_bytes)
         self.report(
             "out-of-memory",
             key=str(job.id),

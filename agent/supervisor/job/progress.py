@@ -100,6 +100,7 @@ class ProgressRecorder:
         known = job.measured.step_s
         step_s = pace_s if known is None else known + _STEP_SMOOTHING * (pace_s - known)
         peak = max(event.peak_rss_bytes or 0, job.measured.peak_rss_bytes or 0) or None
+        on_device = max(event.device_peak_bytes or 0, job.measured.device_peak_bytes or 0) or None
         joules = event.planned_joules
         job = replace(
             self._wrote(job, event.paged_out_bytes - event.unworn_bytes),
@@ -108,7 +109,7 @@ class ProgressRecorder:
             loss=event.loss,
             trained_s=job.trained_s + event.wall_s,
             planned_joules=job.planned_joules if joules is None else (job.planned_joules or 0.0) + joules,
-            measured=replace(job.measured, step_s=step_s, peak_rss_bytes=peak),
+            measured=replace(job.measured, step_s=step_s, peak_rss_bytes=peak, device_peak_bytes=on_device),
         )
         self._store.keep_in_memory(job)
         if now_s - run.last_flush_s >= PROGRESS_FLUSH_S:

@@ -1,13 +1,24 @@
 """What is promised for a job before it runs: memory, time, energy and flash of a step, and when it is done."""
 
-from agent.jobs.model import JobPromise, JobSpec
+from agent.jobs.model import Job, JobPromise, JobSpec
 from agent.policy.usual_times import UsualTimes
-from agent.supervisor.job.plan_choice import PlanFigures, WriteAllowance, choose_plan
+from agent.supervisor.job.plans.choice import PlanFigures, WriteAllowance, choose_plan, eta_s
 from agent.supervisor.job.run_state import Surroundings
 from agent.supervisor.job.worker_kinds import BundleFacts
 from agent.system.clock import local_time
 
 _DAY_S = 86400.0
+
+
+def left_s(job: Job) -> float:
+    """Return how many seconds of training a job still takes, as far as that is known."""
+    step_s = job.measured.step_s or (job.promise.step_s if job.promise else None)
+    return eta_s(job.step, total_steps(job), step_s) or 0.0
+
+
+def total_steps(job: Job) -> int | None:
+    """Return how many steps a job has, as far as that is known."""
+    return job.total_steps or (job.promise.steps if job.promise else None)
 
 
 def promised_plan(spec: JobSpec, facts: BundleFacts, around: Surroundings, wall_s: float) -> PlanFigures | None:

@@ -1,5 +1,6 @@
 """One run of a job: its worker process, its plan, its limits, and what it was started into."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -8,7 +9,8 @@ from agent.jobs.model import Job
 from agent.policy.decide import ResourceLimits
 from agent.supervisor.job.attachments import AttachedProgram
 from agent.supervisor.job.log import JobLog
-from agent.supervisor.job.plan_choice import PlanFigures, eta_s, memory_max
+from agent.supervisor.job.plans.choice import PlanFigures, eta_s, memory_max
+from agent.supervisor.job.plans.revising import PeerSolving, PlanRevision
 from agent.supervisor.job.sharing import CpuShare
 from agent.supervisor.job.silence import SilenceWatch
 from agent.supervisor.job.worker_process import WorkerProcess
@@ -19,14 +21,14 @@ from agent.worker.protocol import Event
 class Meter(Protocol):
     """What the energy meter wants to hear of a running job."""
 
-    def on_worker_start(self, job: str, now_s: float, label: str = "") -> None:
-        """A worker was started."""
+    def on_worker_start(self, job: str, now_s: float, label: str, cpu_s: Callable[[], float]) -> None:
+        """A worker was started; `cpu_s` returns the CPU seconds it has used."""
 
     def on_worker_stop(self, job: str, now_s: float) -> None:
         """The worker has ended."""
 
-    def on_event(self, event: Event, now_s: float) -> None:
-        """The worker reported something."""
+    def on_event(self, job: str, event: Event, now_s: float) -> None:
+        """The worker of a job reported something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,10 @@ class Surroundings:
     taken_bytes: int = 0
     """Memory that the workers beside it have or may take."""
     cpu: CpuShare = field(default_factory=CpuShare)
+    devices: frozenset[str] | None = None
+    """Kinds of devices that are there beside the CPU; None where nobody knows."""
+    solving: PeerSolving | None = None
+    """Who solves for plans that are made again; None: this device."""
 
     @property
     def memory_bytes(self) -> int | None:
@@ -81,6 +87,8 @@ class Run:
     last_flush_s: float
     switched_at_s: float
     silence: SilenceWatch
+    revision: PlanRevision | None = None
+    """Makes its plans again where they have other costs than planned; None where it has none, or cannot."""
     last_step_s: float | None = None
     """When the newest step was reported; None after a pause, which is no part of a step."""
     pressed_until_s: float = 0.0
@@ -106,6 +114,11 @@ class Run:
         return self.figures.peak_bytes if self.figures else 0
 
     @property
+    def all_bytes(self) -> int:
+        """The same with the memory of a device's own."""
+        return self.figures.all_bytes if self.figures else 0
+
+    @property
     def shown_phase(self) -> str:
         """What the worker does, in a word for people."""
         return "stuck" if self.silence.stuck else self.worker.phase.value
@@ -128,8 +141,10 @@ class Run:
             plan=self.plan,
             plans=len(self.plans),
             planned_peak_bytes=self.peak_bytes or None,
+            planned_device_bytes=(self.figures.device_bytes if self.figures else 0) or None,
             memory_limit_bytes=self.limits.memory_bytes if self.worker.group else None,
             peak_rss_bytes=job.measured.peak_rss_bytes,
+            device_peak_bytes=job.measured.device_peak_bytes,
             planned_joules=job.planned_joules,
             deadline_at=job.spec.deadline_at,
             owner=job.spec.owner,

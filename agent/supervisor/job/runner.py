@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agent.control.answers import RunStatus
 from agent.energy.drift import Correction
+from agent.federate.orders import FOLDER, MODEL_FILE, RESULT_FILE, RESULT_PART_FILE, has_round
 from agent.health.conditions import HealthBoard
 from agent.jobs.model import Job, JobKind, JobRequestError, JobState, WorkerOutcome
 from agent.jobs.store import JobStore
@@ -17,13 +18,15 @@ from agent.supervisor.job.attachments import AttachedProgram, Attachments, proce
 from agent.supervisor.job.bookkeeping import Ended, JobRecords
 from agent.supervisor.job.exit_status import WorkerExit, classify
 from agent.supervisor.job.log import JobLog
-from agent.supervisor.job.plan_choice import PlanFigures, data_limit, fitting, memory_max, resident_max
-from agent.supervisor.job.plan_switching import PLAN_SWITCH_PAUSE_S, PlanSwitcher, no_plan_fits
+from agent.supervisor.job.plans.choice import PlanFigures, data_limit, fitting, memory_max, resident_max
+from agent.supervisor.job.plans.revising import WORTH_A_RESTART, PlanRevision
+from agent.supervisor.job.plans.switching import PLAN_SWITCH_PAUSE_S, PlanSwitcher, no_plan_fits
 from agent.supervisor.job.progress import ProgressRecorder
 from agent.supervisor.job.run_state import Meter, Run, Surroundings
 from agent.supervisor.job.sharing import BOARD_WORKER_BYTES
 from agent.supervisor.job.silence import SilenceWatch
 from agent.supervisor.job.worker_kinds import (
+    LOOKED_FOR,
     BundleFacts,
     RunPaths,
     WorkerKind,
@@ -36,6 +39,7 @@ from agent.system.cgroup import CgroupError, DelegatedTree, WorkerGroup, WorkerL
 from agent.system.clock import Clock
 from agent.system.locks import LockFile
 from agent.worker.protocol import CheckpointWritten, Event, PlanSwitched, StepDone
+from planner.ir.devices.kinds import CPU
 from planner.ir.errors import PortError
 from planner.ir.units import format_bytes, format_seconds
 
@@ -148,10 +152,12 @@ class Runner:
     # --- starting
 
     def fits(self, job: Job, around: Surroundings) -> bool:
-        """Return whether a plan of `job` may run; a health item says where none may, as at `start`.
+        """Return whether the device of `job` is there and a plan may run; a health item says where not, as at `start`.
 
         Reads the bundle. Of one that cannot be read `start` says what is wrong.
         """
+        if not self._has_device(job, self._facts(job), around):
+            return False
         least, limit = self.least_bytes(job), around.memory_bytes
         if least <= limit if limit is not None else math.isfinite(least):
             return True
@@ -178,13 +184,26 @@ class Runner:
     def _plans(self, job: Job) -> tuple[PlanFigures, ...]:
         """Return the plans of a job; none where it has none, or its bundle cannot be read."""
         program = self.attachments.get(job.id)
-        if program is not None:
-            return program.plans
+        return self._facts(job).plans if program is None else program.plans
+
+    def _facts(self, job: Job) -> BundleFacts:
+        """Return what a job's bundle says; nothing where it has none, or it cannot be read."""
+        if job.spec.kind is JobKind.ATTACHED:
+            return BundleFacts()
         bundle = bundle_path(job, self._store.job_dir(job.id))
         try:
-            return () if bundle is None else self._kinds[job.spec.kind].read_bundle(bundle).plans
+            return BundleFacts() if bundle is None else self._kinds[job.spec.kind].read_bundle(bundle)
         except (PortError, OSError):
-            return ()
+            return BundleFacts()
+
+    def _has_device(self, job: Job, facts: BundleFacts, around: Surroundings) -> bool:
+        """Return whether the device that a job computes on is there, as far as is known; a health item says where it is not."""
+        kind, devices = facts.device_kind, around.devices
+        if kind not in LOOKED_FOR or devices is None or kind in devices:
+            self._health.clear("device-absent", str(job.id))
+            return True
+        self._records.report("device-absent", key=str(job.id), job=job.label, kind=kind, id=job.id)
+        return False
 
     def start(self, job: Job, around: Surroundings) -> bool:
         """Start the worker of `job`; return False when it cannot run now: a health item or its state says why.
@@ -204,6 +223,8 @@ class Runner:
         except (PortError, OSError) as error:
             self._settle(job, WorkerOutcome.IMPOSSIBLE, f"the bundle cannot be used: {error}")
             return False
+        if not self._has_device(job, facts, around):
+            return False
         plan = self._plan_switcher.choose(job, facts.plans, around)
         if facts.plans and plan is None:
             self._records.no_fit(job, self._smallest(job), around.memory_bytes)
@@ -211,6 +232,11 @@ class Runner:
         self._health.clear("job-does-not-fit", str(job.id))
         if job.spec.waits_for_data and not self._inboxes.has_round(job.spec.name, job_dir, job.rounds + 1):
             self._store.save(replace(job, state=JobState.WAITING_DATA))  # its round was over when the agent was killed
+            return False
+        if job.spec.federated and not _has_work(job, job_dir / FOLDER):
+            self._store.save(
+                replace(job, state=JobState.WAITING_DATA)
+            )  # it is trained, or nobody waits for it any more
             return False
         try:
             paths = self._paths(job, job_dir, bundle)
@@ -238,7 +264,7 @@ class Runner:
         )  # fmt: skip
         self._mark_running(job, plan.index)
         if self.meter is not None:
-            self.meter.on_worker_start(str(job.id), now_s, job.label)
+            self.meter.on_worker_start(str(job.id), now_s, job.label, self.cpu_s)
         program.begin(limits.cpu_percent, self._on_event, self._on_exit, self._on_disobedience)
         return True
 
@@ -250,7 +276,8 @@ class Runner:
 
     def _paths(self, job: Job, job_dir: Path, bundle: Path | None) -> RunPaths:
         if not job.spec.waits_for_data:
-            return RunPaths(job_dir, bundle, Path(job.spec.data) if job.spec.data else None)
+            data, federation = job.spec.data, job_dir / FOLDER if job.spec.federated else None
+            return RunPaths(job_dir, bundle, job_dir / data if data else None, federation=federation)
         number = job.rounds + 1
         return RunPaths(job_dir, bundle, self._inboxes.round_directory(job.spec.name, job_dir, number), number)
 
@@ -272,8 +299,10 @@ class Runner:
             paths.state.mkdir(exist_ok=True)
             group = self._group(job, limits)
             every = checkpoint_steps(job, around.flash_budget_bytes_per_day)
-            command = worker_command(kind, job, paths, plan.index if plan else None, every)
-            belt = data_limit(plan.peak_bytes) if plan else None
+            index = plan.index if plan else None
+            command = worker_command(kind, job, paths, index, every, revised=facts.revised)
+            maps_more = facts.device_kind != CPU  # a GPU's driver maps gigabytes that it never touches
+            belt = data_limit(plan.peak_bytes) if plan and not maps_more else None
             self._say_what_lacks(kind, job)
             launch = Launch(command, group, belt, kind.environment(facts, plan))
             log = JobLog(paths.job_dir, around.job_log_bytes)
@@ -286,7 +315,6 @@ class Runner:
             raise
         finally:
             lock.close()
-        index = plan.index if plan else None
         self._run = Run(
             job.id,
             worker,
@@ -301,13 +329,19 @@ class Runner:
             switched_at_s=now_s - PLAN_SWITCH_PAUSE_S,
             silence=SilenceWatch(now_s),
         )
+        if job.spec.kind is JobKind.TRAIN and paths.bundle is not None and facts.plans and facts.device_kind == CPU:
+            self._run.revision = PlanRevision(
+                paths.bundle, facts.revised_for, one_thread=facts.threads == 1, solving=around.solving
+            )
         self._mark_running(job, index)
         shown = (
-            "" if plan is None else f", plan {plan.index + 1} of {len(facts.plans)} ({format_bytes(plan.peak_bytes)})"
+            ""
+            if plan is None
+            else f", plan {plan.index + 1} of {len(facts.plans)} ({_memory(plan, facts.device_kind)})"
         )
         self._records.note(job.id, "started", f"worker {worker.pid} started at step {job.step}{shown}")
         if self.meter is not None:
-            self.meter.on_worker_start(str(job.id), now_s, job.label)
+            self.meter.on_worker_start(str(job.id), now_s, job.label, self.cpu_s)
         return True
 
     def _say_what_lacks(self, kind: WorkerKind, job: Job) -> None:
@@ -345,6 +379,7 @@ class Runner:
     def pause(self) -> None:
         """Stop between two instructions; the memory stays."""
         if self._run is not None:
+            self._stop_revising(self._run)
             self._run.worker.pause()
             self._run.last_step_s = None
 
@@ -360,6 +395,7 @@ class Runner:
         Asked again, a shorter time holds.
         """
         if self._run is not None:
+            self._stop_revising(self._run)
             if self._run.worker.requested is not RequestedState.LEAVE:
                 self._run.log.note(f"leaving: {reason}", self._clock.wall_s())
             worker = self._run.worker
@@ -418,6 +454,7 @@ class Runner:
     def kill(self) -> None:
         """Kill the worker at once: the supervisor ends and nobody is left to watch."""
         if self._run is not None:
+            self._stop_revising(self._run)
             self._run.worker.kill()
 
     def adapt(self, around: Surroundings, pressure: bool) -> None:
@@ -434,6 +471,29 @@ class Runner:
             self.leave(no_plan_fits(around))
         elif run.granted is not None and run.last_step_s is not None and run.last_step_s > run.switched_at_s:
             run.worker.tighten_belt(resident_max(run.granted.peak_bytes))
+        self._revise(run, around)
+
+    def _revise(self, run: Run, around: Surroundings) -> None:
+        """Have the plans made again where steps take other proportions than planned; start anew with what is worth it."""
+        if run.revision is None:
+            return
+        held = memory_max(run.granted.peak_bytes) if run.granted is not None else 0
+        free = None if around.memory_bytes is None else around.memory_bytes - held
+        try:
+            found = run.revision.look(run.plan or 0, free)
+        except OSError as error:
+            self._records.note(run.job_id, "plan", f"its plans cannot be made again: {error}")
+            run.revision = None
+            return
+        if found is not None:
+            self._records.note(run.job_id, "plan", found.text)
+            if found.saved >= WORTH_A_RESTART:
+                self.leave_after_checkpoint("its plans were made again")
+
+    @staticmethod
+    def _stop_revising(run: Run) -> None:
+        if run.revision is not None:
+            run.revision.stop()
 
     def correct(self, correction: Correction) -> None:
         """Take over what the steps really take, so that the next look chooses anew among the plans."""
@@ -447,8 +507,10 @@ class Runner:
         if run is None:
             return
         if self.meter is not None:
-            self.meter.on_event(event, self._clock.monotonic_s())
+            self.meter.on_event(str(run.job_id), event, self._clock.monotonic_s())
         run.silence.heard()
+        if run.revision is not None and isinstance(event, StepDone):
+            run.revision.take(event)
         self._progress.take(run, event)
         if isinstance(event, PlanSwitched):
             self._plan_switcher.switched(run, self._surroundings)
@@ -485,6 +547,7 @@ class Runner:
         if run is None:
             return
         job = self._store.get(run.job_id)
+        self._stop_revising(run)
         if run.worker.group is not None:
             run.worker.group.remove()
         if self.meter is not None:
@@ -492,10 +555,12 @@ class Runner:
         outcome, detail = classify(end)
         if outcome is WorkerOutcome.LEFT and run.waits_for is not None:
             detail = run.waits_for
-        if outcome is WorkerOutcome.FINISHED:
+        if outcome is WorkerOutcome.FINISHED and job.spec.federated and job.spec.kind is JobKind.FINETUNE:
+            job, outcome, detail = self._finish_round(run, job)
+        elif outcome is WorkerOutcome.FINISHED:
             job = self._finish(run, job)
         run.log.close(self._clock.wall_s())
-        self._settle(job, outcome, detail, Ended(run.plans, run.peak_bytes, run.limits.memory_bytes))
+        self._settle(job, outcome, detail, Ended(run.plans, run.all_bytes, run.limits.memory_bytes))
         self._on_change()
 
     def _finish(self, run: Run, job: Job) -> Job:
@@ -504,10 +569,34 @@ class Runner:
                 self._inboxes.finish_round(job.spec.name, self._store.job_dir(job.id), run.round)
             except OSError as error:
                 self._records.report("inbox", key=job.spec.name, reason=str(error))
+        if job.spec.federated:
+            return job  # its result is what is averaged, not what this device made of it
         return replace(job, result=run.out, result_checksum=run.out_checksum)
+
+    def _finish_round(self, run: Run, job: Job) -> tuple[Job, WorkerOutcome, str]:
+        """Name what the worker of a fine-tuning wrote of a federation, whose folder it has no rights in."""
+        folder = self._store.job_dir(job.id) / FOLDER
+        try:
+            if has_round(folder):
+                (folder / RESULT_PART_FILE).replace(folder / RESULT_FILE)
+                return job, WorkerOutcome.FINISHED, ""
+            (folder / MODEL_FILE).unlink()
+        except OSError as error:
+            return job, WorkerOutcome.FAILED, f"what it made in the federation cannot be kept: {error}"
+        return replace(job, result=run.out), WorkerOutcome.WRITTEN, f"what was averaged is in {run.out}"
 
     def _settle(self, job: Job, outcome: WorkerOutcome, detail: str, ended: Ended | None = None) -> None:
         self._records.settle(job, outcome, detail, self._surroundings.give_up_after, ended or Ended())
+
+
+def _has_work(job: Job, folder: Path) -> bool:
+    """Say whether a job of a federation has a round to train, or an average to make its result of."""
+    return has_round(folder) or (job.spec.kind is JobKind.FINETUNE and (folder / MODEL_FILE).exists())
+
+
+def _memory(plan: PlanFigures, kind: str) -> str:
+    beside = f", {format_bytes(plan.device_bytes)} on {kind}" if plan.device_bytes else ""
+    return f"{format_bytes(plan.peak_bytes)}{beside}"
 
 
 def _mac_cpu_s(pid: int) -> float:

@@ -15,82 +15,9 @@ from agent.supervisor.job.worker_kinds import bundle_path
 from agent.supervisor.job.worker_process import RequestedState, WorkerPhase
 from agent.system.cgroup import DelegatedTree
 from agent.system.locks import LockFile
-from agent.worker.protocol import Event, WorkerPaused, WorkerResumed
 
 WORKER_LOCKS = "worker*.lock"
 """The locks of workers in the state directory."""
-
-
-class MeteredRuns:
-    """Tells the energy meter, which knows one job at a time, of the job of this computer; of a board's while there is none.
-
-    What a board's worker draws beside another job is counted with that one: it waits for the line nearly all the time.
-    """
-
-    def __init__(self) -> None:
-        self.meter: Meter | None = None
-        self._runs: list[_RunMeter] = []
-
-    def of(self, place: str) -> "_RunMeter":
-        """Return what the runner of a place tells what it does."""
-        return _RunMeter(self, first=place == THIS_COMPUTER)
-
-    def begin(self, run: "_RunMeter", now_s: float) -> None:
-        """Take note that a worker was started."""
-        before = self._metered
-        self._runs = [run, *self._runs] if run.first else [*self._runs, run]
-        self._hand_over(before, now_s)
-
-    def end(self, run: "_RunMeter", now_s: float) -> None:
-        """Take note that a worker has ended."""
-        before = self._metered
-        self._runs.remove(run)
-        self._hand_over(before, now_s)
-
-    def hear(self, run: "_RunMeter", event: Event, now_s: float) -> None:
-        """Take in what a worker reported."""
-        if self.meter is not None and run is self._metered:
-            self.meter.on_event(event, now_s)
-
-    @property
-    def _metered(self) -> "_RunMeter | None":
-        return self._runs[0] if self._runs else None
-
-    def _hand_over(self, before: "_RunMeter | None", now_s: float) -> None:
-        after = self._metered
-        if self.meter is None or after is before:
-            return
-        if before is not None:
-            self.meter.on_worker_stop(before.job, now_s)
-        if after is not None:
-            self.meter.on_worker_start(after.job, now_s, after.label)
-            if after.paused is not None:
-                self.meter.on_event(after.paused, now_s)
-
-
-class _RunMeter:
-    """The meter as one runner sees it."""
-
-    def __init__(self, runs: MeteredRuns, *, first: bool) -> None:
-        self.first = first
-        self.job = self.label = ""
-        self.paused: WorkerPaused | None = None
-        self._runs = runs
-
-    def on_worker_start(self, job: str, now_s: float, label: str = "") -> None:
-        """A worker was started."""
-        self.job, self.label, self.paused = job, label, None
-        self._runs.begin(self, now_s)
-
-    def on_worker_stop(self, job: str, now_s: float) -> None:
-        """The worker has ended."""
-        self._runs.end(self, now_s)
-
-    def on_event(self, event: Event, now_s: float) -> None:
-        """The worker reported something."""
-        if isinstance(event, WorkerPaused | WorkerResumed):
-            self.paused = event if isinstance(event, WorkerPaused) else None
-        self._runs.hear(self, event, now_s)
 
 
 class Runners:
@@ -99,12 +26,12 @@ class Runners:
     def __init__(self, store: JobStore, state_dir: Path, make: Callable[[Callable[[], LockFile]], Runner]) -> None:
         """`make` returns a runner whose workers hold the lock that it is given, a file in `state_dir`."""
         self._store, self._state_dir, self._make = store, state_dir, make
-        self._metered = MeteredRuns()
+        self._meter: Meter | None = None
         self._tree: DelegatedTree | None = None
         self._boards: dict[str, tuple[int, Runner]] = {}
         self._places: dict[int, str] = {}
         self._written_bytes = 0
-        self.host = self._new(THIS_COMPUTER, 0)
+        self.host = self._new(0)
 
     def __iter__(self) -> Iterator[Runner]:
         """Yield this computer's runner, then the boards'."""
@@ -126,7 +53,7 @@ class Runners:
             return self.host
         if place not in self._boards:
             number = min(set(range(1, len(self._boards) + 2)) - {number for number, _ in self._boards.values()})
-            self._boards[place] = (number, self._new(place, number))
+            self._boards[place] = (number, self._new(number))
         return self._boards[place][1]
 
     def busy(self) -> dict[str, tuple[Runner, Job]]:
@@ -168,7 +95,9 @@ class Runners:
 
     def set_meter(self, meter: Meter) -> None:
         """Tell `meter` what runs from now on."""
-        self._metered.meter = meter
+        self._meter = meter
+        for runner in self:
+            runner.meter = meter
 
     def set_tree(self, tree: DelegatedTree) -> None:
         """Give workers groups below `tree` from now on."""
@@ -200,9 +129,9 @@ class Runners:
         alive = {job.id for job in self._store.all() if not job.state.is_over}
         self._places = {job_id: place for job_id, place in self._places.items() if job_id in alive}
 
-    def _new(self, place: str, number: int) -> Runner:
+    def _new(self, number: int) -> Runner:
         runner = self._make(lambda: LockFile(worker_lock(self._state_dir, number)))
-        runner.meter, runner.tree = self._metered.of(place), self._tree
+        runner.meter, runner.tree = self._meter, self._tree
         return runner
 
 

@@ -3,12 +3,15 @@
 The two seams of the supervisor.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from agent.federate.orders import MODEL_FILE, RESULT_FILE, RESULT_PART_FILE, START_FILE, STATE_FOLDER, has_round
 from agent.jobs.model import Job, JobKind
-from agent.supervisor.job.plan_choice import PlanFigures, checkpoint_interval_s
+from agent.supervisor.job.plans.choice import PlanFigures, checkpoint_interval_s
+from agent.system.python_process import threads_environment
 from agent.worker.options import (
     BOARD_WORKER,
     CONTROL_FD_PLACE,
@@ -16,7 +19,14 @@ from agent.worker.options import (
     TORCH_WORKER,
     WorkerOptions,
     page_words,
+    weights_words,
 )
+from planner.ir.costs import Speeds
+from planner.ir.devices.kinds import CPU, CUDA, MPS
+from planner.ir.errors import PortError
+
+LOOKED_FOR = (CUDA, MPS)
+"""Kinds of devices that the sensors look for; of others the worker itself says whether they are there."""
 
 CHECKPOINT_EVERY_STEPS = 50
 """Until the cost of a step and of a checkpoint is known."""
@@ -33,6 +43,12 @@ class BundleFacts:
     """Batches in one pass over the bundle's own samples."""
     deadline_at: float | None = None
     """Unix time by which it was planned to be done."""
+    revised: Path | None = None
+    """Where the plans lie that were made again for this bundle; None: they are its own."""
+    revised_for: Speeds | None = None
+    """The speeds for which they were."""
+    device_kind: str = CPU
+    """What its steps compute on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +82,8 @@ def torch_environment(facts: BundleFacts, plan: PlanFigures | None) -> Mapping[s
     """
     from agent.malloc import preload_environment
 
-    threads = str(facts.threads)
     allocator = preload_environment(plan.peak_bytes if plan else None)
-    return {**allocator, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    return {**allocator, **threads_environment(facts.threads)}
 
 
 def torch_lacks() -> str:
@@ -84,15 +99,28 @@ def read_training_bundle(bundle: Path) -> BundleFacts:
     Raises PortError when it is broken, OSError when unreadable.
     """
     from planner.ir.bundle.bundle import read_manifest
+    from planner.ir.bundle.revision import read_revised_choices, revision_path
 
     manifest = read_manifest(bundle)
+    choices, speeds, revised = manifest.plans, None, revision_path(bundle)
+    with contextlib.suppress(PortError, OSError):  # without a sound revision the bundle's own plans are as good as ever
+        choices, speeds = read_revised_choices(revised)
     plans = tuple(
         PlanFigures(
-            index, max(plan.peak_bytes, plan.ram_bytes), plan.seconds, plan.joules, plan.written_bytes, plan.wear_joules
+            index,
+            max(plan.peak_bytes, plan.ram_bytes),
+            plan.seconds,
+            plan.joules,
+            plan.written_bytes,
+            plan.wear_joules,
+            plan.device_ram_bytes,
         )
-        for index, plan in enumerate(manifest.plans)
+        for index, plan in enumerate(choices)
     )
-    return BundleFacts(plans, manifest.threads, manifest.steps_per_epoch(), manifest.limits.deadline_at)
+    return BundleFacts(
+        plans, manifest.threads, manifest.steps_per_epoch(), manifest.limits.deadline_at,
+        None if speeds is None else revised, speeds, manifest.device_kind,
+    )  # fmt: skip
 
 
 def read_finetune_job(bundle: Path) -> BundleFacts:
@@ -118,25 +146,42 @@ class RunPaths:
     bundle: Path | None
     data: Path | None = None
     round: int | None = None
-    state: Path = field(init=False)
-    out: Path = field(init=False)
+    federation: Path | None = None
+    """Where a round of a federation begins and ends."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "state", self.job_dir / "state")
-        object.__setattr__(self, "out", self.job_dir / "out.safetensors")
+    @property
+    def state(self) -> Path:
+        """Its checkpoints."""
+        return self.job_dir / "state" if self.federation is None else self.federation / STATE_FOLDER
+
+    @property
+    def out(self) -> Path:
+        """Where the trained weights go."""
+        return self.job_dir / "out.safetensors" if self.federation is None else self.federation / RESULT_FILE
+
+    @property
+    def weights(self) -> Path | None:
+        """What it begins with in place of the bundle's weights; without a round to train, what a fine-tuning makes its result of."""
+        if self.federation is None:
+            return None
+        return self.federation / (START_FILE if has_round(self.federation) else MODEL_FILE)
 
 
 def worker_command(
-    kind: WorkerKind, job: Job, paths: RunPaths, plan: int | None, checkpoint_every: int | None
-) -> tuple[str, ...]:
+    kind: WorkerKind, job: Job, paths: RunPaths, plan: int | None, checkpoint_every: int | None, *, revised: Path | None = None
+) -> tuple[str, ...]:  # fmt: skip
     """Return the worker's command line; `{control_fd}` is filled in when the process starts."""
-    spec = job.spec
+    spec, number, out = job.spec, paths.round, paths.out
+    if spec.kind is JobKind.FINETUNE and paths.federation is not None and has_round(paths.federation):
+        number, out = job.rounds, paths.federation / RESULT_PART_FILE
     options = WorkerOptions(
         bundle=paths.bundle or paths.job_dir, state_dir=paths.state, plan=plan, data=paths.data, epochs=spec.epochs,
-        steps=spec.steps, out=paths.out, checkpoint_every=checkpoint_every, round=paths.round, user=spec.owner,
+        steps=spec.steps, out=out, checkpoint_every=checkpoint_every, round=number, user=spec.owner,
     )  # fmt: skip
+    revision = () if revised is None else ("--revision", str(revised))
     return (
-        *kind.program, *options.words(), *page_words(spec.page_dirs), "--control-fd", CONTROL_FD_PLACE, *spec.arguments
+        *kind.program, *options.words(), *page_words(spec.page_dirs), *weights_words(paths.weights), *revision,
+        "--control-fd", CONTROL_FD_PLACE, *spec.arguments,
     )  # fmt: skip
 
 

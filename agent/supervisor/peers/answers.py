@@ -3,29 +3,47 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from agent.malloc import release_free_memory
 from agent.peers.connection.messages import REASON_LIMIT
-from agent.peers.exchange.answers import NotAnsweredError, Subject, solving_patience_s
+from agent.peers.exchange.answers import Asker, NotAnsweredError, Subject, solving_patience_s
 from agent.policy.config import AgentOptions
-from agent.system.python_process import NEUTRAL_DIRECTORY, module_command, module_environment
+from agent.supervisor.job.plans.revising import SOLVER_BYTES
+from agent.system.python_process import NEUTRAL_DIRECTORY, bounded_command, one_thread_environment
 from planner.ir.units import format_bytes, format_seconds
 
 SOLVER_MODULE = "planner.search.solve_problem"
-SOLVER_BYTES = 768 << 20
-"""Of data that a solver may hold: the planning model of 2,000 stages takes 300 MB."""
 LONGEST_SOLVING_S = 600.0
 _WATCH_S = 1.0
 """How often to look whether a solver may go on."""
 
 
+@dataclass(frozen=True, slots=True)
+class FederatedSurroundings:
+    """What the agent around decides: why nothing is trained now (or nothing), ending a worker, another look at the jobs."""
+
+    objection: Callable[[], str]
+    stop_worker: Callable[[int], None]
+    wake: Callable[[], None]
+
+
 class PeerAnswers:
     """Answers paired devices; `objection` tells why nothing is solved for others now, `audit` takes what happened."""
 
-    def __init__(self, state_dir: Path, objection: Callable[[], str], audit: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        objection: Callable[[], str],
+        audit: Callable[[str], None],
+        federate: Callable[[str, bytes], Awaitable[bytes]],
+        move: Callable[[Asker, bytes], Awaitable[bytes]],
+    ) -> None:
+        """`federate` answers what the leader of a federation asks, given its name; `move` what the owner of a job asks."""
         self._state_dir, self._objection, self._audit = state_dir, objection, audit
+        self._federate, self._move = federate, move
         self._solving_for = ""
         self.options = AgentOptions()
 
@@ -47,6 +65,14 @@ class PeerAnswers:
         if not self.options.share_with_peers:
             raise NotAnsweredError("nothing is shared with other devices; set share = true under [peers]")
         await asyncio.to_thread(SharedFiles(self._state_dir).keep, subject, name, content)
+
+    async def federate(self, asker: str, request: bytes) -> bytes:
+        """Return what this device answers to a request of the device `asker` that leads a federation."""
+        return await self._federate(asker, request)
+
+    async def move(self, asker: Asker, request: bytes) -> bytes:
+        """Return what this device answers to a request about a job of the device `asker`."""
+        return await self._move(asker, request)
 
     def check_solving(self) -> None:
         """Raise NotAnsweredError where nothing is solved now, with the reason."""
@@ -85,10 +111,9 @@ class PeerAnswers:
 
     async def _solved(self, problem: bytes, seconds: float) -> bytes:
         process = await asyncio.create_subprocess_exec(
-            *module_command("agent.system.exec_with_limits"), "--data-limit", str(SOLVER_BYTES), "--",
-            *module_command(SOLVER_MODULE),
+            *bounded_command(SOLVER_MODULE, data_bytes=SOLVER_BYTES),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            cwd=NEUTRAL_DIRECTORY, env={**module_environment(), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            cwd=NEUTRAL_DIRECTORY, env=one_thread_environment(),
         )  # fmt: skip
         talking = asyncio.create_task(process.communicate(problem))
         try:

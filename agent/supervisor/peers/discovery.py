@@ -14,6 +14,7 @@ from agent.peers.state import PublicState
 from agent.policy.config import AgentOptions
 from agent.supervisor.job.runners import Runners
 from agent.supervisor.job.worker_process import RequestedState
+from agent.system import VERSION
 from agent.system.clock import Clock
 
 if TYPE_CHECKING:
@@ -129,8 +130,6 @@ class PeerDiscovery:
 
 def _prepare(state_dir: Path, name: str, report: Callable[[str], None]) -> "Discovery":
     """Return what announces this agent; it reads files and imports zeroconf, so not for the loop."""
-    from importlib.metadata import version
-
     from agent.peers.announcement import Announcement
     from agent.peers.connection.messages import NEWEST_VERSION
     from agent.peers.discovery import Discovery
@@ -138,7 +137,7 @@ def _prepare(state_dir: Path, name: str, report: Callable[[str], None]) -> "Disc
 
     own_id = own_identity(state_dir).id.short
     name = name or default_name(own_id)
-    own = Announcement(own_id, name, board_name(), version("port-agent"), PublicState.IDLE, protocol=NEWEST_VERSION)
+    own = Announcement(own_id, name, board_name(), VERSION, PublicState.IDLE, protocol=NEWEST_VERSION)
     return Discovery(own, report)
 
 

@@ -15,6 +15,7 @@ from agent.peers.state import PublicState
 from agent.policy.config import AgentOptions
 from agent.supervisor.peers.discovery import PeerDiscovery
 from agent.supervisor.peers.pairing import NewPartner
+from agent.system import VERSION
 from agent.system.clock import Clock
 from planner.ir.errors import PortError
 
@@ -97,6 +98,10 @@ class FleetKeeper:
         if not devices.all():
             self._end()
         return device.name
+
+    async def own_id(self) -> str:
+        """Return the id of this device; raises IdentityError, OSError."""
+        return str((await asyncio.to_thread(own_identity, self._state_dir)).id)
 
     async def ask(
         self, whom: str, subject: Subject, name: str, problem: bytes = b"", seconds: float = 0.0
@@ -187,8 +192,6 @@ class FleetKeeper:
             await asyncio.sleep(_RETRY_S)
 
     async def _serve(self) -> None:
-        from importlib.metadata import version
-
         from agent.peers.fleet.fleet import Fleet, FleetSurroundings
 
         if self._options is None:
@@ -202,9 +205,7 @@ class FleetKeeper:
             )
         else:
             self._health.clear("no-fleet")
-        around = FleetSurroundings(
-            version("port-agent"), self._heartbeat, self._places, self._answerer, self._audit_device
-        )
+        around = FleetSurroundings(VERSION, self._heartbeat, self._places, self._answerer, self._audit_device)
         self._fleet = Fleet(own, devices, around)
         release_free_memory()
         await self._fleet.run(self._options.peer_port, self._options.static_peers)

@@ -1,17 +1,18 @@
 """Everything about other devices behind one door: discovery, pairing, the fleet."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.health.conditions import HealthBoard
 from agent.jobs.store import JobStore
 from agent.peers.connection.messages import Heartbeat
+from agent.peers.exchange.answers import Asker
 from agent.peers.identity.keys import own_identity
 from agent.peers.state import PublicState
 from agent.policy.config import AgentOptions
-from agent.supervisor.peers.answers import PeerAnswers
+from agent.supervisor.peers.answers import FederatedSurroundings, PeerAnswers
 from agent.supervisor.peers.discovery import PeerDiscovery, default_name
 from agent.supervisor.peers.fleet import FleetKeeper
 from agent.supervisor.peers.pairing import NewPartner, PairingDesk, PairingPlace, PairingRefusedError
@@ -19,6 +20,8 @@ from agent.system.clock import Clock
 
 if TYPE_CHECKING:
     from agent.peers.sightings import Peer
+    from agent.supervisor.peers.federated_jobs import FederatedJobs
+    from agent.supervisor.peers.federations import Federations
 
 HISTORY_KIND = "peers"
 _HISTORY_SHOWN, _HISTORY_SEARCHED = 10, 1000
@@ -37,25 +40,30 @@ class Peers:
         store: JobStore,
         heartbeat: Callable[[str], Heartbeat],
         objection: Callable[[], str],
+        training: FederatedSurroundings,
+        move: Callable[[Asker, bytes], Awaitable[bytes]],
     ) -> None:
-        """`objection` tells why nothing is solved for others now, or nothing."""
+        """`objection` tells why nothing is solved for others now, or nothing; `training` is for federations; `move` answers
+        the owners of jobs that came here."""
         self._state_dir, self._clock, self._store = state_dir, clock, store
         self._options = AgentOptions()
         self._name, self._own_id = "", ""
         self.discovery = PeerDiscovery(state_dir, health, clock)
-        self.answers = PeerAnswers(state_dir, objection, self._audit)
+        self.answers = PeerAnswers(state_dir, objection, self.audit, self._federate, move)
+        self._training = training
+        self._federated: tuple[FederatedJobs, Federations] | None = None
         self.fleet = FleetKeeper(
             state_dir,
             health,
             clock,
             self.discovery,
             lambda: heartbeat(self._name),
-            self._audit,
+            self.audit,
             self._on_identity,
             self.answers,
         )
         self.discovery.on_heard = self.fleet.look
-        self._pairing = PairingDesk(self._on_paired, self._audit)
+        self._pairing = PairingDesk(self._on_paired, self.audit)
         self._pairing.on_end = self._announce
         self._state = PublicState.IDLE
 
@@ -120,14 +128,43 @@ class Peers:
         entries = self._store.history(None, _HISTORY_SEARCHED)
         told = [{"at": entry.at, "text": entry.text} for entry in entries if entry.kind == HISTORY_KIND]
         own = {"device_id": self._own_id or None, "port": self.fleet.port or None}
-        allowed = {"shares": self._options.share_with_peers, "solves": self._options.solve_for_peers}
+        allowed = {
+            "shares": self._options.share_with_peers,
+            "solves": self._options.solve_for_peers,
+            "takes_jobs": self._options.take_jobs,
+        }
         return {**found, **own, **allowed, "paired": self.fleet.rows(), "history": told[-_HISTORY_SHOWN:]}
+
+    @property
+    def federations(self) -> "Federations":
+        """Federations that this device leads."""
+        return self._federation_parts()[1]
+
+    def go_on_federating(self) -> None:
+        """Take up the federations that were led when the agent ended; needs a running loop."""
+        if any(job.spec.federated and not job.state.is_over for job in self._store.all()):
+            self.federations.go_on()
 
     async def stop(self) -> None:
         """Say goodbye and close everything, in a few seconds at most."""
+        if self._federated is not None:
+            jobs, led = self._federated
+            await asyncio.gather(jobs.stop(), led.stop())
         await asyncio.gather(self._pairing.close(), self.fleet.stop(), self.discovery.stop())
 
     # --- inside
+
+    def _federation_parts(self) -> "tuple[FederatedJobs, Federations]":
+        if self._federated is None:
+            from agent.supervisor.peers.federated_jobs import FederatedJobs  # few federate: not worth resident memory
+            from agent.supervisor.peers.federations import Federations
+
+            jobs = FederatedJobs(self._store, self._training, self.audit)
+            self._federated = jobs, Federations(self._store, self._clock, self.fleet, jobs, self.audit)
+        return self._federated
+
+    async def _federate(self, asker: str, request: bytes) -> bytes:
+        return await self._federation_parts()[0].answer(asker, request)
 
     async def _place(self) -> PairingPlace:
         own = await asyncio.to_thread(own_identity, self._state_dir)
@@ -157,5 +194,6 @@ class Peers:
             raise PairingRefusedError(f"{what}; name the one that you mean with --at HOST")
         return showing[0].addresses[0], showing[0].announcement.pairing_port
 
-    def _audit(self, text: str) -> None:
+    def audit(self, text: str) -> None:
+        """Note what happened among devices."""
         self._store.note(self._clock.wall_s(), None, HISTORY_KIND, text)

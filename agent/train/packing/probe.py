@@ -4,11 +4,11 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent import packing
 from agent.backend.raw_bytes import block
-from agent.packing import Layout
+from agent.train.packing.step import layout_of
 from agent.train.step_values import StepValues
 from planner.ir.costs import Codec, PackingCost
 from planner.ir.devices.kinds import CPU
@@ -59,20 +59,18 @@ class PackingProbe:
 
     def _look(self, one: Packable, values: StepValues) -> None:
         contents = values.whole(one.storage)
-        layout = Layout(one.codec, contents.numel() // one.item_bytes, one.item_bytes)
+        layout = layout_of(one, self.graph)
         seen = self._seen.setdefault(one, _Seen())
         seen.packed_bytes = max(seen.packed_bytes, packing.packed_bytes(layout, contents.data_ptr()))
         if seen.packed_bytes > WORTH_PACKING * contents.numel():
             return
-        sample = Layout(one.codec, min(layout.count, _SAMPLE_BYTES // one.item_bytes), one.item_bytes)
+        sample = replace(layout, count=min(layout.count, _SAMPLE_BYTES // one.item_bytes))
         most = packing.largest_bytes(sample)
         begin = time.thread_time()
         packed = block(most)
         size = packing.pack(sample, contents.data_ptr(), packed.data_ptr(), most)
         middle = time.thread_time()
-        if (
-            one.codec is not Codec.SIGN
-        ):  # they are not unpacked, and what runs on them takes no longer than on the items
+        if one.codec.comes_back:  # else what runs on the packed form takes no longer than on the items
             back = block(sample.source_bytes)
             packing.unpack(sample, packed.data_ptr(), size, back.data_ptr())
         share = layout.count / sample.count
@@ -86,7 +84,7 @@ class PackingProbe:
 
     def _cost(self, one: Packable, seen: _Seen) -> PackingCost | None:
         nbytes = self.graph.storages[one.storage].nbytes
-        layout = Layout(one.codec, nbytes // one.item_bytes, one.item_bytes)
+        layout = layout_of(one, self.graph)
         density, reserved = 1.0, seen.packed_bytes
         if one.codec is Codec.BITMAP:
             flags = packing.largest_bytes(layout) - nbytes

@@ -2,11 +2,14 @@
  *
  * Source: Arm DDI 0479 (Cortex-M System Design Kit) chapter 4, UART, watchdog; DAI 0385/0386/0400 for addresses.
  * The board's flash is RAM loaded by the debugger, so the two snapshot slots live in its PSRAM, which the
- * simulator backs with a file. */
+ * simulator backs with a file. Pages lie behind them, at PORT_PAGE_BYTES_PER_S (0: as fast as memory). The last word of the
+ * PSRAM is where a test pulls the medium: anything but 0 there and it does not answer. */
 #include <string.h>
 
 #include "cortexm.h"
+#include "model.h"
 #include "port.h"
+#include "psram.h"
 
 #define UART_DATA REGISTER(0x40004000u)
 #define UART_STATE REGISTER(0x40004004u)
@@ -87,6 +90,30 @@ uint32_t port_entropy(void)
 {
     return 0;
 }
+
+#ifdef PORT_MODEL_MEDIUM
+#define PAGES_ORIGIN (PORT_STORAGE_ORIGIN + PORT_SLOTS * PORT_SLOT_BYTES)
+#define PULLED REGISTER(PORT_STORAGE_ORIGIN + PORT_PSRAM_BYTES - 4u)
+
+static psram pages;
+static port_medium page_medium;
+
+static int is_plugged(void)
+{
+    return PULLED == 0;
+}
+
+const port_medium *port_page_medium(void)
+{
+    pages.memory = (uint8_t *)(uintptr_t)PAGES_ORIGIN;
+    pages.bytes_per_s = PORT_PAGE_BYTES_PER_S;
+    pages.ticks_hz = CLOCK_HZ;
+    pages.ticks = cortexm_ticks;
+    pages.is_there = is_plugged;
+    page_medium = psram_medium(&pages, PORT_PSRAM_BYTES - PORT_SLOTS * PORT_SLOT_BYTES - 4u);
+    return &page_medium;
+}
+#endif
 
 void cortexm_flash_erase(uint32_t first, uint32_t size)
 {

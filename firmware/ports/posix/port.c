@@ -1,8 +1,8 @@
 /* The firmware as a Linux process: its UART is a pseudo terminal, its flash a file.
  *
  * A port like the others, for tests and for machines without QEMU. Prints "pty: /dev/pts/N" when it is ready.
- * Environment: PORT_STORAGE names the file of the two snapshot slots (none: no storage). RAM is ordinary memory,
- * so the stack cannot be measured here. */
+ * Environment: PORT_STORAGE names the file of the two snapshot slots (none: no storage), PORT_PAGES that of the page medium
+ * (removing it pulls the medium; none: memory of the process). RAM is ordinary memory, so the stack cannot be measured here. */
 #define _GNU_SOURCE
 #include "port.h"
 
@@ -18,6 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "model.h"
+#include "psram.h"
 #include "receive_ring.h"
 
 #ifndef PORT_SLOT_BYTES
@@ -72,6 +74,39 @@ static void map_storage(const char *path)
     }
     close(file);
 }
+
+#ifdef PORT_MODEL_MEDIUM
+static psram pages;
+static port_medium page_medium;
+static const char *page_path;
+
+static int page_file_is_there(void)
+{
+    return page_path == NULL || access(page_path, F_OK) == 0;
+}
+
+const port_medium *port_page_medium(void)
+{
+    int file = -1, flags = MAP_PRIVATE | MAP_ANONYMOUS;
+
+    page_path = getenv("PORT_PAGES");
+    if (page_path != NULL) {
+        flags = MAP_SHARED;
+        file = open(page_path, O_RDWR | O_CREAT, 0600);
+        if (file < 0 || ftruncate(file, PORT_MODEL_MEDIUM_BYTES) != 0) {
+            die(page_path);
+        }
+    }
+    pages.memory = mmap(NULL, PORT_MODEL_MEDIUM_BYTES, PROT_READ | PROT_WRITE, flags, file, 0);
+    if (pages.memory == MAP_FAILED) {
+        die("pages");
+    }
+    pages.is_there = page_file_is_there;
+    page_medium = psram_medium(&pages, PORT_MODEL_MEDIUM_BYTES);
+    page_medium.name = PORT_MODEL_MEDIUM; /* a file stands in for any of them */
+    return &page_medium;
+}
+#endif
 
 void port_init(void)
 {

@@ -9,14 +9,16 @@ of the rows of `train/0` by blocks. Whatever is read is checked. Reading needs n
 the archive names.
 """
 
+import copy
 import hashlib
 import json
 import os
+import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,11 +28,14 @@ import msgspec
 from planner.ir.bundle import safetensors_io
 from planner.ir.bundle.checksums import SUM_BYTES, block_sum, rows_per_block, tensor_hasher
 from planner.ir.bundle.codec import MAX_WHOLE, Count, unpack_costs, unpack_graph, unpack_plan
+from planner.ir.bundle.pruning import Pruning
 from planner.ir.bundle.safetensors_io import Member
+from planner.ir.costs import CostTable
 from planner.ir.devices.kinds import CPU, MAX_NAME
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import ITEM_BYTES, MAX_STORAGE_BYTES, Role, storage_key, view_bytes
 from planner.ir.operators import OPTIMIZERS
+from planner.ir.plan import Plan
 
 FORMAT = 2
 """Format 1 had no checksums of tensors."""
@@ -38,7 +43,19 @@ DEVICE_FORMAT = 3
 """Of a bundle whose step computes on another device than the CPU, or takes all micro-batches of an update at once; all others stay readable for agents that know none."""
 PACKING_FORMAT = 4
 """Of a bundle that knows what packing takes, on any device: its plans may pack, and its pages may lie packed on flash."""
-_FORMATS = (FORMAT, DEVICE_FORMAT, PACKING_FORMAT)
+PRUNING_FORMAT = 5
+"""Of a bundle whose weights are pruned while training: who does not know that would train other numbers."""
+FILES_FORMAT = 6
+"""Of a bundle that leaves weights in files beside it."""
+PIECES_FORMAT = 7
+"""Of a bundle whose graphs say which of their operators compute a piece of a chain."""
+BUCKETS_FORMAT = 8
+"""Of a bundle whose batches come in several shapes."""
+BLOCKS_FORMAT = 9
+"""Of a bundle with weights in blocks: who does not know that would look for the whole ones."""
+_FORMATS = (
+    FORMAT, DEVICE_FORMAT, PACKING_FORMAT, PRUNING_FORMAT, FILES_FORMAT, PIECES_FORMAT, BUCKETS_FORMAT, BLOCKS_FORMAT,
+)  # fmt: skip
 SUMS = "sums/"
 """Begins the name of the checksums of a column of data."""
 MAX_HEADER_BYTES = 64 << 20
@@ -50,6 +67,8 @@ _PACKED = ("graphs.msgpack", "plans.msgpack", "costs.msgpack")
 MOST_THREADS = 1024
 """More than any processor has that trains here."""
 Positive = Annotated[int, msgspec.Meta(ge=1, lt=MAX_WHOLE)]
+_MATRIX = 2
+"""Dimensions of what lies in blocks."""
 TENSOR_MEMBERS = ("tensors.safetensors", "data.safetensors")
 
 
@@ -83,6 +102,14 @@ class PlanChoice:
     strategy: str
     wear_joules: float = 0.0
     """What the written bytes cost of the flash's life; 0 in bundles from before that had a price."""
+    device_ram_bytes: Count = 0
+    """Of the memory of the device's own: budget, and the peak of the plan. 0 where it has none: `ram_bytes` is for both then."""
+    device_peak_bytes: Count = 0
+
+    @property
+    def computing_peak_bytes(self) -> int:
+        """The peak of the memory that operators compute in."""
+        return self.device_peak_bytes or self.peak_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +140,27 @@ class Recordings:
 
 
 @dataclass(frozen=True, slots=True)
+class FileRange:
+    """Initial contents that lie in a file of the user's, from byte `offset`; `checksum`: XXH3-64 of these bytes."""
+
+    path: Annotated[str, msgspec.Meta(max_length=4096)]
+    offset: Count
+    nbytes: Count
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBlocks:
+    """The storages, by key and in order, that hold a tensor in blocks of rows, and a frozen weight again in blocks of columns.
+
+    `columns`: none where no graph reads it so.
+    """
+
+    rows: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedLimits:
     """What the plans were asked to keep to, so that later ones do as well. None: no limit.
 
@@ -132,11 +180,54 @@ WHOLE_UPDATE = "update"
 """The name of a graph that takes all micro-batches of an update, one after the other's columns, and gives all their losses."""
 
 
+def graph_name(kind: str, rows: int, size: "BucketSize", bucket: int = 0) -> str:
+    """Return the name of the graph for batches of so many rows of a bucket; `kind`: "step", "first", "next", "last" or "eval"."""
+    of_bucket = f"{kind}#{bucket}" if bucket else kind
+    return of_bucket if rows == size.batch_size else f"{of_bucket}@{rows}"
+
+
+_BUCKET_DIGITS = 4
+
+
+def kind_of_graph(graph: str) -> str:
+    """Return "step", "first", "next", "last", "eval" or WHOLE_UPDATE, by a graph's name."""
+    return graph.partition("@")[0].partition("#")[0]
+
+
+def bucket_of(graph: str) -> int:
+    """Return the bucket whose batches a graph takes, by its name."""
+    _, _, number = graph.partition("@")[0].partition("#")
+    return int(number) if number.isdecimal() and len(number) <= _BUCKET_DIGITS else 0
+
+
+def data_part(graph: str) -> str:
+    """Return what begins the names of the columns that a graph takes its batches from."""
+    return "eval" if graph.startswith("eval") else train_part(bucket_of(graph))
+
+
+def train_part(bucket: int) -> str:
+    """Return what begins the names of a bucket's columns."""
+    return f"train#{bucket}" if bucket else "train"
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSize:
+    """How many samples there are of one shape, and how many make a batch."""
+
+    samples: Count
+    batch_size: Positive
+
+    def batches(self, *, drop_last: bool) -> int:
+        """Return how many batches one pass over them makes."""
+        full, rest = divmod(self.samples, self.batch_size)
+        return full + (1 if rest and not drop_last else 0)
+
+
 @dataclass(frozen=True)
 class Manifest:
     """What a bundle says of itself. Everything the supervisor needs, without torch.
 
-    `graphs`: names such as "step", "step@1" (the last, short batch), "eval". `fills`: storages whose initial contents
+    `graphs`: names such as "step", "step@1" (the last, short batch), "step#1" (of another bucket), "eval". `fills`: storages whose initial contents
     are one value. `layouts`: persistent storages by key. `result`: names of the tensors that training results in, as
     `model.state_dict()` has them, tied ones once; those that no graph uses lie in the bundle as `unused/NAME`. `schedule`: hyperparameters that change, by update.
     `allow_nonfinite`: training goes on with NaN or infinities.
@@ -167,12 +258,39 @@ class Manifest:
     limits: PlannedLimits = NO_LIMITS
     device_kind: str = CPU
     """What the step computes on; `device` is the name of the whole machine that it was planned for."""
+    pruning: Pruning | None = None
+    reordered: tuple[str, ...] = ()
+    """Operators that add in another order each time there, as was allowed: then nothing is the same to the bit."""
+    files: Mapping[str, FileRange] = field(default_factory=dict)
+    """Of frozen weights that stay in the files they were loaded from, where they lie there, by storage key."""
+    in_pieces: bool = False
+    """Whether chains of operators run in pieces in a graph, which says so."""
+    buckets: tuple[BucketSize, ...] = ()
+    """Further samples, with rows of other shapes, beside the `samples` in batches of `batch_size`."""
+    blocks: Mapping[str, WeightBlocks] = field(default_factory=dict)
+    """Of tensors that the graphs have in blocks, by the key that a storage of the whole would have; it stands in `layouts`."""
 
     @property
     def format(self) -> int:
         """The oldest format that can say what this bundle holds."""
+        if self.blocks:
+            return BLOCKS_FORMAT
+        if self.buckets:
+            return BUCKETS_FORMAT
+        if self.in_pieces:
+            return PIECES_FORMAT
+        if self.files:
+            return FILES_FORMAT
+        if self.pruning is not None:
+            return PRUNING_FORMAT
         older = self.device_kind == CPU and WHOLE_UPDATE not in self.graphs
         return FORMAT if older else DEVICE_FORMAT
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """The keys of the tensors of the state, in order of name; what lies in blocks by the key of the whole."""
+        parts = {key for blocks in self.blocks.values() for key in (*blocks.rows, *blocks.columns)}
+        return tuple(sorted(self.layouts.keys() - parts))
 
     @property
     def main_graph(self) -> str:
@@ -184,9 +302,13 @@ class Manifest:
         return self.accumulate if graph == WHOLE_UPDATE else 1
 
     def steps_per_epoch(self) -> int:
-        """Batches in one pass over the data; the last may be short."""
-        full, rest = divmod(self.samples, self.batch_size)
-        return full + (1 if rest and not self.drop_last else 0)
+        """Batches in one pass over the data; the last of each bucket may be short."""
+        return sum(size.batches(drop_last=self.drop_last) for size in self.sizes)
+
+    @property
+    def sizes(self) -> tuple[BucketSize, ...]:
+        """All buckets of samples."""
+        return (BucketSize(self.samples, self.batch_size), *self.buckets)
 
 
 # -- reading
@@ -238,7 +360,29 @@ class Bundle:
             self.data = {k: m for k, m in data.items() if not k.startswith(SUMS)}
             self._sums = {k.removeprefix(SUMS): m for k, m in data.items() if k.startswith(SUMS)}
             self._hashes = hashes
+        self._add_files()
         self._check(path)
+
+    def _add_files(self) -> None:
+        """Count what lies in other files among the tensors. Raises BundleError for what is named twice, or no such file."""
+        for key, part in self.manifest.files.items():
+            if key in self.tensors or key in self.manifest.fills:
+                raise BundleError(
+                    f"{self.path}: {key[:60]} lies in the bundle and in {part.path[:60]!r}; make it again"
+                )
+            if not Path(part.path).is_absolute() or "\0" in part.path:
+                raise BundleError(f"{self.path}: {key[:60]} is to lie in {part.path[:60]!r}, which is no whole path")
+            self.tensors[key] = Member(part.offset, part.nbytes, "uint8", (part.nbytes,))
+
+    def with_plans(
+        self, choices: tuple[PlanChoice, ...], plans: Sequence[Mapping[str, Plan]], costs: Mapping[str, CostTable]
+    ) -> "Bundle":
+        """Return the same bundle with other plans for the same graphs. Raises BundleError where they are for others."""
+        other = copy.copy(self)
+        other.manifest = replace(self.manifest, plans=choices)
+        other.plans, other.costs = [dict(choice) for choice in plans], dict(costs)
+        other._check(self.path)
+        return other
 
     def _check(self, path: Path) -> None:
         names = set(self.graphs)
@@ -269,20 +413,39 @@ class Bundle:
                     if sizes.setdefault(storage.key, storage.nbytes) != storage.nbytes:
                         raise BundleError(f"{path}: {storage.key} has {sizes[storage.key]} and {storage.nbytes} bytes")
         self._check_data(path)
+        self._check_blocks(path)
         for name in self.manifest.result:
             key = self.result_key(name)
             if key not in self.manifest.layouts and key not in self.tensors:
                 raise BundleError(f"{path}: the result names a tensor {name[:60]!r} that the bundle does not have")
+
+    def _check_blocks(self, path: Path) -> None:
+        """The blocks of a weight that lies in blocks are storages, row by row, and together as large as it."""
+        layouts = self.manifest.layouts
+        for key, blocks in self.manifest.blocks.items():
+            whole = layouts.get(key)
+            for dimension, keys in enumerate((blocks.rows, blocks.columns)):
+                there = self.tensors.keys() | self.manifest.fills.keys()
+                parts = [layouts[k] for k in keys if k in layouts and k in there]
+                fit = (
+                    whole is not None and len(parts) == len(keys) and all(_is_part(p, whole, dimension) for p in parts)
+                )
+                if not fit or (keys and whole and sum(p.shape[dimension] for p in parts) != whole.shape[dimension]):
+                    raise BundleError(f"{path}: the blocks of {key[:60]} do not make it up; make the bundle again")
 
     def _check_data(self, path: Path) -> None:
         """Every graph has a column of data for each tensor of its batch, and each its checksums.
 
         All of one length.
         """
-        counts = {"train": self.manifest.samples, "eval": self.manifest.eval_samples}
+        sizes = self.manifest.sizes
+        counts = {"eval": self.manifest.eval_samples}
         wanted: dict[str, int] = {}
         for name, graph in self.graphs.items():
-            part = "eval" if name.startswith("eval") else "train"
+            part, bucket = data_part(name), bucket_of(name)
+            if bucket >= len(sizes):
+                raise BundleError(f"{path}: graph {name[:60]} is for bucket {bucket}, the manifest has {len(sizes)}")
+            counts.setdefault(part, sizes[bucket].samples)
             found = sum(key.startswith(f"{part}/") for key in self.data)
             batches = self.manifest.batches_of(name)
             if found * batches != len(graph.batch):
@@ -290,6 +453,12 @@ class Bundle:
             if name == WHOLE_UPDATE and len(graph.aux) != batches - 1:
                 raise BundleError(f"{path}: graph {name} gives {len(graph.aux) + 1} losses for {batches} batches")
             wanted |= {f"{part}/{i}": counts[part] for i in range(found)}
+        for bucket in range(len(sizes)) if self.manifest.buckets else ():
+            columns = sum(key.startswith(f"{train_part(bucket)}/") for key in wanted)
+            if columns != len(self.manifest.batch):
+                raise BundleError(
+                    f"{path}: bucket {bucket} has {columns} columns of data, a batch {len(self.manifest.batch)}"
+                )
         if not set(wanted) == set(self.data) == set(self._sums):
             raise BundleError(f"{path}: the data's columns are {sorted(self.data)}, the graphs take {sorted(wanted)}")
         for key, count in wanted.items():
@@ -330,6 +499,14 @@ class Bundle:
 
         Raises BundleError at the end where they are not as written.
         """
+        if key in self.manifest.blocks:
+            for rows in self.manifest.blocks[key].rows:
+                yield from self.contents(rows, chunk_bytes)
+            return
+        elsewhere = self.manifest.files.get(key)
+        if elsewhere is not None:
+            yield from contents_of_file(key, elsewhere, chunk_bytes)
+            return
         member, hasher = self.tensors[key], tensor_hasher()
         with open(self.path, "rb") as stream:
             for start in range(0, member.nbytes, chunk_bytes):
@@ -367,6 +544,41 @@ class Bundle:
         if len(data) != min(nbytes, member.nbytes - start):
             raise BundleError(f"{self.path} ends in the middle of a tensor; copy or make the bundle again")
         return data
+
+
+def _is_part(part: TensorLayout, whole: TensorLayout, dimension: int) -> bool:
+    """Say whether a matrix can be rows (dimension 0) or columns of another."""
+    if len(part.shape) != len(whole.shape) or len(whole.shape) != _MATRIX or part.dtype != whole.dtype:
+        return False
+    row_major = all(layout.offset == 0 and layout.stride == (layout.shape[1], 1) for layout in (part, whole))
+    return row_major and part.shape[1 - dimension] == whole.shape[1 - dimension]
+
+
+def contents_of_file(key: str, part: FileRange, chunk_bytes: int) -> Iterator[bytes]:
+    """Yield a tensor's bytes from a safetensors file, in pieces of `chunk_bytes`.
+
+    Raises BundleError where the file is away, is none of weights (a bundle gets at no others of who opens it), or holds
+    other bytes there than when the bundle was made.
+    """
+    remedy = "put back the file that the bundle was made from, or plan the job again"
+    hasher = tensor_hasher()
+    try:
+        fd = os.open(part.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise BundleError(f"{part.path}, which has {key}, cannot be read: {error.strerror}; {remedy}") from error
+    with open(fd, "rb", buffering=0) as stream:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or part.offset < safetensors_io.payload_offset(stream, status.st_size):
+            raise BundleError(f"{part.path}, which should have {key}, is no file of weights; {remedy}")
+        for start in range(0, part.nbytes, chunk_bytes):
+            wanted = min(chunk_bytes, part.nbytes - start)
+            piece = os.pread(fd, wanted, part.offset + start)
+            if len(piece) != wanted:
+                raise BundleError(f"{part.path} ends before {key}, which it had when the bundle was made; {remedy}")
+            hasher.update(piece)
+            yield piece
+    if hasher.hexdigest() != part.checksum:
+        raise BundleError(f"{part.path} was changed since the bundle was made: {key} has another checksum; {remedy}")
 
 
 def _open(path: Path) -> zipfile.ZipFile:
@@ -439,10 +651,25 @@ def _manifest(raw: Mapping[str, Any], path: Path) -> Manifest:
 
 
 def _check_optimizer(data: Mapping[str, Any]) -> None:
+    if (recorded := data.get("recorded")) is not None:
+        _check_recorded(recorded)
+        if not isinstance(data["name"], str) or not isinstance(data["groups"], list):
+            raise ValueError("the optimizer has no name or parameter groups")
+        return
     if data["name"] not in OPTIMIZERS:
         raise ValueError(f"the optimizer is {str(data['name'])[:60]!r}")
     if not data["groups"] or not all(isinstance(g, dict) and isinstance(g["lr"], int | float) for g in data["groups"]):
         raise ValueError("the optimizer has no parameter groups")
+
+
+def _check_recorded(data: Mapping[str, Any]) -> None:
+    """Raise ValueError where these are no numbers of an optimizer, as `planner.ir.lowering.optimizer_scalars` reads them."""
+    for scalar in data["numbers"]:
+        each = scalar if isinstance(scalar, list) else [scalar]
+        if not each or not all(isinstance(number, float) for number in each):
+            raise ValueError(f"a number of the optimizer is {str(scalar)[:60]}")
+    if not (data["updates"] is None or (isinstance(data["updates"], int) and data["updates"] > 0)):
+        raise ValueError(f"the optimizer has numbers of {str(data['updates'])[:60]} updates")
 
 
 def _index(archive: zipfile.ZipFile, name: str, hashes: Mapping[str, str], path: Path) -> dict[str, Member]:

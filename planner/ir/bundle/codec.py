@@ -6,6 +6,7 @@ And back, with every length and number checked.
 import itertools
 import zlib
 from collections.abc import Iterable, Sequence
+from dataclasses import astuple
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -13,7 +14,20 @@ import msgspec
 from planner.ir.costs import Codec, CostTable, DeviceCosts, Flash, OpCost, PackingCost
 from planner.ir.devices.kinds import CPU
 from planner.ir.errors import ExitCode, PortError
-from planner.ir.graph import Argument, Named, Op, Phase, Ref, Role, Scalar, StepGraph, Storage, Value, verify_graph
+from planner.ir.graph import (
+    Argument,
+    Named,
+    Op,
+    Phase,
+    Piece,
+    Ref,
+    Role,
+    Scalar,
+    StepGraph,
+    Storage,
+    Value,
+    verify_graph,
+)
 from planner.ir.operators import check_operator
 from planner.ir.plan import Action, Decision, Plan
 
@@ -36,6 +50,13 @@ _Text = Annotated[str, msgspec.Meta(max_length=1000)]
 _Many = msgspec.Meta(max_length=4 * MAX_OPS)
 
 
+class _PieceRecord(NamedTuple):
+    chain: Count
+    what: _Text
+    place: Count
+    pieces: Count
+
+
 class _OpRecord(NamedTuple):
     name: _Text
     args: list[Any]
@@ -44,6 +65,8 @@ class _OpRecord(NamedTuple):
     writes: _Counts
     phase: Phase
     random: bool
+    piece: _PieceRecord | None = None
+    """Absent of an op that runs whole, and in bundles from before pieces were told."""
 
 
 class _StorageRecord(NamedTuple):
@@ -109,8 +132,18 @@ class _PackingRecord(NamedTuple):
     joules: _Number
 
 
+class _DeviceRecord(NamedTuple):
+    name: _Text
+    base_bytes: Count
+    static_watts: _Number
+    compute_watts: _Number
+    threads: Count
+    host_base_bytes: Count = 0
+    """Absent where operators compute in the host's memory."""
+
+
 class _CostRecord(NamedTuple):
-    device: tuple[_Text, Count, _Number, _Number, Count]
+    device: _DeviceRecord
     flash: _FlashRecord
     ops: list[tuple[_Number, Count, _Number]]
     scratch_targets: tuple[_FlashRecord, ...] = ()
@@ -135,7 +168,7 @@ def pack_graph(graph: StepGraph) -> list[Any]:
         [
             [
                 op.name, [_pack(a) for a in op.args], [[k, _pack(a)] for k, a in op.kwargs], list(op.outputs),
-                list(op.writes), int(op.phase), op.random,
+                list(op.writes), int(op.phase), op.random, *([] if op.piece is None else [list(astuple(op.piece))]),
             ]
             for op in graph.ops
         ],
@@ -156,7 +189,7 @@ def unpack_graph(data: Any) -> StepGraph:
         ops=tuple(
             Op(
                 op.name, tuple(map(_unpack, op.args)), tuple((k, _unpack(a)) for k, a in op.kwargs), op.outputs,
-                op.writes, op.phase, op.random,
+                op.writes, op.phase, op.random, None if op.piece is None else Piece(*op.piece),
             )
             for op in record.ops
         ),
@@ -319,8 +352,9 @@ def pack_costs(costs: CostTable) -> list[Any]:
         further.append([_pack_flash(target) for target in device.scratch_targets])
     if costs.packings:
         further.append([_pack_packing(packing) for packing in costs.packings])
+    beside = [device.host_base_bytes] if device.host_base_bytes else []
     return [
-        [device.name, device.base_bytes, device.static_watts, device.compute_watts, device.threads],
+        [device.name, device.base_bytes, device.static_watts, device.compute_watts, device.threads, *beside],
         _pack_flash(device.flash),
         [[op.seconds, op.workspace_bytes, op.joules] for op in costs.ops],
         *further,
@@ -346,9 +380,11 @@ def _pack_flash(flash: Flash) -> list[Any]:
 
 def unpack_costs(data: Any) -> CostTable:
     """Return the cost table that `data` describes; raises WireError for data that is none."""
-    (name, base, static, compute, threads), flash, ops, further, packings = _read(data, _CostRecord, "a cost table")
+    (name, base, static, compute, threads, beside), flash, ops, further, packings = _read(
+        data, _CostRecord, "a cost table"
+    )
     targets = tuple(Flash(*target) for target in further)
-    device = DeviceCosts(name, base, static, compute, Flash(*flash), max(1, threads), targets)
+    device = DeviceCosts(name, base, static, compute, Flash(*flash), max(1, threads), targets, beside)
     return CostTable(device, tuple(OpCost(*op) for op in ops), tuple(PackingCost(*packing) for packing in packings))
 
 

@@ -96,6 +96,15 @@ def read_header(stream: IO[bytes], available: int) -> bytes:
     return prefix + stream.read(length)
 
 
+def payload_offset(stream: IO[bytes], available: int) -> int:
+    """Return where the tensors of a file of `available` bytes begin; its size where it is no safetensors file."""
+    prefix = stream.read(9)
+    length = int.from_bytes(prefix[:8], "little")
+    if prefix[8:] != b"{" or length > min(MAX_HEADER_BYTES, available - 8):
+        return available
+    return 8 + length
+
+
 def read_entries(header: bytes) -> dict[str, TensorEntry]:
     """Return what a header says of each tensor. Raises ValueError or RecursionError for one that is none."""
     entries = msgspec.json.decode(header[struct.calcsize("<Q") :], type=dict[str, msgspec.Raw])

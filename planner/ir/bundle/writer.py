@@ -121,7 +121,11 @@ def _write_plans(
         _COSTS: _write_packed(archive, _COSTS, {name: pack_costs(c) for name, c in costs.items()}),
     }
     packing = any(table.packings or any(t.packs_pages for t in table.device.targets) for table in costs.values())
-    data = {"format": PACKING_FORMAT if packing else manifest.format, "hashes": all_hashes, **asdict(manifest)}
+    data = {
+        "format": max(PACKING_FORMAT, manifest.format) if packing else manifest.format,
+        "hashes": all_hashes,
+        **asdict(manifest),
+    }
     archive.writestr(zipfile.ZipInfo(_MANIFEST), json.dumps(data), zipfile.ZIP_DEFLATED)
 
 

@@ -9,6 +9,9 @@ CPU = "cpu"
 CUDA = "cuda"
 MPS = "mps"
 
+BACKEND_GROUP = "port_agent.backends"
+"""The entry point group of other people's devices: the name of a kind, and a class that is an `agent.backend.base.Backend`."""
+
 MAX_NAME = 32
 """Longer than the name of any backend of torch; a longer one is a damaged or hostile file."""
 

@@ -60,6 +60,22 @@ def restore_generators(states: Mapping[str, torch.Tensor]) -> None:
         set_generator_state(kind, state)
 
 
+def device_name(kind: str) -> str:
+    """Return what the maker calls the device, `NVIDIA H100` say; its kind where torch does not know."""
+    named = None if kind == CPU else getattr(module_of(kind), "get_device_name", None)
+    return kind if named is None else str(named())
+
+
+def repeat_kernels(kind: str) -> None:
+    """Have the libraries of a device choose kernels that give the same bits each time, and the same ones each time.
+
+    cuDNN else takes backward passes of convolutions that add in any order, and may measure which kernel is fastest.
+    """
+    if kind == CUDA:
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+
+
 def synchronize(kind: str) -> None:
     """Return when a device has done all that it was given; at once on the CPU."""
     if kind != CPU:

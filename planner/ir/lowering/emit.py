@@ -64,6 +64,8 @@ class _Emitter:
         self.packings: list[PackingCost] = []
         self.packed: dict[int, int] = {}
         """Storage -> where in `packings` it is while it is packed."""
+        self.packed_on: dict[int, int] = {}
+        """Storage -> the target that its packed form lies on."""
         self.backlog = carried[-1].moment if carried else 0.0
         self.free_at = [self.backlog, *(0.0 for _ in LINKS[1:])]
         """Per link: when all that was given to it so far is moved."""
@@ -75,8 +77,13 @@ class _Emitter:
         self.next_read = 0
         self.read_bytes, self.written_to = 0, [0] * len(self.targets)
         self.io_joules = self.wear_joules = 0.0
-        self.lies_on = dict.fromkeys(placement.start_flash, 0)
+        self.lies_on = {s: placement.homes[s] for s in placement.starts_away}
         """Storages whose present contents are on a paging target already, and on which."""
+        self.unchanged = {
+            s for s, storage in enumerate(self.graph.storages) if storage.persistent and not self.graph.writers[s]
+        }
+        """Persistent storages that their target has as they are, but for what another graph changed: that is written once, and waited
+        for."""
         self.level = 0
 
     def emit(self) -> None:
@@ -90,6 +97,9 @@ class _Emitter:
             fullest = self._read_ahead(i)
             for s in position.returns:
                 self._wait_read(s)
+            for cost in position.unpacks:
+                if cost.storage in self.packed_on:
+                    self._wait_read_packed(cost.storage)
             self._make_room()
             for cost in position.unpacks:
                 self._unpack(cost)
@@ -110,13 +120,17 @@ class _Emitter:
             self.level = int(x.after_need[i])
             for s in position.writes:
                 self._write(s, position.targets.get(s, 0))
+            for cost in position.packs:
+                if cost.storage in position.packed_targets:
+                    self._write_packed(cost, position.packed_targets[cost.storage])
         known = {p.index for p in self.carried}
         while not all(self._may_outlast(p) and (not known or p.index in known) for p in self.pending):
             self._wait_oldest()
         self._stall_until(self.free_at[0] - self.backlog if self.carried else self.clock)
 
     def _may_outlast(self, pending: _Pending) -> bool:
-        return pending.wait is Code.WAIT_WRITE and pending.index in self.x.start_flash
+        s = pending.index
+        return pending.wait is Code.WAIT_WRITE and s in self.x.starts_away and s not in self.x.host.copies
 
     def left_under_way(self) -> tuple[_Pending, ...]:
         """Return the writes that are under way at the end, moments counted from there."""
@@ -137,7 +151,7 @@ class _Emitter:
             graph=graph, instructions=tuple(self.instructions), groups=tuple(x.updates.groups),
             slice_counts=tuple(sorted(x.updates.counts.items())),
             slice_written=tuple((g, tuple(sorted(s))) for g, s in sorted(x.updates.written.items()) if s),
-            starts_on_flash=frozenset(x.start_flash),
+            starts_on_flash=frozenset(x.starts_away) - x.host.copies,
             carried=frozenset(p.index for p in self.carried),
             replayed=frozenset(r for r in recomputed if graph.ops[r].random),
             peak_bytes=max(timeline, default=device.base_bytes), peak_op=peak_op,
@@ -146,7 +160,8 @@ class _Emitter:
             read_bytes=self.read_bytes, written_to=tuple(self.written_to), wear_joules=self.wear_joules,
             packings=tuple(self.packings), packing_seconds=packing_seconds, timeline=tuple(timeline),
             memory_targets=frozenset(d for d, t in enumerate(self.targets) if t.capacity_bytes is not None),
-            host_places=x.host.places, host_bytes=x.host.nbytes,
+            host_places=x.host.places, host_block_bytes=x.host.nbytes,
+            starts_on_host=x.host.copies & x.starts_away, host_copies=x.host.copies,
         )  # fmt: skip
 
     def _put(self, code: Code, index: int, target: int = 0) -> None:
@@ -202,14 +217,20 @@ class _Emitter:
         return self._source(s).read_seconds(self.size[s])
 
     def _book_read(self, s: int) -> None:
-        self.read_bytes += self.size[s]
-        self.io_joules += self.size[s] * self._source(s).read_joules_per_byte
+        self._count_read(self.size[s], self._source(s))
+
+    def _count_read(self, nbytes: int, source: Flash) -> None:
+        self.read_bytes += nbytes
+        self.io_joules += nbytes * source.read_joules_per_byte
 
     def _book_write(self, s: int, target: int) -> None:
         self.lies_on[s] = target
-        self.written_to[target] += self.size[s]
-        self.io_joules += self.size[s] * self.targets[target].write_joules_per_byte
-        self.wear_joules += self.size[s] * self.targets[target].wear_joules_per_byte
+        self._count_write(self.size[s], target)
+
+    def _count_write(self, nbytes: int, target: int) -> None:
+        self.written_to[target] += nbytes
+        self.io_joules += nbytes * self.targets[target].write_joules_per_byte
+        self.wear_joules += nbytes * self.targets[target].wear_joules_per_byte
 
     def _transfer(self, link: int, seconds: float) -> float:
         self.free_at[link] = max(self.free_at[link], self.clock) + seconds
@@ -229,29 +250,41 @@ class _Emitter:
             if due.use > i and not (due.earliest <= i and self._late(i, due) and self._fits(i, due)):
                 break
             self.next_read += 1
-            self.held[i : due.use] += self.size[due.storage]
+            self.held[i : due.use] += self._due_bytes(due)
             self.level = int(self.held[i])
-            self._read(due.storage)
+            self._read_packed(due.packed) if due.packed is not None else self._read(due.storage)
             fullest = max(fullest, self.level + self.pending_bytes)
         return fullest
 
+    def _due_bytes(self, due: Due) -> int:
+        return self.size[due.storage] if due.packed is None else due.packed.reserved_bytes
+
+    def _due_source(self, due: Due) -> Flash:
+        return self._source(due.storage) if due.packed is None else self.targets[self.packed_on[due.storage]]
+
     def _late(self, i: int, due: Due) -> bool:
         """Say whether a read that is asked for only after op `i` and its writes would not be done in time."""
-        x, link = self.x, self._source(due.storage).link
+        x, source = self.x, self._due_source(due)
+        link, span = source.link, source.read_seconds(self._due_bytes(due))
         after = self.clock + float(x.starts[i + 1] - x.starts[i])
         free = max(self.free_at[link], after)
         position = x.at[i]
-        going = [(s, self.targets[position.targets.get(s, 0)]) for s in position.writes if s not in self.lies_on]
+        targets = {s: position.targets.get(s, 0) for s in position.writes if s not in self.lies_on}
+        going = [(s, self.targets[target]) for s, target in targets.items() if s not in self.unchanged]
         free += sum(target.write_seconds(self.size[s]) for s, target in going if target.link == link)
+        packed = [(c.reserved_bytes, position.packed_targets.get(c.storage)) for c in position.packs]
+        free += sum(
+            self.targets[d].write_seconds(n) for n, d in packed if d is not None and self.targets[d].link == link
+        )
         wanted = self.clock + due.moment - float(x.starts[i])
-        return free + (1 + READ_MARGIN) * self._read_seconds(due.storage) > wanted
+        return free + (1 + READ_MARGIN) * span > wanted
 
     def _fits(self, i: int, due: Due) -> bool:
         """Say whether a read fits from op `i` to its use, beside the writes that are still under way."""
         x = self.x
         if x.limit is None:
             return True
-        load = self.held[i : due.use] + self.size[due.storage]
+        load = self.held[i : due.use] + self._due_bytes(due)
         if self.pending:
             moments = self.clock + x.starts[i : due.use] - x.starts[i]
             by_moment = sorted(self.pending, key=lambda p: p.moment)
@@ -261,15 +294,18 @@ class _Emitter:
             load = load + left[np.searchsorted(done, moments, side="right")]
         return bool((load <= x.limit).all())
 
-    def _read(self, s: int) -> None:
+    def _make_room_to_read(self) -> None:
         limit = self.x.limit
         while self.pending and limit is not None and self.level + self.pending_bytes > limit:
             self._wait_oldest()
+
+    def _read(self, s: int) -> None:
+        self._make_room_to_read()
         self._settle(set(), {s})
         self._put(Code.READ, s)
         self.done[s] = self._transfer(self._source(s).link, self._read_seconds(s))
         self._book_read(s)
-        if self._source(s).capacity_bytes is not None:
+        if self._source(s).capacity_bytes is not None and s not in self.x.host.copies:
             del self.lies_on[s]  # its room is another's once it is back
 
     def _wait_read(self, s: int) -> None:
@@ -281,6 +317,11 @@ class _Emitter:
             self._free(s)
             return
         self._settle(set(), {s})
+        if s in self.unchanged:
+            self._put(Code.WRITE, s, target)
+            self._put(Code.WAIT_WRITE, s)
+            self.lies_on[s] = target
+            return
         done = self._transfer(self.targets[target].link, self.targets[target].write_seconds(self.size[s]))
         self.pending.append(_Pending(Code.WAIT_WRITE, s, self.size[s], done))
         self.pending_bytes += self.size[s]
@@ -297,6 +338,27 @@ class _Emitter:
     def _unpack(self, cost: PackingCost) -> None:
         self._put(Code.UNPACK, self.packed.pop(cost.storage))
         self.clock += cost.unpack_seconds
+
+    def _write_packed(self, cost: PackingCost, number: int) -> None:
+        target, nbytes, entry = self.targets[number], cost.reserved_bytes, self.packed[cost.storage]
+        done = self._transfer(target.link, target.write_seconds(nbytes))
+        self.pending.append(_Pending(Code.WAIT_WRITE_PACKED, entry, nbytes, done))
+        self.pending_bytes += nbytes
+        self.packed_on[cost.storage] = number
+        self._count_write(nbytes, number)
+        self._put(Code.WRITE_PACKED, entry, number)
+
+    def _read_packed(self, cost: PackingCost) -> None:
+        self._make_room_to_read()
+        source = self.targets[self.packed_on[cost.storage]]
+        self.done[cost.storage] = self._transfer(source.link, source.read_seconds(cost.reserved_bytes))
+        self._count_read(cost.reserved_bytes, source)
+        self._put(Code.READ_PACKED, self.packed[cost.storage])
+
+    def _wait_read_packed(self, s: int) -> None:
+        del self.packed_on[s]
+        self._put(Code.WAIT_READ_PACKED, self.packed[s])
+        self._stall_until(self.done.pop(s))
 
     def _rerun(self, i: int) -> None:
         for r, done in self.x.reruns[i]:
@@ -318,6 +380,7 @@ class _Emitter:
             self._settle({*self.graph.reads[i], *self.graph.creates[i]}, set(op.writes))
             self._put(Code.RUN, i)
         elif i == self.updates.groups[g].last:
+            self._settle(self.updates.touched[g], self.updates.changed[g])
             self._put(Code.SLICED, g)
 
     def _stream(self, g: int, frees: Sequence[int]) -> tuple[int, ...]:
@@ -329,15 +392,19 @@ class _Emitter:
         streamed = updates.streamed[g] - set(group.temporaries)
         begin = self.clock - sum(self.costs.ops[i].seconds for i in range(group.first, group.last + 1))
         written = {s for s in updates.changed[g] & streamed if self.graph.storages[s].persistent} | updates.written[g]
-        self.free_at[0] = max(self.free_at[0], begin)
+        links = {self._source(s).link for s in streamed} | {self.targets[self.x.homes[s]].link for s in written}
+        for link in links:
+            self.free_at[link] = max(self.free_at[link], begin)
         for s in streamed:
-            self.free_at[0] += self._read_seconds(s)
+            self.free_at[self._source(s).link] += self._read_seconds(s)
             self._book_read(s)
         for s in written:
-            self.free_at[0] += self.targets[0].write_seconds(self.size[s])
-            self._book_write(s, 0)
+            target = self.targets[self.x.homes[s]]
+            self.free_at[target.link] += target.write_seconds(self.size[s])
+            self._book_write(s, self.x.homes[s])
         later = tuple(s for s in frees if s in updates.touched[g])
         nbytes = updates.resident_bytes(g) + sum(self.size[s] for s in later)
-        self.pending.append(_Pending(Code.WAIT_SLICED, g, nbytes, max(self.free_at[0], self.clock), later))
+        moment = max(self.clock, *(self.free_at[link] for link in links)) if links else self.clock
+        self.pending.append(_Pending(Code.WAIT_SLICED, g, nbytes, moment, later))
         self.pending_bytes += nbytes
         return later

@@ -5,6 +5,7 @@ Memory that copies reach is slow to get, so it is taken once; the step's order i
 
 from collections.abc import Mapping, Sequence
 
+from planner.ir.direct_io import padded
 from planner.ir.graph import StepGraph
 from planner.ir.lowering.placement import HostPages, Position
 from planner.ir.program import PlanError
@@ -24,11 +25,14 @@ class HostMemoryError(PlanError):
         )
 
 
-def place_host_pages(graph: StepGraph, at: Sequence[Position], memory: Mapping[int, int | None]) -> HostPages:
+def place_host_pages(
+    graph: StepGraph, at: Sequence[Position], homes: Mapping[int, int], memory: Mapping[int, int | None]
+) -> HostPages:
     """Return where each storage's pages lie that go to a target of `memory` (number -> bytes, None: as many as they like).
 
     A storage has one place, from its first write to its last return; places of storages that are away at different times
-    may overlap, the largest are laid first. Raises HostMemoryError where they take more than the target has.
+    may overlap, the largest are laid first. A persistent one (`homes`: the target of its pages) has a copy of its own.
+    Raises HostMemoryError where they take more than the target has.
     """
     spans: dict[int, tuple[int, int]] = {}
     target_of: dict[int, int] = {}
@@ -40,7 +44,7 @@ def place_host_pages(graph: StepGraph, at: Sequence[Position], memory: Mapping[i
                 spans[s] = first, i
                 del leaving[s]
         for s in position.writes:
-            if position.targets.get(s, 0) in memory:
+            if position.targets.get(s, 0) in memory and s not in homes:
                 leaving[s] = i
                 target_of[s] = position.targets.get(s, 0)
     laid: list[tuple[int, int, int, int]] = []
@@ -57,7 +61,9 @@ def place_host_pages(graph: StepGraph, at: Sequence[Position], memory: Mapping[i
         laid.append((place, place + size, start, stop))
         places[s] = place
     nbytes = max((high for _, high, _, _ in laid), default=0)
-    for limit in {memory[target_of[s]] for s in places}:
-        if limit is not None and nbytes > limit:
-            raise HostMemoryError(nbytes, limit)
-    return HostPages(tuple(sorted(places.items())), nbytes)
+    copies = frozenset(s for s, target in homes.items() if target in memory)
+    needed = nbytes + sum(padded(graph.sizes[s]) for s in copies)
+    for limit in {memory[target_of[s]] for s in places} | {memory[homes[s]] for s in copies}:
+        if limit is not None and needed > limit:
+            raise HostMemoryError(needed, limit)
+    return HostPages(tuple(sorted(places.items())), nbytes, copies)

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from planner.ir.costs import Codec, CostTable, by_version
+from planner.ir.costs import CostTable, by_version
 from planner.ir.graph import Role, StepGraph
 from planner.ir.lowering.emit import READ_MARGIN, emit
 from planner.ir.lowering.host_pages import place_host_pages
-from planner.ir.lowering.packables import signs_suffice
+from planner.ir.lowering.packables import read_packed
 from planner.ir.lowering.placement import Due, Placement, Position, SlicedUpdates
 from planner.ir.lowering.residency import ResidencyWalk
 from planner.ir.lowering.update_slices import update_groups
@@ -52,8 +52,8 @@ class _Lowering:
         self.graph, self.costs, self.plan, self.limit = graph, costs, plan, limit
         self.size = graph.sizes
         self.packing = by_version(costs.packings)
-        self.signed: set[int] = set()
-        """Storages of which the plan keeps the signs from some op on."""
+        self.staying: set[int] = set()
+        """Storages that are read packed from some op on."""
         self.groups = update_groups(graph)
         self.sliced = {g: k for g, k in plan.sliced if k > 1}
         self.updates = SlicedUpdates(self.groups, self.sliced, self.size)
@@ -68,23 +68,25 @@ class _Lowering:
             }
             self.updates.streamed[g], self.updates.written[g] = set(), set()
         self.at = [Position() for _ in graph.ops]
-        self.start_flash: set[int] = set()
+        self.homes: dict[int, int] = {}
+        """Persistent storage that is paged -> the target that its pages go to."""
+        self.starts_away: set[int] = set()
         self.reads: list[Due] = []
 
     def placement(self) -> Placement:
         """Return where everything happens; raise PlanError or BudgetError where it cannot."""
         self._place()
         self._find_streamed()
-        residency = ResidencyWalk(self.graph, self.costs, self.updates, self.at, self.start_flash)
+        residency = ResidencyWalk(self.graph, self.costs, self.updates, self.at, self.starts_away)
         if self.limit is not None:
             residency.check(self.limit)
         starts = self._place_reads(residency.reruns)
         memory = {d: t.capacity_bytes for d, t in enumerate(self.costs.device.targets) if t.capacity_bytes is not None}
         bounds = memory if self.limit is not None else dict.fromkeys(memory)
-        host = place_host_pages(self.graph, self.at, bounds)
+        host = place_host_pages(self.graph, self.at, self.homes, bounds)
         return Placement(
-            self.graph, self.costs, self.limit, self.size, self.updates, self.at, self.start_flash, residency.reruns,
-            self.reads, residency.need, residency.after_need, host, starts,
+            self.graph, self.costs, self.limit, self.size, self.updates, self.at, self.homes, self.starts_away,
+            residency.reruns, self.reads, residency.need, residency.after_need, host, starts,
         )  # fmt: skip
 
     # -- pass 1: where each decision acts
@@ -125,7 +127,7 @@ class _Lowering:
             if wraps:
                 if d.action is not Action.PAGE or not storage.persistent or d.after != last or d.before > uses[0]:
                     raise PlanError(f"{d}: only a persistent storage may be paged around the end of the step")
-                self.start_flash.add(s)
+                self.starts_away.add(s)
             elif following is None or d.before > following:
                 raise PlanError(f"{d}: storage {s} is used at op {following}, before it returns")
             elif before <= after:
@@ -133,16 +135,16 @@ class _Lowering:
             if d.action is Action.PAGE:
                 if storage.role in (Role.BATCH, Role.CONSTANT) and wraps:
                     raise PlanError(f"{d}: batch and constants cannot start a step on flash")
-                if not 0 <= d.target < (1 if storage.persistent else len(self.costs.device.targets)):
-                    raise PlanError(
-                        f"{d}: storage {s} ({storage.role.name.lower()}) cannot be paged there; the device has "
-                        f"{len(self.costs.device.targets)} paging targets, and what is persistent belongs on number 0"
-                    )
+                self._check_target(d)
                 self.at[after].writes.append(s)
                 self.at[after].targets[s] = d.target
                 self.at[before].returns.append(s)
-            elif d.action is Action.PACK:
-                self._place_packing(d, after, before)
+            elif d.action in (Action.PACK, Action.PACK_PAGE):
+                moves_later = any(
+                    other.after > d.after and other.action not in (Action.PACK, Action.INTERMEDIATE)
+                    for other in decisions
+                )
+                self._place_packing(d, after, before, moves_later=moves_later)
             else:
                 if storage.persistent or storage.role is not Role.TEMPORARY:
                     raise PlanError(f"{d}: storage {s} ({storage.role.name.lower()}) cannot be recomputed")
@@ -151,20 +153,56 @@ class _Lowering:
         if storage.role is Role.TEMPORARY and s not in self.graph.kept:
             self.at[self._edge(last, start=False)].frees.append(s)
 
-    def _place_packing(self, d: Decision, after: int, before: int) -> None:
-        """Place what packs storage and unpacks it; signs are not unpacked, what reads them runs on them."""
+    def _check_target(self, d: Decision) -> None:
+        storage, targets = self.graph.storages[d.storage], self.costs.device.targets
+        there = 0 <= d.target < len(targets)
+        in_memory = there and targets[d.target].capacity_bytes is not None
+        if not there or (storage.persistent and d.target and not in_memory):
+            raise PlanError(
+                f"{d}: storage {d.storage} ({storage.role.name.lower()}) cannot be paged there; the device has {len(targets)} "
+                "paging targets, and what is persistent belongs on number 0 or in the host's memory"
+            )
+        if in_memory and storage.device != self.graph.device:
+            raise PlanError(f"{d}: storage {d.storage} ({storage.role.name.lower()}) is in the host's memory as it is")
+        if storage.persistent and self.homes.setdefault(d.storage, d.target) != d.target:
+            raise PlanError(
+                f"{d}: storage {d.storage} ({storage.role.name.lower()}) is paged to number {self.homes[d.storage]} too; what is "
+                "persistent has one place"
+            )
+
+    def _place_packing(self, d: Decision, after: int, before: int, *, moves_later: bool) -> None:
+        """Place what packs a storage and unpacks it, unless all that reads it later can do so packed.
+
+        `moves_later`: in a later gap it is somewhere else, so it comes back before, if it can.
+        """
         version = sum(w <= d.after for w in self.graph.writers[d.storage])
         cost = self.packing.get((d.storage, version))
         if cost is None:
             raise PlanError(
                 f"{d}: nobody has measured what packing storage {d.storage} takes there; plan the job again"
             )
-        if cost.codec is Codec.SIGN:
-            if d.storage in self.signed:
+        if d.action is Action.PACK_PAGE:
+            targets = self.costs.device.targets
+            if (
+                not cost.codec.comes_back
+                or not 0 <= d.target < len(targets)
+                or targets[d.target].capacity_bytes is not None
+            ):
+                raise PlanError(
+                    f"{d}: packed as {cost.codec.value}, storage {d.storage} cannot be paged there; the device has "
+                    f"{len(targets)} paging targets, and neither what does not come back nor the host's memory takes part"
+                )
+            self.at[after].packed_targets[d.storage] = d.target
+            self.at[before].unpacks.append(cost)
+        elif read_packed(self.graph, d.storage, d.after, cost.codec) and not (moves_later and cost.codec.comes_back):
+            if d.storage in self.staying:
                 return
-            if not signs_suffice(self.graph, d.storage, d.after):
-                raise PlanError(f"{d}: more than signs of storage {d.storage} is read later; plan the job again")
-            self.signed.add(d.storage)
+            self.staying.add(d.storage)
+            self.at[after].stays_packed.add(d.storage)
+        elif not cost.codec.comes_back:
+            raise PlanError(
+                f"{d}: more of storage {d.storage} is read later than packing it as {cost.codec.value} keeps; plan the job again"
+            )
         else:
             self.at[before].unpacks.append(cost)
         self.at[after].packs.append(cost)
@@ -189,9 +227,9 @@ class _Lowering:
                     last.frees.append(s)
 
     def _lies_in_memory(self, s: int) -> bool:
-        """Say whether a storage is ever paged to a target that is memory."""
+        """Say whether what lives within the step is ever paged to a target that is memory."""
         targets = self.costs.device.targets
-        return any(
+        return not self.graph.storages[s].persistent and any(
             d.storage == s and d.action is Action.PAGE and targets[d.target].capacity_bytes is not None
             for d in self.plan.decisions
         )
@@ -208,7 +246,8 @@ class _Lowering:
             seconds[i] += sum(c.pack_seconds for c in position.packs) + sum(c.unpack_seconds for c in position.unpacks)
         starts = np.concatenate(([0.0], np.cumsum(seconds)))
         written: dict[int, int] = {}
-        lies_on: dict[int, int] = {}
+        lies_on = dict(self.homes)
+        packed_on: dict[int, tuple[int, int]] = {}
         spans: list[float] = []
         links: list[int] = []
         for i, position in enumerate(self.at):
@@ -216,6 +255,13 @@ class _Lowering:
                 self.reads.append(Due(i, s, written.get(s, -1) + 1, float(starts[i])))
                 spans.append(targets[lies_on.get(s, 0)].read_seconds(self.size[s]))
                 links.append(targets[lies_on.get(s, 0)].link)
+            for cost in position.unpacks:
+                if cost.storage in packed_on:
+                    since, d = packed_on.pop(cost.storage)
+                    self.reads.append(Due(i, cost.storage, since + 1, float(starts[i]), cost))
+                    spans.append(targets[d].read_seconds(cost.reserved_bytes))
+                    links.append(targets[d].link)
+            packed_on.update({s: (i, d) for s, d in position.packed_targets.items()})
             written.update(dict.fromkeys(position.writes, i))
             lies_on.update(position.targets)
             g = self.updates.ends(i)

@@ -17,6 +17,8 @@ from torch.optim.adadelta import _single_tensor_adadelta
 from torch.optim.adagrad import _fused_adagrad, _single_tensor_adagrad
 from torch.optim.adam import _fused_adam, _single_tensor_adam
 from torch.optim.adamax import _single_tensor_adamax
+from torch.optim.nadam import _single_tensor_nadam
+from torch.optim.radam import _single_tensor_radam
 from torch.optim.rmsprop import _single_tensor_rmsprop
 from torch.optim.sgd import _fused_sgd, _single_tensor_sgd
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,12 +32,56 @@ _REFUSED = ("capturable", "differentiable")
 _DROPPED = ("params", "foreach", "param_names", "initial_lr")
 
 
+Schedule = Sequence[Sequence[Mapping[str, Any]]]
+"""For each update, what a scheduler changes of each group."""
+
+SETTLED_STEP = 1e6
+"""A count of steps at which RAdam rectifies its rate, if it ever does with its beta2: it takes more operators from there on."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedNumbers:
+    """The scalars of an optimizer whose code a worker does not have.
+
+    `numbers`: of each scalar, the number, or one for each update, of which the last goes on. `updates`: for how many updates they
+    are known; None: for all.
+    """
+
+    numbers: tuple[float | tuple[float, ...], ...]
+    updates: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class OptimizerSpec:
-    """An optimizer without its tensors: class name and the hyperparameters of each parameter group."""
+    """An optimizer without its tensors: class name and the hyperparameters of each parameter group.
+
+    `recorded`: its scalars, of a class that is not among `SUPPORTED`.
+    """
 
     name: str
     groups: tuple[Mapping[str, Any], ...]
+    recorded: RecordedNumbers | None = None
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "OptimizerSpec":
+        """Return the spec that a bundle's manifest holds."""
+        recorded = data.get("recorded")
+        if recorded is None:
+            return cls(data["name"], tuple(data["groups"]))
+        numbers = tuple(tuple(n) if isinstance(n, list) else n for n in recorded["numbers"])
+        return cls(data["name"], tuple(data["groups"]), RecordedNumbers(numbers, recorded["updates"]))
+
+    def as_data(self) -> dict[str, Any]:
+        """Return the spec for a bundle's manifest."""
+        data: dict[str, Any] = {"name": self.name, "groups": [dict(g) for g in self.groups]}
+        if self.recorded is not None:
+            data["recorded"] = {"numbers": self.recorded.numbers, "updates": self.recorded.updates}
+        return data
+
+
+def is_supported(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether an optimizer is of a class of torch whose scalars a worker can compute."""
+    return SUPPORTED.get(type(optimizer).__name__) is type(optimizer)
 
 
 def describe_optimizer(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
@@ -44,7 +90,7 @@ def describe_optimizer(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
     Raises CaptureError where its update cannot be planned.
     """
     name = type(optimizer).__name__
-    if SUPPORTED.get(name) is not type(optimizer):
+    if not is_supported(optimizer):
         raise CaptureError(f"the optimizer {name} is not supported; use one of {', '.join(SUPPORTED)} from torch.optim")
     for group in optimizer.param_groups:
         for flag in _REFUSED:
@@ -58,7 +104,25 @@ def describe_optimizer(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
                 f"fused SGD with momentum={group['momentum']} and dampening={group['dampening']} cannot be planned; make the "
                 "optimizer with fused=False"
             )
+    if name == "NAdam" and torch.get_default_dtype() == torch.float64:
+        raise CaptureError(
+            "NAdam under torch.set_default_dtype(torch.float64) keeps its product of momenta in float64, a bundle in float32; "
+            "train with `port-agent exec`"
+        )
+    _check_not_begun(optimizer)
     return OptimizerSpec(name, tuple(hyperparameters(g) for g in optimizer.param_groups))
+
+
+def _check_not_begun(optimizer: torch.optim.Optimizer) -> None:
+    """Raise CaptureError where the optimizer counts steps that it made, or its first step differs from those to come."""
+    name = type(optimizer).__name__
+    done = max((int(state["step"]) for state in optimizer.state.values() if "step" in state), default=0)
+    dampened = any(group.get("dampening") for group in optimizer.param_groups) and bool(optimizer.state)
+    if done or dampened:
+        raise CaptureError(
+            f"the optimizer {name} has made {done or 'some'} steps, and a bundle counts its own from the first on: make a "
+            "new one, or train with `port-agent exec`"
+        )
 
 
 def hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,6 +162,8 @@ def initial_fill(name: str, group: Mapping[str, Any]) -> float:
     """
     if name == "momentum_buffer":
         return -0.0
+    if name == "mu_product":
+        return 1.0
     return float(group.get("initial_accumulator_value", 0.0)) if name == "sum" else 0.0
 
 
@@ -105,40 +171,33 @@ class StepScalars:
     """Gives the scalars of every parameter group, step after step, exactly as torch does.
 
     Runs torch's own update functions on one element per group. Not the Optimizer classes: their first step imports
-    torch's compiler, which costs a worker 70 MiB.
+    torch's compiler, which costs a worker 70 MiB. `schedule`: for each update what a scheduler changes of each group; the
+    last row holds from then on.
     """
 
-    def __init__(self, spec: OptimizerSpec) -> None:
-        if spec.name not in _UPDATES:
+    def __init__(self, spec: OptimizerSpec, schedule: Schedule = ()) -> None:
+        if spec.recorded is None and spec.name not in _UPDATES:
             raise CaptureError(f"the optimizer {spec.name!r} is not supported; use one of {', '.join(SUPPORTED)}")
-        self._update = _UPDATES[spec.name]
-        self._groups = [_restored(g) for g in spec.groups]
+        self._name, self._recorded = spec.name, spec.recorded
+        self._first_groups, self._schedule = [_restored(g) for g in spec.groups], schedule
+        self._products = _Products(0, ())
         self.steps_done = 0
         """Updates made so far."""
 
-    def set_groups(self, groups: Iterable[Mapping[str, Any]]) -> None:
-        """Take over the present hyperparameters (a scheduler may have changed them)."""
-        for mine, theirs in zip(self._groups, groups, strict=True):
-            mine.update(_restored(hyperparameters(theirs)))
+    def _groups(self, update: int) -> list[dict[str, Any]]:
+        """Return the hyperparameters of every group at an update, counted from 0."""
+        if not self._schedule:
+            return self._first_groups
+        row = self._schedule[min(update, len(self._schedule) - 1)]
+        return [{**g, **_restored(changed)} for g, changed in zip(self._first_groups, row, strict=True)]
 
     def advance(self) -> list[float | int]:
         """Return the scalars of the next update, all groups' one after the other, and count it.
 
-        Raises CaptureError for a scalar that is NaN or a hyperparameter that is wrong.
+        Raises CaptureError for a scalar that is NaN, a hyperparameter that is wrong, or an update beyond those recorded.
         """
-        with torch.no_grad(), _NumberReader() as reader:
-            for group in self._groups:
-                try:
-                    begin = len(reader.numbers)
-                    self._update_cell(reader, group)
-                    if group.get("dampening") and not self.steps_done:
-                        self._undampened(reader, group, begin)
-                except (KeyError, TypeError, ValueError) as error:
-                    raise CaptureError(
-                        f"the optimizer's hyperparameters are wrong or incomplete ({error!r})"
-                    ) from error
+        numbers = self._computed() if self._recorded is None else self._looked_up(self._recorded)
         self.steps_done += 1
-        numbers: list[float | int] = reader.numbers
         for number in numbers:
             if isinstance(number, float) and math.isnan(number):
                 raise CaptureError(
@@ -146,11 +205,62 @@ class StepScalars:
                 )
         return numbers
 
-    def _update_cell(self, reader: "_NumberReader", group: Mapping[str, Any]) -> None:
+    def require(self, updates: int) -> None:
+        """Raise CaptureError unless the scalars of so many updates, from the first on, are known."""
+        known = None if self._recorded is None else self._recorded.updates
+        if known is not None and updates > known:
+            raise CaptureError(
+                f"the bundle holds the numbers of {known} updates of the optimizer {self._name}, which follow its count of steps, "
+                f"and this run takes it to {updates}; plan the job again with more --epochs"
+            )
+
+    def _looked_up(self, recorded: RecordedNumbers) -> list[float | int]:
+        self.require(self.steps_done + 1)
+        return [
+            number[min(self.steps_done, len(number) - 1)] if isinstance(number, tuple) else number
+            for number in recorded.numbers
+        ]
+
+    def _computed(self) -> list[float | int]:
+        groups = self._groups(self.steps_done)
+        products = self._momentum_products() if self._name == "NAdam" else [1.0] * len(groups)
+        with torch.no_grad(), _NumberReader() as reader:
+            for group, product in zip(groups, products, strict=True):
+                try:
+                    begin = len(reader.numbers)
+                    self._update_cell(reader, group, product)
+                    if self._name == "RAdam":
+                        reader.numbers[begin:] = _rectified(reader.numbers[begin:], self.steps_done + 1, group)
+                    if group.get("dampening") and not self.steps_done:
+                        self._undampened(reader, group, begin)
+                except (KeyError, TypeError, ValueError) as error:
+                    raise CaptureError(
+                        f"the optimizer's hyperparameters are wrong or incomplete ({error!r})"
+                    ) from error
+        numbers: list[float | int] = reader.numbers
+        return numbers
+
+    def _momentum_products(self) -> list[float]:
+        """Return the product of NAdam's momenta before the next update, for each group, rounded as torch's state is.
+
+        They depend on all updates before: kept from one to the next, and made again after a resume.
+        """
+        if self._products.updates > self.steps_done:
+            self._products = _Products(0, ())
+        products = self._products.of_groups or tuple(torch.ones((), dtype=torch.float32) for _ in self._first_groups)
+        for update in range(self._products.updates, self.steps_done):
+            for product, group in zip(products, self._groups(update), strict=True):
+                product.mul_(_nadam_momentum(group, float(update + 1)))
+            if not any(product.item() for product in products):
+                break  # 0.0 for ever: one stays that is there
+        self._products = _Products(self.steps_done, products)
+        return [product.item() for product in products]
+
+    def _update_cell(self, reader: "_NumberReader", group: Mapping[str, Any], product: float = 1.0) -> None:
         reader.quiet = True
-        cell = _Cell(float(self.steps_done))
+        cell = _Cell(float(self.steps_done), product)
         reader.quiet = False
-        self._update(cell, group)
+        _UPDATES[self._name](cell, group)
 
     def _undampened(self, reader: "_NumberReader", group: Mapping[str, Any], begin: int) -> None:
         """Let the first update take the whole gradient for its momentum, as torch does: no factor of dampening.
@@ -163,12 +273,20 @@ class StepScalars:
         reader.numbers[begin:] = [1.0 if a != b else a for a, b in zip(numbers, others, strict=True)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Products:
+    """NAdam's products of momenta after so many updates, one per group."""
+
+    updates: int
+    of_groups: tuple[torch.Tensor, ...]
+
+
 class _Cell:
     """One element with everything an update may want beside it."""
 
-    def __init__(self, steps: float) -> None:
+    def __init__(self, steps: float, product: float) -> None:
         self.parameter, self.grad, self.first, self.second, self.third = (torch.zeros(1) for _ in range(5))
-        self.step = torch.tensor(steps)
+        self.step, self.product = torch.tensor(steps), torch.tensor(product)
 
 
 def _sgd(cell: _Cell, g: Mapping[str, Any]) -> None:
@@ -230,9 +348,52 @@ def _adamax(cell: _Cell, g: Mapping[str, Any]) -> None:
     )  # fmt: skip
 
 
+def _nadam(cell: _Cell, g: Mapping[str, Any]) -> None:
+    beta1, beta2 = g["betas"]
+    _single_tensor_nadam(
+        [cell.parameter], [cell.grad], [cell.first], [cell.second], [cell.product], [cell.step], beta1=beta1,
+        beta2=beta2, lr=g["lr"], weight_decay=g["weight_decay"], momentum_decay=g["momentum_decay"], eps=g["eps"],
+        decoupled_weight_decay=g["decoupled_weight_decay"], maximize=g["maximize"], capturable=False,
+        differentiable=False, has_complex=False,
+    )  # fmt: skip
+
+
+def _nadam_momentum(g: Mapping[str, Any], step: float) -> float:
+    momentum: float = g["betas"][0] * (1.0 - 0.5 * (0.96 ** (step * g["momentum_decay"])))
+    return momentum
+
+
+def rectifies(g: Mapping[str, Any], step: float) -> bool:
+    """Tell whether RAdam's update of this count divides by the square root of its second moment, as torch computes it."""
+    beta2 = g["betas"][1]
+    rho = 2 / (1 - beta2) - 1 - 2 * step * (beta2**step) / (1 - beta2**step)
+    return bool(rho > 5.0)
+
+
+def _rectified(numbers: Sequence[float | int], step: int, g: Mapping[str, Any]) -> list[float | int]:
+    """Return the numbers of the operators that RAdam is recorded with, `clamp_` (`planner.capture.step`) among them.
+
+    It lets pass what an update divides by; the first updates, which do not, get 1.0 of it.
+    """
+    if not rectifies(g, SETTLED_STEP):
+        return [*numbers]
+    if rectifies(g, float(step)):
+        return [*numbers[:-2], -math.inf, math.inf, *numbers[-2:]]
+    return [*numbers[:-1], g["eps"], 1.0, 1.0, 1.0, 1.0, numbers[-1]]
+
+
+def _radam(cell: _Cell, g: Mapping[str, Any]) -> None:
+    beta1, beta2 = g["betas"]
+    _single_tensor_radam(
+        [cell.parameter], [cell.grad], [cell.first], [cell.second], [cell.step], beta1=beta1, beta2=beta2, lr=g["lr"],
+        weight_decay=g["weight_decay"], eps=g["eps"], decoupled_weight_decay=g["decoupled_weight_decay"],
+        differentiable=False, maximize=g["maximize"], capturable=False, has_complex=False,
+    )  # fmt: skip
+
+
 _UPDATES: dict[str, Callable[[_Cell, Mapping[str, Any]], None]] = {
     "SGD": _sgd, "Adam": _adam, "AdamW": _adam, "RMSprop": _rmsprop, "Adagrad": _adagrad,
-    "Adadelta": _adadelta, "Adamax": _adamax,
+    "Adadelta": _adadelta, "Adamax": _adamax, "NAdam": _nadam, "RAdam": _radam,
 }  # fmt: skip
 
 

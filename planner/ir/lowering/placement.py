@@ -28,14 +28,22 @@ class Position:
     """Where the storages among `writes` go; 0 if it is not said."""
     packs: list[PackingCost] = field(default_factory=list)
     unpacks: list[PackingCost] = field(default_factory=list)
+    stays_packed: set[int] = field(default_factory=set)
+    """Of storages among `packs`: those that are read packed from here on, and never unpacked."""
+    packed_targets: dict[int, int] = field(default_factory=dict)
+    """Of storages among `packs`: where their packed forms are paged; those that are not here stay in RAM."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostPages:
-    """Pages in the host's memory: (storage, byte) by storage, and the bytes of the block that holds them all."""
+    """Pages in the host's memory: (storage, byte) by storage, and the bytes of the block that holds them all.
+
+    `copies`: persistent storages, which have copies of their own beside the block.
+    """
 
     places: tuple[tuple[int, int], ...] = ()
     nbytes: int = 0
+    copies: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -44,13 +52,14 @@ class Due:
 
     It can be asked for from op `earliest` on.
 
-    `moment`: seconds, if nothing ever waited, by which it must be done.
+    `moment`: seconds, if nothing ever waited, by which it must be done. `packed`: of the storage's packed form.
     """
 
     use: int
     storage: int
     earliest: int
     moment: float
+    packed: PackingCost | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +119,10 @@ class Placement:
     """Bytes of each storage."""
     updates: SlicedUpdates
     at: Sequence[Position]
-    start_flash: Set[int]
-    """Storages that start the step on flash."""
+    homes: Mapping[int, int]
+    """Persistent storage that is paged -> the target that all its pages go to."""
+    starts_away: Set[int]
+    """Storages that start the step there."""
     reruns: Mapping[int, Sequence[tuple[int, tuple[int, ...]]]]
     """Op -> what runs again before it: (op, storages to free afterwards)."""
     reads: Sequence[Due]

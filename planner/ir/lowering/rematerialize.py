@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from planner.ir.graph import Argument, Op, Role, StepGraph, references
 
-BATCH_NORM = "aten::native_batch_norm"
+BATCH_NORMS = ("aten::native_batch_norm", "aten::cudnn_batch_norm")
+"""They take the same arguments, and change running statistics without saying so."""
 _TRAINING = 5
 
 
@@ -17,7 +18,7 @@ def pure_arguments(op: Op) -> tuple[Argument, ...]:
     In training mode batch norm normalises with the batch's own statistics and only updates the running ones; without
     them it computes the same outputs. (torch.utils.checkpoint runs it as it is and updates them twice.)
     """
-    if op.name == BATCH_NORM and op.args[_TRAINING] is True:
+    if op.name in BATCH_NORMS and op.args[_TRAINING] is True:
         return (*op.args[:3], None, None, *op.args[5:])
     return op.args
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence, Set
 
 import numpy as np
 
-from planner.ir.costs import Codec, CostTable
+from planner.ir.costs import CostTable
 from planner.ir.graph import Role, StepGraph, operands
 from planner.ir.lowering.placement import Position, SlicedUpdates
 from planner.ir.lowering.rematerialize import effective_operands, rematerialization_ops
@@ -19,15 +19,17 @@ class ResidencyWalk:
     """
 
     def __init__(
-        self, graph: StepGraph, costs: CostTable, updates: SlicedUpdates, at: Sequence[Position], start_flash: Set[int]
+        self, graph: StepGraph, costs: CostTable, updates: SlicedUpdates, at: Sequence[Position], starts_away: Set[int]
     ) -> None:
         self.graph, self.costs, self.updates, self.size = graph, costs, updates, updates.size
         self.resident = {
             s for s, storage in enumerate(graph.storages) if storage.role is not Role.TEMPORARY and graph.uses[s]
-        } - start_flash
+        } - starts_away
         self.packed: set[int] = set()
-        self.signed: dict[int, int] = {}
-        """Storages whose signs alone are left, and the bytes of those."""
+        self.packed_away: set[int] = set()
+        """Of those that are packed: whose packed form is on a paging target."""
+        self.read_packed: dict[int, int] = {}
+        """Storages whose packed form alone is left, and the bytes of those."""
         self.current = sum(self.size[s] for s in self.resident)
         self.version = [0] * len(graph.storages)
         self.need = np.zeros(len(graph.ops), dtype=np.int64)
@@ -74,7 +76,7 @@ class ResidencyWalk:
         streamed: Set[int] = self.updates.streamed[g] if g is not None else frozenset()
         for v in operands(op):
             s = graph.values[v].storage
-            if s not in self.resident and s not in streamed and s not in self.signed:
+            if s not in self.resident and s not in streamed and s not in self.read_packed:
                 raise PlanError(f"op {i} ({op.name}) reads storage {s} ({graph.label(s)}), which is not resident there")
         for s in graph.creates[i]:
             if s not in streamed:
@@ -92,6 +94,9 @@ class ResidencyWalk:
             if cost.storage in self.resident or cost.storage not in self.packed:
                 raise PlanError(f"storage {cost.storage} is unpacked at op {i}, but it is not packed there")
             self.packed.remove(cost.storage)
+            if cost.storage in self.packed_away:
+                self.packed_away.remove(cost.storage)
+                self.current += cost.reserved_bytes
             self.resident.add(cost.storage)
             self.current += self.size[cost.storage]
             peak = max(peak, self.current)
@@ -104,19 +109,22 @@ class ResidencyWalk:
         if ended is not None:
             self.current -= self.updates.resident_bytes(ended)
         for s in position.frees:
-            if s in self.signed:
-                self.current -= self.signed.pop(s)
+            if s in self.read_packed:
+                self.current -= self.read_packed.pop(s)
             else:
                 self._let_go(s, i)
         peak = 0
         for cost in position.packs:
             peak = max(peak, self.current + cost.reserved_bytes)
             self._let_go(cost.storage, i)
-            if cost.codec is Codec.SIGN:
-                self.signed[cost.storage] = cost.reserved_bytes
+            if cost.storage in position.stays_packed:
+                self.read_packed[cost.storage] = cost.reserved_bytes
             else:
                 self.packed.add(cost.storage)
-            self.current += cost.reserved_bytes
+            if cost.storage in position.packed_targets:
+                self.packed_away.add(cost.storage)
+            else:
+                self.current += cost.reserved_bytes
         for s in position.writes:
             self._let_go(s, i)
         return peak

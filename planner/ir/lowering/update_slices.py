@@ -16,6 +16,7 @@ ELEMENTWISE = frozenset(
         "mul_.Scalar", "div.Tensor", "div_.Tensor", "div.Scalar", "div_.Scalar", "neg", "sqrt", "sqrt_", "addcmul",
         "addcmul_", "addcdiv", "addcdiv_", "lerp.Scalar", "lerp_.Scalar", "lerp_.Tensor", "copy_", "clone", "maximum",
         "maximum.out", "abs", "abs_", "add.Scalar", "add_.Scalar", "zeros_like", "empty_like", "reciprocal",
+        "clamp_", "sign", "sign_", "neg_",
     )
 )  # fmt: skip
 """Operators that compute each element from the elements at the same place only."""
@@ -78,6 +79,8 @@ def _group(graph: StepGraph, parameter: int, first: int, last: int) -> UpdateGro
         s for s in storages
         if graph.storages[s].role is Role.TEMPORARY and inside.issuperset(graph.uses[s]) and s not in graph.kept
     }  # fmt: skip
+    if any(storages & set(graph.creates[i]) - temporaries for i in inside):
+        return None  # what is made slice by slice would be read whole later
     return UpdateGroup(
         parameter,
         first,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from planner.mcu.autodiff import SampleProgram, SparseScheme
 from planner.mcu.bands import BandGroup, band_groups, make_group
-from planner.mcu.fates.board_problem import BoardProblem, Unit, board_problem
+from planner.mcu.fates.board_problem import BoardProblem, PageOptions, Unit, board_problem
 from planner.mcu.fates.core_costs import CoreCosts
 from planner.problem.model import Problem
 
@@ -25,13 +25,19 @@ def stage_loads(problem: Problem) -> list[int]:
 
 
 def choose_bands(
-    program: SampleProgram, scheme: SparseScheme, costs: CoreCosts, arena_bytes: int, *, simd: bool = True
+    program: SampleProgram,
+    scheme: SparseScheme,
+    costs: CoreCosts,
+    arena_bytes: int,
+    *,
+    simd: bool = True,
+    pages: PageOptions | None = None,
 ) -> BoardProblem:
     """Return the problem whose fullest stage fits `arena_bytes`, or is as small as bands make it."""
     known: dict[int | BandGroup, Unit] = {}
 
     def stated(groups: Sequence[BandGroup]) -> BoardProblem:
-        return board_problem(program, scheme, costs, arena_bytes, simd=simd, groups=groups, known=known)
+        return board_problem(program, scheme, costs, arena_bytes, simd=simd, groups=groups, known=known, pages=pages)
 
     found = stated(())
     while True:

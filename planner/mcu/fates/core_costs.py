@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from planner.ir.boards import load_board
 from planner.ir.errors import ExitCode, PortError
-from planner.mcu.autodiff import SparseScheme, Step, StepKind
+from planner.mcu.autodiff import SparseScheme, Step, StepKind, TableRow
 from planner.mcu.ir import WEIGHTED, Graph, KernelCall, OpKind
 
 Kernel = tuple[StepKind, OpKind | None, str]
@@ -40,7 +40,7 @@ def work_of(graph: Graph, step: Step, scheme: SparseScheme) -> int:
     if step.kind in ANY_OP:
         return op.out_shape.elements
     if step.kind is StepKind.WEIGHT:
-        return op.macs * scheme.of(op.name).rows // op.out_shape.channels
+        return op.macs * scheme.of(op.name).rows * scheme.chosen_parts // (256 * op.out_shape.channels)
     return op.macs if op.kind in WEIGHTED else _elements(op)
 
 
@@ -125,6 +125,14 @@ class CoreCosts:
     def seconds(self, graph: Graph, step: Step, scheme: SparseScheme) -> float:
         """Return the estimated seconds of one step."""
         return self.step_instructions(graph, step, scheme) * self.seconds_per_instruction
+
+
+def row_seconds(graph: Graph, scheme: SparseScheme, core: CoreCosts, row: TableRow) -> float:
+    """Return the estimated seconds of a row, of the lines that it does."""
+    op = graph.op(row.op)
+    height = op.in_shape.height if row.kind is StepKind.INPUT else op.out_shape.height
+    first, last = (0, height) if row.span is None else row.span
+    return core.seconds(graph, Step(row.kind, row.op), scheme) * (last - first) / height
 
 
 def core_costs(board: str) -> CoreCosts:

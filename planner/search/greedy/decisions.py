@@ -52,15 +52,26 @@ class Decisions:
         return step_slices(self.problem.gaps[choice.gap].after + 1, choice.stage, self.problem.size)
 
     def packed_bytes(self, choice: Choice) -> int:
-        """Return the bytes that a packed tensor holds through its gap; 0 for another fate."""
+        """Return the bytes of a packed form at the ends of its gap; 0 for a tensor that is not packed."""
         gap = self.problem.gaps[choice.gap]
-        packing = self.problem.tensors[gap.tensor].packing(gap.version) if choice.fate is Fate.PACK else None
+        packs = choice.fate in (Fate.PACK, Fate.PACK_PAGE)
+        packing = self.problem.tensors[gap.tensor].packing(gap.version) if packs else None
         return 0 if packing is None else packing.packed_bytes
+
+    def held_bytes(self, choice: Choice) -> int:
+        """Return the bytes that a packed tensor holds through its gap; 0 for another fate."""
+        return self.packed_bytes(choice) if choice.fate is Fate.PACK else 0
+
+    def paged_bytes(self, choice: Choice) -> int:
+        """Return the bytes of a page: of the tensor, or of its packed form."""
+        if choice.fate is Fate.PACK_PAGE:
+            return self.packed_bytes(choice)
+        return self.problem.tensors[self.problem.gaps[choice.gap].tensor].nbytes
 
     def buffers(self, choice: Choice) -> list[int]:
         """Return the stages in which a paged tensor still occupies RAM: being written, or landing."""
         problem, gap = self.problem, self.problem.gaps[choice.gap]
-        if choice.fate is not Fate.PAGE:
+        if choice.fate not in (Fate.PAGE, Fate.PACK_PAGE):
             return []
         late = [(gap.after + 1) % problem.size] if page_out_ready(problem, gap, None) > gap.after + 2 else []
         if problem.semantics is not Semantics.REAL:
@@ -71,11 +82,13 @@ class Decisions:
 
     def paging_of(self, choice: Choice) -> Paging:
         """Return what a choice to page costs."""
-        tensor = self.problem.tensors[self.problem.gaps[choice.gap].tensor]
-        return next(p for p in tensor.paging if p.target == choice.target)
+        gap = self.problem.gaps[choice.gap]
+        tensor = self.problem.tensors[gap.tensor]
+        packing = tensor.packing(gap.version) if choice.fate is Fate.PACK_PAGE else None
+        return next(p for p in (tensor if packing is None else packing).paging if p.target == choice.target)
 
     def writes_first(self, g: int) -> bool:
-        """Say whether paging this gap to a medium must write: no other paged gap holds the same contents there."""
+        """Say whether paging this gap to where contents are written once must write: no other paged gap holds the same there."""
         gap = self.problem.gaps[g]
         tensor = self.problem.tensors[gap.tensor]
         if tensor.persistent and not tensor.writes:
@@ -84,7 +97,7 @@ class Decisions:
         return not any(
             h in self.choices
             and self.choices[h].fate is Fate.PAGE
-            and self.problem.room(self.choices[h].target) is None
+            and not self.problem.rewritten(gap.tensor, self.choices[h].target)
             and tensor.contents(self.problem.gaps[h].version) == contents
             for h in self.problem.gaps_of[gap.tensor]
             if h != g

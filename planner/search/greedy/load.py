@@ -1,5 +1,6 @@
 """How many bytes each stage of a step takes under the decisions made so far."""
 
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,30 +78,43 @@ class StageLoad:
 
 
 class PageRoom:
-    """Bytes that pages take at each stage of the targets that are memory."""
+    """Bytes that pages take at each stage of the targets that are memory, copies of persistent tensors included."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.held = {d: np.zeros(problem.size) for d in range(len(problem.targets)) if problem.room(d) is not None}
+        self.pages: dict[int, Counter[int]] = defaultdict(Counter)
+        """Persistent tensor -> target -> how many gaps it is paged to it in."""
 
     def fits(self, choice: Choice) -> bool:
-        """Say whether there is room for a page; always on a medium."""
-        if choice.target not in self.held:
+        """Say whether a page may go there: a medium has room for all, but what has a copy in memory has no page elsewhere."""
+        tensor = self.problem.gaps[choice.gap].tensor
+        used = {d for d, count in self.pages[tensor].items() if count} if self.held else set()
+        if used - {choice.target} and not self.held.keys().isdisjoint({choice.target, *used}):
+            return False
+        if choice.target not in self.held or used:
             return True
-        room, nbytes = self.problem.room(choice.target) or 0, self._nbytes(choice)
+        room, nbytes = self.problem.room(choice.target) or 0, self.problem.tensors[tensor].nbytes
         held = self.held[choice.target]
         return all((held[part] + nbytes <= room).all() for part in self._stages(choice))
 
     def hold(self, choice: Choice, times: int) -> None:
         """Take the room of a page (`times` 1), or give it back (-1)."""
-        if choice.fate is Fate.PAGE and choice.target in self.held:
+        if choice.fate is not Fate.PAGE or not self.held:
+            return
+        i = self.problem.gaps[choice.gap].tensor
+        if self.problem.tensors[i].persistent:
+            before = self.pages[i][choice.target]
+            self.pages[i][choice.target] += times
+            if min(before, before + times) > 0:
+                return
+        if choice.target in self.held:
             for part in self._stages(choice):
-                self.held[choice.target][part] += times * self._nbytes(choice)
-
-    def _nbytes(self, choice: Choice) -> int:
-        return self.problem.tensors[self.problem.gaps[choice.gap].tensor].nbytes
+                self.held[choice.target][part] += times * self.problem.tensors[i].nbytes
 
     def _stages(self, choice: Choice) -> list[slice]:
+        if self.problem.tensors[self.problem.gaps[choice.gap].tensor].persistent:
+            return [slice(0, self.problem.size)]
         return step_slices(self.problem.gaps[choice.gap].after, choice.stage, self.problem.size)
 
 

@@ -62,13 +62,16 @@ class Moves:
                         yield move
         if packing and (move := self._pack(g, readers)) is not None:
             yield move
+            if paging:
+                yield from self._pack_and_page(g, move)
 
     def page_cost(self, g: int, paging: Paging) -> tuple[float, float]:
         """Return joules and seconds of transfers of paging a gap.
 
-        What is on flash already is not written again.
+        What is there already is not written again.
         """
-        if self.problem.room(paging.target) is not None or self.decisions.writes_first(g):
+        rewritten = self.problem.rewritten(self.problem.gaps[g].tensor, paging.target)
+        if rewritten or self.decisions.writes_first(g):
             return paging.joules_in + paging.joules_out, paging.seconds_in + paging.seconds_out
         return paging.joules_in, paging.seconds_in
 
@@ -144,6 +147,28 @@ class Moves:
         if self.added.seconds + seconds > self._spare_s:
             return None
         return Move(Choice(g, gap.before, Fate.PACK), joules, seconds, 0.0, closures)
+
+    def _pack_and_page(self, g: int, packed: Move) -> Iterator[Move]:
+        """Yield what a move to pack becomes with the packed form on each medium."""
+        problem, gap = self.problem, self.problem.gaps[g]
+        packing, limit = problem.tensors[gap.tensor].packing(gap.version), problem.write_limit_bytes
+        if packing is None or gap.before < page_out_ready(problem, gap, None):
+            return
+        if limit is not None and self.added.written_bytes + packing.packed_bytes > limit:
+            return
+        if self.decisions.clashes(g, Fate.RECOMPUTE, before=True):
+            return
+        for paging in packing.paging:
+            if not transfers_fit(problem, gap, paging, gap.before):
+                continue
+            joules, waited_s = packed.joules + paging.joules_in + paging.joules_out, 0.0
+            io_seconds = paging.seconds_in + paging.seconds_out
+            if problem.semantics is not Semantics.POET:
+                waited_s = self.exposed_s(io_seconds)
+                joules += problem.static_watts * (waited_s - self.exposed_s(0.0))
+            if self.added.seconds + packed.seconds + waited_s <= self._spare_s:
+                choice = Choice(g, gap.before, Fate.PACK_PAGE, paging.target)
+                yield Move(choice, joules, packed.seconds, io_seconds, packed.closures)
 
     def _may_be_written(self, g: int, target: int) -> bool:
         """Say whether what flash may take leaves room for the gap's tensor, or it need not be written."""

@@ -83,6 +83,10 @@ class GreedySearch:
                     self._make(Move(choice, rematerialization.joules, rematerialization.seconds, 0.0))
             elif choice.fate is Fate.PACK and (packing := problem.tensors[gap.tensor].packing(gap.version)) is not None:
                 self._make(Move(choice, packing.joules, packing.seconds, 0.0))
+            elif choice.fate is Fate.PACK_PAGE and (packing := problem.tensors[gap.tensor].packing(gap.version)):
+                page = self.decisions.paging_of(choice)
+                joules, io_seconds = page.joules_in + page.joules_out, page.seconds_in + page.seconds_out
+                self._make(Move(choice, packing.joules + joules, packing.seconds, io_seconds))
         for stage in list(self.closures.roots):
             self._refresh(stage)
             self.added.seconds += self.closures.cost(self.closures.intermediates[stage]).seconds
@@ -91,9 +95,8 @@ class GreedySearch:
 
     def _make(self, move: Move) -> None:
         g, gap = move.choice.gap, self.problem.gaps[move.choice.gap]
-        nbytes = self.problem.tensors[gap.tensor].nbytes
         if self._wears(move.choice):
-            self.added.written_bytes += nbytes
+            self.added.written_bytes += self.decisions.paged_bytes(move.choice)
         self.decisions.choices[g], self.made[g] = move.choice, move
         self._free(move.choice, 1)
         if move.choice.fate is Fate.RECOMPUTE:
@@ -106,9 +109,8 @@ class GreedySearch:
     def _take_back(self, move: Move) -> None:
         choice, gap = move.choice, self.problem.gaps[move.choice.gap]
         del self.decisions.choices[choice.gap], self.made[choice.gap]
-        nbytes = self.problem.tensors[gap.tensor].nbytes
         if self._wears(choice):
-            self.added.written_bytes -= nbytes
+            self.added.written_bytes -= self.decisions.paged_bytes(choice)
         self._free(choice, -1)
         idle = self.decisions.gap_at[gap.tensor]
         touched = {
@@ -130,13 +132,16 @@ class GreedySearch:
         gap, packed = self.problem.gaps[choice.gap], times * self.decisions.packed_bytes(choice)
         nbytes = times * self.problem.tensors[gap.tensor].nbytes
         self.moves.room.hold(choice, times)
-        self.load.hold(self.decisions.freed(choice), packed - nbytes)
-        self.load.hold([slice(s, s + 1) for s in self.decisions.buffers(choice)], nbytes)
+        self.load.hold(self.decisions.freed(choice), times * self.decisions.held_bytes(choice) - nbytes)
+        buffer = times * self.decisions.paged_bytes(choice)
+        self.load.hold([slice(s, s + 1) for s in self.decisions.buffers(choice)], buffer)
         self.load.after[gap.after] += packed
         self.load.before[choice.stage % self.problem.size] += packed
 
     def _wears(self, choice: Choice) -> bool:
         """Say whether a choice writes to a medium what no other page of it holds."""
+        if choice.fate is Fate.PACK_PAGE:
+            return True
         paged = choice.fate is Fate.PAGE and self.problem.room(choice.target) is None
         return paged and self.decisions.writes_first(choice.gap)
 
@@ -202,11 +207,12 @@ class GreedySearch:
         """Return how many of the missing byte-stages a choice covers, less those that its transfers take."""
         nbytes = self.problem.tensors[self.problem.gaps[choice.gap].tensor].nbytes
         packed = self.decisions.packed_bytes(choice)
-        relief = sum(short.covered(part, nbytes - packed) for part in self.decisions.freed(choice))
+        held = nbytes - self.decisions.held_bytes(choice)
+        relief = sum(short.covered(part, held) for part in self.decisions.freed(choice))
         if packed:
             relief -= short.covered([self.problem.gaps[choice.gap].after], packed)
         buffers = self.decisions.buffers(choice)
-        return relief - short.covered(buffers, nbytes) if buffers else relief
+        return relief - short.covered(buffers, self.decisions.paged_bytes(choice)) if buffers else relief
 
     def _use_slices(self) -> None:
         """Slice the updates at stages that stay too full, their members paged in before and out after."""
@@ -237,7 +243,7 @@ class GreedySearch:
             end, choice = gaps[g].before, self.decisions.choices.get(g)
             if choice is None:
                 whole = (m for m in self._open_moves(g) if m.choice.fate is Fate.PAGE and m.choice.stage == end)
-                move = next(whole, None)
+                move = min(whole, key=self.price, default=None)
                 if move is None:
                     return False
                 self._make(move)
@@ -251,9 +257,9 @@ class GreedySearch:
         for g, move in sorted(self.made.items(), key=lambda item: -item[1].joules):
             if g in locked or move.joules <= 0:
                 continue
-            nbytes = self.problem.tensors[self.problem.gaps[g].tensor].nbytes - self.decisions.packed_bytes(move.choice)
+            nbytes = self.problem.tensors[self.problem.gaps[g].tensor].nbytes - self.decisions.held_bytes(move.choice)
             peaks = self.load.peaks()
-            peaks[self.decisions.buffers(move.choice)] -= nbytes
+            peaks[self.decisions.buffers(move.choice)] -= self.decisions.paged_bytes(move.choice)
             if all((peaks[part] + nbytes <= self.load.limit).all() for part in self.decisions.freed(move.choice)):
                 self._take_back(move)
 

@@ -20,3 +20,4 @@ def test_a_backend_takes_what_the_protocol_says(kind: type) -> None:
         taken, meant = inspect.signature(getattr(kind, word)), inspect.signature(getattr(Backend, word))
         assert list(taken.parameters) == list(meant.parameters), word
     assert isinstance(kind.kind, str) and isinstance(kind.addressable, bool)
+    assert "unified" in kind.__dict__ or "unified" in inspect.getsource(kind.__init__)

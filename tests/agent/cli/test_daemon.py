@@ -105,3 +105,23 @@ def test_boards_are_for_microcontroller_jobs(tmp_path: Path, capsys: pytest.Capt
     bundle.write_text("{}")
     assert main(["submit", str(bundle), "--simulate", "--runtime-dir", str(tmp_path)]) == 2
     assert "--kind mcu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["--boards", "/dev/a,/dev/b"], "add --kind mcu"),
+        (["--kind", "mcu", "--boards", "/dev/a,/dev/b", "--steps", "5"], "leave --steps away"),
+        (["--kind", "mcu", "--boards", "/dev/a,/dev/b", "--port", "/dev/a"], "leave --port away"),
+        (["--kind", "mcu", "--boards", "/dev/a,/dev/a"], "name each board once"),
+        (["--kind", "mcu", "--boards", "A1,"], "name each board once"),
+        (["--kind", "mcu", "--boards", "all", "--simulate"], "with --simulate give a number"),
+    ],
+)
+def test_boards_that_cannot_share_a_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], remedy: str
+) -> None:
+    bundle = tmp_path / "b.port"
+    bundle.write_text("{}")
+    assert main(["submit", str(bundle), *words, "--runtime-dir", str(tmp_path)]) == 2
+    assert remedy in capsys.readouterr().err

@@ -26,12 +26,12 @@ STATUS: Mapping[str, Any] = {
 }  # fmt: skip
 JOB: Mapping[str, Any] = {
     "id": 3, "name": "birds", "state": "queued", "reason": "", "step": 0, "total_steps": None, "loss": None,
-    "priority": 0, "deadline_at": None, "retry_in_s": None, "owner": None, "kind": "train",
+    "priority": 0, "deadline_at": None, "retry_in_s": None, "owner": None, "on": None, "guest_of": None, "kind": "train",
 }  # fmt: skip
 RUN: Mapping[str, Any] = {
     **JOB, "pid": 77, "step": 30, "total_steps": 120, "loss": 0.25, "step_s": 2.0, "eta_s": 180.0, "plan": 1, "plans": 3,
     "planned_peak_bytes": 300 << 20, "memory_limit_bytes": 400 << 20, "peak_rss_bytes": 290 << 20, "planned_joules": 40.0,
-    "waits_for": None, "step_written_bytes": 27 << 20,
+    "waits_for": None, "step_written_bytes": 27 << 20, "planned_device_bytes": None, "device_peak_bytes": None,
 }  # fmt: skip
 
 
@@ -57,6 +57,12 @@ def test_a_training_job_with_pace_memory_and_energy(shown: Any) -> None:
     assert "(estimated)" in shown(status_screen({**STATUS, "running": [RUN], "energy": estimated})), "said once"
     other = shown(status_screen({**STATUS, "running": [RUN], "energy": {**energy, "job": "9"}}))
     assert "used by this job" not in other, "another job's joules are not this one's"
+
+
+def test_a_job_on_a_device_shows_what_it_takes_there(shown: Any) -> None:
+    job = {**RUN, "planned_device_bytes": 3 << 30, "device_peak_bytes": 2 << 30}
+    out = shown(status_screen({**STATUS, "jobs": [job], "running": [job]}))
+    assert "on the device 3.0 GiB planned, on the device peak 2.0 GiB" in " ".join(out.split())
 
 
 def test_a_program_that_is_attached_shows_whose_it_is(shown: Any) -> None:
@@ -153,6 +159,10 @@ def test_a_table_of_jobs(shown: Any) -> None:
     assert "no jobs; `port-agent submit job.port` adds one" in shown(jobs_table([]))
     done = {**JOB, "state": "waiting_data", "reason": "waiting_data", "step": 5, "total_steps": 9, "loss": 1e-5}
     out = shown(jobs_table([done, {**JOB, "owner": "ada"}]))
+    moved = shown(
+        jobs_table([{**JOB, "state": "away", "on": "cellar", "reason": "trains"}, {**JOB, "guest_of": "attic"}])
+    )
+    assert "on cellar; trains" in moved and "of attic" in moved
     assert "waiting data" in out and "5/9" in out and "1e-05" in out and "program of ada" in out
     assert "waiting_data" not in out, "a state is not its own reason"
 

@@ -1,18 +1,24 @@
 """What `plan` and `frontier` say about deadlines, and costs taken to a board that is not at hand."""
 
 import argparse
+from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
-from agent.cli.devices_and_plots import too_slow, wanted_pace
+from agent.cli import main
+from agent.cli.devices_and_plots import BITWISE, REORDERED, operator_sums, too_slow, wanted_pace
 from agent.prepare import bundle
 from planner.deadline import DeadlineError, Pace
 from planner.ir.boards import BoardError, load_board
+from planner.ir.errors import ExitCode
+from planner.ir.graph import Piece
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.profiling.operators import Measured
 from planner.search.plan_step import plan_step
+from tests.agent.jobs_small import small_bundle
 from tests.planner.estimated_steps import budget, captured
 
 PACE = 1.02
@@ -33,13 +39,13 @@ def test_a_missed_deadline_names_the_shortfall_and_the_budget_that_would_do() ->
 
 def test_a_pace_needs_a_deadline() -> None:
     parsed = argparse.Namespace(deadline=None, charging=None, epochs=1)
-    assert wanted_pace(parsed, 100, 8) is None
+    assert wanted_pace(parsed, 13) is None
     parsed.deadline = datetime(2999, 1, 1).timestamp()
-    found = wanted_pace(parsed, 100, 8)
+    found = wanted_pace(parsed, 13)
     assert found is not None and found.steps == 13
     parsed.deadline = datetime(2001, 1, 1).timestamp()
     with pytest.raises(DeadlineError, match="no charging time"):
-        wanted_pace(parsed, 100, 8)
+        wanted_pace(parsed, 13)
 
 
 def test_costs_of_another_board_are_scaled_and_say_estimated() -> None:
@@ -55,3 +61,41 @@ def test_costs_of_another_board_are_scaled_and_say_estimated() -> None:
     assert 0 < times["jetson-orin"] < times["pi4b"]
     with pytest.raises(BoardError, match="pi4b"):
         bundle.other_board({"step": graph}, measured, costs.device, "abacus")
+
+
+def test_operators_are_summed_by_name_and_device() -> None:
+    graph, costs = captured()
+    sums = operator_sums(graph, costs)
+    assert sum(one.calls for one in sums) == len(graph.ops) and {one.device for one in sums} == {"cpu"}
+    assert sum(one.seconds for one in sums) == pytest.approx(sum(cost.seconds for cost in costs.ops))
+    assert [one.seconds for one in sums] == sorted((one.seconds for one in sums), reverse=True)
+    assert "convolution_backward" in {one.name for one in sums[:3]}
+    there = replace(graph, storages=tuple(replace(s, device="cuda") for s in graph.storages))
+    assert {one.device for one in operator_sums(there, costs)} == {"cuda"}
+    assert all(sum(one.phases.values()) == one.calls for one in sums)
+
+
+def test_variants_of_an_operator_are_apart_and_what_is_reordered_says_so() -> None:
+    graph, costs = captured()
+    first = graph.ops[0]
+    pieces = tuple(
+        replace(op, piece=Piece(0, "all", i % 4, 4)) if op.name == first.name else op for i, op in enumerate(graph.ops)
+    )
+    cut = replace(graph, ops=(replace(first, piece=None), *pieces[1:]))
+    sums = [one for one in operator_sums(cut, costs, (first.name,)) if f"aten::{one.name}" == first.name]
+    assert {one.variant for one in sums} == {"whole", "4 pieces"}
+    assert {one.exactness for one in sums} == {REORDERED}
+    assert {one.exactness for one in operator_sums(graph, costs)} == {BITWISE}
+
+
+def test_the_plot_of_operators_is_written_beside_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    job = str(small_bundle())
+    assert main(["profile", "--ops", job, "--plot", str(tmp_path / "ops.svg")]) == 0
+    assert "forward" in capsys.readouterr().out
+    assert (tmp_path / "ops.svg").read_text().startswith("<svg")
+    for wrong in (["--ops", job, "--plot", str(tmp_path / "ops.png")], ["--plot", str(tmp_path / "ops.svg")]):
+        assert main(["profile", *wrong]) == ExitCode.IMPOSSIBLE
+        assert "--plot" in capsys.readouterr().err

@@ -33,6 +33,10 @@ from tests.agent.follow.programs import followed, written
         (("--ram", "1G", "--write-limit", "0", "--", "train.py"), "at least one byte"),
         (("--ram", "1G", "--step-deadline", "soon", "--", "train.py"), "'soon' is no duration"),
         (("--ram", "1G", "--writes-per-step", "x", "--", "train.py"), "cannot read the size 'x'"),
+        (
+            ("--ram", "1G", "--gpu-ram", "4G", "--", "train.py"),
+            "not a GPU's; plan the training with `port-agent plan SCRIPT",
+        ),
     ],
 )
 def test_wrong_arguments_are_one_line(tmp_path: Path, words: tuple[str, ...], said: str) -> None:

@@ -50,7 +50,7 @@ def test_a_port_without_an_answer_is_listed_with_its_problem(capsys: pytest.Capt
 
 
 def test_counters_keep_what_the_board_cannot_tell_apart_from_nothing() -> None:
-    told = status_json(INFO, STATUS)
+    told = status_json(INFO, STATUS, None)
     assert (told["ram_used_bytes"], told["static_ram_bytes"], told["serial"]) == (None, 1000, None)
     assert (told["frame_errors"], told["uptime_s"], told["reset_reason"]) == (6, 2.5, "watchdog")
 

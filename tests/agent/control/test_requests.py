@@ -41,6 +41,7 @@ def test_a_job_of_a_board_takes_its_arguments() -> None:
     [
         ({}, "missing required field `name`"),
         ({"name": "a", "owner": "root"}, "unknown settings of a job: owner"),
+        ({"name": "a", "guest": {"owner": "x"}}, "unknown settings of a job: guest"),
         ({"name": "a", "kind": "attached"}, "no job kind 'attached'"),
         ({"name": "a", "color": "red"}, "unknown settings of a job: color"),
         ({"name": "a", "steps": True}, r"Expected `int . null`, got `bool` - at `\$.steps`"),
@@ -50,6 +51,7 @@ def test_a_job_of_a_board_takes_its_arguments() -> None:
         ({"name": "a", "kind": "mcu", "arguments": ["--port", "--out"]}, "a job may have --board"),
         ({"name": "a", "kind": "mcu", "arguments": ["--board=x", "--state-dir=/"]}, "a job may have --board"),
         ({"name": "a", "kind": "mcu", "arguments": ["--port"]}, "a job may have --board"),
+        ({"name": "a", "kind": "mcu", "arguments": ["--shard", "4/3"]}, "write it as 2/3"),
         ({"name": "a", "arguments": ["--simulate"]}, "only a job of kind mcu"),
         ({"name": "a", "bundle": "pyproject.toml"}, "cannot read the bundle"),
         ({"name": "a", "data": "tests"}, "cannot see the directory"),

@@ -61,7 +61,7 @@ class Afternoon:
                 phases_s={k: v * wall_s for k, v in share.items()} | {"page_in": 0.5, "page_out": 0.6},
                 paged_in_bytes=paged, paged_out_bytes=paged, planned_s=1.9, planned_joules=9.7,
             )  # fmt: skip
-            self.meter.on_event(event, self.now_s)
+            self.meter.on_event(job, event, self.now_s)
             self.wear.add(paged)
 
     def run(self) -> None:
@@ -70,9 +70,9 @@ class Afternoon:
         self.meter.on_worker_start("1", self.now_s, "1 (camera-net)")
         for epoch in range(6):
             if epoch == 2:
-                self.meter.on_event(WorkerPaused(step=300), self.now_s)
+                self.meter.on_event("1", WorkerPaused(step=300), self.now_s)
                 self.idle(600)
-                self.meter.on_event(WorkerResumed(step=300), self.now_s)
+                self.meter.on_event("1", WorkerResumed(step=300), self.now_s)
             if epoch == 4:
                 self.source.value = "no answer from the bus"
                 self.train("1", epoch * 150, 100, epoch)
@@ -80,7 +80,7 @@ class Afternoon:
                 self.train("1", epoch * 150 + 100, 50, epoch)
             else:
                 self.train("1", epoch * 150, 150, epoch)
-            self.meter.on_event(CheckpointWritten(step=1, bytes=45_000_000, wall_s=1.0), self.now_s)
+            self.meter.on_event("1", CheckpointWritten(step=1, bytes=45_000_000, wall_s=1.0), self.now_s)
             self.wear.add(45_000_000)
         self.meter.on_worker_stop("1", self.now_s)
         self.idle(900)

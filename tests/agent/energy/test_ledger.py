@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.attribution import Charge, EnergyPhase, MeteredStep, StepEnergy
+from agent.energy.attribution.one_job import Charge, EnergyPhase, MeteredStep, StepEnergy
 from agent.energy.ledger import DAY_S, KEEP_ROWS, MINUTE_S, Ledger, LedgerError, MeterGap, open_for_reading
 from agent.energy.sources.base import Kind
 

@@ -72,7 +72,7 @@ class Bench:
             step=number, epoch=epoch, loss=1.0 / (number + 1), wall_s=wall_s, cpu_s=wall_s, phases_s=phases_s,
             planned_s=planned_s, planned_joules=planned_joules,
         )  # fmt: skip
-        self.meter.on_event(event, self.now_s)
+        self.meter.on_event("job", event, self.now_s)
 
     def rows(self, query: str) -> list[sqlite3.Row]:
         """Return rows of the ledger as another process would read them."""
@@ -292,13 +292,13 @@ def test_ledger_closes_on_random_days(tmp_path: Path, loads: list[tuple[str, flo
         if action in ("step", "pause", "dead") and not bench.meter.snapshot().job:
             bench.meter.on_worker_start("job", bench.now_s)
         if action == "pause":
-            bench.meter.on_event(WorkerPaused(step=0), bench.now_s)
+            bench.meter.on_event("job", WorkerPaused(step=0), bench.now_s)
         for number in range(count):
             bench.tick(wall_s if action in ("step", "dead") else 10.0)
             if action in ("step", "dead"):
                 bench.step(number, wall_s)
         if action == "pause":
-            bench.meter.on_event(WorkerResumed(step=0), bench.now_s)
+            bench.meter.on_event("job", WorkerResumed(step=0), bench.now_s)
         if action == "stop":
             bench.meter.on_worker_stop("job", bench.now_s)
     bench.now_s += 1.0

@@ -54,7 +54,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
 def test_metrics_have_units_and_parse(bench: Bench) -> None:
     bench.meter.on_worker_start('odd "name"\n', bench.now_s)
     bench.tick(5.0)
-    bench.meter.on_event(STEP, bench.now_s)
+    bench.meter.on_event('odd "name"\n', STEP, bench.now_s)
     bench.tick(5.0)
     sample = re.compile(r'port_agent_\w+(\{(\w+="(\\.|[^"\\\n])*",?)+\})? -?\d+(\.\d+)?(e[+-]?\d+)?$')
     kind = bench.source.info.kind.value

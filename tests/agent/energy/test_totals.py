@@ -1,6 +1,6 @@
 """Sums per job and phase."""
 
-from agent.energy.attribution import Charge, EnergyPhase
+from agent.energy.attribution.one_job import Charge, EnergyPhase
 from agent.energy.sources.base import Kind
 from agent.energy.totals import JobEnergy, Totals
 

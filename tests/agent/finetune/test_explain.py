@@ -1,5 +1,6 @@
 """What is said before a fine-tuning is what it then has: numbers trained, sequences, updates, bytes kept, where it goes on."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from agent.finetune.explain import explain
 from agent.finetune.model import load_model
 from agent.finetune.options import FinetuneError, FinetuneOptions
+from agent.finetune.task import Task, TaskKind
 from agent.finetune.training import finetune
 from agent.packing import QuantizationGrid
 from tests.agent.finetune.tiny_model import make_data, make_model
@@ -35,7 +37,7 @@ def note(text: str) -> None:
 def test_its_figures_are_those_of_the_model_as_it_is_trained(changed: dict[str, Any], asked: FinetuneOptions) -> None:
     options = replace(asked, **changed)
     found = explain(options, 2000 * MIB)
-    model = load_model(options, note)
+    model = load_model(options, Task(TaskKind.CAUSAL_LM), note)
     trained = [p for p in model.parameters() if p.requires_grad]
     assert found.trained_parameters == sum(p.numel() for p in trained)
     assert found.trained_bytes == 4 * sum(p.nbytes for p in trained)  # gradients and two moments are of 32 bits too
@@ -52,7 +54,7 @@ def test_its_figures_are_those_of_the_model_as_it_is_trained(changed: dict[str, 
 
 def test_what_is_kept_for_the_backward_pass_is_what_autograd_keeps(asked: FinetuneOptions) -> None:
     found = explain(asked, 2000 * MIB)
-    model = load_model(asked, note)
+    model = load_model(asked, Task(TaskKind.CAUSAL_LM), note)
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -84,6 +86,25 @@ def test_what_does_not_fit_is_read_again_and_written(asked: FinetuneOptions) -> 
         over = found.process_bytes + needed - room.process_bytes - found.ram_bytes
         assert found.written_bytes == over > 0
         assert found.read_bytes == over + 2 * found.frozen_bytes and found.resident_frozen_bytes == 0
+
+
+def test_of_a_model_with_an_encoder_both_sides_are_counted(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", kind="t5")
+    record = json.dumps({"prompt": "to be or not", "completion": "to be"})
+    (tmp_path / "data.jsonl").write_text(f"{record}\n" * 4)
+    asked = FinetuneOptions(
+        str(tmp_path / "model"),
+        str(tmp_path / "data.jsonl"),
+        str(tmp_path / "out"),
+        updates=2,
+        held_out=0.5,
+        sample="to be",
+    )
+    found, outcome = explain(asked, 2000 * MIB), finetune(asked, lambda update: None, note)
+    assert (
+        found.kind == "t5" and found.sequences == found.held_out == 2 and found.longest == 32 and found.saved_bytes > 0
+    )
+    assert outcome.updates == found.updates == 2 and outcome.loss_after is not None and outcome.sample_after is not None
 
 
 def test_it_refuses_what_the_training_would(asked: FinetuneOptions) -> None:

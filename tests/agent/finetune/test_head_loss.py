@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from agent.finetune import head_loss
 from agent.finetune.head_loss import LearnedLoss, _summed, chosen_log_probabilities
 from agent.finetune.options import FinetuneError
-from agent.finetune.sequences import IGNORED
+from agent.finetune.text.sequences import IGNORED
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

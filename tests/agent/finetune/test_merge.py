@@ -17,11 +17,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from agent.finetune.base_record import BaseRecord
-from agent.finetune.grid_file import put_on_grid
-from agent.finetune.grid_linear import GridLinear
+from agent.finetune.grid.file import put_on_grid
+from agent.finetune.grid.linear import GridConv1D, GridLinear
+from agent.finetune.libraries import Conv1D
 from agent.finetune.merge import MergeOutcome, merge_adapter
 from agent.finetune.model import load_model
 from agent.finetune.options import FinetuneError, FinetuneOptions
+from agent.finetune.task import Task, TaskKind
 from agent.packing import QuantizationGrid
 from tests.agent.finetune.tiny_model import make_model
 
@@ -59,7 +61,7 @@ def make_adapter(
     """Write an adapter whose matrices are all random."""
     targets = targets or tuple(CONFIGS[kind][2].split(","))
     options = FinetuneOptions(str(base), "", str(folder), targets=targets, lora_rank=4, base=grid)
-    model = load_model(options, lambda text: None)
+    model = load_model(options, Task(TaskKind.CAUSAL_LM), lambda text: None)
     for parameter in (p for p in model.parameters() if p.requires_grad):
         torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
@@ -111,22 +113,30 @@ def test_it_has_the_bytes_of_pefts_own_merge(kind: str, shard_size: str, tmp_pat
     transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
 
 
-@pytest.mark.parametrize("grid", QuantizationGrid)
-def test_over_a_grid_it_is_the_grids_weights_with_the_adapter(grid: QuantizationGrid, tmp_path: Path) -> None:
-    base = make_base(tmp_path / "base", "llama")
-    adapter = make_adapter(tmp_path / "adapter", base, "llama", grid=grid)
+@pytest.mark.parametrize(
+    ("kind", "grid", "merged", "layers"),
+    [("llama", QuantizationGrid.NF4, 7, 15), ("llama", QuantizationGrid.INT8, 7, 15), ("gpt2", QuantizationGrid.NF4, 8, 8)],
+)  # fmt: skip
+def test_over_a_grid_it_is_the_grids_weights_with_the_adapter(
+    kind: str, grid: QuantizationGrid, merged: int, layers: int, tmp_path: Path
+) -> None:
+    base = make_base(tmp_path / "base", kind)
+    adapter = make_adapter(tmp_path / "adapter", base, kind, grid=grid)
     shutil.rmtree(base / ".port-agent")  # the codes are computed again
     outcome, notes = merge(adapter, tmp_path / "out")
     loaded = transformers.AutoModelForCausalLM.from_pretrained(base, dtype="auto")
     put_on_grid(loaded, base, grid, lambda text: None)
-    for name, layer in [(n, m) for n, m in loaded.named_modules() if isinstance(m, GridLinear)]:
-        plain = torch.nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
-        plain.weight = torch.nn.Parameter(layer.decoded())
+    for name, layer in [(n, m) for n, m in loaded.named_modules() if isinstance(m, GridLinear | GridConv1D)]:
+        plain: Any = (
+            Conv1D(layer.nf, layer.nx) if isinstance(layer, GridConv1D)
+            else torch.nn.Linear(layer.in_features, layer.out_features)
+        )  # fmt: skip
+        plain.weight, plain.bias = torch.nn.Parameter(layer.decoded()), layer.bias
         loaded.set_submodule(name, plain)
     assert contents(tmp_path / "out") == by_peft(loaded, adapter, tmp_path / "peft")
-    assert outcome.grid is grid and outcome.merged == 7
+    assert outcome.grid is grid and outcome.merged == merged
     assert notes == [
-        f"the adapter was trained over weights on the {grid.value} grid: 15 layers are written as the grid has them, in the data type "
+        f"the adapter was trained over weights on the {grid.value} grid: {layers} layers are written as the grid has them, in the data type "
         "of base"
     ]
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 import transformers
 
-from agent.finetune.grid_file import put_on_grid
-from agent.finetune.grid_linear import GridLinear
+from agent.finetune.grid.file import put_on_grid
+from agent.finetune.grid.linear import GridConv1D, GridLinear
+from agent.finetune.libraries import Conv1D
 from agent.finetune.options import FinetuneError, FinetuneOptions
 from agent.finetune.training import FinetuneOutcome, Update, exit_code, finetune
 from agent.packing import QuantizationGrid
@@ -62,7 +63,7 @@ def test_it_learns_and_leaves_an_adapter_that_peft_loads(asked: FinetuneOptions,
 def test_stopped_and_gone_on_it_is_the_same_to_the_bit(
     rank: int | None, asked: FinetuneOptions, tmp_path: Path
 ) -> None:
-    options = replace(asked, out=str(tmp_path / "whole"), lora_rank=rank, learning_rate=1e-3)
+    options = replace(asked, out=str(tmp_path / "whole"), lora_rank=rank, learning_rate=1e-3, updates=8)
     losses: list[float] = []
     run(options, lambda update: losses.append(update.loss))
     parted = replace(options, out=str(tmp_path / "parted"))
@@ -85,11 +86,18 @@ def test_stopped_and_gone_on_it_is_the_same_to_the_bit(
     assert all(whole[name] == again[name] for name in whole if name.endswith(".safetensors"))
 
 
-@pytest.mark.parametrize("grid", QuantizationGrid)
+@pytest.mark.parametrize(
+    ("kind", "grid"),
+    [
+        ("llama", QuantizationGrid.NF4),
+        pytest.param("llama", QuantizationGrid.INT8, marks=pytest.mark.long),
+        ("gpt2", QuantizationGrid.NF4),
+    ],
+)
 def test_a_base_on_a_grid_trains_as_plain_layers_over_its_weights(
-    grid: QuantizationGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, grid: QuantizationGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, data = make_model(tmp_path / "model", hidden_size=128), make_data(tmp_path / "data.jsonl")
+    model, data = make_model(tmp_path / "model", 128, kind), make_data(tmp_path / "data.jsonl")
     options = FinetuneOptions(
         str(model), str(data), str(tmp_path / "grid"), base=grid, sequence_tokens=32, updates=10, held_out=0.0,
         learning_rate=0.02,
@@ -100,9 +108,13 @@ def test_a_base_on_a_grid_trains_as_plain_layers_over_its_weights(
 
     def put_plain_layers(module: Any, folder: Path, grid: QuantizationGrid, note: Callable[[str], None]) -> None:
         put_on_grid(module, folder, grid, note)
-        for name, layer in [(n, m) for n, m in module.named_modules() if isinstance(m, GridLinear)]:
-            plain = torch.nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")  # draws no number
-            plain.weight = torch.nn.Parameter(layer.decoded())
+        for name, layer in [(n, m) for n, m in module.named_modules() if isinstance(m, GridLinear | GridConv1D)]:
+            with torch.device("meta"):  # draws no number
+                plain: Any = (
+                    Conv1D(layer.nf, layer.nx) if isinstance(layer, GridConv1D)
+                    else torch.nn.Linear(layer.in_features, layer.out_features)
+                )  # fmt: skip
+            plain.weight, plain.bias = torch.nn.Parameter(layer.decoded()), layer.bias
             module.set_submodule(name, plain)
 
     monkeypatch.setattr("agent.finetune.model.put_on_grid", put_plain_layers)

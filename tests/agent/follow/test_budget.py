@@ -8,6 +8,8 @@ import torch
 
 from agent import budget
 from agent.follow import residency
+from agent.follow.budget import strict_budget
+from agent.follow.memory import BudgetTooSmallError, resident_now
 from agent.follow.patches.refusals import NotFollowedError
 from agent.follow.residency import NotRestorableError
 from planner.ir.units import SizeError
@@ -111,3 +113,19 @@ def test_at_the_end_of_a_process_everything_goes_that_nobody_else_reads(tmp_path
     followed.stop(restore=False)
     assert mine.untyped_storage().nbytes() == 0
     assert array.sum() == 200_000
+
+
+def test_a_strict_budget_refuses_what_would_exceed_it(tmp_path: Path) -> None:
+    with budget(ram=resident_now() + (400 << 20), page_dir=tmp_path) as bound:
+        small = torch.ones(1 << 20)
+        assert strict_budget() is not None
+        with pytest.raises(BudgetTooSmallError, match=r"needs 2\.0 GiB at once .* more than the budget of .*; give "):
+            torch.ones(1 << 29)
+        assert small.sum() == 1 << 20
+    assert bound.report.peak_tensor_bytes < 1 << 30
+    assert strict_budget() is None
+
+
+def test_a_budget_for_tensors_alone_is_not_made_strict(tmp_path: Path) -> None:
+    with budget(tensors="1M", page_dir=tmp_path):
+        assert strict_budget() is None

@@ -65,6 +65,9 @@ class _Blocks:
     def set_limit(self, limit_bytes: int) -> None:
         self.limits.append(limit_bytes)
 
+    def trim(self) -> None:
+        self.limits.append(self.live_bytes_now)
+
 
 def test_pages_of_files_are_tensors_and_not_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     resident_bytes, ram_bytes, mapped_bytes = 100 << 20, 1 << 30, 40 << 20
@@ -87,6 +90,16 @@ def test_pages_of_files_are_tensors_and_not_the_rest(monkeypatch: pytest.MonkeyP
     table.mapped_bytes -= 8 << 20
     process.make_way(8 << 20)
     assert blocks.limits[-1] == kept, "and comes in place of pages that went"
+
+
+def test_what_is_lacking_is_counted_without_what_is_kept_for_reuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks, mib = _Blocks(), 1 << 20
+    monkeypatch.setattr(memory, "active", lambda: blocks)
+    monkeypatch.setattr(memory, "resident_now", lambda: (100 if blocks.limits else 150) * mib)
+    process = ProcessBudget(120 * mib, StorageTable(256))
+    assert process.lacking_bytes(30 * mib) == 10 * mib and process.held_bytes() == 100 * mib
+    least = process.least_ram_for(100 * mib)
+    assert ProcessBudget(least, StorageTable(256))._usable in (100 * mib, 100 * mib + 1)
 
 
 def test_no_allocator_tells_no_workspace() -> None:

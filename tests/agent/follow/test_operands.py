@@ -135,6 +135,37 @@ def test_norms_are_foreseen_without_a_meta_kernel(dtype: torch.dtype) -> None:
         assert operands.result_bytes(func, args, {}) == made, (func, args[-1])
 
 
+def test_what_would_load_sympy_is_known_without_its_meta_kernel() -> None:
+    x, rows, mask = torch.randn(4, 3, 8), torch.randn(6, 5), torch.ones(3, 1, dtype=torch.bool)
+    labels, half = torch.tensor([0, 4, 2, 1, 3, 0]), torch.ones(3, dtype=torch.float16)
+    log = ATEN._log_softmax.default(rows, 1, False)
+    total = ATEN.nll_loss_forward.default(log, labels, None, 1, -100)[1]
+    cases: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+        (ATEN.empty_like.default, (x.transpose(0, 2),), {}),
+        (ATEN.zeros_like.default, (half,), {"dtype": torch.float64}),
+        (ATEN.tril.default, (mask,), {}),
+        (ATEN.eq.Tensor, (x, x[:1]), {}),
+        (ATEN.ne.Scalar, (labels, 0), {}),
+        (ATEN.logical_not.default, (mask,), {}),
+        (ATEN.where.self, (mask, x, torch.zeros(())), {}),
+        (ATEN._softmax.default, (x, 2, False), {}),
+        (ATEN._safe_softmax.default, (x, -1), {}),
+        (ATEN._log_softmax_backward_data.default, (rows, log, 1, torch.float32), {}),
+        (ATEN.embedding_dense_backward.default, (torch.randn(6, 5), labels, 9, -1, False), {}),
+        (ATEN.stack.default, ([x, x], 1), {}),
+        (ATEN.mean.default, (x,), {}),
+        (ATEN.mean.default, (half,), {"dtype": torch.float64}),
+        (ATEN.sum.dim_IntList, (x, [0, -1], True), {}),
+        (ATEN.sum.dim_IntList, (half, [0]), {"dtype": torch.float64}),
+        (ATEN.nll_loss_forward.default, (log, labels, None, 1, -100), {}),
+        (ATEN.nll_loss_backward.default, (torch.ones(()), log, labels, None, 1, -100, total), {}),
+    ]
+    for func, args, kwargs in cases:
+        made = func(*args, **kwargs)
+        found = sum(t.nbytes for t in (made if isinstance(made, tuple) else (made,)))
+        assert operands.known_bytes(func, args, kwargs) == found, func
+
+
 def test_wrappers_are_told_from_tensors_with_memory() -> None:
     class Around(torch.Tensor):
         @staticmethod

@@ -21,6 +21,23 @@ def test_only_whole_contiguous_elementwise_operands_are_cut() -> None:
     assert pieces_of(ATEN.mul.Tensor, (x[:100], x[:100]), {}, 16) is None
 
 
+@pytest.mark.parametrize("left_out", [0, 1, 5000, PIECE_BYTES // 4])
+def test_the_beginning_of_a_storage_is_read_and_changed_in_pieces(left_out: int, tmp_path: Path) -> None:
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        torch.manual_seed(0)
+        whole, other = torch.randn(ELEMENTS), torch.randn(ELEMENTS)
+        part = whole[: ELEMENTS - left_out]
+        doubled = part * 2.0
+        other.mul_(0.5)  # which sends the others away
+        part.add_(1.0)
+        return doubled, whole
+
+    expected = run()
+    with budget(tensors=2 * PIECE_BYTES, page_dir=tmp_path):
+        followed = run()
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(followed, expected, strict=True))
+
+
 @pytest.mark.parametrize("foreach", [True, False])
 def test_an_update_larger_than_the_budget_has_the_same_bits(foreach: bool, tmp_path: Path) -> None:
     def train() -> torch.Tensor:

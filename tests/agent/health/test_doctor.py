@@ -7,9 +7,21 @@ from pathlib import Path
 import pytest
 
 from agent.facts import Answer, IdleSignal
-from agent.health.doctor import Check, Verdict, check_idle_signals, examine
+from agent.health.doctor import (
+    Check,
+    Verdict,
+    check_cores,
+    check_device,
+    check_energy,
+    check_idle_signals,
+    check_power_mode,
+    examine,
+)
 from agent.policy.config import AgentOptions, Config
+from tests.agent.energy.device_trees import ORIN_NANO, hwmon
+from tests.agent.facts.cores import PI_5, RK3588, machine
 from tests.agent.trees import LAPTOP_BATTERY, supply_tree, write_tree
+from tests.simulated_device import installed
 
 GROUPS = {"self/cgroup": "0::/port-agent.service/supervisor\n"}
 
@@ -95,3 +107,58 @@ def test_one_voice_that_answers_is_enough() -> None:
 def test_no_control_groups_at_all(tmp_path: Path, options: AgentOptions) -> None:
     (tmp_path / "proc/self/mounts").write_text("cgroup /x cgroup rw 0 0\n")
     assert "no cgroup v2" in findings(tmp_path, options)["memory limits"].finding
+
+
+def test_a_gpu_is_told_with_its_memory_and_who_counts_it(
+    tmp_path: Path, options: AgentOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not [name for name in findings(tmp_path, options) if name.startswith("GPU")]
+    for name, value in installed(tmp_path / "site").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    write_tree(tmp_path / "dev", {"nvhost-gpu": ""})
+    found = findings(tmp_path, options)
+    sim = found["GPU: sim"]
+    assert sim.verdict is Verdict.GOOD and "sim, has memory of its own (--gpu-ram)" in sim.finding
+    assert "take 3.0 MiB" in sim.finding and "operators repeat to the bit" in sim.finding
+    if not torch_has_cuda():
+        assert found["GPU: cuda"].verdict is Verdict.BAD and "cannot use it" in found["GPU: cuda"].finding
+
+
+def torch_has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def test_memory_that_no_count_sees_is_said_to_be_bounded_by_the_plan() -> None:
+    report = {
+        "kind": "cuda", "name": "Orin", "unified": True, "outside_bytes": 667 << 20, "reordered": 33,
+        "seen_by": {"resident memory": 0, "control group": 64 << 20},
+    }  # fmt: skip
+    said = check_device(report).finding
+    assert "Orin, shares the host's memory (--ram is for both)" in said and "resident memory do not count" in said
+    assert "the plan and torch's allocator bound it" in said and "33 operators do not repeat" in said
+
+
+def test_a_jetson_says_what_its_gpu_draws_and_in_which_power_mode(tmp_path: Path) -> None:
+    assert list(check_power_mode(tmp_path)) == []
+    hwmon(tmp_path, "1-0040", ORIN_NANO)
+    write_tree(
+        tmp_path,
+        {"var/lib/nvpmodel/status": "pmode:0001\n", "etc/nvpmodel.conf": "< POWER_MODEL ID=1 NAME=7W >\n"},
+    )
+    found = {check.name: check for check in check_energy(Config(), tmp_path)}
+    rail = found["energy: ina3221"]
+    assert rail.verdict is Verdict.GOOD and "of it 0.52 W on VDD_CPU_GPU_CV, which feeds the GPU" in rail.finding
+    (mode,) = check_power_mode(tmp_path)
+    assert mode.finding.startswith("7W; ")
+
+
+def test_kinds_of_cores_are_named(tmp_path: Path) -> None:
+    assert list(check_cores(tmp_path)) == []
+    machine(tmp_path / "pi", PI_5)
+    machine(tmp_path / "rock", RK3588)
+    assert [check.finding for check in check_cores(tmp_path / "pi")] == ["4 x Cortex-A76 at 2.4 GHz"]
+    (cores,) = check_cores(tmp_path / "rock")
+    assert cores.finding.endswith("4 x Cortex-A55 at 1.8 GHz; `plan` measures the 4 fastest alone, too")

@@ -40,6 +40,7 @@ def test_state_numbers_never_change() -> None:
         "FINISHED": 6,
         "FAILED": 7,
         "CANCELLED": 8,
+        "AWAY": 9,
     }
 
 
@@ -98,6 +99,7 @@ def test_backoff_doubles_from_30_s_to_5_h() -> None:
         (JobState.FINISHED, True, True, False),
         (JobState.FAILED, True, True, False),
         (JobState.CANCELLED, True, True, False),
+        (JobState.AWAY, True, True, False),
     ],
 )
 def test_may_run(state: JobState, has_data: bool, waited: bool, expected: bool) -> None:
@@ -119,6 +121,7 @@ def test_order_is_priority_then_deadline_then_age() -> None:
     [
         (WorkerOutcome.LEFT, None, JobState.QUEUED),
         (WorkerOutcome.FINISHED, None, JobState.FINISHED),
+        (WorkerOutcome.WRITTEN, None, JobState.WAITING_DATA),
         (WorkerOutcome.CANCELLED, None, JobState.CANCELLED),
         (WorkerOutcome.IMPOSSIBLE, None, JobState.FAILED),
         (WorkerOutcome.CRASHED, None, JobState.BACKOFF),

@@ -8,6 +8,7 @@ from agent.mcu.protocol.messages import (
     Abort,
     Crc,
     DeviceInfo,
+    DevicePages,
     DeviceStatus,
     DeviceTraining,
     Echo,
@@ -19,6 +20,7 @@ from agent.mcu.protocol.messages import (
     MemoryRegion,
     MessageType,
     Options,
+    Pages,
     Push,
     Read,
     ReplyStatus,
@@ -56,9 +58,13 @@ COUNTED = DeviceStatus(
     stack_used_bytes=476, stack_bytes=None, static_ram_bytes=1424, reset_reason=ResetReason.WATCHDOG, ticks=1 << 33,
 )  # fmt: skip
 
+PAGES = struct.pack("<8sIIIQQIII", b"psram", 1 << 24, 4, 14784, 1 << 33, 1 << 32, 1, 2, 1)
+PAGED = DevicePages("psram", 1 << 24, 4, 14784, 1 << 33, 1 << 32, 1, 2, torn=True)
+
 CASES: tuple[tuple[str, Request[object], bytes, object], ...] = (
     ("hello", Hello(0xCAFEBABE), HELLO, INFO),
     ("status", Status(), STATUS, COUNTED),
+    ("pages", Pages(), PAGES, PAGED),
     ("echo", Echo(b"\0\x01\0zero\0"), b"\0\x01\0zero\0", b"\0\x01\0zero\0"),
     ("read", Read(16, 4, MemoryRegion.LOGITS), b"\0\0\x80\x3f", b"\0\0\x80\x3f"),
     ("crc", Crc(0, 112), b"\x78\x56\x34\x12", 0x12345678),

@@ -46,11 +46,11 @@ static const port_op ops[] = {{ {HANG if broken == "hang" else ""} {{
     .weight_offset = {4 * CLASSES}, .bias_offset = 0, .q88_offset = PORT_NONE, .weight_scale = {FAULT if broken == "fault" else "scale"}, .in_scale = 0.05f,
 }} }};
 static const port_step steps[] = {{
-    {"{PORT_STEP_FORWARD, 0, 0, 0, 65535, 0, PORT_NONE, 0, PORT_NONE, PORT_NONE, PORT_NONE}," if broken == "hang" else ""}
-    {{PORT_STEP_FORWARD, 0, {head}, 0, 1, 0, PORT_NONE, {at}, PORT_NONE, PORT_NONE, PORT_NONE}},
-    {{PORT_STEP_LOSS, 0, {head}, 0, 1, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, {at}, PORT_NONE}},
-    {{PORT_STEP_WEIGHT, 0, {head}, 0, 1, 0, PORT_NONE, PORT_NONE, PORT_NONE, {at}, PORT_NONE}},
-    {{PORT_STEP_BIAS, 0, {head}, 0, 1, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, {at}, PORT_NONE}},
+    {"{PORT_STEP_FORWARD, 0, 0, 0, 65535, 0, PORT_NONE, 0, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE}," if broken == "hang" else ""}
+    {{PORT_STEP_FORWARD, 0, {head}, 0, 1, 0, PORT_NONE, {at}, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE}},
+    {{PORT_STEP_LOSS, 0, {head}, 0, 1, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, {at}, PORT_NONE, PORT_NONE}},
+    {{PORT_STEP_WEIGHT, 0, {head}, 0, 1, 0, PORT_NONE, PORT_NONE, PORT_NONE, {at}, PORT_NONE, PORT_NONE}},
+    {{PORT_STEP_BIAS, 0, {head}, 0, 1, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, {at}, PORT_NONE, PORT_NONE}},
 }};
 const port_model port_generated_model = {{
     .abi = PORT_ENGINE_ABI, .hash = {{ {", ".join(map(str, digest))} }}, .name = "{name}",

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from agent.mcu.data import load_samples, split_held_out
+from agent.mcu.data import BoardSamples, keep_shard, load_samples, split_held_out, take_shard
 from agent.mcu.errors import BoardJobError
 from agent.mcu.model import InputFormat, ModelDirectory, read_model, write_manifest
+from agent.worker.shard import Shard
 from tests.agent.mcu.small_model import write_model
 
 
@@ -69,3 +70,31 @@ def test_pickled_data_is_never_loaded(floating: ModelDirectory, tmp_path: Path) 
     np.savez(tmp_path / "d.npz", x=np.array([{"a": 1}], dtype=object), y=np.array([0]))
     with pytest.raises(BoardJobError, match="cannot read"):
         load_samples(tmp_path / "d.npz", floating)
+
+
+@pytest.mark.parametrize(("samples", "boards"), [(3, 3), (10, 3), (480, 7), (5, 1)])
+def test_shards_hold_each_sample_exactly_once(samples: int, boards: int) -> None:
+    whole = BoardSamples(np.zeros((samples, 1), np.int8), np.arange(samples))
+    parts = [take_shard(whole, Shard(number, boards)).labels.tolist() for number in range(1, boards + 1)]
+    assert sorted(label for part in parts for label in part) == list(range(samples))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_fewer_samples_than_boards_are_refused() -> None:
+    with pytest.raises(BoardJobError, match="2 samples to train on for 3 boards"):
+        take_shard(BoardSamples(np.zeros((2, 1), np.int8), np.arange(2)), Shard(1, 3))
+
+
+def test_a_part_that_changed_since_its_board_began_is_refused(tmp_path: Path) -> None:
+    whole = BoardSamples(np.zeros((9, 1), np.int8), np.arange(9))
+    part = take_shard(whole, Shard(2, 3))
+    keep_shard(tmp_path, Shard(2, 3), part)
+    keep_shard(tmp_path, Shard(2, 3), part)
+    more = BoardSamples(np.zeros((11, 1), np.int8), np.arange(11))
+    with pytest.raises(BoardJobError, match=r"began with part 2/3 .* 3 in all.* now it is part 2/3 .* 4 in all"):
+        keep_shard(tmp_path, Shard(2, 3), take_shard(more, Shard(2, 3)))
+    with pytest.raises(BoardJobError, match="now it is part 3/3"):
+        keep_shard(tmp_path, Shard(3, 3), take_shard(whole, Shard(3, 3)))
+    other = BoardSamples(whole.rows, whole.labels[::-1])
+    with pytest.raises(BoardJobError, match="Put the data back as they were"):
+        keep_shard(tmp_path, Shard(2, 3), take_shard(other, Shard(2, 3)))

@@ -8,9 +8,17 @@ import numpy as np
 import pytest
 
 from agent.mcu.errors import BoardJobError
-from agent.mcu.project import JOB, load_project, write_project
+from agent.mcu.project import JOB, Project, hold_project, load_project, refuse_wear, write_project
+from planner.mcu.fates.core_costs import core_costs
+from planner.mcu.fates.page_costs import PageMedium, page_costs
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "imu_gestures"
+
+
+@pytest.fixture(scope="module")
+def example() -> Project:
+    """The example's project, whose net is trained when it is loaded."""
+    return load_project(EXAMPLE)
 
 
 def test_a_folder_without_a_script_is_refused(tmp_path: Path) -> None:
@@ -24,8 +32,8 @@ def test_a_script_that_gives_something_else_is_refused(tmp_path: Path) -> None:
         load_project(tmp_path)
 
 
-def test_a_project_becomes_a_job_that_names_its_files(tmp_path: Path) -> None:
-    project = replace(load_project(EXAMPLE), settings={"epochs": 3})
+def test_a_project_becomes_a_job_that_names_its_files(example: Project, tmp_path: Path) -> None:
+    project = replace(example, settings={"epochs": 3})
     out = tmp_path / "out"
     out.mkdir()
     job = json.loads(write_project(project, out).read_text())
@@ -34,3 +42,16 @@ def test_a_project_becomes_a_job_that_names_its_files(tmp_path: Path) -> None:
     trained = np.load(out / job["data"])
     assert trained["x"].dtype == np.int8 and len(trained["x"]) == len(project.train_x)
     assert trained["y"].tolist() == project.train_y.tolist()
+
+
+def test_a_job_that_would_wear_the_medium_out_is_refused(example: Project) -> None:
+    project = replace(example, settings={"epochs": 1_000})
+    _, kept = hold_project(project, 1_000_000, None, "nor")
+    paged = replace(kept, page_costs=page_costs("nrf52840", PageMedium.NOR, core_costs("nrf52840")))
+    refuse_wear(project, kept)
+    refuse_wear(project, paged)
+    longer = replace(project, settings={"epochs": 3_000})
+    samples = 3_000 * len(project.train_x)
+    with pytest.raises(BoardJobError, match=rf"trains {samples:,} samples.*blocks of nor, which last 100,000 times"):
+        refuse_wear(longer, paged)
+    refuse_wear(longer, replace(kept, page_costs=page_costs("nrf52840", PageMedium.SD, core_costs("nrf52840"))))

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,10 @@ from agent.packing import (
     UnsuitableDataError,
     codec,
     largest_bytes,
+    multiply,
     pack,
     packed_bytes,
+    scatter,
     select,
     unpack,
 )
@@ -37,6 +40,8 @@ Array = NDArray[np.generic]
 GUARD = 0xA5
 
 SIZES = [0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 1000, 4097]
+QEMU = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+LENGTHS = sorted({*range(0, 1026, 41), *SIZES})
 
 # Bit patterns that arithmetic would not give back: NaNs with payload, quiet and signalling, both signs, -0.0, infinities,
 # denormals, and items of which a single byte or bit is set.
@@ -200,16 +205,55 @@ def gradients_by_sign(array: Array, gradients: Array, level: int, *, offset: int
 def test_signs_give_what_relus_backward_pass_gives_of_the_items(size: int, level: int) -> None:
     torch = pytest.importorskip("torch")
     draw = np.random.default_rng(size)
-    hostile = np.array(HOSTILE[4], np.uint32)
-    array, gradients = (
-        np.where(draw.random(size) < 0.5, hostile[draw.integers(0, len(hostile), size)], draw.integers(0, 2**32, size))
-        .astype(np.uint32)
-        .view(np.float32)
-        for _ in range(2)
-    )
+    array, gradients = hostile_floats(size, draw), hostile_floats(size, draw)
     expected = torch.ops.aten.threshold_backward(torch.from_numpy(gradients), torch.from_numpy(array), 0)
     found = gradients_by_sign(array, gradients, level, offset=size % 5)
     assert found.tobytes() == expected.numpy().tobytes()
+
+
+def hostile_floats(size: int, draw: np.random.Generator) -> NDArray[np.float32]:
+    """Return random bits, every second of them hostile."""
+    hostile = np.array(HOSTILE[4], np.uint32)
+    chosen = hostile[draw.integers(0, len(hostile), size)]
+    return np.where(draw.random(size) < 0.5, chosen, draw.integers(0, 2**32, size)).astype(np.uint32).view(np.float32)
+
+
+INTERVALS = [(0.0, 6.0), (-1.0, 1.0), (-0.0, np.inf), (1e-45, 3e38), (2.0, 2.0), (0.1, 0.7)]
+
+
+@built
+@each_level
+@pytest.mark.parametrize("size", [s for s in SIZES if s])
+def test_insides_give_what_hardtanhs_backward_pass_gives_of_the_items(size: int, level: int) -> None:
+    torch = pytest.importorskip("torch")
+    draw = np.random.default_rng(size)
+    for interval in INTERVALS:
+        array, gradients = hostile_floats(size, draw), hostile_floats(size, draw)
+        ends = np.array([*interval, *np.nextafter(np.array(interval, np.float32), np.float32(0.5))], np.float32)
+        array = np.where(draw.random(size) < 0.3, ends[draw.integers(0, 4, size)], array)
+        layout = replace(layout_of(Codec.INSIDE, array), interval=interval)
+        packed, target = np.full(largest_bytes(layout) + 64, GUARD, np.uint8), np.full(4 * size + 64, GUARD, np.uint8)
+        if np.isnan(array).any():
+            with pytest.raises(UnsuitableDataError, match="one is NaN"):
+                pack(layout, array.ctypes.data, packed.ctypes.data, largest_bytes(layout), level=level)
+            array = np.where(np.isnan(array), np.float32(0.5), array)
+        length = pack(layout, array.ctypes.data, packed.ctypes.data, largest_bytes(layout), level=level)
+        select(layout, packed.ctypes.data, length, gradients.ctypes.data, target.ctypes.data, level=level)
+        expected = torch.ops.aten.hardtanh_backward(torch.from_numpy(gradients), torch.from_numpy(array), *interval)
+        assert target[: 4 * size].tobytes() == expected.numpy().tobytes()
+        assert (packed[length:] == GUARD).all() and (target[4 * size :] == GUARD).all()
+        with pytest.raises(PackingOverflowError):
+            pack(layout, array.ctypes.data, packed.ctypes.data, length - 1, level=level)
+
+
+@built
+@each_level
+@pytest.mark.parametrize("place", [0, 7, 15, 30, 36])
+def test_a_nan_anywhere_is_noticed(place: int, level: int) -> None:
+    array, packed = np.ones(37, np.float32), np.zeros(5, np.uint8)
+    array[place] = np.nan
+    with pytest.raises(UnsuitableDataError):
+        pack(Layout(Codec.INSIDE, 37, interval=(0, 6)), array.ctypes.data, packed.ctypes.data, 5, level=level)
 
 
 @built
@@ -227,6 +271,79 @@ def test_signs_do_not_come_back_and_damaged_ones_are_refused(level: int) -> None
         with pytest.raises(CorruptPackingError):
             select(layout, packed.ctypes.data, length, array.ctypes.data, target.ctypes.data, level=level)
     assert (target == GUARD).all()
+
+
+@built
+@each_level
+@pytest.mark.parametrize("size", LENGTHS)
+def test_pairs_come_back_and_multiply_as_torch_does(size: int, level: int) -> None:
+    torch = pytest.importorskip("torch")
+    draw = np.random.default_rng(size)
+    hostile = np.array(HOSTILE[4], np.uint32)
+    numbers = np.array([1 / 0.9, -2.0, 1e-45, 3e38, np.inf, -0.0], np.float32).view(np.uint32)
+    other = numbers[size % len(numbers)]
+    array = np.where(draw.random(size) < 0.7, other, np.uint32(0)).astype(np.uint32).view(np.float32)
+    factors = np.where(
+        draw.random(size) < 0.3, hostile[draw.integers(0, len(hostile), size)], draw.integers(0, 2**32, size)
+    )
+    factors = factors.astype(np.uint32).view(np.float32)
+    round_trip(Codec.PAIR, array, level)
+    layout = Layout(Codec.PAIR, size)
+    packed, target = np.zeros(largest_bytes(layout), np.uint8), np.full(4 * size + 64, GUARD, np.uint8)
+    length = pack(layout, array.ctypes.data, packed.ctypes.data, packed.size, level=level)
+    multiply(layout, packed.ctypes.data, length, factors.ctypes.data, target.ctypes.data, level=level)
+    expected = (torch.from_numpy(factors) * torch.from_numpy(array)).numpy()
+    assert target[: 4 * size].tobytes() == expected.tobytes() and (target[4 * size :] == GUARD).all()
+    with pytest.raises(CorruptPackingError):
+        multiply(layout, packed.ctypes.data, length - 1, factors.ctypes.data, target.ctypes.data, level=level)
+    if size > 2:
+        array[:3] = 1.0, 2.0, 3.0
+        with pytest.raises(UnsuitableDataError, match="a third value is among them"):
+            pack(layout, array.ctypes.data, packed.ctypes.data, packed.size, level=level)
+
+
+@built
+@pytest.mark.parametrize(("kernel", "stride", "side"), [(2, 2, 16), (3, 2, 17), (3, 1, 9), (5, 5, 40)])
+def test_pools_go_backward_from_packed_indices_as_torch_does(kernel: int, stride: int, side: int) -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(kernel)
+    x = torch.randn(2, 3, side, side).relu()
+    made, indices = torch.nn.functional.max_pool2d(x, kernel, stride, return_indices=True)
+    gradient = torch.randn_like(made)
+    gradient.view(-1)[:3] = torch.tensor([-0.0, float("nan"), float("inf")])
+    pool = torch.ops.aten.max_pool2d_with_indices_backward
+    expected = pool(gradient, x, [kernel] * 2, [stride] * 2, [0, 0], [1, 1], False, indices)
+    layout = Layout(Codec.NARROW, indices.numel())
+    packed, found = np.zeros(largest_bytes(layout), np.uint8), torch.full_like(x, 7.0)
+    size = pack(layout, indices.data_ptr(), packed.ctypes.data, packed.size)
+    given = layout, packed.ctypes.data, size, gradient.data_ptr(), found.data_ptr()
+    scatter(*given, planes=6, places=side * side)
+    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+    for planes, places, length in ((6, int(indices.max()), size), (6, side * side, size - 1)):
+        with pytest.raises(CorruptPackingError):
+            scatter(
+                layout, packed.ctypes.data, length, gradient.data_ptr(), found.data_ptr(), planes=planes, places=places
+            )
+    with pytest.raises(PackingError, match="planes"):
+        scatter(*given, planes=indices.numel() + 1, places=side * side)
+
+
+@built
+@each_level
+def test_conditions_select_from_bits_as_torch_does(level: int) -> None:
+    torch = pytest.importorskip("torch")
+    draw = np.random.default_rng(level)
+    for size in LENGTHS:
+        mask, gradient = draw.random(size) < 0.5, draw.integers(0, 2**32, size).astype(np.uint32).view(np.float32)
+        layout = Layout(Codec.BITS, size)
+        packed, target = np.zeros(largest_bytes(layout), np.uint8), np.full(4 * size, GUARD, np.uint8)
+        length = pack(layout, mask.ctypes.data, packed.ctypes.data, packed.size, level=level)
+        for inverted in (False, True):
+            select(
+                layout, packed.ctypes.data, length, gradient.ctypes.data, target.ctypes.data, inverted=inverted, level=level
+            )  # fmt: skip
+            expected = torch.where(torch.from_numpy(mask) ^ inverted, torch.from_numpy(gradient), torch.tensor(0.0))
+            assert target.tobytes() == expected.numpy().tobytes()
 
 
 def samples() -> Iterator[tuple[Codec, Array]]:
@@ -351,11 +468,11 @@ def test_all_levels_stay_inside_their_memory(tmp_path: Path, survived: Survived)
 
 @pytest.mark.long
 @pytest.mark.skipif(
-    not (shutil.which("aarch64-linux-gnu-gcc") and shutil.which("qemu-aarch64-static")),
-    reason="needs gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user-static",
+    not (shutil.which("aarch64-linux-gnu-gcc") and QEMU),
+    reason="needs gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user or qemu-user-static",
 )
 def test_all_levels_on_emulated_arm(tmp_path: Path) -> None:
     program = build_levels("aarch64-linux-gnu-gcc", tmp_path / "levels", "-static")
-    result = subprocess.run(["qemu-aarch64-static", program], capture_output=True, text=True)
+    result = subprocess.run([str(QEMU), program], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "level 1" in result.stdout

@@ -81,6 +81,11 @@ class Network:
         number = self._hosts.index(host.namespace)
         ip("-n", self._switch, "link", "set", f"p{number}", "down")
 
+    def plug_in(self, host: Host) -> None:
+        """Put the cable of a host back."""
+        number = self._hosts.index(host.namespace)
+        ip("-n", self._switch, "link", "set", f"p{number}", "up")
+
     def close(self) -> None:
         """Remove everything."""
         for name in self._hosts:

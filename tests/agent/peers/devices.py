@@ -9,7 +9,7 @@ from pathlib import Path
 from agent.peers.connection.link import PeerLink
 from agent.peers.connection.messages import Heartbeat
 from agent.peers.connection.tls import TlsEngine, dialing_context, listening_context
-from agent.peers.exchange.answers import NotAnsweredError, Subject
+from agent.peers.exchange.answers import Asker, NotAnsweredError, Subject
 from agent.peers.fleet.paired import PairedDevice, device_of
 from agent.peers.identity.keys import Identity, key_file, read_identity
 from agent.peers.identity.make import new_key_and_certificate
@@ -39,6 +39,12 @@ class Contents(dict[str, bytes]):
     def check_solving(self) -> None:
         if self.refusal:
             raise NotAnsweredError(self.refusal)
+
+    async def federate(self, asker: str, request: bytes) -> bytes:
+        return asker.encode() + request
+
+    async def move(self, asker: Asker, request: bytes) -> bytes:
+        return asker.id.encode() + request
 
     async def solve(self, asker: str, problem: bytes, seconds: float) -> bytes:
         try:

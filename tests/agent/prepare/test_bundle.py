@@ -4,6 +4,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional
 
 from agent.energy.sources.estimated import PowerModel
 from agent.prepare import bundle
+from agent.prepare.pools import with_host_room
 from agent.worker.protocol import StepDone
 from planner import make_bundle
 from planner.ir.bundle import writer
@@ -100,8 +102,8 @@ def test_what_the_first_trial_sees_of_packing_is_priced_for_the_plans_that_follo
     costs, probed = costs_of(prepared.graphs["step"]), list[bool]()
 
     def trial(*arguments: object) -> bundle._Trial:
-        probed.append(bool(arguments[-1]))
-        return bundle._Trial(1 << 20, pace=1 / slower, packings={"step": (SEEN,)} if arguments[-1] else {})
+        probed.append(bool(arguments[5]))
+        return bundle._Trial(1 << 20, pace=1 / slower, packings={"step": (SEEN,)} if arguments[5] else {})
 
     monkeypatch.setattr(bundle, "trial", trial)
     path = tmp_path / "job.port"
@@ -207,6 +209,81 @@ def test_weights_and_data_are_written_once_whatever_the_trials_find(
     assert sorted(written) == sorted(TENSOR_MEMBERS), "each member once"
     read_everything(Bundle(path))
     assert [p.name for p in tmp_path.iterdir()] == ["job.port"]
+
+
+@pytest.mark.parametrize(("slower", "steps"), [(1.0, [2]), (1e6, [1, 2])])
+def test_what_ran_as_planned_runs_no_more_and_where_steps_are_slow_the_first_trial_runs_one(
+    prepared: make_bundle.Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slower: float, steps: list[int]
+) -> None:
+    costs = costs_of(prepared.graphs["step"])
+    ops = tuple(replace(cost, seconds=slower * max(cost.seconds, 1e-6)) for cost in costs.ops)
+    run: list[int] = []
+
+    def trial(draft: Path, *arguments: Any) -> bundle._Trial:
+        run.append(arguments[-1])
+        return bundle._Trial(Bundle(draft).manifest.plans[0].peak_bytes)
+
+    monkeypatch.setattr(bundle, "trial", trial)
+    bundle.make(
+        tmp_path / "job.port", prepared, Measured((ops,), 0, 0), costs.device, 64 << 20, page_dir=tmp_path, threads=1,
+        progress=lambda *_: None, planner=make_bundle.default_planner(strategy="greedy", time_limit_s=1.0),
+    )  # fmt: skip
+    assert run == steps
+
+
+HOST = Flash("host memory", 1e10, 1e10, 1e-6, 1e-11, 1e-11, capacity_bytes=0)
+MIB = 1 << 20
+
+
+def test_two_pools_are_each_corrected_by_their_own_trial(
+    prepared: make_bundle.Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full device is reserved more of for gaps; the host's unplanned bytes are taken off the room for pages."""
+    costs = costs_of(prepared.graphs["step"])
+    device = with_host_room(
+        replace(costs.device, base_bytes=MIB, scratch_targets=(HOST,), host_base_bytes=20 * MIB), 64 * MIB
+    )
+    seen: list[tuple[int, int]] = []
+
+    def trial(draft: Path, *_: object) -> bundle._Trial:
+        found = Bundle(draft)
+        planned, here = found.manifest.plans[0], found.costs["step"].device
+        seen.append((here.base_bytes, here.host_base_bytes))
+        assert here.host is not None and here.host.capacity_bytes == 64 * MIB - here.host_base_bytes
+        assert (planned.ram_bytes, planned.device_ram_bytes) == (64 * MIB, 4 * MIB)
+        tries = len(seen)
+        if tries == 1:
+            return bundle._Trial(30 * MIB, device_full=True)
+        host = planned.peak_bytes + (10 * MIB if tries == 2 else 0)
+        return bundle._Trial(host, device_peak_bytes=planned.device_peak_bytes + (MIB // 2 if tries == 3 else 0))
+
+    monkeypatch.setattr(bundle, "trial", trial)
+    path = tmp_path / "job.port"
+    found = bundle.make(
+        path, prepared, Measured((costs.ops,), 0, 0), device, 64 * MIB, device_bytes=4 * MIB, page_dir=tmp_path, threads=1,
+        progress=lambda *_: None, planner=make_bundle.default_planner(strategy="greedy", time_limit_s=1.0),
+    )  # fmt: skip
+    quarter = 4 * MIB // 16
+    assert seen == [
+        (MIB, 20 * MIB), (MIB + quarter, 20 * MIB), (MIB + quarter, 30 * MIB), (MIB + quarter + MIB // 2, 30 * MIB),
+    ]  # fmt: skip
+    first = found.manifest.plans[0]
+    assert (found.measured_peak_bytes, found.measured_device_bytes) == (first.peak_bytes, first.device_peak_bytes)
+    assert {plan.ram_bytes for plan in found.manifest.plans} == {64 * MIB}
+
+
+def test_a_device_that_stays_full_is_said_with_its_own_option(
+    prepared: make_bundle.Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = costs_of(prepared.graphs["step"])
+    device = with_host_room(replace(costs.device, scratch_targets=(HOST,)), 64 * MIB)
+    monkeypatch.setattr(bundle, "trial", lambda *_: bundle._Trial(MIB, device_full=True))
+    with pytest.raises(make_bundle.InfeasibleError, match=r"within 4\.0 MiB.*raise --gpu-ram to 4\.2 MiB"):
+        bundle.make(
+            tmp_path / "job.port", prepared, Measured((costs.ops,), 0, 0), device, 64 * MIB, device_bytes=4 * MIB,
+            page_dir=tmp_path, threads=1, progress=lambda *_: None,
+            planner=make_bundle.default_planner(strategy="greedy", time_limit_s=1.0),
+        )  # fmt: skip
 
 
 def test_a_bundle_that_was_there_stays_where_no_plan_fits(

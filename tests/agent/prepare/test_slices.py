@@ -1,29 +1,49 @@
 """A job's graphs in pieces: compared in a process of its own, what differs left whole and named, costs measured anew."""
 
+import itertools
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from agent.federate.tensors import federated_tensors
 from agent.prepare import slices
-from agent.prepare.bundle import TrialError
-from agent.prepare.slices import compared, in_halves, in_pieces
+from agent.prepare.bundle import TrialError, trial
+from agent.prepare.frozen_weights import files as weight_files
+from agent.prepare.frozen_weights.files import with_weight_files
+from agent.prepare.reference import with_reference
+from agent.prepare.slices import ComparingRoom, Sliced, compared, in_blocks, in_halves, in_pieces
+from agent.train.result import trained_bytes
+from agent.train.trainer import Trainer, TrainOptions
 from planner import make_bundle
-from planner.ir.bundle.bundle import NO_LIMITS
-from planner.ir.costs import CostTable, OpCost
+from planner.ir.bundle.bundle import BLOCKS_FORMAT, NO_LIMITS, Bundle, BundleError
+from planner.ir.costs import CostTable, DeviceCosts, OpCost
 from planner.ir.graph import StepGraph
+from planner.ir.lowering.lower import lower
 from planner.job import TrainingJob
 from planner.profiling.operators import Measured
 from planner.search.floor import floor_of
+from planner.search.plan_step import PlanResult
 from planner.slices import pieces
+from planner.slices.chains import touched_bytes
+from planner.slices.choices import Cut, cut_fat, kinds
 from planner.slices.comparison import Differing
 from planner.slices.gradients import CONVOLUTION_BACKWARD, WHAT, split_gradients
 from planner.slices.rewriting import Replacement, Rewritten
 from tests.agent.exactness import OPTIMIZERS
 from tests.agent.jobs_small import make_job
-from tests.planner.slices.language_step import language_batch, language_loss, language_model
+from tests.planner.bundles import rewrite
+from tests.planner.slices.adapted_step import ROWS, adapted_batch, adapted_loss, adapted_model, trained
+from tests.planner.slices.language_step import language_batch, language_loss, language_model, language_step
+from tests.planner.slices.table_step import reader, reader_batch, reader_loss
 from tests.planner.steps import costs_of
+
+ROOM = ComparingRoom(1 << 30, Path("/var/tmp"), 1)
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +59,7 @@ def whole() -> tuple[make_bundle.Prepared, Measured]:
 
 def test_a_job_with_a_convolution_is_halved_and_measured_again() -> None:
     prepared, measured = whole()
-    sliced = in_halves(prepared, measured, 1, 2.0, lambda *_: None)
+    sliced = in_halves(prepared, measured, ROOM, 2.0, lambda *_: None)
     assert sliced.left_whole == ()
     assert sliced.measured.base_bytes == 100
     for (name, graph), ops in zip(sliced.prepared.graphs.items(), sliced.measured.ops, strict=True):
@@ -53,14 +73,14 @@ def test_a_job_with_a_convolution_is_halved_and_measured_again() -> None:
 def test_what_differs_here_is_left_whole_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared, measured = whole()
 
-    def odd(_: StepGraph, rewritten: Rewritten, __: int) -> tuple[Differing, ...]:
-        return tuple(Differing(replacement, "the third byte differs") for replacement in rewritten.replacements)
+    def odd(pairs: list[tuple[StepGraph, Rewritten]], _: ComparingRoom) -> tuple[tuple[Differing, ...], ...]:
+        return tuple(tuple(Differing(r, "the third byte differs") for r in new.replacements) for _, new in pairs)
 
     monkeypatch.setattr(slices, "compared", odd)
-    sliced = in_halves(prepared, measured, 1, 2.0, lambda *_: None)
+    sliced = in_halves(prepared, measured, ROOM, 2.0, lambda *_: None)
     assert sliced.prepared.graphs == prepared.graphs
     assert sliced.measured == measured
-    assert set(sliced.left_whole) == {f"{WHAT}: the third byte differs"}
+    assert {f"{WHAT}: the third byte differs", "relu in place: the third byte differs"} <= set(sliced.left_whole)
 
 
 def test_a_comparison_that_ends_otherwise_is_an_error() -> None:
@@ -68,7 +88,40 @@ def test_a_comparison_that_ends_otherwise_is_an_error() -> None:
     rewritten = split_gradients(graph)
     damaged = replace(rewritten.graph, storages=rewritten.graph.storages[:-1])
     with pytest.raises(TrialError, match="comparing operators in pieces ended"):
-        compared(graph, replace(rewritten, graph=damaged), 1)
+        compared([(graph, replace(rewritten, graph=damaged))], ROOM)
+
+
+GREEDY = make_bundle.default_planner(strategy="greedy", time_limit_s=5.0)
+
+
+def chosen(
+    recorded: Sliced, halved: Sliced, device: DeviceCosts, ram_bytes: int, planner: make_bundle.Planner = GREEDY
+) -> Sliced:
+    return in_pieces(recorded, halved, device, ram_bytes, ROOM, planner, lambda *_: None, NO_LIMITS)
+
+
+def test_the_recorded_step_stays_a_rival_of_its_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "first_cuts", lambda *_: [])
+    prepared, measured = whole()
+    recorded, halved = Sliced(prepared, measured, ()), in_halves(prepared, measured, ROOM, 2.0, lambda *_: None)
+
+    def costing(seconds: float) -> Sliced:
+        tables = tuple(tuple(OpCost(seconds, 0, seconds) for _ in ops) for ops in halved.measured.ops)
+        return replace(halved, measured=replace(halved.measured, ops=tables))
+
+    cheap, dear = costing(1e-6), costing(1e-2)
+    graph = prepared.graphs["step"]
+    device = costs_of(graph, base=1 << 20).device
+    tight = floor_of(graph, CostTable(device, measured.ops[0])).nbytes + 1000
+    assert chosen(recorded, dear, device, tight) is recorded
+    assert chosen(recorded, cheap, device, tight) is cheap
+
+    def overruling(graph: StepGraph, costs: CostTable, ram_bytes: int) -> PlanResult:
+        found = GREEDY(graph, costs, ram_bytes)
+        return found if graph == prepared.graphs["step"] else replace(found, plan=None)
+
+    assert chosen(recorded, cheap, device, tight, overruling) is recorded
+    assert chosen(recorded, cheap, device, 1) is cheap, "where nothing fits, what needs less says how much"
 
 
 def test_chains_run_in_pieces_where_that_is_cheaper_and_only_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,13 +134,235 @@ def test_chains_run_in_pieces_where_that_is_cheaper_and_only_there(monkeypatch: 
     )  # fmt: skip
     graph = made.graphs["step"]
     device = costs_of(graph, base=1 << 20).device
-    halved = in_halves(made, Measured((costs_of(graph).ops,), 0, 0), 1, 2.0, lambda *_: None)
-    roomy = in_pieces(halved, device, 1 << 40, 1, lambda *_: None, NO_LIMITS)
-    assert roomy is halved
+    measured = Measured((costs_of(graph).ops,), 0, 0)
+    recorded, halved = Sliced(made, measured, ()), in_halves(made, measured, ROOM, 2.0, lambda *_: None)
+    assert chosen(recorded, halved, device, 1 << 40) is recorded
     least = floor_of(graph, CostTable(device, halved.measured.ops[0])).nbytes
-    tight = in_pieces(halved, device, least - (1 << 17), 1, lambda *_: None, NO_LIMITS)
+    tight = chosen(recorded, halved, device, least - (1 << 17))
     assert tight.in_pieces and tight.left_whole == ()
     assert floor_of(tight.prepared.graphs["step"], CostTable(device, tight.measured.ops[0])).nbytes < least
-    odd = [Differing(Replacement((i,), (), "all"), "differs") for i in range(len(graph.ops))]
-    monkeypatch.setattr(slices, "compared", lambda *_: tuple(odd))
-    assert in_pieces(halved, device, least, 1, lambda *_: None, NO_LIMITS).in_pieces == ()
+    odd = tuple(Differing(Replacement((i,), (), "all"), "differs") for i in range(len(graph.ops)))
+    monkeypatch.setattr(slices, "compared", lambda pairs, _: (odd,) * len(pairs))
+    assert chosen(recorded, halved, device, least).in_pieces == ()
+
+
+def adapted_job(model: torch.nn.Module, rows: int = ROWS) -> TrainingJob:
+    columns = [torch.cat(c) for c in zip(adapted_batch(0), adapted_batch(1), strict=True)]
+    return TrainingJob(model, adapted_loss, OPTIMIZERS["adamw"](trained(model)), columns, rows, eval_data=columns)
+
+
+def in_tight_room(prepared: make_bundle.Prepared) -> tuple[Sliced, DeviceCosts, int]:
+    """Return an adapted job for a budget of which its frozen embedding takes more than half."""
+    device = costs_of(prepared.graphs["step"], base=1 << 20).device
+    budget = (1 << 20) + 600_000
+    (sliced,) = in_blocks(
+        Sliced(prepared, Measured(tuple(costs_of(g).ops for g in prepared.graphs.values()), 0, 0), ()),
+        device, budget, ROOM, lambda *_: None,
+    )  # fmt: skip
+    return sliced, device, budget
+
+
+def written(prepared: make_bundle.Prepared, measured: Measured, device: DeviceCosts, out: Path) -> Bundle:
+    plans, costs = make_bundle.plan_all(prepared, measured, device, 1 << 30, GREEDY)
+    make_bundle.write(out, prepared, [plans], costs, [1 << 30], threads=1)
+    return Bundle(out)
+
+
+def test_a_frozen_weight_larger_than_half_the_room_is_read_in_blocks_by_all_graphs(tmp_path: Path) -> None:
+    prepared = with_reference(make_bundle.prepare(adapted_job(adapted_model())), 2)
+    sliced, device, _ = in_tight_room(prepared)
+    assert sliced.left_whole == ()
+    blocks = sliced.prepared.blocks["parameter/embed.weight"]
+    assert len(blocks.rows) == len(blocks.columns) == 6
+    for graph in sliced.prepared.graphs.values():
+        names = {storage.name for storage in graph.storages}
+        assert "embed.weight" not in names and "embed.weight#rows/5" in names
+    bundle = written(sliced.prepared, sliced.measured, device, tmp_path / "job.port")
+    assert bundle.manifest.format == BLOCKS_FORMAT
+    assert "parameter/embed.weight" in bundle.manifest.reference.checksums, "compared as the whole"
+    trial(bundle.path, (tmp_path,), 1, compared=2)
+
+
+def test_the_result_has_the_weight_whole_and_a_run_begins_with_it(tmp_path: Path) -> None:
+    prepared = make_bundle.prepare(adapted_job(adapted_model()))
+    sliced, device, _ = in_tight_room(prepared)
+    bundle = written(sliced.prepared, sliced.measured, device, tmp_path / "job.port")
+    started = Trainer(bundle, TrainOptions(tmp_path / "state", tmp_path))
+    started.start()
+    started.save_weights(tmp_path / "result.safetensors")
+    started.close()
+    found = load_file(tmp_path / "result.safetensors")
+    model = adapted_model()
+    assert found.keys() == {"embed.weight", *(n for n, _ in model.named_parameters())} - {"head.weight"}
+    assert torch.equal(found["embed.weight"], model.embed.weight)
+    found["embed.weight"] = torch.arange(float(found["embed.weight"].numel())).view_as(found["embed.weight"])
+    save_file(found, tmp_path / "other.safetensors")
+    given = Trainer(bundle, TrainOptions(tmp_path / "other", tmp_path, weights=tmp_path / "other.safetensors"))
+    given.start()
+    blocks = bundle.manifest.blocks["parameter/embed.weight"]
+    rows, columns = ([given.persistents.tensor(key).clone() for key in keys] for keys in (blocks.rows, blocks.columns))
+    given.close()
+    assert torch.equal(torch.cat(rows), found["embed.weight"])
+    assert torch.equal(torch.cat(columns, 1), found["embed.weight"])
+
+
+def test_rows_stay_in_the_file_of_the_user_and_columns_go_into_the_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_files, "LEAST_BYTES", 1 << 14)
+    save_file(adapted_model().embed.state_dict(), tmp_path / "base.safetensors")
+    model = adapted_model()
+    model.embed.load_state_dict(load_file(tmp_path / "base.safetensors"), assign=True)
+    model.embed.weight.requires_grad_(False)
+    model.head.weight = model.embed.weight
+    sliced, device, _ = in_tight_room(make_bundle.prepare(adapted_job(model)))
+    prepared = with_weight_files(sliced.prepared)
+    blocks = prepared.blocks["parameter/embed.weight"]
+    assert set(prepared.files) == set(blocks.rows)
+    bundle = written(prepared, sliced.measured, device, tmp_path / "job.port")
+    for k, keys in enumerate((blocks.rows, blocks.columns)):
+        parts = [b"".join(bundle.contents(key, 1 << 16)) for key in keys]
+        layouts = [bundle.manifest.layouts[key].shape for key in keys]
+        tensors = [
+            torch.frombuffer(bytearray(p), dtype=torch.float32).view(s) for p, s in zip(parts, layouts, strict=True)
+        ]
+        assert torch.equal(torch.cat(tensors, k), model.embed.weight)
+    assert "unused/embed.weight" not in bundle.tensors
+
+
+def test_a_trained_table_in_rows_trains_checks_and_is_averaged_as_the_whole(tmp_path: Path) -> None:
+    model = reader()
+    columns = [torch.cat(c) for c in zip(*(reader_batch(i) for i in range(3)), strict=True)]
+    job = TrainingJob(
+        model, reader_loss, OPTIMIZERS["adamw"](model.parameters()), columns, ROWS, eval_data=[c[:6] for c in columns]
+    )
+    sliced, device, _ = in_tight_room(with_reference(make_bundle.prepare(job), 2))
+    keys = {"parameter/table.weight", "state/table.weight/exp_avg", "state/table.weight/exp_avg_sq"}
+    assert set(sliced.prepared.blocks) == keys
+    bundle = written(sliced.prepared, sliced.measured, device, tmp_path / "job.port")
+    assert keys <= bundle.manifest.reference.checksums.keys()
+    trial(bundle.path, (tmp_path,), 1, compared=2)
+    tensors = federated_tensors(bundle.path)
+    assert set(tensors.layouts) == {"table.weight", "out.weight", "out.bias"}
+    assert np.array_equal(tensors.initial()["table.weight"], reader().table.weight.detach().numpy())
+    assert trained_bytes(bundle) == sum(p.numel() * 4 for p in model.parameters())
+
+
+def test_a_bundle_whose_blocks_do_not_make_up_the_weight_is_refused(tmp_path: Path) -> None:
+    sliced, device, _ = in_tight_room(make_bundle.prepare(adapted_job(adapted_model())))
+    written(sliced.prepared, sliced.measured, device, tmp_path / "job.port")
+
+    def without_last(manifest: dict[str, Any]) -> dict[str, Any]:
+        manifest["blocks"]["parameter/embed.weight"]["rows"].pop()
+        return manifest
+
+    rewrite(tmp_path / "job.port", tmp_path / "other.port", {"manifest.json": without_last})
+    with pytest.raises(BundleError, match=r"the blocks of parameter/embed\.weight do not make it up"):
+        Bundle(tmp_path / "other.port")
+
+
+def test_blocks_that_differ_here_leave_the_weight_whole_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = make_bundle.prepare(adapted_job(adapted_model()))
+
+    def odd(pairs: list[tuple[StepGraph, Rewritten]], _: ComparingRoom) -> tuple[tuple[Differing, ...], ...]:
+        return tuple(tuple(Differing(r, "the third byte differs") for r in new.replacements[:1]) for _, new in pairs)
+
+    monkeypatch.setattr(slices, "compared", odd)
+    device = costs_of(prepared.graphs["step"], base=1 << 20).device
+    recorded = Sliced(prepared, Measured((), 0, 0), ())
+    assert in_blocks(recorded, device, (1 << 20) + 600_000, ROOM, lambda *_: None) == []
+
+
+def test_below_the_floor_of_the_whole_weight_blocks_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = make_bundle.prepare(adapted_job(adapted_model(), rows=1))
+    graph = prepared.graphs["step"]
+    device = costs_of(graph, base=1 << 20).device
+    recorded = Sliced(prepared, Measured(tuple(costs_of(g).ops for g in prepared.graphs.values()), 0, 0), ())
+    weight = next(s.nbytes for s in graph.storages if s.name == "embed.weight")
+    budget = (1 << 20) + weight
+    found = chosen(recorded, recorded, device, budget)
+    assert found.prepared.blocks and found.left_whole == ()
+    assert floor_of(found.prepared.graphs["step"], CostTable(device, found.measured.ops[0])).nbytes <= budget
+    assert floor_of(graph, CostTable(device, recorded.measured.ops[0])).nbytes > budget
+
+
+def ops_by_bytes(graph: StepGraph) -> tuple[OpCost, ...]:
+    """Return costs by what operators touch, and something for each call."""
+    seconds = [1e-5 + touched_bytes(graph, i) / 2e9 for i in range(len(graph.ops))]
+    return tuple(OpCost(s, 0, s) for s in seconds)
+
+
+@pytest.mark.parametrize("spare_bytes", [0, pytest.param(1_500_000, marks=pytest.mark.long)])
+def test_each_kind_of_chain_is_a_choice_and_the_chosen_is_nearly_the_best(
+    spare_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
+    monkeypatch.setattr(slices, "first_cuts", lambda *_: [(280_000, 4)])
+    monkeypatch.setattr(slices, "compared", lambda pairs, _: ((),) * len(pairs))
+    monkeypatch.setattr(
+        slices, "_measured",
+        lambda made, *_: [replace(s, measured=Measured((ops_by_bytes(s.prepared.graphs["step"]),), 0, 0)) for s in made],
+    )  # fmt: skip
+    graph = language_step().graphs["step"]
+    device = costs_of(graph, base=1 << 20).device
+    recorded = Sliced(replace(whole()[0], graphs={"step": graph}), Measured((ops_by_bytes(graph),), 0, 0), ())
+    ram_bytes = floor_of(graph, CostTable(device, recorded.measured.ops[0])).nbytes + spare_bytes
+
+    def joules(cut: Cut) -> float:
+        new = cut.applied(graph).graph
+        costs = CostTable(device, ops_by_bytes(new))
+        plan = GREEDY(new, costs, ram_bytes).plan
+        return math.inf if plan is None else lower(new, costs, plan).cost_joules
+
+    uniform = cut_fat(graph, 280_000, 4)
+    alike = kinds(graph, uniform.applied(graph))
+    every = []
+    for counts in itertools.product((1, 4, 8), repeat=len(alike)):
+        cut = uniform
+        for ops, n in zip(alike, counts, strict=True):
+            cut = cut.changed(ops, n)
+        every.append(joules(cut))
+    found = chosen(recorded, recorded, device, ram_bytes)
+    assert len(alike) == 3
+    assert joules(found.cuts.get("step", Cut(()))) <= 1.1 * min(every)
+
+
+def test_graphs_are_compared_in_one_process_each_by_itself() -> None:
+    graph = whole()[0].graphs["step"]
+    rewritten = split_gradients(graph)
+    assert rewritten.replacements
+    nothing = Rewritten(graph, ())
+    assert compared([(graph, nothing), (graph, rewritten), (graph, nothing)], ROOM) == ((), (), ())
+    assert compared([(graph, nothing)], ROOM) == ((),)
+
+
+def test_what_was_compared_is_known_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = whole()[0].graphs["step"]
+    rewritten = split_gradients(graph)
+    ran: list[int] = []
+
+    def odd(pairs: list[tuple[StepGraph, Rewritten]], _: ComparingRoom) -> tuple[tuple[Differing, ...], ...]:
+        ran.append(sum(len(new.replacements) for _, new in pairs))
+        return tuple(tuple(Differing(r, "the third byte differs") for r in new.replacements) for _, new in pairs)
+
+    monkeypatch.setattr(slices, "_run_beside", odd)
+    first = compared([(graph, rewritten)], ROOM)
+    assert {d.where for d in first[0]} == {"the third byte differs"} and len(first[0]) == len(rewritten.replacements)
+    assert compared([(graph, rewritten)], ROOM) == first
+    assert ran == [len(rewritten.replacements)]
+    compared([(graph, rewritten)], replace(ROOM, threads=2))
+    assert len(ran) == 2, "another number of threads is another machine"
+
+
+def test_each_way_of_cutting_keeps_the_costs_of_its_own_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, measured = whole()
+    graphs = made.graphs
+    sliced = [slices.Sliced(made, measured, ()), slices.Sliced(made, measured, ())]
+    counted = [
+        [OpCost(float(place), 0, 0.0)] * len(g.ops) for place, g in enumerate((*graphs.values(), *graphs.values()))
+    ]
+    monkeypatch.setattr(slices, "measure", lambda *_, **__: Measured(tuple(map(tuple, counted)), 0, 0))
+    first, second = slices._measured(sliced, 1, 2.0, lambda *_: None)
+    assert [table[0].seconds for table in first.measured.ops] == [*range(len(graphs))]
+    assert [table[0].seconds for table in second.measured.ops] == [*range(len(graphs), 2 * len(graphs))]
+    assert first.measured.base_bytes == measured.base_bytes

@@ -59,7 +59,7 @@ def without_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let operators cost nothing but their tensors; profiling them takes a process."""
 
     def measure(graphs: Any, threads: int, compute_watts: float, progress: Any) -> Measured:
-        return Measured(tuple(costs_of(graph).ops for graph in graphs.values()), 0, 0)
+        return Measured(tuple(costs_of(graph).ops for graph in graphs), 0, 0)
 
     monkeypatch.setattr(bundle, "measure", measure)
 
@@ -72,7 +72,7 @@ def train(
     limits: StepLimits = StepLimits(),  # noqa: B008 - frozen
 ) -> SparseJob:
     device = costs_of(next(iter(full.graphs.values()))).device
-    measured = bundle.measure(full.graphs, 1, device.compute_watts, lambda stage, share: None)
+    measured = bundle.measure(full.graphs.values(), 1, device.compute_watts, lambda stage, share: None)
     return train_less(
         made, full, measured, device, ram_bytes, prepare=partial(make_bundle.prepare, made), threads=1,
         steps=12, limits=limits, progress=lambda stage, share: seen.append(share) if seen is not None else None,

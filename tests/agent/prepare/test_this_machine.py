@@ -11,6 +11,7 @@ from agent.prepare.this_machine import board_numbers, measure_board
 from planner.ir.boards import REQUIRED, format_board, load_board
 from planner.profiling.sustained_writes import WINDOW_BYTES
 from tests.agent.energy.recordings import ScriptedSource
+from tests.agent.facts.cores import RK3588, machine
 
 FOUND = Calibration(
     Estimate(2.7, 0.05),
@@ -84,9 +85,10 @@ def test_rates_of_this_machine_are_plausible() -> None:
     assert this_machine._matrix_rate() > 1e8 and this_machine._copy_rate() > 1e8
 
 
-def test_a_jetsons_figures_name_the_power_mode(tmp_path: Path) -> None:
+def test_a_boards_figures_name_the_power_mode_and_the_kinds_of_cores(tmp_path: Path) -> None:
     (tmp_path / "var/lib/nvpmodel").mkdir(parents=True)
     (tmp_path / "var/lib/nvpmodel/status").write_text("pmode:0002\n")
+    machine(tmp_path / "sys", RK3588)
     board, _ = measure_board(
         tmp_path,
         1,
@@ -96,5 +98,5 @@ def test_a_jetsons_figures_name_the_power_mode(tmp_path: Path) -> None:
         most_written_bytes=2 * WINDOW_BYTES,
         root=tmp_path,
     )
-    assert board.title.endswith(", power mode 2")
+    assert board.title.endswith(", 4 x Cortex-A76 at 2.4 GHz + 4 x Cortex-A55 at 1.8 GHz, power mode 2")
     assert board.numbers["flops_per_s"].source.endswith("1 thread(s), power mode 2")

@@ -17,6 +17,16 @@ def test_halves_of_the_cores_and_one_core_less_are_tried(cores: int, counts: tup
 
 
 @pytest.mark.parametrize(
+    ("clusters", "counts"),
+    [((4, 4), (1, 2, 4, 7, 8)), ((3, 5), (1, 2, 3, 4, 7, 8)), ((1, 3, 4), (1, 2, 4, 7, 8)), ((8,), (1, 2, 4, 7, 8))],
+)
+def test_the_fastest_cores_alone_are_tried(clusters: tuple[int, ...], counts: tuple[int, ...]) -> None:
+    assert threads.tried_counts(8, clusters) == counts
+    assert 4 in threads.tried_counts(6, (4, 2)) and 4 not in threads.tried_counts(6, (6,))
+    assert threads.tried_counts(2, (4, 4)) == (1, 2), "a container has fewer than the machine"
+
+
+@pytest.mark.parametrize(
     ("step_s", "fastest"),
     [
         ({1: 4.0, 2: 2.1, 4: 1.2}, 4),

@@ -11,9 +11,10 @@ from planner import make_bundle
 from planner.ir.bundle.bundle import WHOLE_UPDATE
 from planner.ir.costs import DeviceCosts, Flash, OpCost
 from planner.job import TrainingJob
-from planner.make_bundle import Prepared, full_batches
+from planner.make_bundle import Prepared
 from planner.problem.whole_update import whole_update
 from planner.profiling.operators import Measured
+from planner.search.pareto import choice_of, full_batches
 
 WIDTH, LAYERS, BATCH, COUNT = 256, 6, 4, 4
 WEIGHT = WIDTH * WIDTH * 4
@@ -37,14 +38,14 @@ def test_where_weights_have_no_room_an_update_is_one_graph() -> None:
     assert [*after.graphs] == [*before.graphs, WHOLE_UPDATE]
     assert len(costs.ops[-1]) == len(after.graphs[WHOLE_UPDATE].ops)
     plans, tables = make_bundle.plan_all(after, costs, DEVICE, 10 * WEIGHT, QUICK)
-    said = make_bundle.choice(10 * WEIGHT, plans, tables, after)
+    said = choice_of(10 * WEIGHT, plans, after.graphs, tables, COUNT)
     plans, tables = make_bundle.plan_all(before, measured, DEVICE, 10 * WEIGHT, QUICK)
-    alone = make_bundle.choice(10 * WEIGHT, plans, tables, before)
+    alone = choice_of(10 * WEIGHT, plans, before.graphs, tables, COUNT)
     assert said.joules + said.wear_joules < alone.joules + alone.wear_joules, "a batch, on average"
     assert said.written_bytes < alone.written_bytes
-    assert full_batches(before) == {"first": 1, "next": COUNT - 2, "last": 1} and full_batches(after) == {
-        WHOLE_UPDATE: 1
-    }
+    assert full_batches(before.graphs, COUNT) == {"first": 1, "next": COUNT - 2, "last": 1} and full_batches(
+        after.graphs, COUNT
+    ) == {WHOLE_UPDATE: 1}
 
 
 def test_it_is_not_where_all_has_room_or_each_batch_updates() -> None:
@@ -57,7 +58,7 @@ def test_it_is_not_where_all_has_room_or_each_batch_updates() -> None:
 def test_the_first_random_operator_has_room_for_every_draw() -> None:
     before, measured = prepared()
     tables = dict(zip(before.graphs, measured.ops, strict=True))
-    names = [name for name, count in full_batches(before).items() for _ in range(count)]
+    names = [name for name, count in full_batches(before.graphs, COUNT).items() for _ in range(count)]
     update = whole_update([before.graphs[name] for name in names], 10 * WEIGHT, remake=False)
     assert update is not None
     costs = merged_costs(update, [[replace(c, seconds=1e-3 * m) for c in tables[n]] for m, n in enumerate(names)])

@@ -58,6 +58,22 @@ def test_recording_and_comparing_stay_within_the_budget(tmp_path: Path) -> None:
     assert grown["within"] < 140
 
 
+def test_recording_within_a_budget_loads_no_compiler(tmp_path: Path) -> None:
+    """torch._dynamo takes 70 MiB of a budget; every optimizer imports it."""
+    loads = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from agent.prepare.within_budget import within_budget
+from planner.make_bundle import prepare
+with within_budget(2 << 30, "."):
+    from tests.agent.jobs_small import make_job
+    assert prepare(make_job()).graphs
+print("torch._dynamo.eval_frame" in sys.modules)
+"""
+    result = subprocess.run([sys.executable, "-c", loads], check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert result.stdout == "False\n"
+
+
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_what_is_recorded_does_not_depend_on_the_budget(accumulate: int, tmp_path: Path) -> None:
     def prepared(job):  # type: ignore[no-untyped-def]

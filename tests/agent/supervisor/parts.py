@@ -13,6 +13,7 @@ from agent.health.conditions import HealthBoard
 from agent.jobs.model import Job, JobSpec
 from agent.jobs.store import JobStore
 from agent.peers.connection.messages import Heartbeat
+from agent.peers.exchange.answers import Asker
 from agent.policy.config import Config
 from agent.policy.decide import Memory, Policy, PolicyDecision, State
 from agent.policy.usual_times import UsualTimes
@@ -21,6 +22,7 @@ from agent.supervisor.context import Core, Settings
 from agent.supervisor.inbox import Inboxes
 from agent.supervisor.job.runner import Runner
 from agent.supervisor.job.runners import Runners
+from agent.supervisor.peers.answers import FederatedSurroundings
 from agent.supervisor.peers.peers import Peers
 from agent.supervisor.timers import Timers
 from tests.agent.facts.machines import linux
@@ -59,6 +61,10 @@ class Parts:
                 await self.core.wake.wait()
 
 
+async def nothing_moves(asker: Asker, request: bytes) -> bytes:
+    return b""
+
+
 @asynccontextmanager
 async def parts(root: Path, policy: Policy = ANY_TIME) -> AsyncIterator[Parts]:
     """Put the parts together; at the end the worker, if there is one, is killed."""
@@ -84,13 +90,19 @@ async def parts(root: Path, policy: Policy = ANY_TIME) -> AsyncIterator[Parts]:
         started_s=clock.now,
         reload=lambda: reloads.append(None),
         peers=Peers(
-            root / "state", health, clock, store, lambda name: Heartbeat(name=name, board="", state="idle"), lambda: ""
+            root / "state",
+            health,
+            clock,
+            store,
+            lambda name: Heartbeat(name=name, board="", state="idle"),
+            lambda: "",
+            FederatedSurroundings(lambda: "", lambda job: None, wake.set),
+            nothing_moves,
         ),
         wear=WearAccount(clock.wall_s, store),
         usual_times=UsualTimes(),
     )
     made = Parts(core, clock, reloads)
-    core.timers.start()
     try:
         yield made
     finally:

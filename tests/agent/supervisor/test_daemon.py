@@ -15,7 +15,7 @@ import pytest
 from agent.control.client import ControlClient, ControlError
 from agent.jobs.model import JobState
 from agent.supervisor.daemon import Daemon
-from agent.supervisor.job.plan_choice import data_limit, memory_max
+from agent.supervisor.job.plans.choice import data_limit, memory_max
 from agent.supervisor.job.worker_process import WorkerPhase
 from agent.system.locks import InstanceError
 from tests.agent.live import KINDS, seams

@@ -1,8 +1,10 @@
 """A microcontroller job in the real daemon: the same queue, log, status and result as every other job."""
 
 import asyncio
+import contextlib
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,11 @@ import pytest
 
 from agent.cli import main
 from agent.jobs.model import JobKind, JobState
+from agent.mcu.board.firmware import Firmware
 from agent.mcu.board.simulate import Simulator
 from agent.mcu.job import BoardJobSpec, open_job, with_settings
 from agent.supervisor.job.worker_kinds import DEFAULT_KINDS
+from agent.worker.shard import Shard
 from tests.agent.live import KINDS
 from tests.agent.live_daemon import LONG, running
 from tests.agent.mcu.device_memory import read_result
@@ -34,9 +38,9 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def undisturbed(model: Path, data: Path, folder: Path) -> Path:
+def undisturbed(model: Path, data: Path, folder: Path, shard: Shard | None = None) -> Path:
     """Return the result file of the same job on a board of its own, outside the daemon."""
-    spec = with_settings(BoardJobSpec(model, data, board="posix", simulate=True), epochs=EPOCHS)
+    spec = with_settings(BoardJobSpec(model, data, board="posix", simulate=True, shard=shard), epochs=EPOCHS)
     trainer, simulator = open_job(spec, folder, lambda event: None, lambda seconds: None)
     assert simulator is not None
     with simulator:
@@ -143,5 +147,53 @@ def test_this_computer_and_two_boards_train_at_the_same_time(
             assert live.core.runners.of_job(2) is not None
             print("peak of the board worker:", live.job(2).measured.peak_rss_bytes)
             assert live.job(2).measured.peak_rss_bytes
+
+    asyncio.run(asyncio.wait_for(run(), 240.0))
+
+
+def test_one_job_over_three_boards_trains_each_sample_exactly_once(
+    model: Path, built: Callable[[str], Firmware], data: Path, tmp_path: Path
+) -> None:
+    async def run(line: FaultyLine, others: list[Simulator]) -> None:
+        async with running(tmp_path / "daemon", kinds=DEFAULT_KINDS) as live:
+            where = ["--runtime-dir", str(live.settings.runtime_dir)]
+            ports = ",".join(str(port) for port in (line.port, *[board.port for board in others]))
+            words = ["--name", "drawer", "--boards", ports, "--data", str(data), "--epochs", str(EPOCHS)]
+            assert await live.ask(main, ["submit", str(model), "--kind", "mcu", *words, *where]) == 0
+            assert [live.job(n).spec.name for n in (1, 2, 3)] == [f"drawer.{n}-of-3" for n in (1, 2, 3)]
+            assert await asyncio.to_thread(line.pulled.wait, 60.0)
+            await live.until_step(1, 1)
+            os.kill(live.core.runners.of_job(1).pid, signal.SIGKILL)
+            job = await live.until_state(1, JobState.BACKOFF)
+            assert 0 < job.step < EPOCHS * 160
+            await asyncio.to_thread(line.unplug)
+            await asyncio.to_thread(line.plug)
+            assert await live.ask(main, ["resume", "drawer.1-of-3", *where]) == 0
+            for number in (1, 2, 3):
+                job = await live.until_state(number, JobState.FINISHED)
+                assert (job.step, job.total_steps) == (EPOCHS * 160, EPOCHS * 160), "a third of the 480"
+                assert job.attempts == (2 if number == 1 else 1), "one board's trouble is no other's"
+                out = str(tmp_path / f"{number}.safetensors")
+                assert await live.ask(main, ["result", f"drawer.{number}-of-3", "-o", out, *where]) == 0
+
+    with contextlib.ExitStack() as stack:
+        boards = [stack.enter_context(Simulator(built("posix"), tmp_path / f"board{n}")) for n in (1, 2, 3)]
+        with FaultyLine(boards[0].port, tmp_path / "line", pull_after=PULL_AFTER) as line:
+            asyncio.run(asyncio.wait_for(run(line, boards[1:]), 240.0))
+        for number, board in enumerate(boards, 1):
+            result = (tmp_path / f"{number}.safetensors").read_bytes()
+            alone = undisturbed(model, data, tmp_path / f"plain{number}", Shard(number, 3))
+            assert result == alone.read_bytes() and result.endswith(read_result(board))
+    assert len({(tmp_path / f"{number}.safetensors").read_bytes() for number in (1, 2, 3)}) == 3
+
+
+def test_simulated_boards_divide_a_job(model: Path, data: Path, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path / "daemon", kinds=DEFAULT_KINDS) as live:
+            words = ["--simulate", "--board", "posix", "--boards", "2", "--data", str(data), "--name", "drawer"]
+            where = ["--runtime-dir", str(live.settings.runtime_dir)]
+            assert await live.ask(main, ["submit", str(model), "--kind", "mcu", *words, *where]) == 0
+            for number in (1, 2):
+                assert (await live.until_state(number, JobState.FINISHED)).step == 240
 
     asyncio.run(asyncio.wait_for(run(), 240.0))

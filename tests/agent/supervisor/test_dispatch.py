@@ -321,6 +321,9 @@ async def test_memory_is_shared_by_priority(tmp_path: Path) -> None:
         made.core.config = Config(policy=replace(ANY_TIME, not_in_use=ResourceLimits(memory_bytes=150 * MIB)))
         await all_training(made, dispatcher, host)
         store = made.core.store
+        assert store.get(host.id).attempts == 1, (
+            "what the board still holds until it has left does not send the host job away"
+        )
         store.save(replace(store.get(board.id), spec=replace(store.get(board.id).spec, priority=1)))
         made.clock.now += 100.0
         await all_training(made, dispatcher, board)

@@ -1,6 +1,8 @@
 """Borders of windows and deadlines wake the loop."""
 
 import asyncio
+import subprocess
+import sys
 from datetime import datetime, time
 
 from agent.policy.decide import TimeWindow
@@ -10,16 +12,13 @@ from agent.supervisor.timers import Timers
 def test_agenda_wakes_at_borders_and_never_drops_late_jobs() -> None:
     async def plan() -> dict[str, datetime]:
         timers = Timers(lambda: None)
-        timers.start()
         timers.set_windows([TimeWindow(6, time(22), time(7)), TimeWindow(0, time(1, 30), time(2))])
         timers.set_deadline(4, datetime(2035, 1, 1).timestamp())
-        timers.every(60.0, "chore", lambda: asyncio.sleep(0))
         times = timers.next_times()
-        assert timers.has("chore")
+        assert timers.has("deadline-4") and timers._scheduler is not None
         timers.clock_changed()
         for job in timers._scheduler.get_jobs():
             assert (job.misfire_grace_time, job.coalesce, job.max_instances) == (None, True, 1)
-        timers.cancel("chore")
         timers.set_deadline(4, None)
         timers.set_windows([])
         assert timers.next_times() == {}
@@ -40,9 +39,49 @@ def test_a_deadline_in_the_past_wakes_at_once() -> None:
     async def wait() -> None:
         woken = asyncio.Event()
         timers = Timers(woken.set)
-        timers.start()
         timers.set_deadline(1, 1_000_000.0)
         await asyncio.wait_for(woken.wait(), 10.0)
         timers.stop()
 
     asyncio.run(wait())
+
+
+def test_a_periodic_task_comes_again_though_it_failed_until_it_is_cancelled() -> None:
+    told: list[str] = []
+
+    async def wait() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context["message"]))
+        timers, third, runs = Timers(lambda: None), asyncio.Event(), 0
+
+        async def task() -> None:
+            nonlocal runs
+            runs += 1
+            if runs == 1:
+                raise OSError("no disk")
+            if runs == 3:
+                third.set()
+
+        timers.every(0.01, "chore", task)
+        assert timers.has("chore")
+        await asyncio.wait_for(third.wait(), 10.0)
+        timers.cancel("chore")
+        assert not timers.has("chore")
+        done = runs
+        await asyncio.sleep(0.05)
+        assert runs == done
+        timers.stop()
+
+    asyncio.run(wait())
+    assert told == ["periodic task chore failed"]
+
+
+def test_without_a_window_or_a_deadline_the_calendar_is_not_loaded() -> None:
+    program = (
+        "import asyncio, sys\nfrom agent.supervisor.timers import Timers\n"
+        "async def idle():\n"
+        "    timers = Timers(lambda: None)\n"
+        "    timers.set_windows([]); timers.set_deadline(1, None); timers.clock_changed(); timers.stop()\n"
+        "asyncio.run(idle())\nprint('apscheduler' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -68,6 +68,27 @@ def test_state_that_lies_packed_gives_the_same_training_from_fewer_bytes_and_res
     assert digests[0] == digests[1] and written[1] < 0.9 * written[0]
 
 
+def test_the_zeros_that_an_optimizer_begins_with_are_not_written(tmp_path: Path) -> None:
+    path, folder = tmp_path / "wide.port", tmp_path / "state"
+    write_job(path, wide_job())
+    first = Trainer(Bundle(path), TrainOptions(folder, folder, 1, 4))
+    first.start()
+    moments = sum(n for key, n in first.store.sizes.items() if key.startswith("state/"))
+    assert moments >= 2 * 4 * 512 * 256 and _latest(folder)[1]["version"] == 3
+    assert first.pager.stats.written_bytes <= sum(first.store.sizes.values()) - moments
+    first.close()
+    again = Trainer(Bundle(path), TrainOptions(folder, folder, 1, 4))
+    assert again.start().step == 0
+    again.train(lambda _: None, lambda *_: None)
+    assert _latest(folder)[1]["version"] == 1, "what older agents read, too"
+    begun = Trainer(Bundle(path), TrainOptions(tmp_path / "other", tmp_path / "other", 1, 4))
+    begun.start()
+    begun.train(lambda _: None, lambda *_: None)
+    assert again.digest() == begun.digest()
+    again.close()
+    begun.close()
+
+
 def test_a_flipped_bit_in_the_state_costs_one_commit(tmp_path: Path, reference: tuple[list[float], str]) -> None:
     train(tmp_path, stop_after=6)
     _, record = _latest(tmp_path)

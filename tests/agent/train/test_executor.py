@@ -14,9 +14,11 @@ from benchmarks.models import WORKLOADS, workload
 from planner.capture.step import capture_step
 from planner.ir.bundle.codec import pack_plan, unpack_plan
 from planner.ir.costs import Codec, CostTable, OpCost
+from planner.ir.graph import Role, StepGraph
 from planner.ir.lowering.lower import lower
-from planner.ir.lowering.packables import packables
+from planner.ir.lowering.packables import packables, read_packed
 from planner.ir.lowering.update_slices import update_groups
+from planner.ir.lowering.verify import verify_lowered
 from planner.ir.plan import Action, Decision, Plan
 from planner.ir.program import Code, idle_gaps
 from planner.profiling.operators import profile_operators
@@ -31,9 +33,12 @@ from tests.agent.exactness import (
     plain,
     planned,
     random_plan,
+    tabulated,
 )
+from tests.planner import own_optimizers
 
 FAST = ("resnet18", "gpt2")
+SLOWEST = ("unet2d", "unet2dcondition")
 
 
 class Small(nn.Module):
@@ -77,7 +82,10 @@ def test_random_plans_on_small_models(name: str, optimizer: str, tmp_path: Path)
     compare(w.model, w.loss_fn, OPTIMIZERS[optimizer], [w.batch(i) for i in range(2)], tmp_path, (0, 1))
 
 
-@pytest.mark.parametrize("name", [name for name in WORKLOADS if name not in FAST])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.long] * (name in SLOWEST)) for name in WORKLOADS if name not in FAST],
+)
 def test_a_random_plan_on_the_other_small_models(name: str, tmp_path: Path) -> None:
     w = workload(name, small=True)
     make = OPTIMIZERS["adamw" if name in ("bert", "llama", "vit", "unet2d", "unet2dcondition") else "sgd"]
@@ -155,6 +163,101 @@ def test_relu_and_pooling_go_backward_from_signs_alone(tmp_path: Path) -> None:
     assert not differences(expected, planned(capture, {"step": plan}, data, tmp_path, costs={"step": costs}))
 
 
+class Clipped(nn.Module):
+    """A net with both forms of ReLU6, and a clipping to one interval by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Conv2d(n, 8, 3, padding=1) for n in (3, 8, 8))
+        self.last = nn.Linear(512, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = functional.relu6(4 * self.first(x), inplace=True)
+        x = functional.relu6(self.second(x))
+        return self.last(functional.hardtanh(self.third(x), -0.25, 0.5).flatten(1))
+
+
+@pytest.mark.parametrize("spoilt", [False, True], ids=["numbers", "NaN in a batch"])
+def test_hardtanh_goes_backward_from_bits_alone(spoilt: bool, tmp_path: Path) -> None:
+    """And from the items that went to flash where one of them is NaN."""
+    torch.manual_seed(0)
+    model = Clipped()
+    make, data = OPTIMIZERS["sgd"], batches(3)
+    if spoilt:
+        data[1][0][2, 1, 3, 4] = torch.nan
+    expected = plain(model, classify, make, data)
+    capture = capture_step(model, classify, make(model.parameters()), data[0])
+    graph = capture.graphs["step"]
+    costs = flat_costs(graph)
+    clipped = [p for p in packables(graph) if p.codec is Codec.INSIDE]
+    plan = Plan(
+        tuple(Decision(p.storage, p.after, next(u for u in graph.uses[p.storage] if u > p.after), Action.PACK) for p in clipped)
+    )  # fmt: skip
+    assert len(clipped) == 3, "what ReLU6 works on in place is kept as it was before"
+    codes = [i.code for i in lower(graph, costs, plan).instructions]
+    assert codes.count(Code.PACK) == 3 and Code.UNPACK not in codes
+    assert not differences(expected, planned(capture, {"step": plan}, data, tmp_path, costs={"step": costs}))
+
+
+class Masked(nn.Module):
+    """A net whose backward pass asks for a dropout mask, a pool's indices and three conditions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(128, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = functional.dropout(functional.max_pool2d(self.first(x), 2), 0.3, self.training)
+        x = torch.where(x > 0.1, x, 0.5 * x)
+        return self.second(x.masked_fill(x > 2.0, 0.0).flatten(1))
+
+
+def test_masks_indices_and_conditions_go_backward_from_packed_forms(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Masked()
+    make, data = OPTIMIZERS["sgd"], batches(3)
+    expected = plain(model, classify, make, data)
+    capture = capture_step(model, classify, make(model.parameters()), data[0])
+    graph = capture.graphs["step"]
+    packed = [p for p in packables(graph) if read_packed(graph, p.storage, p.after, p.codec)]
+    assert sorted(p.codec.value for p in packed) == ["bits", "bits", "narrow", "pair", "sign"], (
+        "of the pooled map the shape alone"
+    )
+    plan = Plan(
+        tuple(Decision(p.storage, p.after, next(u for u in graph.uses[p.storage] if u > p.after), Action.PACK) for p in packed)
+    )  # fmt: skip
+    codes = [i.code for i in lower(graph, flat_costs(graph), plan).instructions]
+    assert codes.count(Code.PACK) == 5 and Code.UNPACK not in codes
+    assert not differences(
+        expected, planned(capture, {"step": plan}, data, tmp_path, costs={"step": flat_costs(graph)})
+    )
+
+
+@pytest.mark.parametrize("away", [Action.PACK, Action.PACK_PAGE, Action.PAGE])
+def test_a_mask_that_waits_packed_is_made_again_for_what_dropout_made(away: Action, tmp_path: Path) -> None:
+    """It is freed then, and its packed form stays for the backward pass."""
+    make, data = OPTIMIZERS["sgd"], batches(3)
+    expected = plain(small(), classify, make, data)
+    model = small()
+    capture = capture_step(model, classify, make(model.parameters()), data[0])
+    graph, costs = capture.graphs["step"], flat_costs(capture.graphs["step"])
+    mask = next(p for p in packables(graph) if p.codec is Codec.PAIR)
+    forward = next(u for u in graph.uses[mask.storage] if graph.ops[u].name == "aten::mul.Tensor")
+    (dropped,) = graph.creates[forward]
+    begin, end = max(idle_gaps(graph, dropped), key=lambda g: g[1] - g[0])
+    inputs = {s for s in graph.reads[forward] if s != mask.storage and graph.uses[s][-1] > forward}
+    plan = Plan(
+        (
+            Decision(mask.storage, mask.after, graph.uses[mask.storage][-1], away),
+            Decision(mask.storage, mask.after, end, Action.INTERMEDIATE),
+            Decision(dropped, begin, end, Action.RECOMPUTE),
+        )
+    )
+    assert inputs, "what dropout reads is there when it runs again"
+    verify_lowered(lower(graph, costs, plan))
+    assert not differences(expected, planned(capture, {"step": plan}, data, tmp_path, costs={"step": costs}))
+
+
 def test_recomputed_dropout_draws_the_same_numbers(tmp_path: Path) -> None:
     make, data = OPTIMIZERS["sgd"], batches(3)
     expected = plain(small(), classify, make, data)
@@ -208,6 +311,24 @@ def test_twenty_steps_with_a_cosine_schedule(optimizer: str, tmp_path: Path) -> 
     assert not differences(expected, actual)
 
 
+@pytest.mark.parametrize("cls", [torch.optim.NAdam, torch.optim.RAdam])
+def test_a_schedule_of_rate_and_momentum(cls: Any, tmp_path: Path) -> None:
+    def one_cycle(o: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=10)
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        return cls(parameters, betas=(0.85, 0.99))  # type: ignore[no-any-return]
+
+    data = batches(9)
+    expected = plain(small(), classify, make, data, schedule=one_cycle)
+    model = small()
+    capture = capture_step(model, classify, make(model.parameters()), data[0])
+    actual = planned(
+        capture, {"step": random_plan(capture.graphs["step"], 5)}, data, tmp_path, make=make, schedule=one_cycle
+    )
+    assert not differences(expected, actual)
+
+
 @pytest.mark.parametrize("limit", [0.05, 1e6])
 def test_clipping_of_the_global_norm(limit: float, tmp_path: Path) -> None:
     make, data = OPTIMIZERS["adamw"], batches(3)
@@ -230,6 +351,23 @@ def test_accumulated_gradients(clip: float | None, tmp_path: Path) -> None:
         plans = {n: random_plan(g, seed) if seed else Plan() for n, g in capture.graphs.items()}
         actual = planned(capture, plans, data, tmp_path / str(seed), accumulate=3)
         assert not differences(expected, actual), seed
+
+
+def weights_on_flash(graph: StepGraph) -> Plan:
+    """Return the plan in which every parameter leaves between its uses."""
+    parameters = [s for s, storage in enumerate(graph.storages) if storage.role is Role.PARAMETER]
+    gaps = [(s, after, before) for s in parameters for after, before in idle_gaps(graph, s)]
+    assert gaps
+    return Plan(tuple(Decision(s, after, before, Action.PAGE) for s, after, before in gaps))
+
+
+def test_a_weight_that_the_last_batch_changed_in_ram_is_what_the_next_one_brings_back(tmp_path: Path) -> None:
+    make, data = OPTIMIZERS["adamw"], batches(6)
+    expected = plain(small(), classify, make, data, accumulate=3)
+    model = small()
+    capture = capture_step(model, classify, make(model.parameters()), data[0], accumulate=3)
+    plans = {name: weights_on_flash(graph) if name != "last" else Plan() for name, graph in capture.graphs.items()}
+    assert not differences(expected, planned(capture, plans, data, tmp_path, accumulate=3))
 
 
 class Joined(nn.Module):
@@ -283,6 +421,13 @@ def _others() -> dict[str, MakeOptimizer]:
         "adadelta": lambda p: o.Adadelta(p, lr=0.5, rho=0.8, weight_decay=1e-3),
         "adamax": lambda p: o.Adamax(p, lr=1e-2, weight_decay=1e-3),
         "adamax maximize": lambda p: o.Adamax(p, lr=1e-3, maximize=True),
+        "nadam": lambda p: o.NAdam(p, lr=1e-2, weight_decay=1e-3, momentum_decay=0.1),
+        "nadam decoupled": lambda p: o.NAdam(p, decoupled_weight_decay=True, weight_decay=0.1, maximize=True),
+        "radam": lambda p: o.RAdam(p, lr=1e-2, weight_decay=1e-3),
+        "radam decoupled": lambda p: o.RAdam(
+            p, betas=(0.8, 0.97), eps=0.0, decoupled_weight_decay=True, weight_decay=0.1
+        ),
+        "radam that never rectifies": lambda p: o.RAdam(p, betas=(0.9, 0.6)),
         "sgd dampening": lambda p: o.SGD(p, lr=0.1, momentum=0.9, dampening=0.3, weight_decay=1e-3),
         "sgd fused": lambda p: o.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3, fused=True),
         "adam fused": lambda p: o.Adam(p, lr=1e-3, amsgrad=True, weight_decay=1e-2, fused=True),
@@ -295,7 +440,7 @@ def _others() -> dict[str, MakeOptimizer]:
 
 @pytest.mark.parametrize("name", _others())
 def test_every_supported_optimizer(name: str, tmp_path: Path) -> None:
-    make, data = _others()[name], batches(4)
+    make, data = _others()[name], batches(9 if "radam" in name else 4)
     expected = plain(small(), classify, make, data)
     model = small()
     capture = capture_step(model, classify, make(model.parameters()), data[0])
@@ -303,6 +448,57 @@ def test_every_supported_optimizer(name: str, tmp_path: Path) -> None:
         plan = random_plan(capture.graphs["step"], seed) if seed else Plan()
         actual = planned(capture, {"step": plan}, data, tmp_path / str(seed))
         assert not differences(expected, actual), seed
+
+
+def _own() -> dict[str, MakeOptimizer]:
+    return {
+        "lion": lambda p: own_optimizers.Lion(p, lr=1e-3, weight_decay=0.1),
+        "google's lion": lambda p: own_optimizers.GoogleLion(p, lr=1e-3, weight_decay=0.1),
+        "an AdamW that counts in Python": lambda p: own_optimizers.OwnAdamW(p, lr=1e-2),
+        "gradients changed in place": lambda p: own_optimizers.OldSgd(p, lr=1e-2),
+        "trust ratios": lambda p: own_optimizers.Trusted(p, lr=1e-2),
+        "a subclass": lambda p: own_optimizers.OwnMomentum(p, lr=1e-2, nesterov=False, weight_decay=1e-3),
+        "muon": lambda p: torch.optim.Muon([q for q in p if q.dim() == 2], lr=1e-2, weight_decay=0.1),
+        "rprop": lambda p: torch.optim.Rprop(p, lr=1e-2),
+    }
+
+
+@pytest.mark.parametrize("name", _own())
+def test_optimizers_whose_code_no_worker_has(name: str, tmp_path: Path) -> None:
+    def decaying(o: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.ExponentialLR(o, 0.7)
+
+    make, data = _own()[name], batches(5)
+    table = tabulated(lambda p: own_optimizers.Lion(p, **_first(make)), decaying, 5)
+    expected = plain(small(), classify, make, data, schedule=decaying)
+    model = small()
+    capture = capture_step(
+        model, classify, make(model.parameters()), data[0], schedule=[[{"lr": row[0]["lr"]}] for row in table]
+    )
+    for seed in (0, 4):
+        plan = random_plan(capture.graphs["step"], seed) if seed else Plan()
+        actual = planned(capture, {"step": plan}, data, tmp_path / str(seed))
+        assert not differences(expected, actual), seed
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+@pytest.mark.parametrize("cls", [own_optimizers.OldSgd, own_optimizers.OwnAdamW])
+def test_their_gradients_are_accumulated_and_clipped(cls: Any, clip: float | None, tmp_path: Path) -> None:
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        first, *rest = parameters
+        return cls([{"params": rest}, {"params": [first], "lr": 0.5}], lr=0.01)  # type: ignore[no-any-return]
+
+    data, model = batches(6), small()
+    expected = plain(model, classify, make, data, accumulate=2, clip=clip)
+    capture = capture_step(
+        model, classify, make(model.parameters()), data[0], accumulate=2, clip_grad_norm=clip, schedule=[[{}, {}]] * 3
+    )
+    plans = {n: random_plan(g, 2) for n, g in capture.graphs.items()}
+    assert not differences(expected, planned(capture, plans, data, tmp_path, accumulate=2))
+
+
+def _first(make: MakeOptimizer) -> dict[str, float]:
+    return {"lr": make([torch.nn.Parameter(torch.zeros(1, 1))]).param_groups[0]["lr"]}
 
 
 def test_groups_with_their_own_hyperparameters(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from agent.backend.raw_bytes import block
 from agent.train.pager import (
     CHUNK,
+    ZEROS,
     CorruptPageError,
     PageError,
     PageFile,
@@ -91,6 +92,34 @@ def test_chunks_of_numbers_lie_packed_and_what_would_not_get_smaller_as_it_is(
     back = made_up(data.numel())
     pager.wait(pager.receive(slot, back))
     assert slot.packed_bytes == [0, 0, 0] and torch.equal(back, again)
+    file.close()
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("item_bytes", [0, 4])
+@pytest.mark.parametrize("aligned", [True, False])
+def test_chunks_of_zeros_are_neither_written_nor_read(
+    pager: Pager, tmp_path: Path, direct: bool, item_bytes: int, aligned: bool
+) -> None:
+    file, full = PageFile(tmp_path / "pages", direct=direct), made_up(CHUNK)
+    nearly = torch.zeros(CHUNK, dtype=torch.uint8)
+    nearly[-1] = 1
+    data = torch.cat([torch.zeros_like(full), full, torch.zeros(2 * CHUNK), nearly, torch.zeros(77)]).to(torch.uint8)
+    slot = Slot(file, 0, data.numel(), item_bytes=item_bytes)
+    file.reserve(padded(data.numel()))
+    pager.wait(pager.send(slot, made_up(data.numel())))  # what lay there before
+    before = pager.stats.written_bytes
+    pager.wait(pager.send(slot, data))
+    assert [length == ZEROS for length in slot.packed_bytes] == [True, False, True, True, False, True]
+    written = pager.stats.written_bytes - before
+    assert written == 2 * CHUNK if not item_bytes else CHUNK < written < 2 * CHUNK
+    back = made_up(data.numel(), aligned=aligned)
+    pager.wait(pager.receive(slot, back))
+    assert torch.equal(back, data) and pager.stats.read_bytes == written
+    pager.wait(pager.send(slot, full, CHUNK * 2))  # a chunk of zeros that is no longer one
+    pager.wait(pager.receive(slot, back))
+    data[2 * CHUNK : 3 * CHUNK] = full
+    assert torch.equal(back, data)
     file.close()
 
 

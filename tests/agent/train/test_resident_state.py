@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from agent.backend.cpu import CpuBackend
+from agent.backend.host_copies import HostCopies
+from agent.backend.staging import Staging
 from agent.train.checkpoint import StateStore
-from agent.train.pager import CHUNK, Pager
+from agent.train.pager import BURST, CHUNK, Pager
 from agent.train.resident_state import Persistents, bundle_chunks, initial_contents
 from planner.ir.bundle.bundle import Bundle, TensorLayout
+from planner.ir.errors import PortError
+from planner.ir.program import Program
 from tests.agent.jobs_small import small_bundle
 from tests.agent.train.made_graph import COUNT, KEYS, LAYOUTS, numbers, program, store
 
@@ -153,3 +158,88 @@ def test_a_job_begins_with_what_its_bundle_holds_or_with_one_value() -> None:
             assert (value == bundle.manifest.fills[key]).all()
         else:
             assert begun.numpy().tobytes() == b"".join(map(bytes, bundle_chunks(bundle, key).pieces()))
+
+
+# -- beside a device with its own memory, for which the CPU stands here
+
+HOST = program(starts_on_host=frozenset({1}), host_copies=frozenset({1}))
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Iterator[Persistents]:
+    pager = Pager(staging=Staging(CpuBackend(), BURST))
+    opened = store(tmp_path, pager)
+    yield Persistents(opened, LAYOUTS)
+    pager.close()
+    opened.close()
+
+
+def step_on_host(kept: Persistents, first: float) -> None:
+    """Give m new contents in the host's copy, as a step of `HOST` does."""
+    copies = copies_of(kept)
+    copies.copy_of(M, 4 * COUNT).copy_(numbers(first).view(torch.uint8))
+    copies.current.add(M)
+    kept.stepped(HOST)
+
+
+def copies_of(kept: Persistents) -> HostCopies:
+    staging = kept.store.pager.staging
+    assert staging is not None
+    return staging.copies
+
+
+@pytest.mark.parametrize("first", [HERE, AWAY, HOST])
+@pytest.mark.parametrize("then", [HERE, AWAY, HOST])
+def test_another_plan_finds_what_the_last_one_left_wherever_that_is(
+    first: Program, then: Program, beside: Persistents
+) -> None:
+    beside.prepare(first)
+    if first is HOST:
+        step_on_host(beside, 7.0)
+    elif first is HERE:
+        step(beside, 7.0)
+    changed = 0.5 if first is AWAY else 7.0
+    beside.prepare(then)
+    assert torch.equal(now(beside, M), numbers(changed)) and torch.equal(now(beside, W), numbers(0.0))
+    assert set(beside.resident) == ({W, M} if then is HERE else {W})
+    assert copies_of(beside).known() == ({M} if then is HOST else set()), "no copy that the plan has no room for"
+
+
+def test_a_commit_holds_what_was_only_in_the_hosts_memory(beside: Persistents, tmp_path: Path) -> None:
+    beside.prepare(HOST)
+    step_on_host(beside, 7.0)
+    assert beside.unwritten_bytes == 4 * COUNT
+    beside.commit(3, {})
+    assert beside.unwritten_bytes == 0
+    step_on_host(beside, 9.0)  # and the power is cut
+    again = StateStore(tmp_path, dict.fromkeys(KEYS, 4 * COUNT), beside.store.pager, job="job")
+    found = again.open()
+    assert found is not None and found.step == 3
+    assert torch.equal(again.load(M)[: 4 * COUNT].view(torch.float32), numbers(7.0))
+    again.close()
+    beside.forget()
+    beside.store.open()
+    beside.prepare(HOST)
+    assert torch.equal(now(beside, M), numbers(7.0)), "what was not committed is forgotten"
+
+
+def test_the_last_commit_leaves_no_copy_behind(beside: Persistents) -> None:
+    beside.prepare(HOST)
+    step_on_host(beside, 7.0)
+    beside.commit_and_free(4, {})
+    assert not copies_of(beside).known() and torch.equal(now(beside, M), numbers(7.0))
+
+
+def test_pruning_changes_the_hosts_copy_where_that_is_the_weight(beside: Persistents) -> None:
+    beside.prepare(HOST)
+
+    def clear(piece: torch.Tensor) -> None:
+        piece.zero_()
+
+    beside.for_each_piece(M, clear, changes=True)
+    assert not now(beside, M).any()
+
+
+def test_a_plan_with_copies_beside_the_cpu_is_refused(kept: Persistents) -> None:
+    with pytest.raises(PortError, match="beside a device with its own"):
+        kept.prepare(HOST)

@@ -26,6 +26,9 @@ from agent.worker.protocol import (
     WriteCheckpoint,
 )
 from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.revision import write_revision
+from planner.ir.costs import Speeds
+from planner.search.revise import revise
 from tests.agent.jobs_small import make_job, small_bundle, write_job
 
 STEPS = 9
@@ -157,7 +160,30 @@ def test_freed_blocks_are_kept_up_to_the_plan_or_the_peak_of_live_ones(
 ) -> None:
     allocator = _Allocator()
     monkeypatch.setattr(run, "active", lambda: allocator)
-    costs = SimpleNamespace(device=SimpleNamespace(base_bytes=100 << 20))
+    costs = SimpleNamespace(device=SimpleNamespace(base_bytes=100 << 20, host=None))
     trainer: Any = SimpleNamespace(planned_peak_bytes=120 << 20, bundle=SimpleNamespace(costs={"step": costs}))
     run._limit_cache(trainer, new_plan=new_plan)
     assert allocator.limit == limit_mib << 20
+
+
+def test_revised_plans_train_to_the_same_bits(tmp_path: Path) -> None:
+    bundle = Bundle(small_bundle())
+    revision = tmp_path / "plans"
+    write_revision(revision, revise(bundle, Speeds(1.0, 1e5, 1e5), 1.0))
+    own = train(told(tmp_path / "own", plan=1, digest=True))
+    again = train(told(tmp_path / "again", plan=1, digest=True, revision=revision))
+    steps = [[event for event in events if isinstance(event, StepDone)] for events in (own, again)]
+    assert [s.loss for s in steps[0]] == [s.loss for s in steps[1]]
+    assert sum(s.paged_out_bytes for s in steps[0]) > sum(s.paged_out_bytes for s in steps[1])
+    ends = [event for events in (own, again) for event in events if isinstance(event, TrainingFinished)]
+    assert ends[0].digest == ends[1].digest is not None
+
+
+def test_a_run_goes_on_under_revised_plans(tmp_path: Path) -> None:
+    revision = tmp_path / "plans"
+    write_revision(revision, revise(Bundle(small_bundle()), Speeds(1.0, 1e5, 1e5), 1.0))
+    whole = train(told(tmp_path / "whole", plan=1, digest=True))
+    train(told(tmp_path / "state", plan=1, steps=4))
+    rest = train(told(tmp_path / "state", plan=1, digest=True, revision=revision))
+    ends = [event for events in (whole, rest) for event in events if isinstance(event, TrainingFinished)]
+    assert ends[0].digest == ends[1].digest is not None

@@ -17,7 +17,7 @@ from planner.ir.errors import PortError
 from planner.ir.program import Code, Instruction
 from tests.agent.train.made_graph import COUNT, graph, numbers, program, store
 
-M, T = 1, 2
+W, M, T = 0, 1, 2
 PAGES = program(instructions=(Instruction(Code.WRITE, T), Instruction(Code.WRITE, M)), carried=frozenset({M}))
 
 
@@ -199,3 +199,30 @@ def test_slots_of_the_page_file_lie_on_whole_blocks_one_behind_the_other(tmp_pat
     assert scratch.slot(0, 1) is slots[0] and size(scratch) == 4 * BLOCK
     scratch.close()
     assert not list(tmp_path.iterdir()), "the file has no name"
+
+
+def test_a_weight_that_no_step_changes_is_written_only_where_flash_has_an_older_one(
+    pager: Pager, scratch: Scratch, kept: StateStore
+) -> None:
+    newer = {"parameter/w", "state/m"}
+    paging = StepPaging(program(), StepValues(graph()), kept, pager, (scratch,), newer)
+    for first, written in ((7.0, True), (7.0, False)):
+        before = pager.stats.written_bytes
+        paging.values.bind(W, numbers(first))
+        paging.write(W)
+        paging.finish_write(W)
+        assert (pager.stats.written_bytes > before) is written and newer == {"state/m"}
+        paging.values.clear(W)
+        paging.read(W)
+        paging.land(W)
+        assert torch.equal(paging.values.value(W), numbers(first))
+        paging.values.clear(W)
+    for first in (1.0, 2.0):  # the step changes it
+        paging.values.bind(M, numbers(first))
+        paging.write(M)
+        paging.finish_write(M)
+        paging.values.clear(M)
+        paging.read(M)
+        paging.land(M)
+        assert torch.equal(paging.values.value(M), numbers(first)) and newer == {"state/m"}
+        paging.values.clear(M)

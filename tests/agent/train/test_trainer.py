@@ -8,30 +8,99 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from agent.train.checkpoint import CheckpointError
 from agent.train.comparison import MismatchError
-from agent.train.incoming_samples import DataError
+from agent.train.packing import drift
 from agent.train.pager import PageError, Pager
+from agent.train.samples.incoming import DataError
 from agent.train.trainer import StepEvent, Trainer, TrainOptions, step_message
 from agent.worker.control import LeftOnRequest
 from agent.worker.protocol import StateRecovered
 from benchmarks.models import workload
 from planner import make_bundle
 from planner.ir.bundle.bundle import Bundle, BundleError
-from planner.ir.costs import Flash
+from planner.ir.costs import Codec, Flash, PackingCost
 from planner.ir.errors import PortError
 from planner.ir.graph import StepGraph
-from planner.ir.plan import Plan
+from planner.ir.plan import Action, Decision, Plan
+from planner.ir.program import idle_gaps
 from planner.job import TrainingJob
-from tests.agent.exactness import random_plan
+from tests.agent.exactness import packing_costs, random_plan
 from tests.agent.jobs_small import BATCH, ROWS, Odd, make_job, next_token, small_bundle, unseen_row, write_job
 from tests.agent.train.trained_job import STEPS, paging_trainer, train, trainer
+from tests.planner import own_optimizers
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], str]:
     return train(tmp_path_factory.mktemp("reference"), plan=0)
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.Rprop,
+        torch.optim.Muon,
+        torch.optim.Adafactor,
+        torch.optim.ASGD,
+        own_optimizers.Lion,
+        own_optimizers.OwnAdamW,
+    ],
+)
+def test_a_job_goes_on_from_any_commit_with_the_optimizers_own_numbers(
+    cls: type[torch.optim.Optimizer], tmp_path: Path
+) -> None:
+    job = make_job()
+    matrices = [p for p in job.model.parameters() if p.dim() == 2 or cls is not torch.optim.Muon]
+    optimizer = cls(matrices, lr=0.01)  # type: ignore[call-arg]
+    momentum = "betas" in optimizer.defaults
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=40, cycle_momentum=momentum)
+    write_job(tmp_path / "job.port", replace(job, optimizer=optimizer, scheduler=scheduler), compared=STEPS)
+    digests = []
+    for name, stops in (("whole", (STEPS,)), ("stopped", (3, 7, STEPS))):
+        for stop in stops:
+            t = Trainer(Bundle(tmp_path / "job.port"), TrainOptions(tmp_path / name, tmp_path, 1, stop, verify=STEPS))
+            t.start()
+            t.train(lambda _: None, lambda *_: None)
+            digests.append(t.digest())
+            t.close()
+    assert digests[0] == digests[-1] != digests[1]
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_an_lstm_is_plain_pytorchs(kind: torch.dtype, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    parts = {"layers": nn.LSTM(6, 12, num_layers=2, batch_first=True, dropout=0.1), "head": nn.Linear(12, 4)}
+    model = nn.ModuleDict(parts).to(kind)
+
+    def loss_fn(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out, _ = model["layers"](x.to(kind))
+        return nn.functional.cross_entropy(model["head"](out[:, -1]).float(), y)
+
+    data = [torch.randn(16, 5, 6), torch.randint(4, (16,))]
+    job = TrainingJob(model, loss_fn, torch.optim.AdamW(model.parameters(), lr=1e-2), data, 4)
+    write_job(tmp_path / "job.port", job, compared=6)
+    for plan in (0, 1):
+        t = Trainer(Bundle(tmp_path / "job.port"), TrainOptions(tmp_path / str(plan), tmp_path, plan, 6, verify=6))
+        t.start()
+        t.train(lambda _: None, lambda *_: None)
+        t.close()
+
+
+def test_more_updates_than_the_optimizers_numbers_are_known_for_are_refused_at_once(tmp_path: Path) -> None:
+    job = make_job(scheduler=None)
+    optimizer = own_optimizers.OwnAdamW(job.model.parameters())
+    write_job(tmp_path / "job.port", replace(job, optimizer=optimizer))
+    t = Trainer(Bundle(tmp_path / "job.port"), TrainOptions(tmp_path, tmp_path, 1, 31))
+    t.start()
+    with pytest.raises(PortError, match=r"numbers of 30 updates of the optimizer OwnAdamW.* takes it to 31"):
+        t.train(lambda _: None, lambda *_: None)
+    assert t.step == 0
+    t.close()
 
 
 def test_a_bundle_that_pages_to_two_media_wants_a_directory_on_each(
@@ -56,6 +125,99 @@ def test_a_bundle_that_pages_to_two_media_wants_a_directory_on_each(
             with pytest.raises(PortError, match="pages to 2 directories, 1 were given"):
                 t.train(lambda _: None, lambda *_: None)
         t.close()
+
+
+# -- data that turns denser than when the plan was made
+
+
+def _too_small(graph: StepGraph) -> tuple[PackingCost, ...]:
+    """Return costs as measured on batches whose activations were all but zero."""
+    return tuple(
+        replace(cost, reserved_bytes=cost.reserved_bytes // 8)
+        for cost in packing_costs(graph)
+        if cost.codec is Codec.BITMAP
+    )
+
+
+def _packs(graph: StepGraph, _: int) -> Plan:
+    """Return the plan that packs all of those, every other one on its way to flash."""
+    versions = {(c.storage, c.version) for c in _too_small(graph)}
+    return Plan(
+        tuple(
+            Decision(s, a, b, Action.PACK if s % 2 else Action.PACK_PAGE)
+            for s in sorted({s for s, _ in versions})
+            for a, b in idle_gaps(graph, s)
+            if (s, sum(w <= a for w in graph.writers[s])) in versions
+        )
+    )
+
+
+def test_where_tensors_overflow_step_after_step_a_new_plan_goes_on_and_outlives_a_kill(
+    reference: tuple[list[float], str], tmp_path: Path
+) -> None:
+    write_job(tmp_path / "dense.port", make_job(), plan=_packs, packings=_too_small)
+    overflows: dict[int, int] = {}
+    reasons: list[str] = []
+
+    def run(steps: int) -> Trainer:
+        t = Trainer(Bundle(tmp_path / "dense.port"), TrainOptions(tmp_path / "state", tmp_path, 1, steps))
+
+        def on_step(event: StepEvent) -> None:
+            overflows[event.step] = len(event.report.packing.overflows)
+            reasons.append(t.adapt_packing())
+
+        t.start()
+        t.train(on_step, lambda *_: None)
+        return t
+
+    run(5).close()  # what was found out is committed with the step
+    assert (
+        all(overflows[step] for step in (1, 2))
+        and [bool(reason) for reason in reasons] == [False] * 2 + [True] + [False] * 2
+    )
+    again = run(STEPS)
+    whole = [
+        step for step in range(4, STEPS + 1) if step % again.steps_per_epoch
+    ]  # the short batch has a plan of its own
+    assert whole and not any(overflows[step] for step in whole), overflows
+    assert "denser than when the plan was made" in reasons[2] and not any(reasons[5:])
+    assert again.digest() == reference[1]
+    again.close()
+
+
+def _too_roomy(graph: StepGraph) -> tuple[PackingCost, ...]:
+    """Return costs as measured on batches without a zero."""
+    return tuple(cost for cost in packing_costs(graph) if cost.codec is Codec.BITMAP and cost.storage % 3)
+
+
+def _packs_and_pages(graph: StepGraph, _: int) -> Plan:
+    """Return the plan that packs what ReLU made, and keeps on flash what else could be packed."""
+    versions = {(c.storage, c.version) for c in _too_roomy(graph)}
+    zeros = {s for i, op in enumerate(graph.ops) if op.name == "aten::relu" for s in graph.creates[i]}
+    return Plan(
+        tuple(
+            Decision(s, a, b, Action.PACK if s in zeros else Action.PAGE)
+            for s in sorted({s for s, _ in versions})
+            for a, b in idle_gaps(graph, s)
+            if (s, sum(w <= a for w in graph.writers[s])) in versions
+        )
+    )
+
+
+def test_where_room_stays_unused_for_long_a_new_plan_pages_less(
+    reference: tuple[list[float], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drift, "SPARSE_STEPS", 3)
+    write_job(tmp_path / "sparse.port", make_job(), plan=_packs_and_pages, packings=_too_roomy)
+    t = Trainer(Bundle(tmp_path / "sparse.port"), TrainOptions(tmp_path / "state", tmp_path, 1, STEPS))
+    before, reasons = t.program("step").written_bytes, list[str]()
+    t.start()
+    t.train(lambda _: reasons.append(t.adapt_packing()), lambda *_: None)
+    assert t.program("step").written_bytes < before
+    assert [reason for reason in reasons if reason] and not any(reasons[:2]), reasons
+    assert "sparser than when the plan was made" in "".join(reasons)
+    assert t.digest() == reference[1]
+    t.close()
 
 
 # -- what lies on flash is damaged

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from agent.worker.options import BoardOptions, TorchOptions, WorkerOptions, page_words
+from agent.worker.shard import Shard
 
 PLACES = {"bundle": Path("job.port"), "state_dir": Path("state")}
 
@@ -15,7 +16,7 @@ PLACES = {"bundle": Path("job.port"), "state_dir": Path("state")}
         WorkerOptions(**PLACES, control_fd=5, plan=0, epochs=2, out=Path("w")),
         TorchOptions(**PLACES, page_dir=Path("card"), scratch_dirs=(Path("a"), Path("b b"))),
         TorchOptions(**PLACES, steps=9, verify=5, digest=True, read_limit=4_000_000, page_dir=Path("card")),
-        BoardOptions(**PLACES, round=2, board="posix", simulate=True, test=Path("held-out")),
+        BoardOptions(**PLACES, round=2, board="posix", simulate=True, test=Path("held-out"), shard=Shard(2, 3)),
     ],
 )
 def test_words_are_read_back(options: WorkerOptions) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +18,16 @@ from planner.mcu import (
     UpdateOptions,
     UpdateRounding,
     compile_model,
+    compile_quantized,
     last_layers,
 )
 from planner.mcu.compile import recompile
 from planner.mcu.fates.choose import FitOptions
+from planner.mcu.fates.page_costs import PageMedium
 from planner.mcu.frontend import import_module
 from planner.mcu.ir import Graph, OpKind
-from planner.mcu.scheme import backward_macs
-from planner.mcu.zoo import CameraNet, DigitsNet
+from planner.mcu.schemes.contributions import backward_macs
+from planner.mcu.zoo import CameraNet, DigitsNet, MobileNetV2
 from tests.planner.mcu.networks import every_layer, settled
 
 pytestmark = pytest.mark.skipif(missing_tools(counting=True) is not None, reason=str(missing_tools(counting=True)))
@@ -93,6 +96,84 @@ def test_operators_that_run_again_or_in_bands_give_the_hosts_bits(share, tmp_pat
     host.train_many(inputs, labels)
     run = run_image(build_image(model, Core.M4F, tmp_path), inputs, labels, options=UpdateOptions(0.02))
     assert run.parameters == host.parameters
+
+
+@pytest.mark.parametrize(("core", "share"), [(Core.M4F, 0.5), (Core.M7F, 0.5), (Core.M3, 0.75)])
+def test_pages_give_the_hosts_bits_on_the_cores(core, share, tmp_path):
+    """Trained parameters and activations on memory-mapped PSRAM, which the emulated boards have."""
+    module, data = every_layer(3)
+    kept = compile_model(module, data, simd=core is not Core.M3)
+    model, plan = recompile(kept, FitOptions(int(share * kept.ram_bytes), page=PageMedium.PSRAM))
+    assert plan.memory.paged and plan.memory.medium is not None
+    inputs, labels = kept.quantize_input(data), np.arange(3) % 7
+    host = HostEngine(model)
+    host.set_options(UpdateOptions(0.02))
+    host.train_many(inputs, labels)
+    run = run_image(build_image(model, core, tmp_path), inputs, labels, options=UpdateOptions(0.02))
+    assert run.parameters == host.parameters
+    assert run.page_bytes == (host.pages.read_bytes, host.pages.written_bytes)
+    assert run.page_bytes[1] == 3 * plan.memory.medium.written_bytes
+
+
+@pytest.mark.parametrize("core", [Core.M4F, Core.M3, Core.M0])
+def test_dynamic_updates_give_the_hosts_bits_and_take_fewer_instructions(core, tmp_path):
+    torch.manual_seed(0)
+    data = np.random.default_rng(0).random((10, 1, 8, 8), np.float32)
+    whole = compile_model(settled(DigitsNet(), data), data, name="digits", simd=core is Core.M4F)
+    scheme = replace(whole.scheme, chosen=0.25)
+    some = compile_quantized(whole.quantized, scheme=scheme, simd=core is Core.M4F)
+    inputs, labels, counts = whole.quantize_input(data), np.arange(10), []
+    for name, model in (("whole", whole), ("some", some)):
+        host = HostEngine(model)
+        host.set_options(UpdateOptions(0.03))
+        host.train_many(inputs, labels)
+        image, counter = build_image(model, core, tmp_path / name), build_counter(tmp_path / name)
+        run = run_image(image, inputs, labels, options=UpdateOptions(0.03), counter=counter)
+        assert run.parameters == host.parameters
+        counts.append(sum(run.instructions))
+    assert counts[1] < 0.9 * counts[0]
+
+
+@pytest.mark.parametrize("rule", [UpdateRounding.STOCHASTIC, UpdateRounding.Q88])
+def test_the_digits_net_trains_all_its_layers_on_the_small_core_in_16_kib(rule, tmp_path):
+    torch.manual_seed(0)
+    data = np.random.default_rng(0).random((10, 1, 8, 8), np.float32)
+    q88, options = rule is UpdateRounding.Q88, UpdateOptions(0.03, rule)
+    model = compile_model(settled(DigitsNet(), data), data, name="digits", simd=False, q88=q88)
+    inputs, labels = model.quantize_input(data), np.arange(10)
+    host = HostEngine(model)
+    host.set_options(options)
+    host.train_many(inputs, labels)
+    image = build_image(model, Core.M0, tmp_path)
+    run = run_image(image, inputs, labels, options=options)
+    assert run.parameters == host.parameters
+    assert image.static_ram_bytes + run.stack_bytes <= 16_384
+
+
+@pytest.mark.long
+def test_a_mobilenet_trains_all_its_layers_in_256_kib(tmp_path):
+    """Width 0.35, 96 x 96, 16 bits of all weights but one layer's: 1.6 MB where everything is kept.
+
+    The rest of the RAM is for stack, protocol and UART.
+    """
+    torch.manual_seed(0)
+    data = np.random.default_rng(0).random((2, 3, 96, 96), np.float32)
+    whole = compile_model(settled(MobileNetV2(), data), data, name="mobilenet", q88=True)
+    model, plan = recompile(whole, FitOptions(244_000, page=PageMedium.PSRAM))
+    assert plan.memory.parameters.pages and plan.overhead <= 0.5
+    widest = max(model.quantized.graph.weighted(), key=lambda op: op.weight_count)
+    assert [name for name, update in model.scheme.updates.items() if not update.q88] == [widest.name]
+    kept, options = compile_quantized(whole.quantized, scheme=model.scheme), UpdateOptions(0.01, UpdateRounding.Q88)
+    inputs, labels = kept.quantize_input(data), np.arange(2)
+    host, keeping = HostEngine(model), HostEngine(kept)
+    for engine in (host, keeping):
+        engine.set_options(options)
+        engine.train_many(inputs, labels)
+    assert all(host.values(op.name) == keeping.values(op.name) for op in kept.quantized.graph.weighted())
+    image = build_image(model, Core.M4F, tmp_path)
+    run = run_image(image, inputs, labels, options=options)
+    assert run.parameters == host.parameters
+    assert image.static_ram_bytes + run.stack_bytes <= 256 * 1024 and image.text_bytes <= 1024 * 1024
 
 
 @pytest.mark.long

@@ -1,10 +1,12 @@
 """A step is recorded as it runs: layouts are the kernels' own, constants are kept, random numbers are placed."""
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
 from planner.capture.recorder import StepRecorder
+from planner.ir.errors import CaptureError
 from planner.ir.graph import Phase, Role, references
 
 
@@ -78,3 +80,18 @@ def test_a_view_in_place_is_no_operator_and_a_resize_is() -> None:
     assert [op.name for op in recorder.tape.ops] == ["aten::ones", "aten::add.Tensor", "aten::resize_"]
     (operand,) = references(recorder.tape.ops[1].args[0])
     assert recorder.tape.values[operand].shape == (6, 4)
+
+
+def test_a_tensor_without_memory_is_refused_in_the_step_and_stands_for_a_real_one_in_the_update() -> None:
+    weights = torch.ones(2, 3)
+    recorder = StepRecorder()
+    value = recorder.add(weights, Role.PARAMETER, "weights")
+    with recorder, pytest.raises(CaptureError, match="a tensor on meta"):
+        torch.zeros(3, device="meta") + 1
+    recorder.phase = Phase.UPDATE
+    stand_in = recorder.stand_in(value)
+    with recorder:
+        made = stand_in.add_(1).sqrt()
+    assert recorder.value_of(stand_in) == value
+    assert recorder.tape.storages[recorder.tape.values[recorder.value_of(made)].storage].device == "cpu"
+    assert torch.equal(weights, torch.ones(2, 3))

@@ -86,7 +86,7 @@ def _refused_optimizers() -> dict[str, Any]:
     o = torch.optim
     return {
         "LBFGS": lambda p: o.LBFGS(p),
-        "MyOptimizer": lambda p: MyOptimizer(p, lr=0.1),
+        "MyOptimizer": lambda p: MyOptimizer(p, lr=0.1, momentum=0.9),
         "fused SGD with momentum=0": lambda p: o.SGD(p, lr=0.1, fused=True),
         "capturable=True": lambda p: o.AdamW(p, capturable=True),
         "differentiable=True": lambda p: o.SGD(p, lr=0.1, differentiable=True),

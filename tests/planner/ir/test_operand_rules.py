@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from torch.nn import functional
 
 from benchmarks.models import WORKLOADS, workload
 from planner.capture.step import capture_evaluation, capture_step
-from planner.ir.graph import GraphError, Op, Ref, StepGraph
+from planner.ir.graph import Argument, GraphError, Op, Ref, Role, StepGraph
 from planner.ir.operand_rules import verify_operands
+from planner.slices.blocks import blocks_of, large_weights, read_in_blocks
+from tests.planner.slices.table_step import reader, reader_batch, reader_loss
 
 
 class Everything(nn.Module):
@@ -148,12 +151,162 @@ def test_indices_that_are_changed_after_they_were_checked(graph: StepGraph, name
         verify_operands(replace(graph, ops=(*graph.ops[:i], fill, *graph.ops[i:])))
 
 
+def with_copied_indices(graph: StepGraph, name: str) -> StepGraph:
+    """Return the graph with a copy, made right before the call of `name`, in the place of its indices."""
+    i = place(graph, name)
+    op, index = graph.ops[i], graph.ops[i].args[INDICES[name]]
+    assert isinstance(index, Ref)
+    value = graph.values[index.value]
+    dense = torch.empty_strided(value.shape, value.stride, device="meta").clone().stride()
+    copied = replace(value, storage=len(graph.storages), stride=dense, offset=0)
+    made = Op("aten::clone", (index,), (), (len(graph.values),), (), op.phase)
+    args = tuple(Ref(len(graph.values)) if k == INDICES[name] else a for k, a in enumerate(op.args))
+    storages = (*graph.storages, replace(graph.storages[value.storage], role=Role.TEMPORARY, name=""))
+    ops = (*graph.ops[:i], made, replace(op, args=args), *graph.ops[i + 1 :])
+    return replace(graph, ops=ops, storages=storages, values=(*graph.values, copied))
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_copies_of_indices_that_were_checked(graph: StepGraph, name: str) -> None:
+    verify_operands(with_copied_indices(graph, name))
+
+
+@pytest.mark.parametrize("name", INDICES)
+@pytest.mark.parametrize("copy", [True, False])
+def test_copies_that_are_changed_or_made_of_what_was_changed(graph: StepGraph, name: str, copy: bool) -> None:
+    copied = with_copied_indices(graph, name)
+    i = place(copied, name)
+    at = i if copy else i - 1  # after the copy was made, or before
+    written = copied.ops[i].args[INDICES[name]] if copy else copied.ops[i - 1].args[0]
+    assert isinstance(written, Ref)
+    storage = copied.values[written.value].storage
+    fill = Op("aten::fill_.Scalar", (written, 1 << 40), (), (written.value,), (storage,), copied.ops[i].phase)
+    with pytest.raises(GraphError, match=name):
+        verify_operands(replace(copied, ops=(*copied.ops[:at], fill, *copied.ops[at:])))
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_a_copy_that_is_made_after_it_is_read(graph: StepGraph, name: str) -> None:
+    copied = with_copied_indices(graph, name)
+    i = place(copied, name)
+    with pytest.raises(GraphError, match=name):
+        verify_operands(copied.reordered((*range(i - 1), i, i - 1, *range(i + 1, len(copied.ops)))))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(True, torch.float32), (False, torch.float32), (True, torch.bfloat16)],
+    ids=["biases", "no biases", "bfloat16"],
+)
+def recurrent(request: pytest.FixtureRequest) -> StepGraph:
+    biases, kind = request.param
+    model = nn.LSTM(5, 6, num_layers=2, bidirectional=True, batch_first=True, bias=biases, dtype=kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = (torch.randn(3, 4, 5).to(kind),)
+    return capture_step(model, lambda model, x: model(x)[0].square().mean(), optimizer, batch).graphs["step"]
+
+
+LSTM_OPERANDS = [("mkldnn_rnn_layer", i) for i in range(7)] + [
+    ("mkldnn_rnn_layer_backward", i) for i in (*range(11), 22)
+]
+
+
+def test_recorded_lstms_fit(recurrent: StepGraph) -> None:
+    verify_operands(recurrent)
+    names = [op.name for op in recurrent.ops]
+    assert names.count("aten::mkldnn_rnn_layer") == names.count("aten::mkldnn_rnn_layer_backward") == 4
+
+
+@pytest.mark.parametrize(("name", "operand"), LSTM_OPERANDS)
+@pytest.mark.parametrize("change", ["shape", "dtype", "stride", "storage"])
+def test_operands_that_do_not_fit_an_lstm(recurrent: StepGraph, name: str, operand: int, change: str) -> None:
+    argument = recurrent.ops[place(recurrent, name)].args[operand]
+    assert isinstance(argument, Ref)
+    value = recurrent.values[argument.value]
+    changes: dict[str, dict[str, Any]] = {
+        "shape": {"shape": (*value.shape[:-1], value.shape[-1] + 1)},
+        "dtype": {"dtype": "bfloat16" if value.dtype == "float32" else "float32"},
+        "stride": {"stride": (*value.stride[:-1], 2)},
+        "storage": {"storage": 0},
+    }
+    gradient, workspace = operand == 10, operand == 22
+    if (change == "stride" and gradient) or (change == "storage" and not workspace):
+        return  # a gradient may lie anyhow, and only a workspace must be the one that was made
+    wide = replace(recurrent, values=(*recurrent.values, replace(value, **changes[change])))
+    args = (*recurrent.ops[place(recurrent, name)].args,)
+    other = (*args[:operand], Ref(len(recurrent.values)), *args[operand + 1 :])
+    with pytest.raises(GraphError, match=name):
+        verify_operands(changed(wide, name, lambda op: replace(op, args=other)))
+
+
+@pytest.mark.parametrize(
+    ("operand", "forged"), [(7, 1), (8, (2, 1)), (9, 3), (10, 7), (10, 0), (11, 0), (11, 1 << 40), (12, None), (15, 1)]
+)
+def test_numbers_that_do_not_fit_an_lstm(recurrent: StepGraph, operand: int, forged: Argument) -> None:
+    args = recurrent.ops[place(recurrent, "mkldnn_rnn_layer")].args
+    other = (*args[:operand], forged, *args[operand + 1 :])
+    with pytest.raises(GraphError, match="mkldnn_rnn_layer"):
+        verify_operands(changed(recurrent, "mkldnn_rnn_layer", lambda op: replace(op, args=other)))
+
+
+@pytest.mark.parametrize("operand", [13, 16, 17, 18, 20, 21])  # reverse, sizes, flags of the forward pass
+def test_a_backward_pass_of_another_lstm(recurrent: StepGraph, operand: int) -> None:
+    name = "mkldnn_rnn_layer_backward"
+    args = recurrent.ops[place(recurrent, name)].args
+    was = args[operand]
+    values: dict[int, Argument] = {13: not was, 16: 3, 17: not was, 18: False, 20: (1,), 21: not was}
+    other = (*args[:operand], values[operand], *args[operand + 1 :])
+    with pytest.raises(GraphError, match=name):
+        verify_operands(changed(recurrent, name, lambda op: replace(op, args=other)))
+
+
 @pytest.mark.parametrize("name", ["nll_loss_backward", "embedding_dense_backward", "_ctc_loss_backward"])
 def test_a_backward_pass_before_the_forward_pass_that_checks(graph: StepGraph, name: str) -> None:
     i = place(graph, name)
     order = (i, *range(i), *range(i + 1, len(graph.ops)))
     with pytest.raises(GraphError, match=name):
         verify_operands(graph.reordered(order))
+
+
+def rows_in_blocks() -> StepGraph:
+    """Return a step whose table of embeddings is trained in blocks of rows."""
+    model = reader()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    graph = capture_step(model, reader_loss, optimizer, reader_batch(0)).graphs["step"]
+    (weight,) = large_weights([graph], 100_000)
+    return read_in_blocks(graph, {weight.name: blocks_of(weight, 4)}).graph
+
+
+@pytest.mark.parametrize(
+    ("clamp", "change"),
+    [
+        ("clamp_max", lambda op: replace(op, args=(op.args[0], op.args[1] + 1))),
+        ("clamp_max", lambda op: replace(op, args=(op.args[0], -1))),
+        ("clamp_max", lambda op: replace(op, args=(op.args[0], 1.5))),
+        ("clamp_max", lambda op: replace(op, name="aten::clamp_min")),
+        ("clamp_min", lambda op: replace(op, args=(op.args[0], -1))),
+        ("clamp_min", lambda op: replace(op, name="aten::clamp_max")),
+    ],
+)
+def test_rows_of_a_gradient_are_bounded_from_both_sides(clamp: str, change: Callable[[Op], Op]) -> None:
+    graph = rows_in_blocks()
+    verify_operands(graph)
+    gradient = place(graph, "embedding_dense_backward")
+    bound = max(i for i in range(gradient) if graph.ops[i].name == f"aten::{clamp}")
+    ops = tuple(change(op) if i == bound else op for i, op in enumerate(graph.ops))
+    with pytest.raises(GraphError, match="embedding_dense_backward"):
+        verify_operands(replace(graph, ops=ops))
+
+
+def test_rows_of_a_gradient_are_not_written_once_they_are_bounded() -> None:
+    graph = rows_in_blocks()
+    gradient = place(graph, "embedding_dense_backward")
+    op = graph.ops[gradient]
+    assert isinstance(op.args[1], Ref)
+    index = op.args[1].value
+    spoilt = Op("aten::zero_", (Ref(index),), (), (index,), (graph.values[index].storage,), op.phase)
+    with pytest.raises(GraphError, match="embedding_dense_backward"):
+        verify_operands(replace(graph, ops=(*graph.ops[:gradient], spoilt, *graph.ops[gradient:])))
 
 
 @pytest.mark.parametrize("name", TRUSTED)

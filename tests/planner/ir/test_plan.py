@@ -4,7 +4,7 @@ from planner.ir.plan import Action, Decision, Plan
 
 
 def test_the_numbers_of_actions_stand_in_bundles() -> None:
-    numbers = {"PAGE": 1, "RECOMPUTE": 2, "INTERMEDIATE": 3, "PACK": 4}
+    numbers = {"PAGE": 1, "RECOMPUTE": 2, "INTERMEDIATE": 3, "PACK": 4, "PACK_PAGE": 5}
     assert {action.name: int(action) for action in Action} == numbers
 
 

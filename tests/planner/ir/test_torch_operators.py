@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from planner.ir.graph import Argument, GraphError, Op, Phase, Ref, Role, StepGraph, Storage, Value
 from planner.ir.operators import OperatorError
-from planner.ir.torch_operators import check_arguments, resolve
+from planner.ir.torch_operators import check_arguments, function_of, resolve
 
 
 def test_an_operator_that_this_torch_does_not_have_is_named() -> None:
@@ -41,3 +42,14 @@ def test_a_change_that_the_graph_does_not_name_is_refused() -> None:
     with pytest.raises(GraphError, match="changes a storage"):
         op, graph = one_call("aten::maximum.out", Ref(0), Ref(1))
         check_arguments(replace(op, kwargs=(("out", Ref(1)),)), graph)
+
+
+@pytest.mark.parametrize("recorded", [3, 4])
+def test_a_recurrent_layer_keeps_a_workspace_where_the_recorded_one_did(recorded: int) -> None:
+    """Whether gradients are recorded when it is repeated does not matter."""
+    op = Op("aten::mkldnn_rnn_layer", (), (), (None,) * recorded, (), Phase.FORWARD)
+    rows, weights = torch.randn(4, 3, 5), (torch.randn(24, 5), torch.randn(24, 6), torch.randn(24), torch.randn(24))
+    flags: tuple[object, ...] = (False, [], 2, 6, 1, True, False, False, True)
+    with torch.no_grad():
+        made = function_of(op)(rows, *weights, torch.zeros(3, 6), torch.zeros(3, 6), *flags)
+    assert len([tensor for tensor in made if tensor is not None]) == recorded

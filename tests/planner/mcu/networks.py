@@ -71,4 +71,12 @@ def stream(count: int = 12) -> tuple[nn.Module, NDArray[np.float32]]:
     return settled(StreamNet(6, 3, (7, 9, 12)), data), data
 
 
+def bars() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Noise, and in every other sample a bright left half; a network that has learnt nothing yet can learn it."""
+    labels = np.arange(60) % 2
+    data = np.random.default_rng(0).random((60, 1, 8, 8), np.float32) * 0.2
+    data[labels == 1, :, :4] += 0.8
+    return data, labels
+
+
 NETWORKS = {"every_layer": every_layer, "hidden_linear": hidden_linear, "stream": stream}

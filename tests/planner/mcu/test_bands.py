@@ -22,6 +22,7 @@ from planner.mcu.bands import (
 )
 from planner.mcu.emit import emit_model
 from planner.mcu.frontend import import_module
+from planner.mcu.host import FAST
 from planner.mcu.memory import plan_memory, program_of
 from planner.mcu.zoo import DigitsNet
 from tests.planner.mcu.networks import every_layer, settled
@@ -57,7 +58,7 @@ def groups_of(program: SampleProgram, lines: int, forward: bool) -> list[BandGro
 
 
 def banded(model: CompiledModel, group: BandGroup) -> CompiledModel:
-    memory = plan_memory(model.quantized.graph, model.scheme, simd=model.simd, groups=[group], q88=True)
+    memory = plan_memory(model.quantized.graph, model.scheme, simd=model.simd, groups=[group])
     return replace(model, memory=memory, generated=emit_model(model.quantized, memory, model.scheme, model.name))
 
 
@@ -73,7 +74,7 @@ def trained(model: CompiledModel, data: np.ndarray, rule: UpdateRounding, flags:
 def test_every_group_trains_to_the_bits_of_the_whole(net: Net, lines: int) -> None:
     model, data = net
     program = program_of(model.quantized.graph, model.scheme)
-    for rule, flags in ((UpdateRounding.STOCHASTIC, ()), (UpdateRounding.Q88, ("-DPORT_SIMD_EMULATE",))):
+    for rule, flags in ((UpdateRounding.STOCHASTIC, ()), (UpdateRounding.Q88, FAST)):
         whole = trained(model, data, rule, flags)
         for group in groups_of(program, lines, forward=rule is UpdateRounding.STOCHASTIC)[::2]:
             assert trained(banded(model, group), data, rule, flags) == whole, group

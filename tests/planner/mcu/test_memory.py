@@ -1,5 +1,7 @@
 """What a scheme costs in bytes: rows and scratch of a layer, where trained values lie, and when each buffer is alive."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from planner.mcu.arena import ALIGNMENT
 from planner.mcu.autodiff import LayerUpdate, SparseScheme, full_scheme, last_layers
 from planner.mcu.frontend import import_module
 from planner.mcu.ir import Graph, KernelCall, OpKind, row_bytes, scratch_bytes
-from planner.mcu.memory import buffers_of, parameter_layout, plan_memory, scratch_of
+from planner.mcu.memory import buffers_of, parameter_block_bytes, parameter_layout, plan_memory, scratch_of
 from tests.planner.mcu.networks import every_layer
 
 
@@ -46,7 +48,7 @@ def test_frozen_layers_take_no_ram_and_trained_values_do_not_overlap(graph: Grap
 
 def test_low_bytes_of_q88_lie_behind_all_rows(graph: Graph) -> None:
     scheme = full_scheme(graph)
-    plain, fine = parameter_layout(graph, scheme), parameter_layout(graph, scheme, q88=True)
+    plain, fine = parameter_layout(graph, scheme), parameter_layout(graph, scheme.with_low_bytes())
     assert fine.size_bytes >= plain.bias_bytes + 2 * plain.weight_bytes
     for name, slot in fine.slots.items():
         assert slot.weight_offset == plain.slots[name].weight_offset and plain.slots[name].q88_offset is None
@@ -62,6 +64,17 @@ def test_low_bytes_of_q88_lie_behind_all_rows(graph: Graph) -> None:
             assert start is not None
             taken[start : start + size] += 1
     assert taken.max() == 1, "each byte belongs to one value"
+
+
+def test_layers_without_low_bytes_take_none(graph: Graph) -> None:
+    scheme, without = full_scheme(graph), layers(graph)[1]
+    mixed, fine = (parameter_layout(graph, scheme.with_low_bytes(names)) for names in ({without.name}, ()))
+    assert mixed.slots[without.name].q88_offset is None
+    assert sum(slot.q88_offset is None for slot in mixed.slots.values()) == 1
+    assert 0 <= fine.size_bytes - mixed.size_bytes - without.weight_count < ALIGNMENT
+    update = scheme.with_low_bytes().of(without.name)
+    whole = [parameter_block_bytes(without, replace(update, q88=wide)) for wide in (True, False)]
+    assert 0 <= whole[0] - whole[1] - without.weight_count + ALIGNMENT <= 2 * ALIGNMENT
 
 
 def test_a_buffer_is_alive_from_its_first_step_to_its_last(graph: Graph) -> None:

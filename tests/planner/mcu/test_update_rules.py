@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.mcu import CompiledModel, HostEngine, UpdateOptions, UpdateRounding, compile_model
+from planner.mcu import CompiledModel, HostEngine, UpdateOptions, UpdateRounding, compile_model, compile_quantized
 from planner.mcu.host import EngineError, EngineState
 from tests.planner.mcu.networks import every_layer
 
@@ -124,6 +124,29 @@ def test_q88_needs_its_storage():
     module, data = every_layer(4)
     with pytest.raises(EngineError, match="status 5"):
         HostEngine(compile_model(module, data)).set_options(UpdateOptions(0.1, UpdateRounding.Q88))
+
+
+def test_layers_without_low_bytes_round_stochastically_and_the_others_to_nearest(model):
+    """After one step, each layer has the bits of the rule it is under: the gradients of that step are the same."""
+    compiled, inputs, labels = model
+    layers = [op.name for op in compiled.quantized.graph.weighted()]
+    narrow = set(layers[1::2])
+    mixed = compile_quantized(compiled.quantized, scheme=compiled.scheme.with_low_bytes(narrow))
+    assert mixed.q88 and mixed.ram_bytes < compiled.ram_bytes
+    engines = {}
+    for name, built, rule in (
+        ("mixed", mixed, UpdateRounding.Q88), ("wide", compiled, UpdateRounding.Q88),
+        ("int8", compiled, UpdateRounding.STOCHASTIC),
+    ):  # fmt: skip
+        engine = engines[name] = HostEngine(built)
+        engine.set_options(UpdateOptions(5e-3, rule))
+        engine.train(inputs[0], int(labels[0]))
+    for layer in layers:
+        biases = 4 * compiled.quantized.graph.op(layer).out_shape.channels
+        found = {name: engine.values(layer)[biases:] for name, engine in engines.items()}
+        assert found["mixed"] == found["int8" if layer in narrow else "wide"]
+    assert any(engines["int8"].values(layer) != engines["wide"].values(layer) for layer in narrow)
+    assert engines["mixed"].state == engines["wide"].state
 
 
 def test_a_huge_rate_stays_within_int8(model):

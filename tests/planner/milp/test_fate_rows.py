@@ -26,7 +26,7 @@ def test_a_gap_without_a_fate_and_one_with_two_are_no_solutions() -> None:
     columns = next(columns for columns in formulation.gaps.values() if columns.recompute)
     keep, (some, *_) = columns.keep, columns.recompute.values()
     own = [keep, *columns.recompute.values(), *columns.page.values()]
-    own += [] if columns.packed is None else [columns.packed]
+    own += columns.packing()
     for chosen in ([], [keep, some]):
         for model, ends in (
             (formulation.model, SolverStatus.INFEASIBLE),
@@ -51,7 +51,7 @@ def test_a_tensor_is_there_from_its_return_to_its_next_use() -> None:
                 choice = chosen.get(g)
                 for s, column in columns.presence.items():
                     looked += 1
-                    here = choice is None or (choice.fate is not Fate.PACK and s >= choice.stage)
+                    here = choice is None or (choice.fate not in (Fate.PACK, Fate.PACK_PAGE) and s >= choice.stage)
                     assert run.values[column] == pytest.approx(float(here), abs=1e-6)
     assert looked > 50
 

@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +23,7 @@ from planner.milp.model import Formulation
 from planner.problem.coarsen import coarsen
 from planner.problem.model import Semantics
 from planner.search.anytime import SMALLEST, captured_breadth
-from tests.planner.brute_force import beside_host_memory, random_problem
+from tests.planner.brute_force import beside_host_memory, packed_pairs, random_problem, with_a_weight
 from tests.planner.steps import costs_of, wide_step
 
 MODULES: tuple[ModuleType, ...] = (columns, fate_rows, memory_rows, time_rows, limit_rows)
@@ -89,7 +90,10 @@ def _models() -> Iterator[LinearModel]:
             problem = random_problem(seed, semantics=semantics, packing=True)
             yield Formulation(problem, Breadth(exact_stages=seed % 2 == 0)).model
             yield Formulation(problem, SMALLEST).model
-            yield Formulation(beside_host_memory(problem, seed), Breadth()).model
+            beside = beside_host_memory(problem, seed)
+            yield Formulation(beside, Breadth()).model
+            yield Formulation(with_a_weight(beside, seed, copied=True), Breadth()).model
+        yield Formulation(replace(packed_pairs(seed), semantics=Semantics.ELASTIC), Breadth()).model
     graph = wide_step()
     costs = costs_of(graph, workspace=100_000)
     whole = lower(graph, costs, Plan()).peak_bytes

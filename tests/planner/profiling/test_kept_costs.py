@@ -26,6 +26,21 @@ def test_a_second_profile_measures_nothing_and_gives_the_same(tmp_path: Path, mo
         assert after.joules == 2 * before.joules
 
 
+def test_costs_alone_run_no_operator_whose_cost_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = tiny_step().graphs["step"]
+    first = profile_operators([graph], compute_watts=2.0, kept_in=tmp_path)
+
+    def never(_: object) -> None:
+        raise AssertionError("an operator ran")
+
+    monkeypatch.setattr(operators._Call, "ready", never)
+    again = profile_operators([graph], compute_watts=2.0, kept_in=tmp_path, resident=False)
+    assert again.ops == first.ops
+    assert (again.retained_bytes, again.released_bytes) == (0, 0)
+    with pytest.raises(AssertionError, match="an operator ran"):
+        profile_operators([graph], compute_watts=2.0, kept_in=tmp_path)
+
+
 def test_another_version_or_number_of_threads_is_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {context(threads, 1 << 20, workspace_seen=seen) for threads in (1, 2) for seen in (False, True)}
     monkeypatch.setattr(torch, "__version__", "99.0")

@@ -16,7 +16,10 @@ from planner.search.floor import Floor, floor_of, floor_plans
 from planner.search.pareto import Point, non_dominated, point_of
 from planner.search.plan_step import plan_step
 from planner.search.solve import Outcome
+from planner.slices import pieces
+from planner.slices.choices import cut_fat
 from tests.planner.estimated_steps import captured
+from tests.planner.slices.language_step import language_step
 from tests.planner.steps import costs_of
 
 BUDGETS = 20
@@ -46,11 +49,16 @@ def attention() -> tuple[StepGraph, CostTable]:
 
 
 def steps(name: str) -> tuple[StepGraph, CostTable]:
+    if name == "pieces":
+        whole = language_step().graphs["step"]
+        graph = cut_fat(whole, 140_000, 4).applied(whole).graph
+        return graph, costs_of(graph, base=1 << 20)
     return attention() if name == "attention" else captured(name)
 
 
-@pytest.mark.parametrize("name", ["attention", "resnet18", "vgg16bn", "mobilenetv2"])
-def test_no_budget_above_the_floor_is_refused(name: str) -> None:
+@pytest.mark.parametrize("name", ["attention", "resnet18", "vgg16bn", "mobilenetv2", "pieces"])
+def test_no_budget_above_the_floor_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
     graph, costs = steps(name)
     least, most = floor_of(graph, costs).nbytes, lower(graph, costs, Plan()).peak_bytes
     points: list[Point] = []

@@ -9,6 +9,7 @@ import pytest
 from planner.milp.columns import Breadth
 from planner.milp.model import Formulation
 from planner.problem.model import Problem, Schedule
+from planner.search import neighbourhood
 from planner.search.greedy.search import greedy
 from planner.search.incumbent import Climb
 from planner.search.neighbourhood import SMALLEST_PIECE, _Search, neighbourhood_search
@@ -69,6 +70,19 @@ def test_out_of_time_it_stops_at_once() -> None:
     log = list(state.log)
     neighbourhood_search(state, Formulation(problem, BREADTH, state.schedule), 5.0)
     assert state.log == log
+
+
+def test_it_ends_where_a_part_of_its_time_gained_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbourhood, "LOOKED_AT", 0.0)
+    problem = random_problem(MISSED[0])
+
+    def pieces(least_gain: float) -> int:
+        state = started(problem)
+        known = len(state.log)
+        neighbourhood_search(state, Formulation(problem, BREADTH, state.schedule), 5.0, least_gain)
+        return len(state.log) - known
+
+    assert pieces(2.0) <= 1 < pieces(0.0), "no piece saves twice of what everything costs"
 
 
 def test_pieces_cover_every_gap_in_each_order_overlapping_by_half() -> None:

@@ -1,6 +1,7 @@
 """Plans of captured steps: within budget and deadline, never above a rival or below the bound."""
 
 import itertools
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -155,6 +156,31 @@ def test_packing_where_it_is_cheap_takes_less_energy_than_doing_without(share: f
         assert found.plan.overhead_joules < without.plan.overhead_joules
         assert found.bound_joules <= found.plan.overhead_joules * (1 + 1e-6)
         assert lower(graph, costs, found.plan).peak_bytes == found.plan.peak_bytes <= limit
+
+
+@pytest.mark.parametrize("seed", [13, 19, 50, 122])
+def test_being_able_to_pack_never_costs_more(seed: int) -> None:
+    """Prices at which packing is a trap for whoever takes the next best tensor: some cheap, some dear, some that save little."""
+    graph, costs = packed_costs()
+    rng = random.Random(seed)
+    packings = tuple(
+        replace(
+            p, reserved_bytes=round(p.reserved_bytes * rng.uniform(0.5, 1.7)), joules=p.joules * 10 ** rng.uniform(0, 4)
+        )
+        for p in costs.packings
+    )
+    costs = replace(costs, packings=packings)
+    least, most = least_budget(graph, costs), lower(graph, costs, Plan()).peak_bytes
+    limit = round(least + rng.uniform(0.1, 0.9) * (most - least))
+    found, without = (
+        plan_step(graph, table, ram_bytes=limit, strategy="greedy").plan
+        for table in (costs, replace(costs, packings=()))
+    )
+    assert found is not None
+    if without is not None:
+        packing, bare = (lower(graph, costs, plan) for plan in (found, without))
+        assert packing.joules <= bare.joules * (1 + 1e-9) and packing.seconds <= bare.seconds * (1 + 1e-9)
+        assert packing.written_bytes <= bare.written_bytes
 
 
 def test_bittrain_packs_all_that_can_be_packed_and_nothing_else() -> None:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from planner.problem.model import Paging, Problem, Schedule, Semantics, Stage, Tensor, verify_problem
+from planner.problem.model import Fate, Paging, Problem, Schedule, Semantics, Stage, Tensor, verify_problem
 from planner.search.solve import Outcome, Solution, solve
-from tests.planner.brute_force import beside_host_memory, cheapest, random_problem
+from tests.planner.brute_force import beside_host_memory, cheapest, packed_pairs, random_problem, with_a_weight
 
 
 @pytest.mark.parametrize("block", range(10))
@@ -28,6 +28,20 @@ def test_the_optimum_equals_brute_force_with_real_transfers_and_packing(seed: in
     best, complete = cheapest(problem, most=3000)
     if complete:
         _compare(solve(problem, time_limit_s=10), best, seed)
+
+
+def test_what_is_packed_and_paged_is_what_brute_force_packs_and_pages() -> None:
+    away = 0
+    for seed in range(60):
+        problem = packed_pairs(seed)
+        best, complete = cheapest(problem)
+        found = solve(problem, time_limit_s=10)
+        assert complete
+        _compare(found, best, seed)
+        quick = solve(problem, strategy="greedy")
+        assert quick.evaluation is None or quick.evaluation.valid
+        away += any(c.fate is Fate.PACK_PAGE for c in found.schedule.choices) if found.schedule else 0
+    assert away >= 10
 
 
 def test_packing_never_makes_the_quick_answer_dearer() -> None:
@@ -52,6 +66,28 @@ def test_with_two_pools_and_three_levels_the_optimum_equals_brute_force(block: i
     assert tried >= 4
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_with_two_pools_and_a_weight_that_is_paged_the_optimum_equals_brute_force(copied: bool) -> None:
+    """What lives within the step may go to the host's memory or to flash; a weight to flash, around the step's end too, or, `copied`,
+    to the host's memory, which has it all the time then and flash never."""
+    tried = wrapped = at_host = 0
+    for seed in range(60):
+        problem = with_a_weight(beside_host_memory(random_problem(seed), seed), seed, copied=copied)
+        verify_problem(problem)
+        best, complete = cheapest(problem, most=3000)
+        if complete:
+            tried += 1
+            found = solve(problem, time_limit_s=10)
+            _compare(found, best, seed)
+            choices = found.schedule.choices if found.schedule else ()
+            around = [c for c in choices if problem.gaps[c.gap].before >= problem.size]
+            wrapped += bool(around)
+            at_host += any(c.target == 1 for c in around)
+            quick = solve(problem, strategy="greedy")
+            assert quick.evaluation is None or quick.evaluation.valid, seed
+    assert tried >= 40 and wrapped >= 5 and (at_host >= 3) == copied
+
+
 def test_the_hosts_memory_is_a_limit_of_its_own() -> None:
     dearer = 0
     for seed in range(12):
@@ -64,16 +100,31 @@ def test_the_hosts_memory_is_a_limit_of_its_own() -> None:
 
 
 def test_with_all_the_hosts_memory_and_a_free_link_the_plan_is_that_of_one_pool() -> None:
-    """What the device has too little of, the host has: neither energy nor time is lost."""
+    """What the device has too little of, the host has: but for its pages, nothing is decided otherwise, and nothing is lost."""
+    moved = 0
     for seed in range(20):
         problem = beside_host_memory(random_problem(seed, semantics=Semantics.ELASTIC), seed)
-        free = tuple(replace(t, paging=(*t.paging[:-1], Paging(1, 0.0, 0.0, 0.0, 0.0))) for t in problem.tensors)
+        free = tuple(_dearer_than_the_link(t) for t in problem.tensors)
         endless = replace(problem, tensors=free, target_bytes=(None, 1 << 40), deadline_s=None, write_limit_bytes=None)
         split, together = solve(endless), solve(replace(endless, ram_bytes=1 << 40))
-        assert together.overhead_joules == pytest.approx(0.0)
+        assert together.schedule == Schedule()
         if split.schedule is not None:
+            assert _without_host_pages(split.schedule) == together.schedule, seed
             assert split.overhead_joules == pytest.approx(0.0, abs=1e-9), seed
             assert split.evaluation is not None and split.evaluation.stall_seconds == 0.0
+            moved += split.schedule != together.schedule
+    assert moved >= 5
+
+
+def _dearer_than_the_link(tensor: Tensor) -> Tensor:
+    """Return the tensor with a free link to the host, and no rematerialization that is free, too."""
+    again = tuple(r and replace(r, joules=r.joules + 1.0) for r in tensor.rematerializations)
+    return replace(tensor, rematerializations=again, paging=(*tensor.paging[:-1], Paging(1, 0.0, 0.0, 0.0, 0.0)))
+
+
+def _without_host_pages(schedule: Schedule) -> Schedule:
+    kept = tuple(c for c in schedule.choices if (c.fate, c.target) != (Fate.PAGE, 1))
+    return replace(schedule, choices=kept)
 
 
 def _compare(solution: Solution, best: float | None, seed: int) -> None:

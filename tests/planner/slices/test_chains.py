@@ -2,12 +2,20 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
-from planner.ir.graph import Phase, operands
-from planner.slices.algebra import base_name
+from planner.capture.step import capture_step
+from planner.ir.graph import Phase, Ref, StepGraph, operands, verify_graph
+from planner.ir.operand_rules import verify_operands
+from planner.slices.algebra import base_name, cut_dimensions
 from planner.slices.chains import MOST_THIN, find_chains, least_rows, touched_bytes, units_of
+from planner.slices.comparison import differing
+from planner.slices.pieces import cut_chains
 from tests.planner.slices.language_step import language_step
 
 FAT_BYTES = 200_000
@@ -61,3 +69,85 @@ def test_every_dimension_that_is_cut_is_a_multiple_of_the_units(fat_bytes: int) 
 
 def test_a_step_without_fat_operators_has_no_chain() -> None:
     assert find_chains(language_step().graphs["step"], 1 << 30) == []
+
+
+def test_labels_that_are_a_part_of_more_are_cut_too() -> None:
+    """The next token of a single sequence is its label: a view that begins one further."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(600, 32), nn.Linear(32, 600))
+
+    def loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+        labels = functional.pad(ids, (0, 1), value=-100)[..., 1:]
+        return functional.cross_entropy(model(ids).flatten(0, 1), labels.flatten())
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    graph = capture_step(model, loss, optimizer, (torch.randint(0, 600, (1, 64)),)).graphs["step"]
+    chains = find_chains(graph, 100_000)
+    (labelled,) = (c for c in chains if any(base_name(graph.ops[i]) == "nll_loss_backward" for i in c.cut))
+    assert "_log_softmax_backward_data" in {base_name(graph.ops[i]) for i in labelled.cut}
+    rewritten = cut_chains(graph, chains, 4)
+    verify_operands(rewritten.graph)
+    assert differing(graph, rewritten) == ()
+
+
+class Deep(nn.Module):
+    """Two wide products with an activation between them: in the backward pass the second one's update lies between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 512), nn.Linear(512, 64)
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.down(functional.gelu(self.up(x)))[:8])
+
+
+def deep_step() -> StepGraph:
+    torch.manual_seed(0)
+    model = Deep()
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.randn(256, 64, requires_grad=True)
+    return capture_step(model, lambda m, x: m(x * 2).square().mean(), optimizer, (x.detach(),)).graphs["step"]
+
+
+def test_a_chain_runs_ahead_of_updates_that_lie_between() -> None:
+    graph = deep_step()
+    chains = find_chains(graph, 200_000)
+    names = [[base_name(graph.ops[i]) for i in chain.cut] for chain in chains]
+    passed = {i for c in chains for i in range(c.ops[0], c.ops[-1]) if i not in c.ops}
+    assert ["mm", "gelu_backward"] in names and any(graph.ops[i].phase is Phase.UPDATE for i in passed)
+    for chain in chains:
+        for i in (i for i in range(chain.ops[0], chain.ops[-1]) if i not in chain.ops):
+            reads, changes = set(graph.reads[i]), {*graph.creates[i], *graph.ops[i].writes}
+            for k in (k for k in chain.ops if k > i):
+                written = {*graph.creates[k], *graph.ops[k].writes}
+                assert changes.isdisjoint({*graph.reads[k], *written}) and reads.isdisjoint(written)
+    rewritten = cut_chains(graph, chains, 4)
+    verify_graph(rewritten.graph)
+    verify_operands(rewritten.graph)
+    assert differing(graph, rewritten) == ()
+
+
+def test_what_needs_a_passed_update_ends_the_chain() -> None:
+    """An operator that reads the weight once it is updated cannot run ahead of the update."""
+    graph = deep_step()
+    (chain,) = (c for c in find_chains(graph, 200_000) if "gelu_backward" in {base_name(graph.ops[i]) for i in c.cut})
+    update = next(
+        i for i in range(chain.ops[0], chain.ops[-1]) if graph.ops[i].phase is Phase.UPDATE and graph.ops[i].writes
+    )
+    (weight,) = graph.ops[update].writes
+    product = graph.ops[chain.ops[0]]
+    late = next(i for i in chain.ops if i > update)
+    reading = replace(
+        graph.ops[late], kwargs=(("after", next(a for a in graph.ops[update].args if isinstance(a, Ref))),)
+    )
+    other = replace(graph, ops=(*graph.ops[:late], reading, *graph.ops[late + 1 :]))
+    assert weight in other.reads[late] and product in other.ops
+    taken = {i for c in find_chains(other, 200_000) for i in c.ops if c.ops[0] < update}
+    assert late not in taken
+
+
+def test_an_operator_of_too_few_rows_for_two_pieces_is_not_cut() -> None:
+    graph = deep_step()
+    heads = [op for op in graph.ops if base_name(op) == "addmm" and graph.values[op.outputs[0] or 0].shape == (8, 4)]
+    assert heads and all(cut_dimensions(graph, op) is None for op in heads)

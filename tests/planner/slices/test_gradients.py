@@ -57,6 +57,10 @@ def test_every_convolution_is_halved_and_the_graph_stays_one() -> None:
     assert names(rewritten.graph).count(CONVOLUTION) == names(graph).count(CONVOLUTION) + 4
     assert names(rewritten.graph).count(CONVOLUTION_BACKWARD) == names(graph).count(CONVOLUTION_BACKWARD)
     assert rewritten.graph.storages == graph.storages
+    for replacement in rewritten.replacements:
+        pieces = [piece for i in replacement.new if (piece := rewritten.graph.ops[i].piece)]
+        assert [(piece.index, piece.count) for piece in pieces] == [(0, 2), (1, 2)]
+    assert len(rewritten.graph.pieces) == 4
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from planner.capture.step import capture_step
-from planner.ir.graph import Op, Ref, StepGraph, Value, verify_graph
+from planner.ir.bundle.codec import pack_graph, unpack_graph
+from planner.ir.graph import Op, Piece, Ref, StepGraph, Value, verify_graph
 from planner.ir.operand_rules import verify_operands
 from planner.search.floor import floor_of
 from planner.slices import pieces
@@ -64,6 +65,29 @@ def test_they_train_as_plain_pytorch_does_under_random_plans(tmp_path: Path) -> 
         capture = replace(language_step(), graphs={"step": graph})
         actual = planned(capture, {"step": plan}, batches, tmp_path / str(seed))
         assert not differences(expected, actual), seed
+
+
+def test_every_op_of_a_piece_says_which_it_is() -> None:
+    graph, rewritten = cut(4)
+    assert graph.pieces == ()
+    chains = find_chains(graph, FAT_BYTES)
+    assert len(rewritten.graph.pieces) == len(chains)
+    for piece in rewritten.graph.pieces:
+        indices = [op.piece.index for op in rewritten.graph.ops if op.piece and op.piece.chain == piece.chain]
+        assert indices == sorted(indices) and set(indices) == set(range(piece.count))
+    head = next(piece.what for piece in rewritten.graph.pieces if "nll_loss_forward" in piece.what)
+    assert head.endswith("along dimension 0 of [256, 1100]") and "operators)" in head
+    assert unpack_graph(pack_graph(rewritten.graph)) == rewritten.graph
+    moved = rewritten.graph.reordered(tuple(range(len(rewritten.graph.ops))))
+    assert moved.pieces == rewritten.graph.pieces
+
+
+def test_chains_of_a_graph_in_halves_have_numbers_of_their_own() -> None:
+    graph = language_step().graphs["step"]
+    marked = replace(graph, ops=(replace(graph.ops[0], piece=Piece(3, "halves", 0, 1)), *graph.ops[1:]))
+    rewritten = cut_chains(marked, find_chains(marked, FAT_BYTES), 4)
+    numbers = [piece.chain for piece in rewritten.graph.pieces]
+    assert len(numbers) > 1 and len(set(numbers)) == len(numbers) and min(n for n in numbers if n != 3) > 3
 
 
 def test_masks_are_drawn_whole_in_the_recorded_order() -> None:

@@ -1,7 +1,7 @@
 """A graph in the making keeps the numbers of the one it is made of."""
 
 from planner.ir.graph import Ref, Value, verify_graph
-from planner.slices.rewriting import Draft, row_major, substituted
+from planner.slices.rewriting import Draft, compacted, row_major, substituted
 from tests.planner.steps import tiny_step
 
 
@@ -34,3 +34,15 @@ def test_strides_of_contiguous_tensors() -> None:
     assert row_major((2, 3, 4)) == (12, 4, 1)
     assert row_major((2, 0, 4)) == (4, 4, 1)
     assert row_major(()) == ()
+
+
+def test_what_nothing_touches_is_left_out_and_the_rest_stays_a_graph() -> None:
+    graph = tiny_step().graphs["step"]
+    draft = Draft(graph)
+    draft.value(Value(draft.storage(64), "float32", (4, 4), (4, 1), 0))
+    for op in graph.ops:
+        draft.add(op)
+    small = compacted(draft.graph())
+    verify_graph(small)
+    assert small == compacted(graph) and len(small.storages) <= len(graph.storages)
+    assert [op.name for op in small.ops] == [op.name for op in graph.ops]

@@ -72,6 +72,8 @@ def test_in_a_budget_it_has_the_bits_of_the_recipe_without(
             ("model", "--data", "data.jsonl", "--full", "--base", "nf4"),
             "--full trains all weights, and those of --base",
         ),
+        (("model", "--data", "data.jsonl", "--full", "--federated"), "--federated sends adapters to and fro"),
+        (("model", "--data", "data.jsonl", "--federated"), "--federated is for a job of the agent; add --submit"),
         (("model", "--data", "data.jsonl", "--held-out", "1"), "1 is no share; give a number from 0 to below 1"),
         (("model", "--data", "data.jsonl", "--targets", "w_q"), "the model has no layer w_q; it has down_proj"),
     ],

@@ -18,7 +18,7 @@ from tests.agent.finetune.tiny_model import make_data, make_model
 
 MIB = 1 << 20
 FOUND = Explanation(
-    model="/m", kind="llama", parameters=1_100_000_000, loaded_as="bfloat16", files=("a.safetensors", "b.safetensors"),
+    model="/m", learns="the next token", kind="llama", parameters=1_100_000_000, loaded_as="bfloat16", files=("a.safetensors", "b.safetensors"),
     files_bytes=2200 * MIB, trained_parameters=1_126_400, trained_layers=("q_proj", "v_proj"), grid=None, grid_layers=0, grid_bytes=0,
     grid_is_there=False, records=12, broken=2, skipped=1, sequences=100, held_out=5, tokens=20000, learned_tokens=15000, shortest=32,
     longest=256, batch=1, accumulate=4, updates=25, done=False, ram_bytes=600 * MIB, process_bytes=340 * MIB, working_bytes=48 * MIB, trained_bytes=18 * MIB,

@@ -34,7 +34,7 @@ def test_it_says_what_it_wrote(folder: Path) -> None:
     done = run(folder, "merge", "adapter", "--out", "merged")
     assert done.returncode == 0, done.stderr
     assert done.stdout == (
-        "merged: 618.0 KiB, 4 layers of model with their adapters; for llama.cpp: python convert_hf_to_gguf.py merged\n"
+        "merged: 618.7 KiB, 4 layers of model with their adapters; for llama.cpp: python convert_hf_to_gguf.py merged\n"
     )
     assert done.stderr == (
         "port-agent: the adapter was trained over weights on the nf4 grid: 14 layers are written as the grid has them, in the data "

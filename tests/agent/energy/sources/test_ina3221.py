@@ -48,6 +48,29 @@ def test_jetpack_4_layout(tmp_path: Path) -> None:
     assert Ina3221Source(tmp_path).read(0.0).watts == pytest.approx(1.550016)
 
 
+@pytest.mark.parametrize(
+    ("rails", "said"),
+    [
+        (ORIN_NANO, "reads 4.76 W, of it 0.52 W on VDD_CPU_GPU_CV, which feeds the GPU with CPU and vision accelerators"),
+        (AGX_ORIN, "reads 6.84 W, of it 2.76 W on VDD_GPU_SOC, which feeds the GPU with the rest of the chip's core"),
+    ],
+)  # fmt: skip
+def test_what_the_gpus_rail_draws_is_said(tmp_path: Path, rails: dict[int, tuple[str, int, int]], said: str) -> None:
+    hwmon(tmp_path, "1-0040", rails)
+    source = Ina3221Source(tmp_path)
+    assert source.self_test(0.0).text == said
+    assert "feeds the GPU with" in source.info.covers
+
+
+def test_a_gpu_rail_that_fails_leaves_the_total(tmp_path: Path) -> None:
+    folder = hwmon(tmp_path, "1-0040", ORIN_NANO)
+    source = Ina3221Source(tmp_path)
+    (folder / "curr2_input").write_text("")
+    test = source.self_test(0.0)
+    assert test.ok and "reads 4.76 W, but VDD_CPU_GPU_CV fails" in test.text and test.remedy
+    assert source.read(0.0).watts == pytest.approx(4.7616)
+
+
 TORN = ("", "49", "4x60\n", "-900\n", "140000\n", "Input/output error\n")
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from agent.energy.sources.base import Coverage, SourceError
-from agent.energy.sources.jetson_rails import SUMS, TOTAL_RAILS, board_total
+from agent.energy.sources.jetson_rails import GPU_RAILS, SUMS, TOTAL_RAILS, board_total, gpu_rail
 
 
 @pytest.mark.parametrize("rail", TOTAL_RAILS)
@@ -11,7 +11,8 @@ def test_an_input_rail_is_the_total_whatever_else_is_measured(rail: str) -> None
     """The others lie behind it; added up they would count twice."""
     total = board_total("ina3221", {"VDD_CPU_GPU_CV": 2.0, rail: 5.0, **dict.fromkeys(SUMS[0], 9.0)})
     assert (total.watts, total.rails, total.coverage) == (5.0, (rail,), Coverage.BOARD)
-    assert total.covers == f"whole board ({rail})"
+    assert total.covers.startswith(f"whole board ({rail}); VDD_GPU_SOC of it feeds the GPU with ")
+    assert board_total("ina3221", {rail: 5.0}).covers == f"whole board ({rail})"
 
 
 @pytest.mark.parametrize("rails", SUMS)
@@ -30,3 +31,11 @@ def test_a_sum_with_a_rail_missing_is_no_total(rails: tuple[str, ...]) -> None:
         assert caught.value.source == "ina3221"
     with pytest.raises(SourceError, match="rails none do not make"):
         board_total("ina3221", {})
+
+
+@pytest.mark.parametrize("rail", GPU_RAILS)
+def test_the_rail_that_feeds_the_gpu_is_found_among_others(rail: str) -> None:
+    found = gpu_rail(("VDD_SOC", rail, "VIN_SYS_5V0"))
+    assert found is not None and found.name == rail and "the GPU" in found.feeds
+    assert found.reads(1.5).startswith(f"of it 1.50 W on {rail}, ")
+    assert gpu_rail(("VDD_IN", "VDD_CPU_CV", "CPU")) is None

@@ -83,3 +83,10 @@ def test_all_recorded_lines(shared: Callable[[str], str]) -> None:
     ):
         watts = [parse_line(line).total.watts for line in shared(f"tegrastats/{name}").splitlines(keepends=True)]
         assert (len(watts), watts[0], watts[-1]) == (count, pytest.approx(first), pytest.approx(last))
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_the_gpus_rail_is_known_on_every_recorded_board_that_has_one(line: str) -> None:
+    gpu = parse_line(line).total.gpu
+    named = [rail.name for rail in parse_line(line).rails if "GPU" in rail.name]
+    assert ([] if gpu is None else [gpu.name]) == named

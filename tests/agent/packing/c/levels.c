@@ -1,5 +1,6 @@
 /* Every level of every codec against the scalar reference, in heap blocks of exactly the right size, so that a sanitizer
  * sees each byte read or written too far; also run on emulated ARM. Exit status 0: all equal. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -111,15 +112,90 @@ static void check_sign(int level, size_t count, size_t skew) {
     CHECK(port_sign_pack(PACK_SCALAR, items, count, reference, bytes) == (int64_t)bytes);
     CHECK(port_sign_pack(level, items, count, packed, bytes) == (int64_t)bytes);
     CHECK(memcmp(packed, reference, bytes) == 0);
-    CHECK(port_sign_select(PACK_SCALAR, packed, bytes, gradients, expected, count) == (int64_t)(4 * count));
-    CHECK(port_sign_select(level, packed, bytes, gradients, to, count) == (int64_t)(4 * count));
+    CHECK(port_sign_select(PACK_SCALAR, packed, bytes, gradients, expected, count, 0) == (int64_t)(4 * count));
+    CHECK(port_sign_select(level, packed, bytes, gradients, to, count, 0) == (int64_t)(4 * count));
+    CHECK(memcmp(to, expected, 4 * count) == 0);
+    CHECK(port_sign_select(PACK_SCALAR, packed, bytes, gradients, expected, count, 1) == (int64_t)(4 * count));
+    CHECK(port_sign_select(level, packed, bytes, gradients, to, count, 1) == (int64_t)(4 * count));
     CHECK(memcmp(to, expected, 4 * count) == 0);
     if (count) {
         CHECK(port_sign_pack(level, items, count, packed, bytes - 1) == PACK_OVERFLOW);
-        CHECK(port_sign_select(level, packed, bytes - 1, gradients, to, count) == PACK_CORRUPT);
+        CHECK(port_sign_select(level, packed, bytes - 1, gradients, to, count, 0) == PACK_CORRUPT);
     }
     release(items, skew), release(gradients, skew), release(to, skew), release(expected, skew);
     release(packed, skew), release(reference, skew);
+}
+
+static void check_inside(int level, size_t count, size_t skew) {
+    static const float ENDS[] = {0.0f, -0.0f, 6.0f, 5.9999995f, 1e-45f, INFINITY, -INFINITY};
+    size_t bytes = (count + 7) / 8;
+    uint8_t *items = block(4 * count, skew), *packed = block(bytes, skew), *reference = block(bytes, skew);
+    for (size_t i = 0; i < count; i++) {
+        float value = next_random() % 3 ? ENDS[next_random() % 7] : (float)(next_random() % 900) / 100.0f - 1.0f;
+        memcpy(items + 4 * i, &value, sizeof value);
+    }
+    CHECK(port_inside_pack(PACK_SCALAR, items, count, 0.0f, 6.0f, reference, bytes) == (int64_t)bytes);
+    CHECK(port_inside_pack(level, items, count, 0.0f, 6.0f, packed, bytes) == (int64_t)bytes);
+    CHECK(memcmp(packed, reference, bytes) == 0);
+    if (count) {
+        float nan = NAN;
+        CHECK(port_inside_pack(level, items, count, 0.0f, 6.0f, packed, bytes - 1) == PACK_OVERFLOW);
+        memcpy(items + 4 * (next_random() % count), &nan, sizeof nan);
+        CHECK(port_inside_pack(level, items, count, 0.0f, 6.0f, packed, bytes) == PACK_UNSUITABLE);
+    }
+    release(items, skew), release(packed, skew), release(reference, skew);
+}
+
+static void check_pair(int level, size_t count, size_t skew) {
+    size_t bytes = 8 + (count + 7) / 8;
+    uint32_t value = next_random() | 1;
+    uint8_t *items = block(4 * count, skew), *factors = block_of_random(4 * count, skew), *back = block(4 * count, skew);
+    uint8_t *to = block(4 * count, skew), *expected = block(4 * count, skew);
+    uint8_t *packed = block(bytes, skew), *reference = block(bytes, skew);
+    for (size_t i = 0; i < count; i++) {
+        uint32_t item = next_random() % 3 ? value : 0;
+        memcpy(items + 4 * i, &item, sizeof item);
+    }
+    CHECK(port_pair_pack(PACK_SCALAR, items, count, reference, bytes) == (int64_t)bytes);
+    CHECK(port_pair_pack(level, items, count, packed, bytes) == (int64_t)bytes);
+    CHECK(memcmp(packed, reference, bytes) == 0);
+    CHECK(port_pair_unpack(level, packed, bytes, back, count) == (int64_t)(4 * count));
+    CHECK(memcmp(items, back, 4 * count) == 0);
+    CHECK(port_pair_multiply(PACK_SCALAR, packed, bytes, factors, expected, count) == (int64_t)(4 * count));
+    CHECK(port_pair_multiply(level, packed, bytes, factors, to, count) == (int64_t)(4 * count));
+    CHECK(memcmp(to, expected, 4 * count) == 0);
+    CHECK(port_pair_pack(level, items, count, packed, bytes - 1) == PACK_OVERFLOW);
+    CHECK(port_pair_unpack(level, reference, bytes - 1, back, count) == PACK_CORRUPT);
+    CHECK(port_pair_multiply(level, reference, bytes - 1, factors, to, count) == PACK_CORRUPT);
+    if (count > 1) {
+        uint32_t third = value ^ 0x40000000;
+        memcpy(items, &value, sizeof value);
+        memcpy(items + 4 * (1 + next_random() % (count - 1)), &third, sizeof third);
+        CHECK(port_pair_pack(level, items, count, packed, bytes) == PACK_UNSUITABLE);
+    }
+    release(items, skew), release(factors, skew), release(back, skew), release(to, skew), release(expected, skew);
+    release(packed, skew), release(reference, skew);
+}
+
+static void check_scatter(int level, size_t places, size_t skew) {
+    size_t planes = 3, along = places / 2 + 1, count = planes * along;
+    int64_t *indices = malloc(count * sizeof *indices);
+    uint8_t *gradients = block(4 * count, skew), *to = block(4 * planes * places, skew), *packed = block(16 + 8 * count, skew);
+    float *expected = calloc(planes * places + 1, sizeof *expected);
+    for (size_t i = 0; i < count; i++) {
+        float gradient = (float)next_random() / (1 << 20);
+        indices[i] = (int64_t)(next_random() % places);
+        memcpy(gradients + 4 * i, &gradient, sizeof gradient);
+        expected[i / along * places + (size_t)indices[i]] += gradient;
+    }
+    size_t bytes = (size_t)port_narrow_pack(level, indices, count, packed, 16 + 8 * count);
+    CHECK(port_narrow_scatter(packed, bytes, gradients, planes, along, places, to) == (int64_t)(4 * planes * places));
+    CHECK(memcmp(to, expected, 4 * planes * places) == 0);
+    CHECK(port_narrow_scatter(packed, bytes - 1, gradients, planes, along, places, to) == PACK_CORRUPT);
+    indices[next_random() % count] = next_random() % 2 ? -1 : (int64_t)places;
+    bytes = (size_t)port_narrow_pack(level, indices, count, packed, 16 + 8 * count);
+    CHECK(port_narrow_scatter(packed, bytes, gradients, planes, along, places, to) == PACK_CORRUPT);
+    release(gradients, skew), release(to, skew), release(packed, skew), free(indices), free(expected);
 }
 
 /* A rectangle of whole blocks inside a matrix of them. */
@@ -141,16 +217,37 @@ static void check_grid(int level, size_t item_bytes, int nibbles, size_t skew) {
     CHECK(port_grid_decode(level, codes, scales, given, row_items, 3, 2, along, 3 * along, item_bytes, made) == PACK_UNSUITABLE);
     CHECK(port_grid_decode(level, codes, scales, given, row_items, 3, 2, 1, along, item_bytes, made) == PACK_UNSUITABLE);
     CHECK(port_grid_decode(level, codes, scales, given, row_items, 3, 2, 0, along, 3, made) == PACK_UNSUITABLE);
+    uint8_t *found = block(count, skew);
+    float *found_scales = malloc(count / along * sizeof *found_scales);
+    for (size_t b = 0; b < count / along; b++) { /* its largest item has the largest level, as the encoder expects */
+        float largest = 0.37f * (nibbles ? 1.0f : 127.0f);
+        uint32_t bits;
+        memcpy(&bits, &largest, sizeof bits);
+        memset(reference + b * along * item_bytes, 0, along * item_bytes);
+        memcpy(reference + b * along * item_bytes, (uint8_t *)&bits + 4 - item_bytes, item_bytes);
+    }
+    static const float STEPS[16] = {-1, -0.9f, -0.7f, -0.5f, -0.4f, -0.3f, -0.1f, 0, 0.1f, 0.2f, 0.3f, 0.4f, 0.5f, 0.7f, 0.9f, 1};
+    const float *grid = nibbles ? STEPS : NULL;
+    CHECK(port_grid_encode(reference, count, item_bytes, grid, found, found_scales) >= 0);
+    CHECK(port_grid_decode(level, found, found_scales, grid, count, 0, 1, 0, count, item_bytes, made) == written);
+    CHECK(memcmp(made, reference, (size_t)written) == 0);
+    CHECK(port_grid_encode(reference, count - 1, item_bytes, grid, found, found_scales) == PACK_UNSUITABLE);
+    memset(reference, 0xFF, item_bytes); /* a NaN lies on no grid */
+    CHECK(port_grid_encode(reference, count, item_bytes, grid, found, found_scales) == PACK_UNSUITABLE);
     release(codes, skew), release(made, skew), release(reference, skew), free(scales);
+    release(found, skew), free(found_scales);
 }
 
 int main(void) {
     static const unsigned SHIFTS[] = {0, 20, 33, 50, 57, 63};
     static const uint32_t ZEROS[] = {0, 30, 50, 90, 100};
     for (int level = PACK_SCALAR; level <= port_pack_best_level(); level++) {
-        for (size_t count = 0; count < 300; count += count < 140 ? 1 : 13) {
+        for (size_t count = 0; count <= 1025; count++) {
             check_bits(level, count, count % 3);
             check_sign(level, count, count % 3);
+            check_inside(level, count, count % 3);
+            check_pair(level, count, count % 3);
+            check_scatter(level, count + 1, count % 3);
             check_narrow(level, count, count % 3, SHIFTS[count % 6]);
             for (size_t item_bytes = 1; item_bytes <= 8; item_bytes *= 2)
                 check_bitmap(level, count, item_bytes, count % 3, ZEROS[next_random() % 5]);

@@ -94,6 +94,7 @@ def test_whoever_only_disturbs_costs_no_try_and_hears_nothing_of_the_code() -> N
                 heard = sock.recv(100)  # what was not read to the end resets the connection
             assert heard == b""
         assert "paired" in join(port, told[0]["code"].replace("-", ""))
+        until(lambda: "paired" in told[-1], lambda: told)
         assert [line.get("caller") for line in told[1:-1]] == ["127.0.0.1"] * 3
 
 

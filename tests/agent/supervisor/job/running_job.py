@@ -2,18 +2,19 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from agent.health.conditions import HealthBoard
-from agent.jobs.model import Job, JobSpec
+from agent.jobs.model import Job, JobKind, JobSpec
 from agent.jobs.store import JobStore
 from agent.policy.decide import ResourceLimits
 from agent.supervisor.inbox import Inboxes
 from agent.supervisor.job.run_state import Surroundings
 from agent.supervisor.job.runner import Runner
+from agent.supervisor.job.worker_kinds import WorkerKind
 from agent.system.clock import SystemClock
 from agent.system.locks import LockFile
 from tests.agent.live import KINDS
@@ -25,16 +26,18 @@ PATIENCE_S = 120.0
 class RunningJob:
     """One job and what steers it; whatever the worker says but a step sets an event that a test awaits."""
 
-    def __init__(self, root: Path, bundle: dict[str, Any], **spec: Any) -> None:
+    def __init__(
+        self, root: Path, bundle: dict[str, Any] | Path, kinds: Mapping[JobKind, WorkerKind] = KINDS, **spec: Any
+    ) -> None:
         self.store, self.health = JobStore(root), HealthBoard()
         self._changed = asyncio.Event()
         self.runner = Runner(
-            self.store, Inboxes(root / "inbox"), self.health, SystemClock(), KINDS,
+            self.store, Inboxes(root / "inbox"), self.health, SystemClock(), kinds,
             lambda: LockFile(root / "worker.lock"), self._changed.set,
         )  # fmt: skip
-        text = json.dumps(bundle)
+        content = bundle.read_bytes() if isinstance(bundle, Path) else json.dumps(bundle).encode()
         self.id = self.store.add(
-            JobSpec("birds", "bundle.json", **spec), 0.0, lambda folder: put(folder / "bundle.json", text)
+            JobSpec("birds", "bundle", **spec), 0.0, lambda folder: put(folder / "bundle", content)
         ).id
 
     @property
@@ -64,13 +67,13 @@ class RunningJob:
         return [entry.kind for entry in self.store.history(self.id)]
 
 
-def put(path: Path, text: str) -> None:
+def put(path: Path, content: bytes) -> None:
     """Write a file."""
-    path.write_text(text)
+    path.write_bytes(content)
 
 
 @asynccontextmanager
-async def running_job(root: Path, bundle: dict[str, Any], **spec: Any) -> AsyncIterator[RunningJob]:
+async def running_job(root: Path, bundle: dict[str, Any] | Path, **spec: Any) -> AsyncIterator[RunningJob]:
     """Give a job that is not started yet; its worker ends with it."""
     made = RunningJob(root, bundle, **spec)
     try:

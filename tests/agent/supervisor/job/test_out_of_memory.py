@@ -12,7 +12,7 @@ from agent.health.conditions import HealthBoard
 from agent.jobs.model import JobKind, JobSpec, JobState
 from agent.jobs.store import JobStore
 from agent.supervisor.inbox import Inboxes
-from agent.supervisor.job.plan_choice import PlanFigures
+from agent.supervisor.job.plans.choice import PlanFigures
 from agent.supervisor.job.runner import Runner
 from agent.supervisor.job.worker_kinds import BundleFacts, WorkerKind, torch_environment
 from agent.system.clock import SystemClock

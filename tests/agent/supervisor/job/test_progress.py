@@ -52,7 +52,9 @@ async def test_tensors_that_outgrow_what_the_plan_keeps_for_them_are_a_condition
         step = StepDone(step=3, epoch=0, loss=1.0, wall_s=1.0, cpu_s=1.0, phases_s={}, packing_overflows=2)
         live.runner._on_event(step)
         (item,) = [item for item in live.health.items(time.monotonic()) if item.code == "packing-overflow"]
-        assert "in step 3 2 tensors needed more room packed" in item.text and "plan the job again" in item.remedy
+        assert (
+            "in step 3 2 tensors needed more room packed" in item.text and "a plan that keeps more room" in item.remedy
+        )
 
 
 @go

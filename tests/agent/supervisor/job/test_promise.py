@@ -11,7 +11,7 @@ from agent.facts.model import Answer, Facts, IdleSignal, Power
 from agent.jobs.model import JobPromise, JobSpec
 from agent.policy.decide import Memory, Now, Policy, ResourceLimits, decide
 from agent.policy.usual_times import UsualTimes
-from agent.supervisor.job.plan_choice import PlanFigures
+from agent.supervisor.job.plans.choice import PlanFigures
 from agent.supervisor.job.promise import promise, promised_plan
 from agent.supervisor.job.run_state import Surroundings
 from agent.supervisor.job.worker_kinds import BundleFacts

@@ -8,7 +8,7 @@ import pytest
 from agent.jobs.model import Job, JobMeasurements, JobSpec
 from agent.policy.decide import ResourceLimits
 from agent.supervisor.job.log import JobLog
-from agent.supervisor.job.plan_choice import MIB, PlanFigures, memory_max
+from agent.supervisor.job.plans.choice import MIB, PlanFigures, memory_max
 from agent.supervisor.job.run_state import Run, Surroundings
 from agent.supervisor.job.silence import SilenceWatch
 from agent.supervisor.job.worker_process import Launch, WorkerProcess

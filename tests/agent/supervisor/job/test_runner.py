@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.jobs.model import JobRequestError, JobState
+from agent.federate.orders import FOLDER, MODEL_FILE, RESULT_FILE, RESULT_PART_FILE, START_FILE
+from agent.jobs.model import JobKind, JobRequestError, JobState
 from agent.policy.decide import ResourceLimits
 from agent.supervisor.job.worker_process import WorkerPhase
 from tests.agent.live_daemon import BUNDLE, LONG, go
@@ -82,7 +83,7 @@ async def test_a_killed_worker_counts_as_a_failure(tmp_path: Path) -> None:
 @go
 async def test_a_broken_bundle_ends_the_job_before_it_starts(tmp_path: Path) -> None:
     async with running_job(tmp_path, BUNDLE) as live:
-        (live.store.job_dir(live.id) / "bundle.json").write_text("{")
+        (live.store.job_dir(live.id) / "bundle").write_text("{")
         assert not live.start()
         assert live.job.state is JobState.FAILED and "bundle cannot be used" in live.job.reason
 
@@ -97,6 +98,24 @@ async def test_where_no_plan_fits_nothing_starts_and_it_is_said(tmp_path: Path) 
 
 
 @go
+async def test_a_job_whose_device_is_gone_waits_for_it(tmp_path: Path) -> None:
+    async with running_job(tmp_path, {**LONG, "device": "cuda"}) as live:
+        gone, there = (replace(ROOMY, devices=frozenset(kinds)) for kinds in ([], ["cuda"]))
+        assert not live.runner.fits(live.job, gone) and not live.start(gone)
+        assert live.job.state is JobState.QUEUED and live.health.holds("device-absent", str(live.id))
+        assert live.runner.fits(live.job, there) and not live.health.holds("device-absent", str(live.id))
+        assert live.start(there)
+        worker = live.runner._run
+        assert worker is not None and worker.worker._launch.data_limit_bytes is None, "a driver maps more than it uses"
+
+
+@go
+async def test_of_a_device_that_no_sensor_looks_for_the_worker_says_whether_it_is_there(tmp_path: Path) -> None:
+    async with running_job(tmp_path, {**LONG, "device": "xla"}) as live:
+        assert live.runner.fits(live.job, replace(ROOMY, devices=frozenset()))
+
+
+@go
 async def test_the_worker_of_an_earlier_supervisor_is_not_joined_by_another(tmp_path: Path) -> None:
     async with running_job(tmp_path, LONG) as first:
         await training(first)
@@ -104,3 +123,24 @@ async def test_the_worker_of_an_earlier_supervisor_is_not_joined_by_another(tmp_
             second.runner._worker_lock = first.runner._worker_lock
             assert not second.start()
             assert "an earlier supervisor" in second.job.reason
+
+
+@go
+async def test_what_a_fine_tuning_makes_in_a_federation_gets_its_name_and_the_average_becomes_the_result(
+    tmp_path: Path,
+) -> None:
+    async with running_job(tmp_path, BUNDLE, kind=JobKind.FINETUNE, federated=True) as live:
+        folder = live.store.job_dir(live.id) / FOLDER
+        folder.mkdir()
+        (folder / START_FILE).touch()
+        assert live.start()
+        job = await live.over()
+        assert (job.state, job.rounds, job.result) == (JobState.WAITING_DATA, 1, None)
+        assert (folder / RESULT_FILE).exists() and not (folder / RESULT_PART_FILE).exists()
+        assert not live.start(), "the round is trained"
+        (folder / MODEL_FILE).touch()
+        assert live.start()
+        job = await live.over()
+        assert (job.state, job.rounds, job.failures) == (JobState.WAITING_DATA, 1, 0)
+        assert job.result is not None and f"what was averaged is in {job.result}" in job.reason
+        assert not (folder / MODEL_FILE).exists() and not live.start()

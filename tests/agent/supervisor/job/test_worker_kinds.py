@@ -6,7 +6,7 @@ from pathlib import Path
 from agent.finetune.job.file import FinetuneJob
 from agent.finetune.options import FinetuneOptions
 from agent.jobs.model import Job, JobKind, JobMeasurements, JobSpec
-from agent.supervisor.job.plan_choice import (
+from agent.supervisor.job.plans.choice import (
     PlanFigures,
 )
 from agent.supervisor.job.worker_kinds import (
@@ -74,3 +74,18 @@ def test_a_fine_tuning_has_its_budget_as_its_plan_and_runs_for_its_owner(tmp_pat
     spec = JobSpec("chats", "bundle.port", JobKind.FINETUNE, owner="ada")
     command = worker_command(kind, Job(1, spec, 0.0), RunPaths(tmp_path, tmp_path / "bundle.port"), 0, None)
     assert command[-4:] == ("--user", "ada", "--control-fd", "{control_fd}")
+
+
+def test_a_fine_tuning_in_a_federation_trains_a_round_or_writes_what_was_averaged(tmp_path: Path) -> None:
+    spec = JobSpec("chats", "bundle.port", JobKind.FINETUNE, federated=True, owner="ada")
+    paths = RunPaths(tmp_path, tmp_path / "bundle.port", federation=tmp_path)
+    kind = WorkerKind(("worker",), no_facts, no_environment)
+    job = Job(1, spec, 0.0, rounds=4)
+    command = " ".join(worker_command(kind, job, paths, 0, None))
+    assert f" --weights {tmp_path}/model.safetensors " in command and "--round" not in command
+    (tmp_path / "start.safetensors").touch()
+    command = " ".join(worker_command(kind, job, paths, 0, None))
+    assert (
+        f" --out {tmp_path}/result.part --round 4 " in command
+        and f" --weights {tmp_path}/start.safetensors " in command
+    )

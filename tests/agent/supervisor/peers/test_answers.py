@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.peers.exchange.answers import NotAnsweredError, Subject
+from agent.peers.exchange.answers import Asker, NotAnsweredError, Subject
 from agent.policy.config import AgentOptions
 from agent.supervisor.peers import answers as answers_module
 from agent.supervisor.peers.answers import LONGEST_SOLVING_S, PeerAnswers
@@ -23,14 +23,21 @@ def run(work: Awaitable[None]) -> None:
     asyncio.run(asyncio.wait_for(work, 120.0))  # type: ignore[arg-type]
 
 
+async def nothing_moves(asker: Asker, request: bytes) -> bytes:
+    return b""
+
+
 class Home:
     """Answers, and what is in the way of solving."""
 
     def __init__(self, root: Path, options: AgentOptions = ALLOWED) -> None:
         self.objection = ""
         self.audits: list[str] = []
-        self.answers = PeerAnswers(root, lambda: self.objection, self.audits.append)
+        self.answers = PeerAnswers(root, lambda: self.objection, self.audits.append, self.federate, nothing_moves)
         self.answers.options = options
+
+    async def federate(self, asker: str, request: bytes) -> bytes:
+        return asker.encode() + request
 
 
 def test_nothing_unless_allowed(tmp_path: Path) -> None:

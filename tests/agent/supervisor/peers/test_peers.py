@@ -9,9 +9,11 @@ import pytest
 from agent.health.conditions import HealthBoard
 from agent.jobs.store import JobStore
 from agent.peers.announcement import Announcement
+from agent.peers.exchange.answers import Asker
 from agent.peers.sightings import Peer
 from agent.peers.state import PublicState
 from agent.policy.config import AgentOptions
+from agent.supervisor.peers.answers import FederatedSurroundings
 from agent.supervisor.peers.pairing import PairingRefusedError
 from agent.supervisor.peers.peers import HISTORY_KIND, Peers
 from agent.system.clock import SystemClock
@@ -24,9 +26,16 @@ def run(work: Awaitable[None]) -> None:
     asyncio.run(asyncio.wait_for(work, 120.0))  # type: ignore[arg-type]
 
 
+async def nothing_moves(asker: Asker, request: bytes) -> bytes:
+    return b""
+
+
 def peers_in(root: Path) -> tuple[Peers, JobStore]:
     store = JobStore(root)
-    return Peers(root, HealthBoard(), SystemClock(), store, lambda name: HEARTBEAT, lambda: ""), store
+    training = FederatedSurroundings(lambda: "", lambda job: None, lambda: None)
+    return Peers(
+        root, HealthBoard(), SystemClock(), store, lambda name: HEARTBEAT, lambda: "", training, nothing_moves
+    ), store
 
 
 def showing(short: str, port: int, *addresses: str) -> Peer:

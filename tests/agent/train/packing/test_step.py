@@ -1,5 +1,7 @@
 """Storages that wait packed: they come back to the bit, and what does not fit goes to flash instead of into the budget."""
 
+import mmap
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +10,8 @@ import pytest
 import torch
 
 from agent import packing as packing_module
-from agent.train.packing.step import PackingStats, StepPacking
-from agent.train.pager import Pager
+from agent.train.packing.step import Overflow, PackingStats, StepPacking
+from agent.train.pager import CorruptPageError, Pager
 from agent.train.step_paging import Scratch, StepPaging
 from agent.train.step_values import StepValues
 from planner.ir.costs import Codec, PackingCost
@@ -64,10 +66,60 @@ def test_what_needs_more_than_was_reserved_goes_to_flash_and_comes_back(paging: 
     paging.values.bind(T, numbers(1.0))
     packing.pack(0)
     paging.values.clear(T)
-    assert packing.stats == PackingStats(4 * COUNT, 0, 4 * COUNT, [T])
+    assert packing.stats == PackingStats(4 * COUNT, 0, 4 * COUNT, [Overflow(T, 1, 8 * -(-COUNT // 64) + 4 * COUNT)])
     assert pager.stats.written_bytes == before + 4 * COUNT
     packing.unpack(0)
     assert bits(paging.values.value(T)) == bits(numbers(1.0))
+
+
+def test_a_packed_form_that_is_paged_holds_no_memory_and_comes_back_to_the_bit(
+    paging: StepPaging, pager: Pager
+) -> None:
+    placed = replace(program(), packings=(HALF, HALF))
+    paging.program = placed
+    packing, before = StepPacking((HALF, HALF), paging.values, paging), pager.stats.written_bytes
+    for entry, first in enumerate((1.0, 5.0)):
+        paging.values.bind(T, sparse(first))
+        packing.pack(entry)
+        paging.values.clear(T)
+        packing.write(entry, 0)
+        packing.finish_write(entry)
+        assert not packing._packed and not packing._writes
+        packing.read(entry)
+        packing.land(entry)
+        packing.unpack(entry)
+        assert bits(paging.values.value(T)) == bits(sparse(first))
+        paging.values.clear(T)
+    assert 0.5 < (pager.stats.written_bytes - before) / (2 * 4 * COUNT) < 0.54
+
+
+def test_what_did_not_fit_is_on_flash_already_and_its_packed_form_is_not_moved(
+    paging: StepPaging, pager: Pager
+) -> None:
+    paging.program = replace(program(), packings=(HALF,))
+    packing, before = StepPacking((HALF,), paging.values, paging), pager.stats.written_bytes
+    paging.values.bind(T, numbers(1.0))
+    packing.pack(0)
+    paging.values.clear(T)
+    for move in (lambda e: packing.write(e, 0), packing.finish_write, packing.read, packing.land):
+        move(0)
+    assert [o.storage for o in packing.stats.overflows] == [T] and pager.stats.written_bytes == before + 4 * COUNT
+    packing.unpack(0)
+    assert bits(paging.values.value(T)) == bits(numbers(1.0))
+
+
+def test_a_packed_form_that_rots_on_flash_is_an_error(paging: StepPaging) -> None:
+    paging.program = replace(program(), packings=(HALF,))
+    packing = StepPacking((HALF,), paging.values, paging)
+    paging.values.bind(T, sparse(1.0))
+    packing.pack(0)
+    packing.write(0, 0)
+    packing.finish_write(0)
+    slot = paging.packed_slot(0, 0)
+    os.pwrite(slot.file.fd, mmap.mmap(-1, 4096), slot.offset)
+    packing.read(0)
+    with pytest.raises(CorruptPageError, match="not what was written"):
+        packing.land(0)
 
 
 def test_a_step_that_was_left_forgets_what_it_packed(paging: StepPaging) -> None:

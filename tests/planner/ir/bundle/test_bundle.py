@@ -225,6 +225,10 @@ def test_hostile_plans(what: str, tmp_path: Path) -> None:
         load(tmp_path / "x.port")
 
 
+def _with_numbers(manifest: Any, numbers: list[Any], updates: int | None) -> Any:
+    return {**manifest, "optimizer": {**manifest["optimizer"], "recorded": {"numbers": numbers, "updates": updates}}}
+
+
 MANIFESTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "other format": lambda m: {**m, "format": 99},
     "no hashes": lambda m: {**m, "hashes": None},
@@ -248,6 +252,14 @@ MANIFESTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "fills as text": lambda m: {**m, "fills": {"state/x": "a"}},
     "layouts of nothing": lambda m: {**m, "layouts": {"parameter/x": {}}},
     "optimizer as text": lambda m: {**m, "optimizer": "AdamW"},
+    "numbers of an optimizer as text": lambda m: {**m, "optimizer": {**m["optimizer"], "recorded": "numbers"}},
+    "no numbers of an optimizer": lambda m: _with_numbers(m, [[]], 5),
+    "numbers of an optimizer that are none": lambda m: _with_numbers(m, [0.5, ["0.5"]], None),
+    "numbers of an optimizer for no update": lambda m: _with_numbers(m, [0.5], 0),
+    "an own optimizer without groups": lambda m: {
+        **m,
+        "optimizer": {"name": "Lion", "recorded": {"numbers": [], "updates": None}},
+    },
     "optimizer that does not exist": lambda m: {**m, "optimizer": {**m["optimizer"], "name": "__import__"}},
 }
 

@@ -116,3 +116,16 @@ def test_no_instruction_says_less_than_what_is_there() -> None:
         program = lower(graph(), costs(), plan)
         runs = [i for i in program.instructions if i.code is Code.RUN]
         assert len(runs) == 5 and max(i.resident_bytes for i in program.instructions) <= program.peak_bytes
+
+
+def test_what_a_step_does_not_change_is_on_flash_already() -> None:
+    """Written only where another graph changed it, which is waited for; planned as nothing, and nothing worn."""
+    step = graph()
+    step = replace(step, ops=(*step.ops[:4], replace(step.ops[4], name="aten::add.Tensor", writes=())))
+    program = lower(step, costs(), Plan((Decision(W, 0, 4, Action.PAGE),)))
+    names = shown(program)
+    written = names.index(("WRITE", W))
+    assert names[written + 1] == ("WAIT_WRITE", W) and names.count(("WRITE", W)) == 1
+    assert (program.written_bytes, program.wear_joules, program.read_bytes) == (0, 0.0, 400)
+    assert program.joules == pytest.approx(25.0 + 400 * 0.001 + 2.0 * program.seconds)
+    assert lower(graph(), costs(), Plan((Decision(W, 0, 4, Action.PAGE),))).written_bytes == 400

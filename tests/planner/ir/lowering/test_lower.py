@@ -8,9 +8,10 @@ import pytest
 from planner.ir.costs import Codec, CostTable
 from planner.ir.graph import Role, StepGraph, operands
 from planner.ir.lowering.lower import lower
-from planner.ir.lowering.packables import SHAPE_READERS, THRESHOLD_BACKWARD
+from planner.ir.lowering.packables import packed_reading
 from planner.ir.lowering.rematerialize import effective_operands, rematerializable
 from planner.ir.lowering.update_slices import slice_bounds, update_groups
+from planner.ir.lowering.verify import verify_lowered
 from planner.ir.operators import GUARD
 from planner.ir.plan import Action, Decision, Plan
 from planner.ir.program import BudgetError, Code, PlanError, Program, idle_gaps
@@ -57,6 +58,39 @@ def test_a_packed_gap_holds_what_is_reserved_and_takes_its_time_and_energy() -> 
     assert not program.written_bytes and not program.read_bytes
 
 
+def test_a_packed_form_that_is_paged_holds_nothing_in_its_gap_and_moves_what_is_reserved() -> None:
+    graph = _graph()
+    costs, packs = _packed(graph)
+    plan = Plan((replace(packs.decisions[0], action=Action.PACK_PAGE),))
+    kept, program = lower(graph, costs, packs), checked(graph, plan)
+    (d,), (cost,) = plan.decisions, program.packings
+    codes = [i.code for i in program.instructions if i.index == 0 and i.code >= Code.PACK]
+    assert codes == [
+        Code.PACK, Code.WRITE_PACKED, Code.WAIT_WRITE_PACKED, Code.READ_PACKED, Code.WAIT_READ_PACKED, Code.UNPACK
+    ]  # fmt: skip
+    assert program.read_bytes == program.written_bytes == cost.reserved_bytes
+    flash = costs.device.flash
+    moved = cost.reserved_bytes * (flash.read_joules_per_byte + flash.write_joules_per_byte)
+    static = costs.device.static_watts * (program.seconds - kept.seconds)
+    assert program.joules == pytest.approx(kept.joules + moved + static)
+    fast = replace(costs.device, flash=replace(flash, read_bytes_per_s=1e18, write_bytes_per_s=1e18, latency_s=0.0))
+    gone = lower(graph, replace(costs, device=fast), plan)
+    for i in range(d.after + 2, d.before - 1):  # one op to write it, and one to read it
+        assert gone.timeline[i] == kept.timeline[i] - cost.reserved_bytes
+
+
+def test_signs_are_not_paged_and_nothing_packed_goes_where_no_medium_is() -> None:
+    graph = _graph()
+    costs, packs = _packed(graph)
+    away = replace(packs.decisions[0], action=Action.PACK_PAGE)
+    for plan, table in (
+        (Plan((replace(away, target=1),)), costs),
+        (Plan((away,)), replace(costs, packings=tuple(replace(p, codec=Codec.SIGN) for p in costs.packings))),
+    ):
+        with pytest.raises(PlanError, match="cannot be paged there"):
+            lower(graph, table, plan)
+
+
 def test_only_what_was_measured_is_packed() -> None:
     graph = _graph()
     costs, plan = _packed(graph)
@@ -97,12 +131,17 @@ def walk(program: Program, workspaces: list[int], carried: Set[int] = frozenset(
     born: set[int] = set()
     streaming: dict[int, int] = {}
     packed: dict[int, int] = {}
+    packed_leaving: dict[int, int] = {}
+    packed_on_flash: set[int] = set()
+    packed_landing: dict[int, int] = {}
     signed: set[int] = set()
+    come_back = {x.index for x in program.instructions if x.code is Code.UNPACK}
     levels = []
 
     def held() -> int:
         """Bytes of what is there, comes, goes, streams through or is packed."""
-        return sum(size[s] for s in (*there, *landing, *leaving)) + sum(streaming.values()) + sum(packed.values())
+        forms = sum(sum(entries.values()) for entries in (packed, packed_leaving, packed_landing))
+        return sum(size[s] for s in (*there, *landing, *leaving)) + sum(streaming.values()) + forms
 
     def settled(touched: set[int], changed: set[int]) -> bool:
         """Whether no update under way is in the way."""
@@ -122,7 +161,9 @@ def walk(program: Program, workspaces: list[int], carried: Set[int] = frozenset(
                 again = instruction.code is Code.RERUN
                 needed = set(effective_operands(graph, i)) if again else {graph.values[v].storage for v in operands(op)}
                 assert needed - signed <= there, f"{op.name} reads {needed - there}"
-                assert needed.isdisjoint(signed) or op.name in (THRESHOLD_BACKWARD, *SHAPE_READERS)
+                for s in needed & signed:
+                    codec = next(c.codec for c in program.packings if c.storage == s)
+                    assert packed_reading(graph, op, s, codec) is not None
                 assert settled(needed, set() if again else set(op.writes))
                 made = {graph.values[v].storage for v in op.outputs if v is not None} & set(graph.creates[i])
                 if again:
@@ -151,8 +192,9 @@ def walk(program: Program, workspaces: list[int], carried: Set[int] = frozenset(
             case Code.FREE:
                 assert settled(set(), {i})
                 assert i in there | signed, f"storage {i} is freed twice"
-                there.discard(i)
-                if i in signed:
+                if i in there:
+                    there.discard(i)
+                elif i in signed:
                     signed.discard(i)
                     del packed[i]
             case Code.WRITE:
@@ -170,7 +212,7 @@ def walk(program: Program, workspaces: list[int], carried: Set[int] = frozenset(
                 levels.append(held() + cost.reserved_bytes)  # the tensor is there until it is packed
                 there.discard(cost.storage)
                 packed[cost.storage] = cost.reserved_bytes
-                signed |= {cost.storage} if cost.codec is Codec.SIGN else set()
+                signed |= {cost.storage} if i not in come_back else set()
                 continue
             case Code.UNPACK:
                 cost = program.packings[i]
@@ -179,6 +221,16 @@ def walk(program: Program, workspaces: list[int], carried: Set[int] = frozenset(
                 levels.append(held())
                 del packed[cost.storage]
                 continue
+            case Code.WRITE_PACKED:
+                packed_leaving[i] = packed.pop(program.packings[i].storage)
+                packed_on_flash.add(i)
+            case Code.WAIT_WRITE_PACKED:
+                del packed_leaving[i]
+            case Code.READ_PACKED:
+                packed_on_flash.remove(i)
+                packed_landing[i] = program.packings[i].reserved_bytes
+            case Code.WAIT_READ_PACKED:
+                packed[program.packings[i].storage] = packed_landing.pop(i)
             case Code.READ:
                 assert settled(set(), {i})
                 assert i in flash and i not in there, f"storage {i} is read but not on flash"
@@ -189,6 +241,7 @@ def walk(program: Program, workspaces: list[int], carried: Set[int] = frozenset(
                 there.add(i)
         levels.append(held() + extra)
     assert not landing and not streaming and not packed
+    assert not packed_leaving and not packed_landing and not packed_on_flash
     assert leaving <= program.carried <= program.starts_on_flash
     end = {s for s in there if graph.storages[s].persistent}
     start = {s for s, x in enumerate(graph.storages) if x.persistent and graph.uses[s]} - program.starts_on_flash
@@ -201,6 +254,7 @@ def walk(program: Program, workspaces: list[int], carried: Set[int] = frozenset(
 def checked(graph: StepGraph, plan: Plan, *, workspace: int = 0, base: int = 0) -> Program:
     costs = replace(costs_of(graph, base=base, workspace=workspace), packings=packing_costs(graph))
     program = lower(graph, costs, plan)
+    verify_lowered(program)
     ordered = [costs.ops[i] for i in plan.order] if plan.order else costs.ops
     for carried in (frozenset[int](), program.carried):
         levels = walk(program, [c.workspace_bytes for c in ordered], carried)

@@ -1,5 +1,7 @@
 """Every optimizer that a bundle may name can be described, built again and asked for its scalars."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -14,7 +16,8 @@ def test_named_optimizers_are_supported(name: str) -> None:
     spec = describe_optimizer(getattr(torch.optim, name)([parameter], lr=0.25))
     assert spec.name == name and type(build_optimizer(spec, [[parameter]])).__name__ == name
     scalars = StepScalars(spec)
-    assert any(abs(number) == 0.25 for number in [*scalars.advance(), *scalars.advance()]) or name.startswith("Adam")
+    numbers = [*scalars.advance(), *scalars.advance()]
+    assert any(abs(number) == 0.25 for number in numbers) or name.startswith(("Adam", "NAdam"))
     assert scalars.steps_done == 2
 
 
@@ -23,3 +26,32 @@ def test_others_are_refused_by_name() -> None:
         describe_optimizer(torch.optim.Rprop([torch.nn.Parameter(torch.ones(1))]))
     with pytest.raises(CaptureError, match="'Lion' is not supported"):
         StepScalars(OptimizerSpec("Lion", ({"lr": 0.1},)))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("done", [1, 5, 700])
+def test_a_resume_gives_the_numbers_that_were_to_come(name: str, done: int) -> None:
+    """NAdam's are of a product over all updates before, of which each saw another momentum."""
+    group: dict[str, Any] = {"lr": 0.25}
+    spec = describe_optimizer(getattr(torch.optim, name)([torch.nn.Parameter(torch.ones(3))], **group))
+    betas = "betas" in spec.groups[0]
+    schedule = [[{"lr": 0.1 / (i + 1), **({"betas": [0.9 + i / 1e4, 0.99]} if betas else {})}] for i in range(600)]
+    through, resumed = StepScalars(spec, schedule), StepScalars(spec, schedule)
+    for _ in range(done):
+        through.advance()
+    resumed.steps_done = done
+    first = resumed.advance()
+    assert first == through.advance() and first != StepScalars(spec, schedule).advance()
+    resumed.steps_done = 0  # back to an older commit
+    assert resumed.advance() == StepScalars(spec, schedule).advance()
+
+
+@pytest.mark.parametrize(("name", "options"), [("Adam", {}), ("SGD", {"momentum": 0.9, "dampening": 0.5})])
+def test_an_optimizer_whose_count_has_begun_is_refused(name: str, options: dict[str, float]) -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = getattr(torch.optim, name)([parameter], lr=0.1, **options)
+    for _ in range(2):
+        parameter.grad = torch.ones(3)
+        optimizer.step()
+    with pytest.raises(CaptureError, match=f"the optimizer {name} has made (2|some) steps"):
+        describe_optimizer(optimizer)

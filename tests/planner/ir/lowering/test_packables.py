@@ -7,7 +7,7 @@ from torch.nn import functional
 from planner.capture.step import capture_step
 from planner.ir.costs import Codec
 from planner.ir.graph import Role, StepGraph
-from planner.ir.lowering.packables import packables, signs_suffice
+from planner.ir.lowering.packables import packables, read_packed
 
 
 def step() -> StepGraph:
@@ -31,7 +31,7 @@ def test_idle_temporaries_are_found_with_the_codec_for_their_type() -> None:
     graph = step()
     found = list(packables(graph))
     assert {p.codec for p in found} >= {Codec.BITS, Codec.NARROW, Codec.BITMAP}
-    types = {Codec.BITS: 1, Codec.NARROW: 8, Codec.BITMAP: 4, Codec.SIGN: 4}
+    types = {Codec.BITS: 1, Codec.NARROW: 8, Codec.BITMAP: 4, Codec.PAIR: 4, Codec.SIGN: 4, Codec.INSIDE: 4}
     for p in found:
         assert graph.storages[p.storage].role is Role.TEMPORARY and p.storage not in graph.kept
         assert p.item_bytes == types[p.codec] and p.version == sum(w <= p.after for w in graph.writers[p.storage])
@@ -59,8 +59,22 @@ def test_an_activation_that_is_only_pooled_may_keep_its_signs_alone() -> None:
         relu = next(i for i, op in enumerate(graph.ops) if op.name == "aten::relu")
         (s,) = graph.creates[relu]
         assert {p.codec for p in packables(graph) if p.storage == s} == {codec}
-        assert signs_suffice(graph, s, graph.uses[s][-2]) and signs_suffice(graph, s, relu) is False
-    assert not signs_suffice(graph, s, graph.uses[s][-1]), "nothing follows"
+        assert read_packed(graph, s, graph.uses[s][-2], Codec.SIGN) and read_packed(graph, s, relu, Codec.SIGN) is False
+    assert not read_packed(graph, s, graph.uses[s][-1], Codec.SIGN), "nothing follows"
+
+
+def test_what_is_clipped_twice_between_other_numbers_is_not_asked_one_thing() -> None:
+    for highs, codec in (((6.0, 6.0), Codec.INSIDE), ((6.0, 5.0), Codec.BITMAP)):
+        model = nn.ModuleList([nn.Linear(8, 64), nn.Linear(64, 2)])
+
+        def loss(m: nn.ModuleList, x: torch.Tensor, y: torch.Tensor, highs: tuple[float, ...] = highs) -> torch.Tensor:
+            h = m[0](x)
+            return functional.cross_entropy(m[1](sum([functional.hardtanh(h, 0.0, high) for high in highs])), y)
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        graph = capture_step(model, loss, optimizer, (torch.randn(2, 8), torch.tensor([0, 1]))).graphs["step"]
+        (s,) = graph.creates[next(i for i, op in enumerate(graph.ops) if op.name == "aten::addmm")]
+        assert {p.codec for p in packables(graph) if p.storage == s} == {codec}
 
 
 def test_what_is_changed_in_place_is_found_as_it_lies_idle() -> None:

@@ -14,13 +14,13 @@ RETURN = Decision(A, 1, 4, Action.RECOMPUTE)
 
 
 def walk(
-    *changes: tuple[int, Position], start_flash: frozenset[int] = frozenset(), workspace: int = 0
+    *changes: tuple[int, Position], starts_away: frozenset[int] = frozenset(), workspace: int = 0
 ) -> ResidencyWalk:
     """Walk the small step; without changes b is freed after its use and a at the end."""
     at = [Position(), Position(), Position(frees=[B]), Position(), Position(frees=[A])]
     for i, position in changes:
         at[i] = position
-    return ResidencyWalk(graph(), costs(workspace=workspace), SlicedUpdates((), {}, SIZES), at, start_flash)
+    return ResidencyWalk(graph(), costs(workspace=workspace), SlicedUpdates((), {}, SIZES), at, starts_away)
 
 
 def test_without_decisions() -> None:
@@ -50,7 +50,7 @@ def test_what_is_written_is_gone_until_it_returns() -> None:
 def test_a_weight_that_starts_on_flash_comes_for_its_use() -> None:
     found = walk(
         (0, Position(returns=[W], writes=[W])), (4, Position(returns=[W], frees=[A], writes=[W])),
-        start_flash=frozenset({W}),
+        starts_away=frozenset({W}),
     )  # fmt: skip
     assert found.need.tolist() == [840, 840, 880, 480, 880] and found.after_need.tolist()[-1] == 80
 

@@ -33,6 +33,8 @@ def arguments(name: str, tensors: list[torch.Tensor]) -> list[object]:
     base, _, overload = name.removeprefix("aten::").partition(".")
     if base.startswith("lerp"):
         return [tensors[0], tensors[1], tensors[2] if overload == "Tensor" else 0.3]
+    if base == "clamp_":
+        return [tensors[0], 0.4, 0.8]
     if overload == "Scalar":
         return [tensors[0], 1.7]
     more = TENSORS.get(base.rstrip("_"), TENSORS.get(base, TENSORS.get(overload, 0)))
@@ -99,6 +101,15 @@ def test_a_group_that_takes_a_transposed_tensor_is_none() -> None:
     values = tuple(replace(v, stride=v.stride[::-1]) if v == square else v for v in graph.values)
     before, after = ({g.parameter for g in update_groups(g_)} for g_ in (graph, replace(graph, values=values)))
     assert before - after == {square.storage}
+
+
+def test_a_group_whose_temporary_is_read_outside_of_it_is_none() -> None:
+    graph = tiny_step("AdamW").graphs["step"]
+    group, *others = update_groups(graph)
+    made = next(
+        v for op in graph.ops for v in op.outputs if v is not None and graph.values[v].storage in group.temporaries
+    )
+    assert update_groups(replace(graph, aux=(made,))) == tuple(others)
 
 
 def test_an_empty_weight_has_nothing_to_cut() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from planner.mcu.autodiff import StepKind, full_scheme, last_layers
@@ -14,6 +16,7 @@ from planner.problem.replay import replay
 from tests.planner.mcu.networks import every_layer
 
 
+@cache
 def stated(count: int | None = None) -> tuple[BoardProblem, int]:
     module, data = every_layer(2)
     graph = import_module(module, data.shape[1:], "every_layer")

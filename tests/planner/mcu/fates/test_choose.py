@@ -9,6 +9,7 @@ from planner.mcu import CompiledModel, HostEngine, UpdateOptions, compile_model
 from planner.mcu.compile import recompile
 from planner.mcu.fates.choose import BoardDeadlineError, FitOptions
 from planner.mcu.fates.core_costs import core_costs
+from planner.mcu.fates.page_costs import PageMedium
 from planner.mcu.memory import ArenaBudgetError
 from tests.planner.mcu.networks import NETWORKS
 
@@ -53,3 +54,13 @@ def test_a_step_that_is_too_slow_is_refused_with_both_times(kept):
     with pytest.raises(BoardDeadlineError, match="on mkr1000"):
         recompile(model, FitOptions(model.ram_bytes, core_costs("mkr1000"), deadline_s=seconds * 0.99))
     recompile(model, FitOptions(model.ram_bytes, core_costs("mkr1000"), deadline_s=seconds * 1.01))
+
+
+def test_a_medium_that_wears_or_is_not_mapped_holds_no_parameters_and_says_why(kept):
+    model, _ = kept
+    with pytest.raises(
+        ArenaBudgetError, match=r"stay in RAM with nor.*mJ of training and wear its blocks out in 100,000 samples"
+    ):
+        recompile(model, FitOptions(model.memory.parameters.size_bytes + 300, page=PageMedium.NOR))
+    with pytest.raises(ArenaBudgetError, match=r"stay in RAM with sd.*mJ of training; --page psram holds them"):
+        recompile(model, FitOptions(model.memory.parameters.size_bytes + 300, page=PageMedium.SD))

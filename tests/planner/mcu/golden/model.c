@@ -40,20 +40,20 @@ static const port_op ops[2] = {
      .in_scale = 0x1.3322400000000p-6f, .add_in = 0, .add_other = 0},
 };
 static const port_step steps[9] = {
-    {PORT_STEP_FORWARD, 0, 0, 0, 2, 32, PORT_NONE, 44, 0, PORT_NONE, PORT_NONE}, /* 0 */
-    {PORT_STEP_FORWARD, 0, 1, 0, 1, 44, PORT_NONE, 52, PORT_NONE, PORT_NONE, PORT_NONE}, /* 3 */
-    {PORT_STEP_LOSS, 0, 1, 0, 1, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, 52, PORT_NONE}, /* 3 */
-    {PORT_STEP_INPUT, 0, 1, 0, 1, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, 52, 0}, /* 3 */
-    {PORT_STEP_WEIGHT, 0, 1, 0, 1, 44, PORT_NONE, PORT_NONE, PORT_NONE, 52, PORT_NONE}, /* 3 */
-    {PORT_STEP_BIAS, 0, 1, 0, 1, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, 52, PORT_NONE}, /* 3 */
-    {PORT_STEP_MASK, 0, 0, 0, 2, PORT_NONE, PORT_NONE, 44, PORT_NONE, 0, PORT_NONE}, /* 0 */
-    {PORT_STEP_WEIGHT, 0, 0, 0, 2, 32, PORT_NONE, PORT_NONE, PORT_NONE, 0, PORT_NONE}, /* 0 */
-    {PORT_STEP_BIAS, 0, 0, 0, 2, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, 0, PORT_NONE}, /* 0 */
+    {PORT_STEP_FORWARD, 0, 0, 0, 2, 32, PORT_NONE, 44, 0, PORT_NONE, PORT_NONE, PORT_NONE}, /* 0 */
+    {PORT_STEP_FORWARD, 0, 1, 0, 1, 44, PORT_NONE, 52, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE}, /* 3 */
+    {PORT_STEP_LOSS, 0, 1, 0, 1, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, 52, PORT_NONE, PORT_NONE}, /* 3 */
+    {PORT_STEP_INPUT, 0, 1, 0, 1, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, 52, 0, PORT_NONE}, /* 3 */
+    {PORT_STEP_WEIGHT, 0, 1, 0, 1, 44, PORT_NONE, PORT_NONE, PORT_NONE, 52, PORT_NONE, PORT_NONE}, /* 3 */
+    {PORT_STEP_BIAS, 0, 1, 0, 1, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, 52, PORT_NONE, PORT_NONE}, /* 3 */
+    {PORT_STEP_MASK, 0, 0, 0, 2, PORT_NONE, PORT_NONE, 44, PORT_NONE, 0, PORT_NONE, PORT_NONE}, /* 0 */
+    {PORT_STEP_WEIGHT, 0, 0, 0, 2, 32, PORT_NONE, PORT_NONE, PORT_NONE, 0, PORT_NONE, PORT_NONE}, /* 0 */
+    {PORT_STEP_BIAS, 0, 0, 0, 2, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, 0, PORT_NONE, PORT_NONE}, /* 0 */
 };
 const port_model port_generated_model = {
-    .abi = 3,
-    .hash = {0x68, 0x91, 0x8b, 0x9e, 0x38, 0xb7, 0x1d, 0xfa, 0x5c, 0x40, 0x4b, 0x21, 0x7e, 0xc4, 0xbf, 0xb3, 0xb1,
-     0x94, 0x47, 0xa7, 0x0d, 0x63, 0x78, 0xf7, 0x04, 0xe6, 0x4d, 0xb1, 0xae, 0xd7, 0x68, 0x39},
+    .abi = 5,
+    .hash = {0x6f, 0xd0, 0x7f, 0x8c, 0x0f, 0xca, 0xa2, 0x7e, 0x4c, 0xb0, 0xbb, 0x5c, 0x11, 0x5c, 0xdc, 0x0c, 0x40,
+     0xaf, 0xd9, 0x32, 0x66, 0x42, 0x85, 0xa8, 0xc2, 0xfb, 0x7b, 0xec, 0x72, 0x42, 0x1d, 0x26},
     .name = PORT_MODEL_NAME,
     .arena_bytes = PORT_MODEL_ARENA_BYTES,
     .parameter_bytes = PORT_MODEL_PARAMETER_BYTES,
@@ -67,5 +67,11 @@ const port_model port_generated_model = {
     .has_q88 = 1,
     .ops = ops,
     .steps = steps,
+    .medium_bytes = 0,
+    .checksums_offset = 0,
+    .page_count = 0,
+    .parameter_page_count = 0,
+    .chosen_share = 256,
+    .pages = 0,
     .parameters = initial_parameters,
 };

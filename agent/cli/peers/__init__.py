@@ -1,0 +1,1 @@
+"""Commands about other devices: pairing, the fleet, federated averaging."""

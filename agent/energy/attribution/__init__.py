@@ -1,0 +1,1 @@
+"""What measured energy was spent on: shared among the jobs at work (`jobs`), a job's among its steps and their phases (`one_job`)."""

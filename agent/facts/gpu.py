@@ -1,0 +1,47 @@
+"""Is there a GPU, and does somebody use it? From device nodes, a Jetson's load file, or nvidia-smi; torch is not asked."""
+
+import re
+
+from agent.facts.model import Answer, IdleSignal
+from agent.facts.platform import OwnUse, SensorOptions
+from agent.facts.sysfs import Tree
+from planner.ir.devices.kinds import CUDA
+
+SENSOR = "gpu"
+_NODES = ("nvidia0", "nvhost-gpu", "nvmap")
+"""Below /dev: of a card, and of the GPU in a Jetson before and since L4T R36."""
+_JETSON_GPU = re.compile(r"\.(gpu|ga10b|gv11b|gp10b|gm20b)$|^gpu\.")
+"""How a Jetson's GPU is called below /sys/class/devfreq: Orin, Xavier, TX2, Nano."""
+QUERY = ("--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
+"""What nvidia-smi is asked."""
+
+
+def present_kinds(tree: Tree) -> frozenset[str]:
+    """Return the kinds of devices that a Linux machine has beside its CPU."""
+    return frozenset({CUDA} if any((tree.dev / node).exists() for node in _NODES) else ())
+
+
+def jetson_load_percent(tree: Tree) -> float | None:
+    """Return how busy a Jetson's GPU is; None where there is none. Its file counts tenths of a percent."""
+    for entry in tree.children(tree.sys / "class/devfreq", SENSOR):
+        if _JETSON_GPU.search(entry.name):
+            load = tree.number(entry / "device/load", SENSOR)
+            if load is not None:
+                return load / 10
+    return None
+
+
+def parse_utilization(text: str) -> float | None:
+    """Return the busiest card's percent of what nvidia-smi printed, a line for each; None where no card says."""
+    shares = [float(word) for word in text.split() if word.replace(".", "", 1).isdigit()]
+    return max(shares, default=None)
+
+
+def gpu_signal(percent: float | None, options: SensorOptions, own: OwnUse) -> tuple[IdleSignal, ...]:
+    """Return what the GPU's use says: nothing where none is known, and no judgement while our own worker may cause it."""
+    if percent is None:
+        return ()
+    if own.training:
+        return (IdleSignal(SENSOR, Answer.UNKNOWN, "not judged while the worker runs"),)
+    idle = Answer.YES if percent <= options.busy_cpu_percent else Answer.NO
+    return (IdleSignal(SENSOR, idle, f"the GPU is {percent:.0f} % busy (limit {options.busy_cpu_percent:.0f} %)"),)

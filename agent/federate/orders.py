@@ -1,0 +1,89 @@
+"""What the supervisor and Flower's processes share: files, names of records, what a round is told. Without Flower, and light."""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+FOLDER = "federation"
+"""In a job's directory: what it does in a federation that another device, or this one, leads."""
+MESSAGE_FILE, REPLY_FILE = "message", "reply"
+START_FILE, RESULT_FILE = "start.safetensors", "result.safetensors"
+"""The weights that a round begins with, and what training made of them."""
+RESULT_PART_FILE = "result.part"
+"""What a fine-tuning's worker, which has no rights in this folder, writes the same to; the supervisor gives it its name."""
+MODEL_FILE = "model.safetensors"
+"""What was averaged last, as this device was told. Of a fine-tuning, only until its worker has made the adapter's directory of it."""
+CONTEXT_FILE = "context"
+"""What Flower's modifiers keep from one message of a round to the next."""
+LEADER_FOLDER = "leader"
+"""In a job's directory: what this device keeps of a federation that it leads."""
+GLOBAL_FILE = "global.safetensors"
+MESSAGES_FOLDER = "messages"
+"""There: messages of the round on their way, and replies."""
+STATE_FOLDER = "state"
+"""In the folder of a federation: the worker's checkpoints in this round."""
+
+TRAIN_FIRST = 10
+"""Exit code of a client that has written what training begins with."""
+ARRAYS, CONFIG = "arrays", "config"
+"""The records of a message: Flower's own defaults."""
+SAMPLES, LOSS = "num-examples", "loss"
+"""The metrics of a reply."""
+
+MOST_WEIGHT = 1 << 16
+"""Samples that a device counts for at most in secure aggregation."""
+MASKED_RANGE = 16.0
+"""Weights up to this size, of either sign, in steps of 8e-6: what a masked sum holds."""
+
+_LONGEST_ROUND_S = 30 * 86400.0
+_Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+
+
+def has_round(folder: Path) -> bool:
+    """Return whether a round is to be trained in the folder of a federation."""
+    return (folder / START_FILE).exists() and not (folder / RESULT_FILE).exists()
+
+
+class FederationSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for."""
+
+    rounds: _Count
+    min_devices: _Count = 2
+    """So many must be ready before a round begins, this one among them."""
+    goal: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
+    """So many replies end a round; 0: all that were asked."""
+    timeout_s: Annotated[float, msgspec.Meta(gt=0.0, le=_LONGEST_ROUND_S)] = 3600.0
+    min_share: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.5
+    """Of those asked, so many must have replied, or the round is abandoned."""
+    clip: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 0.0
+    noise: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 0.0
+    secure: bool = False
+
+
+class RoundOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """One round: who takes part, when it is over, and how is averaged."""
+
+    run_id: int
+    number: int
+    """Of the round, from 1."""
+    folder: str
+    """Where the leader keeps the averaged weights, and messages on their way."""
+    bundle: str
+    names: dict[int, str]
+    """The devices, by their number among Flower's nodes."""
+    goal: int
+    timeout_s: float
+    min_share: float
+    clip: float = 0.0
+    """The norm that a device's change is clipped to; 0: not at all."""
+    noise: float = 0.0
+    """Noise multiplier of the Gaussian mechanism."""
+    secure: bool = False
+    final: bool = False
+    """Nothing is trained: all get the averaged weights."""
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """The devices' numbers."""
+        return tuple(self.names)

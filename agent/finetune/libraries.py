@@ -1,0 +1,45 @@
+"""transformers and peft, imported as over a torch that was built without `torch.distributed`.
+
+One process trains, so what shards tensors among several (150 modules, 13 MiB) is left away. Whatever else of the recipe
+needs them takes them from here.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from agent.finetune.options import FinetuneError
+
+
+@contextlib.contextmanager
+def _without_distributed() -> Iterator[None]:
+    """Have `torch.distributed` not be there: transformers asks once, and remembers."""
+    available = torch.distributed.is_available
+    torch.distributed.is_available = lambda: False
+    try:
+        yield
+    finally:
+        torch.distributed.is_available = available
+
+
+try:
+    with _without_distributed():
+        import peft
+        import transformers
+        from transformers.modeling_outputs import BaseModelOutputWithPast
+        from transformers.models.auto.modeling_auto import (
+            MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+            MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+            MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        )
+        from transformers.pytorch_utils import Conv1D
+except ImportError as error:
+    raise FinetuneError(
+        f"fine-tuning language models needs transformers and peft ({error.name} is missing): pip install 'port-agent[llm]'"
+    ) from error
+
+__all__ = [
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_MASKED_LM_MAPPING_NAMES", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "BaseModelOutputWithPast", "Conv1D", "peft", "transformers",
+]  # fmt: skip

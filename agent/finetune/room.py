@@ -1,0 +1,78 @@
+"""Whether the budget suffices: said before the first update, in figures, with what helps."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from agent.finetune.head_loss import LabelLoss, LearnedLoss
+from agent.finetune.options import FinetuneError, FinetuneOptions
+from agent.follow.budget import strict_budget
+from agent.follow.memory import BudgetTooSmallError
+from agent.follow.storages import SMALLEST_BYTES
+from planner.ir.process_memory import peak_resident_bytes
+from planner.ir.units import format_bytes
+
+WORKING_BYTES = 48 << 20
+"""What the process grows by once kernels run, their code and workspaces: 45 and 51 MiB for 16 layers of Qwen2.5-0.5B."""
+
+MOMENTS = 2
+"""Of AdamW, for each trained number, in 32 bits."""
+
+_FEW_ROWS = 64
+"""Of the head at a time: what is advised where logits take most."""
+
+_STEP_BYTES = 10 << 20
+"""Budgets that are advised are rounded up to multiples of it."""
+
+
+class Room:
+    """The budget of this process, if it has one of RAM."""
+
+    def __init__(self, options: FinetuneOptions) -> None:
+        self._options = options
+        self._process = strict_budget()
+
+    def check(self, loss: LearnedLoss | LabelLoss, trained: Sequence[torch.Tensor], rows: int) -> None:
+        """Raise FinetuneError where batches of so many rows cannot be trained on, the model being there and nothing trained yet."""
+        process = self._process
+        if process is None:
+            return
+        held = process.held_bytes()
+        small = sum((1 + MOMENTS) * t.nbytes for t in trained if t.nbytes < SMALLEST_BYTES)
+        logits = loss.bytes_at_once(rows)
+        least = process.least_ram_for(held + WORKING_BYTES + small + logits)
+        if least <= process.ram_bytes:
+            return
+        at_once = loss.rows_at_once(rows)
+        fewer = "" if at_once <= _FEW_ROWS else f", or --head-rows {_FEW_ROWS}"
+        raise FinetuneError(
+            f"{format_bytes(process.ram_bytes)} is too little: this process takes {format_bytes(held)} before the first update, running "
+            f"kernels about {format_bytes(WORKING_BYTES)}, gradients and moments that stay {format_bytes(small)}, the logits of "
+            f"{at_once} tokens with their loss {format_bytes(logits)}; give --ram {_advised(least)}{fewer}, or a shorter --seq-len"
+        )
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Raise FinetuneError, with what helps, where the block meets what does not fit."""
+        try:
+            yield
+        except BudgetTooSmallError as error:
+            raise FinetuneError(f"{error}, {self._remedies()}") from error
+
+    def check_peak(self) -> None:
+        """Raise FinetuneError where the process took more than the budget."""
+        process = self._process
+        if process is not None and (peak := peak_resident_bytes()) > process.ram_bytes:
+            raise FinetuneError(
+                f"this process took {format_bytes(peak)}, more than {format_bytes(process.ram_bytes)}; give --ram "
+                f"{_advised(process.least_ram_for(peak))}, {self._remedies()}"
+            )
+
+    def _remedies(self) -> str:
+        fewer = f"--head-rows {_FEW_ROWS}, " if self._options.head_rows is None else ""
+        return f"{fewer}a shorter --seq-len or a smaller --batch"
+
+
+def _advised(nbytes: int) -> str:
+    return f"{-(-nbytes // _STEP_BYTES) * _STEP_BYTES >> 20}M"

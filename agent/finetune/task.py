@@ -1,0 +1,103 @@
+"""What a model learns: to go on with text, to answer, to find masked words, or to choose a label."""
+
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent.finetune.libraries import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    transformers,
+)
+from agent.finetune.model_files import CONFIG
+from agent.finetune.options import FinetuneError
+from agent.finetune.text.records import Record
+
+
+class TaskKind(enum.StrEnum):
+    """The kinds; the value says it to the user."""
+
+    CAUSAL_LM = "the next token"
+    SEQ2SEQ_LM = "the answer to a prompt"
+    MASKED_LM = "masked tokens"
+    CLASSIFICATION = "labels"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a model learns. `decoder_start`: the token that a decoder begins with; `labels`: those to choose from, in order."""
+
+    kind: TaskKind
+    decoder_start: int | None = None
+    labels: tuple[str, ...] = ()
+
+    @property
+    def encoder_alone(self) -> bool:
+        """Whether the model sees a text as a whole and writes none."""
+        return self.kind in (TaskKind.MASKED_LM, TaskKind.CLASSIFICATION)
+
+
+def read_config(folder: Path) -> Any:
+    """Return a directory's configuration."""
+    return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+
+
+def task_of(folder: Path, records: tuple[Record, ...] = ()) -> Task:
+    """Return what the model of a directory learns of records; an encoder, of none, finds masked tokens.
+
+    Raises FinetuneError for a kind of model that has nothing to predict, and for records of which only some have labels.
+    """
+    config = read_config(folder)
+    kind = config.model_type
+    if config.is_encoder_decoder and kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
+        if config.decoder_start_token_id is None:
+            raise FinetuneError(
+                f"{folder / CONFIG} does not say what the decoder of this {kind} begins with (decoder_start_token_id); add the "
+                "token's number that it was trained with"
+            )
+        return Task(TaskKind.SEQ2SEQ_LM, int(config.decoder_start_token_id))
+    if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False):
+        labels = _labels(folder, kind, records)
+        return Task(TaskKind.CLASSIFICATION, labels=labels) if labels else Task(TaskKind.MASKED_LM)
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise FinetuneError(
+            f"{folder} is a {kind}, which transformers knows no causal language model of; run your own script "
+            "with `port-agent exec`"
+        )
+    return Task(TaskKind.CAUSAL_LM)
+
+
+def _labels(folder: Path, kind: str, records: tuple[Record, ...]) -> tuple[str, ...]:
+    other = sum(record.text is None for record in records)
+    if other:
+        raise FinetuneError(
+            f"{folder} is a {kind}, an encoder: it writes no text, and {other} of {len(records)} records have prompts or messages; give "
+            'records with "text", and "label" where it is to choose one'
+        )
+    labelled = [record.label for record in records if record.label is not None]
+    if labelled and len(labelled) < len(records):
+        raise FinetuneError(
+            f"{len(labelled)} of {len(records)} records have a label; give all of them one, or none to learn masked words"
+        )
+    labels = tuple(sorted(set(labelled)))
+    if len(labels) == 1:
+        raise FinetuneError(f"all {len(records)} records have the label {labels[0]}; there is nothing to choose")
+    return labels
+
+
+def model_class(task: Task) -> Any:
+    """Return what of transformers makes models for a task."""
+    return {
+        TaskKind.CAUSAL_LM: transformers.AutoModelForCausalLM,
+        TaskKind.SEQ2SEQ_LM: transformers.AutoModelForSeq2SeqLM,
+        TaskKind.MASKED_LM: transformers.AutoModelForMaskedLM,
+        TaskKind.CLASSIFICATION: transformers.AutoModelForSequenceClassification,
+    }[task.kind]
+
+
+def head_settings(task: Task) -> dict[str, Any]:
+    """Return the settings of a configuration that a task's labels make; none where it has no labels."""
+    names = dict(enumerate(task.labels))
+    return {"id2label": names, "label2id": {name: number for number, name in names.items()}} if names else {}

@@ -1,0 +1,1 @@
+"""From the files of a user to sequences of tokens."""

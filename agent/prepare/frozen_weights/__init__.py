@@ -1,0 +1,1 @@
+"""Weights that no step writes: where they lie, and in which form."""

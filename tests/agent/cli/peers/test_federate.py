@@ -1,0 +1,64 @@
+"""`port-agent federate`: what it says, and what it refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.cli import main
+from agent.cli.peers.federate import _lines
+from tests.agent.federate.agents import local_devices
+from tests.agent.federate.jobs import gestures_bundle, needs_flower
+
+RUN: dict[str, Any] = {
+    "job": 1, "name": "digits", "kind": "train", "state": "running", "done": 1, "abandoned": 1, "waits": "", "training": ["this device", "cellar"],
+    "weights": "/state/global.safetensors", "settings": {"rounds": 20, "secure": False, "clip": 1.5, "noise": 0.8},
+    "history": [
+        {"number": 1, "seconds": 12.0, "devices": 2, "loss": 0.5, "abandoned": "", "lost": {"shed": "no reply in time"}},
+        {"number": 2, "seconds": 60.0, "devices": 0, "loss": None, "abandoned": "1 of 3 devices replied", "lost": {}},
+    ],
+}  # fmt: skip
+
+
+def test_a_federation_in_words() -> None:
+    assert _lines(RUN) == [
+        "Job 1 (digits): running, 1 of 20 rounds, 1 abandoned. Changes clipped to 1.5, noise 0.8: "
+        "epsilon 6.78 at delta 1e-05 for each device's data, against all but this leader, over 1 round.",
+        "  now: this device, cellar",
+        "  round 1: 2 devices in 12.0 s, loss 0.5000; without shed (no reply in time)",
+        "  round 2: abandoned after 1 min 00 s: 1 of 3 devices replied",
+        "  weights: /state/global.safetensors; on each device: port-agent result digits -o FILE",
+    ]
+    waiting = {**RUN, "training": [], "waits": "1 of 2 devices are ready; cellar: not charging", "history": []}
+    assert _lines(waiting)[1] == "  waits: 1 of 2 devices are ready; cellar: not charging"
+
+
+@needs_flower
+def test_started_shown_and_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = gestures_bundle(tmp_path, 0)
+    with local_devices(tmp_path, "attic") as (attic,):
+        places = ["--runtime-dir", str(attic.root / "run")]
+
+        def command(*words: str) -> str:
+            main([*words, *places])
+            told = capsys.readouterr()
+            return told.out + told.err
+
+        assert command("submit", str(bundle), "--name", "alone").startswith("Job 1 (alone) is in line")
+        assert "waits for rounds" in command("submit", str(bundle), "--federated")
+        assert "submit it with --federated here and there" in command("federate", "start", "alone", "--rounds", "2")
+        for words, refusal in (
+            (["--noise", "1.0"], "noise without --clip protects nobody"),
+            (["--secure", "--clip", "1"], "do not go together"),
+            (["--secure"], "give --min-devices 3"),
+            (["--min-share", "2"], "at most 1, not 2"),
+        ):
+            assert refusal in command("federate", "start", "gestures0", "--rounds", "2", *words)
+        assert "Leading a federation of job 2 (gestures0), 3 rounds" in command(
+            "federate", "start", "gestures0", "--rounds", "3"
+        )
+        assert "goes on; port-agent federate stop 2" in command("federate", "start", "gestures0", "--rounds", "3")
+        assert "Job 2 (gestures0): running, 0 of 3 rounds" in command("federate", "status")
+        assert "ended after 0 rounds" in command("federate", "stop", "gestures0")
+        assert "stopped, 0 of 3 rounds" in command("federate", "status", "2")
+        assert "no federation of job 2 (gestures0) goes on" in command("federate", "stop", "2")

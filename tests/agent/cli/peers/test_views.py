@@ -1,0 +1,71 @@
+"""Other devices in a terminal: paired ones first, others as they call themselves."""
+
+from typing import Any
+
+from agent.cli.peers.views import peers_screen
+
+OFF: dict[str, Any] = {
+    "discover": False, "interfaces": [], "name": None, "id": None, "peers": None, "device_id": None, "port": None, "shares": False, "solves": False, "takes_jobs": False, "paired": [],
+    "history": [],
+}  # fmt: skip
+ON: dict[str, Any] = {**OFF, "discover": True, "name": "attic", "id": "ab", "peers": []}
+PAIRED: dict[str, Any] = {
+    "id": "O2JMHLJ-VIC5YAH", "short": "cd", "name": "cellar", "is_connected": True, "last_heard_s": 3, "board": "Pi 5",
+    "state": "training", "charging": True, "job": "[b]birds[/b]", "progress": 0.257, "today_joules": 4200.0, "is_measured": True,
+    "trouble": "", "address": ["10.0.0.2", 9478], "version": "0.1.0", "paired_at": 0.0,
+}  # fmt: skip
+SEEN = {
+    "name": "[bold]evil[/bold]", "board": "b", "state": "unknown", "version": "1", "address": None, "last_seen_s": 0,
+    "id": "ef",
+}  # fmt: skip
+
+
+def test_nobody_and_nothing(shown: Any) -> None:
+    assert "discovery is off; set discover = true" in shown(peers_screen(OFF))
+    out = shown(peers_screen(ON))
+    assert "no other agent was heard of" in out and "attic (ab), announced nowhere" in out
+
+
+def test_other_agents_are_shown_as_they_call_themselves(shown: Any) -> None:
+    peers = [SEEN, {**SEEN, "last_seen_s": 30}]
+    out = shown(peers_screen({**ON, "interfaces": ["eth0"], "peers": peers}))
+    assert out.count("[bold]evil[/bold]") == 2 and "now" in out and "30.0 s ago" in out and "announced on eth0" in out
+    assert "not paired: anybody can claim these" in out
+
+
+def test_a_paired_device_with_what_it_does(shown: Any) -> None:
+    out = shown(
+        peers_screen({**ON, "device_id": "X-Y", "port": 9478, "paired": [PAIRED], "peers": [{**SEEN, "id": "cd"}]})
+    )
+    for word in ("cellar", "Pi 5", "yes", "training", "[b]birds[/b] 26 %", "4.2", "3.0 s ago", "O2JMHLJ"):
+        assert word in out
+    assert "evil" not in out and "of but the paired" in out, "listed once"
+    assert "its id: X-Y" in out and "call at port 9478" in out
+
+
+def test_a_paired_device_that_is_gone_says_since_when_and_why(shown: Any) -> None:
+    gone = {
+        **PAIRED,
+        "is_connected": False,
+        "last_heard_s": 90,
+        "is_measured": False,
+        "progress": None,
+        "charging": False,
+    }
+    out = shown(peers_screen({**OFF, "paired": [gone], "history": [{"at": 0.0, "text": "paired with cellar"}]}))
+    assert (
+        "gone" in out
+        and "s ago" in out
+        and "(estimated)" in out
+        and "on battery" in out
+        and "paired with cellar" in out
+    )
+    never = {**gone, "last_heard_s": None, "trouble": "no answer", "today_joules": None, "job": None, "charging": None}
+    assert "never: no answer" in shown(peers_screen({**OFF, "paired": [never]}))
+    assert "never since the start" in shown(peers_screen({**OFF, "paired": [{**never, "trouble": ""}]}))
+
+
+def test_what_paired_devices_may_have_of_this_one(shown: Any) -> None:
+    assert "may have" not in shown(peers_screen(OFF))
+    out = shown(peers_screen({**OFF, "shares": True, "solves": True, "takes_jobs": True}))
+    assert "may have its costs and plans" in out and "may have it solve their plans" in out

@@ -1,0 +1,28 @@
+"""What is said of a bundle."""
+
+from pathlib import Path
+from typing import Any
+
+from tests.agent.cli.plan.small_script import SCRIPT, run
+
+
+def test_plan_says_what_it_made(planned: tuple[Path, dict[str, Any]]) -> None:
+    folder, facts = planned
+    assert facts["budget_bytes"] == 700 << 20
+    assert 0 < facts["measured_peak_bytes"] <= facts["budget_bytes"]
+    assert facts["planned_peak_bytes"] <= facts["budget_bytes"]
+    assert (facts["threads"], list(facts["step_s_by_threads"]), facts["steps"]) == (1, ["1"], 6)
+    assert facts["limits"]["charging"] == ["22:00", "07:00"] and facts["limits"]["written_bytes"] == 20 << 20
+    assert 0.0 < facts["limits"]["step_s"] <= 27 * 3600 / 6 and facts["limits"]["deadline_at"] > 0.0
+    assert sorted(p.name for p in folder.iterdir() if not p.name.startswith("__")) == [
+        "job.port",
+        "model.lp",
+        "train.py",
+    ]
+
+
+def test_how_long_a_medium_lasts_that_does_not_wear_out(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    words = ("plan", "train.py", "--ram", "700M", "--flash-life", "3y", "--medium", "disk")
+    done = run(tmp_path, *words)
+    assert done.returncode == 2 and "does not wear out a disk that turns; name the --medium" in done.stderr

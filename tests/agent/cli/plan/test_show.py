@@ -1,0 +1,79 @@
+"""`show` as a user runs it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agent.cli.plan.small_script import run
+
+
+def test_show(planned: tuple[Path, dict[str, Any]]) -> None:
+    facts = json.loads(run(planned[0], "show", "job.port", "--json").stdout)
+    assert facts["planned_peak_bytes"] == planned[1]["planned_peak_bytes"]
+    shown = run(planned[0], "show", "job.port")
+    assert shown.returncode == 0 and "planned peak" in shown.stdout and "budget" in shown.stdout
+    words = " ".join(shown.stdout.replace("│", " ").split())
+    assert "training 22:00 to 07:00" in words and "20.0 MiB written a step" in words and "threads 1" in words
+    assert facts["recordings"]["count"] == 3 and "3 times, varying the rows of the batch" in words
+    assert facts["compared_steps"] == 2 and facts["compared_tensors"] > 0 and "equal to the bit" in words
+    assert (facts["medium"], facts["endurance_bytes"], facts["flash_lasts_steps"]) == ("SD card", 19.2e12, None)
+    missing = run(planned[0], "show", "job.port", "--plan", "5")
+    assert missing.returncode != 0 and "no plan 5" in missing.stderr and "Traceback" not in missing.stderr
+
+
+def test_show_says_what_is_packed_where_it_waits_and_that_pruning_changes_the_numbers(tmp_path: Path) -> None:
+    from planner.ir.bundle.pruning import Pruning
+    from planner.ir.graph import StepGraph
+    from planner.ir.lowering.packables import packables
+    from planner.ir.plan import Action, Decision, Plan
+    from tests.agent.exactness import packing_costs
+    from tests.agent.jobs_small import make_job, write_job
+
+    def packs(graph: StepGraph, _: int) -> Plan:
+        found = [p for p in packables(graph) if p.codec.value in ("bits", "bitmap", "pair")]
+        gaps = [(p, next(u for u in graph.uses[p.storage] if u > p.after)) for p in found]
+        actions = (Action.PACK, Action.PACK_PAGE)
+        return Plan(tuple(Decision(p.storage, p.after, b, actions[k % 2]) for k, (p, b) in enumerate(gaps)))
+
+    job = make_job()
+    job.pruning = Pruning(0.8, end=20)
+    write_job(tmp_path / "job.port", job, plan=packs, packings=packing_costs)
+    facts = json.loads(run(tmp_path, "show", "job.port", "--plan", "1", "--json").stdout)
+    places = {one["medium"] for one in facts["packings"]}
+    assert places == {None, "card"} and facts["packed"] and facts["packed_and_paged"]
+    assert all(one["packed_bytes"] and one["seconds"] for one in facts["packings"])
+    assert facts["pruning"]["sparsity"] == 0.8
+    words = " ".join(run(tmp_path, "show", "job.port", "--plan", "1").stdout.replace("│", " ").split())
+    assert "waits in" in words and " card " in words and " RAM " in words and "bitmap" in words
+    assert "80% of each weight matrix set to zero by update 20: other numbers than plain PyTorch's" in words
+
+
+def test_show_says_what_runs_in_pieces_and_marks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from planner import make_bundle
+    from planner.ir.bundle.bundle import PIECES_FORMAT, Bundle
+    from planner.ir.graph import Piece, StepGraph
+    from tests.agent.jobs_small import make_job, write_job
+
+    prepare = make_bundle.prepare
+
+    def marked(graph: StepGraph) -> StepGraph:
+        pieces = [Piece(0, "relu to mm (2 operators) along dimension 0 of [8, 4]", k, 2) for k in range(2)]
+        return replace(
+            graph, ops=tuple(replace(op, piece=pieces[i // 2]) if i < 4 else op for i, op in enumerate(graph.ops))
+        )
+
+    def prepared(*arguments: Any, **options: Any) -> make_bundle.Prepared:
+        found = prepare(*arguments, **options)
+        return replace(found, graphs={name: marked(graph) for name, graph in found.graphs.items()})
+
+    monkeypatch.setattr(make_bundle, "prepare", prepared)
+    write_job(tmp_path / "job.port", make_job(), seeds=(0,), compared=0)
+    assert Bundle(tmp_path / "job.port").manifest.format == PIECES_FORMAT
+    shown = run(tmp_path, "show", "job.port", "--html", "plan.html")
+    words = " ".join(shown.stdout.replace("│", " ").split())
+    assert "in pieces relu to mm (2 operators) along dimension 0 of [8, 4] in 2 pieces" in words, shown.stderr
+    page = (tmp_path / "plan.html").read_text()
+    assert "operators in pieces" in page and "along dimension 0 of [8, 4]: piece 2 of 2" in page and "1 chain" in page

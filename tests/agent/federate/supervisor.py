@@ -1,0 +1,123 @@
+"""A supervisor for one round: starts its real process, and answers what it sends with the real client, in this process."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from agent.federate.client import answer_message
+from agent.federate.orders import (
+    FOLDER,
+    GLOBAL_FILE,
+    LEADER_FOLDER,
+    MESSAGE_FILE,
+    MESSAGES_FOLDER,
+    MODEL_FILE,
+    REPLY_FILE,
+    RESULT_FILE,
+    START_FILE,
+    TRAIN_FIRST,
+    RoundOrder,
+)
+from agent.federate.tensors import Arrays, FederatedTensors, federated_tensors
+from tests.agent.live_daemon import ROOT
+
+
+@dataclass
+class Member:
+    """A device: what training adds to its weights, and what becomes of a reply on its way."""
+
+    folder: Path
+    bundle: Path
+    step: float
+    spoil: Callable[[bytes], bytes | None] = field(default=lambda reply: reply)
+    """None: it says nothing any more."""
+    messages: int = 0
+
+    @property
+    def tensors(self) -> FederatedTensors:
+        return federated_tensors(self.bundle)
+
+    def change(self, arrays: Arrays) -> Arrays:
+        """Return what training makes of weights."""
+        return {name: array + np.float32(self.step) for name, array in arrays.items()}
+
+    def reply(self, message: bytes) -> bytes | None:
+        """Return the reply to a message, as a device makes it."""
+        self.messages += 1
+        for name in (REPLY_FILE, START_FILE, RESULT_FILE):
+            (self.folder / name).unlink(missing_ok=True)
+        (self.folder / MESSAGE_FILE).write_bytes(message)
+        if answer_message(self.folder, self.bundle) == TRAIN_FIRST:
+            assert not (self.folder / REPLY_FILE).exists()
+            trained = self.change(self.tensors.read(self.folder / START_FILE))
+            self.tensors.write(self.folder / RESULT_FILE, trained)
+            (self.folder / RESULT_FILE).with_suffix(".loss").write_text("0.25")
+            assert answer_message(self.folder, self.bundle) == 0
+        return self.spoil((self.folder / REPLY_FILE).read_bytes())
+
+    def told(self) -> Arrays:
+        """Return the averaged weights that it has."""
+        return self.tensors.read(self.folder / MODEL_FILE)
+
+
+class Led:
+    """A federation without network."""
+
+    def __init__(self, root: Path, bundles: list[Path]) -> None:
+        self.root = root / LEADER_FOLDER
+        (self.root / MESSAGES_FOLDER).mkdir(parents=True)
+        self.bundle = bundles[0]
+        self.members = {}
+        for number, bundle in enumerate(bundles):
+            folder = root / f"member{number}" / FOLDER
+            folder.mkdir(parents=True)
+            self.members[100 + number] = Member(folder, bundle, step=float(number + 1))
+
+    def round(self, **changes: Any) -> dict[str, Any]:
+        """Do a round; returns how its process says it ended."""
+        names = {node: member.folder.parent.name for node, member in self.members.items()}
+        values: dict[str, Any] = {
+            "run_id": 7, "number": 1, "folder": str(self.root), "bundle": str(self.bundle), "names": names, "goal": len(names),
+            "timeout_s": 60.0, "min_share": 0.5,
+        }  # fmt: skip
+        order = RoundOrder(**{**values, **changes})
+        command = [sys.executable, "-m", "agent.federate.round"]
+        ended: dict[str, Any] = {}
+        with subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+        ) as process:
+            assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+            say = process.stdin
+            say.write(msgspec.json.encode(msgspec.to_builtins(order, str_keys=True)) + b"\n")
+            say.flush()
+            for line in process.stdout:
+                said = json.loads(line)
+                if "send" in said:
+                    brought = json.dumps(self._brought(said["send"], said["node"])).encode()
+                    with contextlib.suppress(BrokenPipeError):  # it had enough
+                        say.write(brought + b"\n")
+                        say.flush()
+                elif "forget" not in said:
+                    ended = said
+            assert ended, process.stderr.read().decode()[-2000:]
+        return ended
+
+    def _brought(self, file: str, node: int) -> dict[str, Any]:
+        path = self.root / MESSAGES_FOLDER / file
+        reply = self.members[node].reply(path.read_bytes())
+        if reply is None:
+            return {"node": node, "file": "none"}
+        path.with_name(f"{file}.reply").write_bytes(reply)
+        return {"node": node, "file": file, "reply": str(path.with_name(f"{file}.reply"))}
+
+    def averaged(self) -> Arrays:
+        """Return the weights that the leader has."""
+        return federated_tensors(self.bundle).read(self.root / GLOBAL_FILE)

@@ -1,0 +1,59 @@
+"""The grid sends by lines and takes replies that come for what was asked, in the name of who was asked."""
+
+import io
+import json
+import queue
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import Message, MetricRecord, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from agent.federate.grid import PeerGrid
+from agent.federate.wire import message_bytes
+
+
+class Lines:
+    """Standard input whose lines come when they are put."""
+
+    def __init__(self) -> None:
+        self._lines: queue.Queue[str] = queue.Queue()
+
+    def put(self, **said: object) -> None:
+        self._lines.put(json.dumps(said) + "\n")
+
+    def __iter__(self) -> "Lines":
+        return self
+
+    def __next__(self) -> str:
+        return self._lines.get()
+
+
+def message(node: int) -> Message:
+    return Message(RecordDict({"metrics": MetricRecord({"a": 1})}), node, "train")
+
+
+def test_replies_are_taken_from_who_was_asked_for_what_was_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 3
+    heard, said = Lines(), io.StringIO()
+    monkeypatch.setattr("sys.stdin", heard)
+    monkeypatch.setattr("sys.stdout", said)
+    grid = PeerGrid(7, [5, 6], 2, tmp_path, lambda reply: None)
+    own, foreign = (message_bytes(Message(RecordDict(), reply_to=message(node))) for node in (5, 5))
+    (tmp_path / "own").write_bytes(own)
+    (tmp_path / "foreign").write_bytes(foreign)
+    heard.put(node=5, file="5-99", reply=str(tmp_path / "own"))  # to a message of an earlier round
+    heard.put(node=6, file="6-2", reply=str(tmp_path / "foreign"))
+    heard.put(node=5, file="5-1", reply=str(tmp_path / "own"))
+    replies = grid.send_and_receive([message(5), message(6)], timeout=5.0)
+    assert [reply.metadata.src_node_id for reply in replies] == [5]
+    assert grid.lost == {6: "it comes in the name of node 5"}
+    lines = [json.loads(line) for line in said.getvalue().splitlines()]
+    assert lines == [{"send": "5-1", "node": 5}, {"send": "6-2", "node": 6}, {"forget": []}]
+    with pytest.raises(NotImplementedError):
+        grid.push_messages([])

@@ -1,0 +1,141 @@
+"""Rounds as a process of their own: averaged, clipped, noisy, masked, with devices that lie or fall silent."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.agent.federate.jobs import gestures_bundle, needs_flower
+
+flwr = pytest.importorskip("flwr")
+
+from agent.federate.tensors import Arrays, federated_tensors  # noqa: E402
+from agent.federate.wire import array_record, message_bytes, plain_arrays, read_message  # noqa: E402
+from planner.ir.bundle.bundle import read_manifest  # noqa: E402
+from tests.agent.federate.supervisor import Led  # noqa: E402
+
+pytestmark = needs_flower
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three devices, of which the last has fewer samples."""
+    folder = tmp_path_factory.mktemp("bundles")
+    return [gestures_bundle(folder, 0), gestures_bundle(folder, 1), gestures_bundle(folder, 2, 9)]
+
+
+@pytest.fixture
+def led(tmp_path: Path, bundles: list[Path]) -> Led:
+    return Led(tmp_path, bundles)
+
+
+def moved(led: Led, by: float) -> Arrays:
+    initial = federated_tensors(led.bundle).initial()
+    return {name: array + np.float32(by) for name, array in initial.items()}
+
+
+def close(arrays: Arrays, expected: Arrays, atol: float) -> bool:
+    return all(np.allclose(arrays[name], expected[name], atol=atol, rtol=0.0) for name in expected)
+
+
+def test_weights_are_averaged_by_samples_and_all_get_them(led: Led) -> None:
+    ended = led.round()
+    assert (ended["averaged"], ended["lost"]) == (3, {}) and abs(ended["loss"] - 0.25) < 1e-6
+    samples = [read_manifest(member.bundle).samples for member in led.members.values()]
+    mean = sum(count * (number + 1) for number, count in enumerate(samples)) / sum(samples)
+    assert close(led.averaged(), moved(led, mean), 1e-5)
+    assert led.round(number=2, final=True)["averaged"] == 3
+    assert all(close(member.told(), led.averaged(), 0.0) for member in led.members.values())
+
+
+def test_the_second_round_begins_where_the_first_ended(led: Led) -> None:
+    for member in led.members.values():
+        member.step = 1.0
+    led.round()
+    led.round(number=2)
+    assert close(led.averaged(), moved(led, 2.0), 1e-5)
+
+
+def test_changes_are_clipped_and_devices_count_alike(led: Led) -> None:
+    assert led.round(clip=2.0)["averaged"] == 3
+    elements = sum(array.size for array in federated_tensors(led.bundle).initial().values())
+    each = 2.0 / np.sqrt(elements)  # all change by the same in every element, and by more than the norm
+    assert close(led.averaged(), moved(led, float(each)), 1e-5)
+
+
+def test_noise_has_the_size_that_was_asked_for(led: Led) -> None:
+    led.round(clip=3.0, noise=2.0)
+    elements = sum(array.size for array in federated_tensors(led.bundle).initial().values())
+    quiet = moved(led, float(3.0 / np.sqrt(elements)))
+    noise = np.concatenate([(array - quiet[name]).ravel() for name, array in led.averaged().items()])
+    assert 0.75 * 2.0 < noise.std() < 1.25 * 2.0, "multiplier 2 times norm 3 over 3 devices"
+
+
+def test_masked_sums_give_the_same_average(led: Led) -> None:
+    seen: list[float] = []
+
+    def look(reply: bytes) -> bytes:
+        arrays = read_message(reply).content.array_records
+        seen.extend(float(np.abs(array).max()) for record in arrays.values() for array in plain_arrays(record).values())
+        return reply
+
+    for member in led.members.values():
+        member.spoil = look
+    assert led.round(secure=True, min_share=0.5)["averaged"] == 3
+    samples = [read_manifest(member.bundle).samples for member in led.members.values()]
+    mean = sum(count * (number + 1) for number, count in enumerate(samples)) / sum(samples)
+    assert close(led.averaged(), moved(led, mean), 5e-3)
+    assert seen == [], "no device's weights are in what it sends"
+    assert all(member.messages == 4 for member in led.members.values())
+
+
+def test_a_device_that_falls_silent_while_sums_are_masked_is_left_out(led: Led) -> None:
+    last = led.members[102]
+    last.spoil = lambda reply: reply if last.messages < 3 else None
+    assert led.round(secure=True, timeout_s=4.0)["averaged"] == 2
+    samples = [read_manifest(led.members[node].bundle).samples for node in (100, 101)]
+    mean = (samples[0] + 2 * samples[1]) / sum(samples)
+    assert close(led.averaged(), moved(led, mean), 5e-3)
+
+
+def test_masked_sums_of_other_sizes_are_left_out(led: Led) -> None:
+    last = led.members[102]
+
+    def shorter(reply: bytes) -> bytes:
+        message = read_message(reply)
+        record = message.content.config_records["secaggplus_configs"]
+        if "masked_params" in record:
+            record["masked_params"] = record["masked_params"][:-1]
+        return message_bytes(message)
+
+    last.spoil = shorter
+    ended = led.round(secure=True)
+    assert ended["averaged"] == 2 and "masked sums of other sizes" in ended["lost"]["member2"]
+
+
+def test_what_no_device_may_say_is_left_out(led: Led) -> None:
+    def not_finite(reply: bytes) -> bytes:
+        message = read_message(reply)
+        arrays = plain_arrays(message.content.array_records["arrays"])
+        message.content.array_records["arrays"] = array_record({name: array * np.nan for name, array in arrays.items()})
+        return message_bytes(message)
+
+    led.members[101].spoil = not_finite
+    led.members[102].spoil = lambda reply: reply[: len(reply) // 2]
+    ended = led.round(min_share=0.3)
+    assert ended["averaged"] == 1 and set(ended["lost"]) == {"member1", "member2"}
+    assert "not finite" in ended["lost"]["member1"] and "no message of Flower" in ended["lost"]["member2"]
+    assert close(led.averaged(), moved(led, 1.0), 1e-5)
+
+
+def test_too_few_replies_and_the_round_never_was(led: Led) -> None:
+    led.members[101].spoil = led.members[102].spoil = lambda reply: None
+    ended = led.round(timeout_s=1.0)
+    assert "1 of 3 devices replied, 2 are needed" in ended["abandoned"]
+    assert all(f"{name}: no reply in time" in ended["abandoned"] for name in ("member1", "member2"))
+    assert not (led.root / "global.safetensors").exists()
+
+
+def test_enough_replies_end_a_round(led: Led) -> None:
+    ended = led.round(goal=2)
+    assert ended["averaged"] == 2 and list(ended["lost"].values()) == ["enough others replied before"]

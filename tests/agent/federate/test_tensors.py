@@ -1,0 +1,74 @@
+"""What of a job is averaged, and that it comes back as it went."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agent.federate.tensors import FederatedTensorError, FederatedTensors, _narrowed, _widened, federated_tensors
+from tests.agent.federate.jobs import gestures_bundle, gestures_job
+
+
+@pytest.fixture(scope="module")
+def tensors(tmp_path_factory: pytest.TempPathFactory) -> FederatedTensors:
+    return federated_tensors(gestures_bundle(tmp_path_factory.mktemp("bundle"), 0))
+
+
+def test_what_training_changes_is_averaged_and_nothing_else(tensors: FederatedTensors) -> None:
+    assert list(tensors.layouts) == [
+        "head.bias",
+        "head.weight",
+        "norm.bias",
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.weight",
+    ]
+    state = gestures_job(0, 3).model.state_dict()
+    initial = tensors.initial()
+    assert all(np.array_equal(array, state[name].numpy()) for name, array in initial.items())
+    assert tensors.nbytes == sum(array.nbytes for array in initial.values())
+
+
+def test_written_and_read_they_are_the_same(tensors: FederatedTensors, tmp_path: Path) -> None:
+    numbers = np.random.default_rng(1)
+    arrays = {
+        name: numbers.standard_normal(array.shape).astype(array.dtype) for name, array in tensors.initial().items()
+    }
+    tensors.write(tmp_path / "weights.safetensors", arrays)
+    back = tensors.read(tmp_path / "weights.safetensors")
+    assert list(back) == list(arrays) and all(np.array_equal(back[name], arrays[name]) for name in arrays)
+
+
+def test_other_tensors_are_refused(tensors: FederatedTensors, tmp_path: Path) -> None:
+    good = tensors.initial()
+    for wrong, message in (
+        ({"head.bias": good["head.bias"]}, "it has 1 tensors, not the 6"),
+        ({**good, "head.bias": np.zeros(4, np.float32)}, r"head.bias is float32 \[4\], not float32 \[3\]"),
+        ({**good, "head.bias": good["head.bias"].astype(np.float64)}, "head.bias is float64"),
+        ({**good, "head.bias": np.full(3, np.nan, np.float32)}, "head.bias has numbers that are not finite"),
+    ):
+        with pytest.raises(FederatedTensorError, match=message):
+            tensors.check(wrong)
+    (tmp_path / "junk").write_bytes(b"junk" * 10)
+    with pytest.raises(FederatedTensorError, match="holds no weights"):
+        tensors.read(tmp_path / "junk")
+
+
+def test_other_shapes_have_another_fingerprint(tensors: FederatedTensors, tmp_path: Path) -> None:
+    other = federated_tensors(gestures_bundle(tmp_path, 1))
+    assert other.fingerprint == tensors.fingerprint
+    fewer = replace(other, layouts={name: one for name, one in other.layouts.items() if name != "head.bias"})
+    assert fewer.fingerprint != tensors.fingerprint
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_half_precision_is_averaged_in_32_bits_and_rounded_as_torch_rounds(name: str) -> None:
+    values = torch.cat(
+        [torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 10.0, torch.tensor([0.0, -0.0, 1e-8])]
+    )
+    narrow = values.to(getattr(torch, name))
+    given = narrow.view(torch.int16).numpy().tobytes()
+    assert np.array_equal(_widened(given, name), narrow.float().numpy())
+    assert _narrowed(values.numpy(), name).tobytes() == given

@@ -1,0 +1,102 @@
+"""Layers on a grid have the bits of plain layers over the decoded weight, forward and backward, in blocks or whole."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from agent.finetune.grid import linear as grid_linear
+from agent.finetune.grid.linear import GridConv1D, GridLinear, encode_weight
+from agent.finetune.libraries import Conv1D
+from agent.packing import QuantizationGrid
+from agent.packing.grids import NF4_LEVELS
+
+each_grid = pytest.mark.parametrize("grid", QuantizationGrid)
+each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+
+
+def layer_of(grid: QuantizationGrid, weight: torch.Tensor, bias: nn.Parameter | None = None) -> GridLinear:
+    return GridLinear(grid, *encode_weight(grid, weight), bias, weight.dtype)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compared yet, and a weight of 640 x 512 is several blocks."""
+    monkeypatch.setattr(grid_linear, "_equal_in_blocks", {})
+    monkeypatch.setattr(grid_linear, "BLOCK_BYTES", 128 << 10)
+
+
+@each_grid
+@each_dtype
+@pytest.mark.parametrize("kind", [GridLinear, GridConv1D])
+@pytest.mark.parametrize("shape", [(1, 1, 512), (37, 512), (2, 64, 512)])
+def test_the_bits_are_those_of_a_plain_layer(
+    shape: tuple[int, ...], kind: type[GridLinear | GridConv1D], dtype: torch.dtype, grid: QuantizationGrid
+) -> None:
+    torch.manual_seed(0)
+    bias = nn.Parameter(torch.randn(640, dtype=dtype))
+    weight = torch.randn((512, 640) if kind is GridConv1D else (640, 512), dtype=dtype)
+    mine = kind(grid, *encode_weight(grid, weight), bias, dtype)
+    plain: Any = Conv1D(640, 512) if kind is GridConv1D else nn.Linear(512, 640)
+    plain.weight, plain.bias = nn.Parameter(mine.decoded(), requires_grad=False), nn.Parameter(bias.detach().clone())
+    first = torch.randn(shape, dtype=dtype)
+    for _ in range(2):  # compared, then in blocks
+        results = []
+        for layer in (plain, mine):
+            given = first.clone().requires_grad_()
+            out = layer(given)
+            out.backward(out.detach())
+            assert given.grad is not None and layer.bias.grad is not None
+            results.append((out.detach(), given.grad, layer.bias.grad))
+            layer.bias.grad = None
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert len(grid_linear._equal_in_blocks) == 2
+
+
+def test_an_operand_that_hides_the_order_of_sums_settles_nothing() -> None:
+    layer = layer_of(QuantizationGrid.NF4, torch.randn(256, 512))
+    assert torch.equal(layer(torch.zeros(3, 512)), torch.zeros(3, 256)) and not grid_linear._equal_in_blocks
+    layer(torch.randn(3, 512))
+    assert len(grid_linear._equal_in_blocks) == 1
+
+
+def test_where_blocks_would_differ_the_whole_is_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = layer_of(QuantizationGrid.NF4, torch.randn(256, 512))
+    given = torch.randn(3, 512)
+    expected = nn.functional.linear(given, layer.decoded())
+    monkeypatch.setattr(
+        grid_linear, "column_blocks", lambda columns, step: [(0, columns // 2)]
+    )  # leaves half unwritten
+    assert torch.equal(layer(given), expected) and torch.equal(layer(given), expected)
+    assert list(grid_linear._equal_in_blocks.values()) == [False]
+
+
+@each_grid
+@each_dtype
+def test_each_weight_is_at_its_nearest_level(dtype: torch.dtype, grid: QuantizationGrid) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(4, 256, dtype=dtype)
+    weight[1] = 0
+    _, scales = encode_weight(grid, weight)
+    levels = torch.tensor(NF4_LEVELS) if grid is QuantizationGrid.NF4 else torch.arange(-127.0, 128.0)
+    values = scales.repeat_interleave(grid.block, 1)[..., None] * levels
+    nearest = (values - weight.float()[..., None]).abs().amin(-1)
+    off = (layer_of(grid, weight.float()).decoded() - weight.float()).abs()
+    torch.testing.assert_close(off, nearest, rtol=1e-4, atol=1e-6)
+    assert not layer_of(grid, weight).decoded()[1].any()
+
+
+@each_grid
+def test_a_weight_on_the_grid_stays_where_it_is(grid: QuantizationGrid) -> None:
+    once = layer_of(grid, torch.randn(8, 256)).decoded()
+    assert torch.equal(layer_of(grid, once).decoded(), once)
+
+
+@each_grid
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_what_is_no_number_is_refused(number: float, grid: QuantizationGrid) -> None:
+    weight = torch.ones(2, 256)
+    weight[1, 3] = number
+    with pytest.raises(ValueError, match="infinite or no number"):
+        encode_weight(grid, weight)

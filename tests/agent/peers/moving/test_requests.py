@@ -1,0 +1,87 @@
+"""What is said of a job that moves: round trips, bounds, and any bytes are read or refused."""
+
+import random
+
+import pytest
+
+from agent.peers.connection.messages import ANSWER_LIMIT_BYTES, QUESTION_LIMIT_BYTES
+from agent.peers.moving.requests import (
+    MOST_FILES,
+    MOVE_PART_BYTES,
+    Begin,
+    Bring,
+    Close,
+    Fetch,
+    Look,
+    MoveAnswer,
+    MovedFile,
+    MovedJob,
+    MoveMessageError,
+    MoveRequest,
+    MoveState,
+    Offer,
+    Part,
+    Stop,
+    decode_move_answer,
+    decode_move_request,
+    encode_move,
+)
+
+TOKEN, HASH = "ab" * 16, "cd" * 32
+FILE = MovedFile("state/slot.0", 7, HASH)
+REQUESTS: list[MoveRequest] = [
+    Offer(token=TOKEN, nbytes=7, least_bytes=9, device_kind="cpu", machine=HASH),
+    Bring(token=TOKEN, job=MovedJob(name="birds", epochs=2, step=3), files=(FILE,)),
+    Part(token=TOKEN, file=0, offset=3, data=b"four"),
+    Begin(token=TOKEN), Look(token=TOKEN), Stop(token=TOKEN), Fetch(token=TOKEN, path="state/slot.0", offset=2), Close(token=TOKEN),
+]  # fmt: skip
+ANSWERS = [
+    MoveAnswer(state=MoveState.WORKING, reason="trains", trains=True, step=3, loss=0.5, files=(FILE,)),
+    MoveAnswer(state=MoveState.PART, data=b"some"),
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda one: type(one).__name__)
+def test_requests_come_back_as_they_were(request_: MoveRequest) -> None:
+    assert decode_move_request(encode_move(request_)) == request_
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda one: one.state.value)
+def test_answers_come_back_as_they_were(answer: MoveAnswer) -> None:
+    assert decode_move_answer(encode_move(answer)) == answer
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "../x", "state/../../x", "state//x", ".ssh/x", "state/.", "a\0b", "", "x" * 256]
+)
+def test_no_path_leads_out_of_the_job_s_directory(path: str) -> None:
+    with pytest.raises(MoveMessageError):
+        decode_move_request(encode_move(Fetch(token=TOKEN, path=path, offset=0)))
+    with pytest.raises(MoveMessageError):
+        decode_move_answer(encode_move(MoveAnswer(state=MoveState.DONE, files=(MovedFile(path, 1, HASH),))))
+
+
+def test_the_longest_of_each_fits_into_a_question_and_an_answer() -> None:
+    files = tuple(MovedFile("data/" + "x" * 250, 1 << 40, HASH) for _ in range(MOST_FILES))
+    assert len(encode_move(Bring(token=TOKEN, job=MovedJob(name="x" * 63), files=files))) <= QUESTION_LIMIT_BYTES
+    assert len(encode_move(MoveAnswer(state=MoveState.STOPPED, files=files))) <= ANSWER_LIMIT_BYTES
+    assert len(encode_move(Part(token=TOKEN, file=0, offset=0, data=bytes(MOVE_PART_BYTES)))) <= QUESTION_LIMIT_BYTES
+    with pytest.raises(MoveMessageError):
+        decode_move_request(encode_move(Bring(token=TOKEN, job=MovedJob(name="x"), files=(*files, files[0]))))
+
+
+def test_fuzzed_bytes_are_read_or_refused() -> None:
+    draw = random.Random(5)
+    sound = [encode_move(message) for message in (*REQUESTS, *ANSWERS)]
+    refused = 0
+    for _ in range(20_000):
+        content = bytearray(draw.choice(sound))
+        for _ in range(draw.randint(1, 4)):
+            content[draw.randrange(len(content))] = draw.randrange(256)
+        cut = bytes(content[: draw.randint(0, len(content))]) if draw.random() < 0.3 else bytes(content)
+        for decode in (decode_move_request, decode_move_answer):
+            try:
+                decode(cut)
+            except MoveMessageError:
+                refused += 1
+    assert refused > 10_000

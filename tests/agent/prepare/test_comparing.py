@@ -1,0 +1,60 @@
+"""Operators in pieces are compared within the budget: the same findings as with all the memory there is, and no more than it says."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from agent.malloc import preload_environment
+from planner.capture.step import capture_step
+from planner.ir.graph import StepGraph
+from planner.slices.chains import find_chains
+from planner.slices.comparison import pack_request, read_differing
+from planner.slices.pieces import cut_chains
+
+BUDGET = 420 << 20
+ROWS, WIDTH, ACTIVATIONS = 16384, 256, 5
+"""An activation takes 16 MiB, and the backward pass wants twelve of them; both the whole's and the pieces' are there in the end."""
+
+PEAK = (
+    "import sys; from {module} import main; from planner.ir.process_memory import peak_resident_bytes;"
+    "code = main(sys.argv[1:]); print(peak_resident_bytes()); sys.exit(code)"
+)
+
+
+def deep() -> StepGraph:
+    layers = [layer for _ in range(ACTIVATIONS) for layer in (nn.GELU(), nn.Tanh())]
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), *layers, nn.Linear(WIDTH, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return capture_step(
+        model, lambda model, x: model(x).square().mean(), optimizer, (torch.randn(ROWS, WIDTH),)
+    ).graphs["step"]  # fmt: skip
+
+
+def peak_of(module: str, *words: str) -> int:
+    """Return the peak of resident bytes of a module's `main` in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK.format(module=module), *words], capture_output=True, text=True,
+        env={**preload_environment(None), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.split()[-1])
+
+
+def test_the_process_keeps_to_the_budget_and_finds_the_same(tmp_path: Path) -> None:
+    graph = deep()
+    right = cut_chains(graph, find_chains(graph, 4 * ROWS * WIDTH), 4)
+    gelu = next(i for i in right.replacements[0].new if right.graph.ops[i].name == "aten::gelu")
+    ops = [replace(op, kwargs=(("approximate", "tanh"),)) if i == gelu else op for i, op in enumerate(right.graph.ops)]
+    source, target = tmp_path / "pairs", tmp_path / "differing"
+    wrong = replace(right, graph=replace(right.graph, ops=tuple(ops)))
+    source.write_bytes(pack_request([(graph, right), (graph, wrong)], 1))
+    peak = peak_of("agent.prepare.comparing", str(source), str(target), str(BUDGET), str(tmp_path))
+    found = read_differing(target)
+    assert found[0] == () and len(found[1]) == 1
+    unbounded = peak_of("planner.slices.comparison", str(source), str(target))
+    assert found == read_differing(target)
+    assert peak < BUDGET < unbounded

@@ -1,0 +1,274 @@
+"""The loops that a recording trains otherwise without a word (`benchmarks.follow_zoo.features.loops`), as jobs: equal or refused.
+
+What a loop does between steps a job does in its loss function or in a hook; `test_reference` has more of them.
+"""
+
+import contextlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from agent.prepare.reference import compared_steps
+from agent.train.step_values import GraphChangedError
+from agent.train.trainer import Trainer, TrainOptions
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.errors import CaptureError, PortError
+from planner.job import JobError, TrainingJob
+from planner.job_sources import as_job
+from planner.make_bundle import plain_losses
+from tests.agent.jobs_small import write_job
+
+ROWS, BATCH, WIDTH, CLASSES, STEPS = 32, 8, 16, 4, 7
+
+Loss = Callable[[Any, Tensor, Tensor], Any]
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(WIDTH, 24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, CLASSES))
+
+
+def job_with(loss_fn: Loss, model: nn.Module | None = None) -> TrainingJob:
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+    model = network() if model is None else model
+    data = [torch.randn(ROWS, WIDTH), torch.randint(CLASSES, (ROWS,))]
+    return TrainingJob(model, loss_fn, torch.optim.AdamW(model.parameters(), lr=1e-2), data, BATCH)
+
+
+def classify(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def noise_of_two_generators(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return classify(model, x * random.gauss(1, 0.1) + float(np.random.rand()), y)
+
+
+def noise_of_a_generator_of_its_own() -> TrainingJob:
+    draw = np.random.default_rng(0)
+    return job_with(lambda model, x, y: classify(model, x + torch.from_numpy(draw.normal(size=x.shape)).float(), y))
+
+
+def layers_dropped_by_python() -> TrainingJob:
+    torch.manual_seed(0)
+    layers, draw = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(5)]), random.Random(0)
+
+    def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        for layer in model:  # type: ignore[attr-defined]
+            if draw.random() > 0.4:
+                x = layer(x).relu()
+        return x.square().mean()
+
+    return job_with(loss_fn, layers)
+
+
+def rows_chosen_by_a_mask(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    out = model(x)
+    keep = out.max(1)[0] > out.mean()
+    return nn.functional.cross_entropy(out[keep], y[keep])
+
+
+def scaled_by_a_count() -> TrainingJob:
+    calls = [0]
+
+    def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        calls[0] += 1
+        return classify(model, x, y) * (1 + 1 / calls[0])
+
+    return job_with(loss_fn)
+
+
+def counted_in_a_tensor() -> TrainingJob:
+    """A tensor that belongs to nobody changes in each step, as running metrics do; the loss does not depend on it."""
+    confusion = torch.zeros(CLASSES, CLASSES)
+
+    def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        out = model(x)
+        with torch.no_grad():
+            confusion.index_put_((y, out.argmax(1)), torch.ones(len(y)), accumulate=True)
+        return nn.functional.cross_entropy(out, y)
+
+    return job_with(loss_fn)
+
+
+def weighted_by_a_tensor_that_grows() -> TrainingJob:
+    weight = torch.ones(())
+
+    def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        loss = classify(model, x, y) * weight.clone()
+        with torch.no_grad():
+            weight.mul_(1.5)
+        return loss
+
+    return job_with(loss_fn)
+
+
+def frozen_and_thawed() -> TrainingJob:
+    calls = [0]
+
+    def loss_fn(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        calls[0] += 1
+        model[0].requires_grad_(calls[0] % 2 == 1)
+        return classify(model, x, y)
+
+    return job_with(loss_fn)
+
+
+def network_that_grows() -> TrainingJob:
+    def loss_fn(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        model.append(nn.Linear(CLASSES, CLASSES))
+        return classify(model, x, y)
+
+    return job_with(loss_fn)
+
+
+def branch_on_the_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    loss = classify(model, x, y)
+    return loss * 2 if bool(loss > 1.4) else loss
+
+
+def branch_that_is_always_the_same(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    loss = classify(model, x, y)
+    return loss if bool(torch.isfinite(loss)) else loss * 0
+
+
+def scaled_by_a_number_read(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    loss = classify(model, x, y)
+    return loss / max(loss.item(), 1e-3)
+
+
+def average_of_weights_by_hand() -> TrainingJob:
+    torch.manual_seed(1)
+    average = network()
+
+    def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            for kept, parameter in zip(average.parameters(), model.parameters(), strict=True):
+                kept.mul_(0.9).add_(parameter, alpha=0.1)
+            taught = average(x).softmax(1)
+        return classify(model, x, y) + nn.functional.mse_loss(model(x).softmax(1), taught)
+
+    return job_with(loss_fn)
+
+
+def codes_with_straight_gradients() -> TrainingJob:
+    torch.manual_seed(0)
+    parts = nn.ModuleDict({"in": nn.Linear(WIDTH, 8), "codes": nn.Embedding(20, 8), "out": nn.Linear(8, WIDTH)})
+
+    def loss_fn(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        hidden = model["in"](x)
+        distance = (hidden[:, None] - model["codes"].weight[None]).square().sum(2)
+        code = model["codes"](distance.argmin(1))
+        passed = hidden + (code - hidden).detach()
+        return nn.functional.mse_loss(model["out"](passed), x) + (code - hidden.detach()).square().mean()
+
+    return job_with(loss_fn, parts)
+
+
+def mixup(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    share, order = torch.rand(()), torch.randperm(len(x))
+    out = model(share * x + (1 - share) * x[order])
+    first, second = (nn.functional.cross_entropy(out, target) for target in (y, y[order]))
+    return share * first + (1 - share) * second
+
+
+def mixup_by_numpy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    share = float(np.random.beta(1, 1))
+    return classify(model, share * x + (1 - share) * x.roll(1, 0), y)
+
+
+def adversarial_inputs(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    slope = torch.autograd.grad(classify(model, x, y), x)[0]
+    return classify(model, (x + 0.1 * slope.sign()).detach(), y)
+
+
+def losses_kept_with_their_graphs() -> TrainingJob:
+    """A loss that also goes back through the step before is one of a graph that is gone."""
+    kept: list[Tensor] = []
+
+    def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        loss = classify(model, x, y)
+        kept.append(loss)
+        return loss
+
+    return job_with(loss_fn)
+
+
+@dataclass
+class _Batch:
+    x: Tensor
+    y: Tensor
+    weight: float
+
+
+def weight_of_a_batch_drawn_by_python(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    batch = _Batch(x, y, random.random())
+    return batch.weight * classify(model, batch.x, batch.y)
+
+
+def two_batch_sizes_by_turns() -> TrainingJob:
+    torch.manual_seed(0)
+    model = network()
+    batches = [(torch.randn(n, WIDTH), torch.randint(CLASSES, (n,))) for n in (8, 4, 8, 4)]
+    job = as_job((model, lambda m, b: classify(m, *b), torch.optim.AdamW(model.parameters()), batches))
+    assert job is not None
+    return job
+
+
+LOOPS: dict[str, tuple[Loss | Callable[[], TrainingJob], type[PortError] | None]] = {
+    "as it should be": (classify, None),
+    "noise of Python and numpy": (noise_of_two_generators, CaptureError),
+    "noise of a generator of its own": (noise_of_a_generator_of_its_own, CaptureError),
+    "weight drawn by Python": (weight_of_a_batch_drawn_by_python, CaptureError),
+    "mixup by torch": (mixup, None),
+    "mixup by numpy": (mixup_by_numpy, CaptureError),
+    "layers dropped by Python": (layers_dropped_by_python, CaptureError),
+    "rows chosen by a mask": (rows_chosen_by_a_mask, CaptureError),
+    "scaled by a count": (scaled_by_a_count, CaptureError),
+    "counted in a tensor of nobody": (counted_in_a_tensor, CaptureError),
+    "weighted by a tensor that grows": (weighted_by_a_tensor_that_grows, CaptureError),
+    "frozen and thawed": (frozen_and_thawed, CaptureError),
+    "network that grows": (network_that_grows, CaptureError),
+    "branch on the loss": (branch_on_the_loss, GraphChangedError),
+    "branch that stays": (branch_that_is_always_the_same, None),
+    "scaled by a number that is read": (scaled_by_a_number_read, CaptureError),
+    "average of weights by hand": (average_of_weights_by_hand, CaptureError),
+    "straight-through codes": (codes_with_straight_gradients, None),
+    "adversarial inputs": (adversarial_inputs, None),
+    "losses kept with their graphs": (losses_kept_with_their_graphs, None),
+    "two batch sizes by turns": (two_batch_sizes_by_turns, JobError),
+}
+_OF_ITS_OWN = {what for what, (made, _) in LOOPS.items() if made.__code__.co_argcount == 0}
+
+
+def job_of(what: str) -> TrainingJob:
+    made: Any = LOOPS[what][0]
+    job: TrainingJob = made() if what in _OF_ITS_OWN else job_with(made)
+    return job
+
+
+@pytest.mark.parametrize("what", LOOPS)
+def test_equal_or_refused(what: str, tmp_path: Path) -> None:
+    """Equal for more steps than a bundle compares, too."""
+    losses, outcome = list[float](), None
+    try:
+        job = job_of(what)
+        write_job(tmp_path / "job.port", job, compared=compared_steps(job))
+        options = TrainOptions(tmp_path / "state", tmp_path, steps=STEPS, verify=STEPS)
+        with contextlib.closing(Trainer(Bundle(tmp_path / "job.port"), options)) as trainer:
+            trainer.start()
+            trainer.train(lambda event: losses.append(event.loss), lambda *_: None)
+    except PortError as error:
+        outcome = type(error)
+    assert outcome is LOOPS[what][1]
+    if outcome is None:
+        plain = job_of(what)
+        assert losses == list(plain_losses(plain, list(plain.data), STEPS))

@@ -1,0 +1,29 @@
+"""How steps compare with their plans, from what was measured."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+from agent.jobs.model import Guest, JobMeasurements, JobPromise
+from agent.supervisor.moving.paces import paces
+from tests.agent.supervisor.parts import Parts, parts
+
+
+def trained(made: Parts, name: str, planned_s: float, step_s: float, guest: Guest | None = None) -> None:
+    job = made.add(name, guest=guest)
+    promise = JobPromise(0, 1, planned_s, 1.0, 0)
+    made.core.store.save(replace(job, promise=promise, measured=JobMeasurements(step_s=step_s)))
+
+
+def test_the_middle_of_what_was_measured_or_of_the_asker_s_own_jobs(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with parts(tmp_path / "here") as made:
+            assert paces(made.core) == (1.0, 1.0)
+            for number, step_s in enumerate((2.0, 3.0, 100.0)):
+                trained(made, f"own{number}", 1.0, step_s)
+            assert paces(made.core)[0] == 3.0
+            trained(made, "theirs", 4.0, 1.0, Guest("attic", "ab" * 16, "A"))
+            assert paces(made.core)[0] == 3.0
+            assert paces(made.core, "A")[0] == 0.25 and paces(made.core, "B")[0] == 3.0
+
+    asyncio.run(work())

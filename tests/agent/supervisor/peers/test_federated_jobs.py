@@ -1,0 +1,242 @@
+"""What a device does for the leader of a federation: what comes twice, damaged, too large or of another; restarts; the policy."""
+
+import asyncio
+import hashlib
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from agent.federate.orders import ARRAYS, CONFIG, FOLDER, MODEL_FILE, RESULT_FILE, START_FILE
+from agent.federate.tensors import federated_tensors
+from agent.federate.wire import array_record, message_bytes, read_message
+from agent.jobs.model import JobKind, JobSpec, JobState
+from agent.jobs.store import JobStore
+from agent.peers.federation.requests import (
+    Invitation,
+    MessagePart,
+    ReplyRequest,
+    RoundEnd,
+    TaskAnswer,
+    TaskState,
+)
+from agent.supervisor.peers.answers import FederatedSurroundings
+from agent.supervisor.peers.federated_jobs import FederatedJobs
+from tests.agent.federate.jobs import adapter_file, gestures_bundle
+from tests.agent.live_daemon import until
+
+NAME, RUN, OTHER_RUN = "gestures", "ab" * 16, "cd" * 16
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gestures_bundle(tmp_path_factory.mktemp("bundle"), 0)
+
+
+class Home:
+    """A device with one federated job, and a message for it."""
+
+    def __init__(self, root: Path, bundle: Path, kind: JobKind, verb: str) -> None:
+        self.store, self.objection = JobStore(root), ""
+        self.audits: list[str] = []
+        self.woken = 0
+        spec = JobSpec(NAME, "bundle.port", kind, federated=True)
+
+        def prepare(folder: Path) -> None:
+            shutil.copy(bundle, folder / "bundle.port")
+
+        self.store.add(spec, 0.0, prepare)
+        self.tensors = federated_tensors(bundle)
+        self.folder = self.store.job_dir(1) / FOLDER
+        self.jobs = self.restarted()
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 3
+        records = RecordDict({ARRAYS: array_record(self.tensors.initial()), CONFIG: ConfigRecord({"server-round": 1})})
+        self.message = message_bytes(Message(records, 5, verb))
+        self.hash = hashlib.sha256(self.message).hexdigest()
+
+    def restarted(self) -> FederatedJobs:
+        """Return what an agent has that was just started."""
+        around = FederatedSurroundings(lambda: self.objection, lambda job: None, self._wake)
+        self.jobs = FederatedJobs(self.store, around, self.audits.append)
+        return self.jobs
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def part(self, begin: int, end: int | None = None, run: str = RUN, message: bytes | None = None) -> MessagePart:
+        whole = message or self.message
+        digest, tensors = hashlib.sha256(whole).hexdigest(), self.tensors.fingerprint
+        return MessagePart(
+            job=NAME, run=run, message=digest, tensors=tensors, total=len(whole), offset=begin, data=whole[begin:end]
+        )
+
+    async def ask(self, request: Invitation | MessagePart | ReplyRequest | RoundEnd) -> TaskAnswer:
+        return await self.jobs.respond("attic", request)
+
+    async def reply(self, offset: int = 0) -> TaskAnswer:
+        return await self.ask(ReplyRequest(job=NAME, run=RUN, message=self.hash, offset=offset))
+
+    async def answered(self) -> TaskAnswer:
+        """Ask for the reply until it is there, as a leader does."""
+        async with asyncio.timeout(60.0):
+            while True:
+                answer = await self.reply()
+                if answer.state is not TaskState.WORKING:
+                    return answer
+                await asyncio.sleep(0.05)
+
+    async def begun(self) -> None:
+        """Bring the message, and wait until the job is to train."""
+        assert (await self.ask(self.part(0))).state is TaskState.WORKING
+        await until(lambda: self.store.get(1).state is JobState.QUEUED)
+
+    def trained(self) -> None:
+        """Do what the runner does with a job that is in line."""
+        arrays = self.tensors.read(self.folder / START_FILE)
+        self.tensors.write(self.folder / RESULT_FILE, {name: array + 1 for name, array in arrays.items()})
+        self.store.save(replace(self.store.get(1), state=JobState.WAITING_DATA, loss=0.5))
+
+
+@asynccontextmanager
+async def home(root: Path, bundle: Path, kind: JobKind = JobKind.TRAIN, verb: str = "train") -> AsyncIterator[Home]:
+    made = Home(root, bundle, kind, verb)
+    try:
+        yield made
+    finally:
+        await made.jobs.stop()
+        made.store.close()
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(work(), 120.0))  # type: ignore[arg-type]
+
+
+def test_a_message_in_pieces_is_trained_and_answered_across_restarts(tmp_path: Path, bundle: Path) -> None:
+    async def work() -> None:
+        async with home(tmp_path, bundle) as made:
+            assert (await made.ask(made.part(100))).state is TaskState.UNKNOWN, "it must begin at the beginning"
+            assert (await made.ask(made.part(0, 100))).size == 100
+            assert (await made.ask(made.part(0, 100))).size == 100, "what comes twice counts once"
+            made.restarted()
+            assert (await made.ask(made.part(50))).size == 100, "a gap or an overlap is asked for again"
+            assert (await made.reply()).state is TaskState.RECEIVING
+            assert (await made.ask(made.part(100))).state is TaskState.WORKING
+            await until(lambda: made.store.get(1).state is JobState.QUEUED)
+            assert made.woken == 1 and "attic leads" in made.store.get(1).reason
+            made.restarted()
+            assert (await made.reply()).state is TaskState.WORKING
+            made.trained()
+            answer = await made.answered()
+            whole = answer.data
+            assert answer.size == len(whole) and (await made.reply(offset=len(whole))).data == b""
+            reply = read_message(whole)
+            assert reply.metadata.src_node_id == 5 and reply.content["metrics"]["loss"] == 0.5
+            assert (await made.ask(made.part(0))).state is TaskState.WORKING, (
+                "the same message again is not trained again"
+            )
+            assert (await made.reply()).data == whole
+
+    run(work)
+
+
+def test_who_takes_part_is_for_the_device_to_say(tmp_path: Path, bundle: Path) -> None:
+    async def work() -> None:
+        async with home(tmp_path, bundle) as made:
+            invitation = Invitation(job=NAME, run=RUN, tensors=made.tensors.fingerprint)
+            assert (await made.ask(invitation)).state is TaskState.READY
+            assert "no federated job other" in (await made.ask(replace_job(invitation, "other"))).reason
+            other = Invitation(job=NAME, run=RUN, tensors="0" * 64)
+            assert "other tensors" in (await made.ask(other)).reason
+            made.objection = "not charging"
+            for request in (invitation, made.part(0)):
+                answer = await made.ask(request)
+                assert (answer.state, answer.reason) == (TaskState.REFUSED, "not charging")
+            made.objection = ""
+            made.store.save(replace(made.store.get(1), state=JobState.PAUSED))
+            assert "its job is paused" in (await made.ask(invitation)).reason
+            assert not made.folder.exists()
+
+    run(work)
+
+
+def test_one_federation_at_a_time_and_messages_of_its_size(tmp_path: Path, bundle: Path) -> None:
+    async def work() -> None:
+        async with home(tmp_path, bundle) as made:
+            huge = MessagePart(
+                job=NAME,
+                run=RUN,
+                message=made.hash,
+                tensors=made.tensors.fingerprint,
+                total=1 << 31,
+                offset=0,
+                data=b"x",
+            )
+            assert "the message has 2.0 GiB, more than" in (await made.ask(huge)).reason
+            await made.begun()
+            other = made.part(0, run=OTHER_RUN, message=made.message + b" ")
+            assert "trains for the federation that attic leads" in (await made.ask(other)).reason
+            await made.ask(RoundEnd(job=NAME, run=RUN, message=made.hash))
+            assert made.store.get(1).state is JobState.WAITING_DATA and "nobody waits" in made.audits[-1]
+            assert (await made.ask(made.part(0, 10, run=OTHER_RUN))).state is TaskState.RECEIVING
+
+    run(work)
+
+
+def test_what_is_damaged_on_its_way_is_brought_again(tmp_path: Path, bundle: Path) -> None:
+    async def work() -> None:
+        async with home(tmp_path, bundle) as made:
+            part = made.part(0)
+            flipped = MessagePart(
+                job=NAME, run=RUN, message=part.message, tensors=part.tensors, total=part.total, offset=0,
+                data=part.data[:-1] + bytes([part.data[-1] ^ 1]),
+            )  # fmt: skip
+            answer = await made.ask(flipped)
+            assert answer.state is TaskState.UNKNOWN and "damaged on its way" in answer.reason
+            assert (await made.ask(part)).state is TaskState.WORKING
+
+    run(work)
+
+
+def test_a_message_that_is_none_fails_and_is_told(tmp_path: Path, bundle: Path) -> None:
+    async def work() -> None:
+        async with home(tmp_path, bundle) as made:
+            junk = b"\xff" * 300
+            made.hash = hashlib.sha256(junk).hexdigest()
+            assert (await made.ask(made.part(0, message=junk))).state is TaskState.WORKING
+            answer = await made.answered()
+            assert answer.state is TaskState.FAILED and "no message of Flower" in answer.reason
+            assert made.store.get(1).state is JobState.WAITING_DATA and "failed" in made.audits[-1]
+            assert b"no request of a federation" in await made.jobs.answer("attic", b"junk")
+
+    run(work)
+
+
+def test_an_averaged_adapter_waits_in_line_for_the_worker_of_its_fine_tuning(tmp_path: Path) -> None:
+    async def work() -> None:
+        adapter = adapter_file(tmp_path / "finetune.port")
+        async with home(tmp_path / "home", adapter, JobKind.FINETUNE, "evaluate") as made:
+            assert (await made.ask(made.part(0))).state is TaskState.WORKING
+            reply = read_message((await made.answered()).data)
+            assert reply.content["metrics"]["num-examples"] == 9
+            job = made.store.get(1)
+            assert job.state is JobState.QUEUED and job.reason == "makes its adapter of what was averaged"
+            kept, begun = made.tensors.read(made.folder / MODEL_FILE), made.tensors.initial()
+            assert made.woken == 1 and all((kept[name] == begun[name]).all() for name in begun)
+            assert (await made.ask(made.part(0, 10, run=OTHER_RUN))).state is TaskState.WORKING, "the same message"
+            other = made.part(0, 10, run=OTHER_RUN, message=made.message + b" ")
+            assert (await made.ask(other)).state is TaskState.RECEIVING, "another federation comes first"
+            assert made.store.get(1).state is JobState.WAITING_DATA and (made.folder / MODEL_FILE).exists()
+
+    run(work)
+
+
+def replace_job(invitation: Invitation, job: str) -> Invitation:
+    return Invitation(job=job, run=invitation.run, tensors=invitation.tensors)

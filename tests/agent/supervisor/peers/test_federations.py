@@ -1,0 +1,78 @@
+"""A federation of real agents with real workers."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent.federate.tensors import federated_tensors
+from planner.ir.bundle.bundle import read_manifest
+from tests.agent.federate.agents import JOB, local_devices
+from tests.agent.federate.jobs import gestures_bundle, needs_flower
+from tests.agent.live_daemon import ROOT
+from tests.waiting import until
+
+
+@needs_flower
+def test_two_devices_average_what_they_trained_and_both_have_it(tmp_path: Path) -> None:
+    bundles = [gestures_bundle(tmp_path, part) for part in (0, 1)]
+    with local_devices(tmp_path, "attic", "cellar") as devices:
+        attic = devices[0]
+        for device, bundle in zip(devices, bundles, strict=True):
+            device.submit(bundle, epochs=1)
+        attic.lead(rounds=1, timeout_s=60.0)
+        until(lambda: attic.federation()["state"] == "finished", attic.federation)
+        (record,) = attic.federation()["history"]
+        assert record["devices"] == 2 and record["lost"] == {} and record["loss"] > 0.0
+        tensors = federated_tensors(bundles[0])
+        averaged = tensors.read(Path(attic.federation()["weights"]))
+        for device in devices:
+            device.client.download(f"/v1/jobs/{JOB}/result", device.root / "out.safetensors")
+            told = tensors.read(device.root / "out.safetensors")
+            assert all((averaged[name] == told[name]).all() for name in averaged)
+    alone = [tensors.read(trained_alone(bundle)) for bundle in bundles]
+    samples = [read_manifest(bundle).samples for bundle in bundles]
+    for name, array in averaged.items():
+        expected = sum(one[name] * (count / sum(samples)) for one, count in zip(alone, samples, strict=True))
+        assert np.allclose(array, expected, rtol=1e-5, atol=1e-7), name
+
+
+@needs_flower
+@pytest.mark.long
+def test_three_devices_average_secretly_then_with_noise_and_one_has_its_job_paused(tmp_path: Path) -> None:
+    bundles = [gestures_bundle(tmp_path, part) for part in range(3)]
+    with local_devices(tmp_path, "attic", "cellar", "shed") as devices:
+        attic, cellar, _ = devices
+        for device, bundle in zip(devices, bundles, strict=True):
+            device.submit(bundle, epochs=1)
+        attic.lead(rounds=1, min_devices=3, secure=True, timeout_s=120.0)
+        until(lambda: attic.federation()["state"] == "finished", attic.federation)
+        tensors = federated_tensors(bundles[0])
+        averaged = tensors.read(Path(attic.federation()["weights"]))
+        alone = [tensors.read(trained_alone(bundle)) for bundle in bundles]
+        samples = [read_manifest(bundle).samples for bundle in bundles]
+        for name, array in averaged.items():
+            expected = sum(one[name] * (count / sum(samples)) for one, count in zip(alone, samples, strict=True))
+            assert np.allclose(array, expected, atol=5e-3), name
+        cellar.client.post(f"/v1/jobs/{JOB}/pause")
+        attic.lead(rounds=1, min_devices=2, clip=1.0, noise=0.01, timeout_s=120.0)
+        until(lambda: attic.federation()["state"] == "finished", attic.federation)
+        (record,) = attic.federation()["history"]
+        assert record["devices"] == 2, record
+        attic.lead(rounds=1, min_devices=3)
+        until(
+            lambda: "2 of 3 devices are ready; cellar: its job is paused" in attic.federation()["waits"],
+            attic.federation,
+        )
+
+
+def trained_alone(bundle: Path) -> Path:
+    """Return what one epoch makes of the bundle's own weights, without any agent."""
+    out = bundle.with_suffix(".safetensors")
+    words = ["--state-dir", str(bundle.with_suffix(".state")), "--epochs", "1", "--out", str(out)]
+    command = [sys.executable, "-m", "agent.train.worker", "--bundle", str(bundle), *words]
+    assert subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode == 0
+    return out

@@ -1,0 +1,47 @@
+"""A run that begins with given weights is the run of a bundle that has them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from agent.train.given_weights import GivenWeights, GivenWeightsError
+from agent.train.resident_state import initial_contents
+from planner.ir.bundle.bundle import Bundle
+from tests.agent.jobs_small import small_bundle
+
+
+def filled(bundle: Bundle, weights: Path, key: str) -> bytes:
+    nbytes = next(s.nbytes for g in bundle.graphs.values() for s in g.storages if s.key == key)
+    given = GivenWeights(bundle, weights).contents(key, initial_contents(bundle, key, nbytes))
+    return b"".join(bytes(chunk.numpy()) for chunk in given)
+
+
+def test_given_tensors_take_the_place_of_the_bundles_and_others_stay(tmp_path: Path) -> None:
+    bundle = Bundle(small_bundle())
+    layouts = bundle.manifest.layouts
+    name = next(n for n in bundle.manifest.result if layouts.get(bundle.result_key(n), None) is not None)
+    key = bundle.result_key(name)
+    tensor = torch.arange(1.0, 1.0 + torch.Size(layouts[key].shape).numel()).reshape(layouts[key].shape)
+    save_file({name: tensor}, tmp_path / "given.safetensors")
+    assert filled(bundle, tmp_path / "given.safetensors", key) == tensor.numpy().tobytes()
+    other = next(k for k in layouts if k != key and k not in bundle.manifest.fills)
+    plain = b"".join(bundle.contents(other, 1 << 20))
+    assert filled(bundle, tmp_path / "given.safetensors", other) == plain
+
+
+def test_other_weights_are_refused_by_name(tmp_path: Path) -> None:
+    bundle = Bundle(small_bundle())
+    name = next(n for n in bundle.manifest.result if bundle.result_key(n) in bundle.manifest.layouts)
+    for tensors, message in (
+        ({"stranger": torch.zeros(2)}, "has 'stranger', which this bundle does not train"),
+        ({name: torch.zeros(1, 1, 7)}, rf"{name} is float32\[1, 1, 7\]"),
+    ):
+        save_file(tensors, tmp_path / "w.safetensors")
+        with pytest.raises(GivenWeightsError, match=message):
+            GivenWeights(bundle, tmp_path / "w.safetensors")
+    (tmp_path / "junk").write_bytes(b"\xff" * 40)
+    with pytest.raises(GivenWeightsError, match="holds no weights"):
+        GivenWeights(bundle, tmp_path / "junk")
+    assert load_file(tmp_path / "w.safetensors")

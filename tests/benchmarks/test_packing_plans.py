@@ -1,0 +1,25 @@
+"""Plans with packing are told to be dearer where they take more of anything, or where there is none."""
+
+import pytest
+
+from benchmarks.packing_plans import Row
+
+CHEAPER = Row("net", 0.5, 1 << 20, (2.0, 1.0), (1.0, 1.0), (100, 0), 3, 1)
+
+
+def test_a_plan_that_takes_no_more_is_not_dearer() -> None:
+    assert not CHEAPER.dearer
+    none = (None, 1.0)
+    assert not Row("net", 0.3, 1, none, none, (None, 100), 1, 0).dearer, "it fits where none did"
+
+
+@pytest.mark.parametrize(
+    ("row", "dearer"),
+    [
+        (Row("net", 0.5, 1, (1.0, 1.1), (1.0, 1.0), (0, 0), 1, 0), ("joules",)),
+        (Row("net", 0.5, 1, (1.0, 0.9), (1.0, 1.1), (0, 1), 1, 0), ("seconds", "written bytes")),
+        (Row("net", 0.5, 1, (1.0, None), (1.0, None), (0, None), 0, 0), ("joules", "seconds", "written bytes")),
+    ],
+)
+def test_what_it_takes_more_of_is_named(row: Row, dearer: tuple[str, ...]) -> None:
+    assert row.dearer == dearer

@@ -282,7 +282,7 @@ def _steps(
         losses.append(report.loss)
         aux.append(report.aux)
     kept = [k for k in persistents.store.sizes if not k.startswith("gradient/")]
-    return Outcome(losses, {k: persistents.tensor(k).clone() for k in kept}, aux)
+    return Outcome(losses, {k: persistents.tensor(k).to("cpu", copy=True) for k in kept}, aux)
 
 
 def tabulated(make: MakeOptimizer, schedule: MakeScheduler, updates: int) -> list[list[dict[str, Any]]]:

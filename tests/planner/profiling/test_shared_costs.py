@@ -77,9 +77,11 @@ def test_a_sample_of_the_dearest_is_compared() -> None:
     assert to_check(costs) == {f"{n:024x}" for n in range(40 - CHECKED, 40)}
     here = Kept(1e-2, 10 << 20, NOW)
     assert disputed([(replace_cost(here, 3.9), here), (replace_cost(here, 0.26), here)]) == ""
-    assert "said to take 0.05 s and takes 0.01 s" in disputed([(here, here), (replace_cost(here, 5.0), here)])
-    assert "bytes of workspace" in disputed([(Kept(1e-2, 0, NOW), here)])
-    assert disputed([(Kept(9e-5, 0, NOW), Kept(1e-6, 500_000, NOW))]) == "", "noise"
+    dearer = (replace_cost(here, 5.0), here)
+    assert "said to take 0.05 s and takes 0.01 s" in disputed([(here, here), dearer, dearer])
+    assert disputed([(here, here), dearer]) == "", "measured while something else ran"
+    assert "bytes of workspace" in disputed([(Kept(1e-2, 0, NOW), here)] * 2)
+    assert disputed([(Kept(9e-5, 0, NOW), Kept(1e-6, 500_000, NOW))] * 2) == "", "noise"
 
 
 def replace_cost(cost: Kept, factor: float) -> Kept:

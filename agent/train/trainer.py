@@ -67,7 +67,8 @@ class TrainOptions:
     `data`: train on the samples of this directory instead of the bundle's. `round`: when it differs from the last
     checkpoint's, epochs count anew while weights and optimizer go on. `scratch_dirs`: a directory on each of the device's
     `scratch_targets`, in their order. `probe_packing`: look at what packing tensors would take (`Trainer.probes`).
-    `weights`: a file of tensors to begin with in place of the bundle's. `discard`: commit no step.
+    `weights`: a file of tensors to begin with in place of the bundle's, as each round of a federation does: round 1 and later then
+    begin in the data where the rounds before ended. `discard`: commit no step.
     """
 
     state_dir: Path
@@ -461,6 +462,11 @@ class Trainer:
         return sum(size.batches(drop_last=drop) for size, drop in zip(self._sizes, drops, strict=True))
 
     @property
+    def _batches_before(self) -> int:
+        """What earlier rounds of a federation went through."""
+        return 0 if self.options.weights is None else self.options.round * self.total_steps
+
+    @property
     def _sizes(self) -> list[BucketSize]:
         """What there is of each bucket."""
         sizes = zip(self.samples.counts, self.manifest.sizes, strict=True)
@@ -483,7 +489,8 @@ class Trainer:
             raise DataError(
                 f"{sum(self.samples.counts)} samples are too few for a batch of {m.batch_size}; wait for more"
             )
-        batches = bucket_batches(m.seed, self._sizes, drop_last=self._drop_last(), start=self.step)
+        start = self._batches_before + self.step
+        batches = bucket_batches(m.seed, self._sizes, drop_last=self._drop_last(), start=start)
         for together in self._together(batches, total):
             if self.interrupted:
                 self._pass_gate()

@@ -172,8 +172,10 @@ def worker_command(
 ) -> tuple[str, ...]:  # fmt: skip
     """Return the worker's command line; `{control_fd}` is filled in when the process starts."""
     spec, number, out = job.spec, paths.round, paths.out
-    if spec.kind is JobKind.FINETUNE and paths.federation is not None and has_round(paths.federation):
-        number, out = job.rounds, paths.federation / RESULT_PART_FILE
+    if paths.federation is not None and has_round(paths.federation):
+        number = job.rounds
+        if spec.kind is JobKind.FINETUNE:
+            out = paths.federation / RESULT_PART_FILE
     options = WorkerOptions(
         bundle=paths.bundle or paths.job_dir, state_dir=paths.state, plan=plan, data=paths.data, epochs=spec.epochs,
         steps=spec.steps, out=out, checkpoint_every=checkpoint_every, round=number, user=spec.owner,

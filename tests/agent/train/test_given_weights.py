@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from agent.train.given_weights import GivenWeights, GivenWeightsError
 from agent.train.resident_state import initial_contents
+from agent.train.trainer import Trainer, TrainOptions
 from planner.ir.bundle.bundle import Bundle
 from tests.agent.jobs_small import small_bundle
 
@@ -45,3 +46,31 @@ def test_other_weights_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(GivenWeightsError, match="holds no weights"):
         GivenWeights(bundle, tmp_path / "junk")
     assert load_file(tmp_path / "w.safetensors")
+
+
+def test_a_round_of_a_federation_goes_on_in_the_data_where_the_rounds_before_ended(tmp_path: Path) -> None:
+    bundle = Bundle(small_bundle())
+    name = next(n for n in bundle.manifest.result if bundle.result_key(n) in bundle.manifest.layouts)
+    shape = bundle.manifest.layouts[bundle.result_key(name)].shape
+    save_file({name: torch.ones(shape)}, tmp_path / "given.safetensors")
+
+    def rows(steps: int, round_: int, weights: Path | None) -> list[list[torch.Tensor]]:
+        state = tmp_path / f"{steps}-{round_}-{weights is None}"
+        state.mkdir()
+        t = Trainer(bundle, TrainOptions(state, state, steps=steps, round=round_, weights=weights))
+        seen = list[list[torch.Tensor]]()
+        batch = t.samples.batch
+        t.samples.batch = lambda *words: seen.append(batch(*words)) or seen[-1]  # type: ignore[method-assign]
+        t.start()
+        t.train(lambda _: None, lambda *_: None)
+        t.close()
+        return seen
+
+    given = tmp_path / "given.safetensors"
+    whole, first, second = rows(4, 0, given), rows(2, 0, given), rows(2, 1, given)
+    assert all(
+        torch.equal(one, other)
+        for a, b in zip(whole, first + second, strict=True)
+        for one, other in zip(a, b, strict=True)
+    )
+    assert not all(map(torch.equal, first[0], second[0]))

@@ -78,7 +78,11 @@ def test_libraries_that_only_name_them_do_not_load_them(tmp_path: Path) -> None:
     assert followed("train.py", folder=tmp_path).output.split() == ["False", "False"]
 
 
-@pytest.mark.parametrize("use", list(USES))
+OFTEN = {"attribute", "submodule", "stand-in"}
+"""Each use takes two processes; the others are looked at before a release."""
+
+
+@pytest.mark.parametrize("use", [use if use in OFTEN else pytest.param(use, marks=pytest.mark.long) for use in USES])
 def test_what_is_used_is_the_real_one(tmp_path: Path, use: str) -> None:
     (tmp_path / "train.py").write_text(IMPORTS + USES[use])
     expected = plain("train.py", folder=tmp_path)

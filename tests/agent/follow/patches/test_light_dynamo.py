@@ -66,7 +66,13 @@ print(torch._dynamo._trace_wrapped_higher_order_op.TransformGetItemToIndex is Tr
     assert "Docs. False" in done.output
 
 
-@pytest.mark.parametrize("way", list(COMPILES))
+OFTEN = {"compile", "from"}
+"""Each way takes two processes; the others are looked at before a release."""
+
+
+@pytest.mark.parametrize(
+    "way", [way if way in OFTEN else pytest.param(way, marks=pytest.mark.long) for way in COMPILES]
+)
 def test_the_real_one_comes_when_it_is_asked(tmp_path: Path, way: str) -> None:
     (tmp_path / "train.py").write_text(STEP + COMPILES[way])
     expected = plain("train.py", folder=tmp_path)

@@ -16,11 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -31,6 +30,8 @@ from benchmarks.daemon import ROOT, SETTLE_S, cpu_s, status_kb, stop, wakeups
 MEET_S = 600.0
 """Until all have met all: 50 that start at once share two cores here, with whatever else runs."""
 _ASK_AGAIN_S = 1.0
+_STATE, _INODE, _ESTABLISHED = 3, 9, "01"
+"""Columns and a state of /proc/PID/net/tcp (proc_net_tcp.txt of the kernel), which is that of the process's own network."""
 
 
 @dataclass(frozen=True)
@@ -45,30 +46,44 @@ class Share:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where an agent is to run: what others reach it at, and the words that start a program there."""
+
+    address: str
+    port: int
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Device:
     """An agent to be started."""
 
     root: Path
     own: Identity
-    port: int
+    place: Place
 
 
-def devices(root: Path, count: int) -> list[Device]:
-    """Return agents that are all paired with each other, not yet started."""
+def on_loopback(count: int) -> list[Place]:
+    """Return free ports of this machine."""
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(socket.create_server(("", 0))) for _ in range(count)]
-        ports = [sock.getsockname()[1] for sock in held]
+        return [Place("127.0.0.1", sock.getsockname()[1]) for sock in held]
+
+
+def devices(root: Path, places: Sequence[Place], more: str = "") -> list[Device]:
+    """Return agents that are all paired with each other, not yet started; `more` is added to `[peers]` of each."""
     made = []
-    for number, port in enumerate(ports):
+    for number, place in enumerate(places):
         home = root / f"device{number}"
         (home / "state").mkdir(parents=True)
-        (home / "config.toml").write_text(f'[peers]\nname = "device{number}"\nport = {port}\n')
-        made.append(Device(home, own_identity(home / "state"), port))
+        (home / "config.toml").write_text(f'[peers]\nname = "device{number}"\nport = {place.port}\n{more}')
+        made.append(Device(home, own_identity(home / "state"), place))
     for device in made:
         paired = PairedDevices(device.root / "state")
         for other in made:
             if other is not device:
-                paired.add(device_of(other.own.certificate, other.root.name, 0.0, ("127.0.0.1", other.port)))
+                at = (other.place.address, other.place.port)
+                paired.add(device_of(other.own.certificate, other.root.name, 0.0, at))
     return made
 
 
@@ -79,8 +94,8 @@ def running(started: list[Device]) -> Iterator[list["subprocess.Popen[bytes]"]]:
     try:
         for device in started:
             words = ["--state-dir", "state", "--runtime-dir", "run", "--config", "config.toml"]
-            command = [sys.executable, "-P", "-m", "agent.cli", "run", *words]
-            environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "MALLOC_ARENA_MAX": "2"}
+            command = [*device.place.words, sys.executable, "-P", "-m", "agent.cli", "run", *words]
+            environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "MALLOC_ARENA_MAX": "2"}
             processes.append(subprocess.Popen(command, cwd=device.root, env=environment))
         yield processes
     finally:
@@ -92,8 +107,16 @@ def running(started: list[Device]) -> Iterator[list["subprocess.Popen[bytes]"]]:
 
 def connections(process: "subprocess.Popen[bytes]") -> int:
     """Return how many connections an agent holds, as the kernel counts them: a question to the agent would cost memory."""
-    held = psutil.Process(process.pid).net_connections(kind="tcp")
-    return sum(connection.status == psutil.CONN_ESTABLISHED for connection in held)
+    own = set()
+    for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            own.add(descriptor.readlink().name)
+    rows = [
+        row.split()
+        for name in ("tcp", "tcp6")
+        for row in Path(f"/proc/{process.pid}/net/{name}").read_text().splitlines()
+    ]
+    return sum(row[_STATE] == _ESTABLISHED and f"socket:[{row[_INODE]}]" in own for row in rows if len(row) > _INODE)
 
 
 def meet(processes: list["subprocess.Popen[bytes]"]) -> None:
@@ -105,10 +128,10 @@ def meet(processes: list["subprocess.Popen[bytes]"]) -> None:
         time.sleep(_ASK_AGAIN_S)
 
 
-def measure(count: int, seconds: float) -> list[Share]:
-    """Return what each of `count` agents costs, all paired with all."""
+def measure(places: Sequence[Place], seconds: float, more: str = "") -> list[Share]:
+    """Return what the agent at each place costs, all paired with all; `more` is added to `[peers]` of their configuration."""
     with tempfile.TemporaryDirectory(prefix="port-agent-peers-") as directory:
-        started = devices(Path(directory), count)
+        started = devices(Path(directory), places, more)
         with running(started) as processes:
             time.sleep(SETTLE_S)
             meet(processes)
@@ -136,7 +159,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    alone, together = measure(1, arguments.seconds), measure(arguments.agents, arguments.seconds)
+    alone, together = (measure(on_loopback(count), arguments.seconds) for count in (1, arguments.agents))
     if arguments.json:
         print(json.dumps({"alone": asdict(alone[0]), "together": [asdict(share) for share in together]}, indent=2))
         return 0

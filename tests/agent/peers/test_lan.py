@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -10,10 +11,13 @@ from pathlib import Path
 import pytest
 
 from agent.peers.identity.keys import own_identity
+from benchmarks.peers import Place, measure
 from tests.agent.peers.bridge import Agent, Host, agent_on, network, pair
 from tests.waiting import until
 
 FOUND_S, GONE_S = 3.0, 30.0
+AGENTS, AGENT_BYTES, AGENT_CPU_PERCENT = 50, 40_000_000, 1.0
+WATCHED_S = 60.0
 """What the project promises of a local network."""
 PORT, PAIRING_PORT = 9478, 9479
 
@@ -157,3 +161,19 @@ def test_a_stranger_finds_no_port_before_the_first_pairing_and_learns_nothing_af
             assert "error" in learnt["1.2"] and "alert" in learnt["1.3"]["error"].lower()
             assert bytes.fromhex(learnt["plain"])[:1] in (b"", b"\x15"), "nothing, or a TLS alert"
             assert attic.connected() == {"cellar"} and attic.client.get("/v1/status")["state"] == "idle"
+
+
+def test_fifty_agents_on_one_bridge_are_light() -> None:
+    with network() as net:
+        bridge = net.bridge()
+        hosts = [net.host(bridge, f"10.81.0.{number}/24") for number in range(1, AGENTS + 1)]
+        shares = measure(
+            [Place(host.address, PORT, ("ip", "netns", "exec", host.namespace)) for host in hosts], WATCHED_S
+        )
+    heaviest, busiest = max(share.rss_bytes for share in shares), max(share.cpu_percent for share in shares)
+    middle = statistics.median(share.rss_bytes for share in shares)
+    print(
+        f"{AGENTS} agents, all paired: {middle / 1e6:.1f} MB, at most {heaviest / 1e6:.1f} MB and {busiest:.2f} % of a core"
+    )
+    assert all(share.connections == AGENTS - 1 for share in shares)
+    assert heaviest <= AGENT_BYTES and busiest <= AGENT_CPU_PERCENT

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from agent.cli.arguments import CommandParser
 from agent.cli.terminal import guarded
+from agent.system import VERSION
 from planner.ir.errors import ExitCode, PortError
 
 AREAS = (
@@ -38,6 +39,7 @@ def build_parser(areas: Sequence[str] = AREAS) -> CommandParser:
         description="Train PyTorch models on the device you own, inside the RAM you give it.",
         epilog="Start with: port-agent plan train.py --ram 300M -o job.port; port-agent train job.port",
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for area in areas:
         importlib.import_module(f"agent.cli.{area}").add_commands(commands)

@@ -9,6 +9,7 @@ import pytest
 
 from agent.cli import main
 from agent.cli.arguments import host_and_port, use_cores
+from agent.system import VERSION
 
 SIZES = ("abc", "-5", "1e400", "", "0", "9" * 5000)
 DURATIONS = ("99999999d", "abc", "1e400", "", "0", "nan")
@@ -93,3 +94,9 @@ def test_places_of_other_devices(text: str, place: tuple[str, int | None]) -> No
 def test_what_is_no_place(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is no place; write it like"):
         host_and_port(text)
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"port-agent {VERSION}\n"

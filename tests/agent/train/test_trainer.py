@@ -337,7 +337,7 @@ def test_all_micro_batches_of_an_update_at_once_are_plain_pytorchs(remake: bool,
 
 
 @pytest.mark.parametrize(
-    "room_bytes", [500 << 10, 1 << 20, *(pytest.param(room, marks=pytest.mark.long) for room in (800 << 10, 2 << 20))]
+    "room_bytes", [500 << 10, *(pytest.param(room, marks=pytest.mark.long) for room in (800 << 10, 1 << 20, 2 << 20))]
 )
 def test_a_tied_weight_is_trained_to_the_bit_though_other_weights_are_new_by_then(
     room_bytes: int, tmp_path: Path

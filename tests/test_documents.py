@@ -1,4 +1,4 @@
-"""What ARCHITECTURE.md, CONTRIBUTING.md, README.md and SECURITY.md name is there."""
+"""What the documents for people name is there."""
 
 import re
 import subprocess
@@ -14,16 +14,18 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("agent", "planner", "tests", "firmware", "deploy")
 
 
-@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "SECURITY.md"])
+@pytest.mark.parametrize(
+    "name", ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "SECURITY.md", "benchmarks/README.md"]
+)
 def test_named_files_and_folders_exist(name: str) -> None:
-    text = (ROOT / name).read_text()
-    named = set(re.findall(rf"`((?:{'|'.join(ROOMS)})/[\w./-]*)`", text)) | set(re.findall(r"\]\(([\w./-]+)\)", text))
+    document = ROOT / name
+    text = document.read_text()
+    in_words = {ROOT / path for path in re.findall(rf"`((?:{'|'.join(ROOMS)})/[\w./-]*)`", text)}
+    named = in_words | {document.parent / path for path in re.findall(r"\]\(([\w./-]+)\)", text)}
     missing = {
-        path
-        for path in named
-        if "NAME" not in path and not (ROOT / path).exists() and not (ROOT / f"{path}.py").exists()
+        path for path in named if "NAME" not in path.name and not path.exists() and not Path(f"{path}.py").exists()
     }
-    assert named and not missing, f"{name} names {sorted(missing)}, which do not exist"
+    assert named and not missing, f"{name} names {sorted(map(str, missing))}, which do not exist"
 
 
 def test_every_line_of_the_threat_model_names_a_test_that_is_there() -> None:
@@ -43,7 +45,7 @@ def test_every_line_of_the_threat_model_names_a_test_that_is_there() -> None:
 
 def test_what_readme_and_makefile_run_can_be_imported() -> None:
     """A module that moved must not break `make demo`, which takes minutes and is no test."""
-    told = (ROOT / "README.md").read_text() + (ROOT / "Makefile").read_text()
+    told = "".join((ROOT / name).read_text() for name in ("README.md", "benchmarks/README.md", "Makefile"))
     modules = sorted(set(re.findall(r"-m ((?:benchmarks|examples)[.\w]+)", told)))
     assert "examples.demo" in modules and len(modules) > 15
     imports = f"import importlib\nfor name in {modules}: importlib.import_module(name)"

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,15 +52,31 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+@pytest.fixture(scope="module")
+def cached_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is made once for this module measures into a cache of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 def whole() -> tuple[make_bundle.Prepared, Measured]:
     made = make_bundle.prepare(make_job())
     tables = tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in graph.ops) for graph in made.graphs.values())
     return made, Measured(tables, 100, 10)
 
 
-def test_a_job_with_a_convolution_is_halved_and_measured_again() -> None:
+@pytest.fixture(scope="module")
+def halves(cached_once: None) -> tuple[make_bundle.Prepared, Measured, Sliced]:
+    """The job as recorded, what it was measured to take, and its convolutions' gradients in halves."""
     prepared, measured = whole()
-    sliced = in_halves(prepared, measured, ROOM, 2.0, lambda *_: None)
+    return prepared, measured, in_halves(prepared, measured, ROOM, 2.0, lambda *_: None)
+
+
+def test_a_job_with_a_convolution_is_halved_and_measured_again(
+    halves: tuple[make_bundle.Prepared, Measured, Sliced],
+) -> None:
+    prepared, _, sliced = halves
     assert sliced.left_whole == ()
     assert sliced.measured.base_bytes == 100
     for (name, graph), ops in zip(sliced.prepared.graphs.items(), sliced.measured.ops, strict=True):
@@ -100,10 +117,12 @@ def chosen(
     return in_pieces(recorded, halved, device, ram_bytes, ROOM, planner, lambda *_: None, NO_LIMITS)
 
 
-def test_the_recorded_step_stays_a_rival_of_its_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recorded_step_stays_a_rival_of_its_halves(
+    monkeypatch: pytest.MonkeyPatch, halves: tuple[make_bundle.Prepared, Measured, Sliced]
+) -> None:
     monkeypatch.setattr(slices, "first_cuts", lambda *_: [])
-    prepared, measured = whole()
-    recorded, halved = Sliced(prepared, measured, ()), in_halves(prepared, measured, ROOM, 2.0, lambda *_: None)
+    prepared, measured, halved = halves
+    recorded = Sliced(prepared, measured, ())
 
     def costing(seconds: float) -> Sliced:
         tables = tuple(tuple(OpCost(seconds, 0, seconds) for _ in ops) for ops in halved.measured.ops)
@@ -168,25 +187,33 @@ def written(prepared: make_bundle.Prepared, measured: Measured, device: DeviceCo
     return Bundle(out)
 
 
-def test_a_frozen_weight_larger_than_half_the_room_is_read_in_blocks_by_all_graphs(tmp_path: Path) -> None:
-    prepared = with_reference(make_bundle.prepare(adapted_job(adapted_model())), 2)
-    sliced, device, _ = in_tight_room(prepared)
+@pytest.fixture(scope="module")
+def in_blocks_written(cached_once: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Sliced, Bundle]:
+    """An adapted job whose frozen embedding is read in blocks, and its bundle."""
+    sliced, device, _ = in_tight_room(with_reference(make_bundle.prepare(adapted_job(adapted_model())), 2))
+    path = tmp_path_factory.mktemp("blocks") / "job.port"
+    return sliced, written(sliced.prepared, sliced.measured, device, path)
+
+
+def test_a_frozen_weight_larger_than_half_the_room_is_read_in_blocks_by_all_graphs(
+    tmp_path: Path, in_blocks_written: tuple[Sliced, Bundle]
+) -> None:
+    sliced, bundle = in_blocks_written
     assert sliced.left_whole == ()
     blocks = sliced.prepared.blocks["parameter/embed.weight"]
     assert len(blocks.rows) == len(blocks.columns) == 6
     for graph in sliced.prepared.graphs.values():
         names = {storage.name for storage in graph.storages}
         assert "embed.weight" not in names and "embed.weight#rows/5" in names
-    bundle = written(sliced.prepared, sliced.measured, device, tmp_path / "job.port")
     assert bundle.manifest.format == BLOCKS_FORMAT
     assert "parameter/embed.weight" in bundle.manifest.reference.checksums, "compared as the whole"
     trial(bundle.path, (tmp_path,), 1, compared=2)
 
 
-def test_the_result_has_the_weight_whole_and_a_run_begins_with_it(tmp_path: Path) -> None:
-    prepared = make_bundle.prepare(adapted_job(adapted_model()))
-    sliced, device, _ = in_tight_room(prepared)
-    bundle = written(sliced.prepared, sliced.measured, device, tmp_path / "job.port")
+def test_the_result_has_the_weight_whole_and_a_run_begins_with_it(
+    tmp_path: Path, in_blocks_written: tuple[Sliced, Bundle]
+) -> None:
+    _, bundle = in_blocks_written
     started = Trainer(bundle, TrainOptions(tmp_path / "state", tmp_path))
     started.start()
     started.save_weights(tmp_path / "result.safetensors")
@@ -248,15 +275,15 @@ def test_a_trained_table_in_rows_trains_checks_and_is_averaged_as_the_whole(tmp_
     assert trained_bytes(bundle) == sum(p.numel() * 4 for p in model.parameters())
 
 
-def test_a_bundle_whose_blocks_do_not_make_up_the_weight_is_refused(tmp_path: Path) -> None:
-    sliced, device, _ = in_tight_room(make_bundle.prepare(adapted_job(adapted_model())))
-    written(sliced.prepared, sliced.measured, device, tmp_path / "job.port")
+def test_a_bundle_whose_blocks_do_not_make_up_the_weight_is_refused(
+    tmp_path: Path, in_blocks_written: tuple[Sliced, Bundle]
+) -> None:
 
     def without_last(manifest: dict[str, Any]) -> dict[str, Any]:
         manifest["blocks"]["parameter/embed.weight"]["rows"].pop()
         return manifest
 
-    rewrite(tmp_path / "job.port", tmp_path / "other.port", {"manifest.json": without_last})
+    rewrite(in_blocks_written[1].path, tmp_path / "other.port", {"manifest.json": without_last})
     with pytest.raises(BundleError, match=r"the blocks of parameter/embed\.weight do not make it up"):
         Bundle(tmp_path / "other.port")
 

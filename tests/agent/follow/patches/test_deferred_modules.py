@@ -78,7 +78,7 @@ def test_libraries_that_only_name_them_do_not_load_them(tmp_path: Path) -> None:
     assert followed("train.py", folder=tmp_path).output.split() == ["False", "False"]
 
 
-OFTEN = {"attribute", "submodule", "stand-in"}
+OFTEN = {"attribute"}
 """Each use takes two processes; the others are looked at before a release."""
 
 

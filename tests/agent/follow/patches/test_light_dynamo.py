@@ -66,7 +66,7 @@ print(torch._dynamo._trace_wrapped_higher_order_op.TransformGetItemToIndex is Tr
     assert "Docs. False" in done.output
 
 
-OFTEN = {"compile", "from"}
+OFTEN = {"from"}
 """Each way takes two processes; the others are looked at before a release."""
 
 

@@ -68,7 +68,7 @@ class TrainOptions:
     checkpoint's, epochs count anew while weights and optimizer go on. `scratch_dirs`: a directory on each of the device's
     `scratch_targets`, in their order. `probe_packing`: look at what packing tensors would take (`Trainer.probes`).
     `weights`: a file of tensors to begin with in place of the bundle's, as each round of a federation does: round 1 and later then
-    begin in the data where the rounds before ended. `discard`: commit no step.
+    begin in the data where the rounds before ended, and with masks of their own. `discard`: commit no step.
     """
 
     state_dir: Path
@@ -236,7 +236,7 @@ class Trainer:
     def _create(self) -> Commit:
         self.scalars = self._first_scalars()
         self.best_loss = math.inf
-        torch.manual_seed(self.manifest.seed)
+        torch.manual_seed(self.manifest.seed + self._rounds_before)
         sizes, given = self.store.sizes, GivenWeights(self.bundle, self.options.weights)
 
         def contents(key: str) -> Iterator[torch.Tensor]:
@@ -462,9 +462,9 @@ class Trainer:
         return sum(size.batches(drop_last=drop) for size, drop in zip(self._sizes, drops, strict=True))
 
     @property
-    def _batches_before(self) -> int:
-        """What earlier rounds of a federation went through."""
-        return 0 if self.options.weights is None else self.options.round * self.total_steps
+    def _rounds_before(self) -> int:
+        """Of a federation: each draws masks of its own and begins in the data where the one before ended."""
+        return 0 if self.options.weights is None else self.options.round
 
     @property
     def _sizes(self) -> list[BucketSize]:
@@ -489,7 +489,7 @@ class Trainer:
             raise DataError(
                 f"{sum(self.samples.counts)} samples are too few for a batch of {m.batch_size}; wait for more"
             )
-        start = self._batches_before + self.step
+        start = self._rounds_before * self.total_steps + self.step
         batches = bucket_batches(m.seed, self._sizes, drop_last=self._drop_last(), start=start)
         for together in self._together(batches, total):
             if self.interrupted:

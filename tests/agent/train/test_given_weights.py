@@ -62,10 +62,12 @@ def test_a_round_of_a_federation_goes_on_in_the_data_where_the_rounds_before_end
         batch = t.samples.batch
         t.samples.batch = lambda *words: seen.append(batch(*words)) or seen[-1]  # type: ignore[method-assign]
         t.start()
+        drawn.append(torch.rand(4))
         t.train(lambda _: None, lambda *_: None)
         t.close()
         return seen
 
+    drawn: list[torch.Tensor] = []
     given = tmp_path / "given.safetensors"
     whole, first, second = rows(4, 0, given), rows(2, 0, given), rows(2, 1, given)
     assert all(
@@ -74,3 +76,4 @@ def test_a_round_of_a_federation_goes_on_in_the_data_where_the_rounds_before_end
         for one, other in zip(a, b, strict=True)
     )
     assert not all(map(torch.equal, first[0], second[0]))
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[1], drawn[2]), "the rounds' dropout"

@@ -37,7 +37,7 @@ def build_parser(areas: Sequence[str] = AREAS) -> CommandParser:
     parser = CommandParser(
         prog="port-agent",
         description="Train PyTorch models on the device you own, inside the RAM you give it.",
-        epilog="Start with: port-agent plan train.py --ram 300M -o job.port; port-agent train job.port",
+        epilog="Start with your script as it is: port-agent exec --ram 600M -- train.py",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

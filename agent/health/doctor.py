@@ -71,14 +71,15 @@ class Check:
 def examine(state_dir: Path, config: Config, *, flash_test: bool = True) -> list[Check]:
     """Return all findings; takes a few seconds with the flash test and blocks meanwhile."""
     options = config.options
+    begun = not _missing(state_dir)
     checks = [
-        *_sensors(state_dir, options),
+        *_sensors(_nearest(state_dir), options),
         *check_cores(options.sysfs_root),
         *check_energy(config),
         *check_power_mode(),
-        *_state_directory(state_dir),
+        *(_state_directory(state_dir) if begun else [_no_state_directory(state_dir)]),
     ]
-    if flash_test:
+    if flash_test and begun:
         checks.append(_flash(state_dir))
     checks += _devices(options)
     checks += [_control_groups(options), _clock(), _serial_ports(), check_discovery(config.options), *_worker()]
@@ -168,6 +169,28 @@ def check_energy(config: Config, root: Path = Path("/")) -> Iterator[Check]:
         if report.present:
             finding = f"{report.text}; {report.info.describe()}" if report.info else report.text
             yield Check(f"energy: {report.name}", Verdict.GOOD if report.ok else Verdict.BAD, finding, report.remedy)
+
+
+def _nearest(path: Path) -> Path:
+    """Return the path, or the folder nearest to it that is there: it lies on the same file system."""
+    return next(folder for folder in (path, *path.absolute().parents) if not _missing(folder))
+
+
+def _missing(path: Path) -> bool:
+    """Say whether nothing is there; what may not be looked at is not missing."""
+    try:
+        path.stat()
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False
+
+
+def _no_state_directory(state_dir: Path) -> Check:
+    cure = (
+        "the agent makes it at its first start (deploy/install.sh, then `systemctl start port-agent`; or `port-agent run "
+        "--foreground --state-dir DIR`); `port-agent doctor --state-dir DIR` examines another"
+    )
+    return Check("state directory", Verdict.NOTE, f"{state_dir} does not exist yet; flash is not measured", cure)
 
 
 def _state_directory(state_dir: Path) -> Iterator[Check]:

@@ -87,13 +87,22 @@ def test_everything_that_is_bad_has_a_cure(tmp_path: Path, options: AgentOptions
     supply_tree(tmp_path / "sys", BAT0=LAPTOP_BATTERY.format(status="Unknown", capacity=50))
     (tmp_path / "sys/class/thermal/thermal_zone0/temp").write_text("warm")
     (tmp_path / "cgroup/port-agent.service/cgroup.controllers").write_text("hugetlb")
-    found = findings(tmp_path / "nowhere", options, flash_test=True)
+    (tmp_path / "file").write_text("")
+    found = findings(tmp_path / "file", options, flash_test=True)
     bad = {name for name, check in found.items() if check.verdict is Verdict.BAD}
     assert {"power", "state directory", "flash speed", "memory limits"} <= bad
     assert any(name.startswith("sensor temperature") for name in bad)
     assert all(check.cure for check in found.values() if check.verdict is Verdict.BAD)
     assert "assume_power" in found["power"].cure
     assert "cgroup_enable=memory" in found["memory limits"].cure
+
+
+def test_before_the_first_start_there_is_no_state_directory(tmp_path: Path, options: AgentOptions) -> None:
+    found = findings(tmp_path / "not/yet", options, flash_test=True)
+    assert "does not exist yet" in found["state directory"].finding and "--state-dir" in found["state directory"].cure
+    assert found["state directory"].verdict is Verdict.NOTE
+    assert not any(name.startswith(("sensor", "flash")) for name in found)
+    assert not (tmp_path / "not").exists()
 
 
 def test_one_voice_that_answers_is_enough() -> None:

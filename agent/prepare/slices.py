@@ -421,17 +421,19 @@ def measured_again(
 def compared(pairs: Sequence[tuple[StepGraph, Rewritten]], room: ComparingRoom) -> tuple[tuple[Differing, ...], ...]:
     """Return of each graph which replacements do not give the original's bits with so many threads on this machine.
 
-    What was found is kept in the user's cache for the next plan, by operators, shapes and layouts. Raises TrialError where the
+    Of those alike, in whatever graph, one is run. What was found is kept in the user's cache for the next plan, by operators, shapes and layouts. Raises TrialError where the
     process that finds out fails.
     """
     name, folder = kept_costs.context(room.threads, 0, workspace_seen=False), kept_costs.cache_folder("pieces")
     known = kept_costs.read_kept(folder, name, dict[str, str]) or {}
     keys = [[form_key(graph, rewritten, r) for r in rewritten.replacements] for graph, rewritten in pairs]
-    unknown = [
-        (graph, replace(rewritten, replacements=tuple(r for r, key in zip(rewritten.replacements, of, strict=True) if key not in known)))
-        for (graph, rewritten), of in zip(pairs, keys, strict=True)
-    ]  # fmt: skip
-    if any(rewritten.replacements for _, rewritten in unknown):
+    unknown, asked = list[tuple[StepGraph, Rewritten]](), {*known}
+    for (graph, rewritten), of in zip(pairs, keys, strict=True):
+        first = {key: r for r, key in zip(rewritten.replacements, of, strict=True) if key not in asked}
+        asked |= first.keys()
+        if first:
+            unknown.append((graph, replace(rewritten, replacements=tuple(first.values()))))
+    if unknown:
         for (graph, rewritten), found in zip(unknown, _run_beside(unknown, room), strict=True):
             known |= {form_key(graph, rewritten, r): "" for r in rewritten.replacements}
             known |= {form_key(graph, rewritten, d.replacement): d.where for d in found}

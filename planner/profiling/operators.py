@@ -4,7 +4,7 @@ Seconds and workspace per operator, flash bandwidth, base memory.
 
 Operators with the same name, shapes and arguments, on operands as cold, are measured once. Where a step computes on a device,
 its operators are measured there, each waited for; only the processor's own cache is emptied between two runs. Run as a process of its own
-(`agent.prepare.profiling`), so that the memory it reports is that of a bare worker; with the budget-aware
+(`agent.prepare.bench.process`), so that the memory it reports is that of a bare worker; with the budget-aware
 allocator preloaded, workspace counts whatever a kernel takes, oneDNN's scratch included.
 """
 

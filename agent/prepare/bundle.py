@@ -13,17 +13,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-import msgpack
 import torch
 
 from agent import packing
 from agent.energy.media import Medium
 from agent.energy.sources.estimated import PowerModel
-from agent.malloc import PreloadMode, preload_environment, preload_mode
+from agent.malloc import preload_environment
 from agent.packing.pages import pack_page, unpack_page
-from agent.prepare import profiling
 from agent.prepare.pools import Pools, with_host_room
-from agent.system.python_process import module_command, module_environment, threads_environment
+from agent.system.python_process import module_command, module_environment
 from agent.train.pager import CHUNK
 from agent.worker.options import TorchOptions
 from agent.worker.protocol import PackingProbed, StepDone, TrainingFailed, TrainingFinished, WorkerReady
@@ -31,7 +29,6 @@ from agent.worker.start import start_worker, torch_worker
 from planner import make_bundle
 from planner.ir.boards import estimated_costs, load_board, op_work
 from planner.ir.bundle.bundle import NO_LIMITS, Bundle, Manifest, PlanChoice, PlannedLimits
-from planner.ir.bundle.codec import pack_graph
 from planner.ir.bundle.writer import publish_bundle, replace_plans
 from planner.ir.costs import CostTable, DeviceCosts, Flash, PackingCost
 from planner.ir.errors import ExitCode, PortError
@@ -39,7 +36,7 @@ from planner.ir.graph import StepGraph
 from planner.ir.plan import Action, Decision, Plan
 from planner.ir.units import format_bytes
 from planner.make_bundle import InfeasibleError, Planner, Prepared
-from planner.profiling import kept_costs, operators
+from planner.profiling import operators
 from planner.profiling.operators import Measured
 from planner.search import pareto
 from planner.search.pareto import point_of
@@ -103,46 +100,6 @@ class Made:
     manifest: Manifest
     measured_peak_bytes: int
     measured_device_bytes: int = 0
-
-
-def measure(
-    graphs: Iterable[StepGraph], threads: int, compute_watts: float, progress: Progress, shared: bytes = b"",
-    *, resident: bool = True,
-) -> Measured:  # fmt: skip
-    """Profile the operators in a process of its own; while they run, they draw `compute_watts`.
-
-    `shared`: what another machine of this kind measured (`planner.profiling.shared_costs`), to be checked by a sample.
-    `resident`: whether to find out what they leave resident; if not, no process starts where the cache knows all their costs.
-
-    Raises TrialError where that process fails.
-    """
-    graphs = tuple(graphs)
-    if not resident:
-        seen, cache = preload_mode() is PreloadMode.PRELOAD, kept_costs.cache_folder()
-        known = operators.kept_tables(
-            graphs, threads=threads, compute_watts=compute_watts, kept_in=cache, workspace_seen=seen
-        )
-        if known is not None:
-            return Measured(known, 0, 0)
-    with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder) / "graphs", Path(folder) / "costs"
-        source.write_bytes(msgpack.packb([pack_graph(g) for g in graphs]))
-        command = [
-            *module_command("agent.prepare.profiling"), str(source), str(target), str(threads), str(compute_watts),
-            profiling.RESIDENT if resident else profiling.COSTS_ALONE,
-        ]  # fmt: skip
-        if shared:
-            elsewhere = Path(folder) / "shared"
-            elsewhere.write_bytes(shared)
-            command.append(str(elsewhere))
-        environment = {**module_environment(), **preload_environment(None), **threads_environment(threads)}
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as running:
-            for line in running.stdout or ():
-                done, _, total = line.partition(" ")
-                progress("profile", int(done) / max(1, int(total)))
-        if running.returncode:
-            raise TrialError(f"profiling ended with exit code {running.returncode}; see the message above")
-        return profiling.read_measured(target)
 
 
 def by_class(graphs: Mapping[str, StepGraph], measured: Measured, power: PowerModel) -> Measured:

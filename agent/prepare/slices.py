@@ -5,8 +5,6 @@ What is rewritten is first run beside the original in a process of its own, with
 
 import math
 import os
-import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import islice
@@ -14,9 +12,8 @@ from pathlib import Path
 
 import torch
 
-from agent.malloc import preload_environment
-from agent.prepare.bundle import Progress, TrialError, measure
-from agent.system.python_process import module_command, module_environment, threads_environment
+from agent.prepare.bench.bench import Bench
+from agent.prepare.bundle import Progress
 from planner import make_bundle
 from planner.ir.bundle.bundle import PlannedLimits
 from planner.ir.costs import CostTable, DeviceCosts
@@ -32,7 +29,7 @@ from planner.search.floor import floor_of
 from planner.slices.blocks import LargeWeight, blocks_of, large_weights, read_in_blocks
 from planner.slices.chains import touched_bytes
 from planner.slices.choices import Cut, cut_fat, first_cuts, kinds, other_counts
-from planner.slices.comparison import Differing, form_key, pack_request, read_differing
+from planner.slices.comparison import Differing, form_key
 from planner.slices.gradients import split_gradients
 from planner.slices.in_place import write_in_place
 from planner.slices.rewriting import Replacement, Rewritten, compacted
@@ -91,11 +88,12 @@ _COMPARED = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ComparingRoom:
-    """What the process that compares may take: bytes of RAM, a directory for what has no room there, threads."""
+    """What the process that compares may take: bytes of RAM, a directory for what has no room there, threads; and that process."""
 
     ram_bytes: int
     page_dir: Path
     threads: int
+    bench: Bench = field(default_factory=Bench)
 
 
 def in_halves(
@@ -113,7 +111,7 @@ def in_halves(
     graphs = {name: compacted(graph) for name, graph in graphs.items()}
     return Sliced(
         replace(prepared, graphs=graphs),
-        measured_again(graphs, measured, room.threads, compute_watts, progress),
+        measured_again(graphs, measured, room, compute_watts, progress),
         tuple(left),
     )
 
@@ -190,7 +188,7 @@ def in_blocks(
     found_graphs = {name: compacted(read_in_blocks(graph, blocks).graph) for name, graph in graphs.items()}
     by_key = {key: blocks[w.name] for w in large if w.name in blocks for key in w.keys}
     made = make_bundle.with_blocks(prepared, found_graphs, by_key)
-    return _measured([Sliced(made, halved.measured, tuple(left))], room.threads, device.compute_watts, progress)
+    return _measured([Sliced(made, halved.measured, tuple(left))], room, device.compute_watts, progress)
 
 
 def block_count(weight: LargeWeight, own_bytes: int) -> int:
@@ -390,15 +388,15 @@ class _Ways:
                     graphs[name], cuts[name] = new.graph, cut
                     what += [r.what for r in new.replacements]
             made.append(Sliced(replace(prepared, graphs=graphs), self.halved.measured, tuple(left), tuple(what), cuts))
-        return _measured(made, self.room.threads, self.device.compute_watts, self.progress)
+        return _measured(made, self.room, self.device.compute_watts, self.progress)
 
 
-def _measured(made: list[Sliced], threads: int, compute_watts: float, progress: Progress) -> list[Sliced]:
+def _measured(made: list[Sliced], room: ComparingRoom, compute_watts: float, progress: Progress) -> list[Sliced]:
     """Return the same with what their operators cost."""
     if not made:
         return []
     graphs = [graph for sliced in made for graph in sliced.prepared.graphs.values()]
-    ops = iter(measure(graphs, threads, compute_watts, progress, resident=False).ops)
+    ops = iter(room.bench.measure(graphs, room.threads, compute_watts, progress, resident=False).ops)
     progress("compare", _COMPARED)
     return [
         replace(s, measured=replace(s.measured, ops=tuple(islice(ops, len(s.prepared.graphs))))) for s in made
@@ -410,29 +408,32 @@ def _pairs(prepared: Prepared, rewritten: Mapping[str, Rewritten]) -> list[tuple
 
 
 def measured_again(
-    graphs: Mapping[str, StepGraph], before: Measured, threads: int, compute_watts: float, progress: Progress
+    graphs: Mapping[str, StepGraph], before: Measured, room: ComparingRoom, compute_watts: float, progress: Progress
 ) -> Measured:
-    """Return the costs of rewritten graphs; what the process itself holds was measured `before`."""
-    fresh = measure(graphs.values(), threads, compute_watts, progress)
+    """Return the costs of rewritten graphs; what the process itself holds was measured `before`, and the trial shows what they add."""
+    fresh = room.bench.measure(graphs.values(), room.threads, compute_watts, progress, resident=False)
     progress("compare", _COMPARED)
-    return replace(before, ops=fresh.ops, retained_bytes=max(before.retained_bytes, fresh.retained_bytes))
+    return replace(before, ops=fresh.ops)
 
 
 def compared(pairs: Sequence[tuple[StepGraph, Rewritten]], room: ComparingRoom) -> tuple[tuple[Differing, ...], ...]:
     """Return of each graph which replacements do not give the original's bits with so many threads on this machine.
 
-    What was found is kept in the user's cache for the next plan, by operators, shapes and layouts. Raises TrialError where the
+    Of those alike, in whatever graph, one is run. What was found is kept in the user's cache for the next plan, by operators, shapes and layouts. Raises TrialError where the
     process that finds out fails.
     """
     name, folder = kept_costs.context(room.threads, 0, workspace_seen=False), kept_costs.cache_folder("pieces")
     known = kept_costs.read_kept(folder, name, dict[str, str]) or {}
     keys = [[form_key(graph, rewritten, r) for r in rewritten.replacements] for graph, rewritten in pairs]
-    unknown = [
-        (graph, replace(rewritten, replacements=tuple(r for r, key in zip(rewritten.replacements, of, strict=True) if key not in known)))
-        for (graph, rewritten), of in zip(pairs, keys, strict=True)
-    ]  # fmt: skip
-    if any(rewritten.replacements for _, rewritten in unknown):
-        for (graph, rewritten), found in zip(unknown, _run_beside(unknown, room), strict=True):
+    unknown, asked = list[tuple[StepGraph, Rewritten]](), {*known}
+    for (graph, rewritten), of in zip(pairs, keys, strict=True):
+        first = {key: r for r, key in zip(rewritten.replacements, of, strict=True) if key not in asked}
+        asked |= first.keys()
+        if first:
+            unknown.append((graph, replace(rewritten, replacements=tuple(first.values()))))
+    if unknown:
+        beside = room.bench.compare(unknown, room.threads, room.ram_bytes, room.page_dir)
+        for (graph, rewritten), found in zip(unknown, beside, strict=True):
             known |= {form_key(graph, rewritten, r): "" for r in rewritten.replacements}
             known |= {form_key(graph, rewritten, d.replacement): d.where for d in found}
         kept_costs.write_kept(folder, name, known)
@@ -440,19 +441,3 @@ def compared(pairs: Sequence[tuple[StepGraph, Rewritten]], room: ComparingRoom) 
         tuple(Differing(r, known[key]) for r, key in zip(rewritten.replacements, of, strict=True) if known[key])
         for (_, rewritten), of in zip(pairs, keys, strict=True)
     )
-
-
-def _run_beside(pairs: Sequence[tuple[StepGraph, Rewritten]], room: ComparingRoom) -> tuple[tuple[Differing, ...], ...]:
-    """Run replacements beside the originals in a process of their own."""
-    with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder) / "graphs", Path(folder) / "differing"
-        source.write_bytes(pack_request(pairs, room.threads))
-        environment = {**module_environment(), **preload_environment(None), **threads_environment(room.threads)}
-        command = [
-            *module_command("agent.prepare.comparing"), str(source), str(target), str(room.ram_bytes), str(room.page_dir.resolve())
-        ]  # fmt: skip
-        ended = subprocess.run(command, env=environment, check=False, stderr=subprocess.PIPE, text=True)
-        if ended.returncode:
-            last = ended.stderr.strip().rpartition("\n")[2]
-            raise TrialError(f"comparing operators in pieces ended with exit code {ended.returncode}: {last}")
-        return read_differing(target)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from agent.prepare import bundle
+from agent.prepare.bench.bench import Bench
+from agent.prepare.bundle import Progress
 from planner.ir.costs import CostTable, DeviceCosts
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
@@ -85,7 +86,7 @@ def train_less(
     threads: int,
     steps: int,
     limits: StepLimits = StepLimits(),
-    progress: bundle.Progress,
+    progress: Progress,
 ) -> SparseJob:
     """Freeze what is not worth its memory and capture the job again.
 
@@ -107,7 +108,7 @@ def train_less(
         found = _chosen(table, needed, limit, probe, ram_bytes, limits)
         _freeze(job, found.parameters)
         prepared = prepare()
-        fresh = bundle.measure(prepared.graphs.values(), threads, device.compute_watts, lambda stage, share: None)
+        fresh = Bench().measure(prepared.graphs.values(), threads, device.compute_watts, lambda stage, share: None)
         real = _kept_bytes(prepared, _tables(prepared, fresh, device))
         if real <= budget:
             return SparseJob(
@@ -152,9 +153,7 @@ def _chosen(
     )
 
 
-def _counted(
-    probe: TrainingProbe, layers: tuple[Layer, ...], progress: bundle.Progress
-) -> Callable[[frozenset[str]], float]:
+def _counted(probe: TrainingProbe, layers: tuple[Layer, ...], progress: Progress) -> Callable[[frozenset[str]], float]:
     """Return the probe, reporting how much of the analysis is done."""
     total = 1 + sum(bool(layer.biases) + bool(layer.weights) for layer in layers)
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from agent.prepare.bundle import Progress, measure
+from agent.prepare.bench.bench import Bench
+from agent.prepare.bundle import Progress
 from agent.prepare.peers import PlanningPeers
 from planner.ir.graph import StepGraph
 from planner.profiling.operators import Measured
@@ -38,22 +39,22 @@ def tried_counts(cores: int, clusters: Sequence[int] = ()) -> tuple[int, ...]:
 
 def fastest(
     graphs: Mapping[str, StepGraph], counts: tuple[int, ...], watts: Callable[[int], float], progress: Progress,
-    peers: PlanningPeers | None = None,
+    peers: PlanningPeers | None = None, bench: Bench | None = None,
 ) -> ThreadChoice:  # fmt: skip
     """Profile the operators with each of `counts` threads and choose the one whose main step is shortest.
 
-    `watts`: what the machine draws for computing with so many threads. Where two are as fast, fewer threads are taken. `peers`
+    `bench`: where they are measured. `watts`: what the machine draws for computing with so many threads. Where two are as fast, fewer threads are taken. `peers`
     may know what operators cost.
     Raises TrialError where profiling fails.
     """
-    found: dict[int, Measured] = {}
+    bench, found = bench or Bench(), dict[int, Measured]()
     for done, count in enumerate(counts):
 
         def share(stage: str, part: float, done: int = done) -> None:
             progress(stage, (done + part) / len(counts))
 
         shared = peers.costs(count) if peers is not None else b""
-        found[count] = measure(graphs.values(), count, watts(count), share, shared)
+        found[count] = bench.measure(graphs.values(), count, watts(count), share, shared)
         if peers is not None:
             peers.judge_costs(count, found[count])
     step_s = {count: sum(op.seconds for op in measured.ops[0]) for count, measured in found.items()}

@@ -6,14 +6,16 @@ or write into storages that exist already. This module is pure data and does not
 """
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from planner.ir.devices.kinds import CPU, MAX_NAME, accelerator_of
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.operators import DRAWS_BY_SHAPE
+
+_Found = TypeVar("_Found")
 
 
 class GraphError(PortError):
@@ -249,8 +251,28 @@ class StepGraph:
                     return f"{name} output {list(self.values[v].shape)}"
         return f"storage {s}"
 
+    def once(self, find: "Callable[[StepGraph], _Found]") -> _Found:
+        """Return `find(self)`, looked for the first time only: a graph does not change."""
+        if find not in self._findings:
+            self._findings[find] = find(self)
+        found: _Found = self._findings[find]
+        return found
+
+    @cached_property
+    def _findings(self) -> "dict[Callable[[StepGraph], Any], Any]":
+        return {}
+
     def reordered(self, order: tuple[int, ...]) -> "StepGraph":
-        """Return the same graph with its ops in `order` (a permutation of op indices)."""
+        """Return the same graph with its ops in `order` (a permutation of op indices): for one order the same object each time."""
+        if order not in self._orders:
+            self._orders[order] = self._reordered(order)
+        return self._orders[order]
+
+    @cached_property
+    def _orders(self) -> "dict[tuple[int, ...], StepGraph]":
+        return {}
+
+    def _reordered(self, order: tuple[int, ...]) -> "StepGraph":
         place = {op: k for k, op in enumerate(order)}
         draws = tuple(tuple(place[i] for i in together) for together in self.draws)
         return replace(self, ops=tuple(self.ops[i] for i in order), draws=draws)

@@ -7,7 +7,6 @@ come from memory. Timed hot, a step of small operators looks a quarter faster th
 """
 
 import contextlib
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -50,13 +49,11 @@ def cold_operands(graph: StepGraph, cache_bytes: int) -> tuple[frozenset[int], .
 
 
 class Sweep:
-    """Empties the cache, and fills it again with what is to be warm."""
+    """Empties the cache."""
 
     def __init__(self, cache_bytes: int) -> None:
         self._filler = torch.zeros(2 * cache_bytes // 4)
 
-    def __call__(self, warm: Iterable[torch.Tensor]) -> None:
-        """Push everything out of the cache, then read `warm`."""
+    def __call__(self) -> None:
+        """Push everything out of the cache."""
         self._filler.add_(1)
-        for tensor in warm:
-            tensor.sum()

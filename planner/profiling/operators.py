@@ -4,7 +4,7 @@ Seconds and workspace per operator, flash bandwidth, base memory.
 
 Operators with the same name, shapes and arguments, on operands as cold, are measured once. Where a step computes on a device,
 its operators are measured there, each waited for; only the processor's own cache is emptied between two runs. Run as a process of its own
-(`agent.prepare.profiling`), so that the memory it reports is that of a bare worker; with the budget-aware
+(`agent.prepare.bench.process`), so that the memory it reports is that of a bare worker; with the budget-aware
 allocator preloaded, workspace counts whatever a kernel takes, oneDNN's scratch included.
 """
 
@@ -30,23 +30,21 @@ from planner.ir.devices.torch_device import (
     generator_states,
     repeat_kernels,
     restore_generators,
-    synchronize,
 )
 from planner.ir.direct_io import bypass_page_cache
 from planner.ir.errors import PortError
-from planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, references
+from planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, operands, references, view_bytes
 from planner.ir.operators import GUARD
 from planner.ir.process_memory import resident_bytes
 from planner.ir.torch_operators import dtype, function_of, literal
 from planner.profiling import kept_costs, shared_costs
 from planner.profiling.cpu_cache import Sweep, cold_operands, last_level_bytes
-from planner.profiling.device_memory import DeviceWorkspaceMeter
+from planner.profiling.timing import WorkspaceMeter, timed
 
 Progress = Callable[[int, int], None]
 
-_REPEATS = 3
-_SCATTER = 0.05
-"""Of an operator's seconds: two runs that agree as well need no third."""
+_TOGETHER_BYTES = 16 << 20
+"""Of operands that are made up at once: emptying the cache for each operator alone takes longer than running it."""
 _DRAWN = 65521
 """Made-up numbers that are drawn before they come again: a prime, so that no two rows of a matrix are alike."""
 _FLASH_SAMPLE_BYTES = 64 << 20
@@ -107,34 +105,31 @@ def profile_operators(
     """
     graphs = tuple(graphs)
     base = resident_bytes()
-    known: dict[Any, OpCost] = {}
     cache_bytes = last_level_bytes()
     calls, distinct = _calls(graphs, cache_bytes)
     for graph in graphs:
         repeat_kernels(graph.device)
-    sweep = Sweep(cache_bytes)
-    generators = generator_states({g.device for g in graphs})
-    name = kept_costs.context(torch.get_num_threads(), cache_bytes, workspace_seen=_WorkspaceMeter().sees)
+    sweep, generators = Sweep(cache_bytes), generator_states({g.device for g in graphs})
+    name = kept_costs.context(torch.get_num_threads(), cache_bytes, workspace_seen=WorkspaceMeter().sees)
     kept = kept_costs.read_costs(kept_in, name, time.time())
     fresh: dict[str, kept_costs.Kept] = {}
     keys = {signature: kept_costs.operator_key(signature) for signature in distinct}
-    given = {key: shared[key] for key in keys.values() if key in shared and key not in kept}
+    by_key = {keys[signature]: call for signature, call in distinct.items()}
+    given = {key: shared[key] for key in by_key if key in shared and key not in kept}
     checked, disputed = shared_costs.to_check(given), ""
-    first = sorted(distinct.items(), key=lambda item: keys[item[0]] not in checked)
+
     with torch.no_grad():
-        for done, (signature, call) in enumerate(first):
-            key = keys[signature]
-            found = kept.get(key)
-            if found is None:
-                found = fresh[key] = kept_costs.Kept(*_measure(call, sweep), time.time())
-            elif resident:
-                call.ready()[0]()
-            known[signature] = _priced(found, compute_watts)
-            if done + 1 == len(checked):
-                disputed = shared_costs.disputed((given[key], fresh[key]) for key in checked)
-                kept |= {} if disputed else {key: cost for key, cost in given.items() if key not in checked}
-            if progress:
-                progress(done + 1, len(distinct))
+        if checked:
+            fresh = _measure({key: by_key[key] for key in checked}, sweep)
+            disputed = shared_costs.disputed((given[key], fresh[key]) for key in checked)
+            kept |= {} if disputed else {key: cost for key, cost in given.items() if key not in checked}
+        unknown = {key: call for key, call in by_key.items() if key not in kept and key not in fresh}
+        fresh |= _measure(unknown, sweep, progress)
+        _run_once([by_key[key] for key in by_key if key in kept] if resident else ())
+    if progress:
+        progress(len(by_key), len(by_key))
+    kept |= fresh
+    known = {signature: _priced(kept[key], compute_watts) for signature, key in keys.items()}
     kept_costs.keep_costs(kept_in, name, fresh)
     del sweep
     tables = _tables(calls, known)
@@ -168,6 +163,34 @@ def _calls(graphs: Iterable[StepGraph], cache_bytes: int) -> tuple[list[list["_C
     return calls, {_signature(c): c for table in calls for c in table if c.op.name != GUARD}
 
 
+def _measure(
+    calls: Mapping[str, "_Call"], sweep: Sweep, progress: Progress | None = None
+) -> dict[str, kept_costs.Kept]:
+    """Return what calls take, by their keys."""
+    found: dict[str, kept_costs.Kept] = {}
+    for group in _together(calls):
+        for key, (seconds, workspace_bytes) in zip(group, timed([calls[k] for k in group], sweep), strict=True):
+            found[key] = kept_costs.Kept(seconds, workspace_bytes, time.time())
+        give_back()
+        if progress:
+            progress(len(found), len(calls))
+    return found
+
+
+def _together(calls: Mapping[str, "_Call"]) -> Iterator[list[str]]:
+    """Yield the keys of calls in groups whose operands have room beside each other; a call with more is alone."""
+    group, held = list[str](), 0
+    for key, call in calls.items():
+        nbytes = call.operand_bytes
+        if group and held + nbytes > _TOGETHER_BYTES:
+            yield group
+            group, held = [], 0
+        group.append(key)
+        held += nbytes
+    if group:
+        yield group
+
+
 def _priced(cost: kept_costs.Kept, compute_watts: float) -> OpCost:
     return OpCost(cost.seconds, cost.workspace_bytes, cost.seconds * compute_watts)
 
@@ -186,10 +209,15 @@ def _resident_after(calls: Iterable["_Call"]) -> tuple[int, int]:
     loaded = resident_bytes()
     release_code_pages()
     with torch.no_grad():
-        for call in calls:
-            call.ready()[0]()
-    give_back()
+        _run_once(calls)
     return loaded, resident_bytes()
+
+
+def _run_once(calls: Iterable["_Call"]) -> None:
+    """Run each call once and give back what it took, or blocks of every size stay in the allocator's cache."""
+    for call in calls:
+        call.ready()[0]()
+        give_back()
 
 
 def give_back() -> None:
@@ -222,6 +250,17 @@ class _Call:
         kwargs = {k: _filled(a, tensors) for k, a in op.kwargs}
         warm = [t for v, t in tensors.items() if self.graph.values[v].storage not in self.cold]
         return lambda: function(*args, **kwargs), warm
+
+    @property
+    def kind(self) -> str:
+        """The kind of device that it runs on."""
+        return self.graph.device
+
+    @property
+    def operand_bytes(self) -> int:
+        """What its operands take, made up each in its own memory."""
+        values = (self.graph.values[v] for v in {*operands(self.op)})
+        return sum(view_bytes(v.dtype, v.shape, v.stride, 0) for v in values)
 
     def _choose_rows(self, tensors: dict[int, torch.Tensor]) -> None:
         """Let a mask that is an index choose as many elements as it did when the step was recorded."""
@@ -275,31 +314,6 @@ def _signature(call: _Call) -> Any:
     return op.name, tuple(shape(a) for a in op.args), tuple((k, shape(a)) for k, a in op.kwargs)
 
 
-def _measure(call: _Call, sweep: Sweep) -> tuple[float, int]:
-    run, warm = call.ready()
-    kind = call.graph.device
-    meter = _WorkspaceMeter() if kind == CPU else DeviceWorkspaceMeter(kind)
-    # With one thread, CPU time is what the op takes on a quiet machine, however busy this one is.
-    clock = time.thread_time if kind == CPU and torch.get_num_threads() == 1 else time.perf_counter
-    seconds: list[float] = []
-    workspace = 0
-    budget = time.perf_counter() + 2.0
-    for _ in range(_REPEATS + 1):
-        sweep(warm)
-        meter.start()
-        begin = clock()
-        result = run()
-        synchronize(kind)
-        taken = clock() - begin
-        workspace = max(workspace, meter.stop())
-        del result
-        agreed = any(abs(taken - other) <= _SCATTER * min(taken, other) for other in seconds)
-        seconds.append(taken)
-        if agreed or time.perf_counter() > budget:
-            break
-    return min(seconds[1:] or seconds), workspace
-
-
 def _made_up(graph: StepGraph, v: int) -> torch.Tensor:
     value = graph.values[v]
     kind = dtype(value.dtype)
@@ -327,42 +341,6 @@ def _filled(argument: Argument, tensors: dict[int, torch.Tensor]) -> Any:
     if isinstance(argument, tuple):
         return [_filled(a, tensors) for a in argument]
     return literal(argument)
-
-
-class _WorkspaceMeter:
-    """Bytes that a call takes at its peak beyond what it returns.
-
-    Reads the preloaded allocator's exact peak where it is there; otherwise nothing is known and 0 is returned, and what
-    is unplanned shows in the measured reserve instead.
-    """
-
-    def __init__(self) -> None:
-        library = ctypes.CDLL(None)
-        self._calls: tuple[Callable[[], int], Callable[[], int], Callable[[], None]] | None = None
-        if hasattr(library, "port_malloc_peak_live_bytes"):
-            live, peak = library.port_malloc_live_bytes, library.port_malloc_peak_live_bytes
-            live.restype = peak.restype = ctypes.c_size_t
-            self._calls = live, peak, library.port_malloc_reset_peak
-        self._before = 0
-
-    @property
-    def sees(self) -> bool:
-        """Say whether workspace is seen at all."""
-        return self._calls is not None
-
-    def start(self) -> None:
-        if self._calls:
-            live, _, reset = self._calls
-            reset()
-            self._before = live()
-
-    def stop(self) -> int:
-        """Return the bytes; what the call returned must still be alive."""
-        if not self._calls:
-            return 0
-        live, peak, _ = self._calls
-        returned = max(0, live() - self._before)
-        return max(0, peak() - self._before - returned)
 
 
 # -- flash

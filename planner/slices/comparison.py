@@ -67,6 +67,18 @@ def differing(graph: StepGraph, rewritten: Rewritten) -> tuple[Differing, ...]:
     return tuple(found)
 
 
+def most_held_bytes(graph: StepGraph, rewritten: Rewritten) -> int:
+    """Return a bound on the bytes that comparing takes at once: all that a replacement touches, whole and in pieces, and copies of what changes."""
+    pairs = ((graph, r.old, rewritten.graph, r.new) for r in rewritten.replacements)
+    return max((_touched_bytes(g, old) + _touched_bytes(other, new) for g, old, other, new in pairs), default=0)
+
+
+def _touched_bytes(graph: StepGraph, ops: Sequence[int]) -> int:
+    changed = {s for i in ops for s in graph.ops[i].writes}
+    touched = changed.union(*((*graph.reads[i], *graph.creates[i]) for i in ops))
+    return sum(graph.storages[s].nbytes for s in (*touched, *changed))
+
+
 def form_key(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> str:
     """Return the same for replacements that are alike."""
     return operator_key(_form_of_both(graph, rewritten, replacement))
@@ -262,9 +274,9 @@ def _check_layout(op: Op, value: Value, tensor: torch.Tensor) -> None:
 
 
 class _Pair(msgspec.Struct):
-    """One graph and what it was rewritten to."""
+    """One graph, by its place among those of the request, and what it was rewritten to."""
 
-    graph: Any
+    graph: int
     other: Any
     replacements: tuple[Replacement, ...]
     sources: dict[int, Value]
@@ -274,17 +286,21 @@ class _Pair(msgspec.Struct):
 class _Request(msgspec.Struct):
     """What is to be compared, as bytes for `main`."""
 
+    graphs: list[Any]
     pairs: list[_Pair]
     threads: int
 
 
 def pack_request(pairs: Iterable[tuple[StepGraph, Rewritten]], threads: int) -> bytes:
     """Return what `main` reads."""
+    pairs = list(pairs)
+    graphs = list({id(graph): graph for graph, _ in pairs}.values())
+    places = {id(graph): place for place, graph in enumerate(graphs)}
     packed = [
-        _Pair(pack_graph(graph), pack_graph(new.graph), new.replacements, dict(new.sources), dict(new.moved))
+        _Pair(places[id(graph)], pack_graph(new.graph), new.replacements, dict(new.sources), dict(new.moved))
         for graph, new in pairs
     ]
-    return msgspec.msgpack.encode(_Request(packed, threads))
+    return msgspec.msgpack.encode(_Request([pack_graph(graph) for graph in graphs], packed, threads))
 
 
 def read_differing(path: Path) -> tuple[tuple[Differing, ...], ...]:
@@ -292,18 +308,34 @@ def read_differing(path: Path) -> tuple[tuple[Differing, ...], ...]:
     return msgspec.msgpack.decode(path.read_bytes(), type=tuple[tuple[Differing, ...], ...])
 
 
+class Request:
+    """What is to be compared with so many threads."""
+
+    def __init__(self, content: bytes) -> None:
+        """Read what `pack_request` returned."""
+        request = msgspec.msgpack.decode(content, type=_Request)
+        graphs = [unpack_graph(graph) for graph in request.graphs]
+        self.threads = request.threads
+        self.pairs = [
+            (graphs[p.graph], Rewritten(unpack_graph(p.other), p.replacements, p.sources, p.moved))
+            for p in request.pairs
+        ]
+
+    @property
+    def most_held_bytes(self) -> int:
+        """Bytes that comparing takes at once, at most."""
+        return max((most_held_bytes(*pair) for pair in self.pairs), default=0)
+
+    def answer(self) -> bytes:
+        """Compare, and return what `read_differing` reads."""
+        torch.set_num_threads(self.threads)
+        return msgspec.msgpack.encode([differing(*pair) for pair in self.pairs])
+
+
 def main(arguments: list[str]) -> int:
     """Compare what file `arguments[0]` asks for and write what differs to `arguments[1]`."""
     source, target = map(Path, arguments)
-    request = msgspec.msgpack.decode(source.read_bytes(), type=_Request)
-    torch.set_num_threads(request.threads)
-    found = [
-        differing(
-            unpack_graph(pair.graph), Rewritten(unpack_graph(pair.other), pair.replacements, pair.sources, pair.moved)
-        )
-        for pair in request.pairs
-    ]
-    target.write_bytes(msgspec.msgpack.encode(found))
+    target.write_bytes(Request(source.read_bytes()).answer())
     return 0
 
 

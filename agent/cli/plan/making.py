@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from agent.cli.progress import Spent
     from agent.energy.sources.estimated import PowerModel
     from agent.energy.sources.registry import EnergyConfig
+    from agent.prepare.bench.bench import Bench
     from agent.prepare.bundle import Made, Progress
     from agent.prepare.peers import PlanningPeers
     from agent.prepare.pools import Pools
@@ -80,13 +81,15 @@ _STAGES = ("capture", "profile", "flash", "analyse", "compare", "follow", "plan"
 def _planned(arguments: argparse.Namespace, out: Path) -> Planned:
     """Capture, measure, choose what is trained where that was asked for, and plan; show how far it is."""
     from agent.cli.progress import StageBar
+    from agent.prepare.bench.bench import Bench
 
     machine, peers = _machine(arguments), _planning_peers(arguments)
     with StageBar(_STAGES, quiet=arguments.json) as bar:
         captured = _captured(arguments, bar.update)
-        costs = _costs(arguments, captured, machine, peers, bar.update)
-        sparse = _sparse(arguments, captured, costs, bar.update) if arguments.sparse_update else None
-        pieces = _pieces(arguments, captured, costs, machine, sparse, bar.update)
+        with Bench() as bench:
+            costs = _costs(arguments, captured, machine, bench, peers, bar.update)
+            sparse = _sparse(arguments, captured, costs, bar.update) if arguments.sparse_update else None
+            pieces = _pieces(arguments, captured, costs, machine, bench, sparse, bar.update)
         made = _made(arguments, out, captured, costs, machine, pieces, peers, bar.update)
     told = peers.told() if peers is not None else []
     return Planned(made, sparse, costs.choice.step_s, pieces.sliced.left_whole, bar.spent, told)
@@ -170,7 +173,8 @@ class _Costs:
 
 
 def _costs(
-    arguments: argparse.Namespace, captured: _Captured, machine: _Machine, peers: "PlanningPeers | None", progress: "Progress"
+    arguments: argparse.Namespace, captured: _Captured, machine: _Machine, bench: "Bench", peers: "PlanningPeers | None",
+    progress: "Progress",
 ) -> _Costs:  # fmt: skip
     """Measure the operators, with the number of threads that is fastest, and the media; set that number."""
     import torch
@@ -180,7 +184,7 @@ def _costs(
     from agent.prepare.threads import fastest
 
     graphs = captured.prepared.graphs
-    choice = fastest(graphs, captured.counts, lambda count: machine.power(count).compute_watts, progress, peers)
+    choice = fastest(graphs, captured.counts, lambda count: machine.power(count).compute_watts, progress, peers, bench)
     power = machine.power(choice.threads)
     measured = bundle.by_class(graphs, choice.measured, power)
     torch.set_num_threads(choice.threads)
@@ -217,8 +221,8 @@ class _Pieces:
 
 
 def _pieces(
-    arguments: argparse.Namespace, captured: _Captured, costs: _Costs, machine: _Machine, sparse: "SparseJob | None",
-    progress: "Progress",
+    arguments: argparse.Namespace, captured: _Captured, costs: _Costs, machine: _Machine, bench: "Bench",
+    sparse: "SparseJob | None", progress: "Progress",
 ) -> _Pieces:  # fmt: skip
     """Put operators in pieces, where that gives the same bits and costs less."""
     from agent.prepare import bundle
@@ -236,13 +240,13 @@ def _pieces(
     limits = _limits(arguments, captured.pace, CostTable(costs.device, whole.ops[0]))
     sliced = Sliced(prepared, whole, ())
     if arguments.board is None:  # of another board's kernels nothing is known here
+        room = ComparingRoom(arguments.ram, machine.page_dir, threads, bench)
         prepared, whole = with_grid_weights(
             prepared, whole, costs.device, captured.pools.computing_bytes,
             make_bundle.default_planner(strategy="greedy", time_limit_s=QUICK_S, limits=limits),
-            lambda coded: measured_again(coded.graphs, costs.choice.measured, threads, power.compute_watts, progress),
+            lambda coded: measured_again(coded.graphs, costs.choice.measured, room, power.compute_watts, progress),
         )  # fmt: skip
         sliced = Sliced(prepared, whole, ())
-        room = ComparingRoom(arguments.ram, machine.page_dir, threads)
         planner = make_bundle.default_planner(
             strategy=arguments.strategy, time_limit_s=min(arguments.time_limit, QUICK_S), limits=limits
         )

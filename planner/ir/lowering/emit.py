@@ -269,13 +269,14 @@ class _Emitter:
         after = self.clock + float(x.starts[i + 1] - x.starts[i])
         free = max(self.free_at[link], after)
         position = x.at[i]
-        targets = {s: position.targets.get(s, 0) for s in position.writes if s not in self.lies_on}
-        going = [(s, self.targets[target]) for s, target in targets.items() if s not in self.unchanged]
-        free += sum(target.write_seconds(self.size[s]) for s, target in going if target.link == link)
-        packed = [(c.reserved_bytes, position.packed_targets.get(c.storage)) for c in position.packs]
-        free += sum(
-            self.targets[d].write_seconds(n) for n, d in packed if d is not None and self.targets[d].link == link
-        )
+        for s in position.writes:
+            target = self.targets[position.targets.get(s, 0)]
+            if target.link == link and s not in self.lies_on and s not in self.unchanged:
+                free += target.write_seconds(self.size[s])
+        for cost in position.packs if position.packed_targets else ():
+            d = position.packed_targets.get(cost.storage)
+            if d is not None and self.targets[d].link == link:
+                free += self.targets[d].write_seconds(cost.reserved_bytes)
         wanted = self.clock + due.moment - float(x.starts[i])
         return free + (1 + READ_MARGIN) * span > wanted
 
@@ -285,6 +286,8 @@ class _Emitter:
         if x.limit is None:
             return True
         load = self.held[i : due.use] + self._due_bytes(due)
+        if load.size and load.max() > x.limit:
+            return False
         if self.pending:
             moments = self.clock + x.starts[i : due.use] - x.starts[i]
             by_moment = sorted(self.pending, key=lambda p: p.moment)

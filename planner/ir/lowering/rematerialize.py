@@ -25,10 +25,18 @@ def pure_arguments(op: Op) -> tuple[Argument, ...]:
 
 def effective_operands(graph: StepGraph, index: int) -> tuple[int, ...]:
     """Return the distinct storages that a rerun of op `index` reads."""
-    op = graph.ops[index]
-    found = {graph.values[v].storage for a in pure_arguments(op) for v in references(a)}
-    found |= {graph.values[v].storage for _, a in op.kwargs for v in references(a)}
-    return tuple(sorted(found))
+    return graph.once(_effective_operands)[index]
+
+
+def _effective_operands(graph: StepGraph) -> tuple[tuple[int, ...], ...]:
+    return tuple(
+        tuple(sorted({graph.values[v].storage for a in _effective_arguments(op) for v in references(a)}))
+        for op in graph.ops
+    )
+
+
+def _effective_arguments(op: Op) -> tuple[Argument, ...]:
+    return (*pure_arguments(op), *(a for _, a in op.kwargs))
 
 
 def rematerialization_ops(graph: StepGraph, wanted: Iterable[tuple[int, int]]) -> list[int]:

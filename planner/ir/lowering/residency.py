@@ -5,7 +5,7 @@ from collections.abc import Sequence, Set
 import numpy as np
 
 from planner.ir.costs import CostTable
-from planner.ir.graph import Role, StepGraph, operands
+from planner.ir.graph import Role, StepGraph
 from planner.ir.lowering.placement import Position, SlicedUpdates
 from planner.ir.lowering.rematerialize import effective_operands, rematerialization_ops
 from planner.ir.plan import Action, Decision
@@ -74,8 +74,7 @@ class ResidencyWalk:
         if begun is not None:
             self.current += self.updates.resident_bytes(begun)
         streamed: Set[int] = self.updates.streamed[g] if g is not None else frozenset()
-        for v in operands(op):
-            s = graph.values[v].storage
+        for s in graph.reads[i]:
             if s not in self.resident and s not in streamed and s not in self.read_packed:
                 raise PlanError(f"op {i} ({op.name}) reads storage {s} ({graph.label(s)}), which is not resident there")
         for s in graph.creates[i]:

@@ -27,6 +27,10 @@ SLICE_BYTES = 1 << 20
 
 def update_groups(graph: StepGraph) -> tuple[UpdateGroup, ...]:
     """Return the update groups of `graph` that may run sliced, in order."""
+    return graph.once(_update_groups)
+
+
+def _update_groups(graph: StepGraph) -> tuple[UpdateGroup, ...]:
     groups = []
     i = 0
     while i < len(graph.ops):

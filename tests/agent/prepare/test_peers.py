@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.prepare.bundle import measure
+from agent.prepare.bench.bench import Bench
 from agent.prepare.peers import PlanningPeers
 from planner.profiling.kept_costs import Kept
 from planner.profiling.shared_costs import pack_shared, unpack_shared
@@ -20,7 +20,7 @@ def test_costs_are_given_taken_over_and_contradicted(tmp_path: Path, monkeypatch
 
     def profiled() -> list[str]:
         peers = PlanningPeers(others, shares=True, solves=False)
-        measured = measure(graphs.values(), 1, 1.0, lambda stage, share: None, peers.costs(1))
+        measured = Bench().measure(graphs.values(), 1, 1.0, lambda stage, share: None, peers.costs(1))
         peers.judge_costs(1, measured)
         return peers.told()
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from agent.federate.tensors import federated_tensors
 from agent.prepare import slices
+from agent.prepare.bench.bench import Bench
 from agent.prepare.bundle import TrialError, trial
 from agent.prepare.frozen_weights import files as weight_files
 from agent.prepare.frozen_weights.files import with_weight_files
@@ -368,11 +369,11 @@ def test_what_was_compared_is_known_the_next_time(monkeypatch: pytest.MonkeyPatc
     rewritten = split_gradients(graph)
     ran: list[int] = []
 
-    def odd(pairs: list[tuple[StepGraph, Rewritten]], _: ComparingRoom) -> tuple[tuple[Differing, ...], ...]:
+    def odd(_: Bench, pairs: list[tuple[StepGraph, Rewritten]], *__: object) -> tuple[tuple[Differing, ...], ...]:
         ran.append(sum(len(new.replacements) for _, new in pairs))
         return tuple(tuple(Differing(r, "the third byte differs") for r in new.replacements) for _, new in pairs)
 
-    monkeypatch.setattr(slices, "_run_beside", odd)
+    monkeypatch.setattr(Bench, "compare", odd)
     first = compared([(graph, rewritten)], ROOM)
     assert {d.where for d in first[0]} == {"the third byte differs"} and len(first[0]) == len(rewritten.replacements)
     assert compared([(graph, rewritten)], ROOM) == first
@@ -388,8 +389,8 @@ def test_each_way_of_cutting_keeps_the_costs_of_its_own_operators(monkeypatch: p
     counted = [
         [OpCost(float(place), 0, 0.0)] * len(g.ops) for place, g in enumerate((*graphs.values(), *graphs.values()))
     ]
-    monkeypatch.setattr(slices, "measure", lambda *_, **__: Measured(tuple(map(tuple, counted)), 0, 0))
-    first, second = slices._measured(sliced, 1, 2.0, lambda *_: None)
+    monkeypatch.setattr(Bench, "measure", lambda *_, **__: Measured(tuple(map(tuple, counted)), 0, 0))
+    first, second = slices._measured(sliced, ROOM, 2.0, lambda *_: None)
     assert [table[0].seconds for table in first.measured.ops] == [*range(len(graphs))]
     assert [table[0].seconds for table in second.measured.ops] == [*range(len(graphs), 2 * len(graphs))]
     assert first.measured.base_bytes == measured.base_bytes

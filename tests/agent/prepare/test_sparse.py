@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from agent.cli import main
-from agent.prepare import bundle, sparse
+from agent.prepare import sparse
+from agent.prepare.bench.bench import Bench
 from agent.prepare.sparse import SparseJob, StepLimits, train_less
 from planner import make_bundle
 from planner.ir.graph import Role
@@ -58,10 +59,10 @@ def job() -> TrainingJob:
 def without_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let operators cost nothing but their tensors; profiling them takes a process."""
 
-    def measure(graphs: Any, threads: int, compute_watts: float, progress: Any) -> Measured:
+    def measure(_: Bench, graphs: Any, threads: int, compute_watts: float, progress: Any) -> Measured:
         return Measured(tuple(costs_of(graph).ops for graph in graphs), 0, 0)
 
-    monkeypatch.setattr(bundle, "measure", measure)
+    monkeypatch.setattr(Bench, "measure", measure)
 
 
 def train(
@@ -72,7 +73,7 @@ def train(
     limits: StepLimits = StepLimits(),  # noqa: B008 - frozen
 ) -> SparseJob:
     device = costs_of(next(iter(full.graphs.values()))).device
-    measured = bundle.measure(full.graphs.values(), 1, device.compute_watts, lambda stage, share: None)
+    measured = Bench().measure(full.graphs.values(), 1, device.compute_watts, lambda stage, share: None)
     return train_less(
         made, full, measured, device, ram_bytes, prepare=partial(make_bundle.prepare, made), threads=1,
         steps=12, limits=limits, progress=lambda stage, share: seen.append(share) if seen is not None else None,

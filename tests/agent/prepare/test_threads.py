@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from agent.prepare import threads
+from agent.prepare.bench.bench import Bench
 from planner.ir.costs import OpCost
 from planner.profiling.operators import Measured
 
@@ -40,14 +41,14 @@ def test_the_fastest_cores_alone_are_tried(clusters: tuple[int, ...], counts: tu
 def test_the_fewest_threads_of_those_as_fast_as_the_fastest(
     monkeypatch: pytest.MonkeyPatch, step_s: dict[int, float], fastest: int
 ) -> None:
-    def measure(graphs: Any, count: int, compute_watts: float, progress: Any, shared: bytes) -> Measured:
+    def measure(_: Bench, graphs: Any, count: int, compute_watts: float, progress: Any, shared: bytes) -> Measured:
         assert shared == b""
         progress("profile", 0.0)
         progress("profile", 1.0)
         step = OpCost(step_s[count], 0, step_s[count] * compute_watts)
         return Measured(((step,), (OpCost(9.0 * count, 0, 0.0),)), count, 0)
 
-    monkeypatch.setattr(threads, "measure", measure)
+    monkeypatch.setattr(Bench, "measure", measure)
     shares: list[float] = []
     choice = threads.fastest({}, tuple(step_s), lambda count: 2.0 * count, lambda _, share: shares.append(share))
     assert (choice.threads, choice.step_s) == (fastest, step_s)

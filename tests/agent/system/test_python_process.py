@@ -33,7 +33,7 @@ def trap(tmp_path: Path) -> Path:
         (*TORCH_WORKER, "--help"),
         (*BOARD_WORKER, "--help"),
         (*module_command("agent.system.exec_with_limits"), "--", "true"),
-        (*module_command("agent.prepare.profiling"), "nowhere", "nowhere", "1", "1", "costs"),
+        (*module_command("agent.prepare.bench.process"), "1"),
         (*module_command("agent.cli"), "train", "job.port"),
         (*module_command("agent.cli"), "exec", "--tensors", "1M", "--", "elsewhere/program.py"),
     ],

@@ -19,7 +19,7 @@ def test_a_second_profile_measures_nothing_and_gives_the_same(tmp_path: Path, mo
     def never(*_: object) -> tuple[float, int]:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(operators, "_measure", never)
+    monkeypatch.setattr(operators, "timed", never)
     again = profile_operators([graph], compute_watts=4.0, kept_in=tmp_path)
     for before, after in zip(first.ops[0], again.ops[0], strict=True):
         assert (after.seconds, after.workspace_bytes) == (before.seconds, before.workspace_bytes)

@@ -20,8 +20,9 @@ ROWS, WIDTH, ACTIVATIONS = 16384, 256, 5
 """An activation takes 16 MiB, and the backward pass wants twelve of them; both the whole's and the pieces' are there in the end."""
 
 PEAK = (
-    "import sys; from {module} import main; from planner.ir.process_memory import peak_resident_bytes;"
-    "code = main(sys.argv[1:]); print(peak_resident_bytes()); sys.exit(code)"
+    "import sys; from pathlib import Path; from agent.prepare.bench.comparing import compare;"
+    "from planner.ir.process_memory import peak_resident_bytes;"
+    "print(compare(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])), peak_resident_bytes())"
 )
 
 
@@ -34,14 +35,15 @@ def deep() -> StepGraph:
     ).graphs["step"]  # fmt: skip
 
 
-def peak_of(module: str, *words: str) -> int:
-    """Return the peak of resident bytes of a module's `main` in a process of its own."""
+def compared(source: Path, target: Path, ram_bytes: int, page_dir: Path) -> tuple[bool, int]:
+    """Return whether a comparison in a process of its own was followed, and that process's peak of resident bytes."""
     done = subprocess.run(
-        [sys.executable, "-c", PEAK.format(module=module), *words], capture_output=True, text=True,
+        [sys.executable, "-c", PEAK, str(source), str(target), str(ram_bytes), str(page_dir)], capture_output=True, text=True,
         env={**preload_environment(None), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return int(done.stdout.split()[-1])
+    followed, peak = done.stdout.split()
+    return followed == "True", int(peak)
 
 
 def test_the_process_keeps_to_the_budget_and_finds_the_same(tmp_path: Path) -> None:
@@ -52,9 +54,10 @@ def test_the_process_keeps_to_the_budget_and_finds_the_same(tmp_path: Path) -> N
     source, target = tmp_path / "pairs", tmp_path / "differing"
     wrong = replace(right, graph=replace(right.graph, ops=tuple(ops)))
     source.write_bytes(pack_request([(graph, right), (graph, wrong)], 1))
-    peak = peak_of("agent.prepare.comparing", str(source), str(target), str(BUDGET), str(tmp_path))
+    followed, peak = compared(source, target, BUDGET, tmp_path)
     found = read_differing(target)
     assert found[0] == () and len(found[1]) == 1
-    unbounded = peak_of("planner.slices.comparison", str(source), str(target))
+    plain, unbounded = compared(source, target, 4 << 30, tmp_path)
     assert found == read_differing(target)
+    assert (followed, plain) == (True, False)
     assert peak < BUDGET < unbounded

@@ -290,13 +290,12 @@ def _plan(asked: _Asked) -> PlanResult:
 
 def _below(floor: Floor, limits: PlanLimits, option: str, begin: float) -> PlanResult:
     """Say what sets the floor of a step, and what lowers it."""
-    names = ", ".join(f"{name} {format_bytes(size)}" for name, size, _ in floor.holders[:3])
     needed = format_bytes(floor.nbytes)
     message = (
-        f"no plan fits {format_bytes(limits.ram_bytes)}: op {floor.op} ({floor.name}) needs {needed} with {names} resident; "
+        f"no plan fits {format_bytes(limits.ram_bytes)}: op {floor.op} ({floor.name}) needs {needed} with {floor.held} resident; "
         f"raise {option} to at least {needed}, or lower the floor: {floor.remedy}"
     )
-    held = tuple((name, size) for name, size, _ in floor.holders)
+    held = tuple((str(held), held.nbytes) for held in floor.holders)
     seconds = time.process_time() - begin
     return PlanResult(
         Outcome.INFEASIBLE, None, None, None, seconds, message, floor.nbytes, floor.op, held[:MOST_HOLDERS]

@@ -22,6 +22,8 @@ from planner.slices.rewriting import Draft, Replacement, Rewritten, row_major, s
 
 ROWS, COLUMNS = 0, 1
 _LAYOUTS = ("rows", "columns")
+_SEPARATOR = "#"
+"""Between the name of a whole tensor and that of its block, which names of parameters do not have."""
 _WEIGHT_OF = {"embedding": 0, "mm": 1, "addmm": 2}
 """Operators that may take a weight in blocks, and which argument it is."""
 _PRODUCT = "aten::mm"
@@ -100,11 +102,17 @@ def blocks_of(weight: LargeWeight, count: int, columns: int | None = None) -> di
     counts = {ROWS: count, COLUMNS: columns if weight.trained and columns is not None else count}
     return {
         way: tuple(
-            Block(f"#{_LAYOUTS[way]}/{k}", way, begin, end, stored=way == ROWS or not weight.trained)
+            Block(f"{_SEPARATOR}{_LAYOUTS[way]}/{k}", way, begin, end, stored=way == ROWS or not weight.trained)
             for k, (begin, end) in enumerate(even_bounds(weight.shape[way], counts[way], multiples[way]))
         )
         for way in sorted(weight.ways)
     }
+
+
+def of_a_block(name: str) -> tuple[str, str]:
+    """Return, of the name of a storage, that of the whole tensor, and along what it is a block: "rows", "columns", or nothing."""
+    whole, _, block = name.partition(_SEPARATOR)
+    return whole, block.partition("/")[0]
 
 
 def read_in_blocks(graph: StepGraph, weights: Mapping[str, Blocks]) -> Rewritten:

@@ -56,8 +56,13 @@ def steps(name: str) -> tuple[StepGraph, CostTable]:
     return attention() if name == "attention" else captured(name)
 
 
-@pytest.mark.parametrize("name", ["attention", "resnet18", "vgg16bn", "mobilenetv2", "pieces"])
-def test_no_budget_above_the_floor_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+LONG = ("resnet18", "vgg16bn", "mobilenetv2", "pieces", "resnet50", "bert", "gpt2", "vit")
+
+
+@pytest.mark.parametrize("name", ["attention", *(pytest.param(name, marks=pytest.mark.long) for name in LONG)])
+def test_no_budget_above_the_floor_is_refused_and_more_never_has_a_lower_peak(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
     graph, costs = steps(name)
     least, most = floor_of(graph, costs).nbytes, lower(graph, costs, Plan()).peak_bytes
@@ -68,9 +73,21 @@ def test_no_budget_above_the_floor_is_refused(name: str, monkeypatch: pytest.Mon
         assert found.plan is not None, (k, found.message)
         assert found.plan.peak_bytes <= limit
         points.append(point_of(graph, costs, found.plan))
+    peaks = [point.peak_bytes for point in points]
+    assert peaks == sorted(peaks)
     kept = non_dominated(points)
     assert [p.peak_bytes for p in kept] == sorted((p.peak_bytes for p in kept), reverse=True)
     assert kept[0].joules <= min(p.joules for p in points) * (1 + 1e-9)
+
+
+def test_another_order_that_makes_room_for_everything_is_found_within_what_it_needs() -> None:
+    graph, costs = captured("resnet50")
+    least, most = floor_of(graph, costs).nbytes, lower(graph, costs, Plan()).peak_bytes
+    limits = (least + (most - least) * k // (BUDGETS - 1) for k in (18, 19))
+    smaller, larger = (plan_step(graph, costs, ram_bytes=limit, strategy="greedy").plan for limit in limits)
+    assert smaller is not None and larger is not None
+    assert larger.peak_bytes < least + (most - least) * 18 // (BUDGETS - 1), "it fits the smaller budget"
+    assert (smaller.peak_bytes, smaller.decisions) == (larger.peak_bytes, ())
 
 
 @pytest.mark.parametrize("strategy", ["greedy", "milp"])

@@ -1,5 +1,8 @@
 """Smallest memory limit in which each method trains with the right result: `python -m benchmarks.fit MODEL...`.
 
+`--limit MIB` tries that limit alone. `--others` measures instead what each method takes where nothing limits it, peak and time,
+and beside them bundles planned for the least of these peaks and for half of it: how long planning took, and the gap to the bound.
+
 The limit is RLIMIT_DATA, bisected to 8 MiB or 1 %; the kernel refuses what goes beyond it. Methods: plain PyTorch (eager),
 checkpoint per block, saved-tensor hooks to disk, torch.compile with activation_memory_budget 0.5 and 0.25, a planned bundle
 (port), and an ordinary script, unchanged, through `port-agent exec` (follow; "follow cgroup": inside a memory cgroup, which does
@@ -18,8 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +30,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import memory_group
-from benchmarks.models import CASES, case_of
-from benchmarks.ours import BESIDE_RESIDENT, Ours
+from benchmarks.models import CASES, RESNET101, case_of
+from benchmarks.ours import BESIDE_RESIDENT, Ours, Run
+from planner.ir.bundle.bundle import read_manifest
+from planner.search.solve import relative_gap
 
 STEPS = 3
 RESOLUTION_MIB = 8
+GOALS_MIB = {"resnet18": 235, "resnet50": 250, "bert": 270, "gpt2": 400}
+"""Where the search for the smallest limit of a bundle begins."""
 TARGETS_MIB = {"resnet18": 380, "resnet50": 400, "bert": 700, "gpt2": 750}
 """What ours is to fit in, the 233 MiB of an imported torch included; ResNet-18: 60 MiB above that, weights and momentum."""
 FOLLOW_TARGETS_MIB = {"resnet18": 300, "resnet50": 330, "bert": 420, "gpt2": 620}
@@ -40,6 +47,17 @@ FOLLOW_BESIDE = 64 << 20
 mkldnn's generated code, most of it reserved only. A plain run has the same."""
 GROUP_BESIDE = 16 << 20
 """What a memory cgroup counts beyond that: page tables, pages of files that pass through."""
+OTHERS = ("eager", "checkpoint", "compile 0.5", "compile 0.25")
+"""What is compared without a limit, by default on `OTHERS_MODELS`."""
+OTHERS_MODELS = ("gpt2", RESNET101)
+SHARES = (1.0, 0.5)
+"""Of the least peak among the others: what bundles are planned for beside them."""
+PLANNING_S = 20.0
+"""Of CPU time for the solver, each time it is asked."""
+NOT_COMPARED = (
+    "rockmate 2.0.0 (with HiRemate, which has no package of its own) is missing: it computes on CUDA alone, and rkgb 2.0.0, which it "
+    "imports, is published without its subpackages core and lowlevel"
+)
 METHODS = ("eager", "checkpoint", "disk hooks", "compile 0.5", "compile 0.25", "port", "follow", "follow cgroup")
 
 
@@ -56,10 +74,24 @@ class Row:
     note: str = ""
 
 
+@dataclass
+class Unlimited:
+    """What one method takes where nothing limits it; `planning_s`, `gap`: of a bundle."""
+
+    model: str
+    method: str
+    peak_rss_mib: int | None
+    wall_s_per_step: float | None
+    cpu_s_per_step: float | None
+    equal: bool | None
+    planning_s: float | None = None
+    gap: float | None = None
+
+
 # -- one run, in a process of its own: `python -m benchmarks.fit --child METHOD MODEL`
 
 
-def child(method: str, model: str, steps: int) -> None:
+def child(method: str, model: str, steps: int, *, small: bool) -> None:
     """Train with one of torch's own methods; print losses, CPU and wall seconds (of the steps after the first) as JSON."""
     import torch
 
@@ -67,7 +99,7 @@ def child(method: str, model: str, steps: int) -> None:
     from planner.ir.bundle.data_order import batch_rows
 
     optimizer_name, batch_size = case_of(model)
-    work = workload(model, batch_size=batch_size)
+    work = workload(model, batch_size=batch_size, small=small)
     optimizer = make_optimizer(optimizer_name, work.model.parameters())
     step: Callable[..., Any] = work.loss_fn
     if method == "checkpoint":
@@ -130,7 +162,14 @@ def checkpoint_blocks(model: Any) -> None:
 
 
 def run_child(
-    method: str, model: str, limit_mib: int | None, *, steps: int = STEPS, thrifty: bool = True, threads: int = 1
+    method: str,
+    model: str,
+    limit_mib: int | None,
+    *,
+    steps: int = STEPS,
+    thrifty: bool = True,
+    threads: int = 1,
+    small: bool = False,
 ) -> dict[str, Any] | None:
     """Run one of torch's methods under a limit; None if it does not finish.
 
@@ -145,7 +184,7 @@ def run_child(
     if thrifty:
         environment["MALLOC_MMAP_THRESHOLD_"] = "65536"
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "benchmarks.fit", "--child", method, model, str(steps)], env=environment,
+        [sys.executable, "-W", "ignore", "-m", "benchmarks.fit", "--child", method, model, str(steps), *(["--small"] if small else [])], env=environment,
         preexec_fn=limit, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -155,12 +194,17 @@ def run_child(
 def _run_ours(ours: Ours, limit_mib: int) -> dict[str, Any] | None:
     """Plan for a limit and train under it; None if there is no plan or the kernel objects."""
     path = ours.plan((limit_mib << 20) - BESIDE_RESIDENT)
-    run = ours.train(path, data_limit_bytes=limit_mib << 20) if path else None
+    return as_result(ours.train(path, data_limit_bytes=limit_mib << 20) if path else None)
+
+
+def as_result(run: Run | None) -> dict[str, Any] | None:
+    """Return what a run of a bundle took, as `child` says it."""
     if run is None:
         return None
     return {
         "losses": [e["loss"].hex() for e in run.steps],
         "cpu_s": [e["cpu_s"] for e in run.steps[1:]],
+        "wall_s": [e["wall_s"] for e in run.steps[1:]],
         "peak_mib": run.peak_bytes >> 20,
     }
 
@@ -250,8 +294,18 @@ def smallest(run: Callable[[int], dict[str, Any] | None], guess: int) -> tuple[i
     return high, best
 
 
-def measure(model: str, methods: list[str], folder: Path, console: Console) -> list[Row]:
-    """Return one row per method; eager without a limit gives the right losses."""
+def within(
+    run: Callable[[int], dict[str, Any] | None], guess: int, limit: int | None
+) -> tuple[int, dict[str, Any]] | None:
+    """Return `limit` and the result there, None if there is none; without a limit the smallest."""
+    if limit is None:
+        return smallest(run, guess)
+    result = run(limit)
+    return None if result is None else (limit, result)
+
+
+def measure(model: str, methods: list[str], limit: int | None, folder: Path, console: Console) -> list[Row]:
+    """Return one row per method, within `limit` MiB where it is given; eager without a limit gives the right losses."""
     reference = run_child("eager", model, None)
     if reference is None:
         raise SystemExit(f"plain PyTorch does not train {model} here")
@@ -261,26 +315,28 @@ def measure(model: str, methods: list[str], folder: Path, console: Console) -> l
         try:
             if method == "port":
                 ours = Ours(model, folder, *CASES[model], steps=STEPS)
-                found = smallest(lambda mib, o=ours: _run_ours(o, mib), TARGETS_MIB[model])  # type: ignore[misc]
+                found = within(lambda mib, o=ours: _run_ours(o, mib), GOALS_MIB[model], limit)  # type: ignore[misc]
             elif method == "follow":
-                found = smallest(lambda mib: run_follow(model, mib), FOLLOW_TARGETS_MIB[model])
+                found = within(lambda mib: run_follow(model, mib), FOLLOW_TARGETS_MIB[model], limit)
             elif method == "follow cgroup":
-                found = smallest(lambda mib: _follow_in_group(model, mib), FOLLOW_TARGETS_MIB[model])
+                found = within(lambda mib: _follow_in_group(model, mib), FOLLOW_TARGETS_MIB[model], limit)
             else:
                 free = run_child(method, model, None)
-                found = smallest(lambda mib, m=method: run_child(m, model, mib), free["peak_mib"]) if free else None  # type: ignore[misc]
+                found = (
+                    within(lambda mib, m=method: run_child(m, model, mib), free["peak_mib"], limit) if free else None
+                )  # type: ignore[misc]
         except subprocess.TimeoutExpired:
             found = None
         if found is None:
             rows.append(Row(model, method, None, None, None, None, "does not finish"))
             continue
-        limit, result = found
-        console.print(f"{model}: {method}: {limit} MiB")
+        reached, result = found
+        console.print(f"{model}: {method}: {reached} MiB")
         rows.append(
             Row(
                 model,
                 method,
-                limit,
+                reached,
                 statistics.mean(result["cpu_s"]),
                 result["peak_mib"],
                 result["losses"] == reference["losses"],
@@ -289,22 +345,107 @@ def measure(model: str, methods: list[str], folder: Path, console: Console) -> l
     return rows
 
 
+# -- beside others, without a limit
+
+
+def beside_others(model: str, folder: Path, console: Console, *, small: bool) -> list[Unlimited]:
+    """Return one row per method of `OTHERS` and per bundle, planned for `SHARES` of the least peak among those."""
+    found = {}
+    for method in OTHERS:
+        console.print(f"{model}: {method} ...")
+        found[method] = run_child(method, model, None, thrifty=False, small=small)
+    reference = found["eager"]
+    if reference is None:
+        raise SystemExit(f"plain PyTorch does not train {model} here")
+    rows = [_unlimited(model, method, result, reference) for method, result in found.items()]
+    least_mib = min(result["peak_mib"] for result in found.values() if result)
+    begin = time.perf_counter()
+    ours = Ours(model, folder, *case_of(model), steps=STEPS, small=small)
+    console.print(f"{model}: recorded and measured in {time.perf_counter() - begin:.0f} s")
+    for share in SHARES:
+        ram_mib = int(share * least_mib)
+        console.print(f"{model}: a bundle for {ram_mib} MiB ...")
+        begin = time.perf_counter()
+        path = ours.plan(ram_mib << 20, strategy="milp", time_limit_s=PLANNING_S)
+        row = _unlimited(
+            model, f"bundle, {ram_mib} MiB", None if path is None else as_result(ours.train(path)), reference
+        )
+        if path is not None:
+            choice = read_manifest(path).plans[0]
+            gap = relative_gap(choice.overhead_joules, choice.bound_joules)
+            row = replace(row, planning_s=time.perf_counter() - begin, gap=gap)
+        rows.append(row)
+    return rows
+
+
+def _unlimited(model: str, method: str, result: dict[str, Any] | None, reference: dict[str, Any]) -> Unlimited:
+    if result is None:
+        return Unlimited(model, method, None, None, None, None)
+    wall, cpu = (statistics.mean(result[key]) for key in ("wall_s", "cpu_s"))
+    return Unlimited(model, method, result["peak_mib"], wall, cpu, result["losses"] == reference["losses"])
+
+
+def show_others(rows: Sequence[Unlimited], console: Console) -> None:
+    """Print the rows as one table."""
+    table = Table(title=f"peak and time of {STEPS} steps without a limit, one thread", caption=NOT_COMPARED)
+    for column in (
+        "model",
+        "method",
+        "peak RSS MiB",
+        "s/step",
+        "CPU s/step",
+        "losses equal eager's",
+        "planned in s",
+        "gap",
+    ):
+        table.add_column(column, justify="left" if column in ("model", "method") else "right")
+    for row in rows:
+        table.add_row(
+            row.model, row.method, str(row.peak_rss_mib or "does not finish"), _figure(row.wall_s_per_step), _figure(row.cpu_s_per_step),
+            {True: "yes", False: "no", None: ""}[row.equal], _figure(row.planning_s), "" if row.gap is None else f"{row.gap:.0%}",
+        )  # fmt: skip
+    console.print(table)
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
 def main() -> int:
     """Parse the command line, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help=f"of {', '.join(CASES)} (default: all)")
     parser.add_argument("--methods", default=",".join(METHODS), help="comma-separated (default: all)")
+    parser.add_argument("--limit", type=int, metavar="MIB", help="try this limit alone")
+    parser.add_argument(
+        "--others", action="store_true", help=f"peak and time without a limit (default: {', '.join(OTHERS_MODELS)})"
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="with --others: the same models in small, to try the command"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--child", nargs=3, metavar=("METHOD", "MODEL", "STEPS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         method, model, steps = arguments.child
-        child(method, model, int(steps))
+        child(method, model, int(steps), small=arguments.small)
+        return 0
+    if arguments.others:
+        with tempfile.TemporaryDirectory(prefix="port-fit-") as folder:
+            compared = [
+                row
+                for model in arguments.models or OTHERS_MODELS
+                for row in beside_others(model, Path(folder), Console(stderr=True), small=arguments.small)
+            ]
+        if arguments.json:
+            print(json.dumps([asdict(r) for r in compared]))
+        else:
+            show_others(compared, Console(width=None if sys.stdout.isatty() else 140))
         return 0
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="port-fit-") as folder:
         for model in arguments.models or CASES:
-            rows += measure(model, arguments.methods.split(","), Path(folder), Console(stderr=True))
+            rows += measure(model, arguments.methods.split(","), arguments.limit, Path(folder), Console(stderr=True))
     if arguments.json:
         print(json.dumps([asdict(r) for r in rows]))
         return 0

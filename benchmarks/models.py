@@ -24,6 +24,8 @@ CASES = {
 
 DEMO = "demo"
 """The shipped example, of one size."""
+RESNET101 = "resnet101"
+"""What other planners report, deeper than ResNet-50 and no other architecture."""
 DEMO_SCRIPT = Path(__file__).resolve().parents[1] / "examples/shakespeare/train.py"
 
 
@@ -39,12 +41,12 @@ class Workload:
 def workload(name: str, *, small: bool = False, batch_size: int | None = None, size: int | None = None) -> Workload:
     """Return the workload of this name, built from a fixed seed."""
     torch.manual_seed(0)
-    return {**WORKLOADS, DEMO: _demo}[name](small, batch_size, size)
+    return {**WORKLOADS, DEMO: _demo, RESNET101: _resnet101}[name](small, batch_size, size)
 
 
 def case_of(name: str) -> tuple[str, int]:
-    """Return optimizer and batch size of a model of `CASES`, or those of the demo's own script."""
-    return ("adamw", 24) if name == DEMO else CASES[name]
+    """Return optimizer and batch size of a model of `CASES` or of ResNet-101, or those of the demo's own script."""
+    return {**CASES, DEMO: ("adamw", 24), RESNET101: CASES["resnet50"]}[name]
 
 
 def make_optimizer(name: str, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -150,6 +152,11 @@ def _resnet18(small: bool, n: int | None, size: int | None) -> Workload:
 
 def _resnet50(small: bool, n: int | None, size: int | None) -> Workload:
     model = ResNet(_Bottleneck, [1, 2, 1, 1] if small else [3, 4, 6, 3], 8 if small else 64, 1000, cifar=False)
+    return Workload(model, _classify, _images(n or (2 if small else 8), size or (32 if small else 160), 1000))
+
+
+def _resnet101(small: bool, n: int | None, size: int | None) -> Workload:
+    model = ResNet(_Bottleneck, [1, 1, 3, 1] if small else [3, 4, 23, 3], 8 if small else 64, 1000, cifar=False)
     return Workload(model, _classify, _images(n or (2 if small else 8), size or (32 if small else 160), 1000))
 
 

@@ -101,7 +101,7 @@ class Prepared:
     tape: Tape | None = None
     """The recording of a full batch, where it was not compared with others yet: with the first steps that are followed."""
     blocks: Mapping[str, WeightBlocks] = field(default_factory=dict)
-    """Frozen weights that the graphs read in blocks, as in the manifest."""
+    """Weights and their state that the graphs have in blocks, as in the manifest."""
 
     @property
     def initial_tensors(self) -> tuple[torch.Tensor, ...]:
@@ -429,10 +429,13 @@ def with_blocks(prepared: Prepared, graphs: Mapping[str, StepGraph], blocks: Map
     made = dict(prepared.blocks)
     for key, ways in blocks.items():
         whole, layout = tensors.pop(key), layouts[key]
-        for block in itertools.chain.from_iterable(ways.values()):
+        stored = [block for block in itertools.chain.from_iterable(ways.values()) if block.stored]
+        for block in stored:
             tensors[key + block.suffix], shape = _block(whole, layout, block)
             layouts[key + block.suffix] = TensorLayout(layout.dtype, shape, (shape[1], 1))
-        rows, columns = (tuple(key + block.suffix for block in ways.get(way, ())) for way in (ROWS, COLUMNS))
+        rows, columns = (
+            tuple(key + block.suffix for block in stored if block.dimension == way) for way in (ROWS, COLUMNS)
+        )
         made[key] = WeightBlocks(rows, columns)
     return replace(prepared, graphs=graphs, tensors=tensors, layouts=layouts, blocks=made)
 

@@ -74,7 +74,10 @@ LARGE = 1 / 2
 """Of the step's own memory: weights that take more are read in blocks."""
 
 BLOCK = 1 / 8
-"""Of the step's own memory: what a block of them takes."""
+"""Of the step's own memory: what a block of them takes, with the optimizer's state of the same rows."""
+
+COLUMNS_BLOCK = 1 / 4
+"""The same of a block of columns that is put together from rows: for each, all rows are read."""
 
 MOST_BLOCKS = 16
 """More would be copied and read in transfers too small."""
@@ -176,7 +179,7 @@ def in_blocks(
     if own_bytes <= 0 or prepared.job.pruning is not None or any(graph.device != CPU for graph in graphs.values()):
         return []
     large = [w for w in large_weights(graphs.values(), int(LARGE * own_bytes)) if _can_be_blocks(prepared, w)]
-    blocks = {w.name: blocks_of(w, block_count(w, own_bytes)) for w in large}
+    blocks = {w.name: blocks_of(w, *block_counts(w, own_bytes)) for w in large}
     rewritten = {name: read_in_blocks(graph, blocks) for name, graph in graphs.items()}
     left = list(halved.left_whole)
     for name, found in zip(graphs, compared(_pairs(prepared, rewritten), room), strict=True):
@@ -191,9 +194,11 @@ def in_blocks(
     return _measured([Sliced(made, halved.measured, tuple(left))], room, device.compute_watts, progress)
 
 
-def block_count(weight: LargeWeight, own_bytes: int) -> int:
-    """Return into how many blocks a weight is cut where so many bytes are the step's own."""
-    return min(MOST_BLOCKS, -(-weight.nbytes // max(int(BLOCK * own_bytes), 1)))
+def block_counts(weight: LargeWeight, own_bytes: int) -> tuple[int, int]:
+    """Return into how many blocks a weight is cut where so many bytes are the step's own, and into how many of columns if it is trained."""
+    block, columns = (max(int(share * own_bytes), 1) for share in (BLOCK, COLUMNS_BLOCK))
+    count = -(-weight.nbytes * (1 + len(weight.states)) // block)
+    return min(MOST_BLOCKS, count), min(MOST_BLOCKS, -(-weight.nbytes // columns))
 
 
 def _can_be_blocks(prepared: Prepared, weight: LargeWeight) -> bool:

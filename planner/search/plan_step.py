@@ -5,6 +5,7 @@ Coarsen, reorder where that lowers the peak, solve, lower, meet the deadline.
 Every plan that leaves here has been lowered to the program an executor follows, and its figures are that program's.
 """
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -277,8 +278,9 @@ def _plan(asked: _Asked) -> PlanResult:
         return _below(floor, limits, costs.device.budget_option, begin)
     decided = min(MIN_DECIDED_BYTES, int(DECIDED_SHARE * (limits.ram_bytes - costs.device.base_bytes)))
     found = _coarse_plan(asked, decided)
-    keep_all = Plan()  # fits at times where the coarse problem, which counts from above, has no room for it
-    found = better_of(graph, costs, limits, found=found, rivals=(keep_all, *asked.rivals))
+    # Keeping everything fits at times where the coarse problem, which counts from above, has no room for it.
+    keep_all = Plan(), Plan(order=reorder(graph))
+    found = better_of(graph, costs, limits, found=found, rivals=(*keep_all, *asked.rivals))
     left = asked.time_limit_s - (time.process_time() - begin)
     if found.plan is None and asked.strategy in LADDER and left > 0:
         finer = _coarse_plan(replace(asked.quick, time_limit_s=left), 0)
@@ -290,13 +292,12 @@ def _plan(asked: _Asked) -> PlanResult:
 
 def _below(floor: Floor, limits: PlanLimits, option: str, begin: float) -> PlanResult:
     """Say what sets the floor of a step, and what lowers it."""
-    names = ", ".join(f"{name} {format_bytes(size)}" for name, size, _ in floor.holders[:3])
     needed = format_bytes(floor.nbytes)
     message = (
-        f"no plan fits {format_bytes(limits.ram_bytes)}: op {floor.op} ({floor.name}) needs {needed} with {names} resident; "
+        f"no plan fits {format_bytes(limits.ram_bytes)}: op {floor.op} ({floor.name}) needs {needed} with {floor.held} resident; "
         f"raise {option} to at least {needed}, or lower the floor: {floor.remedy}"
     )
-    held = tuple((name, size) for name, size, _ in floor.holders)
+    held = tuple((str(held), held.nbytes) for held in floor.holders)
     seconds = time.process_time() - begin
     return PlanResult(
         Outcome.INFEASIBLE, None, None, None, seconds, message, floor.nbytes, floor.op, held[:MOST_HOLDERS]
@@ -389,8 +390,11 @@ def _cheaper(graph: StepGraph, costs: CostTable, limits: PlanLimits, found: Plan
     program = _measured(graph, costs, rival, limits.ram_bytes)
     if program is None or limits.passed_by(program):
         return found
-    if found.plan is not None and _overhead_joules(costs, program) >= found.plan.overhead_joules:
-        return found
+    if found.plan is not None:
+        mine, theirs = _overhead_joules(costs, program), found.plan.overhead_joules
+        alike = math.isclose(mine, theirs, rel_tol=_ROUNDING)
+        if mine > theirs or (alike and program.peak_bytes >= found.plan.peak_bytes):
+            return found
     bound = found.bound_joules
     plan = with_figures(replace(rival, ram_bytes=limits.ram_bytes), costs, program, bound)
     return replace(

@@ -2,9 +2,10 @@
 
 An embedding and a product with the weight transposed take blocks of rows, a product with the weight itself blocks of columns:
 so every number of a result is still made by one operator, and nothing is summed in another order. A frozen weight that is read
-both ways lies on flash twice. Of a table of embeddings that is trained, gradient and optimizer state exist in the same blocks of
-rows: each block's gradient is made for its update, and never is there the whole. Embeddings and heads of language models are such
-weights.
+both ways lies on flash twice. Of a weight that is trained, gradient and optimizer state exist in the same blocks of rows: each
+block's gradient, of an embedding, a product or the sum of both, is made for its update, and never is there the whole. Where such a
+weight is read by columns too, each block of columns is put together from the blocks of rows. Embeddings and heads of language
+models, tied or not, are such weights.
 """
 
 import math
@@ -21,16 +22,21 @@ from planner.slices.rewriting import Draft, Replacement, Rewritten, row_major, s
 
 ROWS, COLUMNS = 0, 1
 _LAYOUTS = ("rows", "columns")
+_SEPARATOR = "#"
+"""Between the name of a whole tensor and that of its block, which names of parameters do not have."""
 _WEIGHT_OF = {"embedding": 0, "mm": 1, "addmm": 2}
 """Operators that may take a weight in blocks, and which argument it is."""
-_GRADIENT = "aten::embedding_dense_backward"
+_PRODUCT = "aten::mm"
+_EMBEDDED = "aten::embedding_dense_backward"
+_GRADIENTS = (_EMBEDDED, _PRODUCT)
+"""Operators whose rows, as a gradient of a weight, can be made block by block."""
 
 
 @dataclass(frozen=True, slots=True)
 class LargeWeight:
     """A matrix that all steps can take in blocks; `ways`: along which dimensions they do.
 
-    `states`: names of the optimizer state that is as large, of a table of embeddings that is trained.
+    `states`: names of the optimizer state that is as large, of one that is `trained`.
     """
 
     name: str
@@ -38,6 +44,7 @@ class LargeWeight:
     shape: tuple[int, int]
     ways: frozenset[int]
     states: tuple[str, ...] = ()
+    trained: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -51,12 +58,16 @@ class LargeWeight:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows or columns `begin` to `end` of a weight; `suffix`: how the names of its storages go on from those of the whole."""
+    """Rows or columns `begin` to `end` of a weight; `suffix`: how the names of its storages go on from those of the whole.
+
+    `stored`: whether it lies on flash; if not, it is put together from the blocks of rows at each use.
+    """
 
     suffix: str
     dimension: int
     begin: int
     end: int
+    stored: bool = True
 
 
 Blocks: TypeAlias = Mapping[int, tuple[Block, ...]]
@@ -77,22 +88,31 @@ def large_weights(graphs: Iterable[StepGraph], least_bytes: int) -> tuple[LargeW
                 others.add(storage.name)
                 continue
             before = found.setdefault(storage.name, weight)
-            states = weight.states or before.states
-            found[storage.name] = replace(weight, ways=weight.ways | before.ways, states=states)
-    return tuple(w for name, w in found.items() if name not in others and not (w.states and w.ways != {ROWS}))
+            states, trained = weight.states or before.states, weight.trained or before.trained
+            found[storage.name] = replace(weight, ways=weight.ways | before.ways, states=states, trained=trained)
+    return tuple(
+        replace(w, ways=w.ways | {ROWS}) if w.trained else w for name, w in found.items() if name not in others
+    )
 
 
-def blocks_of(weight: LargeWeight, count: int) -> dict[int, tuple[Block, ...]]:
-    """Return at most `count` blocks for each way in which a weight is read."""
+def blocks_of(weight: LargeWeight, count: int, columns: int | None = None) -> dict[int, tuple[Block, ...]]:
+    """Return at most `count` blocks for each way in which a weight is read; of a trained one at most `columns` blocks of columns."""
     row_multiple = math.lcm(PRODUCT_ROWS, VECTOR // math.gcd(VECTOR, weight.shape[1]))
     multiples = {ROWS: row_multiple, COLUMNS: PRODUCT_ROWS}
+    counts = {ROWS: count, COLUMNS: columns if weight.trained and columns is not None else count}
     return {
         way: tuple(
-            Block(f"#{_LAYOUTS[way]}/{k}", way, begin, end)
-            for k, (begin, end) in enumerate(even_bounds(weight.shape[way], count, multiples[way]))
+            Block(f"{_SEPARATOR}{_LAYOUTS[way]}/{k}", way, begin, end, stored=way == ROWS or not weight.trained)
+            for k, (begin, end) in enumerate(even_bounds(weight.shape[way], counts[way], multiples[way]))
         )
         for way in sorted(weight.ways)
     }
+
+
+def of_a_block(name: str) -> tuple[str, str]:
+    """Return, of the name of a storage, that of the whole tensor, and along what it is a block: "rows", "columns", or nothing."""
+    whole, _, block = name.partition(_SEPARATOR)
+    return whole, block.partition("/")[0]
 
 
 def read_in_blocks(graph: StepGraph, weights: Mapping[str, Blocks]) -> Rewritten:
@@ -101,9 +121,9 @@ def read_in_blocks(graph: StepGraph, weights: Mapping[str, Blocks]) -> Rewritten
     Raises GraphError for a weight that the graph does not take so.
     """
     made = _Rewriting(graph, weights)
-    tables = _tables(graph, weights)
-    elsewhere = {i for table in tables for i in table.ops}
-    first = {table.group.first: table for table in tables}
+    trained = _all_trained(graph, weights)
+    elsewhere = {i for one in trained for i in one.ops}
+    first = {one.group.first: one for one in trained}
     replacements = []
     for i, op in enumerate(graph.ops):
         begin = len(made.draft.ops)
@@ -124,36 +144,40 @@ def read_in_blocks(graph: StepGraph, weights: Mapping[str, Blocks]) -> Rewritten
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
-    """A table of embeddings that one graph trains: the op that makes its gradient, and the update."""
+class _Trained:
+    """A weight that one graph trains: the ops that make its gradients, by what they make, and the update, which adds these up."""
 
     parameter: int
-    maker: int
-    gradient: int
+    makers: Mapping[int, int]
     group: UpdateGroup
 
     @property
+    def inside(self) -> range:
+        """The ops of the update."""
+        return range(self.group.first, self.group.last + 1)
+
+    @property
     def ops(self) -> tuple[int, ...]:
-        return self.maker, *range(self.group.first, self.group.last + 1)
+        return *sorted(self.makers.values()), *self.inside
 
     @property
     def lasting(self) -> frozenset[int]:
         """The weight and its optimizer state."""
-        return frozenset(self.group.storages) - {*self.group.temporaries, self.gradient}
+        return frozenset(self.group.storages) - {*self.group.temporaries, *self.makers}
 
 
-def _tables(graph: StepGraph, weights: Mapping[str, Blocks]) -> list[_Table]:
+def _all_trained(graph: StepGraph, weights: Mapping[str, Blocks]) -> list[_Trained]:
     groups = [g for g in update_groups(graph) if graph.storages[g.parameter].name in weights]
-    found = [_table(graph, group) for group in groups]
+    found = [_trained(graph, group) for group in groups]
     if None in found:
         raise GraphError("an update is not one of rows; plan the job again")
-    return [table for table in found if table is not None]
+    return [trained for trained in found if trained is not None]
 
 
 def _weight(graph: StepGraph, s: int, group: UpdateGroup | None) -> LargeWeight | None:
     """Return a storage as a weight that can be read in blocks; None where some op takes or changes it otherwise."""
-    table = None if group is None else _table(graph, group)
-    inside = () if table is None else table.ops
+    trained = None if group is None else _trained(graph, group)
+    inside = () if trained is None else trained.ops
     ways, shapes = set(), set()
     for i in graph.uses[s]:
         if i in inside:
@@ -166,43 +190,54 @@ def _weight(graph: StepGraph, s: int, group: UpdateGroup | None) -> LargeWeight 
         ways.add(way)
         rows, columns = value.shape if value.stride == row_major(value.shape) else value.shape[::-1]
         shapes.add((value.dtype, (rows, columns)))
-    if len(shapes) != 1 or (group is not None and table is None):
+    if len(shapes) != 1 or (group is not None and trained is None):
         return None
     ((dtype, shape),) = shapes
-    if table is not None and not _of_shape(graph, table, shape):
+    if trained is not None and not _of_shape(graph, trained, shape):
         return None
-    states = () if table is None else tuple(graph.storages[k].name for k in sorted(table.lasting - {s}))
-    return LargeWeight(graph.storages[s].name, dtype, shape, frozenset(ways), states)
+    states = () if trained is None else tuple(graph.storages[k].name for k in sorted(trained.lasting - {s}))
+    return LargeWeight(graph.storages[s].name, dtype, shape, frozenset(ways), states, trained is not None)
 
 
-def _table(graph: StepGraph, group: UpdateGroup) -> _Table | None:
-    """Return the update of a parameter as one that can take its gradient by rows."""
-    inside = range(group.first, group.last + 1)
+def _trained(graph: StepGraph, group: UpdateGroup) -> _Trained | None:
+    """Return the update of a parameter as one that can take its gradients by rows."""
     streamed = set(group.storages) - set(group.temporaries)
-    gradients = [s for s in streamed if graph.storages[s].role is Role.TEMPORARY]
-    states = streamed - {group.parameter, *gradients}
-    if len(gradients) != 1 or any(graph.storages[s].role is not Role.STATE for s in states):
+    gradients = sorted(s for s in streamed if graph.storages[s].role is Role.TEMPORARY)
+    found = _Trained(group.parameter, {s: graph.uses[s][0] for s in gradients}, group)
+    states = found.lasting - {group.parameter}
+    if not gradients or any(graph.storages[s].role is not Role.STATE for s in states):
         return None
-    (gradient,) = gradients
-    maker = graph.uses[gradient][0]
-    op = graph.ops[maker]
-    if op.name != _GRADIENT or op.kwargs or gradient in graph.kept or not isinstance(op.args[1], Ref):
+    if not all(_is_by_rows(graph, s, found) for s in gradients):
         return None
-    unchanged = all(max(graph.writers[s], default=-1) < maker for s in graph.reads[maker])
-    only_there = all(i in inside or i == maker for i in graph.uses[gradient])
-    theirs = all(i in inside for s in states for i in graph.uses[s])
-    return _Table(group.parameter, maker, gradient, group) if unchanged and only_there and theirs else None
+    return found if all(i in found.inside for s in states for i in graph.uses[s]) else None
 
 
-def _of_shape(graph: StepGraph, table: _Table, shape: tuple[int, int]) -> bool:
-    """Say whether the update takes everything as rows of a matrix of this shape."""
-    for i in table.ops[1:]:
+def _is_by_rows(graph: StepGraph, gradient: int, trained: _Trained) -> bool:
+    """Say whether a gradient can be made row by row when it is taken: of what is still the same then, and for the update alone."""
+    maker = trained.makers[gradient]
+    op, reads = graph.ops[maker], graph.reads[maker]
+    if (
+        op.name not in _GRADIENTS
+        or op.kwargs
+        or gradient in graph.kept
+        or not all(isinstance(a, Ref) for a in op.args[:2])
+    ):
+        return False
+    unchanged = all(max(graph.writers[s], default=-1) < maker for s in reads)
+    only_there = all(i in trained.inside or i == maker for i in graph.uses[gradient])
+    return unchanged and only_there and trained.lasting.isdisjoint(reads)
+
+
+def _of_shape(graph: StepGraph, trained: _Trained, shape: tuple[int, int]) -> bool:
+    """Say whether gradients and update take everything as rows of a matrix of this shape."""
+    for i in trained.ops:
         op = graph.ops[i]
         for v in (*operands(op), *(v for v in op.outputs if v is not None)):
             value = graph.values[v]
-            if value.storage in table.group.storages and value.shape != shape:
+            if value.storage in trained.group.storages and (value.shape, value.stride) != (shape, row_major(shape)):
                 return False
-    return graph.ops[table.maker].args[2] == shape[0]
+    makers = (graph.ops[i] for i in trained.makers.values())
+    return all(op.name != _EMBEDDED or op.args[2] == shape[0] for op in makers)
 
 
 def _way(graph: StepGraph, op: Op, s: int) -> tuple[int, Value] | None:
@@ -262,7 +297,9 @@ class _Rewriting:
         if found is None:
             raise GraphError(f"{op.name} does not take {name} in blocks; plan the job again")
         way, value = found
-        blocks = self.weights[name][way]
+        blocks = self.weights[name].get(way)
+        if blocks is None:
+            raise GraphError(f"{op.name} takes {name} by {_LAYOUTS[way]}, in which it does not lie; plan the job again")
         what = f"{base_name(op)} with {name} by {_LAYOUTS[way]}"
         if base_name(op) == "embedding":
             self._embedding(op, value, blocks, what)
@@ -292,7 +329,7 @@ class _Rewriting:
         self.draft.reserve(out, op.phase)
         for k, block in enumerate(blocks):
             first, width = len(self.draft.ops), block.end - block.begin
-            part = self._block(block, value)
+            part = self._block(block, value) if block.stored else self._put_together(op, block, value)
             if block.dimension == ROWS:
                 part = replace(part, shape=part.shape[::-1], stride=part.stride[::-1])
             args = [*op.args]
@@ -306,6 +343,20 @@ class _Rewriting:
             target = self.draft.value(replace(out, shape=(out.shape[0], width), offset=block.begin))
             self.draft.add(Op("aten::copy_", (Ref(target), Ref(result)), (), (target,), (out.storage,), op.phase))
             self.draft.mark(first, Piece(self.chains, what, k, len(blocks)))
+
+    def _put_together(self, op: Op, block: Block, value: Value) -> Value:
+        """Add copies that make a block of columns from the blocks of rows; return it as a matrix of its own."""
+        shape = value.shape[0], block.end - block.begin
+        made = Value(
+            self.draft.storage(math.prod(shape) * ITEM_BYTES[value.dtype]), value.dtype, shape, row_major(shape), 0
+        )
+        self.draft.reserve(made, op.phase)
+        for rows in self.weights[self.graph.storages[value.storage].name][ROWS]:
+            part, height = self._block(rows, value), rows.end - rows.begin
+            source = self.draft.value(replace(part, shape=(height, shape[1]), offset=block.begin))
+            place = self.draft.value(replace(made, shape=(height, shape[1]), offset=rows.begin * shape[1]))
+            self.draft.add(Op("aten::copy_", (Ref(place), Ref(source)), (), (place,), (made.storage,), op.phase))
+        return made
 
     def _embedding(self, op: Op, value: Value, blocks: tuple[Block, ...], what: str) -> None:
         """Every block gives a row for each index, a wrong one where it lies elsewhere; the last that an index reaches stays.
@@ -340,26 +391,40 @@ class _Rewriting:
 
     # -- training
 
-    def train(self, table: _Table) -> str:
-        """Add gradient and update of a table, block after block; return what it is then."""
-        name = self.graph.storages[table.parameter].name
+    def train(self, trained: _Trained) -> str:
+        """Add gradients and update of a weight, block after block; return what it is then."""
+        name = self.graph.storages[trained.parameter].name
         blocks = self.weights[name][ROWS]
         what = f"gradient and update of {name} by rows"
-        for i in table.group.whole:
+        for i in trained.group.whole:
             self.draft.add(self.graph.ops[i])
         for k, block in enumerate(blocks):
             first = len(self.draft.ops)
-            gradient = self._rows_of_gradient(self.graph.ops[table.maker], block)
-            parts = {table.gradient: self.draft.known(gradient).storage}
-            for i in table.ops[1:]:
-                if i not in table.group.whole:
-                    self._updated(self.graph.ops[i], table, block, parts)
+            parts = {s: self._rows_of_gradient(self.graph.ops[i], block) for s, i in trained.makers.items()}
+            for i in trained.inside:
+                if i not in trained.group.whole:
+                    self._updated(self.graph.ops[i], trained, block, parts)
             self.draft.mark(first, Piece(self.chains, what, k, len(blocks)))
         self.chains += 1
         return f"{what} in {len(blocks)} blocks"
 
     def _rows_of_gradient(self, op: Op, block: Block) -> int:
-        """Add the gradient of a block's rows: rows before and behind it are summed in one more row at each end, and left out."""
+        """Add the gradient of a block's rows; return its storage."""
+        made = self._rows_of_product(op, block) if op.name == _PRODUCT else self._rows_of_embedded(op, block)
+        return self.draft.known(made).storage
+
+    def _rows_of_product(self, op: Op, block: Block) -> int:
+        left, right = op.args
+        if not isinstance(left, Ref) or op.outputs[0] is None:
+            raise GraphError(f"{op.name} is called without a tensor; plan the job again")
+        whole, out, height = self.graph.values[left.value], self.graph.values[op.outputs[0]], block.end - block.begin
+        rows = replace(whole, shape=(height, whole.shape[1]), offset=whole.offset + block.begin * whole.stride[0])
+        made = self._like(replace(out, shape=(height, out.shape[1])))
+        self.draft.add(replace(op, args=(Ref(self.draft.value(rows)), right), outputs=(made,)))
+        return made
+
+    def _rows_of_embedded(self, op: Op, block: Block) -> int:
+        """Rows before and behind the block are summed in one more row at each end, and left out."""
         gradient, indices, _, padding, *rest = op.args
         if not isinstance(indices, Ref) or not isinstance(padding, int) or op.outputs[0] is None:
             raise GraphError(f"{op.name} is called without indices; plan the job again")
@@ -376,14 +441,14 @@ class _Rewriting:
         self.draft.add(Op("aten::clone", (Ref(inner),), (), (made,), (), op.phase))
         return made
 
-    def _updated(self, op: Op, table: _Table, block: Block, parts: dict[int, int]) -> None:
+    def _updated(self, op: Op, trained: _Trained, block: Block, parts: dict[int, int]) -> None:
         """Add one op of an update for a block; `parts`: the block's own temporaries, by the whole one."""
         values: dict[int, int] = {}
         for v in (*operands(op), *(v for v in op.outputs if v is not None)):
             value = self.graph.values[v]
-            if value.storage in table.lasting:
+            if value.storage in trained.lasting:
                 values[v] = self.draft.value(self._block(block, value))
-            elif value.storage in table.group.storages:
+            elif value.storage in trained.group.storages:
                 part = replace(value, shape=(block.end - block.begin, value.shape[1]))
                 if value.storage not in parts:
                     parts[value.storage] = self.draft.storage(_nbytes(part))

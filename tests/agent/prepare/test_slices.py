@@ -276,6 +276,22 @@ def test_a_trained_table_in_rows_trains_checks_and_is_averaged_as_the_whole(tmp_
     assert trained_bytes(bundle) == sum(p.numel() * 4 for p in model.parameters())
 
 
+@pytest.mark.long
+def test_a_trained_embedding_that_is_the_head_too_trains_as_plain_pytorch_and_is_whole_in_the_result(
+    tmp_path: Path,
+) -> None:
+    model = adapted_model().requires_grad_(True)
+    prepared = with_reference(make_bundle.prepare(adapted_job(model, rows=3)), 2)
+    assert len(prepared.graphs) > 2, "the rest of the data, and the evaluation"
+    sliced, device, _ = in_tight_room(prepared)
+    assert sliced.left_whole == () and not sliced.prepared.blocks["parameter/embed.weight"].columns
+    whole, graph = prepared.graphs["step"], sliced.prepared.graphs["step"]
+    assert not any(s.name == "embed.weight" for s in graph.storages) and len(graph.ops) > len(whole.ops)
+    bundle = written(sliced.prepared, sliced.measured, device, tmp_path / "job.port")
+    assert "state/embed.weight/exp_avg" in bundle.manifest.reference.checksums
+    trial(bundle.path, (tmp_path,), 1, compared=2)
+
+
 def test_a_bundle_whose_blocks_do_not_make_up_the_weight_is_refused(
     tmp_path: Path, in_blocks_written: tuple[Sliced, Bundle]
 ) -> None:

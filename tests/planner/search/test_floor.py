@@ -12,7 +12,7 @@ from planner.ir.costs import CostTable
 from planner.ir.graph import Role, StepGraph
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
-from planner.search.floor import Floor, floor_of, floor_plans
+from planner.search.floor import Floor, Holder, HolderKind, floor_of, floor_plans
 from planner.search.pareto import Point, non_dominated, point_of
 from planner.search.plan_step import plan_step
 from planner.search.solve import Outcome
@@ -56,8 +56,13 @@ def steps(name: str) -> tuple[StepGraph, CostTable]:
     return attention() if name == "attention" else captured(name)
 
 
-@pytest.mark.parametrize("name", ["attention", "resnet18", "vgg16bn", "mobilenetv2", "pieces"])
-def test_no_budget_above_the_floor_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+LONG = ("resnet18", "vgg16bn", "mobilenetv2", "pieces", "resnet50", "bert", "gpt2", "vit")
+
+
+@pytest.mark.parametrize("name", ["attention", *(pytest.param(name, marks=pytest.mark.long) for name in LONG)])
+def test_no_budget_above_the_floor_is_refused_and_more_never_has_a_lower_peak(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
     graph, costs = steps(name)
     least, most = floor_of(graph, costs).nbytes, lower(graph, costs, Plan()).peak_bytes
@@ -68,9 +73,21 @@ def test_no_budget_above_the_floor_is_refused(name: str, monkeypatch: pytest.Mon
         assert found.plan is not None, (k, found.message)
         assert found.plan.peak_bytes <= limit
         points.append(point_of(graph, costs, found.plan))
+    peaks = [point.peak_bytes for point in points]
+    assert peaks == sorted(peaks)
     kept = non_dominated(points)
     assert [p.peak_bytes for p in kept] == sorted((p.peak_bytes for p in kept), reverse=True)
     assert kept[0].joules <= min(p.joules for p in points) * (1 + 1e-9)
+
+
+def test_another_order_that_makes_room_for_everything_is_found_within_what_it_needs() -> None:
+    graph, costs = captured("resnet50")
+    least, most = floor_of(graph, costs).nbytes, lower(graph, costs, Plan()).peak_bytes
+    limits = (least + (most - least) * k // (BUDGETS - 1) for k in (18, 19))
+    smaller, larger = (plan_step(graph, costs, ram_bytes=limit, strategy="greedy").plan for limit in limits)
+    assert smaller is not None and larger is not None
+    assert larger.peak_bytes < least + (most - least) * 18 // (BUDGETS - 1), "it fits the smaller budget"
+    assert (smaller.peak_bytes, smaller.decisions) == (larger.peak_bytes, ())
 
 
 @pytest.mark.parametrize("strategy", ["greedy", "milp"])
@@ -90,7 +107,7 @@ def test_below_the_floor_the_refusal_names_it_and_what_lowers_it() -> None:
     assert (found.outcome, found.plan, found.needed_bytes) == (Outcome.INFEASIBLE, None, floor.nbytes)
     assert f"op {floor.op} ({graph.ops[floor.op].name})" in found.message
     assert floor.remedy in found.message and found.seconds < 1
-    assert floor.holders[0][0] in str(floor)
+    assert str(floor.holders[0]) in str(floor) and floor.held in found.message
 
 
 def test_no_operator_needs_more_than_the_floor_and_one_needs_it() -> None:
@@ -108,11 +125,44 @@ def test_no_operator_needs_more_than_the_floor_and_one_needs_it() -> None:
 
 
 def test_what_lowers_it_is_what_takes_most() -> None:
-    held = (("head.weight", 600, True), ("mm output [4, 100]", 300, False))
-    floor = Floor(1000, 3, "aten::mm", 0, 100, held)
-    assert floor.remedy == "a smaller head.weight: the operator reads it whole"
-    assert replace(floor, holders=(("mm output [4, 100]", 900, False),)).remedy == "a smaller batch"
-    assert "workspace" in replace(floor, workspace_bytes=600).remedy
+    weight, product = Holder("head.weight", 600, HolderKind.WEIGHT, "head.weight"), Holder("mm output [4, 100]", 300)
+    floor = Floor(1000, 3, "aten::mm", 0, 100, (weight, product))
+    assert (
+        floor.remedy == "make the layer head smaller: most of it is the weight head.weight, which is needed whole there"
+    )
+    assert replace(floor, holders=(replace(product, nbytes=900),)).remedy.startswith("a smaller batch (fewer samples")
+    assert "scratch memory of the kernel of mm" in replace(floor, workspace_bytes=600).remedy
+    block = Holder("head.weight#columns/9", 300, HolderKind.WEIGHT, "head.weight")
+    state = Holder("head.weight/exp_avg#rows/9", 300, HolderKind.STATE, "head.weight")
+    assert replace(floor, holders=(block, state)).remedy == (
+        "freeze head.weight (requires_grad_(False)) or make the layer head smaller: most of it is a block of columns of the weight "
+        "head.weight and a block of rows of the optimizer's exp_avg of head.weight, which are needed whole there"
+    )
+
+
+@pytest.mark.parametrize("wide", [8192, 1024])  # 8 MiB are updated in slices, 1 MiB is not
+def test_a_floor_set_by_an_update_says_of_which_weight(wide: int) -> None:
+    model = nn.Sequential(nn.Linear(64, 256), nn.Linear(256, wide))
+    optimizer = torch.optim.AdamW(model.parameters())
+    graph = capture_step(model, mean_square, optimizer, (torch.randn(2, 64),)).graphs["step"]
+    floor = floor_of(graph, costs_of(graph))
+    assert (HolderKind.UPDATE, "1.weight") in {(held.kind, held.weight) for held in floor.holders}
+    assert "the update of 1.weight" in floor.held
+    assert floor.remedy.startswith(
+        "freeze 1.weight (requires_grad_(False)) or make the layer 1 smaller: most of it is "
+    )
+
+
+def test_a_floor_set_by_a_gradient_says_of_which_weight() -> None:
+    model = nn.Sequential(nn.Embedding(40_000, 128), nn.Linear(128, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    graph = capture_step(model, mean_square, optimizer, (torch.arange(4),)).graphs["step"]
+    floor = floor_of(graph, costs_of(graph))
+    assert floor.holders[0].kind is HolderKind.GRADIENT and "most of it is the gradient of 0.weight" in floor.remedy
+
+
+def mean_square(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).square().mean()
 
 
 def test_a_step_of_nothing_needs_nothing() -> None:

@@ -30,6 +30,7 @@ from tests.planner.slices.adapted_step import (
     adapted_step,
     trained,
 )
+from tests.planner.slices.language_step import language_step
 from tests.planner.slices.table_step import reader, reader_batch, reader_loss
 from tests.planner.steps import costs_of, tiny_step
 
@@ -60,8 +61,8 @@ def test_a_frozen_weight_that_is_embedding_and_head_is_found_and_read_both_ways(
     ]  # fmt: skip
 
 
-def test_weights_that_are_trained_or_read_in_another_way_stay_whole() -> None:
-    assert large_weights([tiny_step().graphs["step"]], 1) == ()
+def test_weights_that_are_read_in_another_way_stay_whole() -> None:
+    assert {w.name for w in large_weights([tiny_step().graphs["step"]], 1)} == {"11.weight"}  # convolutions are none
     graph = step()
     (s,) = (s for s, storage in enumerate(graph.storages) if storage.name == NAME)
     read = next(i for i in graph.uses[s] if graph.ops[i].name == "aten::mm")
@@ -269,4 +270,105 @@ def test_a_gradient_that_something_else_reads_keeps_the_table_whole() -> None:
     model = reader()
     optimizer = OPTIMIZERS["sgd"](model.parameters())
     capture = capture_step(model, reader_loss, optimizer, reader_batch(0), clip_grad_norm=1.0)
+    assert large_weights(capture.graphs.values(), LEAST_BYTES) == ()
+
+
+# -- a weight that is trained, embedding and head in one
+
+
+def tied() -> nn.Module:
+    model = adapted_model()
+    return model.requires_grad_(True)
+
+
+def tied_step(optimizer: str, rows: int | None = None) -> Capture:
+    model, stateless = tied(), {"plain": lambda p: torch.optim.SGD(p, lr=0.1)}
+    made = {**OPTIMIZERS, **stateless}[optimizer](model.parameters())
+    ids, labels = adapted_batch(0)
+    return capture_step(model, adapted_loss, made, (ids[:rows], labels[:rows]))
+
+
+def tied_in_blocks(graph: StepGraph, count: int, columns: int) -> Rewritten:
+    (weight,) = large_weights([graph], LEAST_BYTES)
+    return read_in_blocks(graph, {weight.name: blocks_of(weight, count, columns)})
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "plain"])
+def test_a_trained_head_that_is_the_embedding_too_exists_in_rows_alone(optimizer: str) -> None:
+    graph = tied_step(optimizer, rows=2).graphs["step"]
+    (weight,) = large_weights([graph], LEAST_BYTES)
+    assert (weight.name, weight.ways, weight.trained) == (NAME, {ROWS, COLUMNS}, True)
+    assert [block.stored for block in blocks_of(weight, 5, 1)[COLUMNS]] == [False]
+    for columns in (1, 3):
+        rewritten = tied_in_blocks(graph, 5, columns)
+        small = compacted(rewritten.graph)
+        verify_graph(small)
+        verify_operands(small)
+        assert differing(graph, rewritten) == ()
+        assert sorted(r.what for r in rewritten.replacements) == [
+            f"embedding with {NAME} by rows in 5 blocks", f"gradient and update of {NAME} by rows in 5 blocks",
+            f"mm with {NAME} by columns in {columns} blocks", f"mm with {NAME} by rows in 5 blocks",
+        ]  # fmt: skip
+        assert not any("#columns" in storage.name for storage in small.storages)
+    least, whole = floor_of(small, costs_of(small)), floor_of(graph, costs_of(graph))
+    assert least.nbytes < whole.nbytes * 0.6
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_tied_weight_trains_as_plain_pytorch_does_under_random_plans(optimizer: str, tmp_path: Path) -> None:
+    batches = [adapted_batch(i) for i in range(3)]
+    expected = plain(tied(), adapted_loss, OPTIMIZERS[optimizer], batches)
+    capture = tied_step(optimizer)
+    capture = started_in_blocks(capture, tied_in_blocks(capture.graphs["step"], 4, 2))
+    for seed in range(3):
+        plan = random_plan(capture.graphs["step"], seed)
+        actual = planned(capture, {"step": plan}, batches, tmp_path / str(seed))
+        assert not differences(expected, put_together(actual)), seed
+
+
+def test_a_head_of_its_own_is_trained_in_rows() -> None:
+    graph = language_step().graphs["step"]
+    (weight,) = (w for w in large_weights([graph], LEAST_BYTES) if w.name == "head.weight")
+    rewritten = read_in_blocks(graph, {weight.name: blocks_of(weight, 4, 2)})
+    assert {r.what.partition(" ")[0] for r in rewritten.replacements} == {"mm", "gradient"}
+    assert differing(graph, rewritten) == ()
+
+
+def test_rows_of_a_product_off_by_one_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: Callable[..., int] = blocks._Rewriting._rows_of_product
+
+    def late(made: blocks._Rewriting, op: object, block: Block) -> int:
+        return rows(made, op, replace(block, begin=block.begin - 1, end=block.end - 1) if block.begin else block)
+
+    monkeypatch.setattr(blocks._Rewriting, "_rows_of_product", late)
+    graph = tied_step("sgd").graphs["step"]
+    (found,) = differing(graph, tied_in_blocks(graph, 5, 1))
+    assert found.replacement.what.startswith("gradient and update")
+
+
+@pytest.mark.parametrize("slip", ["rows", "columns"])
+def test_columns_put_together_of_a_misaligned_start_are_found(slip: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    together: Callable[..., Value] = blocks._Rewriting._put_together
+
+    def off_by_one(made: blocks._Rewriting, op: object, block: Block, value: Value) -> Value:
+        if slip == "columns" and block.begin:
+            block = replace(block, begin=block.begin - 1, end=block.end - 1)
+        first = len(made.draft.ops)
+        found = together(made, op, block, value)
+        if slip == "rows":
+            del made.draft.ops[first + 1]  # of the first rows none comes in
+        return found
+
+    monkeypatch.setattr(blocks._Rewriting, "_put_together", off_by_one)
+    graph = tied_step("sgd").graphs["step"]
+    (found,) = differing(graph, tied_in_blocks(graph, 5, 2))
+    assert found.replacement.what.startswith(f"mm with {NAME} by columns")
+
+
+@pytest.mark.parametrize("changed", ["clipped", "accumulated"])
+def test_gradients_that_outlive_their_update_or_are_read_before_keep_the_weight_whole(changed: str) -> None:
+    model = tied()
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    more = {"clip_grad_norm": 1.0} if changed == "clipped" else {"accumulate": 2}
+    capture = capture_step(model, adapted_loss, optimizer, adapted_batch(0), **more)
     assert large_weights(capture.graphs.values(), LEAST_BYTES) == ()

@@ -80,6 +80,13 @@ def with_adapters(model: Any, options: FinetuneOptions, task: Task, new: Sequenc
     return peft.get_peft_model(model, adapters).train()
 
 
+def multiplied_bytes(model: Any) -> int:
+    """Return the bytes of the weights that a step multiplies by: all but a table of embeddings that is not the head, too."""
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    total = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+    return int(total if head is not None and head.weight is embeddings.weight else total - embeddings.weight.nbytes)
+
+
 def outline(folder: Path, task: Task) -> Any:
     """Return a directory's model without its weights, on the meta device: layers, shapes, and the data types they are loaded as.
 

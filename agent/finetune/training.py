@@ -11,13 +11,16 @@ from typing import Any
 
 import torch
 
+from agent.finetune.accumulation.by_layers import ByLayers, NotByLayersError
+from agent.finetune.accumulation.choice import accumulation_of, cannot_run_by_layers
 from agent.finetune.base_record import BaseRecord
 from agent.finetune.checkpoint import Checkpoint, FinetuneProgress
 from agent.finetune.federated import FederatedRound
 from agent.finetune.head_loss import EncoderInput, LabelLoss, LearnedLoss
-from agent.finetune.model import load_model, load_tokenizer
-from agent.finetune.options import FinetuneError, FinetuneOptions
-from agent.finetune.room import Room
+from agent.finetune.libraries import plain_model
+from agent.finetune.model import load_model, load_tokenizer, multiplied_bytes
+from agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrder
+from agent.finetune.room import MOMENTS, Room
 from agent.finetune.steering import LeaveTraining, Steering
 from agent.finetune.task import Task, TaskKind, task_of
 from agent.finetune.text.records import read_records
@@ -89,7 +92,7 @@ def finetune(
     model = load_model(options, task, note)
     if given is not None:
         given.give(model)
-    run = _Run(options, task, split, base, model, tokenizer, steering, given)
+    run = _Run(options, task, split, base, model, tokenizer, steering, given, note)
     try:
         with run.room.held():
             return _run(run, say, note)
@@ -134,12 +137,15 @@ class _Run:
 
     def __init__(
         self, options: FinetuneOptions, task: Task, split: Split, base: BaseRecord, model: Any, tokenizer: Any, steering: Steering,
-        given: FederatedRound | None,
+        given: FederatedRound | None, note: Callable[[str], None],
     ) -> None:  # fmt: skip
+        self._note = note
         self.options, self.task, self.base, self.model, self.tokenizer = options, task, base, model, tokenizer
         self._steering, self.given = steering, given
         self._learned_loss = LabelLoss(model) if task.labels else LearnedLoss(model, options.head_rows, task.kind)
         self.room = Room(options)
+        self._by_layers: ByLayers | None = None
+        """What runs the batches of an update together; None: they run one by one."""
         self.train_on, self.held_out = split.train, split.held_out
         self.updates = count_updates(options, len(split.train)) if given is None or given.trains else 0
         self._first = 0 if given is None else self.updates * (given.number or 0)
@@ -163,6 +169,13 @@ class _Run:
         """Raise FinetuneError where the budget of this process is too small for the longest batch."""
         longest = max(len(sequence.tokens) for sequence in (*self.train_on, *self.held_out))
         self.room.check(self._learned_loss, self.trained, self.options.batch * longest)
+        weights_bytes = multiplied_bytes(self.model) + (1 + MOMENTS) * sum(t.nbytes for t in self.trained)
+        accumulation = accumulation_of(
+            plain_model(self.model), self.options, self.task, weights_bytes, self.room.tensor_bytes()
+        )
+        if accumulation.by_layers and isinstance(self._learned_loss, LearnedLoss):
+            self._note(f"the {self.options.accumulate} batches of an update run layer by layer: {accumulation.why}")
+            self._by_layers = ByLayers(self.model, self._learned_loss)
 
     def begin(self) -> bool:
         """Go to where the checkpoint is and return True; or measure what is held out, where there is none."""
@@ -212,6 +225,16 @@ class _Run:
         begin = (self._first + done) * self.options.accumulate
         batches = [self._batch(begin + i) for i in range(self.options.accumulate)]
         learned = sum(sequence.learned for batch in batches for sequence in batch)
+        if self._by_layers is not None:
+            try:
+                return self._by_layers([self._as_tensors(batch)[:2] for batch in batches], learned) / learned, learned
+            except NotByLayersError as error:
+                if self.options.accumulate_by is MicroBatchOrder.LAYERS:
+                    raise cannot_run_by_layers(str(error)) from error
+                self._note(f"the batches of an update run one by one: {error}")
+                self._by_layers = None
+                self.optimizer.zero_grad()
+                torch.set_rng_state(self._generator)
         total = 0.0
         for batch in batches:
             total += self._learned_loss(*self._as_tensors(batch), gradient_of=learned).item()

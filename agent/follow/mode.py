@@ -188,7 +188,8 @@ class Follower:
             began = time.perf_counter()
             if cut is not None:
                 result = cut.run()
-                residency.counters.mapped_bytes += cut.read_bytes
+                if isinstance(cut, MappedProduct):
+                    residency.counters.mapped_bytes += cut.storage.nbytes
             elif large is None:
                 result = _call_fused(func, args, kwargs) if traits.fused else func(*args, **kwargs)
             else:

@@ -112,11 +112,6 @@ class MappedProduct:
             return int(inner) * _widest(columns, self.step) * self.weight.element_size()
         return BLOCK_BYTES
 
-    @property
-    def read_bytes(self) -> int:
-        """What is read of the weight's file: all of it."""
-        return self.storage.nbytes
-
     def run(self) -> torch.Tensor:
         """Return what the whole call would."""
         return _blockwise(self)

@@ -57,11 +57,6 @@ class MappedRows:
         """What is resident of the table at once."""
         return STRETCH_BYTES
 
-    @property
-    def read_bytes(self) -> int:
-        """What is read of the table's file, at least: the rows."""
-        return self.indices.numel() * self.table.shape[1:].numel() * self.table.element_size()
-
     def run(self) -> torch.Tensor:
         """Return what the whole call would, and raise what it would."""
         flat, rows = self.indices.reshape(-1), self.table.shape[0]

@@ -16,14 +16,14 @@ from agent.finetune.base_record import BaseRecord
 from agent.finetune.checkpoint import Checkpoint
 from agent.finetune.grid.file import FOLDER, grid_layers
 from agent.finetune.head_loss import LearnedLoss, model_inputs
-from agent.finetune.model import load_tokenizer, multiplied_bytes, outline, with_adapters
+from agent.finetune.model import multiplied_bytes, outline, with_adapters
 from agent.finetune.model_files import weight_files
 from agent.finetune.options import FinetuneOptions
 from agent.finetune.room import MOMENTS, WORKING_BYTES
 from agent.finetune.steering import CHECKPOINT_S
-from agent.finetune.task import Task, task_of
-from agent.finetune.text.records import read_records
-from agent.finetune.text.sequences import TokenSequence, split_sequences
+from agent.finetune.task import Task
+from agent.finetune.text.sequences import TokenSequence
+from agent.finetune.text.tokenizing import TokenizerHere, Tokenizing
 from agent.finetune.training import count_updates
 from planner.ir.process_memory import resident_bytes
 
@@ -70,7 +70,7 @@ class Explanation:
     """Whether a checkpoint is there, from which it goes on."""
     ram_bytes: int
     process_bytes: int
-    """Python, the libraries, tokenizer and sequences: this process as it is now."""
+    """Python, the libraries and sequences: this process as it is now."""
     working_bytes: int
     """More, once kernels run."""
     trained_bytes: int
@@ -89,12 +89,11 @@ class Explanation:
     out: str
 
 
-def explain(options: FinetuneOptions, ram_bytes: int) -> Explanation:
+def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: Tokenizing | None = None) -> Explanation:
     """Return what `finetune` would do within so much memory. Raises FinetuneError as it would, and OSError."""
     folder = Path(options.model)
-    data, tokenizer = read_records(Path(options.data)), load_tokenizer(folder)
-    task = task_of(folder, data.records)
-    split = split_sequences(data.records, tokenizer, options, task)
+    data = (tokenizer or TokenizerHere(options)).tokenized()
+    task, split = data.task, data.split
     sequences = (*split.train, *split.held_out)
     longest = max(len(sequence.tokens) for sequence in sequences)
     files = weight_files(folder)
@@ -139,7 +138,7 @@ def explain(options: FinetuneOptions, ram_bytes: int) -> Explanation:
         model=str(folder), kind=kind, learns=task.kind.value, parameters=parameters, loaded_as=loaded_as, files=tuple(path.name for path in files),
         files_bytes=sum(path.stat().st_size for path in files), trained_parameters=numbers, trained_layers=_ends(trained),
         grid=options.base, grid_layers=len(layers), grid_bytes=grid_bytes, grid_is_there=grid_path.is_file(),
-        records=len(data.records), broken=data.broken, skipped=split.skipped, sequences=len(split.train), held_out=len(split.held_out),
+        records=data.records, broken=data.broken, skipped=split.skipped, sequences=len(split.train), held_out=len(split.held_out),
         tokens=sum(lengths), learned_tokens=_learned(sequences), shortest=min(lengths), longest=longest, batch=options.batch,
         accumulate=options.accumulate, by_layers=accumulation.by_layers, accumulation_why=accumulation.why, updates=count_updates(options, len(split.train)), done=checkpoint.is_file(), ram_bytes=ram_bytes,
         process_bytes=process_bytes, working_bytes=WORKING_BYTES, trained_bytes=trained_bytes, saved_bytes=saved, logits_bytes=logits, frozen_bytes=frozen,

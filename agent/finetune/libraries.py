@@ -29,11 +29,6 @@ try:
         import peft
         import transformers
         from transformers.modeling_outputs import BaseModelOutputWithPast
-        from transformers.models.auto.modeling_auto import (
-            MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-            MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-            MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-        )
         from transformers.pytorch_utils import Conv1D
 except ImportError as error:
     raise FinetuneError(
@@ -46,7 +41,4 @@ def plain_model(model: Any) -> Any:
     return model.get_base_model() if isinstance(model, peft.PeftModel) else model
 
 
-__all__ = [
-    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_MASKED_LM_MAPPING_NAMES", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
-    "BaseModelOutputWithPast", "Conv1D", "peft", "plain_model", "transformers",
-]  # fmt: skip
+__all__ = ["BaseModelOutputWithPast", "Conv1D", "peft", "plain_model", "transformers"]

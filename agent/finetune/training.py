@@ -18,13 +18,13 @@ from agent.finetune.checkpoint import Checkpoint, FinetuneProgress
 from agent.finetune.federated import FederatedRound
 from agent.finetune.head_loss import EncoderInput, LabelLoss, LearnedLoss
 from agent.finetune.libraries import plain_model
-from agent.finetune.model import load_model, load_tokenizer, multiplied_bytes
+from agent.finetune.model import load_model, multiplied_bytes
 from agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrder
 from agent.finetune.room import MOMENTS, Room
 from agent.finetune.steering import LeaveTraining, Steering
-from agent.finetune.task import Task, TaskKind, task_of
-from agent.finetune.text.records import read_records
-from agent.finetune.text.sequences import BUCKET_TOKENS, IGNORED, Split, TokenSequence, masked, split_sequences
+from agent.finetune.task import TaskKind
+from agent.finetune.text.sequences import BUCKET_TOKENS, IGNORED, TokenSequence, masked
+from agent.finetune.text.tokenizing import Tokenized, TokenizerHere, Tokenizing
 from agent.system.atomic_file import write_atomically
 from planner.ir.errors import ExitCode
 
@@ -74,39 +74,39 @@ def finetune(
     note: Callable[[str], None],
     steering: Steering | None = None,
     given: FederatedRound | None = None,
+    tokenizer: Tokenizing | None = None,
 ) -> FinetuneOutcome:
     """Fine-tune, from a checkpoint if there is one; write the adapter or model to `options.out`, of a `given` round to where it goes.
 
-    `note` is told what else a person should know. Raises FinetuneError, and LeaveTraining where `steering` does.
+    `note` is told what else a person should know. `tokenizer`: one in this process where it is None. Raises FinetuneError, and LeaveTraining where `steering` does.
     """
     steering = steering or Steering()
-    data = read_records(Path(options.data))
-    if data.broken:
-        note(f"{options.data}: {data.broken} broken lines are left away, the first: {data.first_broken}")
-    tokenizer = load_tokenizer(Path(options.model))
-    task = task_of(Path(options.model), data.records)
-    split = split_sequences(data.records, tokenizer, options, task)
+    tokenizer = tokenizer or TokenizerHere(options)
+    found = tokenizer.tokenized()
+    task, split = found.task, found.split
+    if found.broken:
+        note(f"{options.data}: {found.broken} broken lines are left away, the first: {found.first_broken}")
     if split.skipped:
         note(f"{split.skipped} records are left away: the prompt alone has {options.sequence_tokens} tokens or more")
     base = BaseRecord.of(options)
     model = load_model(options, task, note)
     if given is not None:
         given.give(model)
-    run = _Run(options, task, split, base, model, tokenizer, steering, given, note)
+    run = _Run(options, found, base, model, steering, given, note)
     try:
         with run.room.held():
-            return _run(run, say, note)
+            return _run(run, tokenizer, say, note)
     except LeaveTraining:
         run.keep_if_time()
         raise
 
 
-def _run(run: "_Run", say: Say, note: Callable[[str], None]) -> FinetuneOutcome:
-    options, model, tokenizer = run.options, run.model, run.tokenizer
+def _run(run: "_Run", tokenizer: Tokenizing, say: Say, note: Callable[[str], None]) -> FinetuneOutcome:
+    options, model = run.options, run.model
     run.check_room()
     if run.begin():
         note(f"goes on after {run.done} of {run.updates} updates")
-    shown = options.sample if run.given is None else None
+    shown = run.prompt if options.sample is not None and run.given is None else None
     before = None if shown is None or run.done else _sample(model, tokenizer, shown)
     run.train(say)
     if run.done < run.updates:
@@ -118,7 +118,7 @@ def _run(run: "_Run", say: Say, note: Callable[[str], None]) -> FinetuneOutcome:
         run.checkpoint.remove()
         return FinetuneOutcome(run.done, False, run.loss_before, loss_after)
     model.save_pretrained(options.out)
-    tokenizer.save_pretrained(options.out)
+    tokenizer.save(options.out)
     if options.lora_rank is not None:
         run.base.write(Path(options.out))
     if run.task.labels:
@@ -136,11 +136,13 @@ class _Run:
     """Model, optimizer, schedule and data of one fine-tuning."""
 
     def __init__(
-        self, options: FinetuneOptions, task: Task, split: Split, base: BaseRecord, model: Any, tokenizer: Any, steering: Steering,
+        self, options: FinetuneOptions, data: Tokenized, base: BaseRecord, model: Any, steering: Steering,
         given: FederatedRound | None, note: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._note = note
-        self.options, self.task, self.base, self.model, self.tokenizer = options, task, base, model, tokenizer
+        task, split = data.task, data.split
+        self.options, self.task, self.base, self.model = options, task, base, model
+        self._vocabulary, self.prompt = data.vocabulary, data.prompt
         self._steering, self.given = steering, given
         self._learned_loss = LabelLoss(model) if task.labels else LearnedLoss(model, options.head_rows, task.kind)
         self.room = Room(options)
@@ -258,7 +260,7 @@ class _Run:
         """Return a sequence as it is learned at a place of the whole training: with other tokens masked at each, or as it is."""
         if self.task.kind is not TaskKind.MASKED_LM:
             return sequence
-        return masked(sequence, self.tokenizer, f"{self.options.seed} {place}")
+        return masked(sequence, self._vocabulary, f"{self.options.seed} {place}")
 
     def _order(self, epoch: int) -> list[int]:
         generator = torch.Generator().manual_seed(self.options.seed + epoch)
@@ -322,15 +324,16 @@ def _encoder_input(sources: "list[array[int]]") -> EncoderInput | None:
     return tokens, there
 
 
-def _sample(model: Any, tokenizer: Any, prompt: str) -> str:
+def _sample(model: Any, tokenizer: Tokenizing, prompt: Sequence[int]) -> str:
     """Return what the model writes after a prompt, the likeliest token each time."""
-    tokens = tokenizer(prompt, return_tensors="pt")
+    tokens = torch.tensor([list(prompt)])
     model.eval()
     with torch.no_grad():
-        written = model.generate(**tokens, max_new_tokens=_SAMPLE_TOKENS, do_sample=False)
+        written = model.generate(
+            input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=_SAMPLE_TOKENS, do_sample=False
+        )
     model.train()
-    text: str = tokenizer.decode(written[0], skip_special_tokens=True)
-    return text
+    return tokenizer.decode(written[0].tolist())
 
 
 def exit_code(outcome: FinetuneOutcome) -> int:

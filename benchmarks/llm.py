@@ -3,13 +3,15 @@
 Models of real shapes with random bfloat16 weights and a tokenizer trained on the shipped text, LoRA of rank 8 on sequences of
 256 tokens, one at a time: `finetune`'s recipe in plain PyTorch, with gradient checkpointing of transformers, and through
 `port-agent finetune` within each budget, over the weights as they are and over those on a grid; published figures beside. `--full` trains
-all weights in 32 bits instead (plain AdamW of the 0.5B takes 8 GiB), `--accumulate 8` makes updates of eight sequences.
-Seconds are medians of the updates after the first, bytes are per update, peaks of the whole process. Losses are compared to
+all weights in 32 bits instead (plain AdamW of the 0.5B takes 8 GiB), `--accumulate 8` makes updates of eight sequences, one by
+one and layer by layer. Seconds are medians of the updates after the first, bytes are per update (weights read from their files beside what is
+paged), peaks of the whole process. Losses are compared to
 the bit with plain PyTorch's over the same weights.
 """
 
 import argparse
 import dataclasses
+import itertools
 import json
 import multiprocessing
 import os
@@ -25,7 +27,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from agent.finetune.options import FinetuneOptions
+from agent.finetune.options import FinetuneOptions, MicroBatchOrder
 from agent.packing.grids import QuantizationGrid
 
 TOKENS = 256
@@ -72,6 +74,7 @@ class Row:
     first_seconds: float | None = None
     read_mib: float | None = None
     written_mib: float | None = None
+    mapped_mib: float | None = None
     losses: list[float] | None = None
     equal: bool | None = None
 
@@ -86,6 +89,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp"), help="a disk for weights and pages")
     parser.add_argument("--full", action="store_true", help="all weights, in 32 bits, instead of adapters")
     parser.add_argument("--accumulate", type=int, default=1, metavar="N", help="sequences per update, one at a time")
+    parser.add_argument("--updates", type=int, default=UPDATES, help="2 or more")
     parser.add_argument("--head-rows", type=int, help="run the head on so many rows at a time, in every way")
     parser.add_argument("--read-limit", help="read pages no faster, e.g. 45M")
     parser.add_argument("--write-limit", help="write pages no faster, e.g. 25M")
@@ -112,7 +116,7 @@ def measure(case: str, folder: Path, arguments: argparse.Namespace) -> list[Row]
         str(TEXT),
         str(folder / "out"),
         sequence_tokens=TOKENS,
-        updates=UPDATES,
+        updates=arguments.updates,
         lora_rank=None if arguments.full else RANK,
         accumulate=arguments.accumulate,
         head_rows=arguments.head_rows,
@@ -128,8 +132,11 @@ def measure(case: str, folder: Path, arguments: argparse.Namespace) -> list[Row]
             alike.append(_plain(Row(case, f"{weights}, plain", None), options))
             if base is None:
                 alike.append(_plain(Row(case, f"{weights}, checkpointing", None), options, "checkpointing"))
-        for mib in arguments.budgets:
-            alike.append(_within(Row(case, f"{weights}, finetune", mib), options, folder, arguments))
+        orders = [None] if options.accumulate == 1 else [*MicroBatchOrder]
+        for mib, order in itertools.product(arguments.budgets, orders):
+            way = f"{weights}, finetune" if order is None else f"{weights}, by {order}"
+            ordered = dataclasses.replace(options, accumulate_by=order)
+            alike.append(_within(Row(case, way, mib), ordered, folder, arguments))
         reference = next((row.losses for row in alike if row.losses), None)
         rows += [dataclasses.replace(row, equal=row.losses and row.losses == reference) for row in alike]
     return rows
@@ -153,8 +160,9 @@ def _within(row: Row, options: FinetuneOptions, folder: Path, arguments: argpars
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
         command = [
             sys.executable, "-W", "ignore", "-m", "agent.cli", "finetune", options.model, "--data", options.data, "--out",
-            options.out, "--ram", f"{row.budget_mib}M", "--seq-len", str(TOKENS), "--updates", str(UPDATES), "--held-out", "0",
-            "--accumulate", str(options.accumulate), "--json", "--page-dir", str(folder), "--report", report.name,
+            options.out, "--ram", f"{row.budget_mib}M", "--seq-len", str(TOKENS), "--updates", str(options.updates), "--held-out", "0",
+            "--accumulate", str(options.accumulate), *([] if options.accumulate_by is None else ["--accumulate-by", options.accumulate_by]),
+            "--json", "--page-dir", str(folder), "--report", report.name,
             *(["--full"] if options.lora_rank is None else []),
         ]  # fmt: skip
         for name in ("read_limit", "write_limit"):
@@ -183,8 +191,8 @@ def _events(command: list[str], row: Row) -> list[dict[str, Any]] | None:
 def _filled(row: Row, updates: list[dict[str, Any]], told: dict[str, Any]) -> Row:
     seconds = [update["seconds"] for update in updates]
     moved = {
-        f"{what}_mib": told[f"{what}_bytes"] / UPDATES / 2**20
-        for what in ("read", "written")
+        f"{what}_mib": told[f"{what}_bytes"] / len(updates) / 2**20
+        for what in ("read", "written", "mapped")
         if f"{what}_bytes" in told
     }
     return dataclasses.replace(
@@ -227,7 +235,7 @@ def _print(rows: list[Row], arguments: argparse.Namespace) -> None:
     table = Table(title=title)
     columns = (
         "model", "weights, way", "budget MiB", "peak MiB", "s/update", "of plain", "first s", "read MiB", "written MiB",
-        "losses equal",
+        "of files", "losses equal",
     )  # fmt: skip
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number < 2 else "right")
@@ -237,7 +245,7 @@ def _print(rows: list[Row], arguments: argparse.Namespace) -> None:
         table.add_row(
             row.model, row.way, _shown(row.budget_mib, "d"), _shown(row.peak_mib, "d"), _shown(row.seconds, ".2f"),
             _shown(row.seconds and reference and row.seconds / reference, ".2f"), _shown(row.first_seconds, ".2f"),
-            _shown(row.read_mib, ".0f"), _shown(row.written_mib, ".0f"),
+            _shown(row.read_mib, ".0f"), _shown(row.written_mib, ".0f"), _shown(row.mapped_mib, ".0f"),
             "" if row.equal is None else "yes" if row.equal else "NO",
         )  # fmt: skip
     console.print(table)

@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from agent.finetune.accumulation.choice import accumulation_of
 from agent.finetune.base_record import BaseRecord
 from agent.finetune.checkpoint import Checkpoint
 from agent.finetune.grid.file import FOLDER, grid_layers
 from agent.finetune.head_loss import LearnedLoss, model_inputs
-from agent.finetune.model import load_tokenizer, outline, with_adapters
+from agent.finetune.model import multiplied_bytes, outline, with_adapters
 from agent.finetune.model_files import weight_files
 from agent.finetune.options import FinetuneOptions
 from agent.finetune.room import MOMENTS, WORKING_BYTES
 from agent.finetune.steering import CHECKPOINT_S
-from agent.finetune.task import Task, task_of
-from agent.finetune.text.records import read_records
-from agent.finetune.text.sequences import TokenSequence, split_sequences
+from agent.finetune.task import Task
+from agent.finetune.text.sequences import TokenSequence
+from agent.finetune.text.tokenizing import TokenizerHere, Tokenizing
 from agent.finetune.training import count_updates
 from planner.ir.process_memory import resident_bytes
 
@@ -62,17 +62,21 @@ class Explanation:
     longest: int
     batch: int
     accumulate: int
+    by_layers: bool
+    """Whether the batches of an update run together, layer by layer."""
+    accumulation_why: str
     updates: int
     done: bool
     """Whether a checkpoint is there, from which it goes on."""
     ram_bytes: int
     process_bytes: int
-    """Python, the libraries, tokenizer and sequences: this process as it is now."""
+    """Python, the libraries and sequences: this process as it is now."""
     working_bytes: int
     """More, once kernels run."""
     trained_bytes: int
     """Trained weights, their gradients and the optimizer's moments."""
     saved_bytes: int
+    """Kept for the backward pass: of a batch; layer by layer, what each layer is given of all batches, and all of one layer of a batch."""
     logits_bytes: int
     frozen_bytes: int
     """Frozen weights that a step multiplies by: all but the table of embeddings, of which rows are read."""
@@ -85,12 +89,11 @@ class Explanation:
     out: str
 
 
-def explain(options: FinetuneOptions, ram_bytes: int) -> Explanation:
+def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: Tokenizing | None = None) -> Explanation:
     """Return what `finetune` would do within so much memory. Raises FinetuneError as it would, and OSError."""
     folder = Path(options.model)
-    data, tokenizer = read_records(Path(options.data)), load_tokenizer(folder)
-    task = task_of(folder, data.records)
-    split = split_sequences(data.records, tokenizer, options, task)
+    data = (tokenizer or TokenizerHere(options)).tokenized()
+    task, split = data.task, data.split
     sequences = (*split.train, *split.held_out)
     longest = max(len(sequence.tokens) for sequence in sequences)
     files = weight_files(folder)
@@ -99,13 +102,14 @@ def explain(options: FinetuneOptions, ram_bytes: int) -> Explanation:
         model = model.float().train()
     loaded_as = str(model.dtype).removeprefix("torch.")
     kind, parameters = model.config.model_type, sum(p.numel() for p in model.parameters())
-    frozen = _multiplied_bytes(model)
+    frozen = multiplied_bytes(model)
     layers = {} if options.base is None else grid_layers(model, options.base)
     grid_bytes = 0
     if options.base is not None:
         items = sum(layer.weight.numel() for layer in layers.values())
         grid_bytes = items * options.base.code_bits // 8 + items // options.base.block * torch.float32.itemsize
         frozen += grid_bytes - sum(layer.weight.nbytes for layer in layers.values())
+    outlined = model
     if options.lora_rank is not None:
         with torch.device("meta"):
             model = with_adapters(model, options, task)
@@ -115,12 +119,18 @@ def explain(options: FinetuneOptions, ram_bytes: int) -> Explanation:
     state_bytes = numbers * torch.float32.itemsize
     trained_bytes = state_bytes * (2 + MOMENTS)
     saved, logits = _one_forward(model, options, task, longest, max(len(s.source or ()) for s in sequences))
+    weights_bytes = (frozen if options.lora_rank is not None else 0) + trained_bytes
+    beside = ram_bytes - process_bytes - WORKING_BYTES
+    accumulation = accumulation_of(outlined, options, task, weights_bytes, beside)
+    if accumulation.by_layers:
+        saved = _saved_by_layers(outlined, options, longest, saved)
     made = saved + 2 * logits  # and what the logits are computed from in 32 bits, some rows at a time
     if options.lora_rank is None:
         frozen = 0
-    room = ram_bytes - process_bytes - WORKING_BYTES - trained_bytes - made
+    room = beside - trained_bytes - made
     resident = max(0, min(frozen, room))
     paged = max(0, -room)
+    passes = 1 if accumulation.by_layers else options.accumulate
     grid_path = folder / FOLDER / f"{options.base}.safetensors"
     checkpoint = Checkpoint(options, split.train, BaseRecord(options.model, options.base, {})).path
     lengths = [len(sequence.tokens) for sequence in sequences]
@@ -128,21 +138,21 @@ def explain(options: FinetuneOptions, ram_bytes: int) -> Explanation:
         model=str(folder), kind=kind, learns=task.kind.value, parameters=parameters, loaded_as=loaded_as, files=tuple(path.name for path in files),
         files_bytes=sum(path.stat().st_size for path in files), trained_parameters=numbers, trained_layers=_ends(trained),
         grid=options.base, grid_layers=len(layers), grid_bytes=grid_bytes, grid_is_there=grid_path.is_file(),
-        records=len(data.records), broken=data.broken, skipped=split.skipped, sequences=len(split.train), held_out=len(split.held_out),
+        records=data.records, broken=data.broken, skipped=split.skipped, sequences=len(split.train), held_out=len(split.held_out),
         tokens=sum(lengths), learned_tokens=_learned(sequences), shortest=min(lengths), longest=longest, batch=options.batch,
-        accumulate=options.accumulate, updates=count_updates(options, len(split.train)), done=checkpoint.is_file(), ram_bytes=ram_bytes,
+        accumulate=options.accumulate, by_layers=accumulation.by_layers, accumulation_why=accumulation.why, updates=count_updates(options, len(split.train)), done=checkpoint.is_file(), ram_bytes=ram_bytes,
         process_bytes=process_bytes, working_bytes=WORKING_BYTES, trained_bytes=trained_bytes, saved_bytes=saved, logits_bytes=logits, frozen_bytes=frozen,
-        resident_frozen_bytes=resident, read_bytes=options.accumulate * (2 * (frozen - resident) + paged),
-        written_bytes=options.accumulate * paged, checkpoint_s=CHECKPOINT_S, checkpoint_bytes=(1 + MOMENTS) * state_bytes,
+        resident_frozen_bytes=resident, read_bytes=passes * (2 * (frozen - resident) + paged),
+        written_bytes=passes * paged, checkpoint_s=CHECKPOINT_S, checkpoint_bytes=(1 + MOMENTS) * state_bytes,
         checkpoint=str(checkpoint), out=options.out,
     )  # fmt: skip
 
 
-def _multiplied_bytes(model: nn.Module) -> int:
-    """Return the bytes of the weights that a step multiplies by."""
-    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[operator]
-    total = sum(p.nbytes for p in model.parameters())
-    return total if head is not None and head.weight is embeddings.weight else total - embeddings.weight.nbytes
+def _saved_by_layers(model: Any, options: FinetuneOptions, length: int, saved_bytes: int) -> int:
+    """Return what is kept layer by layer, where `saved_bytes` are of a whole pass of one batch."""
+    layers: int = model.config.num_hidden_layers
+    rows_bytes = options.batch * length * model.get_input_embeddings().weight[0].nbytes
+    return options.accumulate * (layers + 1) * rows_bytes + saved_bytes // layers
 
 
 def _one_forward(model: Any, options: FinetuneOptions, task: Task, length: int, source: int) -> tuple[int, int]:

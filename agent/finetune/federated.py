@@ -15,11 +15,10 @@ from safetensors import SafetensorError
 from agent.finetune.job.file import FinetuneJob
 from agent.finetune.job.round_files import RoundFiles
 from agent.finetune.libraries import peft
-from agent.finetune.model import load_tokenizer, outline, with_adapters
+from agent.finetune.model import outline, with_adapters
 from agent.finetune.options import FinetuneError, FinetuneOptions
-from agent.finetune.task import Task, task_of
-from agent.finetune.text.records import read_records
-from agent.finetune.text.sequences import split_sequences
+from agent.finetune.task import Task
+from agent.finetune.text.tokenizing import TokenizerHere
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +83,13 @@ def federated_job(job: FinetuneJob) -> Iterator[bytes]:
     """Yield the file of a job that federates, the adapter that it begins with drawn by its seed. Raises FinetuneError, OSError."""
     options = job.options
     folder = Path(options.model)
-    records, tokenizer = read_records(Path(options.data)).records, load_tokenizer(folder)
-    task = task_of(folder, records)
+    data = TokenizerHere(options).tokenized()
+    task = data.task
     if task.labels:
         raise FinetuneError(
             "a head for labels does not federate, as each device may have other labels; leave the labels or --federated away"
         )
-    split = split_sequences(records, tokenizer, options, task)
-    yield msgspec.structs.replace(job, sequences=len(split.train)).encoded() + b"\n"
+    yield msgspec.structs.replace(job, sequences=len(data.split.train)).encoded() + b"\n"
     yield _file(_initial_adapter(folder, options, task))
 
 

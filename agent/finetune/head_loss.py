@@ -7,13 +7,14 @@ in the order of the whole. A frozen head may run on some rows at a time, too: th
 """
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from agent.finetune.libraries import BaseModelOutputWithPast, peft
+from agent.finetune.libraries import BaseModelOutputWithPast, plain_model
 from agent.finetune.options import FinetuneError
 from agent.finetune.task import TaskKind
 from agent.finetune.text.sequences import BUCKET_TOKENS, IGNORED
@@ -28,7 +29,7 @@ _BLOCKS = 3
 _LEAST_ROWS = 16
 """In a block: of fewer, kernels may compute in another order."""
 
-_SEEN_TOKENS = 64
+SEEN_TOKENS = 64
 """Of the first batch, by which it is seen whether the head stands alone."""
 
 
@@ -57,10 +58,10 @@ class LearnedLoss:
         self._model, self._head_rows = model, head_rows
         self._own_token = kind is TaskKind.MASKED_LM
         self._settings = {} if self._own_token else {"use_cache": False}
-        self._plain: Any = model.get_base_model() if isinstance(model, peft.PeftModel) else model
+        self._plain: Any = plain_model(model)
         self._keeps_rows = "logits_to_keep" in inspect.signature(self._plain.forward).parameters
         self._stands_alone: bool | None = None
-        """Whether the model's head, given hidden rows, gives what the whole model gives for them; None: not seen yet."""
+        """None: not seen yet."""
 
     def __call__(
         self,
@@ -68,6 +69,7 @@ class LearnedLoss:
         labels: torch.Tensor,
         source: EncoderInput | None = None,
         gradient_of: int | None = None,
+        of: Sequence[torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Return the sum of the labels' losses, in 32 bits, with the bits of `cross_entropy(logits.float(), ..., reduction="sum")`.
 
@@ -75,7 +77,8 @@ class LearnedLoss:
         beside them. Logits begin at the
         first place after which a token is learned, in steps of BUCKET_TOKENS: each number of rows is a step of its own to
         whoever plans it. With `gradient_of`, the gradients of that sum divided by it are added to those of the parameters,
-        by one backward pass. Raises FinetuneError where the head cannot run on some rows.
+        by one backward pass; to those `of` some tensors alone, where they are given. Raises FinetuneError where the head cannot run
+        on some rows.
         """
         following = labels if self._own_token else F.pad(labels[:, 1:], (0, 1), value=IGNORED)
         first = int((following != IGNORED).any(0).int().argmax())
@@ -83,12 +86,16 @@ class LearnedLoss:
         following = following[:, -kept:].reshape(-1)
         if source is not None:
             self._stands_alone = False
+        if not self.stands_alone(tokens):
+            return self._of_whole(model_inputs(tokens, source), kept, following, gradient_of, of)
+        hidden = self._backbone(input_ids=tokens, use_cache=False).last_hidden_state
+        return self._of_rows(hidden[:, -kept:], following, gradient_of, of)
+
+    def stands_alone(self, tokens: torch.Tensor) -> bool:
+        """Tell whether the head, given hidden rows, gives what the whole model gives: seen once, by the first of some tokens."""
         if self._stands_alone is None:
             self._stands_alone = self._separable and self._gives_the_same(tokens)
-        if not self._stands_alone:
-            return self._of_whole(model_inputs(tokens, source), kept, following, gradient_of)
-        hidden = self._backbone(input_ids=tokens, use_cache=False).last_hidden_state
-        return self._of_rows(hidden[:, -kept:], following, gradient_of)
+        return self._stands_alone
 
     def rows_at_once(self, rows: int) -> int:
         """Return of how many of so many rows logits are there at the same time."""
@@ -105,8 +112,9 @@ class LearnedLoss:
         return int(at_once * vocabulary * head.weight.dtype.itemsize + _BLOCKS * block)
 
     def _of_whole(
-        self, inputs: dict[str, torch.Tensor], kept: int, labels: torch.Tensor, gradient_of: int | None
-    ) -> torch.Tensor:
+        self, inputs: dict[str, torch.Tensor], kept: int, labels: torch.Tensor, gradient_of: int | None,
+        of: Sequence[torch.Tensor] | None,
+    ) -> torch.Tensor:  # fmt: skip
         if self._head_rows is not None:
             raise FinetuneError(
                 f"the head of this model ({self._plain.config.model_type}) cannot run on {self._head_rows} rows at a time: it is "
@@ -118,10 +126,12 @@ class LearnedLoss:
             logits = self._model(**inputs, **self._settings).logits[:, -kept:].contiguous()
         chosen = chosen_log_probabilities(logits, labels, gradient_of)
         if gradient_of is not None:
-            logits.backward(logits.detach())
+            logits.backward(logits.detach(), inputs=of)
         return _summed(chosen, labels)
 
-    def _of_rows(self, hidden: torch.Tensor, labels: torch.Tensor, gradient_of: int | None) -> torch.Tensor:
+    def _of_rows(
+        self, hidden: torch.Tensor, labels: torch.Tensor, gradient_of: int | None, of: Sequence[torch.Tensor] | None
+    ) -> torch.Tensor:
         """Run the head on blocks of rows, each contiguous: a view of the whole would multiply the weight as a batch of one.
 
         Their logits are given up before the next.
@@ -138,7 +148,7 @@ class LearnedLoss:
                 (given[start:stop],) = torch.autograd.grad(logits, block, logits.detach())
             del logits
         if gradient_of is not None:
-            rows.backward(given)
+            rows.backward(given, inputs=of)
         return _summed(chosen, labels)
 
     @property
@@ -150,6 +160,7 @@ class LearnedLoss:
 
     @property
     def _backbone(self) -> nn.Module:
+        """The layers without the head."""
         backbone: nn.Module = self._plain.base_model
         return backbone
 
@@ -159,7 +170,7 @@ class LearnedLoss:
         watching = self._backbone.register_forward_hook(lambda _, __, output: seen.append(output.last_hidden_state))
         with torch.no_grad(), torch.random.fork_rng(devices=()):
             try:
-                logits = self._model(input_ids=tokens[:1, :_SEEN_TOKENS], use_cache=False).logits
+                logits = self._model(input_ids=tokens[:1, :SEEN_TOKENS], use_cache=False).logits
                 return torch.equal(logits.view(torch.uint8), self._head(seen[0]).view(torch.uint8))
             except AttributeError:  # it asks its backbone for more
                 return False

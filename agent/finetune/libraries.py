@@ -6,6 +6,7 @@ needs them takes them from here.
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -28,18 +29,16 @@ try:
         import peft
         import transformers
         from transformers.modeling_outputs import BaseModelOutputWithPast
-        from transformers.models.auto.modeling_auto import (
-            MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-            MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-            MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-        )
         from transformers.pytorch_utils import Conv1D
 except ImportError as error:
     raise FinetuneError(
         f"fine-tuning language models needs transformers and peft ({error.name} is missing): pip install 'port-agent[llm]'"
     ) from error
 
-__all__ = [
-    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_MASKED_LM_MAPPING_NAMES", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
-    "BaseModelOutputWithPast", "Conv1D", "peft", "transformers",
-]  # fmt: skip
+
+def plain_model(model: Any) -> Any:
+    """Return the model of transformers under its adapters, if it has any."""
+    return model.get_base_model() if isinstance(model, peft.PeftModel) else model
+
+
+__all__ = ["BaseModelOutputWithPast", "Conv1D", "peft", "plain_model", "transformers"]

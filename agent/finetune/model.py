@@ -12,7 +12,7 @@ from agent.finetune.grid.file import put_on_grid
 from agent.finetune.libraries import Conv1D, peft, transformers
 from agent.finetune.model_files import tensor_entries, weight_files
 from agent.finetune.options import FinetuneError, FinetuneOptions
-from agent.finetune.task import Task, TaskKind, head_settings, model_class, read_config
+from agent.finetune.task import Task, TaskKind, head_settings, read_config
 
 FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 """By the names of safetensors."""
@@ -28,14 +28,6 @@ _transformers_says.disable_progress_bar()
 _transformers_says.set_verbosity_error()
 warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers|peft")
 warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")  # GPT-2's layers: peft sets what they need
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """Return the directory's tokenizer. Raises FinetuneError where its files are damaged."""
-    try:
-        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FinetuneError(f"the tokenizer of {folder} cannot be read ({error}); download it again") from error
 
 
 def load_model(options: FinetuneOptions, task: Task, note: Callable[[str], None]) -> Any:
@@ -78,6 +70,23 @@ def with_adapters(model: Any, options: FinetuneOptions, task: Task, new: Sequenc
         modules_to_save=beside or None,
     )  # fmt: skip
     return peft.get_peft_model(model, adapters).train()
+
+
+def model_class(task: Task) -> Any:
+    """Return what of transformers makes models for a task."""
+    return {
+        TaskKind.CAUSAL_LM: transformers.AutoModelForCausalLM,
+        TaskKind.SEQ2SEQ_LM: transformers.AutoModelForSeq2SeqLM,
+        TaskKind.MASKED_LM: transformers.AutoModelForMaskedLM,
+        TaskKind.CLASSIFICATION: transformers.AutoModelForSequenceClassification,
+    }[task.kind]
+
+
+def multiplied_bytes(model: Any) -> int:
+    """Return the bytes of the weights that a step multiplies by: all but a table of embeddings that is not the head, too."""
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    total = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+    return int(total if head is not None and head.weight is embeddings.weight else total - embeddings.weight.nbytes)
 
 
 def outline(folder: Path, task: Task) -> Any:

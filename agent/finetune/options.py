@@ -1,5 +1,6 @@
 """What a fine-tuning is asked to do."""
 
+import enum
 from dataclasses import dataclass
 
 from agent.packing.grids import QuantizationGrid
@@ -12,6 +13,13 @@ class FinetuneError(PortError):
     exit_code = ExitCode.IMPOSSIBLE
 
 
+class MicroBatchOrder(enum.StrEnum):
+    """How the batches of an update run: each through the whole model, or all of them together through each layer."""
+
+    BATCHES = "batches"
+    LAYERS = "layers"
+
+
 @dataclass(frozen=True, slots=True)
 class FinetuneOptions:
     """The recipe's settings.
@@ -19,7 +27,7 @@ class FinetuneOptions:
     `base`: the grid that the frozen weights are put on (`agent.packing.QuantizationGrid`), None to leave them as they are.
     `lora_rank`: of the adapters, None to train all weights. `targets`: ends of the names of the layers that get adapters,
     () for those that peft takes for this kind of model. `sequence_tokens`: the longest sequence. `accumulate`: sequences
-    per update. `head_rows`: of the logits at a time, None for all of a batch. `updates`: so many instead of `epochs`. `held_out`: the share of the sequences that is not trained on.
+    per update. `accumulate_by`: the order in which they run, with the same bits; None for the one that moves less. `head_rows`: of the logits at a time, None for all of a batch. `updates`: so many instead of `epochs`. `held_out`: the share of the sequences that is not trained on.
     """
 
     model: str
@@ -31,6 +39,7 @@ class FinetuneOptions:
     sequence_tokens: int = 256
     batch: int = 1
     accumulate: int = 1
+    accumulate_by: MicroBatchOrder | None = None
     head_rows: int | None = None
     epochs: int = 1
     updates: int | None = None

@@ -33,6 +33,11 @@ class Room:
         self._options = options
         self._process = strict_budget()
 
+    def tensor_bytes(self) -> int | None:
+        """Return how much is left for tensors once kernels run, the model being there and nothing trained yet; None without a budget."""
+        process = self._process
+        return None if process is None else process.ram_bytes - process.held_bytes() - WORKING_BYTES
+
     def check(self, loss: LearnedLoss | LabelLoss, trained: Sequence[torch.Tensor], rows: int) -> None:
         """Raise FinetuneError where batches of so many rows cannot be trained on, the model being there and nothing trained yet."""
         process = self._process

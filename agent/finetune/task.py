@@ -1,16 +1,14 @@
-"""What a model learns: to go on with text, to answer, to find masked words, or to choose a label."""
+"""What a model learns: to go on with text, to answer, to find masked words, or to choose a label.
+
+transformers is loaded where it is asked, so that a process without torch may ask (`agent.finetune.text.process`); one that trains
+has it from `agent.finetune.libraries`.
+"""
 
 import enum
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.finetune.libraries import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-    transformers,
-)
 from agent.finetune.model_files import CONFIG
 from agent.finetune.options import FinetuneError
 from agent.finetune.text.records import Record
@@ -41,6 +39,8 @@ class Task:
 
 def read_config(folder: Path) -> Any:
     """Return a directory's configuration."""
+    import transformers
+
     return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
 
 
@@ -49,6 +49,12 @@ def task_of(folder: Path, records: tuple[Record, ...] = ()) -> Task:
 
     Raises FinetuneError for a kind of model that has nothing to predict, and for records of which only some have labels.
     """
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    )
+
     config = read_config(folder)
     kind = config.model_type
     if config.is_encoder_decoder and kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
@@ -85,16 +91,6 @@ def _labels(folder: Path, kind: str, records: tuple[Record, ...]) -> tuple[str, 
     if len(labels) == 1:
         raise FinetuneError(f"all {len(records)} records have the label {labels[0]}; there is nothing to choose")
     return labels
-
-
-def model_class(task: Task) -> Any:
-    """Return what of transformers makes models for a task."""
-    return {
-        TaskKind.CAUSAL_LM: transformers.AutoModelForCausalLM,
-        TaskKind.SEQ2SEQ_LM: transformers.AutoModelForSeq2SeqLM,
-        TaskKind.MASKED_LM: transformers.AutoModelForMaskedLM,
-        TaskKind.CLASSIFICATION: transformers.AutoModelForSequenceClassification,
-    }[task.kind]
 
 
 def head_settings(task: Task) -> dict[str, Any]:

@@ -11,17 +11,20 @@ from typing import Any
 
 import torch
 
+from agent.finetune.accumulation.by_layers import ByLayers, NotByLayersError
+from agent.finetune.accumulation.choice import accumulation_of, cannot_run_by_layers
 from agent.finetune.base_record import BaseRecord
 from agent.finetune.checkpoint import Checkpoint, FinetuneProgress
 from agent.finetune.federated import FederatedRound
 from agent.finetune.head_loss import EncoderInput, LabelLoss, LearnedLoss
-from agent.finetune.model import load_model, load_tokenizer
-from agent.finetune.options import FinetuneError, FinetuneOptions
-from agent.finetune.room import Room
+from agent.finetune.libraries import plain_model
+from agent.finetune.model import load_model, multiplied_bytes
+from agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrder
+from agent.finetune.room import MOMENTS, Room
 from agent.finetune.steering import LeaveTraining, Steering
-from agent.finetune.task import Task, TaskKind, task_of
-from agent.finetune.text.records import read_records
-from agent.finetune.text.sequences import BUCKET_TOKENS, IGNORED, Split, TokenSequence, masked, split_sequences
+from agent.finetune.task import TaskKind
+from agent.finetune.text.sequences import BUCKET_TOKENS, IGNORED, TokenSequence, masked
+from agent.finetune.text.tokenizing import Tokenized, TokenizerHere, Tokenizing
 from agent.system.atomic_file import write_atomically
 from planner.ir.errors import ExitCode
 
@@ -71,39 +74,39 @@ def finetune(
     note: Callable[[str], None],
     steering: Steering | None = None,
     given: FederatedRound | None = None,
+    tokenizer: Tokenizing | None = None,
 ) -> FinetuneOutcome:
     """Fine-tune, from a checkpoint if there is one; write the adapter or model to `options.out`, of a `given` round to where it goes.
 
-    `note` is told what else a person should know. Raises FinetuneError, and LeaveTraining where `steering` does.
+    `note` is told what else a person should know. `tokenizer`: one in this process where it is None. Raises FinetuneError, and LeaveTraining where `steering` does.
     """
     steering = steering or Steering()
-    data = read_records(Path(options.data))
-    if data.broken:
-        note(f"{options.data}: {data.broken} broken lines are left away, the first: {data.first_broken}")
-    tokenizer = load_tokenizer(Path(options.model))
-    task = task_of(Path(options.model), data.records)
-    split = split_sequences(data.records, tokenizer, options, task)
+    tokenizer = tokenizer or TokenizerHere(options)
+    found = tokenizer.tokenized()
+    task, split = found.task, found.split
+    if found.broken:
+        note(f"{options.data}: {found.broken} broken lines are left away, the first: {found.first_broken}")
     if split.skipped:
         note(f"{split.skipped} records are left away: the prompt alone has {options.sequence_tokens} tokens or more")
     base = BaseRecord.of(options)
     model = load_model(options, task, note)
     if given is not None:
         given.give(model)
-    run = _Run(options, task, split, base, model, tokenizer, steering, given)
+    run = _Run(options, found, base, model, steering, given, note)
     try:
         with run.room.held():
-            return _run(run, say, note)
+            return _run(run, tokenizer, say, note)
     except LeaveTraining:
         run.keep_if_time()
         raise
 
 
-def _run(run: "_Run", say: Say, note: Callable[[str], None]) -> FinetuneOutcome:
-    options, model, tokenizer = run.options, run.model, run.tokenizer
+def _run(run: "_Run", tokenizer: Tokenizing, say: Say, note: Callable[[str], None]) -> FinetuneOutcome:
+    options, model = run.options, run.model
     run.check_room()
     if run.begin():
         note(f"goes on after {run.done} of {run.updates} updates")
-    shown = options.sample if run.given is None else None
+    shown = run.prompt if options.sample is not None and run.given is None else None
     before = None if shown is None or run.done else _sample(model, tokenizer, shown)
     run.train(say)
     if run.done < run.updates:
@@ -115,7 +118,7 @@ def _run(run: "_Run", say: Say, note: Callable[[str], None]) -> FinetuneOutcome:
         run.checkpoint.remove()
         return FinetuneOutcome(run.done, False, run.loss_before, loss_after)
     model.save_pretrained(options.out)
-    tokenizer.save_pretrained(options.out)
+    tokenizer.save(options.out)
     if options.lora_rank is not None:
         run.base.write(Path(options.out))
     if run.task.labels:
@@ -133,13 +136,18 @@ class _Run:
     """Model, optimizer, schedule and data of one fine-tuning."""
 
     def __init__(
-        self, options: FinetuneOptions, task: Task, split: Split, base: BaseRecord, model: Any, tokenizer: Any, steering: Steering,
-        given: FederatedRound | None,
+        self, options: FinetuneOptions, data: Tokenized, base: BaseRecord, model: Any, steering: Steering,
+        given: FederatedRound | None, note: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self.options, self.task, self.base, self.model, self.tokenizer = options, task, base, model, tokenizer
+        self._note = note
+        task, split = data.task, data.split
+        self.options, self.task, self.base, self.model = options, task, base, model
+        self._vocabulary, self.prompt = data.vocabulary, data.prompt
         self._steering, self.given = steering, given
         self._learned_loss = LabelLoss(model) if task.labels else LearnedLoss(model, options.head_rows, task.kind)
         self.room = Room(options)
+        self._by_layers: ByLayers | None = None
+        """What runs the batches of an update together; None: they run one by one."""
         self.train_on, self.held_out = split.train, split.held_out
         self.updates = count_updates(options, len(split.train)) if given is None or given.trains else 0
         self._first = 0 if given is None else self.updates * (given.number or 0)
@@ -163,6 +171,13 @@ class _Run:
         """Raise FinetuneError where the budget of this process is too small for the longest batch."""
         longest = max(len(sequence.tokens) for sequence in (*self.train_on, *self.held_out))
         self.room.check(self._learned_loss, self.trained, self.options.batch * longest)
+        weights_bytes = multiplied_bytes(self.model) + (1 + MOMENTS) * sum(t.nbytes for t in self.trained)
+        accumulation = accumulation_of(
+            plain_model(self.model), self.options, self.task, weights_bytes, self.room.tensor_bytes()
+        )
+        if accumulation.by_layers and isinstance(self._learned_loss, LearnedLoss):
+            self._note(f"the {self.options.accumulate} batches of an update run layer by layer: {accumulation.why}")
+            self._by_layers = ByLayers(self.model, self._learned_loss)
 
     def begin(self) -> bool:
         """Go to where the checkpoint is and return True; or measure what is held out, where there is none."""
@@ -212,6 +227,16 @@ class _Run:
         begin = (self._first + done) * self.options.accumulate
         batches = [self._batch(begin + i) for i in range(self.options.accumulate)]
         learned = sum(sequence.learned for batch in batches for sequence in batch)
+        if self._by_layers is not None:
+            try:
+                return self._by_layers([self._as_tensors(batch)[:2] for batch in batches], learned) / learned, learned
+            except NotByLayersError as error:
+                if self.options.accumulate_by is MicroBatchOrder.LAYERS:
+                    raise cannot_run_by_layers(str(error)) from error
+                self._note(f"the batches of an update run one by one: {error}")
+                self._by_layers = None
+                self.optimizer.zero_grad()
+                torch.set_rng_state(self._generator)
         total = 0.0
         for batch in batches:
             total += self._learned_loss(*self._as_tensors(batch), gradient_of=learned).item()
@@ -235,7 +260,7 @@ class _Run:
         """Return a sequence as it is learned at a place of the whole training: with other tokens masked at each, or as it is."""
         if self.task.kind is not TaskKind.MASKED_LM:
             return sequence
-        return masked(sequence, self.tokenizer, f"{self.options.seed} {place}")
+        return masked(sequence, self._vocabulary, f"{self.options.seed} {place}")
 
     def _order(self, epoch: int) -> list[int]:
         generator = torch.Generator().manual_seed(self.options.seed + epoch)
@@ -299,15 +324,16 @@ def _encoder_input(sources: "list[array[int]]") -> EncoderInput | None:
     return tokens, there
 
 
-def _sample(model: Any, tokenizer: Any, prompt: str) -> str:
+def _sample(model: Any, tokenizer: Tokenizing, prompt: Sequence[int]) -> str:
     """Return what the model writes after a prompt, the likeliest token each time."""
-    tokens = tokenizer(prompt, return_tensors="pt")
+    tokens = torch.tensor([list(prompt)])
     model.eval()
     with torch.no_grad():
-        written = model.generate(**tokens, max_new_tokens=_SAMPLE_TOKENS, do_sample=False)
+        written = model.generate(
+            input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=_SAMPLE_TOKENS, do_sample=False
+        )
     model.train()
-    text: str = tokenizer.decode(written[0], skip_special_tokens=True)
-    return text
+    return tokenizer.decode(written[0].tolist())
 
 
 def exit_code(outcome: FinetuneOutcome) -> int:

@@ -9,12 +9,16 @@
 Model, optimizers and the ends of steps are found, not named. The numbers are those of plain PyTorch, to the bit.
 """
 
+import contextlib
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+import torch
 
 from agent.follow.consumption import EnergyUse, wear_joules_per_byte, wear_share
 from agent.follow.decisions.planning import Planning, StepBounds
@@ -222,6 +226,20 @@ def strict_budget() -> ProcessBudget | None:
         return None
     running._process.strict = True
     return running._process
+
+
+def without_foresight() -> contextlib.AbstractContextManager[None]:
+    """Let the budget of this process expect nothing in a block that does each time what was never done before; see `Follower`."""
+    running = _Running._of_this_process
+    return contextlib.nullcontext() if running is None else running.follower.without_foresight()
+
+
+def keeping(
+    tensors: Sequence[torch.Tensor], then: Sequence[torch.Tensor] = ()
+) -> contextlib.AbstractContextManager[None]:
+    """Have the budget of this process keep tensors resident in a block that uses them several times; see `Follower`."""
+    running = _Running._of_this_process
+    return contextlib.nullcontext() if running is None else running.follower.keeping(tensors, then)
 
 
 class _Running:

@@ -120,10 +120,15 @@ class ProcessBudget:
         self._skipped += 1
         return self._skipped >= _LOOK_OPERATORS or abs(self._table.resident_bytes - self._looked_at) >= _LOOK_BYTES
 
+    @property
+    def settling(self) -> bool:
+        """Whether code is still given back at the ends of segments: the program has only begun."""
+        return self._releases_left > 0
+
     def end_segment(self) -> None:
         """Take note that a segment of the program ended."""
         self._rest_found.append(0)
-        if self._releases_left > 0:
+        if self.settling:
             self._releases_left -= 1
             release_code_pages()
             self._give_back()

@@ -41,7 +41,7 @@ from agent.follow.piecewise import PIECE_BYTES, PIECEWISE_FROM, pieces_of, run_p
 from agent.follow.products import MappedProduct, MappedProducts
 from agent.follow.residency import Residency
 from agent.follow.rows import MappedRows, mapped_rows
-from agent.follow.storages import NEVER, Storage, StorageTable
+from agent.follow.storages import NEVER, Storage, StorageTable, read_mapping_ahead
 from agent.follow.traits import OperatorTraits, traits_of
 from agent.malloc import release_free_memory
 from planner.ir.code_pages import release_code_pages
@@ -58,6 +58,9 @@ _UNKNOWN_WORKSPACE = 1.0
 
 _NAMED_FROM = 0.05
 """An operator that lacks a smaller share of the budget is only counted: estimates are no better, and belts are wider."""
+
+_KEPT_SHARE = 1 / 2
+"""Of the room for tensors, the most that is kept for a program that says what it needs again."""
 
 _SHOWN_AT_ONCE = 2
 """`torch.save` asks for a storage's size right before it writes its bytes, one storage after the other."""
@@ -185,6 +188,8 @@ class Follower:
             began = time.perf_counter()
             if cut is not None:
                 result = cut.run()
+                if isinstance(cut, MappedProduct):
+                    residency.counters.mapped_bytes += cut.storage.nbytes
             elif large is None:
                 result = _call_fused(func, args, kwargs) if traits.fused else func(*args, **kwargs)
             else:
@@ -281,7 +286,8 @@ class Follower:
         for tensor in tensors_in(result) if isinstance(result, (list, tuple)) else _alone(result):
             storage = table.of(tensor) if tensor.layout is torch.strided else None
             if storage is not None and storage.number >= first_made and storage.birth is None:
-                storage.birth = (book.segment, book.position, len(made))
+                if not book.resting:
+                    storage.birth = (book.segment, book.position, len(made))
                 made.append(storage)
         touched = (*inputs, *made)
         if residency.pressed and entry is not None and len(entry.next_uses) == len(touched):
@@ -304,7 +310,7 @@ class Follower:
         if self.planning.recording is not None:
             self.planning.recording.add(inputs, made, written, seconds, workspace_bytes, repeatable=again)
         book.ran(fingerprint, inputs, made, workspace_bytes)
-        if residency.pressed and book.plan is None:
+        if residency.pressed and book.plan is None and not book.resting:
             self._learn(touched)
         if book.position >= LONGEST_SEGMENT:
             self.end_segment()
@@ -391,6 +397,10 @@ class Follower:
     def end_segment(self, *, stepped: bool = False) -> None:
         """Take note that a backward() or an optimizer's step ended; pointers of the one before are void."""
         with self.lock:
+            if self.book.resting:
+                if self._process is not None and self._process.settling:
+                    self._process.end_segment()
+                return
             empty = self.book.position == 0
             whole = self.book.end_segment(self.residency.clock + 1)
             if not empty:
@@ -405,10 +415,68 @@ class Follower:
                 self.steps += 1
                 self._at_step()
 
+    @contextlib.contextmanager
+    def without_foresight(self) -> Iterator[None]:
+        """Record and expect nothing in the block, which is a segment of its own: what it does was never done before.
+
+        Who must leave is then who was used longest ago, but for what `keeping` says.
+        """
+        with self.lock:
+            if self.book.position > 0:
+                self.end_segment()
+            self.planning.close()
+            self.planning.plan_nothing()
+            self.residency.victims.demote()
+            self.residency.may_recompute = False
+            self.book.resting = True
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.book.resting, self.book.start_clock = False, self.residency.clock + 1
+                if self._process is not None:
+                    self._process.end_segment()
+
+    @contextlib.contextmanager
+    def keeping(self, tensors: Sequence[torch.Tensor], then: Sequence[torch.Tensor] = ()) -> Iterator[None]:
+        """Keep tensors resident in the block, which uses them several times, and begin to read those that come `then`.
+
+        Where something else finds no room beside them they leave like any other; what takes more than half of the room is
+        not kept.
+        """
+        residency = self.residency
+        with self.lock:
+            storages = self._storages_of(tensors)
+            if sum(s.nbytes for s in storages) <= residency.limit_bytes * _KEPT_SHARE:
+                residency.kept = set(storages)
+                residency.bring(storages)
+            for storage in self._storages_of(then):
+                self._read_ahead(storage)
+        try:
+            yield
+        finally:
+            with self.lock:
+                residency.kept = set()
+                residency.make_room_if_possible()
+
+    def _storages_of(self, tensors: Sequence[torch.Tensor]) -> list[Storage]:
+        found = (self.table.of(tensor) for tensor in tensors)
+        return list(dict.fromkeys(storage for storage in found if storage is not None))
+
+    def _read_ahead(self, storage: Storage) -> None:
+        """Begin to read a storage that is away: of a file into the page cache, else where there is room."""
+        memory = storage.ref()
+        if storage.resident or memory is None:
+            return
+        if storage.in_file:
+            read_mapping_ahead(memory)
+        else:
+            self.residency.prefetch(storage, 0, self.residency.clock + AHEAD)
+
     def become_child(self) -> None:
         """Go on in a forked child, which has no budget."""
         self._process = None
-        self.planning.become_child()
+        self.planning.plan_nothing()
         self.residency.become_child()
         self.go_on()
 

@@ -74,6 +74,8 @@ class Residency:
         """In a child process: pages are read, none is written."""
         self.pressed = False
         """Whether anything ever had to leave."""
+        self.kept: set[Storage] = set()
+        """These leave only where no other can: the program says that it needs them again soon."""
         self.before_mapping: Callable[[int], None] = lambda nbytes: None
         """Called with the bytes of a file's pages that are about to come in."""
 
@@ -188,9 +190,12 @@ class Residency:
             self.pressed = True
             self.victims.put_in_order(self.table)
         while self.table.resident_bytes > target:
-            if not self._let_go(self.table.resident_bytes - target):
+            if self._let_go(self.table.resident_bytes - target):
+                continue
+            if not self.kept:
                 self._count_over(nbytes)
                 return
+            self.kept.clear()
 
     def empty(self) -> None:
         """Let everything leave that can, without counting on making it again. Raises PageError."""
@@ -321,7 +326,7 @@ class Residency:
 
     def _stays(self, storage: Storage) -> bool:
         memory = storage.ref()
-        if memory is None or storage.pins > 0 or storage.reading:
+        if memory is None or storage.pins > 0 or storage.reading or storage in self.kept:
             return True
         return not storage.mapped and exposed(memory)
 

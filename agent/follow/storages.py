@@ -388,6 +388,11 @@ def populate_mapping(storage: torch.UntypedStorage) -> None:
     _madvise(*_whole_pages(storage), _MADV_POPULATE_READ)
 
 
+def read_mapping_ahead(storage: torch.UntypedStorage) -> None:
+    """Have all pages of a mapped storage read into the page cache: nothing waits, no RAM is taken."""
+    _madvise(*_whole_pages(storage), _MADV_WILLNEED)
+
+
 def read_ahead(tensor: torch.Tensor) -> None:
     """Have a part of a mapped file read into the page cache: nothing waits, no RAM is taken."""
     start = address_of(tensor) // _PAGE * _PAGE

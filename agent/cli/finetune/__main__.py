@@ -14,6 +14,7 @@ from rich.table import Table
 
 from agent.cli.terminal import terminal
 from agent.finetune.options import FinetuneOptions
+from agent.finetune.text.tokenizing import TokenizerProcess
 from planner.ir.errors import PortError
 
 if TYPE_CHECKING:
@@ -26,8 +27,10 @@ def main() -> int:
     options = msgspec.json.decode(sys.argv[1], type=FinetuneOptions)
     console = terminal(stderr=True)
     try:
+        tokenizer = TokenizerProcess(options)
+        tokenizer.tokenized()  # before torch: it ends with its memory
         if sys.argv[2:3] == ["--explain"]:
-            return _explain(options, int(sys.argv[3]))
+            return _explain(options, int(sys.argv[3]), tokenizer)
         from agent.finetune.training import exit_code, finetune
 
         bar = Progress(
@@ -43,7 +46,9 @@ def main() -> int:
             bar.update(task, completed=update.done, total=update.of, said=pace)
 
         with bar:
-            outcome = finetune(options, say, lambda text: console.print(f"port-agent: {text}", soft_wrap=True))
+            outcome = finetune(
+                options, say, lambda text: console.print(f"port-agent: {text}", soft_wrap=True), tokenizer=tokenizer
+            )
     except PortError as error:
         console.print(f"port-agent: {error}", soft_wrap=True)
         return error.exit_code
@@ -54,12 +59,12 @@ def main() -> int:
     return exit_code(outcome)
 
 
-def _explain(options: FinetuneOptions, ram_bytes: int) -> int:
+def _explain(options: FinetuneOptions, ram_bytes: int, tokenizer: TokenizerProcess) -> int:
     """Print what a fine-tuning would do. Raises FinetuneError."""
     from agent.cli.finetune.explanation import explanation_table
     from agent.finetune.explain import explain
 
-    found = explain(options, ram_bytes)
+    found = explain(options, ram_bytes, tokenizer)
     if options.json:
         _tell("explained", found)
     else:

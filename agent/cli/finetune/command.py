@@ -16,7 +16,7 @@ from agent.cli import places
 from agent.cli.arguments import UsageError, positive_number, size, whole_number, writable_folder
 from agent.cli.exec import add_budget_options, check_page_dir, run_in_budget
 from agent.finetune.model_files import check_model_files
-from agent.finetune.options import FinetuneOptions
+from agent.finetune.options import FinetuneOptions, MicroBatchOrder
 from agent.finetune.text.records import read_records
 from agent.packing.grids import QuantizationGrid
 from agent.worker.thread_room import usable_cores
@@ -109,6 +109,11 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--accumulate", type=whole_number(1), default=1, metavar="N", help="batches per update (default 1)"
     )
     parser.add_argument(
+        "--accumulate-by", type=MicroBatchOrder, choices=tuple(MicroBatchOrder), metavar="ORDER",
+        help="run the batches of an update one after the other (batches), or together, layer by layer (layers): weights are read once per "
+        "update, layers are computed once more; the same bits (default: layers where weights do not fit into --ram)",
+    )  # fmt: skip
+    parser.add_argument(
         "--head-rows", type=whole_number(_LEAST_HEAD_ROWS), metavar="N",
         help="run the head on N rows at a time, e.g. 64: of a large vocabulary, logits take most of what a step needs at once; "
         "a sixth more time, and sums are rounded in another order than with all rows at once",
@@ -172,7 +177,7 @@ def _finetune(arguments: argparse.Namespace) -> int:
     options = FinetuneOptions(
         model=str(arguments.model.absolute()), data=str(arguments.data.absolute()), out=str(arguments.out.absolute()),
         lora_rank=None if arguments.full else arguments.lora, base=arguments.base, targets=targets, sequence_tokens=arguments.seq_len,
-        batch=arguments.batch, accumulate=arguments.accumulate, head_rows=arguments.head_rows, epochs=arguments.epochs, updates=arguments.updates,
+        batch=arguments.batch, accumulate=arguments.accumulate, accumulate_by=arguments.accumulate_by, head_rows=arguments.head_rows, epochs=arguments.epochs, updates=arguments.updates,
         learning_rate=arguments.lr, held_out=arguments.held_out, seed=arguments.seed, sample=arguments.sample,
         json=arguments.json,
     )  # fmt: skip

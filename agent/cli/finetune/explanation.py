@@ -39,11 +39,18 @@ def explanation_table(found: "Explanation", options: "FinetuneOptions") -> Table
     )
     goes_on = "; goes on from its checkpoint" if found.done else ""
     table.add_row("updates", f"{found.updates:,} of {found.accumulate} x {found.batch} sequences{goes_on}")
+    if found.accumulate > 1:
+        table.add_row("batches", f"{'layer by layer' if found.by_layers else 'one by one'}: {found.accumulation_why}")
+    kept = (
+        "what each layer is given of all batches, and one layer's of one batch"
+        if found.by_layers
+        else "of the longest batch"
+    )
     for name, nbytes, what in (
         ("process", found.process_bytes, "Python, torch, transformers and the data, as this process is now"),
         ("kernels", found.working_bytes, "what it grows by once they run, about: their code and workspaces"),
         ("trained state", found.trained_bytes, "weights, gradients and two moments of AdamW"),
-        ("activations", found.saved_bytes, "kept for the backward pass of the longest batch"),
+        ("activations", found.saved_bytes, f"kept for the backward pass: {kept}"),
         ("logits", 2 * found.logits_bytes, "and their gradient, if all of the longest batch are learned; less with --head-rows"),
         ("frozen weights", found.resident_frozen_bytes, f"of {format_bytes(found.frozen_bytes)} that a step multiplies by, stay in memory"),
     ):  # fmt: skip
@@ -81,7 +88,7 @@ def _weights(found: "Explanation", many: str) -> str:
 def _verdict(found: "Explanation") -> str:
     budget = format_bytes(found.ram_bytes)
     if found.written_bytes:
-        missing = found.written_bytes // found.accumulate
+        missing = found.written_bytes // (1 if found.by_layers else found.accumulate)
         return f"{budget}: {format_bytes(missing)} of what a step makes does not fit and leaves for the page file meanwhile"
     if found.read_bytes:
         return (

@@ -21,6 +21,7 @@ import msgspec
 from agent.finetune.job.file import FinetuneJob
 from agent.finetune.job.round_files import RoundFiles
 from agent.finetune.steering import LeaveTraining, Steering
+from agent.finetune.text.tokenizing import TokenizerProcess
 from agent.follow.exec.children import Children
 from agent.worker.control import Control, LeftOnRequest, Tell
 from agent.worker.protocol import CheckpointWritten, TrainingFinished, WorkerReady
@@ -61,6 +62,8 @@ def _work(job: FinetuneJob, files: RoundFiles | None, control: Control, tell: Te
 
 
 def _train(job: FinetuneJob, files: RoundFiles | None, tell: Tell, steering: "DaemonSteering") -> None:
+    tokenizer = TokenizerProcess(job.options)
+    tokenizer.tokenized()  # before torch: it ends with its memory
     from agent.finetune.federated import FederatedRound
     from agent.finetune.training import finetune
 
@@ -69,7 +72,7 @@ def _train(job: FinetuneJob, files: RoundFiles | None, tell: Tell, steering: "Da
         sys.stdout.flush()
 
     given = None if files is None else FederatedRound.of(files)
-    outcome = finetune(job.options, steering.updated, note, steering, given)
+    outcome = finetune(job.options, steering.updated, note, steering, given, tokenizer)
     if outcome.left:
         raise LeaveTraining
     if given is not None and outcome.loss_after is not None and not given.trains:

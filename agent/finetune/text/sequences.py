@@ -28,7 +28,7 @@ _PIECE_CHARACTERS = 1 << 15
 _MASKED_SHARE, _HIDDEN_SHARE, _REPLACED_SHARE = 0.15, 0.8, 0.1
 """Of tokens, those that are learned; of these, those behind the mask and those that another takes the place of (BERT, section 3.1)."""
 
-_TOKEN = "i"
+TOKEN = "i"
 """32-bit integers: a token takes 4 bytes, not the 36 of a number of Python's."""
 
 
@@ -61,6 +61,14 @@ class Split:
     skipped: int
 
 
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """How many tokens there are, and which one hides another; None where none does."""
+
+    size: int
+    mask: int | None
+
+
 def split_sequences(records: Sequence[Record], tokenizer: Any, options: FinetuneOptions, task: Task) -> Split:
     """Return the records' sequences, some held out by the seed.
 
@@ -91,7 +99,7 @@ def split_sequences(records: Sequence[Record], tokenizer: Any, options: Finetune
 
 def _packed(texts: Iterator[str], tokenizer: Any, longest: int) -> Iterator[TokenSequence]:
     """Yield full sequences of the texts one after the other, and what is left over."""
-    tokens = array(_TOKEN)
+    tokens = array(TOKEN)
     for text in texts:
         for number, piece in enumerate(_pieces(text)):
             tokens.extend(tokenizer(piece, add_special_tokens=number == 0)["input_ids"])
@@ -122,35 +130,38 @@ def _of_encoder(record: Record, tokenizer: Any, longest: int, task: Task) -> Ite
     if record.text is None:
         raise FinetuneError('an encoder learns of texts; give records with "text"')
     if record.label is not None and task.labels:
-        tokens = array(_TOKEN, tokenizer(record.text, truncation=True, max_length=longest)["input_ids"])
-        yield TokenSequence(tokens, array(_TOKEN, [IGNORED] * len(tokens)), label=task.labels.index(record.label))
+        tokens = array(TOKEN, tokenizer(record.text, truncation=True, max_length=longest)["input_ids"])
+        yield TokenSequence(tokens, array(TOKEN, [IGNORED] * len(tokens)), label=task.labels.index(record.label))
         return
     marks = set(tokenizer.all_special_ids)
     for piece in _pieces(record.text):
         parts = tokenizer(piece, truncation=True, max_length=longest, return_overflowing_tokens=True)["input_ids"]
         for part in parts:
-            labels = array(_TOKEN, [IGNORED if i == 0 or t in marks else t for i, t in enumerate(part)])
-            sequence = TokenSequence(array(_TOKEN, part), labels)
+            labels = array(TOKEN, [IGNORED if i == 0 or t in marks else t for i, t in enumerate(part)])
+            sequence = TokenSequence(array(TOKEN, part), labels)
             if sequence.learned:
                 yield sequence
 
 
-def masked(sequence: TokenSequence, tokenizer: Any, seed: str) -> TokenSequence:
+def masked(sequence: TokenSequence, vocabulary: Vocabulary, seed: str) -> TokenSequence:
     """Return a sequence with some of its tokens hidden by the seed, and those alone to be learned, as BERT was trained.
 
-    15 % are to be learned, one at least: of ten, eight are hidden behind the mask, one is another token, one stays.
+    15 % are to be learned, one at least: of ten, eight are hidden behind the mask, one is another token, one stays. Raises
+    ValueError where no token hides others.
     """
+    if vocabulary.mask is None:
+        raise ValueError("no token hides others")
     numbers = random.Random(seed)
     may_be = [place for place, label in enumerate(sequence.labels) if label != IGNORED]
     chosen = numbers.sample(may_be, max(1, round(_MASKED_SHARE * len(may_be))))
-    tokens, labels = sequence.tokens[:], array(_TOKEN, [IGNORED] * len(sequence.labels))
+    tokens, labels = sequence.tokens[:], array(TOKEN, [IGNORED] * len(sequence.labels))
     for place in chosen:
         labels[place] = sequence.labels[place]
         draw = numbers.random()
         if draw < _HIDDEN_SHARE:
-            tokens[place] = tokenizer.mask_token_id
+            tokens[place] = vocabulary.mask
         elif draw < _HIDDEN_SHARE + _REPLACED_SHARE:
-            tokens[place] = numbers.randrange(tokenizer.vocab_size)
+            tokens[place] = numbers.randrange(vocabulary.size)
     return replace(sequence, tokens=tokens, labels=labels)
 
 
@@ -188,13 +199,13 @@ def _answer(record: Record, tokenizer: Any, longest: int, start: int) -> TokenSe
     if tokenizer.eos_token_id is not None and target[-1:] != [tokenizer.eos_token_id]:
         target.append(tokenizer.eos_token_id)
     found = _padded([start, *target][:longest], [IGNORED, *target][:longest], tokenizer, longest)
-    return replace(found, source=array(_TOKEN, source))
+    return replace(found, source=array(TOKEN, source))
 
 
 def _padded(tokens: list[int], labels: list[int], tokenizer: Any, longest: int) -> TokenSequence:
     padding = min(-len(tokens) % BUCKET_TOKENS, longest - len(tokens))
     filler = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
-    return TokenSequence(array(_TOKEN, [*tokens, *[filler] * padding]), array(_TOKEN, [*labels, *[IGNORED] * padding]))
+    return TokenSequence(array(TOKEN, [*tokens, *[filler] * padding]), array(TOKEN, [*labels, *[IGNORED] * padding]))
 
 
 def _prompted(record: Record, tokenizer: Any) -> list[tuple[list[int], bool]]:

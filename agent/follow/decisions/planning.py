@@ -390,8 +390,8 @@ class Planning:
             self._searches_left += 1
             self.close()
 
-    def become_child(self) -> None:
-        """Plan nothing in a forked child: the search is the parent's."""
+    def plan_nothing(self) -> None:
+        """Plan nothing from here on: in a forked child, whose parent's the search is, or where no step can be recorded."""
         self._search = self.recording = None
         self._searches_left = 0
 

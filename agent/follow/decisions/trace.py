@@ -205,6 +205,8 @@ class TraceBook:
         self.matched: Trace | None = None
         self.deviations = 0
         self.segments_matched = 0
+        self.resting = False
+        """Nothing is recorded or expected: the program runs what no earlier segment foretells."""
         self._recorder = Recorder(0)
         self._traces: OrderedDict[int, Trace] = OrderedDict()
         self._previous: Trace | None = None
@@ -218,6 +220,8 @@ class TraceBook:
         None where it says nothing or another one.
         """
         trace, position = self.matched, self.position
+        if self.resting:
+            return None
         if trace is None:
             if position > 0:
                 return None
@@ -249,6 +253,8 @@ class TraceBook:
         workspace_bytes: int,
     ) -> None:
         """Take note of an operator that ran."""
+        if self.resting:
+            return
         self._recorder.add(fingerprint, inputs, made, workspace_bytes)
         for storage in made:
             if storage.birth is not None:
@@ -257,7 +263,8 @@ class TraceBook:
 
     def ended(self, storage: Storage) -> None:
         """Take note that the program gave a storage up."""
-        self._recorder.ended(storage)
+        if not self.resting:
+            self._recorder.ended(storage)
         if storage.birth is not None:
             self._born.pop(storage.birth, None)
 

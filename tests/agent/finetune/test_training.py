@@ -12,10 +12,12 @@ import pytest
 import torch
 import transformers
 
+from agent.finetune.accumulation.choice import Accumulation
 from agent.finetune.grid.file import put_on_grid
 from agent.finetune.grid.linear import GridConv1D, GridLinear
 from agent.finetune.libraries import Conv1D
-from agent.finetune.options import FinetuneError, FinetuneOptions
+from agent.finetune.model import load_model
+from agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrder
 from agent.finetune.training import FinetuneOutcome, Update, exit_code, finetune
 from agent.packing import QuantizationGrid
 from planner.ir.errors import ExitCode
@@ -84,6 +86,58 @@ def test_stopped_and_gone_on_it_is_the_same_to_the_bit(
     whole, again = files(tmp_path / "whole"), files(tmp_path / "parted")
     assert whole.keys() == again.keys()
     assert all(whole[name] == again[name] for name in whole if name.endswith(".safetensors"))
+
+
+@pytest.mark.parametrize("rank", [4, None])
+def test_by_layers_it_is_the_same_to_the_bit_and_goes_on_where_one_by_one_stopped(
+    rank: int | None, asked: FinetuneOptions, tmp_path: Path
+) -> None:
+    options = replace(asked, lora_rank=rank, learning_rate=1e-3, updates=4, accumulate=3)
+    losses: dict[MicroBatchOrder, list[float]] = {}
+    for order in MicroBatchOrder:
+        mine = losses.setdefault(order, [])
+        run(
+            replace(options, out=str(tmp_path / order), accumulate_by=order),
+            lambda update, mine=mine: mine.append(update.loss),  # type: ignore[misc]
+        )
+    batches, layers = (files(tmp_path / order) for order in MicroBatchOrder)
+    assert losses[MicroBatchOrder.BATCHES] == losses[MicroBatchOrder.LAYERS]
+    weights = [name for name in batches if name.endswith(".safetensors")]
+    assert weights and all(batches[name] == layers[name] for name in weights)
+    parted = replace(options, out=str(tmp_path / "parted"))
+    outcome, _ = run(
+        replace(parted, accumulate_by=MicroBatchOrder.BATCHES),
+        lambda update: os.kill(os.getpid(), signal.SIGTERM) if update.done == 2 else None,
+    )
+    assert outcome.left
+    _, notes = run(replace(parted, accumulate_by=MicroBatchOrder.LAYERS))
+    assert any("goes on after 2 of" in note for note in notes)
+    assert any("3 batches of an update run layer by layer: as asked for" in note for note in notes)
+    again = files(tmp_path / "parted")
+    assert all(batches[name] == again[name] for name in weights)
+
+
+def test_where_layers_turn_out_not_to_stand_alone_the_batches_run_one_by_one(
+    asked: FinetuneOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = replace(asked, updates=3, accumulate=2)
+
+    def hooked(*args: Any) -> Any:
+        model = load_model(*args)
+        model.get_base_model().model.layers[0].register_forward_hook(
+            lambda _, __, output: output + torch.rand(()) if torch.is_grad_enabled() else output
+        )
+        return model
+
+    monkeypatch.setattr("agent.finetune.training.load_model", hooked)
+    run(replace(options, out=str(tmp_path / "plain"), accumulate_by=MicroBatchOrder.BATCHES))
+    with pytest.raises(FinetuneError, match="cannot run layer by layer: it draws random numbers"):
+        run(replace(options, out=str(tmp_path / "refused"), accumulate_by=MicroBatchOrder.LAYERS))
+    monkeypatch.setattr("agent.finetune.training.accumulation_of", lambda *_: Accumulation(True, "no room"))
+    _, notes = run(replace(options, out=str(tmp_path / "chosen")))
+    assert any("run one by one: it draws random numbers" in note for note in notes)
+    name = "adapter_model.safetensors"
+    assert (tmp_path / "plain" / name).read_bytes() == (tmp_path / "chosen" / name).read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from agent import budget
+from agent.follow.budget import keeping, without_foresight
 from agent.follow.patches.refusals import NotFollowedError
 
 LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
@@ -68,3 +69,56 @@ def test_ctrl_c_ends_the_wait_of_a_held_program_and_its_clean_up_runs(tmp_path: 
         with pytest.raises(KeyboardInterrupt):
             x.add_(1)
         assert x.sum().item() == 1_000_000
+
+
+def test_what_is_kept_stays_while_others_leave_and_leaves_where_no_other_can(tmp_path: Path) -> None:
+    weights, row_bytes = [torch.randn(256, 256) for _ in range(8)], 256 * 256 * 4
+    with budget(tensors=5 * row_bytes, page_dir=tmp_path) as b:
+        follower = b.follower
+        stored = [follower.table.of(weight) for weight in weights]
+        expected = [weight.square().sum().item() for weight in weights]
+        with keeping(weights[:2], then=weights[2:3]):
+            for _ in range(2):
+                for weight in weights[2:]:
+                    weight.square()
+            assert all(s is not None and s.resident for s in stored[:2])
+            read_bytes = b.report.read_bytes
+            weights[0].square(), weights[1].square()
+            assert b.report.read_bytes == read_bytes
+        with keeping(weights[:2]), torch.no_grad():
+            torch.stack(
+                weights[2:4]
+            )  # 2 operands, a result of twice their size and what is kept are more than there is room for
+            assert not all(s is not None and s.resident for s in stored[:2])
+        with keeping(weights):  # more than half of the room
+            assert not follower.residency.kept
+        assert not follower.residency.kept and b.report.over_bytes == 0
+        assert [weight.square().sum().item() for weight in weights] == expected
+
+
+def test_without_foresight_nothing_is_recorded_and_segments_before_are_recognised_after(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(6))), torch.randn(4, 256)
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def losses(steps: int) -> list[float]:
+        found = []
+        for step in range(steps):
+            for _ in range(2):
+                with without_foresight():
+                    loss = model(x * (step + 1)).square().mean()
+                    loss.backward()
+                found.append(loss.item())
+            optimizer.step()
+            optimizer.zero_grad()
+        return found
+
+    with budget(tensors="1M", page_dir=tmp_path) as b:
+        mine = losses(3)
+        book = b.follower.book
+        assert all(len(trace) < 30 for trace in book.traces), "none has a forward or backward pass"
+        assert b.report.written_bytes > 0 and book.segments_matched > 0
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(6))), torch.randn(4, 256)
+    optimizer = torch.optim.SGD(model.parameters())
+    assert losses(3) == mine

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from agent.finetune.model import load_tokenizer
 from agent.finetune.options import FinetuneError, FinetuneOptions
 from agent.finetune.task import Task, TaskKind
 from agent.finetune.text import sequences
 from agent.finetune.text.records import Message, Record
-from agent.finetune.text.sequences import IGNORED, masked, split_sequences
+from agent.finetune.text.sequences import IGNORED, Vocabulary, masked, split_sequences
+from agent.finetune.text.tokenizing import load_tokenizer
 from tests.agent.finetune.tiny_model import TEXT, make_model
 
 CAUSAL = Task(TaskKind.CAUSAL_LM)
@@ -119,8 +119,9 @@ def test_a_text_for_an_encoder_is_cut_in_parts_of_which_other_tokens_are_masked_
     whole = tokenizer(TEXT * 3)["input_ids"]
     assert sorted(list(s.tokens) for s in found) == sorted(whole[i : i + 16] for i in range(0, len(whole), 16))
     first = found[0]
-    seen = [masked(first, tokenizer, str(n)) for n in range(200)]
-    assert masked(first, tokenizer, "7") == seen[7] and len({tuple(s.labels) for s in seen}) > 50
+    vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.mask_token_id)
+    seen = [masked(first, vocabulary, str(n)) for n in range(200)]
+    assert masked(first, vocabulary, "7") == seen[7] and len({tuple(s.labels) for s in seen}) > 50
     hidden = kept = learned = 0
     for sequence in seen:
         places = [i for i, label in enumerate(sequence.labels) if label != IGNORED]

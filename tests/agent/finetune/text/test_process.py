@@ -1,0 +1,31 @@
+"""The process that has the tokenizer loads neither torch nor what needs it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.agent.finetune.tiny_model import make_data, make_model
+
+_PROGRAM = """
+import io, pickle, sys
+from types import SimpleNamespace
+import msgspec
+from agent.finetune.options import FinetuneOptions
+from agent.finetune.text import process
+options = FinetuneOptions(sys.argv[1], sys.argv[2], "", sequence_tokens=32)
+out = io.BytesIO()
+sys.argv[1:] = [msgspec.json.encode(options).decode(), "tokenized"]
+sys.stdin, sys.stdout = SimpleNamespace(buffer=io.BytesIO(pickle.dumps(()))), SimpleNamespace(buffer=out)
+process.main()
+sys.stdout = sys.__stdout__
+assert pickle.loads(out.getvalue()).split.train
+sys.exit("torch" in sys.modules or "peft" in sys.modules)
+"""
+
+
+def test_it_has_no_torch(tmp_path: Path) -> None:
+    model, data = make_model(tmp_path / "model"), make_data(tmp_path / "data.jsonl")
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(model), str(data)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr

@@ -164,6 +164,8 @@ class _Run:
         self.loss_before: float | None = None
         self._kept = 0
         """After how many updates the last checkpoint was written."""
+        if given is not None and given.number:  # masks of its own, as of a model that was drawn by the seed
+            torch.manual_seed(options.seed + given.number)
         self._generator = torch.get_rng_state()
         """As it was when `done` updates were."""
 

@@ -98,6 +98,7 @@ def test_rounds_train_on_from_what_is_given_and_go_on_in_the_data(
     assert outcome.updates == 3 and not (tmp_path / "out").exists() and not (tmp_path / "out.state").exists()
     assert first != begun and trained(options, tmp_path, begun, 0)[1] == first
     assert trained(options, tmp_path, begun, 1)[1] != first, "another round sees other text"
+    assert torch.initial_seed() == options.seed + 1, "and draws other masks"
     outcome, _ = trained(options, tmp_path, first, None)
     assert outcome.updates == 0
     written = safetensors.torch.load_file(tmp_path / "out" / "adapter_model.safetensors")

@@ -54,6 +54,9 @@ NEAR = 1.25
 WORTH = 0.01
 """Of the joules: where changes gain less, no more are tried."""
 
+CLOSE = 0.01
+"""Of the joules: ways that quick plans tell apart by less are planned properly before one of them is taken."""
+
 MOST_STARTS = 2
 """Uniform cuts that are worked on."""
 
@@ -141,7 +144,7 @@ def in_pieces(
     """Return the job whole, in halves or with chains of operators in pieces, whichever costs least in `ram_bytes`.
 
     All ways that are tried are compared and measured; quick plans decide, and between what they choose, the halves and the whole, plans
-    of `planner`: it costs no more than the whole by either. Where nothing fits, the halves. Raises TrialError where a process fails.
+    of `planner` where those may tell otherwise. Where nothing fits, the halves. Raises TrialError where a process fails.
     """
     quick = make_bundle.default_planner(strategy="greedy", time_limit_s=QUICK_S, limits=limits)
     least = cost_of_plan(whole, device, ram_bytes, quick)
@@ -149,22 +152,42 @@ def in_pieces(
         return whole
     best: PlanCost | None = None
     blocked = in_blocks(halved, device, ram_bytes, room, progress)
-    finest = halved
+    tried, finest = list[_Ways](), halved
     search_s = SEARCH_S if least is None else LEAST_SEARCH_S
     for base in (halved, *blocked):
         ways = _Ways(whole, base, device, ram_bytes, room, quick, progress, search_s)
         ways.plan_uniform()
         ways.plan_changes(math.inf if least is None else NEAR * least.joules)
         finest = ways.finest
+        tried.append(ways)
         if ways.best is not None and (best is None or ways.best.joules < best.joules):
             best = ways.best
     if best is None:
         return whole if least is not None else finest if blocked else halved
     if least is not None and least.joules <= best.joules:
         return whole
-    finalists = [whole, best.sliced] if best.sliced is halved else [whole, halved, best.sliced]
-    final = [found for tried in finalists if (found := cost_of_plan(tried, device, ram_bytes, planner)) is not None]
-    return min(final, key=lambda found: found.joules).sliced if final else best.sliced
+    halves = [found] if (found := tried[0].uncut) is not None and found is not best else []
+    planned = [best, *halves, *([] if least is None else [least])]
+    return _cheapest(planned, lambda sliced: cost_of_plan(sliced, device, ram_bytes, planner)).sliced
+
+
+def _cheapest(quick: Sequence["PlanCost"], plan: Callable[[Sliced], "PlanCost | None"]) -> "PlanCost":
+    """Return the way that costs least by `plan`, of those with `quick` plans; the cheapest of these where none has another.
+
+    They are planned one after the other, the cheapest first, for as long as the next one may win: if planning saved twice as large a share
+    of its cost as it did of those before.
+    """
+    found: PlanCost | None = None
+    saved = 0.0
+    order = sorted(quick, key=lambda one: one.joules)
+    for one in order:
+        if found is not None and one.joules * (1 - max(2 * saved, CLOSE)) >= found.joules:
+            break
+        better = plan(one.sliced)
+        if better is not None:
+            saved = max(saved, 1 - better.joules / one.joules)
+            found = better if found is None or better.joules < found.joules else found
+    return found or order[0]
 
 
 def in_blocks(
@@ -276,6 +299,8 @@ class _Ways:
         self.room, self.quick, self.progress = room, quick, progress
         self.graphs = {name: graph for name, graph in halved.prepared.graphs.items() if graph.device == CPU}
         self.best: PlanCost | None = None
+        self.uncut: PlanCost | None = None
+        """The halves with nothing else in pieces."""
         self.uniform: list[PlanCost] = []
         self.finest = halved
         """Of those in one number of pieces, the graph with the most operators."""
@@ -301,7 +326,7 @@ class _Ways:
 
     def plan_uniform(self) -> None:
         """Plan all chains of fat operators in one number of pieces, for a few meanings of fat; the shortest graphs first."""
-        self.plan(self.halved)
+        self.uncut = self.plan(self.halved)
         if not self.graphs:
             return
         blocks = self.halved.prepared.blocks.values()

@@ -39,7 +39,7 @@ from planner.ir.process_memory import resident_bytes
 from planner.ir.torch_operators import dtype, function_of, literal
 from planner.profiling import kept_costs, shared_costs
 from planner.profiling.cpu_cache import Sweep, cold_operands, last_level_bytes
-from planner.profiling.timing import WorkspaceMeter, timed
+from planner.profiling.timing import HostWorkspaceMeter, timed
 
 Progress = Callable[[int, int], None]
 
@@ -110,7 +110,7 @@ def profile_operators(
     for graph in graphs:
         repeat_kernels(graph.device)
     sweep, generators = Sweep(cache_bytes), generator_states({g.device for g in graphs})
-    name = kept_costs.context(torch.get_num_threads(), cache_bytes, workspace_seen=WorkspaceMeter().sees)
+    name = kept_costs.context(torch.get_num_threads(), cache_bytes, workspace_seen=HostWorkspaceMeter().sees)
     kept = kept_costs.read_costs(kept_in, name, time.time())
     fresh: dict[str, kept_costs.Kept] = {}
     keys = {signature: kept_costs.operator_key(signature) for signature in distinct}

@@ -65,7 +65,7 @@ class _Runs:
 
     def repeat(self) -> None:
         """Run once more, on operands that are cold but for the warm ones."""
-        meter = WorkspaceMeter() if self.kind == CPU else DeviceWorkspaceMeter(self.kind)
+        meter = HostWorkspaceMeter() if self.kind == CPU else DeviceWorkspaceMeter(self.kind)
         # With one thread, CPU time is what the op takes on a quiet machine, however busy this one is.
         clock = time.thread_time if self.kind == CPU and torch.get_num_threads() == 1 else time.perf_counter
         for tensor in self.warm:
@@ -82,7 +82,7 @@ class _Runs:
         self.known = agreed or sum(self.seconds) > _LONG_S
 
 
-class WorkspaceMeter:
+class HostWorkspaceMeter:
     """Bytes that a call takes at its peak beyond what it returns.
 
     Reads the preloaded allocator's exact peak where it is there; otherwise nothing is known and 0 is returned, and what

@@ -18,7 +18,7 @@ from planner.milp.model import Formulation
 from planner.problem.model import Problem, Semantics
 from planner.problem.replay import replay
 from planner.search.greedy.search import greedy, greedy_variants
-from planner.search.incumbent import OPTIMAL_GAP, Climb, Judge
+from planner.search.incumbent import OPTIMAL_GAP, Climb, GainRate, Judge
 from planner.search.neighbourhood import neighbourhood_search
 from planner.search.recipes import cheap_segments, simple_schedules
 
@@ -48,8 +48,8 @@ LARGE_ENOUGH = 0.005
 LARGE_GAPS = 1000
 """With more gaps than this a captured step is searched with a narrow window: building the model counts too."""
 
-LEAST_GAIN = 1e-3
-"""A captured step's costs were measured, and scatter by far more: a search that gains less of them with a quarter of its time ends."""
+LEAST_GAIN = 5e-4
+"""A captured step's costs were measured, and scatter by far more: a search that gains less of them with a sixth of its time ends."""
 
 SEARCH_COLUMNS = 20_000
 """A model with more free integral columns than this is searched window by window instead."""
@@ -93,12 +93,12 @@ def _climb_abstract(state: Climb, total: float) -> None:
 
 
 def _climb_captured(state: Climb, total: float) -> None:
-    """Captured steps: transfers that stall make the LP weak, so most of the time goes to pieces."""
-    large = len(state.problem.gaps) > LARGE_GAPS
+    """Captured steps: transfers that stall make the LP weak, so the time goes to pieces; a model of the whole is for what nothing else solved."""
     narrow = captured_breadth(state.problem)
     if state.paging and state.recompute:
         offer_recipes(state, 0.3 * total)
-    guided(state, replace(narrow, timeless=True), 0.02, (0.4 if large else 0.2) * total)
+    if state.schedule is None:
+        guided(state, replace(narrow, timeless=True), 0.02, 0.4 * total)
     if not state.proven and state.schedule is not None:
         search_pieces(state, narrow, state.left, LEAST_GAIN)
 
@@ -109,21 +109,22 @@ def captured_breadth(problem: Problem) -> Breadth:
 
 
 def offer_recipes(state: Climb, seconds: float) -> None:
-    """Offer what recipes and variants of the greedy search give, for `seconds` of CPU time.
+    """Offer what recipes and variants of the greedy search give, for `seconds` of CPU time or until they gain next to nothing.
 
     Baselines' among them.
     """
     stop_at = state.left - seconds
-    for schedule in simple_schedules(state.problem):
-        state.offer(schedule, "simple")
-    for partial in ({"recompute": False}, {"paging": False}, {"packing": False}):
+    for partial in ({"packing": False}, {"recompute": False}, {"paging": False}):
         found = greedy(state.problem, **partial).schedule
         if found is not None:
             state.offer(found, "greedy without " + next(iter(partial)))
+    for schedule in simple_schedules(state.problem):
+        state.offer(schedule, "simple")
+    rate = GainRate(state, seconds, LEAST_GAIN)
     for variant in greedy_variants(state.problem, cheap_segments(state.problem)):
         if variant is not None:
             state.offer(variant, "variant")
-        if state.left < stop_at:
+        if state.left < stop_at or rate.too_low:
             return
 
 

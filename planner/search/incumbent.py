@@ -14,6 +14,9 @@ from planner.search.greedy.search import Greedy
 OPTIMAL_GAP = 1e-4
 """Relative distance at which a schedule counts as optimal; HiGHS works to about this precision."""
 
+LOOKED_AT = 1 / 6
+"""Share of a search's time after which it is asked what it gained."""
+
 Judge = Callable[[Problem, Schedule], ScheduleCost]
 """Measures a schedule: the replay, or for a captured step the program it lowers to."""
 
@@ -79,6 +82,24 @@ class Climb:
         """Tell whoever watches."""
         if self.progress is not None:
             self.progress(self.cost, self.bound)
+
+
+class GainRate:
+    """What a search gains while its time passes, of the whole step's cost."""
+
+    def __init__(self, state: Climb, seconds: float, least_gain: float) -> None:
+        """`seconds` of CPU time are the search's; a sixth of them should lower the step's cost by a share `least_gain`."""
+        self._state, self._period, self._least_gain = state, LOOKED_AT * seconds, least_gain
+        self._looked, self._was = state.left, state.cost
+
+    @property
+    def too_low(self) -> bool:
+        """Whether the last full period gained less: what the next ones bring is less still."""
+        state = self._state
+        if self._looked - state.left <= self._period:
+            return False
+        gained, self._looked, self._was = self._was - state.cost, state.left, state.cost
+        return gained < self._least_gain * (state.problem.base_joules + state.cost)
 
 
 def objective(problem: Problem, evaluation: ScheduleCost) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 from planner.milp.highs import HighsSession, SolverStatus
 from planner.milp.model import Formulation
 from planner.problem.model import Schedule
-from planner.search.incumbent import Climb
+from planner.search.incumbent import Climb, GainRate
 
 FIRST_PIECE = 20
 SMALLEST_PIECE = 10
@@ -23,26 +23,19 @@ PIECE_SECONDS = 0.5
 """A piece that takes longer is too large: the next ones are smaller."""
 
 
-LOOKED_AT = 1 / 4
-"""Share of the search's time after which it is asked whether it gains anything."""
-
-
 def neighbourhood_search(state: Climb, formulation: Formulation, seconds: float, least_gain: float = 0.0) -> None:
     """Improve the best schedule piece by piece for at most `seconds` of CPU time.
 
-    It ends where a quarter of them lowered the cost by less than a share `least_gain`: what the rest brings is less still.
+    It ends where a sixth of them lowered the step's cost by less than a share `least_gain`.
     """
     if state.schedule is None or formulation.start_values(state.schedule) is None:
         return
     search = _Search(state, formulation)
     stop_at = state.left - seconds
-    quiet = 0
-    looked, was = state.left, state.cost
+    quiet, rate = 0, GainRate(state, seconds, least_gain)
     for gaps in search.pieces():
-        if looked - state.left > LOOKED_AT * seconds:
-            if was - state.cost < least_gain * was:
-                return
-            looked, was = state.left, state.cost
+        if rate.too_low:
+            return
         if state.left <= max(stop_at, 0.05) or state.proven or quiet > search.patience():
             return
         status, improved, used = search.improve(gaps, min(PIECE_SECONDS, state.left - stop_at))

@@ -308,7 +308,7 @@ def read_differing(path: Path) -> tuple[tuple[Differing, ...], ...]:
     return msgspec.msgpack.decode(path.read_bytes(), type=tuple[tuple[Differing, ...], ...])
 
 
-class Request:
+class ComparisonRequest:
     """What is to be compared with so many threads."""
 
     def __init__(self, content: bytes) -> None:
@@ -335,7 +335,7 @@ class Request:
 def main(arguments: list[str]) -> int:
     """Compare what file `arguments[0]` asks for and write what differs to `arguments[1]`."""
     source, target = map(Path, arguments)
-    target.write_bytes(Request(source.read_bytes()).answer())
+    target.write_bytes(ComparisonRequest(source.read_bytes()).answer())
     return 0
 
 

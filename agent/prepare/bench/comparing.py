@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from planner.ir.process_memory import resident_bytes
-from planner.slices.comparison import Request
+from planner.slices.comparison import ComparisonRequest
 
 
 def compare(source: Path, target: Path, ram_bytes: int, page_dir: Path) -> bool:
@@ -16,7 +16,7 @@ def compare(source: Path, target: Path, ram_bytes: int, page_dir: Path) -> bool:
 
     It is where there is no room for it otherwise: that takes several times as long, and is the last that this process should do.
     """
-    request = Request(source.read_bytes())
+    request = ComparisonRequest(source.read_bytes())
     followed = resident_bytes() + request.most_held_bytes > ram_bytes
     if followed:
         from agent.prepare.within_budget import within_budget

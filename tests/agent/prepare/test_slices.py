@@ -410,3 +410,30 @@ def test_each_way_of_cutting_keeps_the_costs_of_its_own_operators(monkeypatch: p
     assert [table[0].seconds for table in first.measured.ops] == [*range(len(graphs))]
     assert [table[0].seconds for table in second.measured.ops] == [*range(len(graphs), 2 * len(graphs))]
     assert first.measured.base_bytes == measured.base_bytes
+
+
+@pytest.mark.parametrize(
+    ("quick", "planned", "chosen_one", "ran"),
+    [
+        ({"a": 1.00, "b": 1.05}, {"a": 1.00, "b": 0.90}, "a", ["a"]),
+        ({"a": 1.00, "b": 1.005}, {"a": 1.00, "b": 0.90}, "b", ["a", "b"]),
+        ({"a": 1.00, "b": 1.05}, {"a": 0.97, "b": 0.98}, "a", ["a"]),
+        ({"a": 1.00, "b": 1.02}, {"a": 0.97, "b": 0.95}, "b", ["a", "b"]),
+        ({"a": 1.00, "b": 2.00}, {"b": 1.90}, "b", ["a", "b"]),
+        ({"b": 2.00, "a": 1.00}, {}, "a", ["a", "b"]),
+    ],
+)
+def test_ways_are_planned_properly_for_as_long_as_one_may_win(
+    quick: dict[str, float], planned: dict[str, float], chosen_one: str, ran: list[str]
+) -> None:
+    prepared, measured = whole()
+    ways = {name: Sliced(prepared, measured, (name,)) for name in quick}
+    asked: list[str] = []
+
+    def plan(sliced: Sliced) -> slices.PlanCost | None:
+        (name,) = sliced.left_whole
+        asked.append(name)
+        return slices.PlanCost(sliced, planned[name], False) if name in planned else None
+
+    found = slices._cheapest([slices.PlanCost(ways[name], joules, False) for name, joules in quick.items()], plan)
+    assert (found.sliced.left_whole, asked) == ((chosen_one,), ran)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from planner.capture.step import capture_step
-from planner.ir.graph import GraphError, verify_graph
+from planner.ir.graph import GraphError, StepGraph, verify_graph
 from tests.planner.small_classifier import batch, classify, net, sgd
 
 
@@ -64,3 +64,18 @@ def test_labels_name_what_a_reader_knows() -> None:
     labels = {graph.label(s) for s, uses in enumerate(graph.uses) if uses}
     assert {"0.weight", "relu output [2, 3]"} <= labels
     assert not any(label.startswith("storage") for label in labels)
+
+
+def test_what_was_found_in_a_graph_and_its_orders_are_kept_with_it() -> None:
+    graph = capture_step(net(), classify, sgd(net()), batch()).graphs["step"]
+    asked: list[int] = []
+
+    def count(graph: StepGraph) -> int:
+        asked.append(len(graph.ops))
+        return len(asked)
+
+    assert [graph.once(count), graph.once(count)] == [1, 1] and len(asked) == 1
+    assert replace(graph).once(count) == 2, "another graph"
+    order = tuple(reversed(range(len(graph.ops))))
+    assert graph.reordered(order) is graph.reordered(order)
+    assert graph.reordered(order).ops == graph.ops[::-1] != graph.reordered(tuple(range(len(graph.ops)))).ops

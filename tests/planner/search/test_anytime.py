@@ -14,6 +14,7 @@ from planner.milp.model import Formulation
 from planner.problem.coarsen import coarsen
 from planner.problem.model import Fate, Problem, Schedule, Semantics
 from planner.problem.replay import replay
+from planner.search import anytime
 from planner.search.anytime import (
     LARGE_GAPS,
     captured_breadth,
@@ -26,7 +27,7 @@ from planner.search.anytime import (
     scaled_progress,
     small_bound,
 )
-from planner.search.greedy.search import greedy
+from planner.search.greedy.search import Greedy, greedy
 from planner.search.incumbent import Climb
 from tests.planner.brute_force import cheapest, random_problem
 from tests.planner.estimated_steps import budget, captured
@@ -144,3 +145,18 @@ def test_a_captured_step_is_bounded_and_never_above_greedy() -> None:
     judged = replay(problem, alone)
     assert state.cost <= judged.overhead_joules + problem.static_watts * judged.stall_seconds + 1e-9
     assert state.schedule != Schedule()
+
+
+def test_a_model_of_a_whole_captured_step_is_solved_only_where_nothing_else_found_a_schedule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, costs = captured()
+    problem = coarsen(graph, costs, ram_bytes=budget(0.5)).problem
+    ran: list[bool] = []
+    monkeypatch.setattr(anytime, "guided", lambda state, *_, **__: ran.append(state.schedule is None))
+    climb(problem, 1.0)
+    assert ran == []
+    monkeypatch.setattr(anytime, "offer_recipes", lambda *_: None)
+    monkeypatch.setattr(anytime, "greedy", lambda *_, **__: Greedy(None, 0, 0))
+    climb(problem, 1.0)
+    assert ran == [True]

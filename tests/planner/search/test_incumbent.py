@@ -8,7 +8,7 @@ import pytest
 
 from planner.problem.model import Choice, Fate, Problem, Schedule, Semantics
 from planner.problem.replay import ScheduleCost, replay
-from planner.search.incumbent import OPTIMAL_GAP, Climb, objective
+from planner.search.incumbent import LOOKED_AT, OPTIMAL_GAP, Climb, GainRate, objective
 from tests.planner.brute_force import random_problem
 
 PROBLEM = replace(random_problem(3), ram_bytes=None, deadline_s=None, write_limit_bytes=None)
@@ -98,3 +98,21 @@ def test_time_is_this_processs_own_and_the_wall_clock_may_run_faster() -> None:
 def test_waiting_costs_what_the_device_burns_meanwhile() -> None:
     watts = replace(PROBLEM, static_watts=3.0, semantics=Semantics.REAL)
     assert objective(watts, ScheduleCost(overhead_joules=2.0, stall_seconds=4.0)) == 14.0
+
+
+def test_a_search_that_gains_too_little_of_the_whole_step_is_told_so_once_a_period(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, base = [0.0], PROBLEM.base_joules
+    monkeypatch.setattr(time, "process_time", lambda: now[0])
+    climb, period = costing(), 60.0 * LOOKED_AT
+    climb.cost = base
+    rate = GainRate(climb, 60.0, 0.1)
+    now[0] = 0.9 * period
+    assert not rate.too_low, "the period is not over"
+    now[0], climb.cost = 1.1 * period, 0.7 * base
+    assert not rate.too_low, "0.3 of 1.7 is enough"
+    now[0], climb.cost = 2.0 * period, 0.7 * base
+    assert not rate.too_low
+    now[0], climb.cost = 2.2 * period, 0.6 * base
+    assert rate.too_low, "0.1 of 1.6 is a seventh of the overhead, and a sixteenth of the step"

@@ -9,7 +9,7 @@ import pytest
 from planner.milp.columns import Breadth
 from planner.milp.model import Formulation
 from planner.problem.model import Problem, Schedule
-from planner.search import neighbourhood
+from planner.search import incumbent
 from planner.search.greedy.search import greedy
 from planner.search.incumbent import Climb
 from planner.search.neighbourhood import SMALLEST_PIECE, _Search, neighbourhood_search
@@ -73,7 +73,7 @@ def test_out_of_time_it_stops_at_once() -> None:
 
 
 def test_it_ends_where_a_part_of_its_time_gained_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbourhood, "LOOKED_AT", 0.0)
+    monkeypatch.setattr(incumbent, "LOOKED_AT", 0.0)
     problem = random_problem(MISSED[0])
 
     def pieces(least_gain: float) -> int:

@@ -11,9 +11,16 @@ import pytest
 from agent.prepare.bench import bench as module
 from agent.prepare.bench.bench import Bench
 from agent.prepare.bundle import TrialError
+from planner import make_bundle
+from planner.ir.graph import StepGraph
 from planner.slices.gradients import split_gradients
-from tests.planner.slices.test_comparison import step
+from tests.agent.jobs_small import make_job
 from tests.planner.steps import tiny_step
+
+
+def step() -> StepGraph:
+    """Return a step whose convolution can be halved."""
+    return make_bundle.prepare(make_job()).graphs["step"]
 
 
 @pytest.fixture(autouse=True)
@@ -37,48 +44,43 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list["subprocess.Popen[str]"]:
     return found
 
 
-def test_a_bench_that_is_entered_answers_all_in_one_process(
-    started: list["subprocess.Popen[str]"], tmp_path: Path
-) -> None:
-    graph, other = tiny_step().graphs["step"], step()
-    shares: list[float] = []
-    with Bench() as bench:
-        bare = bench.measure([graph], 1, 2.0, lambda _, share: shares.append(share))
-        assert bench.compare([(other, split_gradients(other))], 1, 1 << 30, tmp_path) == ((),)
-        alone = bench.measure([other], 1, 2.0, lambda *_: None, resident=False)
-        assert [process.poll() for process in started] == [None]
-        bench.measure([graph], 1, 2.0, lambda *_: None)
-        assert [process.poll() for process in started] == [0, None], "what it holds is looked at in a bare one"
-    assert [process.poll() for process in started] == [0, 0]
-    assert shares[-1] == 1.0 and bare.base_bytes > 0 and len(alone.ops[0]) == len(other.ops)
-
-
-def test_one_that_is_not_entered_leaves_no_process(started: list["subprocess.Popen[str]"], tmp_path: Path) -> None:
-    graph = step()
-    assert Bench().compare([(graph, split_gradients(graph))], 1, 1 << 30, tmp_path) == ((),)
-    assert [process.poll() for process in started] == [0]
-
-
-def test_what_had_to_be_followed_is_the_last_that_its_process_did(
-    started: list["subprocess.Popen[str]"], tmp_path: Path
-) -> None:
-    graph = step()
-    with Bench() as bench:
-        assert bench.compare([(graph, split_gradients(graph))], 1, 100 << 20, tmp_path) == ((),)
-        assert [process.poll() for process in started] == [0]
-
-
-def test_a_process_that_ends_is_an_error_and_the_next_request_has_another(
+def test_a_bench_that_is_entered_answers_all_in_one_process_and_says_how_it_ended(
     started: list["subprocess.Popen[str]"], tmp_path: Path
 ) -> None:
     graph = step()
     pairs = [(graph, split_gradients(graph))]
+    shares: list[float] = []
     with Bench() as bench:
-        bench.compare(pairs, 1, 1 << 30, tmp_path)
+        assert bench.compare(pairs, 1, 1 << 30, tmp_path) == ((),)
+        measured = bench.measure([graph], 1, 2.0, lambda _, share: shares.append(share), resident=False)
+        assert shares[-1] == 1.0 and len(measured.ops[0]) == len(graph.ops)
+        assert [process.poll() for process in started] == [None]
         os.kill(started[0].pid, signal.SIGKILL)
         with pytest.raises(TrialError, match="comparing operators in pieces ended with exit code -9"):
             bench.compare(pairs, 1, 1 << 30, tmp_path)
-        assert bench.compare(pairs, 1, 1 << 30, tmp_path) == ((),)
+
+
+@pytest.mark.long
+def test_what_a_process_holds_is_looked_at_in_a_bare_one_and_what_was_followed_is_its_last(
+    started: list["subprocess.Popen[str]"], tmp_path: Path
+) -> None:
+    graph = step()
+    with Bench() as bench:
+        bench.compare([(graph, split_gradients(graph))], 1, 1 << 30, tmp_path)
+        bare = bench.measure([graph], 1, 2.0, lambda *_: None)
+        assert [process.poll() for process in started] == [0, None] and bare.base_bytes > 0
+        assert bench.compare([(graph, split_gradients(graph))], 1, 100 << 20, tmp_path) == ((),)
+        assert [process.poll() for process in started] == [0, 0]
+        bench.measure([graph], 2, 2.0, lambda *_: None, resident=False)
+        assert [process.poll() for process in started] == [0, 0, None]
+    assert [process.poll() for process in started] == [0, 0, 0]
+
+
+@pytest.mark.long
+def test_one_that_is_not_entered_leaves_no_process(started: list["subprocess.Popen[str]"], tmp_path: Path) -> None:
+    graph = step()
+    assert Bench().compare([(graph, split_gradients(graph))], 1, 1 << 30, tmp_path) == ((),)
+    assert [process.poll() for process in started] == [0]
 
 
 def test_costs_that_the_cache_knows_are_read_without_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

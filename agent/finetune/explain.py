@@ -151,7 +151,7 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: Tokenizing | No
 def _saved_by_layers(model: Any, options: FinetuneOptions, length: int, saved_bytes: int) -> int:
     """Return what is kept layer by layer, where `saved_bytes` are of a whole pass of one batch."""
     layers: int = model.config.num_hidden_layers
-    rows_bytes = options.batch * length * model.get_input_embeddings().weight[0].nbytes
+    rows_bytes: int = options.batch * length * model.get_input_embeddings().weight[0].nbytes
     return options.accumulate * (layers + 1) * rows_bytes + saved_bytes // layers
 
 

@@ -66,6 +66,7 @@ class ByLayers:
         if (why := why_not_by_layers(plain)) is not None:
             raise NotByLayersError(why)
         self._backbone: Any = plain.base_model
+        self._head: nn.Module | None = plain.get_output_embeddings()
         self._layers: list[nn.Module] = list(_stacks(self._backbone, plain.config.num_hidden_layers)[0])
         inside = {id(p) for layer in self._layers for p in layer.parameters()}
         self._ends_trained = any(p.requires_grad and id(p) not in inside for p in model.parameters())
@@ -83,26 +84,29 @@ class ByLayers:
                 self._is_checked = True
             drawn = torch.get_rng_state()
             runs = [_MicroBatch(self, tokens, labels) for tokens, labels in batches]
-            for layer, following in itertools.pairwise([*self._layers, None]):
+            for layer, following in zip(self._layers, [*self._layers[1:], self._head], strict=True):
                 with _kept(layer, following):
                     for run in runs:
                         run.forward(layer)
             total = 0.0
-            for run in runs:
-                total += run.loss(gradient_of, keep_last=self._ends_trained)
+            with _kept(self._head, self._layers[-1]):
+                for run in runs:
+                    total += run.loss(gradient_of, keep_last=self._ends_trained)
             if not torch.equal(drawn, torch.get_rng_state()):
                 raise NotByLayersError("it draws random numbers, in the order of the micro-batches")
-            for layer, following in itertools.pairwise([*reversed(self._layers), None]):
+            back = self._layers[::-1]
+            for layer, following in zip(back, [*back[1:], None], strict=True):
                 with _kept(layer, following):
                     for run in runs:
                         run.backward(layer)
             if self._ends_trained:
-                for run in runs:
-                    run.ends(gradient_of)
+                with _kept(self._head, None):
+                    for run in runs:
+                        run.ends(gradient_of)
             return total
 
     def hidden_and_arguments(self, tokens: torch.Tensor) -> tuple[torch.Tensor, list[_Arguments]]:
-        """Return what the first layer is given of some tokens, and what each is given beside."""
+        """Return what the first layer is given of some tokens, and what each is given beside. Raises NotByLayersError."""
         seen: list[_Arguments] = []
         first: list[torch.Tensor] = []
 
@@ -263,6 +267,7 @@ def _cut(hidden: torch.Tensor) -> torch.Tensor:
 
 
 def _kept(layer: nn.Module | None, following: nn.Module | None) -> contextlib.AbstractContextManager[None]:
+    """Keep what is used by all micro-batches one after the other, and begin to read what comes then."""
     return keeping(_weights(layer), _weights(following))
 
 

@@ -10,6 +10,7 @@ import pickle
 import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
+from typing import Any
 
 import msgspec
 
@@ -41,7 +42,8 @@ def main() -> None:
         with _without_torch():
             import transformers
 
-        transformers.utils.logging.set_verbosity_error()
+        says: Any = transformers.utils.logging
+        says.set_verbosity_error()
         answer = getattr(tokenizer, sys.argv[2])(*arguments)
     except FinetuneError as error:
         answer = error

@@ -8,7 +8,7 @@ import pytest
 from agent.finetune.accumulation.choice import accumulation_of
 from agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrder
 from agent.finetune.task import Task, TaskKind
-from tests.agent.finetune.accumulation.test_by_layers import model_of
+from tests.agent.finetune.accumulation.small_models import model_of
 
 MIB = 1 << 20
 OPTIONS = FinetuneOptions("/m", "/d", "/out", accumulate=8)

@@ -86,6 +86,8 @@ class Unlimited:
     equal: bool | None
     planning_s: float | None = None
     gap: float | None = None
+    note: str = "does not finish"
+    """Of what has no figures."""
 
 
 # -- one run, in a process of its own: `python -m benchmarks.fit --child METHOD MODEL`
@@ -367,13 +369,13 @@ def beside_others(model: str, folder: Path, console: Console, *, small: bool) ->
         console.print(f"{model}: a bundle for {ram_mib} MiB ...")
         begin = time.perf_counter()
         path = ours.plan(ram_mib << 20, strategy="milp", time_limit_s=PLANNING_S)
-        row = _unlimited(
-            model, f"bundle, {ram_mib} MiB", None if path is None else as_result(ours.train(path)), reference
-        )
+        row = Unlimited(model, f"bundle, {ram_mib} MiB", None, None, None, None, note="no plan fits")
         if path is not None:
-            choice = read_manifest(path).plans[0]
-            gap = relative_gap(choice.overhead_joules, choice.bound_joules)
-            row = replace(row, planning_s=time.perf_counter() - begin, gap=gap)
+            planning_s, choice = time.perf_counter() - begin, read_manifest(path).plans[0]
+            row = replace(
+                _unlimited(model, row.method, as_result(ours.train(path)), reference), planning_s=planning_s,
+                gap=relative_gap(choice.overhead_joules, choice.bound_joules),
+            )  # fmt: skip
         rows.append(row)
     return rows
 
@@ -401,7 +403,7 @@ def show_others(rows: Sequence[Unlimited], console: Console) -> None:
         table.add_column(column, justify="left" if column in ("model", "method") else "right")
     for row in rows:
         table.add_row(
-            row.model, row.method, str(row.peak_rss_mib or "does not finish"), _figure(row.wall_s_per_step), _figure(row.cpu_s_per_step),
+            row.model, row.method, str(row.peak_rss_mib or row.note), _figure(row.wall_s_per_step), _figure(row.cpu_s_per_step),
             {True: "yes", False: "no", None: ""}[row.equal], _figure(row.planning_s), "" if row.gap is None else f"{row.gap:.0%}",
         )  # fmt: skip
     console.print(table)

@@ -372,3 +372,25 @@ def test_gradients_that_outlive_their_update_or_are_read_before_keep_the_weight_
     more = {"clip_grad_norm": 1.0} if changed == "clipped" else {"accumulate": 2}
     capture = capture_step(model, adapted_loss, optimizer, adapted_batch(0), **more)
     assert large_weights(capture.graphs.values(), LEAST_BYTES) == ()
+
+
+class Projected(nn.Module):
+    """A weight [in, out], as GPT-2's Conv1D has it, that only products with itself read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 640) / 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ self.weight)
+
+
+def test_a_trained_weight_that_is_read_by_columns_alone_lies_in_rows_all_the_same() -> None:
+    torch.manual_seed(0)
+    model = Projected()
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    graph = capture_step(model, lambda m, x: m(x).square().mean(), optimizer, (torch.randn(32, 64),)).graphs["step"]
+    (weight,) = large_weights([graph], LEAST_BYTES)
+    assert weight.ways == {ROWS, COLUMNS} and weight.trained
+    rewritten = read_in_blocks(graph, {weight.name: blocks_of(weight, 4, 4)})
+    assert len(rewritten.replacements) == 2 and differing(graph, rewritten) == ()

@@ -13,11 +13,16 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """Cost of one operator: seconds of one run, bytes of workspace beyond operands and outputs."""
+    """Cost of one operator: seconds of one run, bytes of workspace beyond operands and outputs.
+
+    `workspace_bytes`: of the memory that plans are made for; `beside_bytes`: of the host's, where the operator runs there in a step
+    that is planned for a device with its own.
+    """
 
     seconds: float
     workspace_bytes: int
     joules: float
+    beside_bytes: int = 0
 
 
 class MediumKind(enum.Enum):

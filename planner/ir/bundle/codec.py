@@ -142,10 +142,18 @@ class _DeviceRecord(NamedTuple):
     """Absent where operators compute in the host's memory."""
 
 
+class _OpCostRecord(NamedTuple):
+    seconds: _Number
+    workspace_bytes: Count
+    joules: _Number
+    beside_bytes: Count = 0
+    """Absent where the operator takes none, and in bundles from before operators were placed."""
+
+
 class _CostRecord(NamedTuple):
     device: _DeviceRecord
     flash: _FlashRecord
-    ops: list[tuple[_Number, Count, _Number]]
+    ops: list[_OpCostRecord]
     scratch_targets: tuple[_FlashRecord, ...] = ()
     packings: Annotated[tuple[_PackingRecord, ...], _Many] = ()
     """Absent in bundles from before plans could pack."""
@@ -356,7 +364,10 @@ def pack_costs(costs: CostTable) -> list[Any]:
     return [
         [device.name, device.base_bytes, device.static_watts, device.compute_watts, device.threads, *beside],
         _pack_flash(device.flash),
-        [[op.seconds, op.workspace_bytes, op.joules] for op in costs.ops],
+        [
+            [op.seconds, op.workspace_bytes, op.joules, *([op.beside_bytes] if op.beside_bytes else [])]
+            for op in costs.ops
+        ],
         *further,
     ]
 

@@ -45,6 +45,7 @@ _POISON = 0xC5
 _CPU = DispatchKeySet(DispatchKey.CPU)
 _PRODUCTS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "convolution", "convolution_backward")}
 """Operators that add in an order of the device's own where it has bits of its own."""
+_OTHER_BITS = 0xFF
 _OWN = {"copy_", "_copy_from", "_to_copy", "_local_scalar_dense", "set_"}
 """Operators with a kernel of their own here."""
 
@@ -297,12 +298,12 @@ def _run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     def leave(t: Any) -> Any:  # an operand written in place comes back as itself
         if not isinstance(t, torch.Tensor):
             return t
+        if _DEVICE.own_bits and name in _PRODUCTS and t.dtype is torch.float32:
+            t.view(torch.int32).bitwise_xor_(_OTHER_BITS)
         if id(t) in operands:
             original, made = operands[id(t)]
             return original if made.shape == original.shape else _grown(original, made)
         made = t.untyped_storage()._cdata not in known
-        if made and _DEVICE.own_bits and name in _PRODUCTS and t.dtype is torch.float32:
-            t.view(torch.int32).bitwise_xor_(0xFF)
         wrapped = _wrap(t, known)
         if made:
             _write(wrapped, stream, clock, name)

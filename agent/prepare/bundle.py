@@ -36,7 +36,9 @@ from planner.ir.bundle.writer import publish_bundle, replace_plans
 from planner.ir.costs import CostTable, DeviceCosts, Flash, PackingCost
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import StepGraph
+from planner.ir.lowering.lower import lower
 from planner.ir.plan import Action, Decision, Plan
+from planner.ir.program import host_bytes_of
 from planner.ir.units import format_bytes
 from planner.make_bundle import InfeasibleError, Planner, Prepared
 from planner.profiling import kept_costs, operators
@@ -107,17 +109,18 @@ class Made:
 
 def measure(
     graphs: Iterable[StepGraph], threads: int, compute_watts: float, progress: Progress, shared: bytes = b"",
-    *, resident: bool = True,
+    *, resident: bool = True, elsewhere: bool = False,
 ) -> Measured:  # fmt: skip
     """Profile the operators in a process of its own; while they run, they draw `compute_watts`.
 
     `shared`: what another machine of this kind measured (`planner.profiling.shared_costs`), to be checked by a sample.
     `resident`: whether to find out what they leave resident; if not, no process starts where the cache knows all their costs.
+    `elsewhere`: of graphs that were recorded on another device, costs alone, and which operators are absent on this one.
 
     Raises TrialError where that process fails.
     """
     graphs = tuple(graphs)
-    if not resident:
+    if not resident and not elsewhere:
         seen, cache = preload_mode() is PreloadMode.PRELOAD, kept_costs.cache_folder()
         known = operators.kept_tables(
             graphs, threads=threads, compute_watts=compute_watts, kept_in=cache, workspace_seen=seen
@@ -129,12 +132,12 @@ def measure(
         source.write_bytes(msgpack.packb([pack_graph(g) for g in graphs]))
         command = [
             *module_command("agent.prepare.profiling"), str(source), str(target), str(threads), str(compute_watts),
-            profiling.RESIDENT if resident else profiling.COSTS_ALONE,
+            profiling.ELSEWHERE if elsewhere else profiling.RESIDENT if resident else profiling.COSTS_ALONE,
         ]  # fmt: skip
         if shared:
-            elsewhere = Path(folder) / "shared"
-            elsewhere.write_bytes(shared)
-            command.append(str(elsewhere))
+            of_others = Path(folder) / "shared"
+            of_others.write_bytes(shared)
+            command.append(str(of_others))
         environment = {**module_environment(), **preload_environment(None), **threads_environment(threads)}
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as running:
             for line in running.stdout or ():
@@ -464,9 +467,11 @@ class _Making:
 
     def _planned(self, planner: Planner) -> tuple[dict[str, Plan], dict[str, CostTable]]:
         try:
-            return make_bundle.plan_all(
+            found = make_bundle.plan_all(
                 self.prepared, self.measured, self.device, self.target_bytes, planner, self.limits
             )
+            self._check_host(*found)
+            return found
         except InfeasibleError as error:
             if self.pools.device_bytes is not None:
                 raise
@@ -474,6 +479,21 @@ class _Making:
             if error.needed_bytes is None or error.needed_bytes >= self.start_bytes:
                 raise
             raise self._too_little_to_start(str(error)) from error
+
+    def _check_host(self, plans: Mapping[str, Plan], costs: Mapping[str, CostTable]) -> None:
+        """Raise InfeasibleError where operators on the CPU beside a device, and pages, take more of the host's memory than there is."""
+        if self.pools.device_bytes is None or not self.prepared.placed:
+            return
+        graphs = self.prepared.graphs
+        programs = [lower(graphs[name], costs[name], plan) for name, plan in plans.items()]
+        needed = self.device.host_base_bytes + host_bytes_of(programs)
+        if needed > self.pools.ram_bytes:
+            raise InfeasibleError(
+                f"operators that run on the CPU, and pages of the device, take {format_bytes(needed)} of the host's memory, the budget "
+                f"is {format_bytes(self.pools.ram_bytes)}: raise --ram, or --gpu-ram so that fewer pages leave the device, or plan without "
+                "--place",
+                needed,
+            )
 
     def _too_little_to_start(self, reason: str) -> InfeasibleError:
         least = int(self.start_bytes * (1 + _SPARE))

@@ -17,8 +17,9 @@ from planner.ir.bundle.codec import unpack_graph
 if TYPE_CHECKING:
     from planner.profiling.operators import Measured
 
-RESIDENT, COSTS_ALONE = "resident", "costs"
-"""What is to be found out, the fifth argument of `main`: what operators leave resident besides what they cost, or not."""
+RESIDENT, COSTS_ALONE, ELSEWHERE = "resident", "costs", "elsewhere"
+"""What is to be found out, the fifth argument of `main`: what operators leave resident besides what they cost, or not; the last of graphs
+that were recorded on another device, of which some operators may be absent here."""
 
 
 def main(arguments: list[str]) -> int:
@@ -43,7 +44,7 @@ def main(arguments: list[str]) -> int:
     measured = profile_operators(
         graphs, compute_watts=float(watts), progress=progress, kept_in=kept_costs.cache_folder(),
         shared=shared_costs.unpack_shared(Path(shared[0]).read_bytes(), time.time()) if shared else {},
-        resident=resident == RESIDENT,
+        resident=resident == RESIDENT, elsewhere=resident == ELSEWHERE,
     )  # fmt: skip
     Path(target).write_bytes(msgspec.msgpack.encode(measured))
     return 0

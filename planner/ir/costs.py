@@ -168,15 +168,20 @@ def by_version(costs: Iterable[PackingCost]) -> Mapping[tuple[int, int], Packing
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Costs of every op of a graph, in the order of its ops, on one device; `packings`: of the storages that may be packed."""
+    """Costs of every op of a graph, in the order of its ops, where it runs; `packings`: of the storages that may be packed.
+
+    `elsewhere`: of a graph whose ops were divided between two devices, what each takes on the other one; None of what that lacks.
+    """
 
     device: DeviceCosts
     ops: tuple[OpCost, ...]
     packings: tuple[PackingCost, ...] = ()
+    elsewhere: tuple[OpCost | None, ...] = ()
 
     def reordered(self, order: Sequence[int]) -> "CostTable":
         """Return the costs of the same ops in another order."""
-        return replace(self, ops=tuple(self.ops[i] for i in order))
+        elsewhere = tuple(self.elsewhere[i] for i in order) if self.elsewhere else ()
+        return replace(self, ops=tuple(self.ops[i] for i in order), elsewhere=elsewhere)
 
 
 _Factor = Annotated[float, msgspec.Meta(gt=0, lt=1e6)]

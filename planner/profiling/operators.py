@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 
 from planner.ir.code_pages import release_code_pages
 from planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost, PackingCost
@@ -76,6 +77,10 @@ class Measured:
     """Operators whose costs another machine of the same kind measured."""
     disputed: str = ""
     """How those that were measured here too contradict it; then none is taken over."""
+    absent: tuple[tuple[int, ...], ...] = ()
+    """Of each graph, where that was looked at: operators that do not run on its device, or lay out there what they give otherwise."""
+    elsewhere: tuple[tuple[OpCost | None, ...], ...] = ()
+    """Of each graph whose operators are divided between two devices, what they take on the other one."""
 
     @property
     def worker_bytes(self) -> int:
@@ -84,8 +89,8 @@ class Measured:
 
     def tables(self, device: DeviceCosts) -> Iterator[CostTable]:
         """Yield the cost table of each graph on a device."""
-        for ops, packings in itertools.zip_longest(self.ops, self.packings, fillvalue=()):
-            yield CostTable(device, ops, packings)
+        for ops, packings, other in itertools.zip_longest(self.ops, self.packings, self.elsewhere, fillvalue=()):
+            yield CostTable(device, ops, packings, other)
 
     def at_pace(self, pace: float) -> "Measured":
         """Return the same with every operator taking `pace` times as long, and as many joules."""
@@ -97,13 +102,14 @@ class Measured:
 
 def profile_operators(
     graphs: Iterable[StepGraph], *, compute_watts: float, progress: Progress | None = None, kept_in: Path | None = None,
-    shared: Mapping[str, kept_costs.Kept] = {}, resident: bool = True,
+    shared: Mapping[str, kept_costs.Kept] = {}, resident: bool = True, elsewhere: bool = False,
 ) -> Measured:  # fmt: skip
     """Run every distinct operator of `graphs` a few times on made-up data and return its cost.
 
     Those whose cost lies in the folder `kept_in` (`kept_costs`) run once, for what they leave resident. So do those that another
     machine of this kind measured (`shared`), once its dearest were measured here and are alike; these are not kept. Not
-    `resident`: what is left resident is not looked at, and operators of known cost do not run.
+    `resident`: what is left resident is not looked at, and operators of known cost do not run. `elsewhere`: the graphs were recorded on
+    another device than they name; operators that do not run here are `Measured.absent`, and cost nothing.
     """
     graphs = tuple(graphs)
     base = resident_bytes()
@@ -121,10 +127,14 @@ def profile_operators(
     given = {key: shared[key] for key in keys.values() if key in shared and key not in kept}
     checked, disputed = shared_costs.to_check(given), ""
     first = sorted(distinct.items(), key=lambda item: keys[item[0]] not in checked)
+    lacking = set[Any]()
     with torch.no_grad():
         for done, (signature, call) in enumerate(first):
             key = keys[signature]
             found = kept.get(key)
+            if elsewhere and found is None and not _runs_alike(call):
+                lacking.add(signature)
+                continue
             if found is None:
                 found = fresh[key] = kept_costs.Kept(*_measure(call, sweep), time.time())
             elif resident:
@@ -141,9 +151,11 @@ def profile_operators(
     loaded, running = _resident_after(distinct.values()) if resident else (base, base)
     restore_generators(generators)
     taken_over = 0 if disputed else len(given) - len(checked)
+    absent = tuple(tuple(i for i, c in enumerate(table) if _signature(c) in lacking) for table in calls)
     return Measured(
-        tables, base, max(0, loaded - base), max(0, loaded - running), taken_over=taken_over, disputed=disputed
-    )
+        tables, base, max(0, loaded - base), max(0, loaded - running), taken_over=taken_over, disputed=disputed,
+        absent=absent if elsewhere else (),
+    )  # fmt: skip
 
 
 def kept_tables(
@@ -298,6 +310,24 @@ def _measure(call: _Call, sweep: Sweep) -> tuple[float, int]:
         if agreed or time.perf_counter() > budget:
             break
     return min(seconds[1:] or seconds), workspace
+
+
+def _runs_alike(call: _Call) -> bool:
+    """Say whether a call runs on its device and gives tensors that lie as they did where the step was recorded."""
+    try:
+        result = call.ready()[0]()
+        synchronize(call.graph.device)
+    except RuntimeError:  # no kernel, or none for these types
+        return False
+    given = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+    if len(given) != len(call.op.outputs):
+        return False
+    wanted = [None if v is None else call.graph.values[v] for v in call.op.outputs]
+    return all(
+        value is None
+        or (str(t.dtype), tuple(t.shape), t.stride()) == (f"torch.{value.dtype}", value.shape, value.stride)
+        for t, value in zip(given, wanted, strict=True)
+    )
 
 
 def _made_up(graph: StepGraph, v: int) -> torch.Tensor:

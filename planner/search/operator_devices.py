@@ -92,7 +92,7 @@ class DeviceChoice:
 
 def contents_of(graph: StepGraph, homes: Mapping[str, int] = {}) -> tuple[HandedContents, ...]:
     """Return what operators of a step hand to each other; `homes`: devices, by key, that have what this step does not write."""
-    found = []
+    found: list[HandedContents] = []
     for s, storage in enumerate(graph.storages):
         readers: dict[int | None, list[int]] = {w: [] for w in graph.writers[s]}
         last = graph.writers[s][-1] if graph.writers[s] else None

@@ -125,7 +125,7 @@ def test_the_bundle_trains_with_the_numbers_of_its_operators_one_by_one_each_tim
     assert (manifest.format, manifest.placed, manifest.device_kind) == (PLACED_FORMAT, (CPU, NAME), NAME)
     assert manifest.reference.placed and manifest.reference.losses[0] != prepared.reference.losses[0]
     programs = [lower(g, bundle.costs[name], bundle.plans[0][name]) for name, g in bundle.graphs.items()]
-    assert manifest.plans[0].peak_bytes == host_bytes_of(programs) > max(p.beside_bytes for p in programs) - 1 > 0
+    assert manifest.plans[0].peak_bytes == host_bytes_of(programs) >= max(p.beside_bytes for p in programs) > 0
     assert bundle.costs["step"] == CostTable(
         bundle.costs["step"].device, found.measured.ops[0], (), found.measured.elsewhere[0]
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Set
 from agent.backend.base import Backend, Event
 from agent.train.step_values import StepValues
 from planner.ir.devices.kinds import CPU
-from planner.ir.devices.transfers import Transfer
+from planner.ir.devices.transfers import StorageTransfer
 
 
 class StepTransfers:
@@ -20,7 +20,7 @@ class StepTransfers:
         self._events: dict[int, Event] = {}
         """By target."""
 
-    def begin(self, transfer: Transfer) -> None:
+    def begin(self, transfer: StorageTransfer) -> None:
         """Begin to copy a resident storage into memory of its own on the other side; nothing where the copy is there."""
         if self.values.base[transfer.target] is not None:
             return
@@ -49,7 +49,7 @@ class TransferWaits:
     def __init__(self) -> None:
         self._by_storage: dict[int, set[int]] = {}
 
-    def begins(self, transfer: Transfer) -> None:
+    def begins(self, transfer: StorageTransfer) -> None:
         """Note a transfer."""
         for storage in (transfer.source, transfer.target):
             self._by_storage.setdefault(storage, set()).add(transfer.target)

@@ -12,7 +12,7 @@ _COPY = "aten::_to_copy"
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class StorageTransfer:
     """A copy of storage `source` in storage `target`, which lies on another kind of device."""
 
     source: int
@@ -29,7 +29,7 @@ def transfer_op(source: int, target: int, kind: str, phase: Phase) -> Op:
     return Op(_COPY, (Ref(source),), (("device", Named("device", kind)),), (target,), (), phase)
 
 
-def transfer_of(graph: StepGraph, op: Op) -> Transfer | None:
+def transfer_of(graph: StepGraph, op: Op) -> StorageTransfer | None:
     """Return what an operator transfers; None for one that does anything else."""
     if op.name != _COPY or len(op.args) != 1 or not isinstance(op.args[0], Ref) or op.outputs[0] is None:
         return None
@@ -40,4 +40,4 @@ def transfer_of(graph: StepGraph, op: Op) -> Transfer | None:
     )
     if not whole or ends[0].device == ends[1].device or dict(op.kwargs) != {"device": Named("device", ends[1].device)}:
         return None
-    return Transfer(source.storage, target.storage)
+    return StorageTransfer(source.storage, target.storage)

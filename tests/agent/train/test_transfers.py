@@ -20,7 +20,7 @@ from agent.train.transfers import StepTransfers
 from benchmarks.models import Workload, workload
 from planner.capture.step import Capture, Fill, capture_step
 from planner.ir.devices.kinds import CPU
-from planner.ir.devices.transfers import Transfer, transfer_of
+from planner.ir.devices.transfers import StorageTransfer, transfer_of
 from planner.ir.graph import StepGraph
 from planner.ir.lowering.lower import lower
 from planner.ir.lowering.optimizer_scalars import StepScalars
@@ -177,7 +177,7 @@ class _ForgetsToWait(StepTransfers):
 class _CopiesAtOnce(StepTransfers):
     """Starts before the device has computed what it reads, or used for the last time what it overwrites."""
 
-    def begin(self, transfer: Transfer) -> None:
+    def begin(self, transfer: StorageTransfer) -> None:
         source, target = self.values.whole(transfer.source), self.values.allocate(transfer.target)
         self.values.base[transfer.target] = target
         self._events[transfer.target] = self.backend.copy(target[: source.numel()], source, DONE)
@@ -186,7 +186,7 @@ class _CopiesAtOnce(StepTransfers):
 class _LeavesOneOut(StepTransfers):
     """Does not copy; whoever reads the target finds what was in its memory."""
 
-    def begin(self, transfer: Transfer) -> None:
+    def begin(self, transfer: StorageTransfer) -> None:
         self.values.base[transfer.target] = self.values.allocate(transfer.target).zero_()
         self._events[transfer.target] = self.backend.reached()
 

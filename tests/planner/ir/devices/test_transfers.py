@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.ir.devices.transfers import Transfer, all_bytes, transfer_of, transfer_op
+from planner.ir.devices.transfers import StorageTransfer, all_bytes, transfer_of, transfer_op
 from planner.ir.graph import Named, Op, Phase, Ref, Role, StepGraph, Storage, Value
 
 STEP = StepGraph(
@@ -16,7 +16,7 @@ TO_SIM = transfer_op(0, 1, "sim", Phase.FORWARD)
 
 
 def test_a_transfer_says_from_where_to_where() -> None:
-    assert transfer_of(STEP, TO_SIM) == Transfer(0, 1)
+    assert transfer_of(STEP, TO_SIM) == StorageTransfer(0, 1)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 
 from agent.energy.sources.power_models import power_with
 from agent.prepare import bundle
+from agent.prepare.bench.bench import Bench
 from agent.prepare.slices import ComparingRoom, Sliced, in_halves, in_pieces
 from agent.worker.options import TorchOptions
 from agent.worker.protocol import plain_values
@@ -70,7 +71,7 @@ class Ours:
         change(self.job)
         whole = make_bundle.prepare(self.job)
         power = power_with(threads)
-        measured = bundle.measure(whole.graphs.values(), threads, power.compute_watts, lambda *_: None)
+        measured = Bench().measure(whole.graphs.values(), threads, power.compute_watts, lambda *_: None)
         self.room = ComparingRoom(COMPARING_BYTES, folder, threads)
         self.whole = Sliced(whole, measured, ())
         sliced = in_halves(whole, measured, self.room, power.compute_watts, lambda *_: None)

@@ -4,22 +4,41 @@ The table of the two devices is synthetic. The CPU is a board's (estimated costs
 microseconds, does dense ones and those bound by memory so many times as fast, and draws other watts. What moves between them pays latency,
 seconds and joules, or, with `--unified`, a synchronisation alone. A line for each goal: joules with no more seconds than on the device
 that takes fewest joules, and the other way round. Ends with 1 where a choice is worse than one device.
+
+`--execute KIND` (cuda, mps) measures instead: operators on this machine's CPU and on that device, what moves between them, then runs the
+step all on the CPU, all on the device, and divided by least seconds, and compares the divided one with its operators one by one. Where
+there is no such device it says so: the simulated one is known to the tests alone.
 """
 
 import argparse
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
+from agent.backend.base import Backend, DeviceAbsentError
+from agent.backend.choose import backend_of
+from agent.prepare.placement.divide import measured_links
+from agent.prepare.placement.eager import EagerStep, eager_contents
+from benchmarks.device_steps import DeviceRun, Job, digest, planned_steps
 from benchmarks.models import CASES, make_optimizer, workload
-from planner.capture.step import capture_step
+from planner.capture.step import Capture, Fill, capture_step
 from planner.ir.boards import Board, estimated_costs, load_board, op_work
-from planner.ir.costs import OpCost
+from planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
+from planner.ir.devices.kinds import CPU
 from planner.ir.graph import StepGraph
+from planner.ir.lowering.lower import lower
+from planner.ir.lowering.optimizer_scalars import StepScalars
+from planner.ir.plan import Plan
 from planner.ir.units import format_bytes, format_seconds
+from planner.problem.placed_step import on_kind, placed_step
+from planner.profiling.operators import profile_operators
 from planner.search.operator_devices import (
     DeviceChoice,
     DeviceLink,
@@ -28,6 +47,7 @@ from planner.search.operator_devices import (
     choose_devices,
     contents_of,
     on_one_device,
+    together_of,
 )
 
 CASES_DIVIDED = ("resnet18", "gpt2")
@@ -67,6 +87,94 @@ def is_worse(problem: DeviceProblem, found: DeviceChoice, goal: Goal) -> bool:
     return any(found.amount(g) > best.amount(g) * (1 + TOLERANCE) for g in Goal)
 
 
+STEPS = 5
+"""Of each way to run: the first ones load kernels and make room."""
+WATTS = 1.0
+"""On either device: nobody measures a device's, and the goal is time."""
+_NOWHERE = Flash("nowhere", 1.0, 1.0, 0.0, 0.0, 0.0)
+"""No plan here pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """A step divided by measured costs: what was predicted and taken, in seconds, by how it ran, and whether the bits were the reference's."""
+
+    devices: tuple[int, ...]
+    moved_bytes: int
+    predicted: dict[str, float]
+    taken: dict[str, float]
+    equal: bool
+
+
+def executed(case: str, backend: Backend, time_limit_s: float) -> Executed:
+    """Measure, divide and run the step of a small model on the CPU and this device."""
+    made = workload(case, small=True)
+    job = Job(case, lambda: workload(case, small=True), CASES[case][0])
+    optimizer = make_optimizer(CASES[case][0], made.model.parameters())
+    capture = capture_step(made.model, made.loss_fn, optimizer, made.batch(0))
+    graph, kinds = capture.graphs["step"], (CPU, backend.kind)
+    measured = [profile_operators((on_kind(graph, kind),), compute_watts=WATTS, elsewhere=True) for kind in kinds]
+    costs = [[None if i in m.absent[0] else cost for i, cost in enumerate(m.ops[0])] for m in measured]
+    links = measured_links(backend, WATTS)
+    problem = DeviceProblem(
+        tuple(zip(*costs, strict=True)), contents_of(graph), links.table, together=together_of(graph)
+    )
+    found, alone = choose_devices(problem, Goal.SECONDS, time_limit_s), on_one_device(problem)
+    ways = {kinds[d]: (kinds[d],) * len(graph.ops) for d in alone}
+    ways["divided"] = tuple(kinds[d] for d in found.devices)
+    runs = {name: _run(job, capture, way, backend) for name, way in ways.items()}
+    expected = _one_by_one(capture, ways["divided"], [made.batch(i) for i in range(STEPS)])
+    predicted = {**{kinds[d]: choice.seconds for d, choice in alone.items()}, "divided": found.seconds}
+    taken = {name: run.seconds for name, run in runs.items()}
+    return Executed(found.devices, found.moved_bytes, predicted, taken, runs["divided"].losses == expected)
+
+
+def _run(job: Job, capture: Capture, kinds: Sequence[str], backend: Backend) -> DeviceRun:
+    graph = placed_step(capture.graphs["step"], kinds).graph
+    costs = CostTable(DeviceCosts("here", 0, 0.0, WATTS, _NOWHERE), tuple(OpCost(0.0, 0, 0.0) for _ in graph.ops))
+    with tempfile.TemporaryDirectory() as folder:
+        return planned_steps(job, capture, lower(graph, costs, Plan()), backend, Path(folder), STEPS)
+
+
+def _one_by_one(capture: Capture, kinds: Sequence[str], batches: Sequence[Sequence[torch.Tensor]]) -> list[str]:
+    """Return digests of the losses that the operators give one by one."""
+    if capture.optimizer is None:
+        raise ValueError("the step was captured without an optimizer")
+    tensors = {
+        key: torch.full(t.shape, t.value, dtype=getattr(torch, t.dtype)) if isinstance(t, Fill) else t
+        for key, t in capture.tensors.items()
+    }
+    step, scalars = EagerStep(capture.graphs["step"], kinds, eager_contents(tensors)), StepScalars(capture.optimizer)
+    torch.manual_seed(0)
+    return [digest(step.run([t for t in batch if isinstance(t, torch.Tensor)], scalars.advance())) for batch in batches]
+
+
+def _execute(cases: Sequence[str], kind: str, time_limit_s: float) -> int:
+    """Print what a step takes on either device and divided; return 1 where bits differ, 0 where there is no such device, too."""
+    try:
+        backend = backend_of(kind)
+    except DeviceAbsentError as error:
+        print(f"nothing was executed: {error}")
+        return 0
+    table = Table(
+        "step", "runs", "predicted", "taken", "on CPU, device", "moved", "bits", title=f"CPU and {kind}, measured"
+    )
+    different = 0
+    for case in cases:
+        found = executed(case, backend, time_limit_s)
+        counts = Counter(found.devices)
+        different += not found.equal
+        for name, seconds in found.taken.items():
+            mine = name == "divided"
+            table.add_row(
+                case, name, format_seconds(found.predicted[name]), format_seconds(seconds),
+                f"{counts[0]}, {counts[1]}" if mine else "", format_bytes(found.moved_bytes) if mine else "",
+                ("those of its operators" if found.equal else "DIFFERENT") if mine else "",
+            )  # fmt: skip
+    Console(width=120).print(table)
+    return 1 if different else 0
+
+
 def _cells(choice: DeviceChoice) -> tuple[str, str]:
     return f"{choice.joules:.4g}", format_seconds(choice.seconds)
 
@@ -78,7 +186,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--board", default="pi5", help="whose CPU it is (default: pi5)")
     parser.add_argument("--unified", action="store_true", help="both compute in the same memory")
     parser.add_argument("--time-limit", type=float, default=30.0, metavar="SECONDS", help="for each choice")
+    parser.add_argument("--execute", metavar="KIND", help="measure and run on this machine's CPU and this device")
     options = parser.parse_args(arguments)
+    if options.execute is not None:
+        return _execute(options.cases, options.execute, options.time_limit)
     table = Table(
         "step", "goal", "CPU: J", "time", "GPU: J", "time", "divided: J", "time", "on CPU, GPU", "moved",
         title=f"synthetic GPU beside the CPU of {options.board} (estimated)",

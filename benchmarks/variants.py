@@ -24,6 +24,7 @@ from rich.table import Table
 from agent.energy.media import FlashPrices, medium_of, medium_under
 from agent.energy.sources.power_models import power_with
 from agent.prepare import bundle
+from agent.prepare.bench.bench import Bench
 from agent.prepare.slices import ComparingRoom, Sliced, in_halves, in_pieces
 from benchmarks.models import CASES, DEMO, case_of, make_optimizer, workload
 from benchmarks.ours import COMPARING_BYTES
@@ -71,7 +72,7 @@ def compare_variants(
     )
     prepared, watts = make_bundle.prepare(job), power_with(1)
     quiet: bundle.Progress = lambda *_: None  # noqa: E731
-    measured = bundle.measure(prepared.graphs.values(), 1, watts.compute_watts, quiet)
+    measured = Bench().measure(prepared.graphs.values(), 1, watts.compute_watts, quiet)
     prices = FlashPrices()
     paged_to = medium_under(folder, prices) if medium is None else medium_of(medium, prices)
     device = bundle.on_medium(bundle.this_device(measured, folder, 1, watts, quiet), paged_to)

@@ -19,6 +19,7 @@ from rich.table import Table
 from agent.energy.media import FlashPrices, medium_of
 from agent.energy.sources.power_models import power_with
 from agent.prepare import bundle
+from agent.prepare.bench.bench import Bench
 from agent.prepare.reference import with_reference
 from agent.prepare.whole_updates import with_whole_update
 from agent.worker.options import TorchOptions
@@ -76,7 +77,7 @@ def rows_of(case: str, count: int, ram_bytes: int, folder: Path) -> list[Row]:
     prepared = make_bundle.prepare(job_of(case, count))
     quiet = lambda stage, share: print(f"{stage} {share:.0%}   ", end="\r", file=sys.stderr)  # noqa: E731
     power = power_with(1)
-    measured = bundle.measure(prepared.graphs.values(), 1, power.compute_watts, quiet)
+    measured = Bench().measure(prepared.graphs.values(), 1, power.compute_watts, quiet)
     device = bundle.this_device(measured, folder, 1, power, quiet)
     device = bundle.on_medium(device, medium_of(MediumKind.SD, FlashPrices()))
     prepared = with_reference(prepared, count)

@@ -102,6 +102,8 @@ class Prepared:
     """The recording of a full batch, where it was not compared with others yet: with the first steps that are followed."""
     blocks: Mapping[str, WeightBlocks] = field(default_factory=dict)
     """Weights and their state that the graphs have in blocks, as in the manifest."""
+    placed: tuple[str, ...] = ()
+    """Kinds of devices that the graphs' operators are divided among; none where all run on one, as they were recorded."""
 
     @property
     def initial_tensors(self) -> tuple[torch.Tensor, ...]:
@@ -557,7 +559,7 @@ def describe(
         device=device.name, estimated=estimated,
         eval_samples=prepared.eval_data[0].shape[0] if prepared.eval_data else 0,
         schedule=prepared.schedule, allow_nonfinite=job.allow_nonfinite, reference=prepared.reference,
-        recordings=prepared.recordings, limits=limits, device_kind=first.device, reordered=prepared.reordered,
+        recordings=prepared.recordings, limits=limits, device_kind=first.device, reordered=prepared.reordered, placed=prepared.placed,
         pruning=job.pruning, files=prepared.files,
         in_pieces=any(graph.pieces for graph in prepared.graphs.values()),
         buckets=tuple(

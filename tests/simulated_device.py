@@ -37,10 +37,15 @@ UNIFIED = "SIM_UNIFIED"
 """Set in the environment: the device says that its memory is the host's own."""
 ROUNDING = "SIM_ROUNDING"
 """Bytes in the environment: each tensor takes a multiple of them, as in memory that is in pieces."""
+OWN_BITS = "SIM_OWN_BITS"
+"""Set in the environment: matrix products and convolutions give other last bits than the CPU's, as a GPU's kernels do."""
 CONTEXT_BYTES = 3 << 20
 """What the device says that a process holds of its memory beside tensors."""
 _POISON = 0xC5
 _CPU = DispatchKeySet(DispatchKey.CPU)
+_PRODUCTS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "convolution", "convolution_backward")}
+"""Operators that add in an order of the device's own where it has bits of its own."""
+_OTHER_BITS = 0xFF
 _OWN = {"copy_", "_copy_from", "_to_copy", "_local_scalar_dense", "set_"}
 """Operators with a kernel of their own here."""
 
@@ -120,6 +125,7 @@ class _Device:
         self.lock = threading.RLock()
         self.cap_bytes: int | None = None
         self.rounding = int(os.environ.get(ROUNDING, "1"))
+        self.own_bits = bool(os.environ.get(OWN_BITS))
         self.allocated = self.peak = 0
         self.host: Clock = {}
         self.blocks: dict[int, _Block] = {}
@@ -292,6 +298,8 @@ def _run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     def leave(t: Any) -> Any:  # an operand written in place comes back as itself
         if not isinstance(t, torch.Tensor):
             return t
+        if _DEVICE.own_bits and name in _PRODUCTS and t.dtype is torch.float32:
+            t.view(torch.int32).bitwise_xor_(_OTHER_BITS)
         if id(t) in operands:
             original, made = operands[id(t)]
             return original if made.shape == original.shape else _grown(original, made)
@@ -495,6 +503,10 @@ class SimBackend:
     def limit(self, nbytes: int | None) -> None:
         """Refuse more than so many bytes; None: no limit."""
         _DEVICE.cap_bytes = nbytes
+
+    def use_own_bits(self, own: bool) -> None:
+        """Give other last bits than the CPU from now on, or the same."""
+        _DEVICE.own_bits = own
 
     def idle(self) -> bool:
         """Say whether the host knows that all that the device was given is done."""

@@ -26,6 +26,7 @@ from agent.cli.arguments import (
 )
 from agent.cli.terminal import terminal
 from planner.ir.devices.kinds import CPU, accelerator_of
+from planner.ir.devices.transfers import transfer_of
 from planner.ir.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from planner.ir.graph import StepGraph
     from planner.search.pareto import Point
 
+TRANSFER = "transfer"
+"""Of a storage to the other of two devices that operators are divided between; it is listed with the one that it goes to."""
 BITWISE, REORDERED = "same bits", "reordered"
 """How a variant's results compare with the recorded operator's: pieces that differ here are not used."""
 
@@ -182,7 +185,8 @@ def _board_data(board: "Board") -> dict[str, object]:
 class OperatorSum:
     """What all calls of one variant of an operator on one kind of device take in a step; `workspace_bytes` is the largest of a call's.
 
-    `variant`: whole, or in how many pieces. `phases`: how many calls the forward and backward pass and the update make.
+    `variant`: whole, or in how many pieces. `phases`: how many calls the forward and backward pass and the update make. `elsewhere_seconds`:
+    what they were measured to take on the other device, where operators are divided between two; None where that lacks one of them.
     """
 
     name: str
@@ -194,6 +198,7 @@ class OperatorSum:
     seconds: float = 0.0
     joules: float = 0.0
     workspace_bytes: int = 0
+    elsewhere_seconds: float | None = None
 
 
 def operator_sums(graph: "StepGraph", costs: "CostTable", reordered: Sequence[str] = ()) -> list[OperatorSum]:
@@ -202,18 +207,29 @@ def operator_sums(graph: "StepGraph", costs: "CostTable", reordered: Sequence[st
     `reordered`: operators that add in another order each time on their device, as was allowed.
     """
     found: dict[tuple[str, str, str], OperatorSum] = {}
-    for op, reads, creates, cost in zip(graph.ops, graph.reads, graph.creates, costs.ops, strict=True):
-        device = accelerator_of(graph.storages[s].device for s in (*reads, *creates))
-        name = op.name.removeprefix("aten::")
+    everywhere = costs.elsewhere or (None,) * len(costs.ops)
+    for i, (op, cost, other) in enumerate(zip(graph.ops, costs.ops, everywhere, strict=True)):
+        device, name = where_it_runs(graph, i), op.name.removeprefix("aten::")
+        if (moved := transfer_of(graph, op)) is not None:
+            device, name = graph.storages[moved.target].device, TRANSFER
         variant = "whole" if op.piece is None else f"{op.piece.count} pieces"
         exactness = REORDERED if op.name in reordered or name in reordered else BITWISE
-        one = found.setdefault((name, device, variant), OperatorSum(name, device, variant, exactness))
+        first = OperatorSum(name, device, variant, exactness, elsewhere_seconds=0.0 if costs.elsewhere else None)
+        one = found.setdefault((name, device, variant), first)
         one.calls += 1
         one.phases[op.phase.name.lower()] = one.phases.get(op.phase.name.lower(), 0) + 1
         one.seconds += cost.seconds
         one.joules += cost.joules
-        one.workspace_bytes = max(one.workspace_bytes, cost.workspace_bytes)
+        one.workspace_bytes = max(one.workspace_bytes, cost.workspace_bytes, cost.beside_bytes)
+        before, one.elsewhere_seconds = one.elsewhere_seconds, None
+        if before is not None and other is not None:
+            one.elsewhere_seconds = before + other.seconds
     return sorted(found.values(), key=lambda one: (-one.seconds, one.name, one.variant))
+
+
+def where_it_runs(graph: "StepGraph", op: int) -> str:
+    """Return the kind of device that an operator runs on."""
+    return accelerator_of(graph.storages[s].device for s in (*graph.reads[op], *graph.creates[op]))
 
 
 def _operators(path: Path, plot: Path | None, *, as_json: bool) -> int:
@@ -236,18 +252,28 @@ def _operators(path: Path, plot: Path | None, *, as_json: bool) -> int:
         title=f"{path}: operators of a step on {bundle.manifest.device}, {how} one by one",
         caption="what runs in pieces has the bits of the whole: it was compared on the device that planned",
     )
-    for heading in ("operator", "variant", "calls", "time", "share", "energy (estimated)", "workspace"):
+    divided = bool(bundle.manifest.placed)
+    headings = ["operator", "variant", "calls", "time", "share", "energy (estimated)", "workspace"]
+    for heading in (*headings, *(["chosen", "on the other"] if divided else [])):
         table.add_column(heading, justify="left" if heading in ("operator", "variant", "calls") else "right")
     total = sum(one.seconds for one in sums) or 1.0
     for one in sums:
         calls = ", ".join(f"{phase} {number}" for phase, number in one.phases.items())
         table.add_row(
-            one.name if one.device == CPU else f"{one.name} ({one.device})",
+            one.name if divided or one.device == CPU else f"{one.name} ({one.device})",
             one.variant if one.exactness == BITWISE else f"{one.variant}, {one.exactness}", calls,
             format_seconds(one.seconds), f"{one.seconds / total:.0%}", format_joules(one.joules), format_bytes(one.workspace_bytes),
+            *([one.device, _elsewhere(one)] if divided else []),
         )  # fmt: skip
     terminal().print(table)
     return 0
+
+
+def _elsewhere(one: OperatorSum) -> str:
+    """Say what an operator would take on the other of two devices."""
+    if one.name == TRANSFER:
+        return ""
+    return "absent there" if one.elsewhere_seconds is None else format_seconds(one.elsewhere_seconds)
 
 
 def _write_plot(graph: "StepGraph", costs: "CostTable", title: str, path: Path) -> None:

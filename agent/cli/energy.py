@@ -199,6 +199,7 @@ def _show(report: "EnergyReport") -> None:
     _show_power(report, console)
     labels = {amount.name: report.label(amount.name) for amount in report.jobs}
     _show_amounts(console, "by job", report.jobs, labels, report.options.currency)
+    _show_gpu(console, report)
     _show_amounts(console, "by day (UTC)", report.days, {}, report.options.currency)
     _show_phases(console, report)
     _show_plan(console, report)
@@ -254,6 +255,18 @@ def _show_amounts(
         "kind": [row.kind if len(kinds) > 1 else "" for row in amounts],
     }
     _print_table(console, f"{title}, {' and '.join(sorted(kinds))}", columns.items())
+
+
+def _show_gpu(console: "Console", report: "EnergyReport") -> None:
+    """Print what the GPU took of each job's energy, where a source tells; it lies within that."""
+    if report.gpu:
+        columns = {
+            "": [report.label(one.job) for one in report.gpu],
+            "GPU": [_joules(one.joules) for one in report.gpu],
+            "time": [_duration(one.seconds) for one in report.gpu],
+            "of which": [one.covers for one in report.gpu],
+        }
+        _print_table(console, "GPU, within the above", columns.items())
 
 
 def _show_phases(console: "Console", report: "EnergyReport") -> None:

@@ -14,13 +14,16 @@ from pathlib import Path
 
 from agent.energy.attribution.one_job import Charge, EnergyPhase, StepEnergy
 from agent.energy.sources.base import Kind
+from agent.energy.timeline import GpuShare
 from agent.system.checksum import values_checksum
 from agent.system.clock import local_clock_s
 from agent.system.database import DamagedDatabaseError, check_content, is_damage, open_database, set_aside
 from planner.ir.errors import PortError
 
 FILE_NAME = "energy.sqlite"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Version 1 had no table `gpu`; it gets one when the agent starts, and may be read without."""
+READABLE_VERSIONS = (1, SCHEMA_VERSION)
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 KEEP_S = {MINUTE_S: 2 * DAY_S, HOUR_S: 62 * DAY_S, DAY_S: 3660 * DAY_S}
 """How long roll-ups live: 2 days of minutes are at most 35,000 rows of one job's phases, ten years of days 40,000."""
@@ -33,6 +36,11 @@ _MAX_WAITING = 20_000
 _SEAL = "seal"
 """The key under which `meta` keeps the checksum of all its other rows."""
 
+_GPU_TABLE = """
+CREATE TABLE gpu (
+    period_s INTEGER, start_unix INTEGER, job TEXT, covers TEXT, seconds REAL NOT NULL, joules REAL NOT NULL,
+    PRIMARY KEY (period_s, start_unix, job, covers)) WITHOUT ROWID;
+"""
 _SCHEMA = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE rollup (
@@ -53,6 +61,7 @@ CREATE TABLE gap (id INTEGER PRIMARY KEY, start_unix REAL NOT NULL, end_unix REA
 CREATE TABLE event (id INTEGER PRIMARY KEY, unix REAL NOT NULL, code TEXT NOT NULL, text TEXT NOT NULL);
 CREATE TABLE wear (day_unix INTEGER, writer TEXT, written_bytes INTEGER NOT NULL,
     PRIMARY KEY (day_unix, writer)) WITHOUT ROWID;
+{_GPU_TABLE}
 PRAGMA user_version = {SCHEMA_VERSION};
 """
 
@@ -100,6 +109,8 @@ class Batch:
     events: list[tuple[float, str, str]] = field(default_factory=list)
     wear: dict[tuple[int, str], int] = field(default_factory=dict)
     meta: dict[str, str] = field(default_factory=dict)
+    gpu: dict[tuple[int, str, str], tuple[float, float]] = field(default_factory=dict)
+    """Seconds and joules by start of the minute, job, and what the GPU's figure covers."""
 
     def append(self, newer: "Batch") -> None:
         """Add figures that came later."""
@@ -114,6 +125,7 @@ class Batch:
         for day, count in newer.wear.items():
             self.wear[day] = self.wear.get(day, 0) + count
         self.meta |= newer.meta
+        _add_gpu(self.gpu, newer.gpu)
 
     def shed(self) -> None:
         """Let the oldest details go when a disk refuses writes for long: minutes become hours."""
@@ -125,6 +137,8 @@ class Batch:
             for (minute, job, phase, kind), total in self.sums.items():
                 _merge(coarse, (minute - minute % HOUR_S, job, phase, kind), total)
             self.sums = coarse
+        if len(self.gpu) > _MAX_WAITING:
+            self.gpu = _gpu_sums(self.gpu, HOUR_S)
 
 
 class Ledger:
@@ -180,6 +194,12 @@ class Ledger:
                 total.unsplit_joules += charge.gross_joules
             else:
                 total.net_joules += charge.net_joules
+
+    def add_gpu(self, end_unix: float, seconds: float, gpu: GpuShare, shares: Mapping[str, float]) -> None:
+        """Add what the GPU took in an interval of so many seconds, to the jobs that it belongs to, by their shares of 1."""
+        minute = int((end_unix - 1e-6) // MINUTE_S) * MINUTE_S
+        fresh = {(minute, job, gpu.covers): (seconds, gpu.joules * share) for job, share in shares.items()}
+        _add_gpu(self._waiting.gpu, fresh)
 
     def add_steps(self, steps: Iterable[StepEnergy], unix_minus_clock_s: float) -> None:
         """Add finished steps to the rows of steps and of epochs."""
@@ -300,6 +320,8 @@ class Ledger:
 def _write(database: sqlite3.Connection, batch: Batch) -> None:
     for period_s in KEEP_S:
         database.executemany(_ADD_ROLLUP, _rollups(batch.sums, period_s))
+        rows = _gpu_sums(batch.gpu, period_s)
+        database.executemany(_ADD_GPU, ((period_s, *key, *figures) for key, figures in rows.items()))
     database.executemany(_ADD_STEP, batch.step_rows)
     database.executemany(_ADD_EPOCH, ((*key, *sums) for key, sums in batch.epochs.items()))
     database.executemany(
@@ -325,6 +347,24 @@ def _merge(sums: dict[_Key, _Sum], key: _Key, more: _Sum) -> None:
     total.unsplit_joules += more.unsplit_joules
 
 
+def _add_gpu(
+    sums: dict[tuple[int, str, str], tuple[float, float]], more: Mapping[tuple[int, str, str], tuple[float, float]]
+) -> None:
+    for key, (seconds, joules) in more.items():
+        before = sums.get(key, (0.0, 0.0))
+        sums[key] = before[0] + seconds, before[1] + joules
+
+
+def _gpu_sums(
+    minutes: Mapping[tuple[int, str, str], tuple[float, float]], period_s: int
+) -> dict[tuple[int, str, str], tuple[float, float]]:
+    """Return the sums of one length that sums by minute make."""
+    sums: dict[tuple[int, str, str], tuple[float, float]] = {}
+    for (minute, job, covers), figures in minutes.items():
+        _add_gpu(sums, {(minute - minute % period_s, job, covers): figures})
+    return sums
+
+
 def _rollups(minutes: Mapping[_Key, _Sum], period_s: int) -> Iterator[tuple[object, ...]]:
     """Give the rows of one length that sums by minute make."""
     sums: dict[_Key, _Sum] = {}
@@ -339,6 +379,10 @@ _ADD_ROLLUP = """
 INSERT INTO rollup VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
     seconds = seconds + excluded.seconds, gross_joules = gross_joules + excluded.gross_joules,
     net_joules = net_joules + excluded.net_joules, unsplit_joules = unsplit_joules + excluded.unsplit_joules
+"""
+_ADD_GPU = """
+INSERT INTO gpu VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    seconds = seconds + excluded.seconds, joules = joules + excluded.joules
 """
 _ADD_STEP = """
 INSERT INTO step (job, first_step, last_step, epoch, plan, end_unix, wall_s, kind, gross_joules, net_joules,
@@ -417,6 +461,9 @@ def _connect(path: Path) -> sqlite3.Connection:
         if version == 0:
             with database:
                 database.executescript(_SCHEMA)
+        elif version in READABLE_VERSIONS[:-1]:
+            with database:
+                database.executescript(f"{_GPU_TABLE}PRAGMA user_version = {SCHEMA_VERSION};")
         elif version != SCHEMA_VERSION:
             raise LedgerError(path, f"has format {version}, this agent writes {SCHEMA_VERSION}", "update the agent")
     except (sqlite3.Error, DamagedDatabaseError, LedgerError):
@@ -438,7 +485,9 @@ def _meta(database: sqlite3.Connection) -> dict[str, str] | None:
 
 def _expire(database: sqlite3.Connection, now_unix: float) -> None:
     for period_s, keep_s in KEEP_S.items():
-        database.execute("DELETE FROM rollup WHERE period_s = ? AND start_unix < ?", (period_s, int(now_unix - keep_s)))
+        for table in ("rollup", "gpu"):
+            past = (period_s, int(now_unix - keep_s))
+            database.execute(f"DELETE FROM {table} WHERE period_s = ? AND start_unix < ?", past)
     for table, keep in KEEP_ROWS.items():
         if table in ("step", "gap", "event"):
             database.execute(f"DELETE FROM {table} WHERE id <= (SELECT MAX(id) FROM {table}) - ?", (keep,))
@@ -462,7 +511,7 @@ def open_for_reading(path: Path) -> Iterator[sqlite3.Connection]:
         try:
             database.row_factory = sqlite3.Row
             version = database.execute("PRAGMA user_version").fetchone()[0]
-            if version != SCHEMA_VERSION:
+            if version not in READABLE_VERSIONS:
                 raise LedgerError(path, f"has format {version}, this agent reads {SCHEMA_VERSION}", "update the agent")
             yield database
         finally:

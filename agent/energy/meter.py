@@ -193,7 +193,11 @@ class EnergyMeter:
 
     def _take(self, interval: Interval, now_s: float, machine_idle: bool | None, slept_s: float = 0.0) -> None:
         self._last_interval = interval
-        self._attributor.add(interval)
+        shares = self._attributor.add(interval)
+        if interval.gpu is not None:
+            self._ledger.add_gpu(
+                self._seams.unix_time() - now_s + interval.end_s, interval.seconds, interval.gpu, shares
+            )
         if interval.joules is None:
             self._gap_s += interval.seconds
             end_unix = self._seams.unix_time() - now_s + interval.end_s

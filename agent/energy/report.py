@@ -17,7 +17,7 @@ import msgspec
 
 from agent.energy.attribution.one_job import EnergyPhase
 from agent.energy.baseline import stored_baselines
-from agent.energy.ledger import DAY_S, KEEP_S, LedgerError, open_for_reading
+from agent.energy.ledger import DAY_S, KEEP_S, SCHEMA_VERSION, LedgerError, open_for_reading
 from agent.energy.wear import WearOutlook, outlook
 from agent.system.clock import local_clock_s
 from planner.ir.errors import ExitCode, PortError
@@ -63,6 +63,19 @@ class Amount:
     steps: int | None = None
     cost: float | None = None
     co2_grams: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuAmount:
+    """What the GPU, or the rail that feeds it, took of a job's energy; it lies within that job's gross joules.
+
+    `covers`: in words, with what else the rail feeds. `seconds`: of the time in which that was measured.
+    """
+
+    job: str
+    covers: str
+    seconds: float
+    joules: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +184,8 @@ class EnergyReport:
     """How people know the jobs, by the names in this report."""
     sources: tuple[SourceLine, ...]
     """What the figures came from, and what that covers."""
+    gpu: tuple[GpuAmount, ...] = ()
+    """By job, where a source tells; from agents that did not ask, none."""
 
     def as_dict(self) -> dict[str, object]:
         """Return plain values for JSON."""
@@ -265,6 +280,7 @@ def read_report(path: Path, options: ReportOptions, now_unix: float | None = Non
             flash_used_life=used,
             labels={key.removeprefix("label:"): value for key, value in meta.items() if key.startswith("label:")},
             sources=tuple(_source(path, value) for key, value in meta.items() if key.startswith("source:")),
+            gpu=reader.gpu(),
         )
 
 
@@ -340,6 +356,17 @@ class _Reader:
             "SELECT job, kind, SUM(steps) AS steps FROM epoch WHERE end_unix >= ? GROUP BY 1, 2", (self._since,)
         )
         return {(str(row["job"]), str(row["kind"])): int(row["steps"]) for row in rows}
+
+    def gpu(self) -> tuple[GpuAmount, ...]:
+        """Return what the GPU took, by job; nothing of a ledger from before that was kept."""
+        if self._database.execute("PRAGMA user_version").fetchone()[0] != SCHEMA_VERSION:
+            return ()
+        rows = self._database.execute(
+            """SELECT job, covers, SUM(seconds) AS seconds, SUM(joules) AS joules FROM gpu
+               WHERE period_s = ? AND start_unix + period_s > ? AND (? IS NULL OR job = ?) GROUP BY 1, 2 ORDER BY 1, 2""",
+            (self._period_s() if self._since else DAY_S, self._since, self._options.job, self._options.job),
+        )
+        return tuple(GpuAmount(row["job"], row["covers"], row["seconds"], row["joules"]) for row in rows)
 
     def epochs(self) -> tuple[Epoch, ...]:
         """Return all epochs in the order they ended."""
@@ -471,4 +498,5 @@ def csv_rows(report: EnergyReport) -> list[tuple[object, ...]]:
             more = (amount.steps, amount.cost, amount.co2_grams)
             cells = ("" if value is None else value for value in (*figures, *more))
             rows.append((table, amount.name, amount.kind, *cells))
+    rows += [("gpu", one.job, one.covers, one.seconds, one.joules, "", "", "", "", "") for one in report.gpu]
     return rows

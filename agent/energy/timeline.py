@@ -26,6 +26,8 @@ class Interval:
     """Why the joules are not known; empty if they are."""
     share: float = 1.0
     """Of what the whole machine drew; less for one of several jobs at work."""
+    gpu: "GpuShare | None" = None
+    """What of the joules the GPU took, or the rail that feeds it, where the source tells."""
 
     @property
     def seconds(self) -> float:
@@ -36,6 +38,14 @@ class Interval:
     def watts(self) -> float | None:
         """Mean power; None in a gap."""
         return None if self.joules is None or self.seconds <= 0 else self.joules / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class GpuShare:
+    """Energy of a GPU, or of the rail that feeds it, within an interval; `covers` says in words which."""
+
+    joules: float
+    covers: str
 
 
 class Integrator:
@@ -68,7 +78,8 @@ class Integrator:
         joules = None if trouble or last is None else _joules_between(last, reading)
         if joules is None and not trouble:
             trouble = f"{info.name} changed its kind of figure"
-        return Interval(start_s, reading.time_s, joules, info.name, info.kind, trouble)
+        gpu = None if joules is None or last is None else _gpu_between(last, reading)
+        return Interval(start_s, reading.time_s, joules, info.name, info.kind, trouble, gpu=gpu)
 
     def interrupt(self, reason: str) -> None:
         """Make the interval up to the next reading a gap."""
@@ -81,6 +92,13 @@ class Integrator:
         if start_s is None or now_s <= start_s:
             return None
         return Interval(start_s, now_s, None, info.name, info.kind, reason)
+
+
+def _gpu_between(old: Reading, new: Reading) -> GpuShare | None:
+    """Return what the GPU took between two readings of the same rail."""
+    if old.gpu is None or new.gpu is None or old.gpu.covers != new.gpu.covers:
+        return None
+    return GpuShare((old.gpu.watts + new.gpu.watts) / 2 * (new.time_s - old.time_s), new.gpu.covers)
 
 
 def _joules_between(old: Reading, new: Reading) -> float | None:

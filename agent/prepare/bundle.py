@@ -33,7 +33,9 @@ from planner.ir.bundle.writer import publish_bundle, replace_plans
 from planner.ir.costs import CostTable, DeviceCosts, Flash, PackingCost
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import StepGraph
+from planner.ir.lowering.lower import lower
 from planner.ir.plan import Action, Decision, Plan
+from planner.ir.program import host_bytes_of
 from planner.ir.units import format_bytes
 from planner.make_bundle import InfeasibleError, Planner, Prepared
 from planner.profiling import operators
@@ -421,9 +423,11 @@ class _Making:
 
     def _planned(self, planner: Planner) -> tuple[dict[str, Plan], dict[str, CostTable]]:
         try:
-            return make_bundle.plan_all(
+            found = make_bundle.plan_all(
                 self.prepared, self.measured, self.device, self.target_bytes, planner, self.limits
             )
+            self._check_host(*found)
+            return found
         except InfeasibleError as error:
             if self.pools.device_bytes is not None:
                 raise
@@ -431,6 +435,21 @@ class _Making:
             if error.needed_bytes is None or error.needed_bytes >= self.start_bytes:
                 raise
             raise self._too_little_to_start(str(error)) from error
+
+    def _check_host(self, plans: Mapping[str, Plan], costs: Mapping[str, CostTable]) -> None:
+        """Raise InfeasibleError where operators on the CPU beside a device, and pages, take more of the host's memory than there is."""
+        if self.pools.device_bytes is None or not self.prepared.placed:
+            return
+        graphs = self.prepared.graphs
+        programs = [lower(graphs[name], costs[name], plan) for name, plan in plans.items()]
+        needed = self.device.host_base_bytes + host_bytes_of(programs)
+        if needed > self.pools.ram_bytes:
+            raise InfeasibleError(
+                f"operators that run on the CPU, and pages of the device, take {format_bytes(needed)} of the host's memory, the budget "
+                f"is {format_bytes(self.pools.ram_bytes)}: raise --ram, or --gpu-ram so that fewer pages leave the device, or plan without "
+                "--place",
+                needed,
+            )
 
     def _too_little_to_start(self, reason: str) -> InfeasibleError:
         least = int(self.start_bytes * (1 + _SPARE))

@@ -8,9 +8,11 @@ from typing import TypeVar
 from agent.backend.base import Backend
 from agent.prepare.pools import Pools
 from planner.capture.saved_on_host import SavedOnHost
+from planner.ir.devices.kinds import CPU
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.units import format_bytes
 from planner.job import TrainingJob
+from planner.job_device import kind_of_job
 
 Result = TypeVar("Result")
 
@@ -33,7 +35,7 @@ def in_device_room(run: Callable[[], Result], what: str, job: TrainingJob, backe
     Raises DeviceTooSmallError where it took more than the budget all the same. It is not held to it by force: torch aborts a
     process whose device runs out of memory in a backward pass that is looked at.
     """
-    if pools.recording_bytes is None:
+    if pools.recording_bytes is None or kind_of_job(job) == CPU:
         return run()
     beside, taken = backend.outside_bytes(), 0
     room = max(0, pools.recording_bytes - beside)

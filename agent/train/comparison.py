@@ -46,7 +46,7 @@ def compare_step(reference: Reference, step: int, loss: float, pieces: Pieces, k
         raise _mismatch(
             reference,
             processor(kind),
-            f"step {step} gave the loss {loss!r}, plain PyTorch gave {expected!r} where the job was planned (difference "
+            f"step {step} gave the loss {loss!r}, {_whose(reference)} gave {expected!r} where the job was planned (difference "
             f"{abs(loss - expected):.2e})",
         )
     if step < len(reference.losses):
@@ -56,9 +56,13 @@ def compare_step(reference: Reference, step: int, loss: float, pieces: Pieces, k
         raise _mismatch(
             reference,
             processor(kind),
-            f"after step {step} {len(different)} of {len(reference.checksums)} tensors have other bits than plain PyTorch's "
-            f"where the job was planned, {different[0]} first; the losses were the same",
+            f"after step {step} {len(different)} of {len(reference.checksums)} tensors have other bits than {_whose(reference)} "
+            f"gave where the job was planned, {different[0]} first; the losses were the same",
         )
+
+
+def _whose(reference: Reference) -> str:
+    return "its operators one by one on their devices" if reference.placed else "plain PyTorch"
 
 
 def _checksum(pieces: Iterable[memoryview]) -> str:

@@ -20,14 +20,16 @@ from agent.train.packing.step import PackingStats, StepPacking
 from agent.train.pager import CorruptPageError, Pager, PagerStats
 from agent.train.step_paging import Scratch, StepPaging
 from agent.train.step_values import GraphChangedError, StepValues, check_layout
+from agent.train.transfers import StepTransfers, TransferWaits
 from agent.train.update_stream import SlicedUpdate, UpdateThread
 from planner.ir.devices.kinds import CPU
+from planner.ir.devices.transfers import transfer_of
 from planner.ir.errors import PortError
 from planner.ir.graph import Op, Phase, Role
 from planner.ir.lowering.packables import PackedReading, packed_reading
 from planner.ir.lowering.rematerialize import pure_arguments
 from planner.ir.operators import GUARD
-from planner.ir.program import Code, Program
+from planner.ir.program import Code, Instruction, Program
 
 KEPT_BYTES = 1 << 20
 """So much of what forward and backward change in place (running statistics) is kept for `undo`; ResNet-50 has 0.4 MB."""
@@ -95,6 +97,7 @@ class Executor:
         self.values = StepValues(graph, self.backend)
         self.paging = StepPaging(program, self.values, store, pager, scratch, newer)
         self.packing = StepPacking(program.packings, self.values, self.paging)
+        self.transfers = StepTransfers(self.values, self.backend)
         self.interrupted = False
         self.changed = False
         """Whether the present or last step has begun to change persistent storages in a way that `undo` cannot undo."""
@@ -145,6 +148,7 @@ class Executor:
                     if self.interrupted:
                         self._hold()
                     instruction()
+                self.transfers.drop()
                 self._enter("")
                 loss = self.values.value(self.graph.loss).clone()
                 aux = tuple(self.values.value(v).clone() for v in self.graph.aux)
@@ -219,6 +223,7 @@ class Executor:
         if self.paging.drop():
             self.changed = True
         self.packing.drop()
+        self.transfers.drop()
         self._rng.clear()
         for s in range(len(self.graph.storages)):
             self.values.clear(s)
@@ -250,8 +255,13 @@ class Executor:
         """Of those that stay packed: which are there whole beside it, made again for others."""
         come_back = {x.index for x in self.program.instructions if x.code is Code.UNPACK}
         launched = 0
+        waits = TransferWaits()
         for instruction in self.program.instructions:
             i = instruction.index
+            for target, touched in waits.before(self._touched(instruction, waits)):
+                code.append(_call(self.transfers.wait, target, touched))
+            if instruction.code in (Code.RUN, Code.RERUN) and (moved := transfer_of(self.graph, self.graph.ops[i])):
+                waits.begins(moved)
             if self.graph.device != CPU and instruction.code in (Code.RUN, Code.RERUN):
                 launched += 1
                 if launched % _AHEAD == 0:
@@ -311,6 +321,23 @@ class Executor:
                     code.append(_call(self._finish_update, i))
         return code
 
+    def _touched(self, instruction: Instruction, waits: TransferWaits) -> set[int]:
+        """Return the storages that an instruction needs as they are after transfers, changes or lets go of."""
+        graph, i = self.graph, instruction.index
+        match instruction.code:
+            case Code.RUN | Code.RERUN:
+                return waits.into(graph.reads[i]) | {*graph.ops[i].writes}
+            case Code.SLICED:
+                group = self.program.groups[i]
+                inside = range(group.first, group.last + 1)
+                return {s for k in inside for s in (*graph.reads[k], *graph.ops[k].writes)}
+            case Code.PACK | Code.UNPACK:
+                return {self.program.packings[i].storage}
+            case Code.FREE | Code.WRITE:
+                return {i}
+            case _:
+                return set()
+
     def _changes(self, code: Code, index: int) -> bool:
         lasting = self.written - self._undoable
         return code is Code.SLICED or (code is Code.RUN and not lasting.isdisjoint(self.graph.ops[index].writes))
@@ -332,6 +359,8 @@ class Executor:
         op = self.graph.ops[index]
         if op.name == GUARD:
             return self._guard(op)
+        if (moved := transfer_of(self.graph, op)) is not None:
+            return _call(self.transfers.begin, moved)
         call = self.values.caller(op, op.args)
         outputs = op.outputs
         in_place = len(outputs) == 1 and outputs[0] is not None and self.graph.values[outputs[0]].storage in op.writes
@@ -391,6 +420,8 @@ class Executor:
 
     def _rerun_op(self, index: int) -> Callable[[], None]:
         op = self.graph.ops[index]
+        if (moved := transfer_of(self.graph, op)) is not None:
+            return _call(self.transfers.begin, moved)
         call = self.values.caller(op, pure_arguments(op))
         outputs, generator = op.outputs, self._drawn_from(op)
 

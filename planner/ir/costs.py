@@ -13,11 +13,16 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """Cost of one operator: seconds of one run, bytes of workspace beyond operands and outputs."""
+    """Cost of one operator: seconds of one run, bytes of workspace beyond operands and outputs.
+
+    `workspace_bytes`: of the memory that plans are made for; `beside_bytes`: of the host's, where the operator runs there in a step
+    that is planned for a device with its own.
+    """
 
     seconds: float
     workspace_bytes: int
     joules: float
+    beside_bytes: int = 0
 
 
 class MediumKind(enum.Enum):
@@ -163,15 +168,20 @@ def by_version(costs: Iterable[PackingCost]) -> Mapping[tuple[int, int], Packing
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Costs of every op of a graph, in the order of its ops, on one device; `packings`: of the storages that may be packed."""
+    """Costs of every op of a graph, in the order of its ops, where it runs; `packings`: of the storages that may be packed.
+
+    `elsewhere`: of a graph whose ops were divided between two devices, what each takes on the other one; None of what that lacks.
+    """
 
     device: DeviceCosts
     ops: tuple[OpCost, ...]
     packings: tuple[PackingCost, ...] = ()
+    elsewhere: tuple[OpCost | None, ...] = ()
 
     def reordered(self, order: Sequence[int]) -> "CostTable":
         """Return the costs of the same ops in another order."""
-        return replace(self, ops=tuple(self.ops[i] for i in order))
+        elsewhere = tuple(self.elsewhere[i] for i in order) if self.elsewhere else ()
+        return replace(self, ops=tuple(self.ops[i] for i in order), elsewhere=elsewhere)
 
 
 _Factor = Annotated[float, msgspec.Meta(gt=0, lt=1e6)]

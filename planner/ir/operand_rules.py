@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from planner.ir.devices.transfers import transfer_of
 from planner.ir.graph import Argument, GraphError, Op, Ref, StepGraph, Value
 
 Shape = tuple[int, ...]
@@ -131,6 +132,9 @@ class _Writers:
         """
         touching = self.touching[value.storage]
         op = self.graph.ops[touching[0]] if len(touching) == 1 and touching[0] < before else None
+        if op is not None and (moved := transfer_of(self.graph, op)) is not None:
+            unchanged = max(self.touching[moved.source], default=-1) < touching[0]
+            return (replace(value, storage=moved.source), touching[0]) if unchanged else None
         if op is None or op.name != _COPY or op.outputs[0] is None or self.graph.values[op.outputs[0]] != value:
             return None
         if not isinstance(op.args[0], Ref):

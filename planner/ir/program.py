@@ -136,6 +136,8 @@ class Program:
     starts_on_host: frozenset[int] = frozenset()
     host_copies: frozenset[int] = frozenset()
     """Persistent storages that are paged to the host's memory: each has a copy of its own there, in all steps."""
+    beside_bytes: int = 0
+    """The most that a step for a device holds at once of the host's memory beside pages: storages there, workspace of operators there."""
 
     @property
     def starts_away(self) -> frozenset[int]:
@@ -164,7 +166,7 @@ def host_bytes_of(programs: Iterable[Program]) -> int:
     The block of pages is never made smaller; copies that a program has no use for are freed.
     """
     made = tuple(programs)
-    return max(p.host_block_bytes for p in made) + max(p.host_bytes - p.host_block_bytes for p in made)
+    return max(p.host_block_bytes for p in made) + max(p.host_bytes - p.host_block_bytes + p.beside_bytes for p in made)
 
 
 def idle_gaps(graph: StepGraph, storage: int) -> Iterable[tuple[int, int]]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 
 from planner.ir.code_pages import release_code_pages
 from planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost, PackingCost
@@ -30,6 +31,7 @@ from planner.ir.devices.torch_device import (
     generator_states,
     repeat_kernels,
     restore_generators,
+    synchronize,
 )
 from planner.ir.direct_io import bypass_page_cache
 from planner.ir.errors import PortError
@@ -74,6 +76,10 @@ class Measured:
     """Operators whose costs another machine of the same kind measured."""
     disputed: str = ""
     """How those that were measured here too contradict it; then none is taken over."""
+    absent: tuple[tuple[int, ...], ...] = ()
+    """Of each graph, where that was looked at: operators that do not run on its device, or lay out there what they give otherwise."""
+    elsewhere: tuple[tuple[OpCost | None, ...], ...] = ()
+    """Of each graph whose operators are divided between two devices, what they take on the other one."""
 
     @property
     def worker_bytes(self) -> int:
@@ -82,8 +88,8 @@ class Measured:
 
     def tables(self, device: DeviceCosts) -> Iterator[CostTable]:
         """Yield the cost table of each graph on a device."""
-        for ops, packings in itertools.zip_longest(self.ops, self.packings, fillvalue=()):
-            yield CostTable(device, ops, packings)
+        for ops, packings, other in itertools.zip_longest(self.ops, self.packings, self.elsewhere, fillvalue=()):
+            yield CostTable(device, ops, packings, other)
 
     def at_pace(self, pace: float) -> "Measured":
         """Return the same with every operator taking `pace` times as long, and as many joules."""
@@ -95,13 +101,14 @@ class Measured:
 
 def profile_operators(
     graphs: Iterable[StepGraph], *, compute_watts: float, progress: Progress | None = None, kept_in: Path | None = None,
-    shared: Mapping[str, kept_costs.Kept] = {}, resident: bool = True,
+    shared: Mapping[str, kept_costs.Kept] = {}, resident: bool = True, elsewhere: bool = False,
 ) -> Measured:  # fmt: skip
     """Run every distinct operator of `graphs` a few times on made-up data and return its cost.
 
     Those whose cost lies in the folder `kept_in` (`kept_costs`) run once, for what they leave resident. So do those that another
     machine of this kind measured (`shared`), once its dearest were measured here and are alike; these are not kept. Not
-    `resident`: what is left resident is not looked at, and operators of known cost do not run.
+    `resident`: what is left resident is not looked at, and operators of known cost do not run. `elsewhere`: the graphs were recorded on
+    another device than they name; operators that do not run here are `Measured.absent`, and cost nothing.
     """
     graphs = tuple(graphs)
     base = resident_bytes()
@@ -117,8 +124,13 @@ def profile_operators(
     by_key = {keys[signature]: call for signature, call in distinct.items()}
     given = {key: shared[key] for key in by_key if key in shared and key not in kept}
     checked, disputed = shared_costs.to_check(given), ""
+    lacking = set[str]()
 
     with torch.no_grad():
+        if elsewhere:
+            lacking = {key for key, call in by_key.items() if key not in kept and not _runs_alike(call)}
+            by_key = {key: call for key, call in by_key.items() if key not in lacking}
+            give_back()
         if checked:
             fresh = _measure({key: by_key[key] for key in checked}, sweep)
             disputed = shared_costs.disputed((given[key], fresh[key]) for key in checked)
@@ -129,16 +141,18 @@ def profile_operators(
     if progress:
         progress(len(by_key), len(by_key))
     kept |= fresh
-    known = {signature: _priced(kept[key], compute_watts) for signature, key in keys.items()}
+    known = {signature: _priced(kept[key], compute_watts) for signature, key in keys.items() if key not in lacking}
     kept_costs.keep_costs(kept_in, name, fresh)
     del sweep
     tables = _tables(calls, known)
     loaded, running = _resident_after(distinct.values()) if resident else (base, base)
     restore_generators(generators)
     taken_over = 0 if disputed else len(given) - len(checked)
+    absent = tuple(tuple(i for i, c in enumerate(table) if keys.get(_signature(c)) in lacking) for table in calls)
     return Measured(
-        tables, base, max(0, loaded - base), max(0, loaded - running), taken_over=taken_over, disputed=disputed
-    )
+        tables, base, max(0, loaded - base), max(0, loaded - running), taken_over=taken_over, disputed=disputed,
+        absent=absent if elsewhere else (),
+    )  # fmt: skip
 
 
 def kept_tables(
@@ -312,6 +326,24 @@ def _signature(call: _Call) -> Any:
 
     op = call.op
     return op.name, tuple(shape(a) for a in op.args), tuple((k, shape(a)) for k, a in op.kwargs)
+
+
+def _runs_alike(call: _Call) -> bool:
+    """Say whether a call runs on its device and gives tensors that lie as they did where the step was recorded."""
+    try:
+        result = call.ready()[0]()
+        synchronize(call.graph.device)
+    except RuntimeError:  # no kernel, or none for these types
+        return False
+    given = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+    if len(given) != len(call.op.outputs):
+        return False
+    wanted = [None if v is None else call.graph.values[v] for v in call.op.outputs]
+    return all(
+        value is None
+        or (str(t.dtype), tuple(t.shape), t.stride()) == (f"torch.{value.dtype}", value.shape, value.stride)
+        for t, value in zip(given, wanted, strict=True)
+    )
 
 
 def _made_up(graph: StepGraph, v: int) -> torch.Tensor:

@@ -2,18 +2,19 @@
 
 Devices are whatever operators were measured on: a GPU, a CPU with so many threads, one cluster of a big.LITTLE CPU. Bits change
 between devices, so nobody chooses here unasked: a step runs on one device. One operator or transfer runs at a time; what
-each device's memory holds is not bounded here.
+each device's memory holds is not bounded here. Operators that write the same storage run on one device: it lies there.
 """
 
 import enum
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from planner.ir.costs import OpCost
 from planner.ir.errors import ExitCode, PortError
-from planner.ir.graph import Role, StepGraph
+from planner.ir.graph import Role, StepGraph, Storage
 from planner.milp.highs import HighsSession, LinearModel
 
 HOST = 0
@@ -49,13 +50,15 @@ class DeviceLink:
 class HandedContents:
     """What one operator leaves in a storage, until the next writes there.
 
-    `writer` None: the host's. A persistent storage begins a step with what the step before left in it. `to_host`: the caller reads it.
+    `writer` None: they are on device `source` before the step. A persistent storage begins a step with what the step before left in
+    it. What nobody writes lies where its first reader runs, which stands for the writer then. `to_host`: the caller reads it.
     """
 
     nbytes: int
     writer: int | None
     readers: tuple[int, ...]
     to_host: bool = False
+    source: int = HOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,8 @@ class DeviceProblem:
     contents: tuple[HandedContents, ...]
     links: tuple[tuple[DeviceLink, ...], ...]
     static_watts: float = 0.0
+    together: tuple[tuple[int, ...], ...] = ()
+    """Operators that run on one device, each group on its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +90,9 @@ class DeviceChoice:
         return self.joules if goal is Goal.JOULES else self.seconds
 
 
-def contents_of(graph: StepGraph) -> tuple[HandedContents, ...]:
-    """Return what operators of a step hand to each other; frozen weights and constants, which need no way, are left out."""
-    found = []
+def contents_of(graph: StepGraph, homes: Mapping[str, int] = {}) -> tuple[HandedContents, ...]:
+    """Return what operators of a step hand to each other; `homes`: devices, by key, that have what this step does not write."""
+    found: list[HandedContents] = []
     for s, storage in enumerate(graph.storages):
         readers: dict[int | None, list[int]] = {w: [] for w in graph.writers[s]}
         last = graph.writers[s][-1] if graph.writers[s] else None
@@ -97,11 +102,39 @@ def contents_of(graph: StepGraph) -> tuple[HandedContents, ...]:
                 readers.setdefault(before[-1] if before else last if storage.persistent else None, []).append(i)
         for writer, who in readers.items():
             if writer is None and storage.role is not Role.BATCH:
+                found += _unwritten(storage, who, homes)
                 continue
             to_host = s in graph.kept and writer == last
             if who or to_host:
                 found.append(HandedContents(storage.nbytes, writer, tuple(who), to_host))
     return tuple(found)
+
+
+def _unwritten(storage: Storage, readers: Sequence[int], homes: Mapping[str, int]) -> Iterator[HandedContents]:
+    """Yield what is handed of a storage that lasts, and that no operator of the step writes."""
+    if storage.key in homes:
+        yield HandedContents(storage.nbytes, None, tuple(readers), source=homes[storage.key])
+    elif len(readers) > 1:
+        yield HandedContents(storage.nbytes, readers[0], tuple(readers[1:]))
+
+
+def together_of(graph: StepGraph) -> tuple[tuple[int, ...], ...]:
+    """Return the groups of operators that write the same storages, each of two or more, ascending."""
+    first = list(range(len(graph.ops)))
+
+    def root(i: int) -> int:
+        while first[i] != i:
+            i = first[i]
+        return i
+
+    for writers in graph.writers:
+        for a, b in itertools.pairwise(writers):
+            low, high = sorted((root(a), root(b)))
+            first[high] = low
+    groups: dict[int, list[int]] = {}
+    for i in range(len(graph.ops)):
+        groups.setdefault(root(i), []).append(i)
+    return tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
 
 def on_devices(problem: DeviceProblem, devices: Sequence[int]) -> DeviceChoice:
@@ -114,7 +147,7 @@ def on_devices(problem: DeviceProblem, devices: Sequence[int]) -> DeviceChoice:
         seconds += cost.seconds
         joules += cost.joules
     for contents in problem.contents:
-        source = HOST if contents.writer is None else devices[contents.writer]
+        source = contents.source if contents.writer is None else devices[contents.writer]
         wanted = {devices[i] for i in contents.readers} | ({HOST} if contents.to_host else set())
         for target in wanted - {source}:
             link = problem.links[source][target]
@@ -193,6 +226,11 @@ def _model(problem: DeviceProblem, goal: Goal, single: DeviceChoice | None) -> t
     ]
     for i, columns in enumerate(place):
         model.row(f"one_device({i})", [(v, 1.0) for v in columns.values()], 1.0, 1.0)
+    for first, *others in problem.together:
+        for i, d in itertools.product(others, range(len(problem.links))):
+            ends = [(place[k][d], sign) for k, sign in ((first, 1.0), (i, -1.0)) if d in place[k]]
+            if ends:
+                model.row(f"together({first},{i},{d})", ends, 0.0, 0.0)
     for c, contents in enumerate(problem.contents):
         for source, target in _ways(problem, place, contents):
             link = problem.links[source][target]
@@ -218,7 +256,7 @@ def _ways(
     problem: DeviceProblem, place: Sequence[dict[int, int]], contents: HandedContents
 ) -> Iterator[tuple[int, int]]:
     """Yield the pairs of devices between which contents may have to move."""
-    for source in (HOST,) if contents.writer is None else tuple(place[contents.writer]):
+    for source in (contents.source,) if contents.writer is None else tuple(place[contents.writer]):
         for target in range(len(problem.links)):
             if target != source:
                 yield source, target

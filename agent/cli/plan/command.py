@@ -65,6 +65,11 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         help="cpu, cuda or mps: where the step computes (default: where the script's model lies). The bundle is for that kind of device",
     )  # fmt: skip
     parser.add_argument(
+        "--place", metavar="KIND",
+        help="cuda or mps: divide the step's operators between the CPU and this device, each where it was measured to take less time, transfers "
+        "between them included. Bits are then those of each operator on its device, not of plain PyTorch on either (default: all on one device)",
+    )  # fmt: skip
+    parser.add_argument(
         "-o", "--out", type=writable_file, help="bundle to write (default: the script's name with .port)"
     )
     parser.add_argument(
@@ -183,6 +188,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         )
     if arguments.solve_on is not None and arguments.strategy == "greedy":
         raise UsageError("--solve-on: a greedy plan is made here in a moment; leave --strategy away")
+    _check_placement(arguments)
     out = arguments.out or arguments.script.with_suffix(".port")
     _keep_to_cores(arguments)
     begin = time.perf_counter()
@@ -197,7 +203,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         "planning_stages": {stage: asdict(taken) for stage, taken in planned.spent.items()},
         "planning_peak_bytes": peak_with_children_bytes(),
         "fine_bound_joules": fine_bound_of(bundle), "step_s_by_threads": planned.step_s,
-        "left_whole": planned.left_whole,
+        "left_whole": planned.left_whole, "step_s_by_device": planned.step_s_by_device,
         "steps": made.manifest.steps_per_epoch() * arguments.epochs,
         "usual_day_s": None if arguments.board is not None else usual_day_s(),
     }  # fmt: skip
@@ -211,6 +217,22 @@ def _plan(arguments: argparse.Namespace) -> int:
     if sparse is not None:
         _print_sparse(sparse)
     return 0
+
+
+def _check_placement(arguments: argparse.Namespace) -> None:
+    """Raise UsageError for what cannot be had beside --place."""
+    if arguments.place is None:
+        return
+    unsupported = {
+        "--board": arguments.board, "--sparse-update": arguments.sparse_update or None, "--solve-on": arguments.solve_on,
+    }  # fmt: skip
+    for option, value in unsupported.items():
+        if value is not None:
+            raise UsageError(f"{option} and --place do not go together: leave one of them away")
+    if arguments.place == CPU or arguments.device not in (None, CPU, arguments.place):
+        raise UsageError(
+            f"--place {arguments.place}: operators are divided between the CPU and one other device, which --device, where it is given, is one of"
+        )
 
 
 def _keep_to_cores(arguments: argparse.Namespace) -> None:

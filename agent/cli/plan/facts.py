@@ -1,5 +1,6 @@
 """What `plan` and `show` say of a bundle: figures for machines, the same in words for people."""
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.cli import places
+from agent.cli.devices_and_plots import where_it_runs
 from agent.cli.terminal import terminal
 from planner.ir.devices.kinds import CPU
 from planner.ir.units import format_bytes, format_joules, format_seconds
@@ -74,7 +76,24 @@ def facts_of(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
         "recordings": asdict(bundle.manifest.recordings), "compared_steps": len(bundle.manifest.reference.losses),
         "compared_tensors": len(bundle.manifest.reference.checksums), "limits": asdict(bundle.manifest.limits),
         "pruning": None if bundle.manifest.pruning is None else asdict(bundle.manifest.pruning),
+        "placed": _placed(bundle),
         "weight_files": _weight_files(bundle.manifest), "buckets": _buckets(bundle), "decoded_weights": decoded_bytes(graph),
+    }  # fmt: skip
+
+
+def _placed(bundle: "Bundle") -> dict[str, Any] | None:
+    """Return how many operators of a step run on each of two devices, in which runs, and what is transferred; None on one."""
+    from planner.ir.devices.transfers import transfer_of
+
+    if not bundle.manifest.placed:
+        return None
+    graph = bundle.graphs[bundle.manifest.main_graph]
+    moved = {i: found for i, op in enumerate(graph.ops) if (found := transfer_of(graph, op)) is not None}
+    kinds = [where_it_runs(graph, i) for i in range(len(graph.ops)) if i not in moved]
+    return {
+        "operators": {kind: kinds.count(kind) for kind in bundle.manifest.placed},
+        "runs": [(kind, len([*together])) for kind, together in itertools.groupby(kinds)],
+        "transfers": len(moved), "transferred_bytes": sum(graph.storages[t.target].nbytes for t in moved.values()),
     }  # fmt: skip
 
 
@@ -136,6 +155,8 @@ def print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> None
     table = Table(title=f"{path}  ({manifest.name}, {facts['operators']} operators{board})", show_header=False)
     if facts["device"] != CPU:
         table.add_row("computes on", f"{facts['device']}, {_memory_of(facts)}")
+    if (placed := facts["placed"]) is not None:
+        table.add_row("placed", _told_placement(facts, placed))
     table.add_row("budget", _both(facts, "budget_bytes", "device_budget_bytes"))
     pages = f", {format_bytes(facts['host_page_bytes'])} pages of the device" if facts["device_budget_bytes"] else ""
     table.add_row(
@@ -205,6 +226,22 @@ def print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> None
     if "planning_s" in facts:
         table.add_row("made in", _made_in(facts))
     terminal().print(table)
+
+
+_MOST_RUNS = 12
+"""Of a division that is told operator by operator; one of more runs is told by counts alone."""
+
+
+def _told_placement(facts: dict[str, Any], placed: dict[str, Any]) -> str:
+    """Say which operators run where, what moves between them, and whose bits that gives."""
+    counts = " and ".join(f"{count} operators on {kind}" for kind, count in placed["operators"].items())
+    text = f"{counts}, {placed['transfers']} transfers of {format_bytes(placed['transferred_bytes'])} a step"
+    if len(placed["runs"]) <= _MOST_RUNS:
+        text += ": " + ", ".join(f"{count} {kind}" for kind, count in placed["runs"])
+    if alone := facts.get("step_s_by_device"):
+        taken = " and ".join(f"{format_seconds(seconds)} on {kind} alone" for kind, seconds in alone.items())
+        text += f"; a step's operators take {taken}"
+    return f"{text}. The bits are those of each operator on its device, of plain PyTorch on neither"
 
 
 def _memory_of(facts: dict[str, Any]) -> str:
@@ -288,8 +325,9 @@ def _compared(manifest: "Manifest") -> str:
         return f"with nothing: on {manifest.device_kind} {which} may add in another order each time (--allow reordered)"
     if not reference.losses:
         return "with nothing; `plan` without --verify 0 compares with plain PyTorch"
+    whose = "those of its operators run one by one" if reference.placed else "plain PyTorch's"
     return (
-        f"{len(reference.losses)} steps with plain PyTorch's on {reference.processor}: losses and "
+        f"{len(reference.losses)} steps with {whose} on {reference.processor}: losses and "
         f"{len(reference.checksums)} tensors equal to the bit"
     )
 

@@ -47,7 +47,8 @@ class Planned:
     """What planning made: the bundle, what is trained, seconds of a step's operators by the numbers of threads tried.
 
     `left_whole`: operators that did not give the same bits in pieces, and where that showed. `spent`: what each stage took. `peers`: what
-    paired devices did for it, and why no more.
+    paired devices did for it, and why no more. `step_s_by_device`: where operators were divided, seconds of a step's by the kinds of devices
+    that run them all.
     """
 
     made: "Made"
@@ -56,6 +57,7 @@ class Planned:
     left_whole: tuple[str, ...]
     spent: "Mapping[str, Spent]"
     peers: list[str]
+    step_s_by_device: Mapping[str, float]
 
 
 def make_bundle_of(arguments: argparse.Namespace, out: Path) -> Planned:
@@ -90,9 +92,9 @@ def _planned(arguments: argparse.Namespace, out: Path) -> Planned:
             costs = _costs(arguments, captured, machine, bench, peers, bar.update)
             sparse = _sparse(arguments, captured, costs, bar.update) if arguments.sparse_update else None
             pieces = _pieces(arguments, captured, costs, machine, bench, sparse, bar.update)
-        made = _made(arguments, out, captured, costs, machine, pieces, peers, bar.update)
+        made, by_device = _made(arguments, out, captured, costs, machine, pieces, peers, bar.update)
     told = peers.told() if peers is not None else []
-    return Planned(made, sparse, costs.choice.step_s, pieces.sliced.left_whole, bar.spent, told)
+    return Planned(made, sparse, costs.choice.step_s, pieces.sliced.left_whole, bar.spent, told, by_device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,8 @@ def _captured(arguments: argparse.Namespace, progress: "Progress") -> _Captured:
     job = load_job(arguments.script)
     backend, pools = _place(job, arguments)
     repeat_kernels(backend.kind)
-    counts = _thread_counts(arguments, set_by_script=torch.get_num_threads() != before, on_device=backend.kind != CPU)
+    on_device = backend.kind != CPU and arguments.place is None
+    counts = _thread_counts(arguments, set_by_script=torch.get_num_threads() != before, on_device=on_device)
     steps, updates = make_bundle.steps_and_updates(job, arguments.epochs)
     if arguments.prune is not None:
         job.pruning = Pruning(arguments.prune, max(updates // 2, 1))
@@ -239,7 +242,7 @@ def _pieces(
     power = machine.power(threads)
     limits = _limits(arguments, captured.pace, CostTable(costs.device, whole.ops[0]))
     sliced = Sliced(prepared, whole, ())
-    if arguments.board is None:  # of another board's kernels nothing is known here
+    if arguments.board is None and arguments.place is None:  # of another board's kernels nothing is known here
         room = ComparingRoom(arguments.ram, machine.page_dir, threads, bench)
         prepared, whole = with_grid_weights(
             prepared, whole, costs.device, captured.pools.computing_bytes,
@@ -263,8 +266,11 @@ def _pieces(
 def _made(
     arguments: argparse.Namespace, out: Path, captured: _Captured, costs: _Costs, machine: _Machine, pieces: _Pieces,
     peers: "PlanningPeers | None", progress: "Progress",
-) -> "Made":  # fmt: skip
-    """Follow plain PyTorch's first steps, plan, try the plan beside them, and write; raise what says why that cannot be."""
+) -> "tuple[Made, Mapping[str, float]]":  # fmt: skip
+    """Follow plain PyTorch's first steps, plan, try the plan beside them, and write; raise what says why that cannot be.
+
+    Where operators are divided, return seconds of a step by single device, too.
+    """
     from agent.prepare import bundle
     from agent.prepare.device_room import in_device_room
     from agent.prepare.frozen_weights.files import with_weight_files
@@ -284,6 +290,9 @@ def _made(
     prepared = with_weight_files(pieces.sliced.prepared)
     follow = partial(with_reference, prepared, _compared_steps(arguments, captured.job))
     prepared = in_device_room(follow, "following plain PyTorch", captured.job, captured.backend, captured.pools)
+    by_device: Mapping[str, float] = {}
+    if arguments.place is not None:
+        prepared, measured, device, by_device = _divided(arguments, captured, costs, machine, prepared, progress)
     progress("plan", 0.0)
     if limits.step_s is None and limits.written_bytes is None:  # those are limits of one batch
         quick = make_bundle.default_planner(strategy="greedy", time_limit_s=arguments.time_limit)
@@ -306,7 +315,45 @@ def _made(
     if arguments.write_model is not None:
         written, main = Bundle(out), made.manifest.main_graph
         _write_model(arguments, written.graphs[main], written.costs[main], written.plans[0][main], pace)
-    return made
+    return made, by_device
+
+
+def _divided(
+    arguments: argparse.Namespace, captured: _Captured, costs: _Costs, machine: _Machine, prepared: "Prepared", progress: "Progress"
+) -> "tuple[Prepared, Measured, DeviceCosts, Mapping[str, float]]":  # fmt: skip
+    """Measure the operators on the other device, too, and divide them; the reference is then what they give one by one where they run.
+
+    Raises PlacementError where that saves no time.
+    """
+    from agent.prepare.bench.bench import Bench
+    from agent.prepare.placement.divide import divided, measured_links
+    from agent.prepare.placement.reference import with_placed_reference
+    from agent.prepare.repeatable import reordered_in
+    from planner.ir.costs import CostTable
+    from planner.ir.lowering.lower import lower
+    from planner.ir.plan import Plan
+    from planner.job_device import kind_of_job
+    from planner.problem.placed_step import on_kind
+
+    backend, threads = captured.backend, costs.choice.threads
+    watts = machine.power(threads).compute_watts
+    home = kind_of_job(captured.job)
+    other = backend.kind if home == CPU else CPU
+    graphs = {name: on_kind(graph, other) for name, graph in prepared.graphs.items()}
+    there = Bench().measure(graphs.values(), threads, watts, progress, resident=False, elsewhere=True)
+    on_cpu, on_device = (costs.measured, there) if home == CPU else (there, costs.measured)
+    links = measured_links(backend, watts)
+    found = divided(prepared, on_cpu, on_device, backend.kind, links, watts, time_limit_s=arguments.time_limit)
+    reordered = reordered_in(found.prepared.graphs.values(), allowed=arguments.allow is not None)
+    made = with_placed_reference(
+        replace(found.prepared, reordered=reordered), prepared.graphs, found.kinds, backend.kind
+    )
+    device = costs.device
+    if backend.unified:  # one memory for both: what operators on the CPU hold is not there for the device
+        graph, table = next(iter(made.graphs.values())), CostTable(device, found.measured.ops[0])
+        beside = lower(graph, table, Plan(), check_budget=False).beside_bytes
+        device = replace(device, base_bytes=device.base_bytes + beside)
+    return made, found.measured, device, found.alone
 
 
 def _compared_steps(arguments: argparse.Namespace, job: "TrainingJob") -> int:
@@ -328,11 +375,26 @@ def _place(job: "TrainingJob", arguments: argparse.Namespace) -> "tuple[Backend,
         backend_of(arguments.device)
         move(job, arguments.device)
     backend = backend_of(kind_of_job(job))
+    if arguments.place is not None:
+        backend = _beside_the_cpu(job, arguments.place, backend)
     if backend.kind != CPU and arguments.sparse_update:
         raise UsageError(
             f"--sparse-update chooses by what the CPU takes, the model computes on {backend.kind}; leave it away"
         )
     return backend, pools_of(backend, arguments.ram, arguments.gpu_ram, arguments.recording_gpu_ram)
+
+
+def _beside_the_cpu(job: "TrainingJob", kind: str, where: "Backend") -> "Backend":
+    """Return the device that operators are divided with; raise UsageError for a job of which they cannot be."""
+    from agent.backend.choose import backend_of
+
+    if where.kind not in (CPU, kind):
+        raise UsageError(f"--place {kind}: the model computes on {where.kind}; move it to the CPU or to {kind}")
+    if job.accumulate > 1 or job.buckets:
+        raise UsageError(
+            "--place: a job that sums gradients over batches, or has batches of several shapes, runs on one device; leave it away"
+        )
+    return backend_of(kind)
 
 
 def _planning_peers(arguments: argparse.Namespace) -> "PlanningPeers | None":

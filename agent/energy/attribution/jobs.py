@@ -4,7 +4,7 @@ A job that is alone has all of it. What the idle machine would draw is shared as
 the machine is on for. A board's worker waits for the line nearly all the time, and so has little of either.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from agent.energy.attribution.one_job import Attributor, Charge, MeteredStep, PhaseCosts, StepEnergy
@@ -77,16 +77,20 @@ class JobsAttributor:
         """Note that a step of a job ended now and took `event.wall_s`."""
         self._jobs[job].attributor.finish_step(event, now_s)
 
-    def add(self, interval: Interval) -> None:
-        """Take in the energy of an interval that begins where the last one ended, and in which nobody started or paused."""
+    def add(self, interval: Interval) -> Mapping[str, float]:
+        """Take in the energy of an interval that begins where the last one ended, and in which nobody started or paused.
+
+        Returns whose it is, in shares of 1: jobs by name, or "" where none was at work.
+        """
         used_s = {name: job.take_cpu_s(interval.seconds) for name, job in self._jobs.items()}
         busy = [name for name, job in self._jobs.items() if job.attributor.busy]
         total_s = sum(used_s[name] for name in busy)
-        for name in busy:
-            share = used_s[name] / total_s if total_s > 0 else 1 / len(busy)
+        shares = {name: used_s[name] / total_s if total_s > 0 else 1 / len(busy) for name in busy}
+        for name, share in shares.items():
             self._jobs[name].attributor.add(_shared(interval, share) if len(busy) > 1 else interval)
         if not busy:
             self._idle.add(interval)
+        return shares or {"": 1.0}
 
     def settle(self, now_s: float) -> tuple[list[Charge], list[StepEnergy]]:
         """Return the charges and steps that became final by `now_s`."""

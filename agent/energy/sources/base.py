@@ -92,6 +92,17 @@ class Reading:
     """Power at `time_s`."""
     counter_joules: float | None = None
     """Energy since the source was opened, wraps already undone; differences count."""
+    gpu: "GpuReading | None" = None
+    """What of `watts` the GPU drew, or the rail that feeds it; None where the source does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """Power of a GPU, or of the rail that feeds it, within a source's total."""
+
+    watts: float
+    covers: str
+    """In words: which rail, and what else that feeds."""
 
 
 @dataclass(frozen=True, slots=True)

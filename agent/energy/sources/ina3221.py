@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.energy.sources.base import (
+    GpuReading,
     Kind,
     Reading,
     SelfTest,
@@ -108,7 +109,18 @@ class Ina3221Source:
 
     def read(self, now_s: float) -> Reading:
         """Return the total power now; raise `SourceError` if any of its rails fails."""
-        return Reading(now_s, watts=plausible_watts(NAME, sum(channel.watts() for channel in self.channels)))
+        watts = plausible_watts(NAME, sum(channel.watts() for channel in self.channels))
+        return Reading(now_s, watts=watts, gpu=self._gpu_reading())
+
+    def _gpu_reading(self) -> GpuReading | None:
+        """Return what the GPU's rail draws; None where there is none, or it fails, which `self_test` says."""
+        if self._gpu is None or self._gpu_channel is None:
+            return None
+        try:
+            watts = self._gpu_channel.watts()
+        except SourceError:
+            return None
+        return GpuReading(watts, f"{self._gpu.name}, which feeds {self._gpu.feeds}")
 
     def self_test(self, now_s: float) -> SelfTest:
         """Return whether all rails of the total and the GPU's can be read, and what the GPU's draws."""

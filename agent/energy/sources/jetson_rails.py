@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from agent.energy.sources.base import Coverage, SourceError
+from agent.energy.sources.base import Coverage, GpuReading, SourceError
 
 TOTAL_RAILS = ("VDD_IN", "POM_5V_IN")
 """Rails that are the board's input; all others lie behind them (TX2, Xavier NX, Orin Nano/NX; Nano)."""
@@ -54,6 +54,14 @@ class BoardTotal:
     watts: float
     rails: tuple[str, ...]
     gpu: GpuRail | None = None
+    gpu_watts: float | None = None
+
+    @property
+    def gpu_reading(self) -> GpuReading | None:
+        """The rail that feeds the GPU, as a part of the total; None where none is known to."""
+        if self.gpu is None or self.gpu_watts is None:
+            return None
+        return GpuReading(self.gpu_watts, f"{self.gpu.name}, which feeds {self.gpu.feeds}")
 
     @property
     def coverage(self) -> Coverage:
@@ -72,12 +80,13 @@ class BoardTotal:
 def board_total(source: str, rail_watts: Mapping[str, float]) -> BoardTotal:
     """Return the total of `rail_watts`; raise `SourceError` when the rails that make it are not all there."""
     gpu = gpu_rail(rail_watts)
+    gpu_watts = None if gpu is None else rail_watts[gpu.name]
     for name in TOTAL_RAILS:
         if name in rail_watts:
-            return BoardTotal(rail_watts[name], (name,), gpu)
+            return BoardTotal(rail_watts[name], (name,), gpu, gpu_watts)
     for names in SUMS:
         if all(name in rail_watts for name in names):
-            return BoardTotal(sum(rail_watts[name] for name in names), names, gpu)
+            return BoardTotal(sum(rail_watts[name] for name in names), names, gpu, gpu_watts)
     raise SourceError(
         source,
         f"rails {', '.join(sorted(rail_watts)) or 'none'} do not make a known total",

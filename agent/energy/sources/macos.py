@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agent.energy.sources.base import Coverage, Kind, SourceError, SourceInfo, plausible_watts
+from agent.energy.sources.base import Coverage, GpuReading, Kind, SourceError, SourceInfo, plausible_watts
 from agent.energy.sources.subprocess_source import ChildOutput, ToolSource, command_output
 
 POWERMETRICS = "powermetrics"
@@ -38,6 +38,12 @@ class PowermetricsSample:
     components: dict[str, float]
     """Watts of CPU, GPU, ANE and DRAM, as far as printed."""
     elapsed_s: float | None
+
+    @property
+    def gpu(self) -> GpuReading | None:
+        """What the GPU drew of it; None where that was not printed."""
+        watts = self.components.get("GPU")
+        return None if watts is None else GpuReading(watts, "the GPU alone, by Apple's energy model")
 
 
 def parse_powermetrics(text: str) -> PowermetricsSample:
@@ -75,7 +81,9 @@ def powermetrics_source(output: ChildOutput) -> ToolSource:
         resolution_watts=0.001,
         period_s=1.0,
     )
-    return ToolSource(info, output.newest, lambda text: parse_powermetrics(text).watts, output.close)
+    return ToolSource(
+        info, output.newest, lambda text: parse_powermetrics(text).watts, output.close, lambda text: parse_powermetrics(text).gpu
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,15 @@ import re
 import subprocess
 from collections.abc import Callable, Sequence
 
-from agent.energy.sources.base import Reading, SelfTest, SourceError, SourceInfo, plausible_watts, probe_by_reading
+from agent.energy.sources.base import (
+    GpuReading,
+    Reading,
+    SelfTest,
+    SourceError,
+    SourceInfo,
+    plausible_watts,
+    probe_by_reading,
+)
 
 _COMMAND_TIMEOUT_S = 2.0
 """The supervisor waits for it; such commands take some 10 ms."""
@@ -39,8 +47,9 @@ class ToolSource:
         text: Callable[[float], str | None],
         watts: Callable[[str], float | None],
         close: Callable[[], None] = lambda: None,
+        gpu: Callable[[str], GpuReading | None] = lambda text: None,
     ) -> None:
-        """`text` gives the tool's words at a time, None before the first.
+        """`gpu` reads what of it the GPU drew. `text` gives the tool's words at a time, None before the first.
 
         `watts` reads them, None: nothing to measure.
         """
@@ -48,12 +57,15 @@ class ToolSource:
         self._text = text
         self._watts = watts
         self._close = close
+        self._gpu = gpu
 
     def read(self, now_s: float) -> Reading | None:
         """Return the power now; raise `SourceError` if the tool failed or its words are torn or garbled."""
         text = self._text(now_s)
         watts = None if text is None else self._watts(text)
-        return None if watts is None else Reading(now_s, watts=plausible_watts(self.info.name, watts))
+        if text is None or watts is None:
+            return None
+        return Reading(now_s, watts=plausible_watts(self.info.name, watts), gpu=self._gpu(text))
 
     def self_test(self, now_s: float) -> SelfTest:
         """Return whether the tool runs and is understood."""

@@ -87,4 +87,10 @@ def tegrastats_source(output: ChildOutput) -> ToolSource:
         resolution_watts=0.04,  # the INA3221 behind it
         period_s=_PERIOD_S,
     )
-    return ToolSource(info, output.newest, lambda line: parse_line(line).total.watts, output.close)
+    return ToolSource(
+        info,
+        output.newest,
+        lambda line: parse_line(line).total.watts,
+        output.close,
+        lambda line: parse_line(line).total.gpu_reading,
+    )

@@ -45,18 +45,19 @@ class Bench:
 
     def measure(
         self, graphs: Iterable[StepGraph], threads: int, compute_watts: float, progress: Progress, shared: bytes = b"",
-        *, resident: bool = True,
+        *, resident: bool = True, elsewhere: bool = False,
     ) -> Measured:  # fmt: skip
         """Profile the operators; while they run, they draw `compute_watts`.
 
         `shared`: what another machine of this kind measured (`planner.profiling.shared_costs`), to be checked by a sample.
         `resident`: whether to find out what they leave resident, in a process that did nothing before; if not, no process is asked
-        where the cache knows all their costs.
+        where the cache knows all their costs. `elsewhere`: the graphs were recorded on another device; which of their operators are
+        absent on this one is looked at, too.
 
         Raises TrialError where that process fails.
         """
         graphs = tuple(graphs)
-        if not resident:
+        if not resident and not elsewhere:
             seen, cache = preload_mode() is PreloadMode.PRELOAD, kept_costs.cache_folder()
             known = operators.kept_tables(
                 graphs, threads=threads, compute_watts=compute_watts, kept_in=cache, workspace_seen=seen
@@ -69,13 +70,15 @@ class Bench:
             progress("profile", int(done) / max(1, int(total)))
 
         with tempfile.TemporaryDirectory() as folder:
-            source, target, elsewhere = (Path(folder) / name for name in ("graphs", "costs", "shared"))
+            source, target, of_others = (Path(folder) / name for name in ("graphs", "costs", "shared"))
             source.write_bytes(msgpack.packb([pack_graph(g) for g in graphs]))
             if shared:
-                elsewhere.write_bytes(shared)
+                of_others.write_bytes(shared)
             if resident:
                 self._close()
-            asked = Measure(str(source), str(target), compute_watts, resident, str(elsewhere) if shared else "")
+            asked = Measure(
+                str(source), str(target), compute_watts, resident, str(of_others) if shared else "", elsewhere=elsewhere
+            )
             self._ask(threads, asked, "profiling", told)
             return read_measured(target)
 

@@ -25,7 +25,7 @@ DONE, LAST = "done\n", "last\n"
 class Measure(msgspec.Struct, frozen=True, tag="measure"):
     """Profile the graphs in a file and write what they cost to another. `resident`: and what they leave resident.
 
-    `shared`: a file with costs from elsewhere, or nothing.
+    `shared`: a file with costs of another machine, or nothing. `elsewhere`: the graphs were recorded on another device.
     """
 
     source: str
@@ -33,6 +33,7 @@ class Measure(msgspec.Struct, frozen=True, tag="measure"):
     compute_watts: float
     resident: bool
     shared: str = ""
+    elsewhere: bool = False
 
 
 class Compare(msgspec.Struct, frozen=True, tag="compare"):
@@ -82,7 +83,7 @@ def _measure(request: Measure) -> None:
     shared = shared_costs.unpack_shared(Path(request.shared).read_bytes(), time.time()) if request.shared else {}
     measured = profile_operators(
         graphs, compute_watts=request.compute_watts, progress=lambda done, total: _say(f"{done} {total}\n"),
-        kept_in=kept_costs.cache_folder(), shared=shared, resident=request.resident,
+        kept_in=kept_costs.cache_folder(), shared=shared, resident=request.resident, elsewhere=request.elsewhere,
     )  # fmt: skip
     Path(request.target).write_bytes(msgspec.msgpack.encode(measured))
 

@@ -53,8 +53,11 @@ BUCKETS_FORMAT = 8
 """Of a bundle whose batches come in several shapes."""
 BLOCKS_FORMAT = 9
 """Of a bundle with weights in blocks: who does not know that would look for the whole ones."""
+PLACED_FORMAT = 10
+"""Of a bundle whose operators are divided among devices: who does not know that would not bound what they hold of the host's memory."""
 _FORMATS = (
     FORMAT, DEVICE_FORMAT, PACKING_FORMAT, PRUNING_FORMAT, FILES_FORMAT, PIECES_FORMAT, BUCKETS_FORMAT, BLOCKS_FORMAT,
+    PLACED_FORMAT,
 )  # fmt: skip
 SUMS = "sums/"
 """Begins the name of the checksums of a column of data."""
@@ -117,13 +120,15 @@ class Reference:
     """What plain PyTorch made of the first steps, where the bundle was made.
 
     `losses`: as hexadecimal floats. `processor`: machine and vector instructions. `checksums`: XXH3-64 of the bytes of
-    parameters, buffers and optimizer state after those steps, by storage key.
+    parameters, buffers and optimizer state after those steps, by storage key. `placed`: what the recorded operators made of them one by
+    one, each on the device that it was placed on, which no plain PyTorch does.
     """
 
     losses: tuple[str, ...] = ()
     threads: int = 0
     processor: str = ""
     checksums: Mapping[str, str] = field(default_factory=dict)
+    placed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,10 +274,14 @@ class Manifest:
     """Further samples, with rows of other shapes, beside the `samples` in batches of `batch_size`."""
     blocks: Mapping[str, WeightBlocks] = field(default_factory=dict)
     """Of tensors that the graphs have in blocks, by the key that a storage of the whole would have; it stands in `layouts`."""
+    placed: tuple[str, ...] = ()
+    """Kinds of devices that operators are divided among, as was asked for: bits are those of each on its own, of no device alone."""
 
     @property
     def format(self) -> int:
         """The oldest format that can say what this bundle holds."""
+        if self.placed:
+            return PLACED_FORMAT
         if self.blocks:
             return BLOCKS_FORMAT
         if self.buckets:

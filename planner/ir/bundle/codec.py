@@ -142,13 +142,23 @@ class _DeviceRecord(NamedTuple):
     """Absent where operators compute in the host's memory."""
 
 
+class _OpCostRecord(NamedTuple):
+    seconds: _Number
+    workspace_bytes: Count
+    joules: _Number
+    beside_bytes: Count = 0
+    """Absent where the operator takes none, and in bundles from before operators were placed."""
+
+
 class _CostRecord(NamedTuple):
     device: _DeviceRecord
     flash: _FlashRecord
-    ops: list[tuple[_Number, Count, _Number]]
+    ops: list[_OpCostRecord]
     scratch_targets: tuple[_FlashRecord, ...] = ()
     packings: Annotated[tuple[_PackingRecord, ...], _Many] = ()
     """Absent in bundles from before plans could pack."""
+    elsewhere: Annotated[tuple[_OpCostRecord | None, ...], _Many] = ()
+    """Absent where operators are not divided between devices."""
 
 
 class WireError(PortError):
@@ -347,18 +357,24 @@ def _permutation(order: tuple[int, ...]) -> tuple[int, ...]:
 def pack_costs(costs: CostTable) -> list[Any]:
     """Return a cost table as nested lists."""
     device = costs.device
-    further: list[list[Any]] = []
-    if device.scratch_targets or costs.packings:
+    further: list[list[Any] | None] = []
+    if device.scratch_targets or costs.packings or costs.elsewhere:
         further.append([_pack_flash(target) for target in device.scratch_targets])
-    if costs.packings:
+    if costs.packings or costs.elsewhere:
         further.append([_pack_packing(packing) for packing in costs.packings])
+    if costs.elsewhere:
+        further.append([None if op is None else _pack_op_cost(op) for op in costs.elsewhere])
     beside = [device.host_base_bytes] if device.host_base_bytes else []
     return [
         [device.name, device.base_bytes, device.static_watts, device.compute_watts, device.threads, *beside],
         _pack_flash(device.flash),
-        [[op.seconds, op.workspace_bytes, op.joules] for op in costs.ops],
+        [_pack_op_cost(op) for op in costs.ops],
         *further,
     ]
+
+
+def _pack_op_cost(op: OpCost) -> list[float]:
+    return [op.seconds, op.workspace_bytes, op.joules, *([op.beside_bytes] if op.beside_bytes else [])]
 
 
 def _pack_packing(packing: PackingCost) -> list[Any]:
@@ -380,12 +396,17 @@ def _pack_flash(flash: Flash) -> list[Any]:
 
 def unpack_costs(data: Any) -> CostTable:
     """Return the cost table that `data` describes; raises WireError for data that is none."""
-    (name, base, static, compute, threads, beside), flash, ops, further, packings = _read(
+    (name, base, static, compute, threads, beside), flash, ops, further, packings, elsewhere = _read(
         data, _CostRecord, "a cost table"
     )
+    if elsewhere and len(elsewhere) != len(ops):
+        raise WireError(f"a cost table has {len(ops)} operators on their devices and {len(elsewhere)} on the others")
     targets = tuple(Flash(*target) for target in further)
     device = DeviceCosts(name, base, static, compute, Flash(*flash), max(1, threads), targets, beside)
-    return CostTable(device, tuple(OpCost(*op) for op in ops), tuple(PackingCost(*packing) for packing in packings))
+    return CostTable(
+        device, tuple(OpCost(*op) for op in ops), tuple(PackingCost(*packing) for packing in packings),
+        tuple(None if op is None else OpCost(*op) for op in elsewhere),
+    )  # fmt: skip
 
 
 def _read(data: Any, kind: type[T], what: str) -> T:

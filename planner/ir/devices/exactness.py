@@ -6,7 +6,7 @@ and matrix products of a GPU repeat on one card with one library and the setting
 
 from collections.abc import Mapping
 
-from planner.ir.devices.kinds import CUDA, MPS
+from planner.ir.devices.kinds import CPU, CUDA, MPS
 from planner.ir.graph import Op, Ref, StepGraph
 
 _NOTES = "torch 2.13, use_deterministic_algorithms"
@@ -62,7 +62,9 @@ def reordered_operators(graph: StepGraph) -> dict[str, str]:
     """Return the operators of a step that add or write in another order each time on its device, with the source of that."""
     table = REORDERED.get(graph.device, {})
     found: dict[str, str] = {}
-    for op in graph.ops:
+    for i, op in enumerate(graph.ops):
+        if all(graph.storages[s].device == CPU for s in (*graph.reads[i], *graph.creates[i])):
+            continue
         base = op.name.removeprefix("aten::").partition(".")[0]
         if base in table and not _repeats(graph, op, base):
             found[base] = table[base]

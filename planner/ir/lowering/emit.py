@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.ir.costs import LINKS, Flash, PackingCost
+from planner.ir.lowering.beside import beside_bytes
 from planner.ir.lowering.placement import Due, Placement
 from planner.ir.lowering.rematerialize import effective_operands
 from planner.ir.program import Code, Instruction, Program
@@ -162,6 +163,7 @@ class _Emitter:
             memory_targets=frozenset(d for d, t in enumerate(self.targets) if t.capacity_bytes is not None),
             host_places=x.host.places, host_block_bytes=x.host.nbytes,
             starts_on_host=x.host.copies & x.starts_away, host_copies=x.host.copies,
+            beside_bytes=beside_bytes(graph, self.costs, self.instructions, x.starts_away),
         )  # fmt: skip
 
     def _put(self, code: Code, index: int, target: int = 0) -> None:

@@ -12,14 +12,18 @@ from agent.cli.devices_and_plots import BITWISE, REORDERED, operator_sums, too_s
 from agent.prepare import bundle
 from planner.deadline import DeadlineError, Pace
 from planner.ir.boards import BoardError, load_board
+from planner.ir.costs import OpCost
 from planner.ir.errors import ExitCode
-from planner.ir.graph import Piece
+from planner.ir.graph import Phase, Piece
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
+from planner.problem.placed_step import placed_step
 from planner.profiling.operators import Measured
+from planner.search.operator_devices import together_of
 from planner.search.plan_step import plan_step
 from tests.agent.jobs_small import small_bundle
 from tests.planner.estimated_steps import budget, captured
+from tests.planner.steps import costs_of, tiny_step
 
 PACE = 1.02
 """Of the fastest step: what the smallest budgets cannot keep."""
@@ -99,3 +103,22 @@ def test_the_plot_of_operators_is_written_beside_the_table(
     for wrong in (["--ops", job, "--plot", str(tmp_path / "ops.png")], ["--plot", str(tmp_path / "ops.svg")]):
         assert main(["profile", *wrong]) == ExitCode.IMPOSSIBLE
         assert "--plot" in capsys.readouterr().err
+
+
+def test_operators_of_a_divided_step_are_listed_by_device_beside_what_the_other_takes() -> None:
+    recorded = tiny_step().graphs["step"]
+    kinds = ["sim" if op.phase is Phase.FORWARD else "cpu" for op in recorded.ops]
+    for group in together_of(recorded):
+        for i in group:
+            kinds[i] = kinds[group[0]]
+    step = placed_step(recorded, kinds)
+    costs = costs_of(step.graph)
+    elsewhere = tuple(None if origin is None else OpCost(1.0, 0, 0.0) for origin in step.origin)
+    lacking = next(i for i, op in enumerate(step.graph.ops) if op.name == "aten::addmm")
+    elsewhere = tuple(None if i == lacking else cost for i, cost in enumerate(elsewhere))
+    sums = operator_sums(step.graph, replace(costs, elsewhere=elsewhere))
+    found = {(one.name, one.device): one for one in sums}
+    assert found["transfer", "cpu"].calls + found["transfer", "sim"].calls == step.origin.count(None)
+    assert found["convolution", "sim"].elsewhere_seconds == found["convolution", "sim"].calls
+    assert found["addmm", "sim"].elsewhere_seconds is None and found["transfer", "cpu"].elsewhere_seconds is None
+    assert sum(one.calls for one in sums) == len(step.graph.ops)

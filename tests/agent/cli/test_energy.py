@@ -16,8 +16,11 @@ import pytest
 
 from agent.cli import main
 from agent.cli.energy import _ask
-from agent.energy.ledger import FILE_NAME
+from agent.energy.attribution.one_job import Charge, EnergyPhase
+from agent.energy.ledger import FILE_NAME, Ledger
 from agent.energy.report import ReportOptions, ReportQueryError, read_report, report_from_dict, report_from_query
+from agent.energy.sources.base import Kind
+from agent.energy.timeline import GpuShare
 from planner.ir.errors import PortError
 from tests.agent.energy.simulated import write_afternoon
 
@@ -167,3 +170,16 @@ def test_report_over_the_wire_is_the_same(state_dir: Path) -> None:
 def test_bad_query_is_refused(state_dir: Path) -> None:
     with pytest.raises(ReportQueryError, match="since='soon' is no number"):
         report_from_query(state_dir / FILE_NAME, {"since": "soon"})
+
+
+def test_what_the_gpu_took_has_a_row_by_job(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "110")
+    now = 1_760_011_200.0
+    ledger = Ledger(tmp_path / FILE_NAME, now)
+    ledger.add_charges([Charge(now + 5, "3", EnergyPhase.FORWARD, Kind.MEASURED, 5.0, 60.0, None)], 0.0)
+    ledger.add_gpu(now + 5, 5.0, GpuShare(20.0, "VDD_SYS_GPU, which feeds the GPU alone"), {"3": 1.0})
+    ledger.close(now + 6)
+    text = run(capsys, tmp_path)
+    assert "GPU, within the above" in text and "20.00 J" in text and "VDD_SYS_GPU, which feeds the GPU alone" in text

@@ -7,7 +7,9 @@ import pytest
 
 from agent.energy.attribution.one_job import Charge, EnergyPhase, MeteredStep, StepEnergy
 from agent.energy.ledger import DAY_S, KEEP_ROWS, MINUTE_S, Ledger, LedgerError, MeterGap, open_for_reading
+from agent.energy.report import GpuAmount, ReportOptions, read_report
 from agent.energy.sources.base import Kind
+from agent.energy.timeline import GpuShare
 
 NOON = 1_760_011_200.0
 """A whole day plus twelve hours (UTC)."""
@@ -174,3 +176,37 @@ def test_order_of_closing_decides_about_a_gap(path: Path) -> None:
     with open_for_reading(path) as database:
         rows = database.execute("SELECT start_unix, end_unix FROM gap").fetchall()
     assert [tuple(row) for row in rows] == [(NOON + 110, NOON + 500)]
+
+
+def gpu_rows(path: Path) -> list[tuple[object, ...]]:
+    with open_for_reading(path) as database:
+        return [tuple(row) for row in database.execute("SELECT * FROM gpu ORDER BY 1, 2, 3")]
+
+
+def test_what_the_gpu_took_goes_to_minute_hour_and_day_of_each_job(path: Path) -> None:
+    ledger, share = Ledger(path, NOON), GpuShare(8.0, "rail")
+    ledger.add_gpu(NOON + 30, 2.0, share, {"a": 0.75, "b": 0.25})
+    ledger.flush(NOON + 31)
+    ledger.add_gpu(NOON + 61, 2.0, share, {"a": 1.0})
+    ledger.close(NOON + 62)
+    start = int(NOON)
+    assert gpu_rows(path) == [
+        (60, start, "a", "rail", 2.0, 6.0), (60, start, "b", "rail", 2.0, 2.0), (60, start + 60, "a", "rail", 2.0, 8.0),
+        (3600, start, "a", "rail", 4.0, 14.0), (3600, start, "b", "rail", 2.0, 2.0),
+        (86400, start - 43200, "a", "rail", 4.0, 14.0), (86400, start - 43200, "b", "rail", 2.0, 2.0),
+    ]  # fmt: skip
+    late = Ledger(path, NOON + 3 * DAY_S)
+    late.close(NOON + 3 * DAY_S)
+    assert {row[0] for row in gpu_rows(path)} == {3600, 86400}, "minutes live for two days"
+
+
+def test_a_ledger_from_before_the_gpu_was_counted_is_read_and_goes_on(path: Path) -> None:
+    Ledger(path, NOON).close(NOON)
+    database = sqlite3.connect(path)
+    database.executescript("DROP TABLE gpu; PRAGMA user_version = 1;")
+    database.close()
+    assert read_report(path, ReportOptions()).gpu == ()
+    ledger = Ledger(path, NOON + 1)
+    ledger.add_gpu(NOON + 30, 2.0, GpuShare(8.0, "rail"), {"": 1.0})
+    ledger.close(NOON + 31)
+    assert read_report(path, ReportOptions()).gpu == (GpuAmount("", "rail", 2.0, 8.0),)

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from agent.energy.ledger import Ledger, LedgerError
 from agent.energy.meter import EnergyMeter, MeterSeams, open_meter
-from agent.energy.report import ReportOptions, read_report
-from agent.energy.sources.base import Kind, PowerSource
+from agent.energy.report import ReportOptions, csv_rows, read_report, report_from_dict
+from agent.energy.sources.base import Kind, PowerSource, Reading
 from agent.energy.sources.estimated import CpuTime, EstimatedSource, LoadProbe, PowerModel
 from agent.energy.sources.ina3221 import Ina3221Source
+from agent.energy.sources.jetson_rails import BoardTotal
 from agent.energy.sources.rapl import RaplSource
 from agent.energy.sources.registry import EnergyConfig, SourceChoice
 from agent.energy.sources.tegrastats import parse_line
@@ -469,3 +470,30 @@ def test_opens_on_this_machine_with_some_source(tmp_path: Path) -> None:
     assert (snapshot.source, snapshot.kind, snapshot.baseline_watts) == ("estimated", "estimated", 5.0)
     assert snapshot.watts is not None and 5.0 <= snapshot.watts <= 9.0
     meter.close(4.0)
+
+
+def test_what_a_recorded_jetsons_gpu_took_is_charged_to_the_job_at_work(tmp_path: Path) -> None:
+    totals = [parse_line(line).total for line in local("agx_orin_edge.log").splitlines(keepends=True)]
+    source = ScriptedSource("tegrastats")
+    bench = Bench(tmp_path, source)
+    half = len(totals) // 2
+
+    def draw(total: BoardTotal) -> None:
+        bench.now_s += 1.0
+        source.value = Reading(bench.now_s, watts=total.watts, gpu=total.gpu_reading)
+        bench.meter.tick(bench.now_s)
+
+    bench.meter.on_worker_start("7", bench.now_s)
+    for total in totals[:half]:
+        draw(total)
+    bench.meter.on_worker_stop("7", bench.now_s)
+    bench.meter.close(bench.now_s)
+    report = read_report(bench.path, ReportOptions(), T0_UNIX + bench.now_s)
+    (found,) = report.gpu
+    watts = [total.gpu_watts or 0.0 for total in totals[:half]]
+    assert (found.job, found.covers) == ("7", "VDD_GPU_SOC, which feeds the GPU with the rest of the chip's core")
+    assert found.joules == pytest.approx(sum((a + b) / 2 for a, b in itertools.pairwise(watts)))
+    (job,) = (amount for amount in report.jobs if amount.name == "7")
+    assert 0 < found.joules < job.gross_joules and found.seconds == pytest.approx(half - 1)
+    assert report_from_dict(report.as_dict()) == report
+    assert ("gpu", "7", found.covers, found.seconds, found.joules, "", "", "", "", "") in csv_rows(report)

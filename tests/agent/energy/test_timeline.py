@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.energy.sources.base import Coverage, Kind, Reading, SourceInfo
-from agent.energy.timeline import Integrator, Interval
+from agent.energy.sources.base import Coverage, GpuReading, Kind, Reading, SourceInfo
+from agent.energy.timeline import GpuShare, Integrator, Interval
 
 METER = SourceInfo("meter", Kind.MEASURED, Coverage.BOARD, "all", 0.001, 1.0)
 COUNTER = SourceInfo("counter", Kind.MEASURED, Coverage.PACKAGE, "all", 0.001, 1.0)
@@ -73,3 +73,19 @@ def test_nothing_before_the_first_reading(fails_first: bool) -> None:
         assert gap is not None and gap.joules is None
     else:
         assert integrator.add(Reading(1.0, watts=1.0), METER, 1.0) is None
+
+
+def test_what_the_gpu_took_is_its_trapezoid_and_not_known_over_a_gap_or_of_another_rail() -> None:
+    integrator = Integrator()
+    rail, other = (lambda watts, name=name: GpuReading(watts, name) for name in ("VDD_GPU_SOC", "VDD_SYS_GPU"))
+    integrator.add(Reading(0.0, watts=9.0, gpu=rail(4.0)), METER, 1.0)
+    found = [
+        integrator.add(Reading(2.0, watts=9.0, gpu=rail(6.0)), METER, 1.0),
+        integrator.add(Reading(3.0, watts=9.0), METER, 1.0),
+        integrator.add(Reading(4.0, watts=9.0, gpu=rail(1.0)), METER, 1.0),
+        integrator.add(Reading(5.0, watts=9.0, gpu=other(1.0)), METER, 1.0),
+        integrator.add(Reading(90.0, watts=9.0, gpu=other(1.0)), METER, 1.0),
+    ]
+    assert [None if one is None else one.gpu for one in found] == [
+        GpuShare(10.0, "VDD_GPU_SOC"), None, None, None, None,
+    ]  # fmt: skip

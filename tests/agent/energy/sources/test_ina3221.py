@@ -119,3 +119,14 @@ def test_recorded_second_sensor_of_an_agx_orin(shared: Callable[[str], str], tmp
         Ina3221Source(tmp_path)  # no labelled channel, so nothing to measure
     hwmon(tmp_path, "1-0040", AGX_ORIN)
     assert Ina3221Source(tmp_path).read(0.0).watts == pytest.approx(2.7648 + 0.768 + 3.309376)
+
+
+def test_readings_say_what_the_gpus_rail_draws_and_without_it_the_total_stands(tmp_path: Path) -> None:
+    folder = hwmon(tmp_path, "1-0040", ORIN_NANO)
+    source = Ina3221Source(tmp_path)
+    gpu = source.read(0.0).gpu
+    assert gpu is not None and gpu.watts == pytest.approx(0.52, abs=0.005)
+    assert gpu.covers == "VDD_CPU_GPU_CV, which feeds the GPU with CPU and vision accelerators"
+    (folder / "curr2_input").write_text("")
+    reading = source.read(1.0)
+    assert reading.watts == pytest.approx(4.7616) and reading.gpu is None

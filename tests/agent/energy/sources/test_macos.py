@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.energy.sources.base import SourceError
+from agent.energy.sources.base import GpuReading, SourceError
 from agent.energy.sources.macos import (
     RECORD_END,
     mac_battery_source,
@@ -33,6 +33,7 @@ def test_totals_of_three_generations(text: str, watts: float) -> None:
 def test_parts_and_length_of_a_sample() -> None:
     sample = parse_powermetrics(FIRST)
     assert sample.components == {"ANE": 0.0, "DRAM": 0.22, "CPU": 0.947, "GPU": 0.153}
+    assert sample.gpu == GpuReading(0.153, "the GPU alone, by Apple's energy model")
     assert sample.elapsed_s == pytest.approx(0.10451)
 
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from agent.energy.sources.base import Coverage, SourceError
-from agent.energy.sources.tegrastats import parse_line
+from agent.energy.sources.jetson_rails import gpu_rail
+from agent.energy.sources.tegrastats import parse_line, tegrastats_source
 from tests.agent.energy.recordings import local
 
 LINES = local("tegrastats_lines.txt").splitlines(keepends=True)
@@ -90,3 +91,26 @@ def test_the_gpus_rail_is_known_on_every_recorded_board_that_has_one(line: str) 
     gpu = parse_line(line).total.gpu
     named = [rail.name for rail in parse_line(line).rails if "GPU" in rail.name]
     assert ([] if gpu is None else [gpu.name]) == named
+
+
+def test_the_rail_that_feeds_the_gpu_is_a_part_of_each_reading() -> None:
+    class Output:
+        def __init__(self, line: str) -> None:
+            self.line = line
+
+        def newest(self, now_s: float) -> str:
+            return self.line
+
+        def close(self) -> None:
+            """Nothing runs."""
+
+    found = []
+    for line in LINES:
+        reading = tegrastats_source(Output(line)).read(3.0)  # type: ignore[arg-type]
+        assert reading is not None and reading.watts is not None
+        assert (reading.gpu is None) == (gpu_rail(rail.name for rail in parse_line(line).rails) is None)
+        assert reading.gpu is None or 0 <= reading.gpu.watts < reading.watts
+        found.append(reading.gpu)
+    assert found[4] is not None and found.count(None) < len(found) - 2
+    assert found[4].watts == next(rail.watts for rail in parse_line(LINES[4]).rails if rail.name == "VDD_GPU_SOC")
+    assert found[4].covers == "VDD_GPU_SOC, which feeds the GPU with the rest of the chip's core"

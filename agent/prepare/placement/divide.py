@@ -1,0 +1,198 @@
+"""Operators of a job's graphs divided between the CPU and a device: measured on both, chosen by time, transfers included."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from agent.backend.base import Backend
+from agent.backend.cpu import CpuBackend
+from planner.ir.costs import OpCost
+from planner.ir.devices.kinds import CPU
+from planner.ir.devices.transfers import transfer_of
+from planner.ir.errors import ExitCode, PortError
+from planner.ir.graph import StepGraph
+from planner.ir.operand_rules import verify_operands
+from planner.make_bundle import Prepared
+from planner.problem.placed_step import PlacedStep, placed_step
+from planner.profiling.operators import Measured
+from planner.search.operator_devices import (
+    HOST,
+    DeviceChoice,
+    DeviceLink,
+    DeviceProblem,
+    Goal,
+    choose_devices,
+    contents_of,
+    on_one_device,
+    together_of,
+)
+
+DEVICE = 1
+"""The device beside `HOST` in tables of two."""
+_SAMPLE_BYTES, _LATENCY_BYTES = 4 << 20, 4096
+_REPEATS = 3
+_LEAST_SECONDS = 1e-9
+"""Of a transfer's sample, however fast: a link takes no less than nothing."""
+
+
+class PlacementError(PortError):
+    """Operators that cannot be divided, or need not be."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+
+_Costs = tuple[OpCost | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Transfers between the host's memory and a device's."""
+
+    into: DeviceLink
+    out: DeviceLink
+
+    @property
+    def table(self) -> tuple[tuple[DeviceLink, ...], ...]:
+        """As `DeviceProblem` takes them."""
+        return (DeviceLink(), self.into), (self.out, DeviceLink())
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """The job with placed graphs, and what their operators cost.
+
+    `kinds`: of the device that each operator of each recorded graph runs on. `choice`: of the first graph; `alone`: what that takes on one
+    kind of device, of those that can run all of it.
+    """
+
+    prepared: Prepared
+    measured: Measured
+    kinds: Mapping[str, tuple[str, ...]]
+    choice: DeviceChoice
+    alone: Mapping[str, float]
+
+
+def measured_links(backend: Backend, watts: float) -> Links:
+    """Return what transfers between ordinary memory of the host and the device's take, at so many `watts` meanwhile."""
+    sizes = (_SAMPLE_BYTES, _LATENCY_BYTES)
+    found = []
+    for out in (False, True):
+        large, small = (_seconds(backend, nbytes, out=out) for nbytes in sizes)
+        rate = max(large - small, _LEAST_SECONDS) / (_SAMPLE_BYTES - _LATENCY_BYTES)
+        found.append(DeviceLink(small, rate, rate * watts))
+    return Links(*found)
+
+
+def _seconds(backend: Backend, nbytes: int, *, out: bool) -> float:
+    """Return the seconds of the fastest of a few transfers into the device, or out of it."""
+    here, there = CpuBackend().allocate(nbytes)[:nbytes].zero_(), backend.allocate(nbytes)[:nbytes].zero_()
+    target, source = (here, there) if out else (there, here)
+    seconds = []
+    for _ in range(_REPEATS):
+        backend.synchronize()
+        begin = time.perf_counter()
+        backend.copy(target, source, backend.reached()).synchronize()
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
+
+
+def divided(
+    prepared: Prepared, on_cpu: Measured, on_device: Measured, kind: str, links: Links, watts: float, *,
+    time_limit_s: float,
+) -> Divided:  # fmt: skip
+    """Return the job with its operators where they take least time, by what was measured of each graph's on both.
+
+    `watts`: what the machine draws while it computes on either: the energy of a device is not measured. Raises PlacementError where
+    one device alone is as fast, or an operator of a further graph cannot run where the first graph's weights are.
+    """
+    kinds, known = dict[str, tuple[str, ...]](), dict[str, str]()
+    made, ops, elsewhere = dict[str, StepGraph](), list[tuple[OpCost, ...]](), list[_Costs]()
+    first: tuple[DeviceChoice, Mapping[str, float]] | None = None
+    tables = zip(_table(on_cpu, prepared), _table(on_device, prepared), strict=True)
+    for (name, graph), costs in zip(prepared.graphs.items(), tables, strict=True):
+        problem = _problem(graph, costs, known, kind, links)
+        choice = choose_devices(problem, Goal.SECONDS, time_limit_s)
+        if first is None:
+            alone = {(CPU, kind)[d]: c.seconds for d, c in on_one_device(problem).items()}
+            if len(set(choice.devices)) == 1:
+                raise PlacementError(_one_is_best((CPU, kind)[choice.devices[0]], alone))
+            first = choice, alone
+        kinds[name] = tuple((CPU, kind)[d] for d in _with_the_device(choice.devices, problem))
+        placed = placed_step(graph, kinds[name], known)
+        verify_operands(placed.graph)
+        known |= {s.key: s.device for i, s in enumerate(placed.graph.storages) if s.persistent and placed.graph.uses[i]}
+        made[name] = placed.graph
+        ops.append(_costs(placed, kinds[name], costs, links, watts))
+        elsewhere.append(_elsewhere(placed, kinds[name], costs))
+    if first is None:
+        raise PlacementError("the job has no graph; capture it again")
+    there = replace(prepared, graphs=made, placed=(CPU, kind))
+    return Divided(
+        there, replace(on_cpu, ops=tuple(ops), packings=(), absent=(), elsewhere=tuple(elsewhere)), kinds, *first
+    )
+
+
+def _one_is_best(kind: str, alone: Mapping[str, float]) -> str:
+    taken = ", ".join(f"{1e3 * seconds:.3g} ms on {where}" for where, seconds in alone.items())
+    return (
+        f"dividing the operators saves no time: a step's take {taken}; leave --place away and plan with --device {kind}"
+    )
+
+
+def _table(measured: Measured, prepared: Prepared) -> list[_Costs]:
+    """Return what operators cost, graph by graph; None for those that a device lacks."""
+    absent = measured.absent or ((),) * len(prepared.graphs)
+    return [
+        tuple(None if i in lacking else cost for i, cost in enumerate(table))
+        for table, lacking in zip(measured.ops, map(frozenset, absent), strict=True)
+    ]
+
+
+def _problem(
+    graph: StepGraph, costs: tuple[_Costs, _Costs], known: Mapping[str, str], kind: str, links: Links
+) -> DeviceProblem:
+    """Return the choice to be made of a graph whose storages that last are where other graphs have put them."""
+    rows: list[_Costs] = list(zip(*costs, strict=True))
+    for s, storage in enumerate(graph.storages):
+        home = known.get(storage.key) if storage.persistent else None
+        for i in graph.writers[s] if home is not None else ():
+            rows[i] = (rows[i][HOST], None) if home == CPU else (None, rows[i][DEVICE])
+    homes = {key: HOST if where == CPU else DEVICE for key, where in known.items()}
+    return DeviceProblem(tuple(rows), contents_of(graph, homes), links.table, together=together_of(graph))
+
+
+def _with_the_device(devices: Sequence[int], problem: DeviceProblem) -> tuple[int, ...]:
+    """Return a choice in which the device has a part: bundles are of one kind of device, and further graphs may have little to do there."""
+    if DEVICE in devices:
+        return tuple(devices)
+    grouped = {i for group in problem.together for i in group}
+    dear = [(c.seconds, i) for i, (_, c) in enumerate(problem.costs) if c is not None and i not in grouped]
+    chosen = max(dear, default=(0.0, -1))[1]
+    return tuple(DEVICE if i == chosen else d for i, d in enumerate(devices))
+
+
+def _elsewhere(placed: PlacedStep, kinds: Sequence[str], costs: tuple[_Costs, _Costs]) -> _Costs:
+    """Return what the operators of a placed graph take on the other device; None of transfers, and of what that lacks."""
+    return tuple(None if i is None else costs[DEVICE if kinds[i] == CPU else HOST][i] for i in placed.origin)
+
+
+def _costs(
+    placed: PlacedStep, kinds: Sequence[str], costs: tuple[_Costs, _Costs], links: Links, watts: float
+) -> tuple[OpCost, ...]:
+    """Return what the operators of a placed graph cost; workspace on the CPU is the host's, not of the memory planned for."""
+    graph, found = placed.graph, []
+    for op, origin in zip(graph.ops, placed.origin, strict=True):
+        moved = transfer_of(graph, op)
+        if origin is None:
+            if moved is None:
+                raise PlacementError(f"{op.name} was placed and is no operator of the step; report this")
+            target = graph.storages[moved.target]
+            seconds = (links.out if target.device == CPU else links.into).seconds(target.nbytes)
+            found.append(OpCost(seconds, 0, seconds * watts))
+            continue
+        on_cpu = kinds[origin] == CPU
+        cost = costs[HOST if on_cpu else DEVICE][origin]
+        if cost is None:
+            raise PlacementError(f"{op.name} was placed on {kinds[origin]}, which does not have it; report this")
+        found.append(replace(cost, workspace_bytes=0, beside_bytes=cost.workspace_bytes) if on_cpu else cost)
+    return tuple(found)

@@ -1,0 +1,147 @@
+"""Operators go where the tables say that they take less, and the bundle that comes of it trains with their numbers."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.backend import choose
+from agent.prepare.placement.divide import Divided, PlacementError, divided, measured_links
+from agent.prepare.placement.reference import with_placed_reference
+from agent.train.comparison import MismatchError
+from agent.train.trainer import Trainer, TrainOptions
+from planner import make_bundle
+from planner.ir.bundle.bundle import PLACED_FORMAT, Bundle
+from planner.ir.costs import CostTable
+from planner.ir.devices.kinds import CPU
+from planner.ir.devices.transfers import transfer_of
+from planner.ir.lowering.lower import lower
+from planner.ir.plan import Plan
+from planner.ir.program import host_bytes_of
+from planner.make_bundle import Prepared
+from tests.agent.prepare.placement.placed_job import LINKS, WORKSPACE, device_costs, prepared_job, tables
+from tests.simulated_device import NAME, SimBackend
+
+pytestmark = pytest.mark.own_process
+
+PATIENCE_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Prepared:
+    SimBackend().use_own_bits(True)
+    return prepared_job()
+
+
+def divide(prepared: Prepared, absent: tuple[str, ...] = ()) -> Divided:
+    return divided(prepared, *tables(prepared, absent), NAME, LINKS, 1.0, time_limit_s=PATIENCE_S)
+
+
+def test_products_go_to_the_device_and_what_it_lacks_stays(prepared: Prepared) -> None:
+    found = divide(prepared, absent=("convolution_backward",))
+    graph = prepared.graphs["step"]
+    where = {op.name.removeprefix("aten::"): kind for op, kind in zip(graph.ops, found.kinds["step"], strict=True)}
+    assert where["convolution"] == where["addmm"] == NAME and where["convolution_backward"] == CPU
+    assert CPU in found.kinds["step"] and set(found.alone) == {CPU}
+    assert found.choice.seconds < found.alone[CPU]
+    placed, costs = found.prepared.graphs["step"], found.measured.ops[0]
+    for i, (op, cost) in enumerate(zip(placed.ops, costs, strict=True)):
+        moved = transfer_of(placed, op)
+        device = {placed.storages[s].device for s in (*placed.reads[i], *placed.creates[i])}
+        if moved is not None:
+            target = placed.storages[moved.target]
+            link = LINKS.out if target.device == CPU else LINKS.into
+            assert cost.seconds == pytest.approx(link.seconds(target.nbytes))
+        elif device == {CPU}:
+            assert (cost.workspace_bytes, cost.beside_bytes) == (0, WORKSPACE)
+        elif device:
+            assert (cost.workspace_bytes, cost.beside_bytes) == (WORKSPACE, 0)
+    other = found.measured.elsewhere[0]
+    assert [cost is None for cost in other] == [
+        transfer_of(placed, op) is not None or op.name.endswith("convolution_backward") for op in placed.ops
+    ]
+
+
+def test_weights_lie_in_one_place_for_all_graphs_and_each_has_a_part_on_the_device(prepared: Prepared) -> None:
+    graphs = divide(prepared).prepared.graphs
+    assert set(graphs) == {"step", "step@2", "eval", "eval@1"}
+    homes: dict[str, str] = {}
+    for graph in graphs.values():
+        assert graph.device == NAME
+        for s, storage in enumerate(graph.storages):
+            if storage.persistent and graph.uses[s]:
+                assert homes.setdefault(storage.key, storage.device) == storage.device
+    assert set(homes.values()) == {CPU, NAME}
+
+
+def test_where_one_device_is_as_fast_that_is_said(prepared: Prepared) -> None:
+    on_cpu, _ = tables(prepared)
+    slow = replace(on_cpu, ops=tuple(tuple(replace(c, seconds=1.0) for c in table) for table in on_cpu.ops))
+    with pytest.raises(PlacementError, match=r"saves no time: a step's take .* plan with --device cpu"):
+        divided(prepared, on_cpu, slow, NAME, LINKS, 1.0, time_limit_s=PATIENCE_S)
+
+
+def test_links_are_measured() -> None:
+    links = measured_links(SimBackend(), 2.0)
+    for link in (links.into, links.out):
+        assert 0 < link.seconds(4096) < 1.0 and link.joules_per_byte == 2.0 * link.seconds_per_byte
+
+
+def bundle_of(found: Divided, prepared: Prepared, path: Path) -> Bundle:
+    made = with_placed_reference(found.prepared, prepared.graphs, found.kinds, NAME)
+    costs = dict(zip(made.graphs, found.measured.tables(device_costs()), strict=True))
+    plans = {
+        name: replace(Plan(), peak_bytes=lower(graph, costs[name], Plan()).peak_bytes)
+        for name, graph in made.graphs.items()
+    }
+    make_bundle.write(path, made, [plans], costs, [1 << 30], threads=1)
+    return Bundle(path)
+
+
+def trained(bundle: Bundle, folder: Path) -> tuple[list[float], str]:
+    trainer = Trainer(bundle, TrainOptions(folder, folder, epochs=2, verify=2))
+    losses: list[float] = []
+
+    def note(event: Any) -> None:
+        losses.append(event.loss)
+
+    try:
+        trainer.start()
+        trainer.train(note, lambda commit, seconds: None)
+        assert trainer.evaluate() is not None
+        return losses, trainer.digest()
+    finally:
+        trainer.close()
+
+
+def test_the_bundle_trains_with_the_numbers_of_its_operators_one_by_one_each_time(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(choose._MADE_BY, NAME, SimBackend)  # type: ignore[index]
+    found = divide(prepared)
+    bundle = bundle_of(found, prepared, tmp_path / "placed.port")
+    manifest = bundle.manifest
+    assert (manifest.format, manifest.placed, manifest.device_kind) == (PLACED_FORMAT, (CPU, NAME), NAME)
+    assert manifest.reference.placed and manifest.reference.losses[0] != prepared.reference.losses[0]
+    programs = [lower(g, bundle.costs[name], bundle.plans[0][name]) for name, g in bundle.graphs.items()]
+    assert manifest.plans[0].peak_bytes == host_bytes_of(programs) >= max(p.beside_bytes for p in programs) > 0
+    assert bundle.costs["step"] == CostTable(
+        bundle.costs["step"].device, found.measured.ops[0], (), found.measured.elsewhere[0]
+    )
+    first, second = (trained(bundle, tmp_path / name) for name in ("first", "second"))
+    assert first == second and len(first[0]) == 6
+
+
+def test_another_number_than_the_operators_give_ends_the_training(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(choose._MADE_BY, NAME, SimBackend)  # type: ignore[index]
+    bundle = bundle_of(divide(prepared), prepared, tmp_path / "placed.port")
+    device = SimBackend()
+    device.use_own_bits(False)
+    try:
+        with pytest.raises(MismatchError, match="its operators one by one on their devices gave"):
+            trained(bundle, tmp_path / "state")
+    finally:
+        device.use_own_bits(True)

@@ -1,0 +1,56 @@
+"""The reference of a placed job is checked before it is believed: one by one on one device, its operators are plain PyTorch."""
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from agent.prepare.placement.eager import EagerStep
+from agent.prepare.placement.reference import with_placed_reference
+from agent.prepare.repeatable import UnrepeatableError
+from agent.train.comparison import MismatchError
+from planner.ir.devices.kinds import CPU
+from planner.make_bundle import Prepared
+from tests.agent.prepare.placement.placed_job import prepared_job
+from tests.simulated_device import NAME, SimBackend
+
+pytestmark = pytest.mark.own_process
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Prepared:
+    SimBackend().use_own_bits(True)
+    return prepared_job()
+
+
+def all_on(prepared: Prepared, kind: str) -> dict[str, tuple[str, ...]]:
+    return {name: (kind,) * len(graph.ops) for name, graph in prepared.graphs.items()}
+
+
+def test_on_the_cpu_it_is_plain_pytorchs_and_on_a_device_with_bits_of_its_own_another(prepared: Prepared) -> None:
+    same = with_placed_reference(prepared, prepared.graphs, all_on(prepared, CPU), CPU).reference
+    assert replace(same, placed=False) == prepared.reference
+    other = with_placed_reference(prepared, prepared.graphs, all_on(prepared, NAME), NAME).reference
+    assert other.losses != same.losses and other.checksums.keys() == same.checksums.keys()
+    nothing = replace(prepared, reference=replace(prepared.reference, losses=()))
+    assert with_placed_reference(nothing, prepared.graphs, {}, NAME) is nothing
+
+
+def test_operators_that_are_not_plain_pytorchs_are_refused(prepared: Prepared) -> None:
+    wrong = replace(prepared, reference=replace(prepared.reference, losses=("0x0p+0", "0x0p+0")))
+    with pytest.raises(MismatchError, match="do not give plain PyTorch's numbers"):
+        with_placed_reference(wrong, prepared.graphs, all_on(prepared, NAME), NAME)
+
+
+def test_a_device_whose_numbers_change_is_refused(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, runs = EagerStep.run, itertools.count()
+
+    def drifting(step: EagerStep, *arguments: Any) -> torch.Tensor:
+        found = run(step, *arguments)
+        return found + next(runs) if NAME in step.kinds else found
+
+    monkeypatch.setattr(EagerStep, "run", drifting)
+    with pytest.raises(UnrepeatableError, match="other numbers when the first steps ran again"):
+        with_placed_reference(prepared, prepared.graphs, all_on(prepared, NAME), NAME)

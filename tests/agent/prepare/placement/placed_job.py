@@ -16,6 +16,8 @@ from planner.make_bundle import Prepared
 from planner.profiling.operators import Measured
 from planner.search.operator_devices import DeviceLink
 
+torch.set_num_threads(1)
+
 LINKS = Links(DeviceLink(1e-5, 1e-9), DeviceLink(2e-5, 2e-9))
 WORKSPACE = 1000
 HOST_BYTES = 100 << 20

@@ -115,7 +115,7 @@ def divided(
         if first is None:
             alone = {(CPU, kind)[d]: c.seconds for d, c in on_one_device(problem).items()}
             if len(set(choice.devices)) == 1:
-                raise PlacementError(_one_is_best((CPU, kind)[choice.devices[0]], alone))
+                raise PlacementError(_one_is_best((CPU, kind)[choice.devices[0]], alone, time_limit_s))
             first = choice, alone
         kinds[name] = tuple((CPU, kind)[d] for d in _with_the_device(choice.devices, problem))
         placed = placed_step(graph, kinds[name], known)
@@ -132,10 +132,11 @@ def divided(
     )
 
 
-def _one_is_best(kind: str, alone: Mapping[str, float]) -> str:
+def _one_is_best(kind: str, alone: Mapping[str, float], time_limit_s: float) -> str:
     taken = ", ".join(f"{1e3 * seconds:.3g} ms on {where}" for where, seconds in alone.items())
     return (
-        f"dividing the operators saves no time: a step's take {taken}; leave --place away and plan with --device {kind}"
+        f"no division of the operators that saves time was found in {time_limit_s:g} s: a step's take {taken}; leave --place away and plan "
+        f"with --device {kind}, or search longer with --time-limit"
     )
 
 

@@ -103,7 +103,8 @@ def divided(
     """Return the job with its operators where they take least time, by what was measured of each graph's on both.
 
     `watts`: what the machine draws while it computes on either: the energy of a device is not measured. Raises PlacementError where
-    one device alone is as fast, or an operator of a further graph cannot run where the first graph's weights are.
+    no division was found that is faster than one device alone, and DeviceChoiceError where an operator of a further graph cannot run where
+    the first graph's weights are.
     """
     kinds, known = dict[str, tuple[str, ...]](), dict[str, str]()
     made, ops, elsewhere = dict[str, StepGraph](), list[tuple[OpCost, ...]](), list[_Costs]()

@@ -108,9 +108,9 @@ def profile_operators(
     Those whose cost lies in the folder `kept_in` (`kept_costs`) run once, for what they leave resident. So do those that another
     machine of this kind measured (`shared`), once its dearest were measured here and are alike; these are not kept. Not
     `resident`: what is left resident is not looked at, and operators of known cost do not run. `elsewhere`: the graphs were recorded on
-    another device than they name; operators that do not run here are `Measured.absent`, and cost nothing.
+    another device than they name; operators that do not run here are `Measured.absent`, and cost nothing. What is left resident is not looked at.
     """
-    graphs = tuple(graphs)
+    graphs, resident = tuple(graphs), resident and not elsewhere  # what is absent cannot run for what it would leave
     base = resident_bytes()
     cache_bytes = last_level_bytes()
     calls, distinct = _calls(graphs, cache_bytes)

@@ -145,6 +145,7 @@ def _captured(arguments: argparse.Namespace, progress: "Progress") -> _Captured:
     from planner import make_bundle
     from planner.ir.bundle.pruning import Pruning
     from planner.ir.devices.torch_device import repeat_kernels
+    from planner.job_device import kind_of_job
     from planner.job_sources import load_job
 
     progress("capture", 0.0)
@@ -154,6 +155,8 @@ def _captured(arguments: argparse.Namespace, progress: "Progress") -> _Captured:
     repeat_kernels(backend.kind)
     on_device = backend.kind != CPU and arguments.place is None
     counts = _thread_counts(arguments, set_by_script=torch.get_num_threads() != before, on_device=on_device)
+    if arguments.place is not None and kind_of_job(job) != CPU:
+        counts = counts[-1:]  # what is recorded on the device does not tell which number is fastest: all cores
     steps, updates = make_bundle.steps_and_updates(job, arguments.epochs)
     if arguments.prune is not None:
         job.pruning = Pruning(arguments.prune, max(updates // 2, 1))

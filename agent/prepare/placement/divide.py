@@ -103,7 +103,8 @@ def divided(
     """Return the job with its operators where they take least time, by what was measured of each graph's on both.
 
     `watts`: what the machine draws while it computes on either: the energy of a device is not measured. Raises PlacementError where
-    one device alone is as fast, or an operator of a further graph cannot run where the first graph's weights are.
+    no division was found that is faster than one device alone, and DeviceChoiceError where an operator of a further graph cannot run where
+    the first graph's weights are.
     """
     kinds, known = dict[str, tuple[str, ...]](), dict[str, str]()
     made, ops, elsewhere = dict[str, StepGraph](), list[tuple[OpCost, ...]](), list[_Costs]()
@@ -115,7 +116,7 @@ def divided(
         if first is None:
             alone = {(CPU, kind)[d]: c.seconds for d, c in on_one_device(problem).items()}
             if len(set(choice.devices)) == 1:
-                raise PlacementError(_one_is_best((CPU, kind)[choice.devices[0]], alone))
+                raise PlacementError(_one_is_best((CPU, kind)[choice.devices[0]], alone, time_limit_s))
             first = choice, alone
         kinds[name] = tuple((CPU, kind)[d] for d in _with_the_device(choice.devices, problem))
         placed = placed_step(graph, kinds[name], known)
@@ -132,10 +133,11 @@ def divided(
     )
 
 
-def _one_is_best(kind: str, alone: Mapping[str, float]) -> str:
+def _one_is_best(kind: str, alone: Mapping[str, float], time_limit_s: float) -> str:
     taken = ", ".join(f"{1e3 * seconds:.3g} ms on {where}" for where, seconds in alone.items())
     return (
-        f"dividing the operators saves no time: a step's take {taken}; leave --place away and plan with --device {kind}"
+        f"no division of the operators that saves time was found in {time_limit_s:g} s: a step's take {taken}; leave --place away and plan "
+        f"with --device {kind}, or search longer with --time-limit"
     )
 
 

@@ -332,3 +332,18 @@ def test_a_bundle_keeps_its_limits_and_its_smaller_plans_keep_to_them(
     assert len(kept.plans) > 1 and all(plan.written_bytes == 0 for plan in kept.plans)
     late = made(replace(limits, step_s=1e-12), replace(limits, step_s=None))
     assert len(late.plans) == len(kept.plans), "late is better than not at all"
+
+
+def test_operators_on_the_cpu_that_take_more_than_the_hosts_budget_are_named(
+    prepared: make_bundle.Prepared, tmp_path: Path
+) -> None:
+    costs = costs_of(prepared.graphs["step"])
+    device = replace(costs.device, scratch_targets=(HOST,), host_base_bytes=80 * MIB)
+    with pytest.raises(
+        make_bundle.InfeasibleError, match=r"operators that run on the CPU.*take 80\.0 MiB.*without --place"
+    ):
+        bundle.make(
+            tmp_path / "job.port", replace(prepared, placed=("cpu", "sim")), Measured((costs.ops,), 0, 0), device, 64 * MIB,
+            device_bytes=4 * MIB, page_dir=tmp_path, threads=1, progress=lambda *_: None,
+            planner=make_bundle.default_planner(strategy="greedy", time_limit_s=1.0),
+        )  # fmt: skip

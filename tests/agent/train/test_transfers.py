@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from agent.backend.cpu import DONE
 from agent.prepare.placement.eager import EagerStep, eager_contents
+from agent.train.executor import Executor
 from agent.train.transfers import StepTransfers
 from benchmarks.models import Workload, workload
 from planner.capture.step import Capture, Fill, capture_step
@@ -235,3 +236,29 @@ def test_with_kernels_that_give_the_cpus_bits_placed_steps_are_plain_pytorchs(
     expected = plain(w.model, w.loss_fn, OPTIMIZERS["adamw"], batches)
     there = placed_step(capture.graphs["step"], random_kinds(capture.graphs["step"], 1))
     assert not differences(expected, on_two(capture, there, batches, tmp_path, backend))
+
+
+def test_the_host_holds_at_most_what_the_program_says_of_it(
+    tmp_path: Path, backend: SimBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture, batches = captured("small")
+    there = placed_step(capture.graphs["step"], random_kinds(capture.graphs["step"], 2))
+    held, compiled = [0], Executor._compile
+
+    def counted(executor: Executor) -> list[Callable[[], None]]:
+        def noting(instruction: Callable[[], None]) -> Callable[[], None]:
+            def run() -> None:
+                instruction()
+                there = zip(executor.graph.storages, executor.values.base, strict=True)
+                held.append(sum(s.nbytes for s, base in there if base is not None and s.device == CPU))
+
+            return run
+
+        return [noting(instruction) for instruction in compiled(executor)]
+
+    monkeypatch.setattr(Executor, "_compile", counted)
+    for seed in (0, 1):
+        plan = random_plan(there.graph, seed, page=0.0, recompute=0.9) if seed else KEEP_ALL
+        held.clear()
+        on_two(capture, there, batches, tmp_path / str(seed), backend, plan)
+        assert max(held) == lower(there.graph, flat_costs(there.graph), plan).beside_bytes, seed

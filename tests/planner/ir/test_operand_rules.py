@@ -12,8 +12,10 @@ from torch.nn import functional
 
 from benchmarks.models import WORKLOADS, workload
 from planner.capture.step import capture_evaluation, capture_step
+from planner.ir.devices.transfers import transfer_of
 from planner.ir.graph import Argument, GraphError, Op, Ref, Role, StepGraph
 from planner.ir.operand_rules import verify_operands
+from planner.problem.placed_step import placed_step
 from planner.slices.blocks import blocks_of, large_weights, read_in_blocks
 from tests.planner.slices.table_step import reader, reader_batch, reader_loss
 
@@ -362,3 +364,23 @@ def test_fourier_dimensions_are_there_once(dims: tuple[int, ...], normalization:
     wrong = changed(graph, "_fft_c2c", lambda op: replace(op, args=(op.args[0], dims, normalization, True)))
     with contextlib.nullcontext() if fits else pytest.raises(GraphError, match="_fft_c2c"):
         verify_operands(wrong)
+
+
+def test_indices_may_come_over_from_another_device_as_they_are_and_not_changed_on_the_way() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 4))
+    batch = torch.randn(2, 1, 8, 8), torch.tensor([1, 3])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = capture_step(model, lambda m, x, y: functional.cross_entropy(m(x), y), optimizer, batch).graphs["step"]
+    pooled = next(i for i, op in enumerate(recorded.ops) if op.name == "aten::max_pool2d_with_indices")
+    kinds = ["sim" if i == pooled else "cpu" for i in range(len(recorded.ops))]
+    there = placed_step(recorded, kinds).graph
+    verify_operands(there)
+    back = [
+        i
+        for i, op in enumerate(there.ops)
+        if (t := transfer_of(there, op)) and there.storages[t.target].device == "cpu"
+    ]
+    changed = [replace(op, name="aten::bitwise_not", kwargs=()) if i in back else op for i, op in enumerate(there.ops)]
+    with pytest.raises(GraphError, match="max_pool2d_with_indices_backward"):
+        verify_operands(replace(there, ops=tuple(changed)))

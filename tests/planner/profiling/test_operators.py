@@ -1,5 +1,6 @@
 """Operators run on made-up data; the medium under a directory is measured, priced, and nothing left behind."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from torch import nn
 
 from planner.capture.step import capture_step
 from planner.profiling.operators import FlashError, measure_flash, medium_joules, profile_operators
+from tests.planner.steps import tiny_step
 
 
 def test_a_fast_medium_takes_no_less_than_a_drive_and_a_slow_one_its_watts() -> None:
@@ -61,3 +63,18 @@ def test_a_mask_chooses_as_many_rows_as_it_did() -> None:
     assert names >= {"aten::index.Tensor", "aten::index_put_"}, names
     (costs,) = profile_operators([graph], compute_watts=4.0).ops
     assert all(cost.seconds > 0 for cost, op in zip(costs, graph.ops, strict=True) if op.name in names)
+
+
+def test_of_a_step_of_another_device_what_does_not_run_here_or_lies_otherwise_is_absent() -> None:
+    graph = tiny_step().graphs["step"]
+    lacking = next(i for i, op in enumerate(graph.ops) if op.name == "aten::native_batch_norm")
+    apart = next(i for i, op in enumerate(graph.ops) if op.name == "aten::addmm")
+    ops = tuple(replace(op, name="aten::cudnn_batch_norm") if i == lacking else op for i, op in enumerate(graph.ops))
+    (made,) = ops[apart].outputs
+    values = list(graph.values)
+    values[made or 0] = replace(values[made or 0], stride=(1, 4))
+    there = replace(graph, ops=ops, values=tuple(values))
+    found = profile_operators([there], compute_watts=4.0, elsewhere=True)
+    assert {lacking, apart} <= set(found.absent[0]) and 0 not in found.absent[0]
+    assert all(found.ops[0][i].seconds == 0.0 for i in found.absent[0])
+    assert profile_operators([graph], compute_watts=4.0, elsewhere=True).absent == ((),)

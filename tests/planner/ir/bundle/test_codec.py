@@ -248,3 +248,15 @@ def test_more_operators_than_any_model_has_are_not_looked_at() -> None:
 def test_plans_that_are_none(numbers: list[int], message: str) -> None:
     with pytest.raises(WireError, match=message):
         unpack_plan([pack_integers(numbers), [0, 0, 0.0, 0.0, 0.0, None], "greedy"])
+
+
+def test_what_operators_take_beside_a_device_and_on_the_other_one_comes_back() -> None:
+    beside = replace(COSTS, ops=(OpCost(1.0, 0, 2.0, 9), OpCost(1.0, 7, 2.0)))
+    assert unpack_costs(through(pack_costs(beside))) == beside
+    divided = replace(beside, elsewhere=(None, OpCost(3.0, 0, 1.0, 5)))
+    assert unpack_costs(through(pack_costs(divided))) == divided
+    assert pack_costs(COSTS)[2] == [[1.0, 7, 2.0]] * 2, "what readers from before operators were divided expect"
+    with pytest.raises(WireError, match="2 operators on their devices and 1 on the others"):
+        unpack_costs(through(pack_costs(replace(divided, elsewhere=(None,)))))
+    with pytest.raises(WireError, match="a cost table cannot be read"):
+        unpack_costs(at(2, 0, 3, value=-1)(through(pack_costs(beside))))

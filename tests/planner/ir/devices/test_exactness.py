@@ -55,3 +55,11 @@ def test_what_repeats_in_some_calls_is_named_in_the_others(
     step = graph("cuda", op, *more, **changes)  # type: ignore[arg-type]
     assert bool(reordered_operators(step)) is named
     assert replace(step, storages=tuple(replace(s, device="cpu") for s in step.storages)).device == "cpu"
+
+
+def test_of_a_divided_step_only_what_runs_on_the_device_is_named() -> None:
+    there = graph("cuda", "aten::index_add", 0, Ref(1), Ref(0))
+    here = replace(
+        there, storages=(*(replace(s, device="cpu") for s in there.storages), Storage(4, Role.BATCH, "y", "cuda"))
+    )
+    assert here.device == "cuda" and reordered_operators(here) == {} and reordered_operators(there)

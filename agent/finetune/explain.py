@@ -131,6 +131,10 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: Tokenizing | No
     resident = max(0, min(frozen, room))
     paged = max(0, -room)
     passes = 1 if accumulation.by_layers else options.accumulate
+    weights_read = passes * (frozen - resident)
+    head_bytes = 0 if options.lora_rank is None else _head_bytes(outlined)
+    if accumulation.by_layers and 2 * head_bytes > room:  # it is not kept, and read for each batch
+        weights_read += (options.accumulate - 1) * head_bytes
     grid_path = folder / FOLDER / f"{options.base}.safetensors"
     checkpoint = Checkpoint(options, split.train, BaseRecord(options.model, options.base, {})).path
     lengths = [len(sequence.tokens) for sequence in sequences]
@@ -142,10 +146,15 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: Tokenizing | No
         tokens=sum(lengths), learned_tokens=_learned(sequences), shortest=min(lengths), longest=longest, batch=options.batch,
         accumulate=options.accumulate, by_layers=accumulation.by_layers, accumulation_why=accumulation.why, updates=count_updates(options, len(split.train)), done=checkpoint.is_file(), ram_bytes=ram_bytes,
         process_bytes=process_bytes, working_bytes=WORKING_BYTES, trained_bytes=trained_bytes, saved_bytes=saved, logits_bytes=logits, frozen_bytes=frozen,
-        resident_frozen_bytes=resident, read_bytes=passes * (2 * (frozen - resident) + paged),
+        resident_frozen_bytes=resident, read_bytes=2 * weights_read + passes * paged,
         written_bytes=passes * paged, checkpoint_s=CHECKPOINT_S, checkpoint_bytes=(1 + MOMENTS) * state_bytes,
         checkpoint=str(checkpoint), out=options.out,
     )  # fmt: skip
+
+
+def _head_bytes(model: Any) -> int:
+    head = model.get_output_embeddings()
+    return 0 if head is None else int(head.weight.nbytes)
 
 
 def _saved_by_layers(model: Any, options: FinetuneOptions, length: int, saved_bytes: int) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from agent.finetune.explain import explain
 from agent.finetune.model import load_model
-from agent.finetune.options import FinetuneError, FinetuneOptions
+from agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrder
 from agent.finetune.task import Task, TaskKind
 from agent.finetune.training import finetune
 from agent.packing import QuantizationGrid
@@ -110,3 +110,17 @@ def test_of_a_model_with_an_encoder_both_sides_are_counted(tmp_path: Path) -> No
 def test_it_refuses_what_the_training_would(asked: FinetuneOptions) -> None:
     with pytest.raises(FinetuneError, match="no layer w_q; it has"):
         explain(replace(asked, targets=("w_q",)), 2000 * MIB)
+
+
+def test_by_layers_is_explained_with_what_it_reads_and_keeps(asked: FinetuneOptions) -> None:
+    ram_bytes = explain(asked, 2000 * MIB).process_bytes + 48 * MIB
+    one_by_one, by_layers = (
+        explain(replace(asked, accumulate=8, accumulate_by=order), ram_bytes) for order in MicroBatchOrder
+    )
+    chosen = explain(replace(asked, accumulate=8), ram_bytes)
+    assert by_layers.by_layers and chosen.by_layers and not one_by_one.by_layers
+    assert "do not fit" in chosen.accumulation_why and by_layers.accumulation_why == "as asked for"
+    assert 0 < by_layers.read_bytes < one_by_one.read_bytes / 4
+    rows_bytes = asked.batch * 32 * 128 * 2  # of bfloat16
+    assert by_layers.saved_bytes == 8 * 3 * rows_bytes + one_by_one.saved_bytes // 2
+    assert not explain(replace(asked, accumulate=8), 2000 * MIB).by_layers

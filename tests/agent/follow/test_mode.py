@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from agent import budget
+from agent.finetune.grid.linear import encode_weight
 from agent.follow.budget import keeping, without_foresight
+from agent.follow.memory import resident_now
 from agent.follow.patches.refusals import NotFollowedError
+from agent.packing.grids import QuantizationGrid
 
 LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
     "rnn": lambda: torch.nn.RNN(24, 24, batch_first=True),
@@ -122,3 +125,19 @@ def test_without_foresight_nothing_is_recorded_and_segments_before_are_recognise
     model, x = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(6))), torch.randn(4, 256)
     optimizer = torch.optim.SGD(model.parameters())
     assert losses(3) == mine
+
+
+def test_the_first_product_over_a_grid_has_room_for_what_it_takes_besides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    codes, scales = encode_weight(QuantizationGrid.NF4, torch.randn(256, 128))
+    flat = torch.randn(32, 128)
+    with budget(ram=resident_now() + (400 << 20), page_dir=tmp_path) as b:
+        needed: list[int] = []
+        make_room = b.follower.residency.make_room
+        monkeypatch.setattr(
+            b.follower.residency, "make_room", lambda nbytes: (needed.append(nbytes), make_room(nbytes))
+        )
+        torch.ops.port_agent.grid_linear(flat, codes, scales, None, QuantizationGrid.NF4.value, torch.float32)
+        assert max(needed) > 12 << 20

@@ -28,10 +28,11 @@ from planner.profiling.operators import Measured
 from planner.search.floor import floor_of
 from planner.slices.blocks import LargeWeight, blocks_of, large_weights, read_in_blocks
 from planner.slices.chains import touched_bytes
-from planner.slices.choices import Cut, cut_fat, first_cuts, kinds, other_counts
+from planner.slices.choices import OF_THE_ROOM, Cut, cut_fat, first_cuts, kinds, other_counts
 from planner.slices.comparison import Differing, form_key
 from planner.slices.gradients import split_gradients
 from planner.slices.in_place import write_in_place
+from planner.slices.norms import NORM_BACKWARD, norms_by_channels
 from planner.slices.rewriting import Replacement, Rewritten, compacted
 
 
@@ -84,6 +85,12 @@ COLUMNS_BLOCK = 1 / 4
 
 MOST_BLOCKS = 16
 """More would be copied and read in transfers too small."""
+
+NORM_PIECES = 8
+"""Of channels, into which the backward pass of a batch norm is cut: its copies are little beside what stays whole."""
+
+NEAR_THE_FLOOR = 1.5
+"""Of what the step's floor needs beside the process: with more memory, norms whose copies take time are left whole."""
 
 QUICK_S = 5.0
 """Of planning, for each way that is compared."""
@@ -152,9 +159,10 @@ def in_pieces(
         return whole
     best: PlanCost | None = None
     blocked = in_blocks(halved, device, ram_bytes, room, progress)
+    by_channels = in_channels(halved, device, ram_bytes, room, progress)
     tried, finest = list[_Ways](), halved
     search_s = SEARCH_S if least is None else LEAST_SEARCH_S
-    for base in (halved, *blocked):
+    for base in (halved, *by_channels, *blocked):
         ways = _Ways(whole, base, device, ram_bytes, room, quick, progress, search_s)
         ways.plan_uniform()
         ways.plan_changes(math.inf if least is None else NEAR * least.joules)
@@ -163,7 +171,7 @@ def in_pieces(
         if ways.best is not None and (best is None or ways.best.joules < best.joules):
             best = ways.best
     if best is None:
-        return whole if least is not None else finest if blocked else halved
+        return whole if least is not None else finest if blocked or by_channels else halved
     if least is not None and least.joules <= best.joules:
         return whole
     halves = [found] if (found := tried[0].uncut) is not None and found is not best else []
@@ -188,6 +196,27 @@ def _cheapest(quick: Sequence["PlanCost"], plan: Callable[[Sliced], "PlanCost | 
             saved = max(saved, 1 - better.joules / one.joules)
             found = better if found is None or better.joules < found.joules else found
     return found or order[0]
+
+
+def in_channels(
+    halved: Sliced, device: DeviceCosts, ram_bytes: int, room: ComparingRoom, progress: Progress
+) -> list[Sliced]:
+    """Return the job with fat batch norms' backward passes by channels, measured anew; nothing unless one sets a floor near the budget.
+
+    Raises TrialError where a process that compares or measures fails.
+    """
+    floor, own_bytes = floor_of(*_main(halved, device)), ram_bytes - device.base_bytes
+    if floor.name != NORM_BACKWARD or own_bytes > NEAR_THE_FLOOR * (floor.nbytes - device.base_bytes):
+        return []
+    (share, _), *_ = OF_THE_ROOM
+    graphs, left = _rewritten(
+        halved.prepared, lambda graph, odd: norms_by_channels(graph, int(share * own_bytes), NORM_PIECES, odd), room
+    )
+    if graphs == halved.prepared.graphs:
+        return []
+    made = replace(halved.prepared, graphs={name: compacted(graph) for name, graph in graphs.items()})
+    sliced = Sliced(made, halved.measured, (*halved.left_whole, *left))
+    return _measured([sliced], room, device.compute_watts, progress)
 
 
 def in_blocks(

@@ -6,10 +6,10 @@ recomputed before can be recomputed after.
 
 from dataclasses import replace
 
-from planner.ir.graph import ITEM_BYTES, Argument, Op, Phase, Ref, Role, StepGraph, Value, operands
+from planner.ir.graph import ITEM_BYTES, Argument, Phase, Ref, Role, StepGraph, Value, operands
 from planner.ir.operators import ALLOWED
 from planner.slices.algebra import base_name
-from planner.slices.rewriting import Draft, Replacement, Rewritten, substituted
+from planner.slices.rewriting import Draft, Replacement, Rewritten, lying
 
 _POINTWISE = frozenset(
     name
@@ -29,24 +29,10 @@ def write_in_place(graph: StepGraph, without: frozenset[int] = frozenset()) -> R
     moved: dict[int, int] = {}
     replacements = list[Replacement]()
 
-    def lying(op: Op) -> Op:
-        """Return an op with every value where it lies by now."""
-        values = {
-            v: draft.value(replace(value, storage=moved[value.storage]))
-            for v in (*operands(op), *(v for v in op.outputs if v is not None))
-            if (value := graph.values[v]).storage in moved
-        }
-        return replace(
-            op, args=tuple(substituted(a, values) for a in op.args),
-            kwargs=tuple((k, substituted(a, values)) for k, a in op.kwargs),
-            outputs=tuple(None if v is None else values.get(v, v) for v in op.outputs),
-            writes=tuple(moved.get(s, s) for s in op.writes),
-        )  # fmt: skip
-
     for i, op in enumerate(graph.ops):
         place = None if i in without else _overwritten(graph, i)
         if place is None:
-            draft.add(lying(op))
+            draft.add(lying(draft, graph, op, moved))
             continue
         swapped = (op.args[place], *op.args[:place], *op.args[place + 1 :])
         taken, (result,) = _value(graph, op.args[place]), op.outputs
@@ -55,7 +41,11 @@ def write_in_place(graph: StepGraph, without: frozenset[int] = frozenset()) -> R
         target = moved.get(taken.storage, taken.storage)
         moved[graph.values[result].storage] = target
         name, dot, overload = op.name.partition(".")
-        draft.add(replace(lying(replace(op, args=swapped)), name=f"{name}_{dot}{overload}", writes=(target,)))
+        draft.add(
+            replace(
+                lying(draft, graph, replace(op, args=swapped), moved), name=f"{name}_{dot}{overload}", writes=(target,)
+            )
+        )
         replacements.append(Replacement((i,), (len(draft.ops) - 1,), f"{base_name(op)} in place"))
     return Rewritten(draft.graph(), tuple(replacements), moved=moved)
 
@@ -75,12 +65,12 @@ def _overwritten(graph: StepGraph, i: int) -> int | None:
     either = op.name in _EITHER and not op.kwargs and len(op.args) == len(("self", "other"))
     for place in (0, 1) if either else (0,):
         taken = _value(graph, op.args[place])
-        if taken is not None and _is_last_reader(graph, i, taken.storage) and _lies_as(graph, taken, graph.values[v]):
+        if taken is not None and is_last_reader(graph, i, taken.storage) and lies_as(graph, taken, graph.values[v]):
             return place
     return None
 
 
-def _is_last_reader(graph: StepGraph, i: int, s: int) -> bool:
+def is_last_reader(graph: StepGraph, i: int, s: int) -> bool:
     """Say whether op `i` reads a temporary storage once, as the only one that does not also change it."""
     storage, op = graph.storages[s], graph.ops[i]
     once = sum(graph.values[v].storage == s for v in operands(op)) == 1
@@ -88,7 +78,7 @@ def _is_last_reader(graph: StepGraph, i: int, s: int) -> bool:
     return storage.role is Role.TEMPORARY and s not in graph.kept and once and others == {i} and graph.uses[s][-1] == i
 
 
-def _lies_as(graph: StepGraph, one: Value, other: Value) -> bool:
+def lies_as(graph: StepGraph, one: Value, other: Value) -> bool:
     """Say whether two tensors fill their storages, of one size, in the same way."""
     alike = (one.dtype, one.shape, one.stride, one.offset) == (other.dtype, other.shape, other.stride, other.offset)
     sizes = {graph.storages[one.storage].nbytes, graph.storages[other.storage].nbytes}

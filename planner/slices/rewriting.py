@@ -106,6 +106,21 @@ def compacted(graph: StepGraph) -> StepGraph:
     )  # fmt: skip
 
 
+def lying(draft: Draft, graph: StepGraph, op: Op, moved: Mapping[int, int]) -> Op:
+    """Return an op of `graph` with every value in the storage that it was moved to."""
+    values = {
+        v: draft.value(replace(value, storage=moved[value.storage]))
+        for v in (*operands(op), *(v for v in op.outputs if v is not None))
+        if (value := graph.values[v]).storage in moved
+    }
+    return replace(
+        op, args=tuple(substituted(a, values) for a in op.args),
+        kwargs=tuple((k, substituted(a, values)) for k, a in op.kwargs),
+        outputs=tuple(None if v is None else values.get(v, v) for v in op.outputs),
+        writes=tuple(moved.get(s, s) for s in op.writes),
+    )  # fmt: skip
+
+
 def substituted(argument: Argument, values: dict[int, int]) -> Argument:
     """Return an argument with every value in it replaced as `values` says."""
     if isinstance(argument, Ref):

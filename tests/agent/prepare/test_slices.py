@@ -19,7 +19,7 @@ from agent.prepare.bundle import TrialError, trial
 from agent.prepare.frozen_weights import files as weight_files
 from agent.prepare.frozen_weights.files import with_weight_files
 from agent.prepare.reference import with_reference
-from agent.prepare.slices import ComparingRoom, Sliced, compared, in_blocks, in_halves, in_pieces
+from agent.prepare.slices import ComparingRoom, Sliced, compared, in_blocks, in_channels, in_halves, in_pieces
 from agent.train.result import trained_bytes
 from agent.train.trainer import Trainer, TrainOptions
 from planner import make_bundle
@@ -36,12 +36,14 @@ from planner.slices.chains import touched_bytes
 from planner.slices.choices import Cut, cut_fat, kinds
 from planner.slices.comparison import Differing
 from planner.slices.gradients import CONVOLUTION_BACKWARD, WHAT, split_gradients
-from planner.slices.rewriting import Replacement, Rewritten
+from planner.slices.norms import NORM_BACKWARD
+from planner.slices.rewriting import Replacement, Rewritten, compacted
 from tests.agent.exactness import OPTIMIZERS
 from tests.agent.jobs_small import make_job
 from tests.planner.bundles import rewrite
 from tests.planner.slices.adapted_step import ROWS, adapted_batch, adapted_loss, adapted_model, trained
 from tests.planner.slices.language_step import language_batch, language_loss, language_model, language_step
+from tests.planner.slices.normed_step import normed, normed_batch, normed_loss
 from tests.planner.slices.table_step import reader, reader_batch, reader_loss
 from tests.planner.steps import costs_of
 
@@ -164,6 +166,24 @@ def test_chains_run_in_pieces_where_that_is_cheaper_and_only_there(monkeypatch: 
     odd = tuple(Differing(Replacement((i,), (), "all"), "differs") for i in range(len(graph.ops)))
     monkeypatch.setattr(slices, "compared", lambda pairs, _: (odd,) * len(pairs))
     assert chosen(recorded, halved, device, least).in_pieces == ()
+
+
+@pytest.mark.long
+def test_near_the_floor_that_a_batch_norm_sets_its_backward_pass_runs_by_channels() -> None:
+    model, columns = normed(), list(normed_batch(0))
+    job = TrainingJob(model, normed_loss, OPTIMIZERS["sgd"](model.parameters()), columns, 4)
+    prepared = make_bundle.prepare(job)
+    prepared = replace(
+        prepared, graphs={name: compacted(split_gradients(graph).graph) for name, graph in prepared.graphs.items()}
+    )
+    device = costs_of(prepared.graphs["step"], base=1 << 20).device
+    halved = Sliced(prepared, Measured(tuple(costs_of(g).ops for g in prepared.graphs.values()), 0, 0), ())
+    floor = floor_of(prepared.graphs["step"], CostTable(device, halved.measured.ops[0]))
+    assert floor.name == NORM_BACKWARD
+    (found,) = in_channels(halved, device, floor.nbytes, ROOM, lambda *_: None)
+    assert found.left_whole == ()
+    assert floor_of(found.prepared.graphs["step"], CostTable(device, found.measured.ops[0])).name != NORM_BACKWARD
+    assert in_channels(halved, device, 2 * floor.nbytes, ROOM, lambda *_: None) == [], "with room, nothing is copied"
 
 
 def adapted_job(model: torch.nn.Module, rows: int = ROWS) -> TrainingJob:

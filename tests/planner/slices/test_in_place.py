@@ -133,7 +133,7 @@ def test_pieces_are_cut_of_what_is_in_place(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_operand_that_is_still_needed_is_missed_by_a_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(in_place, "_is_last_reader", lambda graph, i, s: graph.storages[s].role is Role.TEMPORARY)
+    monkeypatch.setattr(in_place, "is_last_reader", lambda graph, i, s: graph.storages[s].role is Role.TEMPORARY)
     model, capture, batches = captured()
     expected = plain(model, lambda m, x: m(x).square().mean(), OPTIMIZERS["sgd"], batches)
     graph = compacted(write_in_place(capture.graphs["step"]).graph)

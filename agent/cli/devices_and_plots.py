@@ -132,7 +132,7 @@ def _add_frontier(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.set_defaults(run=_frontier)
 
 
-def add_deadline(parser: argparse.ArgumentParser) -> None:
+def add_deadline(parser: "argparse._ActionsContainer") -> None:
     """Add --deadline and --charging, which `wanted_pace` reads."""
     parser.add_argument("--deadline", type=deadline, metavar="WHEN", help='"8h", "3d", "07:00" or "2026-12-24 18:00"')
     parser.add_argument("--charging", type=hours, metavar="HOURS", help="such as 22:00-07:00: when training may run")

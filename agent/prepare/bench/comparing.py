@@ -4,9 +4,11 @@ Kernels must find the bundle's number of threads from the start, and what chains
 it is paged as a followed program's tensors are then.
 """
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from agent.malloc import Allocator, active
 from planner.ir.process_memory import resident_bytes
 from planner.slices.comparison import ComparisonRequest
 
@@ -17,11 +19,27 @@ def compare(source: Path, target: Path, ram_bytes: int, page_dir: Path) -> bool:
     It is where there is no room for it otherwise: that takes several times as long, and is the last that this process should do.
     """
     request = ComparisonRequest(source.read_bytes())
-    followed = resident_bytes() + request.most_held_bytes > ram_bytes
-    if followed:
-        from agent.prepare.within_budget import within_budget
+    room_bytes = ram_bytes - resident_bytes()
+    if request.most_held_bytes <= room_bytes:
+        with _cached_within(room_bytes):
+            target.write_bytes(request.answer())
+        return False
+    from agent.prepare.within_budget import within_budget
 
-        room = within_budget(ram_bytes, page_dir)
-    with room if followed else nullcontext():
+    with within_budget(ram_bytes, page_dir):
         target.write_bytes(request.answer())
-    return followed
+    return True
+
+
+@contextmanager
+def _cached_within(room_bytes: int) -> Iterator[None]:
+    """Let the allocator, where it is ours, keep no more of what is freed than has room beside what is held."""
+    allocator = active()
+    if not isinstance(allocator, Allocator):
+        yield
+        return
+    allocator.set_limit(allocator.live_bytes() + room_bytes)
+    try:
+        yield
+    finally:
+        allocator.set_limit(None)

@@ -8,7 +8,7 @@ is not used.
 import sys
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -339,6 +339,10 @@ def read_differing(path: Path) -> tuple[tuple[Differing, ...], ...]:
     return msgspec.msgpack.decode(path.read_bytes(), type=tuple[tuple[Differing, ...], ...])
 
 
+Pair = tuple[StepGraph, Rewritten]
+"""A graph and what it was rewritten to."""
+
+
 class ComparisonRequest:
     """What is to be compared with so many threads."""
 
@@ -347,26 +351,37 @@ class ComparisonRequest:
         request = msgspec.msgpack.decode(content, type=_Request)
         graphs = [unpack_graph(graph) for graph in request.graphs]
         self.threads = request.threads
-        self.pairs = [
+        self.pairs: list[Pair] = [
             (graphs[p.graph], Rewritten(unpack_graph(p.other), p.replacements, p.sources, p.moved))
             for p in request.pairs
         ]
 
-    @property
-    def most_held_bytes(self) -> int:
-        """Bytes that comparing takes at once, at most."""
-        return max((most_held_bytes(*pair) for pair in self.pairs), default=0)
+    def parted(self, room_bytes: int) -> tuple[list[Pair], list[Pair]]:
+        """Return the pairs with the replacements for which so many bytes of tensors are room enough, and with the others."""
+        fitting, others = list[Pair](), list[Pair]()
+        for graph, rewritten in self.pairs:
+            small = frozenset(r for r in rewritten.replacements if _held_bytes(graph, rewritten, r) <= room_bytes)
+            for part, taken in ((fitting, True), (others, False)):
+                chosen = tuple(r for r in rewritten.replacements if (r in small) is taken)
+                part.append((graph, replace(rewritten, replacements=chosen)))
+        return fitting, others
 
-    def answer(self) -> bytes:
-        """Compare, and return what `read_differing` reads."""
+    def differing(self, pairs: Iterable[Pair]) -> list[tuple[Differing, ...]]:
+        """Return of each of these pairs what differs."""
         torch.set_num_threads(self.threads)
-        return msgspec.msgpack.encode([differing(*pair) for pair in self.pairs])
+        return [differing(*pair) for pair in pairs]
+
+
+def pack_differing(found: Sequence[tuple[Differing, ...]]) -> bytes:
+    """Return what `read_differing` reads."""
+    return msgspec.msgpack.encode(found)
 
 
 def main(arguments: list[str]) -> int:
     """Compare what file `arguments[0]` asks for and write what differs to `arguments[1]`."""
     source, target = map(Path, arguments)
-    target.write_bytes(ComparisonRequest(source.read_bytes()).answer())
+    request = ComparisonRequest(source.read_bytes())
+    target.write_bytes(pack_differing(request.differing(request.pairs)))
     return 0
 
 

@@ -10,25 +10,27 @@ from pathlib import Path
 
 from agent.malloc import Allocator, active
 from planner.ir.process_memory import resident_bytes
-from planner.slices.comparison import ComparisonRequest
+from planner.slices.comparison import ComparisonRequest, pack_differing
 
 
 def compare(source: Path, target: Path, ram_bytes: int, page_dir: Path) -> bool:
-    """Compare what file `source` asks for, write what differs to `target`, and say whether that was followed.
+    """Compare what file `source` asks for, write what differs to `target`, and say whether any of it was followed.
 
-    It is where there is no room for it otherwise: that takes several times as long, and is the last that this process should do.
+    That is what has no room otherwise: it takes several times as long, and is the last that this process should do.
     """
     request = ComparisonRequest(source.read_bytes())
     room_bytes = ram_bytes - resident_bytes()
-    if request.most_held_bytes <= room_bytes:
-        with _cached_within(room_bytes):
-            target.write_bytes(request.answer())
-        return False
-    from agent.prepare.within_budget import within_budget
+    fitting, others = request.parted(room_bytes)
+    with _cached_within(room_bytes):
+        found = request.differing(fitting)
+    followed = any(rewritten.replacements for _, rewritten in others)
+    if followed:
+        from agent.prepare.within_budget import within_budget
 
-    with within_budget(ram_bytes, page_dir):
-        target.write_bytes(request.answer())
-    return True
+        with within_budget(ram_bytes, page_dir):
+            found = [plain + more for plain, more in zip(found, request.differing(others), strict=True)]
+    target.write_bytes(pack_differing(found))
+    return followed
 
 
 @contextmanager

@@ -13,7 +13,15 @@ from planner.capture.step import capture_step
 from planner.ir.graph import Ref, StepGraph
 from planner.slices import comparison, pieces
 from planner.slices.chains import find_chains
-from planner.slices.comparison import Differing, differing, main, most_held_bytes, pack_request, read_differing
+from planner.slices.comparison import (
+    ComparisonRequest,
+    Differing,
+    differing,
+    main,
+    most_held_bytes,
+    pack_request,
+    read_differing,
+)
 from planner.slices.gradients import split_gradients
 from planner.slices.pieces import cut_chains
 from planner.slices.rewriting import Rewritten
@@ -114,6 +122,19 @@ def test_what_comparing_holds_at_once_is_known_before(monkeypatch: pytest.Monkey
             assert differing(graph, alone) == ()
             monkeypatch.undo()
             assert seen[0] == most_held_bytes(graph, alone)
+
+
+def test_replacements_are_parted_by_the_room_that_they_need() -> None:
+    graph = step()
+    wrong = turned(split_gradients(graph), 1)
+    needs = sorted(most_held_bytes(graph, replace(wrong, replacements=(one,))) for one in wrong.replacements)
+    request = ComparisonRequest(pack_request([(graph, wrong), (graph, split_gradients(graph))], 1))
+    for room, counts in ((needs[0] - 1, (0, 3)), (needs[-1], (3, 0))):
+        parts = request.parted(room)
+        assert tuple(len(part[0][1].replacements) for part in parts) == counts
+        found = [request.differing(part) for part in parts]
+        assert [first + second for first, second in zip(*found, strict=True)] == request.differing(request.pairs)
+        assert len(found[0][0]) + len(found[1][0]) == 1
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, seen: list[int]) -> None:

@@ -14,7 +14,7 @@ from agent.cli.terminal import terminal
 
 @dataclass(slots=True)
 class Spent:
-    """Seconds by the clock, and of processors: this process's and those of processes that it has waited for."""
+    """Seconds by the clock, and of processors: this process's and those of processes that ended, on the stage in which they did."""
 
     wall_s: float = 0.0
     cpu_s: float = 0.0

@@ -7,8 +7,8 @@ is not used.
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -68,15 +68,52 @@ def differing(graph: StepGraph, rewritten: Rewritten) -> tuple[Differing, ...]:
 
 
 def most_held_bytes(graph: StepGraph, rewritten: Rewritten) -> int:
-    """Return a bound on the bytes that comparing takes at once: all that a replacement touches, whole and in pieces, and copies of what changes."""
-    pairs = ((graph, r.old, rewritten.graph, r.new) for r in rewritten.replacements)
-    return max((_touched_bytes(g, old) + _touched_bytes(other, new) for g, old, other, new in pairs), default=0)
+    """Return the most bytes of tensors that `differing` holds at once; kernels may take more while they run."""
+    return max((_held_bytes(graph, rewritten, replacement) for replacement in rewritten.replacements), default=0)
 
 
-def _touched_bytes(graph: StepGraph, ops: Sequence[int]) -> int:
-    changed = {s for i in ops for s in graph.ops[i].writes}
-    touched = changed.union(*((*graph.reads[i], *graph.creates[i]) for i in ops))
-    return sum(graph.storages[s].nbytes for s in (*touched, *changed))
+def _held_bytes(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> int:
+    compared = _Compared(graph, rewritten, replacement)
+    given = sum(graph.storages[s].nbytes for s in compared.given)
+    before, expected = _run_bytes(graph, replacement.old, set(compared.given), compared.wanted, ())
+    there = {compared.lies_at[s] for s in compared.given}
+    actual, _ = _run_bytes(rewritten.graph, replacement.new, there, compared.wanted_there, rewritten.sources)
+    return given + max(before, expected + actual)
+
+
+def _run_bytes(
+    graph: StepGraph, ops: Sequence[int], given: Set[int], wanted: Set[int], parts: Container[int]
+) -> tuple[int, int]:
+    """Return the most bytes that `_run` holds besides what it is given, and what it returns of them."""
+    held = {s for i in ops for s in graph.ops[i].writes} & given
+    last = {s: i for i in ops for s in (*graph.reads[i], *graph.creates[i])}
+    now = most = sum(graph.storages[s].nbytes for s in held)
+    for i in ops:
+        fresh = {*graph.creates[i], *(s for s in graph.reads[i] if s in parts)} - held - given
+        held |= fresh
+        now += sum(graph.storages[s].nbytes for s in fresh)
+        most = max(most, now)
+        done = {s for s in held & {*graph.reads[i], *graph.creates[i]} if s not in wanted and last[s] == i}
+        held -= done
+        now -= sum(graph.storages[s].nbytes for s in done)
+    return most, now
+
+
+class _Compared:
+    """What a replacement is given, and what of its results is looked at: in the graph, and where that lies in the rewritten one."""
+
+    def __init__(self, graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> None:
+        self.given = _inputs(graph, replacement.old)
+        results = {s for i in replacement.old for s in (*graph.creates[i], *graph.ops[i].writes)}
+        self.wanted = {
+            s
+            for s in results
+            if s in graph.kept or graph.storages[s].persistent or _used_outside(graph, s, replacement)
+        }
+        self.parts = [s for s, part in rewritten.sources.items() if part.storage in self.wanted]
+        self.split = {rewritten.sources[s].storage for s in self.parts}
+        self.lies_at = {s: rewritten.moved.get(s, s) for s in (*self.given, *self.wanted, *self.parts)}
+        self.wanted_there = {self.lies_at[s] for s in (*(self.wanted - self.split), *self.parts)}
 
 
 def form_key(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> str:
@@ -117,23 +154,17 @@ def _form(graph: StepGraph, ops: Sequence[int]) -> Any:
 
 def _difference(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> str:
     """Return in which storage, and how, the new ops' results differ; empty where they do not."""
-    given = _inputs(graph, replacement.old)
-    results = {s for i in replacement.old for s in (*graph.creates[i], *graph.ops[i].writes)}
-    wanted = {
-        s for s in results if s in graph.kept or graph.storages[s].persistent or _used_outside(graph, s, replacement)
-    }
-    contents = {s: _made_up(graph, s, replacement.old, _edges(rewritten, replacement)) for s in given}
+    compared = _Compared(graph, rewritten, replacement)
+    wanted, split, lies_at = compared.wanted, compared.split, compared.lies_at
+    edges = _edges(rewritten, replacement)
+    contents = {s: _made_up(graph, s, replacement.old, edges) for s in compared.given}
     expected = _run(graph, replacement.old, contents, wanted)
-    parts = [s for s, part in rewritten.sources.items() if part.storage in wanted]
-    split = {rewritten.sources[s].storage for s in parts}
-    lies_at = {s: rewritten.moved.get(s, s) for s in (*contents, *wanted, *parts)}
     given_there = {lies_at[s]: content for s, content in contents.items()}
-    wanted_there = {lies_at[s] for s in (*(wanted - split), *parts)}
     try:
-        actual = _run(rewritten.graph, replacement.new, given_there, wanted_there, rewritten.sources)
+        actual = _run(rewritten.graph, replacement.new, given_there, compared.wanted_there, rewritten.sources)
     except (RuntimeError, IndexError, LayoutError) as error:  # torch refuses a call with the first two
         return str(error).partition("\n")[0]
-    for s in sorted(wanted - split | {*parts}):
+    for s in sorted(wanted - split | {*compared.parts}):
         if lies_at[s] not in actual:
             return f"{rewritten.graph.label(s)} is not made"
         source = rewritten.sources.get(s)
@@ -308,6 +339,10 @@ def read_differing(path: Path) -> tuple[tuple[Differing, ...], ...]:
     return msgspec.msgpack.decode(path.read_bytes(), type=tuple[tuple[Differing, ...], ...])
 
 
+Pair = tuple[StepGraph, Rewritten]
+"""A graph and what it was rewritten to."""
+
+
 class ComparisonRequest:
     """What is to be compared with so many threads."""
 
@@ -316,26 +351,37 @@ class ComparisonRequest:
         request = msgspec.msgpack.decode(content, type=_Request)
         graphs = [unpack_graph(graph) for graph in request.graphs]
         self.threads = request.threads
-        self.pairs = [
+        self.pairs: list[Pair] = [
             (graphs[p.graph], Rewritten(unpack_graph(p.other), p.replacements, p.sources, p.moved))
             for p in request.pairs
         ]
 
-    @property
-    def most_held_bytes(self) -> int:
-        """Bytes that comparing takes at once, at most."""
-        return max((most_held_bytes(*pair) for pair in self.pairs), default=0)
+    def parted(self, room_bytes: int) -> tuple[list[Pair], list[Pair]]:
+        """Return the pairs with the replacements for which so many bytes of tensors are room enough, and with the others."""
+        fitting, others = list[Pair](), list[Pair]()
+        for graph, rewritten in self.pairs:
+            small = frozenset(r for r in rewritten.replacements if _held_bytes(graph, rewritten, r) <= room_bytes)
+            for part, taken in ((fitting, True), (others, False)):
+                chosen = tuple(r for r in rewritten.replacements if (r in small) is taken)
+                part.append((graph, replace(rewritten, replacements=chosen)))
+        return fitting, others
 
-    def answer(self) -> bytes:
-        """Compare, and return what `read_differing` reads."""
+    def differing(self, pairs: Iterable[Pair]) -> list[tuple[Differing, ...]]:
+        """Return of each of these pairs what differs."""
         torch.set_num_threads(self.threads)
-        return msgspec.msgpack.encode([differing(*pair) for pair in self.pairs])
+        return [differing(*pair) for pair in pairs]
+
+
+def pack_differing(found: Sequence[tuple[Differing, ...]]) -> bytes:
+    """Return what `read_differing` reads."""
+    return msgspec.msgpack.encode(found)
 
 
 def main(arguments: list[str]) -> int:
     """Compare what file `arguments[0]` asks for and write what differs to `arguments[1]`."""
     source, target = map(Path, arguments)
-    target.write_bytes(ComparisonRequest(source.read_bytes()).answer())
+    request = ComparisonRequest(source.read_bytes())
+    target.write_bytes(pack_differing(request.differing(request.pairs)))
     return 0
 
 

@@ -3,6 +3,7 @@
 import gc
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,19 @@ from torch import nn
 
 from planner.capture.step import capture_step
 from planner.ir.graph import Ref, StepGraph
-from planner.slices import comparison
-from planner.slices.comparison import Differing, differing, main, pack_request, read_differing
+from planner.slices import comparison, pieces
+from planner.slices.chains import find_chains
+from planner.slices.comparison import (
+    ComparisonRequest,
+    Differing,
+    differing,
+    main,
+    most_held_bytes,
+    pack_request,
+    read_differing,
+)
 from planner.slices.gradients import split_gradients
+from planner.slices.pieces import cut_chains
 from planner.slices.rewriting import Rewritten
 
 
@@ -94,3 +105,53 @@ def test_it_runs_as_a_process_would(tmp_path: Path) -> None:
     same, other = read_differing(target)
     assert same == ()
     assert [type(one) for one in other] == [Differing]
+
+
+def test_what_comparing_holds_at_once_is_known_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 1 << 10)
+    model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Tanh(), nn.Linear(32, 1))
+    deep = capture_step(
+        model, lambda m, x: m(x).square().mean(), torch.optim.SGD(model.parameters(), lr=0.1), (torch.randn(256, 32),)
+    ).graphs["step"]  # fmt: skip
+    halved, chained = split_gradients(step()), cut_chains(deep, find_chains(deep, 1 << 10), 4)
+    for graph, rewritten in ((step(), halved), (deep, chained)):
+        assert rewritten.replacements
+        for replacement in rewritten.replacements:
+            alone, seen = replace(rewritten, replacements=(replacement,)), [0]
+            watch(monkeypatch, seen)
+            assert differing(graph, alone) == ()
+            monkeypatch.undo()
+            assert seen[0] == most_held_bytes(graph, alone)
+
+
+def test_replacements_are_parted_by_the_room_that_they_need() -> None:
+    graph = step()
+    wrong = turned(split_gradients(graph), 1)
+    needs = sorted(most_held_bytes(graph, replace(wrong, replacements=(one,))) for one in wrong.replacements)
+    request = ComparisonRequest(pack_request([(graph, wrong), (graph, split_gradients(graph))], 1))
+    for room, counts in ((needs[0] - 1, (0, 3)), (needs[-1], (3, 0))):
+        parts = request.parted(room)
+        assert tuple(len(part[0][1].replacements) for part in parts) == counts
+        found = [request.differing(part) for part in parts]
+        assert [first + second for first, second in zip(*found, strict=True)] == request.differing(request.pairs)
+        assert len(found[0][0]) + len(found[1][0]) == 1
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, seen: list[int]) -> None:
+    """Note in `seen[0]` the most bytes that distinct storages take after a call: given ones, results of the first run, what is held."""
+    run, call = comparison._run, comparison._call
+    around: list[torch.Tensor] = []
+
+    def running(graph: StepGraph, ops: Any, given: dict[int, torch.Tensor], *more: Any) -> dict[int, torch.Tensor]:
+        around.extend(given.values())
+        found = run(graph, ops, given, *more)
+        around.extend(found.values())
+        return found
+
+    def calling(graph: StepGraph, i: int, held: dict[int, torch.Tensor]) -> None:
+        call(graph, i, held)
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in (*around, *held.values())}
+        seen[0] = max(seen[0], sum(storages.values()))
+
+    monkeypatch.setattr(comparison, "_run", running)
+    monkeypatch.setattr(comparison, "_call", calling)

@@ -178,15 +178,14 @@ class Follower:
                 else:
                     need_bytes = self._expected_bytes(traits, args, kwargs, inputs)
                 if need_bytes or written:
-                    over_bytes = residency.counters.over_bytes
-                    residency.make_room(need_bytes)
-                    if residency.counters.over_bytes > over_bytes:
+                    if not residency.make_room(need_bytes):
                         self._too_large(func, held, need_bytes)
                 else:
                     residency.make_room_if_possible()
             if cut is not None:
                 residency.before_mapping(cut.mapped_bytes)
-            if entry is None:
+            measured = entry is None and large is None
+            if measured:
                 self._workspace.begin()
             first_made = self.table.met
             began = time.perf_counter()
@@ -209,8 +208,9 @@ class Follower:
         seconds = time.perf_counter() - began
         mapped_bytes = 0 if cut is None else cut.mapped_bytes
         self._after(
-            traits, args, kwargs, fingerprint, entry, inputs, written, first_made, result, seconds, mapped_bytes
-        )
+            traits, args, kwargs, fingerprint, entry, inputs, written, first_made, result, seconds, mapped_bytes,
+            measured=measured,
+        )  # fmt: skip
         return result
 
     def _too_large(self, func: Any, held: Sequence[Storage], need_bytes: int) -> None:
@@ -286,6 +286,7 @@ class Follower:
     def _after(
         self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], fingerprint: int, entry: Entry | None,
         inputs: list[Storage], written: list[Storage], first_made: int, result: Any, seconds: float, mapped_bytes: int,
+        *, measured: bool,
     ) -> None:  # fmt: skip
         residency, book, table = self.residency, self.book, self.table
         made: list[Storage] = []
@@ -303,8 +304,10 @@ class Follower:
                 residency.victims.touch(storage, residency.clock, None)
         if entry is not None:  # measured when its trace was recorded
             workspace_bytes = entry.workspace_bytes
-        else:
+        elif measured:
             workspace_bytes = self._workspace.end(sum(s.nbytes for s in made if s.resident)) + mapped_bytes
+        else:  # of pieces' buffers the whole operator, which is elementwise, would take none
+            workspace_bytes = 0
         again = len(made) == 1 and traits.repeatable
         if residency.pressed and again and self._remade(entry, made[0], seconds):
             made[0].recipe = recipe_of(

@@ -15,7 +15,7 @@ import torch
 
 from agent.follow.operands import makes_storage, tensors_in
 from agent.follow.residency import Residency
-from agent.follow.storages import Storage, StorageTable, untyped_storage
+from agent.follow.storages import Storage, StorageTable, allocated_bytes, data_ptr, untyped_storage
 from agent.train.pager import CHUNK, Transfer
 from planner.ir.lowering.update_slices import ELEMENTWISE
 
@@ -70,7 +70,7 @@ class PieceBuffers:
         )
         whole = min(-(-nbytes // CHUNK) * CHUNK, storage.region.nbytes - begin)  # a tensor may end before its storage
         buffer = torch.empty(whole, dtype=torch.uint8)
-        pager.wait(pager.read(storage.region, buffer.data_ptr(), buffer, begin, whole))
+        pager.wait(pager.read(storage.region, data_ptr(untyped_storage(buffer)), buffer, begin, whole))
         return buffer[:nbytes].view(tensor.dtype)
 
     def store(self, storage: Storage, piece: torch.Tensor, start: int) -> None:
@@ -80,8 +80,8 @@ class PieceBuffers:
         """
         if storage.region is None:
             raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes has no page to write")
-        pager, begin, whole = self._residency.pager, start * piece.element_size(), untyped_storage(piece).nbytes()
-        self._writes.append(pager.write(storage.region, piece.data_ptr(), piece, begin, whole))
+        pager, begin, buffer = self._residency.pager, start * piece.element_size(), untyped_storage(piece)
+        self._writes.append(pager.write(storage.region, data_ptr(buffer), piece, begin, allocated_bytes(buffer)))
         while len(self._writes) > _WRITES_UNDER_WAY:
             pager.wait(self._writes.popleft())
 

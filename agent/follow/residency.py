@@ -181,11 +181,11 @@ class Residency:
 
     # -- letting go
 
-    def make_room(self, nbytes: int) -> None:
-        """Let storages leave until `nbytes` more fit; what cannot be reached is counted as `over_bytes`."""
+    def make_room(self, nbytes: int) -> bool:
+        """Let storages leave until `nbytes` more fit, and say whether they do; what is missing is counted as `over_bytes`."""
         target = self.limit_bytes - nbytes
         if self.table.resident_bytes <= target or self.read_only:
-            return
+            return True
         if not self.pressed:
             self.pressed = True
             self.victims.put_in_order(self.table)
@@ -194,8 +194,9 @@ class Residency:
                 continue
             if not self.kept:
                 self._count_over(nbytes)
-                return
+                return False
             self.kept.clear()
+        return True
 
     def empty(self) -> None:
         """Let everything leave that can, without counting on making it again. Raises PageError."""

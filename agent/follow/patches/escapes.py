@@ -16,7 +16,12 @@ import torch
 
 from agent.follow.mode import Follower
 from agent.follow.operands import bare_storages_in, is_wrapper, strided_parts
-from agent.follow.patches.safetensors_saving import SafetensorsSaving, asked_by_safetensors, compared_by_safetensors
+from agent.follow.patches.safetensors_saving import (
+    SafetensorsSaving,
+    asked_by_safetensors,
+    compares_addresses,
+    compares_storages,
+)
 from agent.follow.storages import Storage, StorageTable, untyped_storage
 
 _TENSOR_POINTERS = (
@@ -102,14 +107,15 @@ class Escapes:
         return method(tensor, *args, **kwargs)
 
     def _tensor_address(self, method: Callable[..., Any], tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
-        """As `_tensor_pointer`, but not for safetensors.
+        """As `_tensor_pointer`, but not for safetensors and the like.
 
         `save_file` asks for all addresses before it reads one, others compare them with each other and their storage's.
         """
         asking = sys._getframe(_ASKING_FRAME)
-        if asked_by_safetensors(asking) and len(found := self._storages(tensor)) == 1:
+        compared = compares_addresses(asking)
+        if (compared or asked_by_safetensors(asking)) and len(found := self._storages(tensor)) == 1:
             offset_bytes = int(tensor.storage_offset()) * tensor.element_size()
-            if compared_by_safetensors(asking):
+            if compared:
                 return untyped_storage(tensor)._cdata + offset_bytes
             placeholder = self._safetensors.placeholder(asking, found[0], offset_bytes)
             if placeholder is not None:
@@ -135,14 +141,14 @@ class Escapes:
             return method(memory, *args, **kwargs)
 
     def _storage_address(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
-        """As `_storage_pointer`, but for torch.save and safetensors.
+        """As `_storage_pointer`, but for torch.save, safetensors and the like.
 
         They only ask whether two addresses are the same.
 
         What leaves gives its address to others, so another number tells them apart, and nothing has to stay.
         """
         asking = sys._getframe(_ASKING_FRAME)
-        compared = asking.f_code.co_filename == torch.serialization.__file__ or asked_by_safetensors(asking)
+        compared = asking.f_code.co_filename == torch.serialization.__file__ or compares_storages(asking)
         if compared and self._table.known_storage(memory) is not None:
             return memory._cdata
         return self._storage_pointer(method, memory, args, kwargs)
@@ -157,6 +163,8 @@ class Escapes:
     def _storage_size(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
         storage = self._table.known_storage(memory)
         if storage is not None:
+            if compares_storages(sys._getframe(_ASKING_FRAME)):
+                return storage.nbytes
             self._follower.show(storage)
         return method(memory, *args, **kwargs)
 

@@ -28,6 +28,9 @@ _MODULE = "safetensors.torch"
 _ASKING = ("_to_ndarray", "_flatten_as_ptr", "save_file")
 """How it asks for addresses that only its writer reads; other ways read them at once."""
 
+_COMPARING_MODULES = (_MODULE, "huggingface_hub.serialization._torch")
+"""They take sizes of storages, and their addresses to find tensors that share one: the second, to put tensors into files."""
+
 _COMPARING = ("_is_complete", "_filter_shared_not_shared", "_end_ptr")
 """Who only compares addresses within one storage, to find tensors that share it, for `save_model` and `load_model`."""
 
@@ -53,9 +56,15 @@ def asked_by_safetensors(frame: FrameType) -> bool:
     return module is not None and frame.f_code.co_filename == module.__file__
 
 
-def compared_by_safetensors(frame: FrameType) -> bool:
-    """Tell whether a frame of safetensors asks for an address to compare it."""
-    return frame.f_code.co_name in _COMPARING
+def compares_storages(frame: FrameType) -> bool:
+    """Tell whether a frame is of a module that does no more with sizes and addresses of storages than compare them."""
+    modules = (sys.modules.get(name) for name in _COMPARING_MODULES)
+    return frame.f_code.co_filename in {module.__file__ for module in modules if module is not None}
+
+
+def compares_addresses(frame: FrameType) -> bool:
+    """Tell whether a frame of such a module asks for the address of a tensor to compare it."""
+    return frame.f_code.co_name in _COMPARING and compares_storages(frame)
 
 
 class SafetensorsSaving:

@@ -121,6 +121,8 @@ def test_a_strict_budget_refuses_what_would_exceed_it(tmp_path: Path) -> None:
         assert strict_budget() is not None
         with pytest.raises(BudgetTooSmallError, match=r"needs 2\.0 GiB at once .* more than the budget of .*; give "):
             torch.ones(1 << 29)
+        with pytest.raises(BudgetTooSmallError, match=r"needs 1\.0 GiB at once"):  # less than what was refused before
+            torch.ones(1 << 28)
         assert small.sum() == 1 << 20
     assert bound.report.peak_tensor_bytes < 1 << 30
     assert strict_budget() is None

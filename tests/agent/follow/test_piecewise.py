@@ -54,3 +54,12 @@ def test_an_update_larger_than_the_budget_has_the_same_bits(foreach: bool, tmp_p
         followed = train()
         assert b.report.peak_tensor_bytes < 4 * 4 * ELEMENTS, "weight, gradient and two moments never meet"
     assert torch.equal(followed, expected)
+
+
+def test_buffers_of_pieces_take_no_room_once_they_are_done(tmp_path: Path) -> None:
+    items = 8 * PIECE_BYTES // 4
+    with budget(tensors=str(9 * PIECE_BYTES), page_dir=tmp_path) as held:
+        first, second = torch.ones(items), torch.full((items,), 2.0)
+        third = first.add(second)
+        assert first.add_(second).add_(third)[-1].item() == 6.0
+    assert held.report.over_bytes == 0, "pieces of two at a time have room beside one"

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from huggingface_hub.serialization._torch import get_torch_storage_id
 from safetensors.torch import load_file, load_model, save, save_file, save_model
 
 from agent import budget
@@ -85,6 +87,21 @@ def test_a_model_whose_layers_share_weights_is_saved_and_loaded(tmp_path: Path) 
     assert all(torch.equal(written[name], expected[name]) for name in expected)
     for name, value in Tied().state_dict().items():
         assert torch.equal(value, model.state_dict()[name]), name
+
+
+def test_the_hubs_ways_to_put_tensors_into_files_need_none_of_them(tmp_path: Path) -> None:
+    with budget(tensors="64K", page_dir=tmp_path) as held:
+        kept = tensors()
+        press()
+        read_bytes = held.report.read_bytes
+        found = split_torch_state_dict_into_shards(kept, max_shard_size=4 * ELEMENTS)
+        ids = {name: get_torch_storage_id(tensor) for name, tensor in kept.items()}
+        assert held.report.read_bytes == read_bytes, "all had left"
+        assert len(set(ids.values())) == len(kept) and ids["bools"] == get_torch_storage_id(kept["bools"][:2])
+    assert (
+        found.filename_to_tensors
+        == split_torch_state_dict_into_shards(tensors(), max_shard_size=4 * ELEMENTS).filename_to_tensors
+    )
 
 
 def test_what_the_library_refuses_leaves_nothing(tmp_path: Path) -> None:

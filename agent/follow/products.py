@@ -120,7 +120,7 @@ class MappedProduct:
 class MappedProducts:
     """Which products run in blocks; remembers what was compared."""
 
-    def __init__(self, table: StorageTable, make_room: Callable[[int], None]) -> None:
+    def __init__(self, table: StorageTable, make_room: Callable[[int], object]) -> None:
         """`make_room` is called with the bytes that a comparison takes, before it is made."""
         self._table, self._make_room = table, make_room
         self._equal: dict[tuple[Any, ...], bool] = {}

@@ -37,7 +37,9 @@ def events(printed: str) -> list[dict[str, Any]]:
     return [{k: v for k, v in json.loads(line).items() if k not in ("seconds", "out")} for line in printed.splitlines()]
 
 
-@pytest.mark.parametrize("base", [None, *QuantizationGrid])
+@pytest.mark.parametrize(
+    "base", [None, QuantizationGrid.NF4, pytest.param(QuantizationGrid.INT8, marks=pytest.mark.long)]
+)
 def test_in_a_budget_it_has_the_bits_of_the_recipe_without(
     base: QuantizationGrid | None, folder: Path, tmp_path: Path
 ) -> None:

@@ -100,6 +100,7 @@ def rig(root: Path) -> Iterator[Rig]:
         made.daemon.wait(30.0)
 
 
+@pytest.mark.long  # `finetune/job/test_worker.py` leaves, pauses and kills the worker without a daemon
 def test_unplugged_paused_and_without_its_daemon_for_a_time_it_ends_with_the_same_bits(tmp_path: Path) -> None:
     with rig(tmp_path) as it:
         assert it.submit() == 1

@@ -3,6 +3,8 @@
 import time
 from dataclasses import dataclass, replace
 
+import torch
+
 from agent.backend.base import Backend
 from agent.backend.staging import BUFFERS
 from agent.train.pager import BURST
@@ -109,6 +111,11 @@ def _seconds(backend: Backend, nbytes: int, *, out: bool) -> float:
     there, here = backend.allocate(nbytes)[:nbytes], backend.allocate_host(nbytes)[:nbytes]
     target, source = (here, there) if out else (there, here)
     source.zero_()
+    return copy_seconds(backend, target, source)
+
+
+def copy_seconds(backend: Backend, target: torch.Tensor, source: torch.Tensor) -> float:
+    """Return the seconds of the fastest of a few copies of bytes, of which one or both lie on the backend's device."""
     seconds = []
     for _ in range(_REPEATS):
         backend.synchronize()

@@ -1,11 +1,11 @@
 """Operators of a job's graphs divided between the CPU and a device: measured on both, chosen by time, transfers included."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent.backend.base import Backend
 from agent.backend.cpu import CpuBackend
+from agent.prepare.pools import copy_seconds
 from planner.ir.costs import OpCost
 from planner.ir.devices.kinds import CPU
 from planner.ir.devices.transfers import transfer_of
@@ -30,7 +30,6 @@ from planner.search.operator_devices import (
 DEVICE = 1
 """The device beside `HOST` in tables of two."""
 _SAMPLE_BYTES, _LATENCY_BYTES = 4 << 20, 4096
-_REPEATS = 3
 _LEAST_SECONDS = 1e-9
 """Of a transfer's sample, however fast: a link takes no less than nothing."""
 
@@ -87,13 +86,7 @@ def _seconds(backend: Backend, nbytes: int, *, out: bool) -> float:
     """Return the seconds of the fastest of a few transfers into the device, or out of it."""
     here, there = CpuBackend().allocate(nbytes)[:nbytes].zero_(), backend.allocate(nbytes)[:nbytes].zero_()
     target, source = (here, there) if out else (there, here)
-    seconds = []
-    for _ in range(_REPEATS):
-        backend.synchronize()
-        begin = time.perf_counter()
-        backend.copy(target, source, backend.reached()).synchronize()
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds)
+    return copy_seconds(backend, target, source)
 
 
 def divided(

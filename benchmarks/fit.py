@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -317,16 +318,14 @@ def measure(model: str, methods: list[str], limit: int | None, folder: Path, con
         try:
             if method == "port":
                 ours = Ours(model, folder, *CASES[model], steps=STEPS)
-                found = within(lambda mib, o=ours: _run_ours(o, mib), GOALS_MIB[model], limit)  # type: ignore[misc]
+                found = within(partial(_run_ours, ours), GOALS_MIB[model], limit)
             elif method == "follow":
                 found = within(lambda mib: run_follow(model, mib), FOLLOW_TARGETS_MIB[model], limit)
             elif method == "follow cgroup":
                 found = within(lambda mib: _follow_in_group(model, mib), FOLLOW_TARGETS_MIB[model], limit)
             else:
                 free = run_child(method, model, None)
-                found = (
-                    within(lambda mib, m=method: run_child(m, model, mib), free["peak_mib"], limit) if free else None
-                )  # type: ignore[misc]
+                found = within(partial(run_child, method, model), free["peak_mib"], limit) if free else None
         except subprocess.TimeoutExpired:
             found = None
         if found is None:

@@ -135,13 +135,13 @@ def _row(
     planned_cpu_s = min((statistics.median(run["cpu_s"][-BEFORE_PLAN:]) for run in planned), default=None)
     planned_wall_s = min((statistics.median(run["wall_s"][-BEFORE_PLAN:]) for run in planned), default=None)
     report, steps = last["report"], len(last["losses"])
-    moved = (report[f"{what}_bytes"] / steps / 2**20 for what in ("read", "written", "recomputed"))
+    read, written, recomputed = (report[f"{what}_bytes"] / steps / 2**20 for what in ("read", "written", "recomputed"))
     checked_s = (report["read_bytes"] + report["written_bytes"]) / steps / _checksum_bytes_per_s()
     return Row(
         model, budget, ram_mib, run["peak_mib"], plain_cpu_s, run["first_cpu_s"], cpu_s, cpu_s / plain_cpu_s,
         planned_cpu_s, planned_cpu_s and planned_cpu_s / plain_cpu_s, report["plan"], run["report"]["planned_after_seconds"],
         checked_s / statistics.median(last["cpu_s"]), run["wall_s"][0],
-        statistics.median(run["wall_s"][1 : BEFORE_PLAN + 1]), planned_wall_s, *moved, report["stall_seconds"] / steps,
+        statistics.median(run["wall_s"][1 : BEFORE_PLAN + 1]), planned_wall_s, read, written, recomputed, report["stall_seconds"] / steps,
         bundle_wall_s, all(run["losses"] == plain["losses"] for plain, run in pairs),
     )  # fmt: skip
 

@@ -173,8 +173,8 @@ def speeds(
     pinned = backend.allocate_host(nbytes)[:nbytes]
     found = {}
     for name, host in (("pinned", pinned), ("pageable", pageable)):
-        out = _rate(backend, lambda host=host: backend.copy(host, there, backend.reached()).synchronize(), nbytes)
-        into = _rate(backend, lambda host=host: backend.copy(there, host, backend.reached()).synchronize(), nbytes)
+        out = _rate(backend, partial(_copy, backend, host, there), nbytes)
+        into = _rate(backend, partial(_copy, backend, there, host), nbytes)
         found[name] = out, into
     pager, file = Pager(staging=Staging(backend, BURST)), PageFile(folder / "speed.pages")
     file.reserve(nbytes)
@@ -222,7 +222,7 @@ def overlap(backend: Backend, console: Console, size: int = 4096, nbytes: int = 
     return hidden
 
 
-def _seconds(backend: Backend, work: Callable[[], None]) -> float:
+def _seconds(backend: Backend, work: Callable[[], object]) -> float:
     work()
     backend.synchronize()
     begin = time.perf_counter()
@@ -231,10 +231,14 @@ def _seconds(backend: Backend, work: Callable[[], None]) -> float:
     return time.perf_counter() - begin
 
 
+def _copy(backend: Backend, target: torch.Tensor, source: torch.Tensor) -> None:
+    backend.copy(target, source, backend.reached()).synchronize()
+
+
 def launches(backend: Backend, console: Console, count: int = LAUNCHES) -> float:
     """Print and return the host's seconds for one small operator that it does not wait for."""
     x = torch.ones(8, device=backend.kind)
-    seconds = _seconds(backend, lambda: [x.add_(1) for _ in range(count)] and None) / count
+    seconds = _seconds(backend, lambda: [x.add_(1) for _ in range(count)]) / count
     console.print(f"a small operator: {seconds * 1e6:.1f} us")
     return seconds
 

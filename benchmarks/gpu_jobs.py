@@ -47,7 +47,9 @@ def _lora(*, small: bool) -> Workload:
         hidden_size=width, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=shared, vocab_size=words, tie_word_embeddings=False, use_cache=False,
     )  # fmt: skip
-    model = LlamaForCausalLM(config) if small else LlamaForCausalLM(config).to(torch.bfloat16)
+    model: Any = LlamaForCausalLM(config)
+    if not small:
+        model = model.to(torch.bfloat16)
     adapters = LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     adapted: Any = get_peft_model(model, adapters)
     return Workload(adapted.train(), lambda model, ids: model(input_ids=ids, labels=ids).loss, partial(_tokens, words))

@@ -142,7 +142,7 @@ def measure(case: str, folder: Path, arguments: argparse.Namespace) -> list[Row]
             ordered = dataclasses.replace(options, accumulate_by=order)
             alike.append(_within(Row(case, way, mib), ordered, folder, arguments))
         reference = next((row.losses for row in alike if row.losses), None)
-        rows += [dataclasses.replace(row, equal=row.losses and row.losses == reference) for row in alike]
+        rows += [dataclasses.replace(row, equal=row.losses == reference if row.losses else None) for row in alike]
     return rows
 
 

@@ -6,12 +6,12 @@ OPTIONS as JSON. It prints the recipe's events as lines of JSON, and at the end 
 import json
 import resource
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import msgspec
 
+from agent.finetune import model as base
 from agent.finetune import training
 from agent.finetune.options import FinetuneOptions
 
@@ -20,15 +20,14 @@ def main() -> None:
     """Train; see the module's text."""
     options = msgspec.json.decode(sys.argv[1], type=FinetuneOptions)
     if sys.argv[2:] == ["checkpointing"]:
-        loaded: Callable[..., Any] = training.load_model
 
         def load_model(*args: Any) -> Any:
-            model = loaded(*args)
+            model = base.load_model(*args)
             model.enable_input_require_grads()
             model.gradient_checkpointing_enable()
             return model
 
-        training.load_model = load_model
+        setattr(training, "load_model", load_model)  # noqa: B010  (the recipe, but for the model that it loads)
     training.finetune(options, lambda update: print(json.dumps(asdict(update))), lambda text: None)
     print(json.dumps({"peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10}))
 

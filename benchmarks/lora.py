@@ -86,6 +86,9 @@ def measure(folder: Path, budgets_mib: list[int]) -> list[Row]:
             moved: dict[str, Any] = json.loads(Path(report.name).read_text()) if mib else {}
         result = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
         expected = expected or result["losses"]
+        read, written, mapped, recomputed = (
+            moved.get(f"{what}_bytes", 0) / 2**20 / STEPS for what in ("read", "written", "mapped", "recomputed")
+        )
         rows.append(
             Row(
                 mib,
@@ -93,10 +96,10 @@ def measure(folder: Path, budgets_mib: list[int]) -> list[Row]:
                 statistics.median(result["cpu_s"][1:]),
                 statistics.median(result["wall_s"][1:]),
                 result["wall_s"][0],
-                *(
-                    moved.get(f"{what}_bytes", 0) / 2**20 / STEPS
-                    for what in ("read", "written", "mapped", "recomputed")
-                ),
+                read,
+                written,
+                mapped,
+                recomputed,
                 result["losses"] == expected,
             )
         )

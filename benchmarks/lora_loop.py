@@ -18,22 +18,22 @@ from transformers import AutoModelForCausalLM
 TOKENS = 128
 
 
-def adapted(folder: str) -> tuple[Any, torch.optim.Optimizer]:
+def with_adapters(folder: str) -> tuple[Any, torch.optim.Optimizer]:
     """Return the model in `folder` with adapters, and what trains them."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    model = get_peft_model(
+    adapted = get_peft_model(
         model, LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     )
-    model.train()
-    return model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    adapted.train()
+    return adapted, torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=1e-3)
 
 
 def main() -> None:
     """Train; see the module's text."""
     folder, steps = sys.argv[1], int(sys.argv[2])
     torch.set_num_threads(1)
-    model, optimizer = adapted(folder)
+    model, optimizer = with_adapters(folder)
     losses, cpu, wall = [], [], []
     for _ in range(steps):
         begin, began = time.process_time(), time.perf_counter()

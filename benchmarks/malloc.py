@@ -161,13 +161,14 @@ def training_step(model: str) -> tuple[Callable[[], None], Callable[[], str]]:
     network = residual_network(model)
     size, batch = (160, 8) if model == "resnet50" else (32, 32)
     images, labels = torch.randn(batch, 3, size, size), torch.randint(0, 100, (batch,))
-    momentum = {p: torch.zeros_like(p).fill_(0) for p in network.parameters()}
+    momentum: dict[torch.Tensor, torch.Tensor] = {p: torch.zeros_like(p).fill_(0) for p in network.parameters()}
 
     def update(parameter: torch.Tensor) -> None:
+        gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None
         with torch.no_grad():
-            velocity = momentum[parameter].mul_(0.9).add_(parameter.grad)
+            velocity = momentum[parameter].mul_(0.9).add_(gradient)
             parameter.add_(velocity, alpha=-0.01)
-        parameter.grad = None
 
     for parameter in network.parameters():
         parameter.register_post_accumulate_grad_hook(update)

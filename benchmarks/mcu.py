@@ -264,7 +264,8 @@ def _ways(network: Network, seeds: int | None) -> list[MemoryRow]:
         return rows
     torch.set_num_threads(1)
     task = next(task for task in TASKS if task.name == network.task)
-    fresh, methods = range(FRESH_SEED, FRESH_SEED + seeds), EVERYTHING
+    fresh = range(FRESH_SEED, FRESH_SEED + seeds)
+    methods: tuple[Method, ...] = EVERYTHING
     if network.wide_bytes is not None:
         narrow, _ = low_bytes_within(network, network.wide_bytes)
         methods += (Method(MIXED, UpdateRounding.Q88, everything=True, narrow=narrow),)

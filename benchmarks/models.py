@@ -282,8 +282,8 @@ def _vit(small: bool, n: int | None, size: int | None) -> Workload:
     size = size or (32 if small else 224)
     config = ViTConfig(
         hidden_size=48 if small else 192, num_hidden_layers=2 if small else 12, num_attention_heads=3,
-        intermediate_size=96 if small else 768, image_size=size, patch_size=16, num_labels=10,
-        hidden_dropout_prob=0.1,
+        intermediate_size=96 if small else 768, image_size=size, patch_size=16,
+        hidden_dropout_prob=0.1, num_labels=10,  # type: ignore[call-arg]  # the base class takes it
     )  # fmt: skip
 
     def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -315,7 +315,7 @@ def _unet2d(small: bool, n: int | None, size: int | None) -> Workload:
     from diffusers import UNet2DModel
 
     w = 16 if small else 64
-    model = UNet2DModel(
+    model: Any = UNet2DModel(
         sample_size=size or 16, in_channels=3, out_channels=3, layers_per_block=1 if small else 2,
         block_out_channels=(w, w * 2), norm_num_groups=8, attention_head_dim=8,
         down_block_types=("DownBlock2D", "AttnDownBlock2D"), up_block_types=("AttnUpBlock2D", "UpBlock2D"),
@@ -331,7 +331,7 @@ def _unet2dcondition(small: bool, n: int | None, size: int | None) -> Workload:
     from diffusers import UNet2DConditionModel
 
     w = 16 if small else 64
-    model = UNet2DConditionModel(
+    model: Any = UNet2DConditionModel(
         sample_size=size or 16, in_channels=4, out_channels=4, layers_per_block=1 if small else 2,
         block_out_channels=(w, w * 2) if small else (w, w * 2, w * 4, w * 4), norm_num_groups=8,
         cross_attention_dim=32 if small else 128, attention_head_dim=8,

@@ -15,8 +15,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.fit import CASES as TARGET_CASES
 from benchmarks.fit import TARGETS_MIB
+from benchmarks.models import CASES as TARGET_CASES
 from benchmarks.ours import Ours
 
 SHARES = (0.7, 0.5)

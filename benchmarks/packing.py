@@ -328,7 +328,7 @@ def grid_rows(grid: QuantizationGrid, size_bytes: int) -> list[Row]:
     return found
 
 
-def numpy_row(name: str, kind: Codec, array: NDArray[np.generic]) -> Row:
+def numpy_row(name: str, kind: Codec, array: NDArray[Any]) -> Row:
     """Return the row of the shortest numpy code that does the same."""
     restored = np.empty_like(array)
     if kind is Codec.BITS:

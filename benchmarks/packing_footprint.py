@@ -122,10 +122,26 @@ def measure(model: str, folder: Path, batch: int, steps: int, pruning: Pruning |
     between = [waiting(graph, costs, p) for p in (Plan(), plan)]
     inputs = [waiting(graph, costs, p, layer_inputs(graph)) for p in (Plan(), plan)]
     return Row(
-        model, batch, 0.0 if pruning is None else pruning.sparsity, sum(n * d for n, d in sparse) / sum(n for n, _ in sparse), *inputs, *between, *planned, *measured, 100 * (1 - inputs[1] / inputs[0]),
-        100 * (1 - between[1] / between[0]), 100 * (1 - planned[1] / planned[0]), 100 * (1 - measured[1] / measured[0]), 100 * (seconds[1] / seconds[0] - 1),
-        sum(step["packing_overflows"] for step in runs[1].steps), runs[0].digest == runs[1].digest,
-    )  # fmt: skip
+        model=model,
+        batch=batch,
+        pruned=0.0 if pruning is None else pruning.sparsity,
+        density=sum(n * d for n, d in sparse) / sum(n for n, _ in sparse),
+        inputs_kept_bytes=inputs[0],
+        inputs_packed_bytes=inputs[1],
+        waiting_kept_bytes=between[0],
+        waiting_packed_bytes=between[1],
+        kept_bytes=planned[0],
+        packed_bytes=planned[1],
+        kept_measured_bytes=measured[0],
+        packed_measured_bytes=measured[1],
+        inputs_saved_percent=100 * (1 - inputs[1] / inputs[0]),
+        waiting_saved_percent=100 * (1 - between[1] / between[0]),
+        saved_percent=100 * (1 - planned[1] / planned[0]),
+        saved_measured_percent=100 * (1 - measured[1] / measured[0]),
+        more_seconds_percent=100 * (seconds[1] / seconds[0] - 1),
+        overflows=sum(step["packing_overflows"] for step in runs[1].steps),
+        equal=runs[0].digest == runs[1].digest,
+    )
 
 
 LAYERS = ("aten::convolution", "aten::addmm", "aten::mm", "aten::linear")

@@ -21,7 +21,7 @@ from planner.make_bundle import plain_losses
 
 def digest(job: TrainingJob, keys: list[str]) -> str:
     """Return the checksum over the named tensors of model and optimizer, as `agent.train.trainer` computes it."""
-    tensors = {f"parameter/{n}": p for n, p in job.model.named_parameters()}
+    tensors: dict[str, torch.Tensor] = {f"parameter/{n}": p for n, p in job.model.named_parameters()}
     tensors |= {f"buffer/{n}": b for n, b in job.model.named_buffers()}
     for name, parameter in job.model.named_parameters():
         for what, value in job.optimizer.state.get(parameter, {}).items():
@@ -29,7 +29,7 @@ def digest(job: TrainingJob, keys: list[str]) -> str:
     total = xxhash.xxh3_128()
     for key in sorted(keys):
         total.update(key.encode())
-        total.update(memoryview(tensors[key].detach().contiguous().reshape(-1).view(torch.uint8).numpy()))
+        total.update(tensors[key].detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks.lora_loop import TOKENS, adapted
+from benchmarks.lora_loop import TOKENS, with_adapters
 from benchmarks.models import CASES, make_optimizer, workload
 from planner.job import TrainingJob
 
@@ -21,7 +21,7 @@ def model_job(model: str) -> TrainingJob:
 
 def lora_job(folder: str) -> TrainingJob:
     """Return the training of adapters on the frozen language model in `folder`, a sequence of 128 tokens a batch."""
-    model, optimizer = adapted(folder)
+    model, optimizer = with_adapters(folder)
 
     def loss_fn(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = model(input_ids=tokens, labels=tokens).loss

@@ -58,7 +58,7 @@ def cases() -> Iterator[BundleCase]:
     from benchmarks.follow_zoo.transformers_models import tasks
 
     for model_type, names in sorted(tasks().items()):
-        yield BundleCase(f"transformers/{model_type}/{names[0]}", lambda t=model_type, n=names[0]: job_of(t, n))
+        yield BundleCase(f"transformers/{model_type}/{names[0]}", partial(job_of, model_type, names[0]))
 
 
 def random_cases(count: int, seed: int) -> Iterator[BundleCase]:
@@ -78,9 +78,10 @@ def job_of(model_type: str, class_name: str) -> TrainingJob:
     model = make(model_type, class_name, reach)
     for module in model.modules():
         if isinstance(getattr(module, "layerdrop", None), float):
-            module.layerdrop = 0.0
-        if hasattr(getattr(module, "config", None), "apply_spec_augment"):
-            module.config.apply_spec_augment = False
+            setattr(module, "layerdrop", 0.0)  # noqa: B010  (what torch types as a tensor or a module)
+        config: Any = getattr(module, "config", None)
+        if hasattr(config, "apply_spec_augment"):
+            config.apply_spec_augment = False
     batches = [_padded(batch_for(model, wanted)) for _ in range(STEPS)]
     rows = _rows(batches[0])
     names = [k for k, v in batches[0].items() if isinstance(v, Tensor) and v.dim() and len(v) == rows]

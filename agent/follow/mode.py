@@ -33,7 +33,7 @@ from agent.follow.operands import (
     written_storages,
 )
 from agent.follow.pace import CpuPace
-from agent.follow.patches import autocast
+from agent.follow.patches import autocast, conjugation
 from agent.follow.patches.light_dynamo import never_compile
 from agent.follow.patches.refusals import refuse_unfollowable
 from agent.follow.patches.signals import SignalSafeLock
@@ -93,7 +93,7 @@ class Follower:
         self._pace: CpuPace | None = None
         self._at_hand: Any = None
         """The operator that was begun last."""
-        self._named: set[Any] = set()
+        self._named: set[str] = set()
         """Operators that were said to be too large."""
         self.operators = 0
         self.steps = 0
@@ -179,7 +179,7 @@ class Follower:
                     need_bytes = self._expected_bytes(traits, args, kwargs, inputs)
                 if need_bytes or written:
                     if not residency.make_room(need_bytes):
-                        self._too_large(func, held, need_bytes)
+                        self._too_large(traits.name, held, need_bytes)
                 else:
                     residency.make_room_if_possible()
             if cut is not None:
@@ -194,7 +194,7 @@ class Follower:
                 if isinstance(cut, MappedProduct):
                     residency.counters.mapped_bytes += cut.storage.nbytes
             elif large is None:
-                result = _call_fused(func, args, kwargs) if traits.fused else func(*args, **kwargs)
+                result = _call(traits, args, kwargs)
             else:
                 result = self._run_piecewise(func, args, kwargs, large, inputs, written)
             for storage in written:
@@ -213,17 +213,17 @@ class Follower:
         )  # fmt: skip
         return result
 
-    def _too_large(self, func: Any, held: Sequence[Storage], need_bytes: int) -> None:
+    def _too_large(self, name: str, held: Sequence[Storage], need_bytes: int) -> None:
         """Say on standard error which operator alone takes more than a RAM budget leaves for tensors.
 
         Where the budget is strict, raise BudgetTooSmallError if the process would exceed it.
         """
         process = self._process
-        if process is None or (func in self._named and not process.strict):
+        if process is None or (name in self._named and not process.strict):
             return
         held_bytes = sum(s.nbytes for s in set(held))
         missing_bytes = int(held_bytes + need_bytes - self.residency.limit_bytes)
-        needs = f"{func._schema.name} needs {format_bytes(held_bytes + need_bytes)} at once ({format_bytes(held_bytes)} of operands)"
+        needs = f"{name} needs {format_bytes(held_bytes + need_bytes)} at once ({format_bytes(held_bytes)} of operands)"
         if process.strict:
             lacking_bytes = process.lacking_bytes(need_bytes)
             if lacking_bytes > 0:
@@ -234,7 +234,7 @@ class Follower:
             return
         if missing_bytes < _NAMED_FROM * process.ram_bytes:
             return
-        self._named.add(func)
+        self._named.add(name)
         sys.stderr.write(
             f"port-agent: {program_line()}: {needs}, the budget of {format_bytes(process.ram_bytes)} leaves "
             f"{format_bytes(self.residency.limit_bytes)} for tensors; give {format_bytes(process.ram_bytes + missing_bytes)}, "
@@ -516,6 +516,23 @@ class Follower:
             finally:
                 storage.pins -= 1
 
+    @contextlib.contextmanager
+    def working_on(self, tensors: Sequence[torch.Tensor], need_bytes: int, what: str) -> Iterator[None]:
+        """Keep tensors resident, and at first so much room, while something works on them that is not an operator seen here."""
+        with self.lock:
+            self._wait_while_held()
+            storages = self._storages_of(tensors)
+            for storage in storages:
+                storage.pins += 1
+            try:
+                self.residency.bring(storages)
+                if not self.residency.make_room(need_bytes):
+                    self._too_large(what, storages, need_bytes)
+                yield
+            finally:
+                for storage in storages:
+                    storage.pins -= 1
+
     def meet(self, tensor: torch.Tensor) -> None:
         """Take note of a tensor that was made past the dispatcher."""
         with self.lock:
@@ -593,9 +610,15 @@ def _alone(result: Any) -> Sequence[torch.Tensor]:
     return (result,) if isinstance(result, torch.Tensor) else ()
 
 
-def _call_fused(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    with autocast.as_the_program_has_it():
-        return func(*args, **kwargs)
+def _call(traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Call an operator whose kernel sees what it would see without a mode."""
+    if traits.fused:
+        with autocast.as_the_program_has_it():
+            return traits.func(*args, **kwargs)
+    if conjugation.is_needed(args):
+        with conjugation.lazy():
+            return traits.func(*args, **kwargs)
+    return traits.func(*args, **kwargs)
 
 
 class FollowMode(TorchDispatchMode):

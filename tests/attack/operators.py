@@ -110,16 +110,21 @@ def _recorded(argument: Any) -> Any:
     raise ValueError
 
 
-def right_calls(functions: Sequence[str] = ()) -> list[Call]:
-    """Return calls of the allowed operators that torch's samples of its functions (or these) make, forward and backward."""
+def torch_samples() -> list[Any]:
+    """Return torch's own descriptions of its functions, each with samples of what they are called with."""
     if "expecttest" not in sys.modules:  # a test library of torch's own, of which it wants a base class
         sys.modules["expecttest"] = types.ModuleType("expecttest")
         sys.modules["expecttest"].TestCase = unittest.TestCase  # type: ignore[attr-defined]
     from torch.testing._internal.common_methods_invocations import op_db
 
+    return list(op_db)
+
+
+def right_calls(functions: Sequence[str] = ()) -> list[Call]:
+    """Return calls of the allowed operators that torch's samples of its functions (or these) make, forward and backward."""
     recorder = _Recorder()
     torch.manual_seed(0)
-    for info in op_db:
+    for info in torch_samples():
         if torch.float32 not in info.supported_dtypes("cpu") or (functions and info.name not in functions):
             continue
         with warnings.catch_warnings():

@@ -20,6 +20,7 @@ from agent.follow.mode import Follower, FollowMode
 from agent.follow.patches import autocast
 from agent.follow.patches.refusals import not_followed
 from agent.follow.patches.signals import deferring_signal, rewrap_handlers, unwrapped_getsignal
+from agent.follow.patches.whole_nodes import running_whole
 
 _SAME_BITS_BACKEND = "aot_eager"
 """Its programs were compared; inductor generates kernels, and eager's traced optimizer steps differ in the last digits."""
@@ -86,7 +87,8 @@ class ProgramHooks:
             accumulates = bool(kwargs.get("accumulate_grad"))
             self._depth += 1
             try:
-                return original(*args, **kwargs)
+                with running_whole(self._follower, args[0]):
+                    return original(*args, **kwargs)
             finally:
                 self._depth -= 1
                 if self._depth == 0 and (accumulates or not self._accumulates):

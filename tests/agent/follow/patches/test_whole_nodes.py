@@ -1,0 +1,72 @@
+"""Gradients that take another formula under a dispatch mode have plain PyTorch's bits while operators are followed."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from agent import budget
+from agent.follow.patches.refusals import NotFollowedError
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "prod": lambda x: x.prod(),
+    "prod of rows": lambda x: torch.prod(x, 1),
+    "cumprod": lambda x: x.cumprod(0),
+    "masked_fill": lambda x: torch.zeros(64, 64).masked_fill(torch.arange(64) % 3 > 0, x.sum()) * x,
+    "det": lambda x: torch.linalg.det(x * (torch.arange(64) > 0)),
+    "vander": lambda x: torch.linalg.vander(x[:, 0], N=4),
+    "ormqr": lambda x: torch.ormqr(x[:5, :5], x[0, :5], x[:5, :5]),
+}
+
+
+def gradients(function: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """Return the function's value and its gradients of first and second order."""
+    torch.manual_seed(0)
+    x = (torch.rand(64, 64) + 0.5).requires_grad_()
+    y = function(x)
+    weights = torch.randn_like(y)
+    (once,) = torch.autograd.grad(y, x, weights, retain_graph=True)
+    (first,) = torch.autograd.grad(y, x, weights, create_graph=True)
+    (second,) = torch.autograd.grad(first, x, torch.randn_like(first), allow_unused=True)
+    return [t.detach().clone() for t in (y, once, first, second) if t is not None]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("tensors", ["64M", "4K"])
+def test_gradients_have_the_bits_of_plain_pytorch(function: str, tensors: str, tmp_path: Path) -> None:
+    expected = gradients(FUNCTIONS[function])
+    with budget(tensors=tensors, page_dir=tmp_path):
+        followed = gradients(FUNCTIONS[function])
+    assert all(torch.equal(a, b) for a, b in zip(expected, followed, strict=True))
+
+
+def test_a_node_that_fails_leaves_everything_in_place(tmp_path: Path) -> None:
+    with budget(tensors="64M", page_dir=tmp_path) as b:
+        vectors = torch.linalg.eig(torch.rand(8, 8, requires_grad=True)).eigenvectors
+        with pytest.raises(RuntimeError, match="ill-defined"):
+            vectors.backward(torch.randn(8, 8, dtype=torch.complex64))
+        operators = b.follower.operators
+        torch.ones(8).add(1)
+        assert b.follower.operators == operators + 2
+        assert all(storage.pins == 0 for storage in b.follower.table)
+
+
+def test_a_mode_of_the_programs_own_has_the_formulas_of_a_mode(tmp_path: Path) -> None:
+    with FlopCounterMode(display=False):
+        expected = gradients(FUNCTIONS["prod of rows"])
+    with budget(tensors="64M", page_dir=tmp_path), FlopCounterMode(display=False):
+        followed = gradients(FUNCTIONS["prod of rows"])
+    assert all(torch.equal(a, b) for a, b in zip(expected, followed, strict=True))
+    assert not torch.equal(expected[1], gradients(FUNCTIONS["prod of rows"])[1])
+
+
+def test_hooked_saved_tensors_are_refused_by_name(tmp_path: Path) -> None:
+    x = torch.rand(4, 8, requires_grad=True)
+    with budget(tensors="64M", page_dir=tmp_path):
+        y = checkpoint(lambda x: x.sin().prod(1), x, use_reentrant=False)
+        with pytest.raises(NotFollowedError, match=r"ProdBackward1 .*checkpoint"):
+            y.sum().backward()

@@ -10,7 +10,6 @@ with two threads.
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from rich.table import Table
 from benchmarks.fit import TARGETS_MIB, run_child
 from benchmarks.models import DEMO, case_of
 from benchmarks.ours import BESIDE_RESIDENT, BESIDE_RESIDENT_PER_THREAD, Ours, Run
+from benchmarks.tables import table_console
 from planner.ir.costs import CostTable
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
@@ -83,7 +83,7 @@ def main() -> int:
             f"{r.paged_mib:.0f}", f"{r.recompute_s:.2f}", f"{r.stall_s:.2f}", f"{r.cpu_s:.2f}", f"{r.eager_cpu_s:.2f}", f"{r.ratio:.2f}",
             f"{r.wall_s:.2f}", f"{r.eager_wall_s:.2f}", f"{r.wall_ratio:.2f}", "yes" if r.equal else "NO",
         )  # fmt: skip
-    Console(width=None if sys.stdout.isatty() else 150).print(table)
+    table_console().print(table)
     return 0
 
 

@@ -22,8 +22,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
+
+from benchmarks.tables import table_console
 
 ROOT = Path(__file__).resolve().parents[1]
 RSS_LIMIT_BYTES, WAKEUPS_LIMIT, CPU_LIMIT_PERCENT, READY_LIMIT_S = 35_000_000, 1.0, 0.1, 2.0
@@ -164,9 +165,9 @@ def main() -> int:
             memory = (f"{cost.rss_bytes / 1e6:.1f}", f"{cost.pss_bytes / 1e6:.1f}")
             table.add_row(cost.name, ready, *memory, f"{cost.wakeups_per_s:.2f}", f"{cost.cpu_percent:.3f}")
         table.add_row("limit", f"{READY_LIMIT_S:.0f}", f"{RSS_LIMIT_BYTES / 1e6:.1f}", "", "1.00", "0.100", style="dim")
-        Console().print(table)
+        table_console().print(table)
         if len(costs) == 1:
-            Console().print("boinc-client is not installed (apt-get install boinc-client), so it is not shown.")
+            table_console().print("boinc-client is not installed (apt-get install boinc-client), so it is not shown.")
     agent = costs[0]
     over = (
         agent.rss_bytes > RSS_LIMIT_BYTES

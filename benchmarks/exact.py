@@ -6,19 +6,18 @@ checksum over weights, buffers and optimizer state equal those of plain PyTorch 
 
 import argparse
 import json
-import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgpack
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.models import WORKLOADS
 from benchmarks.ours import Ours
 from benchmarks.plain import digest
+from benchmarks.tables import table_console
 from planner.ir.bundle.bundle import Bundle
 from planner.ir.bundle.codec import pack_plan
 from planner.ir.plan import Action
@@ -115,7 +114,7 @@ def show(rows: list[Row]) -> None:
             r.model, r.optimizer, f"{r.capture_profile_s:.0f}", f"{r.plan_s:.0f}", str(r.plan_bytes), str(r.paged),
             str(r.recomputed), f"{r.share:.1f}", f"{r.planned_mib:.0f}", f"{r.measured_mib:.0f}", "yes" if r.equal else "NO",
         )  # fmt: skip
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    table_console(120).print(table)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
-from rich.console import Console
 from rich.table import Table
 
 from agent.train.pager import CHUNK
 from benchmarks.fit import FOLLOW_TARGETS_MIB, TARGETS_MIB, run_child, run_follow
 from benchmarks.models import CASES
+from benchmarks.tables import table_console
 
 STEPS = 6
 BEFORE_PLAN = 3
@@ -87,7 +87,7 @@ def main() -> int:
         table.add_column(name.replace("_", " "), justify="left" if name in ("model", "budget") else "right")
     for row in rows:
         table.add_row(*(_text(getattr(row, name)) for name in names))
-    Console(width=None if sys.stdout.isatty() else 180).print(table)
+    table_console(180).print(table)
     return 0
 
 

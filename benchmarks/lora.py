@@ -17,8 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+
+from benchmarks.tables import table_console
 
 STEPS = 4
 BUDGETS_MIB = (450, 525, 600)
@@ -152,7 +153,7 @@ def _print(rows: list[Row]) -> None:
             f"{row.cpu_s / rows[0].cpu_s:.2f}", f"{row.wall_s:.2f}", f"{row.first_wall_s:.2f}", f"{row.read_mib:.0f}",
             f"{row.written_mib:.0f}", f"{row.mapped_mib:.0f}", f"{row.recomputed_mib:.0f}", "yes" if row.equal else "NO",
         )  # fmt: skip
-    Console(width=None if sys.stdout.isatty() else 130).print(table)
+    table_console(130).print(table)
 
 
 if __name__ == "__main__":

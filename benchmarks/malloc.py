@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.malloc import PreloadMode, active, preload_environment, preload_mode
+from benchmarks.tables import table_console
 
 if TYPE_CHECKING:  # the process that only starts others does without
     from torch import nn
@@ -228,7 +229,6 @@ def residual_network(model: str) -> "nn.Sequential":
 
 def print_table(rows: list[Row], model: str) -> None:
     """Print the rows for people."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"{model}, one thread: resident memory above model and momentum; per step")
@@ -247,7 +247,7 @@ def print_table(rows: list[Row], model: str) -> None:
             f"{m.faults_per_step / 1000:.0f}",
             "yes" if row.equal else "NO",
         )
-    Console().print(table)
+    table_console().print(table)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ from benchmarks.mcu_networks.memory_table import (
 from benchmarks.mcu_networks.schemes import last_five, late_blocks
 from benchmarks.mcu_networks.target import Core, build_counter, build_image, missing_tools, run_image
 from benchmarks.mcu_tasks import TASKS
+from benchmarks.tables import table_console
 from planner.mcu import CompiledModel, SparseScheme, UpdateOptions, UpdateRounding, compile_model
 from planner.mcu.frontend import import_module
 from planner.mcu.schemes.contributions import backward_macs
@@ -276,7 +277,7 @@ def _print_memory(rows: Sequence[MemoryRow], as_json: bool) -> None:
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
     else:
-        console = Console(width=None if sys.stdout.isatty() else 140)
+        console = table_console(140)
         console.print(memory_table(rows))
         for anchor in (anchor for anchor in ANCHORS if anchor.source == PUBLISHED):
             console.print(f"  others: {anchor.what}: {anchor.value} ({anchor.source})")
@@ -323,7 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     else:
         # a file or a pipe has no width of its own; the tables want this much
-        print_results(rows, pointwise, options.tensors, Console(width=None if sys.stdout.isatty() else 130))
+        print_results(rows, pointwise, options.tensors, table_console(130))
         _print_memory(ways, False)
     return int(pointwise > POINTWISE_LIMIT or any(map(_exceeds, rows)))
 

@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.mcu_networks.float_training import FloatSparseModel
 from benchmarks.mcu_networks.schemes import last_five
 from benchmarks.mcu_tasks import TASKS, Split, Task, pretrain
+from benchmarks.tables import table_console
 from planner.mcu import (
     CompiledModel,
     HostEngine,
@@ -396,7 +397,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             json.dumps({"rules": [asdict(row) for row in rules], "schemes": [asdict(row) for row in schemes]}, indent=1)
         )
         return 0
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    console = table_console()
     if rules:
         print_rules(rules, console)
     if schemes:

@@ -7,17 +7,16 @@ is that of `benchmarks.fit`; shares are of what the step's tensors take, all kep
 
 import argparse
 import json
-import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.fit import TARGETS_MIB
 from benchmarks.models import CASES as TARGET_CASES
 from benchmarks.ours import Ours
+from benchmarks.tables import table_console
 
 SHARES = (0.7, 0.5)
 SHARED_CASES = {"resnet18": ("sgd", 32), "mobilenetv2": ("sgd", 16), "vit": ("adamw", 4)}
@@ -75,7 +74,7 @@ def main() -> int:
             r.model, r.budget, str(r.budget_mib), f"{r.compute_s:.2f}", f"{r.recompute_s:.2f}", f"{r.transfer_s:.2f}",
             f"{r.step_s:.2f}", f"{r.ratio:.2f}",
         )  # fmt: skip
-    Console(width=None if sys.stdout.isatty() else 110).print(table)
+    table_console(110).print(table)
     return 0
 
 

@@ -39,6 +39,7 @@ from agent.packing import (
     unpack,
 )
 from agent.packing.grids import NF4_LEVELS, GridMatrix, decode
+from benchmarks.tables import table_console
 
 LEVEL_NAMES = ("scalar", "baseline", "AVX2", "AVX-512")  # enum pack_level of packing.h
 RUNS = 7
@@ -381,7 +382,6 @@ def speed(size_bytes: int, action: Callable[[], object]) -> float:
 
 def print_table(rows: list[Row], mib: int) -> None:
     """Print the rows for people."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"Packing of {mib} MiB, GB/s of unpacked data per core")
@@ -403,7 +403,7 @@ def print_table(rows: list[Row], mib: int) -> None:
             f"{row.unpack_gb_per_s:.1f}",
         )
         previous = row.data
-    Console().print(table)
+    table_console().print(table)
 
 
 if __name__ == "__main__":

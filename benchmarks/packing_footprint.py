@@ -28,6 +28,7 @@ import torch
 from agent.prepare import bundle
 from benchmarks.mcu_tasks import DATA
 from benchmarks.ours import Ours
+from benchmarks.tables import table_console
 from planner import make_bundle
 from planner.ir.bundle.pruning import Pruning
 from planner.ir.costs import Codec, CostTable, by_version
@@ -219,7 +220,6 @@ def written(ours: Ours, path: Path, costs: CostTable, plan: Plan) -> Path:
 
 def print_table(rows: list[Row]) -> None:
     """Print the rows for people."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title="activation memory of a step, every tensor packed that can be, MiB")
@@ -248,7 +248,7 @@ def print_table(rows: list[Row]) -> None:
             f"-{row.saved_percent:.1f} %", f"-{row.saved_measured_percent:.1f} %", f"{row.more_seconds_percent:+.1f} %",
             str(row.overflows), "yes" if row.equal else "NO",
         )  # fmt: skip
-    Console().print(table)
+    table_console().print(table)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from agent.peers.fleet.paired import PairedDevices, device_of
 from agent.peers.identity.keys import Identity, own_identity
 from benchmarks.daemon import ROOT, SETTLE_S, cpu_s, status_kb, stop, wakeups
+from benchmarks.tables import table_console
 
 MEET_S = 600.0
 """Until all have met all: 50 that start at once share two cores here, with whatever else runs."""
@@ -180,7 +180,7 @@ def main() -> int:
             f"{choose(share.cpu_percent for share in shares):.3f}",
         )
         table.add_row(name, *figures)
-    Console().print(table)
+    table_console().print(table)
     return 0
 
 

@@ -30,7 +30,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,6 +37,7 @@ sys.path.insert(0, str(ROOT))
 
 from agent.control.client import ControlClient  # noqa: E402
 from agent.supervisor.job.runner import LAST_COMMIT_S  # noqa: E402
+from benchmarks.tables import table_console  # noqa: E402
 from planner.ir.units import format_bytes  # noqa: E402
 
 CONFIG = """[when]
@@ -325,7 +325,7 @@ def main() -> int:
         for name, row in figures.items():
             cells = [f"{row[key] * 1000:.0f}" for key in ("median", "p99", "max", "limit")]
             table.add_row(names[name], *cells, str(row["over_limit"]))
-        Console().print(table)
+        table_console().print(table)
     return int(any(row["p99"] > row["limit"] for row in figures.values()))
 
 

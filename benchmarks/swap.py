@@ -20,12 +20,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks import memory_group
 from benchmarks.fit import run_follow
 from benchmarks.models import CASES
+from benchmarks.tables import table_console
 
 STEPS = 4
 LIMITS_MIB = {"gpt2": 970, "resnet50": 400, "bert": 900}
@@ -195,7 +195,7 @@ def _print(rows: list[Row]) -> None:
             row.model, str(row.limit_mib or ""), row.way, *(f"{v:.2f}" if v is not None else "-" for v in figures),
             {True: "yes", False: "NO", None: "does not finish"}[row.equal],
         )  # fmt: skip
-    Console(width=None if sys.stdout.isatty() else 110).print(table)
+    table_console(110).print(table)
 
 
 if __name__ == "__main__":

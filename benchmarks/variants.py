@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from agent.energy.media import FlashPrices, medium_of, medium_under
@@ -28,6 +27,7 @@ from agent.prepare.bench.bench import Bench
 from agent.prepare.slices import ComparingRoom, Sliced, in_halves, in_pieces
 from benchmarks.models import CASES, DEMO, case_of, make_optimizer, workload
 from benchmarks.ours import COMPARING_BYTES
+from benchmarks.tables import table_console
 from planner import make_bundle
 from planner.ir.bundle.bundle import NO_LIMITS
 from planner.ir.costs import CostTable, DeviceCosts, MediumKind
@@ -156,7 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         print(json.dumps([asdict(row) for row in rows]))
     else:
-        Console().print(variants_table(rows))
+        table_console().print(variants_table(rows))
     return 0
 
 

@@ -33,7 +33,7 @@ from agent.follow.operands import (
     written_storages,
 )
 from agent.follow.pace import CpuPace
-from agent.follow.patches import autocast, conjugation
+from agent.follow.patches import dispatch_keys
 from agent.follow.patches.light_dynamo import never_compile
 from agent.follow.patches.refusals import refuse_unfollowable
 from agent.follow.patches.signals import SignalSafeLock
@@ -194,7 +194,7 @@ class Follower:
                 if isinstance(cut, MappedProduct):
                     residency.counters.mapped_bytes += cut.storage.nbytes
             elif large is None:
-                result = _call(traits, args, kwargs)
+                result = _call(func, args, kwargs)
             else:
                 result = self._run_piecewise(func, args, kwargs, large, inputs, written)
             for storage in written:
@@ -610,15 +610,12 @@ def _alone(result: Any) -> Sequence[torch.Tensor]:
     return (result,) if isinstance(result, torch.Tensor) else ()
 
 
-def _call(traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Call an operator whose kernel sees what it would see without a mode."""
-    if traits.fused:
-        with autocast.as_the_program_has_it():
-            return traits.func(*args, **kwargs)
-    if conjugation.is_needed(args):
-        with conjugation.lazy():
-            return traits.func(*args, **kwargs)
-    return traits.func(*args, **kwargs)
+    if dispatch_keys.are_needed(args):
+        with dispatch_keys.as_at_the_call():
+            return func(*args, **kwargs)
+    return func(*args, **kwargs)
 
 
 class FollowMode(TorchDispatchMode):

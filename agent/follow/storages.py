@@ -180,8 +180,8 @@ class StorageTable:
         return len(self._by_key)
 
     def known(self, tensor: torch.Tensor) -> Storage | None:
-        """Return the record of a strided tensor's storage if there is one."""
-        return self._by_key.get(untyped_storage(tensor)._cdata)
+        """Return the record of a tensor's storage if there is one; a sparse tensor has none."""
+        return self._by_key.get(untyped_storage(tensor)._cdata) if tensor.layout is torch.strided else None
 
     def known_storage(self, storage: torch.UntypedStorage) -> Storage | None:
         """Return the record of a storage if there is one."""

@@ -2,6 +2,6 @@
 
 It is taken away afterwards.
 
-`program`: ends of steps, threads, refusals; `escapes`: what reads past the dispatcher; `autocast`; `deferred_modules`
+`program`: ends of steps, threads, refusals; `escapes`: what reads past the dispatcher; `dispatch_keys`; `deferred_modules`
 and `light_dynamo`: what is loaded when it is used.
 """

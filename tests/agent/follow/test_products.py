@@ -164,3 +164,17 @@ def test_an_operand_that_hides_the_order_of_sums_is_not_compared_with(
     for x, itself in ((operand.to(head.dtype), False), (torch.randn(ROWS, INNER).to(head.dtype), True)):
         product_of(table, torch.ops.aten.mm.default, (x, head.t()), LIMIT_BYTES)
         assert (compared.pop() is x) == itself
+
+
+def test_a_sparse_factor_is_no_weight_of_a_file(tmp_path: Path) -> None:
+    def gradient() -> torch.Tensor:
+        torch.manual_seed(0)
+        a, b = torch.randn(5, 5, requires_grad=True), torch.randn(5, 5)
+        mask = torch.eye(5).to_sparse_csr().requires_grad_()
+        torch.sparse.sampled_addmm(mask, a, b).to_dense().sum().backward()
+        assert a.grad is not None
+        return a.grad
+
+    expected = gradient()
+    with budget(tensors="64M", page_dir=tmp_path):
+        assert torch.equal(gradient(), expected)

@@ -20,7 +20,6 @@ ATEN = torch.ops.aten
         (ATEN._foreach_add_.Scalar, {"writes", "takes_lists", "elementwise"}),
         (ATEN.prod.default, {"makes_storage", "repeatable"}),
         (ATEN.bernoulli.default, {"makes_storage"}),
-        (ATEN._native_multi_head_attention.default, {"makes_storage", "repeatable", "fused"}),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )

@@ -1,0 +1,13 @@
+"""Where the benchmarks print their tables."""
+
+import sys
+
+from rich.console import Console
+
+FILE_COLUMNS = 150
+"""Of a table that goes into a file or a pipe, where rich would take 80 and cut figures off."""
+
+
+def table_console(columns: int = FILE_COLUMNS) -> Console:
+    """Return the standard output: as wide as the terminal, or this wide where it is none."""
+    return Console(width=None if sys.stdout.isatty() else columns)

@@ -1,0 +1,60 @@
+"""Kernels that call operators themselves see the program's autocast, and conjugates of complex tensors."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from agent import budget
+from agent.follow.patches import dispatch_keys
+from tests.agent.follow.programs import followed, plain
+
+FUSED = """
+import sys, torch
+torch.manual_seed(0)
+layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+attention = torch.nn.MultiheadAttention(64, 4, batch_first=True).eval()
+x = torch.randn(8, 16, 64)
+with torch.no_grad():
+    for on in (True, False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=on):
+            for given in (x, x.bfloat16()) if on else (x,):
+                y, z = model(given), attention(given, given, given, need_weights=False)[0]
+                print(y.dtype, z.dtype, y.float().sum().item(), z.float().sum().item())
+                print(torch.cdist(given.float(), given.float()).sum().item(), torch.is_autocast_enabled("cpu"))
+"""
+
+
+@pytest.mark.parametrize("bound", [("--tensors", "4K"), ("--tensors", "1G")], ids=" ".join)
+def test_fused_layers_under_autocast(tmp_path: Path, bound: tuple[str, ...]) -> None:
+    (tmp_path / "train.py").write_text(FUSED)
+    expected, done = plain("train.py", folder=tmp_path), followed("train.py", folder=tmp_path, bound=bound)
+    assert (done.code, done.output, done.said) == (0, expected.output, expected.said)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float32])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_products_inside_a_pseudoinverse_are_plain_pytorchs(dtype: torch.dtype, autocast: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    matrix = torch.randn(5, 5, dtype=dtype)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        expected = torch.linalg.pinv(matrix)
+        with budget(tensors="64M", page_dir=tmp_path):
+            followed = torch.linalg.pinv(matrix)
+    assert followed.dtype == expected.dtype == (torch.bfloat16 if autocast and dtype is torch.float32 else dtype)
+    assert torch.equal(followed, expected)
+
+
+@pytest.mark.parametrize(
+    ("args", "needed"),
+    [
+        ((torch.ones(2), 1, [0, 1], None), False),
+        ((torch.ones(2), torch.ones(2, dtype=torch.complex64)), True),
+        (([torch.ones(2, dtype=torch.complex64)],), True),
+        ((torch.nn.Parameter(torch.ones(2, dtype=torch.complex128)),), True),
+    ],
+)
+def test_complex_operands_need_it(args: tuple[object, ...], needed: bool) -> None:
+    dispatch_keys.start()
+    assert dispatch_keys.are_needed(args) is needed

@@ -1,7 +1,7 @@
 """What a step costs against plain PyTorch, and how well memory is predicted: `python -m benchmarks.cost [MODEL...]`.
 
 Planned as `port-agent plan` does by default. Per model two budgets: `ample` (nothing needs to be recomputed) and the target
-of `benchmarks.fit`, the latter enforced by the kernel (RLIMIT_DATA; the plan is for a little less). CPU seconds, all
+of `benchmarks.fit`, the latter enforced by the kernel (RLIMIT_DATA, which does not count code; the plan is for what is resident). CPU seconds, all
 threads, are the median of the steps after the first, and so are wall seconds; plain PyTorch, with its default malloc and no
 limit, and ours take turns, and the smaller median of each counts. Peaks are of resident memory. `--threads 2`: both compute
 with two threads.
@@ -60,6 +60,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help=f"of {', '.join(LIMITS_MIB)} (default: all)")
     parser.add_argument("--threads", type=int, default=1, help="of both (default 1)")
+    parser.add_argument("--ram", type=int, metavar="MIB", help="this budget of resident memory alone, planned and measured")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     rows: list[Row] = []
@@ -67,7 +68,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="port-cost-") as folder:
         for model in arguments.models or LIMITS_MIB:
             console.print(f"{model} ...")
-            rows += measure(model, Path(folder), arguments.threads)
+            rows += measure(model, Path(folder), arguments.threads, arguments.ram)
     if arguments.json:
         print(json.dumps([asdict(r) for r in rows]))
         return 0
@@ -87,14 +88,15 @@ def main() -> int:
     return 0
 
 
-def measure(model: str, folder: Path, threads: int) -> list[Row]:
-    """Return a row per budget."""
+def measure(model: str, folder: Path, threads: int, ram_mib: int | None = None) -> list[Row]:
+    """Return a row per budget; one for `ram_mib` of resident memory where that is given."""
     ours = Ours(model, folder, *case_of(model), steps=STEPS, threads=threads)
     graph = next(iter(ours.prepared.graphs.values()))
     whole = lower(graph, CostTable(ours.device, ours.measured.ops[0]), Plan()).peak_bytes
     rows = []
     limit, beside = LIMITS_MIB[model] << 20, BESIDE_RESIDENT + (threads - 1) * BESIDE_RESIDENT_PER_THREAD
-    for budget_name, budget in (("ample", int(whole * 1.15)), ("target", limit - beside)):
+    budgets = {"ample": int(whole * 1.15), "target": limit - beside} if ram_mib is None else {"given": ram_mib << 20}
+    for budget_name, budget in budgets.items():
         path = ours.plan(budget, strategy="milp")
         if path is None:
             raise SystemExit(f"{model} cannot be planned for {budget >> 20} MiB")

@@ -15,6 +15,7 @@ import torch
 from agent.backend.base import Backend, Event
 from agent.backend.cpu import DONE, CpuBackend
 from agent.backend.raw_bytes import whole_bytes
+from agent.malloc import active
 from agent.train.checkpoint import StateStore
 from agent.train.packing.step import PackingStats, StepPacking
 from agent.train.pager import CorruptPageError, Pager, PagerStats
@@ -148,6 +149,8 @@ class Executor:
                     if self.interrupted:
                         self._hold()
                     instruction()
+                    if not self._checked:
+                        _close_code()
                 self.transfers.drop()
                 self._enter("")
                 loss = self.values.value(self.graph.loss).clone()
@@ -499,6 +502,13 @@ def _tensors(result: Any) -> Sequence[torch.Tensor]:
         elif isinstance(item, list | tuple):
             found += _tensors(item)
     return found
+
+
+def _close_code() -> None:
+    """Have what an operator generated at its first run count as code: no other thread's operators generate any."""
+    allocator = active()
+    if allocator is not None:
+        allocator.close_code()
 
 
 def _call(function: Callable[..., None], *arguments: Any) -> Callable[[], None]:

@@ -86,13 +86,26 @@ def frontier(
     hurried = replace(unworn, device=replace(unworn.device, static_watts=HURRIED_WATTS[1] + costs.device.static_watts))
     tables = tuple(dict.fromkeys((costs, unworn, hurried)))
     share = time_limit_s / max(len(tables) * len(limits), 1)
-    points = []
-    for limit in limits:
-        for table in tables:
-            result = plan_step(graph, table, ram_bytes=limit, time_limit_s=share, strategy=strategy)
-            if result.plan is not None:
-                points.append(point_of(graph, costs, result.plan))
-    return non_dominated(points)
+    found = [plans_within(graph, table, limits, time_limit_s=share, strategy=strategy) for table in tables]
+    return non_dominated(point_of(graph, costs, plan) for plans in found for plan in plans.values())
+
+
+def plans_within(
+    graph: StepGraph, costs: CostTable, limits: Sequence[int], *, time_limit_s: float, strategy: str
+) -> dict[int, Plan]:
+    """Return a plan for each of these budgets that has one, the smallest budget first.
+
+    `time_limit_s` is for each. More memory never costs more: the search may miss the plan of the next smaller budget, which is a rival,
+    and stays as it is where its transfers, spread over more memory, would cost more.
+    """
+    plans: dict[int, Plan] = {}
+    for limit in sorted(limits):
+        before = tuple(plans.values())[-1:]
+        result = plan_step(graph, costs, ram_bytes=limit, time_limit_s=time_limit_s, strategy=strategy, rivals=before)
+        if result.plan is not None:
+            kept = [replace(plan, bound_joules=result.bound_joules) for plan in before]
+            plans[limit] = min((result.plan, *kept), key=lambda plan: plan.overhead_joules)
+    return plans
 
 
 def point_of(graph: StepGraph, costs: CostTable, plan: Plan) -> Point:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from agent.malloc import PreloadMode, preload_mode
 from agent.worker.options import TorchOptions
 from agent.worker.protocol import (
     LeaveNow,
@@ -190,6 +191,20 @@ def test_pause_holds_every_step_until_resume(tmp_path: Path, reference: str) -> 
     assert until(worker, events, "resumed")["step"] == paused["step"], "no step while paused"
     last = list(events)[-1]
     assert last["digest"] == reference
+
+
+@pytest.mark.skipif(preload_mode() is not PreloadMode.PRELOAD, reason="the allocator cannot be preloaded here")
+def test_generated_code_is_closed_for_writing_and_no_data(tmp_path: Path, reference: str) -> None:
+    worker = start(tmp_path)
+    events = said(worker)
+    until(worker, events, "step", 1)
+    worker.send(PauseTraining())
+    until(worker, events, "paused")
+    mapped = Path(f"/proc/{worker.process.pid}/maps").read_text().splitlines()
+    generated = [words[1] for line in mapped if len(words := line.split()) == 5 and "x" in words[1]]
+    worker.send(ResumeTraining())
+    assert list(events)[-1]["digest"] == reference
+    assert generated and set(generated) == {"r-xp"}
 
 
 @pytest.mark.long

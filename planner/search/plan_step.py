@@ -175,7 +175,7 @@ def _sparing(asked: _Asked) -> PlanResult:
     """Return a plan that spares flash which wears out, and takes little longer than one that does not look at wear."""
     begin = time.process_time()
     graph, costs, limits = asked.graph, asked.costs, asked.limits
-    share = visible_share(costs.device, _base_joules(costs), sum(s.nbytes for s in graph.storages))
+    share = visible_share(costs.device, base_joules(costs), sum(s.nbytes for s in graph.storages))
     unworn, seen_costs = (replace(costs, device=with_wear(costs.device, part)) for part in (0.0, share))
     careless = _in_time(replace(asked.quick, costs=unworn))
     if careless.plan is None:
@@ -400,7 +400,7 @@ class ProgramJudge:
         result.joules, result.seconds = program.cost_joules, program.seconds
         result.stall_seconds, result.recompute_seconds = program.stall_seconds, program.recompute_seconds
         result.static_joules = waiting
-        result.overhead_joules = program.cost_joules - _base_joules(self.costs) - waiting
+        result.overhead_joules = program.cost_joules - base_joules(self.costs) - waiting
         result.peak_bytes, result.written_bytes = program.peak_bytes, program.written_bytes
         result.read_bytes = program.read_bytes
         if problem.deadline_s is not None and program.seconds > problem.deadline_s * (1 + _ROUNDING):
@@ -478,12 +478,13 @@ def _cheaper(graph: StepGraph, costs: CostTable, limits: PlanLimits, found: Plan
     )  # fmt: skip
 
 
-def _base_joules(costs: CostTable) -> float:
+def base_joules(costs: CostTable) -> float:
+    """Return the joules of a step that keeps everything, static power included."""
     return sum(c.joules + costs.device.static_watts * c.seconds for c in costs.ops)
 
 
 def _overhead_joules(costs: CostTable, program: Program) -> float:
-    return max(0.0, program.cost_joules - _base_joules(costs))
+    return max(0.0, program.cost_joules - base_joules(costs))
 
 
 def with_figures(plan: Plan, costs: CostTable, program: Program, bound: float | None = None) -> Plan:

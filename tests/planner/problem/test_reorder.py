@@ -104,7 +104,9 @@ def test_the_planner_reorders_where_that_saves_energy(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(plan_step_module, "greedy", counted)
     monkeypatch.setattr(solve, "greedy", counted)
-    quick = plan_step(late, costs, ram_bytes=budget, strategy="greedy").plan
+    monkeypatch.setattr(plan_step_module, "DECIDED_SHARE", 1.0)  # as in a step of some megabytes
+    bare = replace(costs, packings=())
+    quick = plan_step(late, bare, ram_bytes=budget, strategy="greedy").plan
     assert quick is not None and quick.order == order and len(searched) == 2, "once in each order"
     actual = planned(replace(capture, graphs={"step": late}), {"step": plan}, data, tmp_path)
     assert not differences(expected, actual)

@@ -26,6 +26,7 @@ from planner.make_bundle import Prepared
 from planner.profiling import kept_costs
 from planner.profiling.operators import Measured
 from planner.search.floor import floor_of
+from planner.search.plan_step import base_joules
 from planner.slices.blocks import LargeWeight, blocks_of, large_weights, read_in_blocks
 from planner.slices.chains import touched_bytes
 from planner.slices.choices import OF_THE_ROOM, Cut, cut_fat, first_cuts, kinds, other_counts
@@ -64,15 +65,16 @@ MOST_STARTS = 2
 MOST_KINDS = 6
 """Of chains, those that touch most bytes: each is a choice of its own, the others run as in the uniform cut."""
 
-SEARCH_S, LEAST_SEARCH_S = 60.0, 15.0
+SEARCH_S, LEAST_SEARCH_S = 60.0, 10.0
 """Of CPU time, for comparing, measuring and planning what is tried for one budget: after that, no further way is planned. The shorter
 where the whole has a plan, which pieces can only make cheaper."""
 
 TOGETHER = 4
 """Of graphs that are compared and measured at once: one of 5,000 operators takes tens of megabytes of the budget that planning has, too."""
 
-MANY_OPS = 5000
-"""A graph with more is planned only where none with fewer has a plan: its plan takes long, and more copies seldom pay."""
+MANY_OPS, MANY_TIMES = 5000, 3
+"""A graph with more, or so many times those of the halves, is planned only where none with fewer has a plan: its plan takes long, and more
+copies seldom pay."""
 
 LARGE = 1 / 2
 """Of the step's own memory: weights that take more are read in blocks."""
@@ -280,7 +282,7 @@ def cost_of_plan(sliced: Sliced, device: DeviceCosts, ram_bytes: int, planner: m
     found = planner(graph, costs, ram_bytes).plan
     if found is None:
         return None
-    return PlanCost(sliced, lower(graph, costs, found).cost_joules, not found.decisions and not found.sliced)
+    return PlanCost(sliced, base_joules(costs) + found.overhead_joules, not found.decisions and not found.sliced)
 
 
 def _main(sliced: Sliced, device: DeviceCosts) -> tuple[StepGraph, CostTable]:
@@ -306,7 +308,7 @@ class _Needs:
 
 def _needs(sliced: Sliced, device: DeviceCosts) -> _Needs:
     graph, costs = _main(sliced, device)
-    joules = sum(op.joules + device.static_watts * op.seconds for op in costs.ops)
+    joules = base_joules(costs)
     kept = lower(graph, costs, Plan(), check_budget=False).peak_bytes
     touched = sum(touched_bytes(graph, i) * op.seconds for i, op in enumerate(costs.ops))
     return _Needs(joules, floor_of(graph, costs).nbytes, kept, touched)
@@ -338,6 +340,11 @@ class _Ways:
         """Of what was planned."""
 
     @property
+    def many_ops(self) -> int:
+        """Of how many operators a graph has too many to be planned beside others."""
+        return min(MANY_OPS, MANY_TIMES * len(_main(self.halved, self.device)[0].ops))
+
+    @property
     def late(self) -> bool:
         """Whether the time for trying is up."""
         return _cpu_s() > self.end_s
@@ -362,11 +369,18 @@ class _Ways:
         apart = {key for one in blocks for key in (*one.rows, *one.columns)}
         first = next(iter(self.graphs.values()))
         ways = first_cuts(first, self.ram_bytes - self.device.base_bytes)
-        made = self._made([{name: cut_fat(g, *way, apart) for name, g in self.graphs.items()} for way in ways])
-        for tried in sorted(made, key=lambda tried: len(_main(tried, self.device)[0].ops)):
+        few, many = list[dict[str, Cut]](), list[dict[str, Cut]]()
+        for way in ways:
+            cuts = {name: cut_fat(graph, *way, apart) for name, graph in self.graphs.items()}
+            cut = next(iter(cuts.values())).applied(first)
+            (many if len(cut.graph.ops) > self.many_ops else few).append(cuts)
+        self._plan_each(few)
+        if not self.uniform:
+            self._plan_each(many)
+
+    def _plan_each(self, ways: list[dict[str, Cut]]) -> None:
+        for tried in sorted(self._made(ways), key=lambda tried: len(_main(tried, self.device)[0].ops)):
             self.finest = tried
-            if self.uniform and len(_main(tried, self.device)[0].ops) > MANY_OPS:
-                break
             if (found := self.plan(tried)) is not None:
                 self.uniform.append(found)
 

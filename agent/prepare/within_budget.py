@@ -1,20 +1,26 @@
 """Keep the process that plans within the budget that it plans for: a model that never fitted here is planned here."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from agent.follow.budget import budget
 from agent.follow.memory import BudgetTooSmallError
 from agent.follow.patches import deferred_modules, light_dynamo
+from agent.malloc import release_free_memory
+from planner.ir.process_memory import resident_bytes
+from planner.ir.traced import SEARCH_BYTES
 
 _LEAST_TENSOR_BYTES = 32 << 20
 """Of tensors, where this process alone takes the budget: it loads what the worker that trains does not need."""
 
 
 @contextmanager
-def within_budget(ram_bytes: int, page_dir: Path) -> Iterator[None]:
+def within_budget(ram_bytes: int, page_dir: Path) -> Iterator[Callable[[], None]]:
     """Follow what the block does within `ram_bytes` of resident memory; its tensors must not be used afterwards.
+
+    What it yields makes room for a search, which is not followed: free memory goes back to the system, and tensors to pages until they are
+    used again, where `SEARCH_BYTES` would not fit beside them. It raises PageError.
 
     Raises NotFollowedError where something in it cannot be followed, or is followed already, and PageError where
     `page_dir` cannot take pages.
@@ -26,7 +32,13 @@ def within_budget(ram_bytes: int, page_dir: Path) -> Iterator[None]:
         limit.start()
     except BudgetTooSmallError:
         limit = budget(tensors=_LEAST_TENSOR_BYTES, page_dir=page_dir).start()
+
+    def make_room() -> None:
+        release_free_memory()
+        if resident_bytes() + SEARCH_BYTES > ram_bytes:
+            limit.follower.give_back()
+
     try:
-        yield
+        yield make_room
     finally:
         limit.stop(restore=False)

@@ -34,6 +34,10 @@ class BudgetError(PlanError):
         )
 
 
+class DearPlanError(PlanError):
+    """A plan that costs more than it may."""
+
+
 @dataclass(frozen=True, slots=True)
 class UpdateGroup:
     """The ops `first`..`last` (all consecutive) that update storage `parameter`.

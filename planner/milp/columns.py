@@ -95,7 +95,7 @@ class Columns:
         self.byte_scale = (problem.ram_bytes or sum(t.nbytes for t in problem.tensors) or 1) / 100.0
         self.joule_scale = _joule_scale(problem)
         self.second_scale = problem.base_seconds / 100.0 or 1.0
-        self.gap_at = _gap_lookup(problem)
+        self.gap_at = problem.gap_at
         self.access_sets = [frozenset(t.accesses) for t in problem.tensors]
         self.fixed_gaps = _fixed_gaps(problem) - {choice.gap for choice in self.include.choices}
         self.slack = np.inf if problem.deadline_s is None else max(problem.deadline_s - problem.base_seconds, 0.0)
@@ -194,15 +194,6 @@ def _joule_scale(problem: Problem) -> float:
     sizes = sizes or [r.joules for t in problem.tensors for r in t.rematerializations if r is not None]
     positive = [s for s in sizes if s > 0]
     return float(np.median(positive)) if positive else 1.0
-
-
-def _gap_lookup(problem: Problem) -> list[dict[int, int]]:
-    """Per tensor: idle stage -> gap."""
-    found: list[dict[int, int]] = [{} for _ in problem.tensors]
-    for g, gap in enumerate(problem.gaps):
-        for s in range(gap.after + 1, gap.before):
-            found[gap.tensor][s % problem.size] = g
-    return found
 
 
 def _fixed_gaps(problem: Problem) -> set[int]:

@@ -20,7 +20,7 @@ def prune_intermediates(problem: Problem, choices: tuple[Choice, ...], wanted: s
         i, version, s = todo.pop()
         rematerialization = problem.tensors[i].rematerializations[version]
         for u, v in rematerialization.inputs if rematerialization is not None else ():
-            if (u, s) in wanted and (u, s) not in kept | back and not _present(problem, chosen, u, s):
+            if (u, s) in wanted and (u, s) not in kept and (u, s) not in back and not _present(problem, chosen, u, s):
                 kept.add((u, s))
                 todo.append((u, v, s))
     return Schedule(choices, tuple(sorted(kept)))
@@ -31,12 +31,11 @@ def _present(problem: Problem, chosen: dict[int, Choice], tensor: int, stage: in
 
     In use there, kept through an idle gap, or back already.
     """
-    if stage in problem.tensors[tensor].accesses:
+    if stage in problem.found_versions[tensor]:
         return stage != problem.tensors[tensor].birth
-    for g in problem.gaps_of[tensor]:
-        gap = problem.gaps[g]
-        at = stage if stage > gap.after else stage + problem.size
-        if gap.after < at < gap.before and not gap.dead:
-            choice = chosen.get(g)
-            return choice is None or (choice.fate not in (Fate.PACK, Fate.PACK_PAGE) and at >= choice.stage)
-    return False
+    g = problem.gap_at[tensor].get(stage)
+    if g is None or problem.gaps[g].dead:
+        return False
+    at = stage if stage > problem.gaps[g].after else stage + problem.size
+    choice = chosen.get(g)
+    return choice is None or (choice.fate not in (Fate.PACK, Fate.PACK_PAGE) and at >= choice.stage)

@@ -6,6 +6,7 @@ tensors (weights, optimizer state) wrap around the end of the step. Nothing here
 """
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -201,7 +202,7 @@ class Problem:
     links: tuple[int, ...] = ()
     """Per target: what moves its pages; those of one link go one after the other. Not said: all by link 0."""
 
-    @property
+    @cached_property
     def size(self) -> int:
         return len(self.stages)
 
@@ -239,6 +240,20 @@ class Problem:
         for g, gap in enumerate(self.gaps):
             lists[gap.tensor].append(g)
         return tuple(map(tuple, lists))
+
+    @cached_property
+    def gap_at(self) -> tuple[Mapping[int, int], ...]:
+        """Per tensor: stage in which it is idle -> its gap."""
+        found: list[dict[int, int]] = [{} for _ in self.tensors]
+        for g, gap in enumerate(self.gaps):
+            found[gap.tensor].update(dict.fromkeys(range(gap.after + 1, min(gap.before, self.size)), g))
+            found[gap.tensor].update(dict.fromkeys(range(max(gap.after + 1 - self.size, 0), gap.before - self.size), g))
+        return tuple(found)
+
+    @cached_property
+    def found_versions(self) -> tuple[Mapping[int, int], ...]:
+        """Per tensor: stage that creates, reads or writes it -> the version that it finds when it starts."""
+        return tuple({stage: tensor.version_before(stage) for stage in tensor.accesses} for tensor in self.tensors)
 
     def _gaps_of(self, i: int) -> list[Gap]:
         tensor, size = self.tensors[i], self.size

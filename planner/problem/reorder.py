@@ -9,6 +9,7 @@ for the last write of what they read, writes for all reads of what they change, 
 import heapq
 import itertools
 from collections import defaultdict
+from collections.abc import Iterable
 
 from planner.ir.graph import Phase, Role, StepGraph, operands
 from planner.ir.lowering.update_slices import update_groups
@@ -48,15 +49,21 @@ def dependencies(graph: StepGraph) -> list[set[int]]:
 
 def respects(graph: StepGraph, order: tuple[int, ...]) -> bool:
     """Say whether `order` is a permutation of the ops in which nothing runs before what it depends on."""
-    if sorted(order) != list(range(len(graph.ops))):
-        return False
+    return sorted(order) == list(range(len(graph.ops))) and _follows(order, dependencies(graph))
+
+
+def _follows(order: tuple[int, ...], dependent: list[set[int]]) -> bool:
     place = {op: k for k, op in enumerate(order)}
-    return all(place[j] < place[i] for i, before in enumerate(dependencies(graph)) for j in before)
+    return all(place[j] < place[i] for i, before in enumerate(dependent) for j in before)
 
 
 def peak_bytes(graph: StepGraph) -> int:
     """Return the most bytes that are resident while an op runs, everything kept until its last use."""
-    return _peak(graph, [[i] for i in range(len(graph.ops))])
+    return graph.once(_recorded_peak)
+
+
+def _recorded_peak(graph: StepGraph) -> int:
+    return _peak(graph, range(len(graph.ops)))
 
 
 def reorder(graph: StepGraph) -> tuple[int, ...]:
@@ -65,12 +72,16 @@ def reorder(graph: StepGraph) -> tuple[int, ...]:
     List scheduling: of the ops that are ready, the one that frees most bytes net runs first; the forward phase stays as
     it is recorded (everything it makes waits for the backward phase anyway). Update groups move as one piece.
     """
-    pieces = _pieces(graph)
-    order = _schedule(graph, pieces)
-    flat = tuple(i for piece in order for i in piece)
-    if flat == tuple(range(len(graph.ops))) or not respects(graph, flat):
+    return graph.once(_reorder)
+
+
+def _reorder(graph: StepGraph) -> tuple[int, ...]:
+    pieces, dependent = _pieces(graph), dependencies(graph)
+    flat = tuple(i for piece in _schedule(graph, pieces, dependent) for i in piece)
+    recorded = range(len(graph.ops))
+    if flat == tuple(recorded) or sorted(flat) != [*recorded] or not _follows(flat, dependent):
         return ()
-    return flat if _peak(graph, order) < peak_bytes(graph) else ()
+    return flat if _peak(graph, flat) < peak_bytes(graph) else ()
 
 
 def _pieces(graph: StepGraph) -> list[list[int]]:
@@ -86,8 +97,7 @@ def _pieces(graph: StepGraph) -> list[list[int]]:
     return pieces
 
 
-def _schedule(graph: StepGraph, pieces: list[list[int]]) -> list[list[int]]:
-    before = dependencies(graph)
+def _schedule(graph: StepGraph, pieces: list[list[int]], before: list[set[int]]) -> list[list[int]]:
     piece_of = {i: p for p, piece in enumerate(pieces) for i in piece}
     needs = [{piece_of[j] for i in piece for j in before[i]} - {p} for p, piece in enumerate(pieces)]
     forward = [p for p, piece in enumerate(pieces) if graph.ops[piece[0]].phase is Phase.FORWARD]
@@ -140,16 +150,18 @@ def _net(graph: StepGraph, piece: list[int], left: dict[int, int]) -> int:
     return added
 
 
-def _peak(graph: StepGraph, pieces: list[list[int]]) -> int:
-    left = _use_counts(graph, [[i] for piece in pieces for i in piece])
-    level = sum(s.nbytes for k, s in enumerate(graph.storages) if s.role is not Role.TEMPORARY and graph.uses[k])
-    peak = level
-    for piece in pieces:
-        for i in piece:
-            level += sum(graph.storages[s].nbytes for s in graph.creates[i])
-            peak = max(peak, level)
-            for s in _touched(graph, [i]):
-                left[s] -= 1
-                if not left[s] and graph.storages[s].role is Role.TEMPORARY and s not in graph.kept:
-                    level -= graph.storages[s].nbytes
+def _peak(graph: StepGraph, order: Iterable[int]) -> int:
+    """Return the most bytes that are resident while the ops run in this order."""
+    storages, kept = graph.storages, graph.kept
+    left = [len(uses) for uses in graph.uses]
+    leaves = [storage.role is Role.TEMPORARY and s not in kept for s, storage in enumerate(storages)]
+    peak = level = sum(s.nbytes for k, s in enumerate(storages) if s.role is not Role.TEMPORARY and graph.uses[k])
+    for i in order:
+        for s in graph.creates[i]:
+            level += storages[s].nbytes
+        peak = max(peak, level)
+        for s in (*graph.reads[i], *graph.creates[i]):
+            left[s] -= 1
+            if not left[s] and leaves[s]:
+                level -= storages[s].nbytes
     return peak

@@ -17,7 +17,7 @@ from planner.milp.highs import HighsSession, Progress, SolverRun, SolverStatus, 
 from planner.milp.model import Formulation
 from planner.problem.model import Problem, Semantics
 from planner.problem.replay import replay
-from planner.search.greedy.search import greedy, greedy_variants
+from planner.search.greedy.search import Greedy, greedy, greedy_variants
 from planner.search.incumbent import OPTIMAL_GAP, Climb, GainRate, Judge
 from planner.search.neighbourhood import neighbourhood_search
 from planner.search.recipes import cheap_segments, simple_schedules
@@ -63,11 +63,15 @@ def climb(
     *,
     paging: bool = True,
     recompute: bool = True,
+    first: Greedy | None = None,
 ) -> Climb:
-    """Return the best schedule and bound found for `problem` within `time_limit_s` of CPU time."""
+    """Return the best schedule and bound found for `problem` within `time_limit_s` of CPU time.
+
+    `first`: what greedy search finds for it, where that is known.
+    """
     deadline = time.process_time() + time_limit_s
     state = Climb(problem, deadline, progress, judge=judge, paging=paging, recompute=recompute)
-    state.greedy = greedy(problem, paging=paging, recompute=recompute)
+    state.greedy = first or greedy(problem, paging=paging, recompute=recompute)
     if state.greedy.schedule is not None:
         state.offer(state.greedy.schedule, "greedy")
     if state.proven:

@@ -8,7 +8,7 @@ Every plan that leaves here has been lowered to the program an executor follows,
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from planner.ir.costs import CostTable
 from planner.ir.graph import StepGraph
@@ -23,8 +23,8 @@ from planner.problem.reorder import peak_bytes, reorder
 from planner.problem.replay import ScheduleCost
 from planner.search.anytime import relaxation_bound
 from planner.search.floor import Floor, floor_of, floor_plans
-from planner.search.greedy.search import greedy
-from planner.search.incumbent import Judge, objective
+from planner.search.greedy.search import Greedy, greedy
+from planner.search.incumbent import objective
 from planner.search.solve import Outcome, Solution, relative_gap, solve
 from planner.search.wear import SPARING_TIME, dearest_wear, visible_share, with_wear
 
@@ -175,7 +175,7 @@ def _sparing(asked: _Asked) -> PlanResult:
     """Return a plan that spares flash which wears out, and takes little longer than one that does not look at wear."""
     begin = time.process_time()
     graph, costs, limits = asked.graph, asked.costs, asked.limits
-    share = visible_share(costs.device, _base_joules(costs), sum(s.nbytes for s in graph.storages))
+    share = visible_share(costs.device, base_joules(costs), sum(s.nbytes for s in graph.storages))
     unworn, seen_costs = (replace(costs, device=with_wear(costs.device, part)) for part in (0.0, share))
     careless = _in_time(replace(asked.quick, costs=unworn))
     if careless.plan is None:
@@ -279,7 +279,7 @@ def _plan(asked: _Asked) -> PlanResult:
     decided = min(MIN_DECIDED_BYTES, int(DECIDED_SHARE * (limits.ram_bytes - costs.device.base_bytes)))
     found = _coarse_plan(asked, decided)
     # Keeping everything fits at times where the coarse problem, which counts from above, has no room for it.
-    keep_all = Plan(), Plan(order=reorder(graph))
+    keep_all = dict.fromkeys((Plan(), Plan(order=reorder(graph))))
     found = better_of(graph, costs, limits, found=found, rivals=(*keep_all, *asked.rivals))
     left = asked.time_limit_s - (time.process_time() - begin)
     if found.plan is None and asked.strategy in LADDER and left > 0:
@@ -308,18 +308,24 @@ def _coarse_plan(asked: _Asked, min_bytes: int) -> PlanResult:
     """Return the plan of a problem in which storages of at least `min_bytes` are decided about."""
     begin = time.process_time()
     graph, costs, limits, ram_bytes = asked.graph, asked.costs, asked.limits, asked.limits.ram_bytes
-    order = best_order(graph, costs, ram_bytes)
+    start = _best_start(graph, costs, ram_bytes)
+    order = () if start is None else start.coarse.order
+    unlimited = limits.deadline_s is None and limits.write_limit_bytes is None and min_bytes == MIN_DECIDED_BYTES
     target, overruns = ram_bytes, list[BudgetError]()
     for _ in range(1 + TIGHTENINGS):
-        coarse = coarsen(
-            graph, costs, ram_bytes=target, deadline_s=limits.deadline_s, write_limit_bytes=limits.write_limit_bytes,
-            order=order, min_bytes=min_bytes,
-        )  # fmt: skip
-        judge = program_judge(graph, costs, coarse, ram_bytes, overruns)
+        if start is not None and unlimited and target == ram_bytes:
+            coarse, found_first = start.coarse, start.found
+            judge = replace(start.judge, overruns=overruns)
+        else:
+            coarse, found_first = coarsen(
+                graph, costs, ram_bytes=target, deadline_s=limits.deadline_s, write_limit_bytes=limits.write_limit_bytes,
+                order=order, min_bytes=min_bytes,
+            ), None  # fmt: skip
+            judge = ProgramJudge(costs, coarse, ram_bytes, overruns)
         left = (1 - FINISHING) * asked.time_limit_s - (time.process_time() - begin)
         solution = solve(
-            coarse.problem, time_limit_s=left, strategy=asked.strategy, progress=asked.progress, judge=judge
-        )
+            coarse.problem, time_limit_s=left, strategy=asked.strategy, progress=asked.progress, judge=judge, first=found_first
+        )  # fmt: skip
         if solution.schedule is not None or not overruns or left <= 0 or target <= (least := _least(coarse, solution)):
             break
         target = max(least, target - (overruns[-1].needed_bytes - ram_bytes))
@@ -335,7 +341,7 @@ def _coarse_plan(asked: _Asked, min_bytes: int) -> PlanResult:
         if target < ram_bytes:
             solution = replace(solution, bound_joules=None, outcome=Outcome.FEASIBLE)  # a bound for less memory
         plan = coarse.plan(schedule, ram_bytes, asked.strategy)
-        found = _success(costs, plan, lower(graph, costs, plan), solution, begin)
+        found = _success(costs, plan, judge.program(schedule), solution, begin)
     return found
 
 
@@ -364,25 +370,94 @@ def fine_bound(graph: StepGraph, costs: CostTable, *, ram_bytes: int, time_limit
     return relaxation_bound(coarsen(graph, costs, ram_bytes=ram_bytes, min_bytes=0).problem, time_limit_s)
 
 
+@dataclass(slots=True)
+class ProgramJudge:
+    """Lowers a schedule to the program an executor would follow, and measures that.
+
+    What is plainly dearer than the cheapest that it saw is an error and not measured.
+    """
+
+    costs: CostTable
+    coarse: Coarse
+    ram_bytes: int
+    overruns: list[BudgetError] = field(default_factory=list)
+    """What programs need that do not fit."""
+    cheapest: tuple[Schedule, Program] | None = None
+    """Of those within the limits."""
+
+    def __call__(self, problem: Problem, schedule: Schedule) -> ScheduleCost:
+        """Return what the program of a schedule costs, and what is wrong with it."""
+        result = ScheduleCost()
+        most_joules = math.inf if self.cheapest is None else self.cheapest[1].cost_joules
+        try:
+            program = self.program(schedule, most_joules)
+        except PlanError as error:
+            result.errors.append(str(error))
+            if isinstance(error, BudgetError):
+                self.overruns.append(error)
+            return result
+        waiting = self.costs.device.static_watts * program.stall_seconds
+        result.joules, result.seconds = program.cost_joules, program.seconds
+        result.stall_seconds, result.recompute_seconds = program.stall_seconds, program.recompute_seconds
+        result.static_joules = waiting
+        result.overhead_joules = program.cost_joules - base_joules(self.costs) - waiting
+        result.peak_bytes, result.written_bytes = program.peak_bytes, program.written_bytes
+        result.read_bytes = program.read_bytes
+        if problem.deadline_s is not None and program.seconds > problem.deadline_s * (1 + _ROUNDING):
+            result.errors.append(f"the step takes {program.seconds:g} s, the deadline is {problem.deadline_s:g} s")
+        if problem.write_limit_bytes is not None and program.written_bytes > problem.write_limit_bytes:
+            result.errors.append(
+                f"{program.written_bytes} B are written, the limit is {problem.write_limit_bytes:.0f} B"
+            )
+        if result.valid and program.cost_joules < most_joules:
+            self.cheapest = schedule, program
+        return result
+
+    def program(self, schedule: Schedule, most_joules: float = math.inf) -> Program:
+        """Return the program of a schedule; raise PlanError where there is none, or none that costs no more."""
+        if self.cheapest is not None and self.cheapest[0] is schedule:
+            return self.cheapest[1]
+        coarse = self.coarse
+        plan = replace(coarse.plan(schedule, self.ram_bytes, "candidate"), order=())  # the coarse graph is in it
+        return lower(coarse.graph, coarse.costs, plan, most_joules=most_joules)
+
+
 def best_order(graph: StepGraph, costs: CostTable, ram_bytes: int) -> tuple[int, ...]:
     """Return an order of the ops with a lower peak; empty: as recorded.
 
     If a quick plan in it needs less energy too.
     """
+    start = _best_start(graph, costs, ram_bytes)
+    return () if start is None else start.coarse.order
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What greedy search finds in one order, and its judge."""
+
+    coarse: Coarse
+    found: Greedy
+    judge: ProgramJudge
+    joules: float
+    """Infinite where there is no plan."""
+
+
+def _best_start(graph: StepGraph, costs: CostTable, ram_bytes: int) -> _Start | None:
+    """Return the cheaper of two quick plans, as recorded and in an order with a lower peak; None without such an order."""
     order = reorder(graph)
     if not order or peak_bytes(graph.reordered(order)) > (1 - WORTH_REORDERING) * peak_bytes(graph):
-        return ()
-    joules = [_greedy_joules(graph, costs, ram_bytes, candidate) for candidate in ((), order)]
-    return order if joules[1] < joules[0] else ()
+        return None
+    recorded, reordered = (_start(graph, costs, ram_bytes, candidate) for candidate in ((), order))
+    return reordered if reordered.joules < recorded.joules else recorded
 
 
-def _greedy_joules(graph: StepGraph, costs: CostTable, ram_bytes: int, order: tuple[int, ...]) -> float:
+def _start(graph: StepGraph, costs: CostTable, ram_bytes: int, order: tuple[int, ...]) -> _Start:
     coarse = coarsen(graph, costs, ram_bytes=ram_bytes, order=order)
-    schedule = greedy(coarse.problem).schedule
-    if schedule is None:
-        return float("inf")
-    found = program_judge(graph, costs, coarse, ram_bytes)(coarse.problem, schedule)
-    return objective(coarse.problem, found) if found.valid else float("inf")
+    found, judge = greedy(coarse.problem), ProgramJudge(costs, coarse, ram_bytes, [])
+    if found.schedule is None:
+        return _Start(coarse, found, judge, math.inf)
+    cost = judge(coarse.problem, found.schedule)
+    return _Start(coarse, found, judge, objective(coarse.problem, cost) if cost.valid else math.inf)
 
 
 def _cheaper(graph: StepGraph, costs: CostTable, limits: PlanLimits, found: PlanResult, rival: Plan) -> PlanResult:
@@ -403,48 +478,13 @@ def _cheaper(graph: StepGraph, costs: CostTable, limits: PlanLimits, found: Plan
     )  # fmt: skip
 
 
-def program_judge(
-    graph: StepGraph, costs: CostTable, coarse: Coarse, ram_bytes: int, overruns: list[BudgetError] | None = None
-) -> Judge:
-    """Return a judge that lowers a schedule to the program an executor would follow, and measures that.
-
-    It adds to `overruns` what programs need that do not fit.
-    """
-    base_joules = _base_joules(costs)
-
-    def judge(problem: Problem, schedule: Schedule) -> ScheduleCost:
-        result = ScheduleCost()
-        try:
-            program = lower(graph, costs, coarse.plan(schedule, ram_bytes, "candidate"))
-        except PlanError as error:
-            result.errors.append(str(error))
-            if overruns is not None and isinstance(error, BudgetError):
-                overruns.append(error)
-            return result
-        waiting = costs.device.static_watts * program.stall_seconds
-        result.joules, result.seconds = program.cost_joules, program.seconds
-        result.stall_seconds, result.recompute_seconds = program.stall_seconds, program.recompute_seconds
-        result.static_joules = waiting
-        result.overhead_joules = program.cost_joules - base_joules - waiting
-        result.peak_bytes, result.written_bytes = program.peak_bytes, program.written_bytes
-        result.read_bytes = program.read_bytes
-        if problem.deadline_s is not None and program.seconds > problem.deadline_s * (1 + _ROUNDING):
-            result.errors.append(f"the step takes {program.seconds:g} s, the deadline is {problem.deadline_s:g} s")
-        if problem.write_limit_bytes is not None and program.written_bytes > problem.write_limit_bytes:
-            result.errors.append(
-                f"{program.written_bytes} B are written, the limit is {problem.write_limit_bytes:.0f} B"
-            )
-        return result
-
-    return judge
-
-
-def _base_joules(costs: CostTable) -> float:
+def base_joules(costs: CostTable) -> float:
+    """Return the joules of a step that keeps everything, static power included."""
     return sum(c.joules + costs.device.static_watts * c.seconds for c in costs.ops)
 
 
 def _overhead_joules(costs: CostTable, program: Program) -> float:
-    return max(0.0, program.cost_joules - _base_joules(costs))
+    return max(0.0, program.cost_joules - base_joules(costs))
 
 
 def with_figures(plan: Plan, costs: CostTable, program: Program, bound: float | None = None) -> Plan:

@@ -14,7 +14,7 @@ from planner.problem.model import Problem, Schedule
 from planner.problem.replay import ScheduleCost, replay
 from planner.search.anytime import climb
 from planner.search.baselines import BASELINES, BITTRAIN
-from planner.search.greedy.search import greedy
+from planner.search.greedy.search import Greedy, greedy
 from planner.search.incumbent import Climb, Judge
 
 NAMED_ROWS = 3
@@ -98,16 +98,17 @@ def solve(
     strategy: str = "milp",
     progress: Progress | None = None,
     judge: Judge = replay,
+    first: Greedy | None = None,
 ) -> Solution:
     """Return the best schedule that `strategy` finds for `problem` within `time_limit_s` of CPU time.
 
-    Raises StrategyError for a strategy that does not exist.
+    `first`: what greedy search finds for it, where that is known. Raises StrategyError for a strategy that does not exist.
     """
     begin = time.process_time()
     if strategy == "milp":
-        state = climb(problem, time_limit_s, progress, judge)
+        state = climb(problem, time_limit_s, progress, judge, first=first)
     elif strategy == "greedy":
-        state = _greedy_climb(problem, time_limit_s, progress, judge)
+        state = _greedy_climb(problem, time_limit_s, progress, judge, first)
     elif strategy in BASELINES:
         state = BASELINES[strategy](_without_packing(problem, strategy), time_limit_s, judge)
     else:
@@ -122,9 +123,11 @@ def _without_packing(problem: Problem, strategy: str) -> Problem:
     return replace(problem, tensors=tuple(replace(tensor, packings=()) for tensor in problem.tensors))
 
 
-def _greedy_climb(problem: Problem, time_limit_s: float, progress: Progress | None, judge: Judge) -> Climb:
+def _greedy_climb(
+    problem: Problem, time_limit_s: float, progress: Progress | None, judge: Judge, first: Greedy | None
+) -> Climb:
     state = Climb(problem, time.process_time() + time_limit_s, progress, judge=judge)
-    state.greedy = greedy(problem)
+    state.greedy = first or greedy(problem)
     if state.greedy.schedule is not None:
         state.offer(state.greedy.schedule, "greedy")
     if any(tensor.packings for tensor in problem.tensors):

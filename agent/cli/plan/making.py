@@ -70,29 +70,34 @@ def make_bundle_of(arguments: argparse.Namespace, out: Path) -> Planned:
 
     page_dir = next(iter(page_dirs(arguments.page_dirs)), Path())
     try:
-        with within_budget(arguments.ram, page_dir):
-            return _planned(arguments, out)
+        with within_budget(arguments.ram, page_dir) as make_room:
+            return _planned(arguments, out, make_room)
     except NotFollowedError:
-        return _planned(arguments, out)
+        return _planned(arguments, out, lambda: None)
 
 
 _STAGES = ("capture", "profile", "flash", "analyse", "compare", "follow", "plan", "try")
 """What the bar shows; `follow`: plain PyTorch's first steps."""
 
 
-def _planned(arguments: argparse.Namespace, out: Path) -> Planned:
-    """Capture, measure, choose what is trained where that was asked for, and plan; show how far it is."""
+def _planned(arguments: argparse.Namespace, out: Path, make_room: Callable[[], None]) -> Planned:
+    """Capture, measure, choose what is trained where that was asked for, and plan; show how far it is.
+
+    `make_room`: gives back memory before a search, and what searches left before tensors come again.
+    """
     from agent.cli.progress import StageBar
     from agent.prepare.bench.bench import Bench
 
     machine, peers = _machine(arguments), _planning_peers(arguments)
     with StageBar(_STAGES, quiet=arguments.json) as bar:
         captured = _captured(arguments, bar.update)
+        make_room()
         with Bench() as bench:
             costs = _costs(arguments, captured, machine, bench, peers, bar.update)
             sparse = _sparse(arguments, captured, costs, bar.update) if arguments.sparse_update else None
             pieces = _pieces(arguments, captured, costs, machine, bench, sparse, bar.update)
-        made, by_device = _made(arguments, out, captured, costs, machine, pieces, peers, bar.update)
+        make_room()
+        made, by_device = _made(arguments, out, captured, costs, machine, pieces, peers, bar.update, make_room)
     told = peers.told() if peers is not None else []
     return Planned(made, sparse, costs.choice.step_s, pieces.sliced.left_whole, bar.spent, told, by_device)
 
@@ -268,7 +273,7 @@ def _pieces(
 
 def _made(
     arguments: argparse.Namespace, out: Path, captured: _Captured, costs: _Costs, machine: _Machine, pieces: _Pieces,
-    peers: "PlanningPeers | None", progress: "Progress",
+    peers: "PlanningPeers | None", progress: "Progress", make_room: Callable[[], None],
 ) -> "tuple[Made, Mapping[str, float]]":  # fmt: skip
     """Follow plain PyTorch's first steps, plan, try the plan beside them, and write; raise what says why that cannot be.
 
@@ -296,6 +301,7 @@ def _made(
     by_device: Mapping[str, float] = {}
     if arguments.place is not None:
         prepared, measured, device, by_device = _divided(arguments, captured, costs, machine, prepared, progress)
+    make_room()
     progress("plan", 0.0)
     if limits.step_s is None and limits.written_bytes is None:  # those are limits of one batch
         quick = make_bundle.default_planner(strategy="greedy", time_limit_s=arguments.time_limit)

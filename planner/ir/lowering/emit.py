@@ -60,7 +60,8 @@ class _Emitter:
         self.x, self.updates = placement, placement.updates
         self.graph, self.costs, self.size = placement.graph, placement.costs, placement.size
         self.targets = placement.costs.device.targets
-        self.instructions: list[Instruction] = []
+        self.put: list[tuple[Code, int, int, int]] = []
+        """What `Instruction` takes, in order: most programs are lowered for their figures alone."""
         self.clock = self.stall = self.recompute = 0.0
         self.packings: list[PackingCost] = []
         self.packed: dict[int, int] = {}
@@ -74,6 +75,8 @@ class _Emitter:
         self.carried = carried
         self.pending = list(carried)
         self.pending_bytes = sum(p.nbytes for p in carried)
+        self.updating = 0
+        """Of those that are pending: sliced updates."""
         self.done: dict[int, float] = {}
         self.next_read = 0
         self.read_bytes, self.written_to = 0, [0] * len(self.targets)
@@ -141,6 +144,7 @@ class _Emitter:
         """Return the instructions with what they take."""
         x, graph, timeline = self.x, self.graph, self.timeline
         device = self.costs.device
+        instructions = tuple(Instruction(*put) for put in self.put)
         op_seconds = sum(c.seconds for c in self.costs.ops)
         recomputed = [r for ops in x.reruns.values() for r, _ in ops]
         joules = sum(c.joules for c in self.costs.ops) + sum(self.costs.ops[r].joules for r in recomputed)
@@ -149,7 +153,7 @@ class _Emitter:
         joules += device.static_watts * self.clock
         peak_op = int(np.argmax(timeline)) if timeline else 0
         return Program(
-            graph=graph, instructions=tuple(self.instructions), groups=tuple(x.updates.groups),
+            graph=graph, instructions=instructions, groups=tuple(x.updates.groups),
             slice_counts=tuple(sorted(x.updates.counts.items())),
             slice_written=tuple((g, tuple(sorted(s))) for g, s in sorted(x.updates.written.items()) if s),
             starts_on_flash=frozenset(x.starts_away) - x.host.copies,
@@ -163,11 +167,11 @@ class _Emitter:
             memory_targets=frozenset(d for d, t in enumerate(self.targets) if t.capacity_bytes is not None),
             host_places=x.host.places, host_block_bytes=x.host.nbytes,
             starts_on_host=x.host.copies & x.starts_away, host_copies=x.host.copies,
-            beside_bytes=beside_bytes(graph, self.costs, self.instructions, x.starts_away),
+            beside_bytes=beside_bytes(graph, self.costs, instructions, x.starts_away),
         )  # fmt: skip
 
     def _put(self, code: Code, index: int, target: int = 0) -> None:
-        self.instructions.append(Instruction(code, index, self.level + self.pending_bytes, target))
+        self.put.append((code, index, self.level + self.pending_bytes, target))
 
     def _make_room(self) -> None:
         limit = self.x.limit
@@ -186,6 +190,7 @@ class _Emitter:
         self._put(oldest.wait, oldest.index)
         self._stall_until(oldest.moment)
         self.pending_bytes -= oldest.nbytes
+        self.updating -= oldest.wait is Code.WAIT_SLICED
         for s in oldest.frees:
             self._put(Code.FREE, s)
 
@@ -194,7 +199,7 @@ class _Emitter:
 
         They change what is about to be touched, or touch what is about to change.
         """
-        while any(
+        while self.updating and any(
             p.wait is Code.WAIT_SLICED
             and not (
                 touched.isdisjoint(self.updates.changed[p.index]) and changed.isdisjoint(self.updates.touched[p.index])
@@ -367,7 +372,8 @@ class _Emitter:
 
     def _rerun(self, i: int) -> None:
         for r, done in self.x.reruns[i]:
-            self._settle(set(effective_operands(self.graph, r)), set())
+            if self.updating:
+                self._settle(set(effective_operands(self.graph, r)), set())
             self._put(Code.RERUN, r)
             seconds = self.costs.ops[r].seconds
             self.clock += seconds
@@ -382,7 +388,8 @@ class _Emitter:
             self.lies_on.pop(s, None)
         g = self.updates.group_at.get(i)
         if g is None:
-            self._settle({*self.graph.reads[i], *self.graph.creates[i]}, set(op.writes))
+            if self.updating:
+                self._settle({*self.graph.reads[i], *self.graph.creates[i]}, set(op.writes))
             self._put(Code.RUN, i)
         elif i == self.updates.groups[g].last:
             self._settle(self.updates.touched[g], self.updates.changed[g])
@@ -411,5 +418,6 @@ class _Emitter:
         nbytes = updates.resident_bytes(g) + sum(self.size[s] for s in later)
         moment = max(self.clock, *(self.free_at[link] for link in links)) if links else self.clock
         self.pending.append(_Pending(Code.WAIT_SLICED, g, nbytes, moment, later))
+        self.updating += 1
         self.pending_bytes += nbytes
         return later

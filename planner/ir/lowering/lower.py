@@ -7,6 +7,7 @@ to fit) and when a finished write is waited for. It knows the resident bytes at 
 statement about the program, not an estimate. Pure; no torch.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -17,19 +18,26 @@ from planner.ir.costs import CostTable, by_version
 from planner.ir.graph import Role, StepGraph
 from planner.ir.lowering.emit import READ_MARGIN, emit
 from planner.ir.lowering.host_pages import place_host_pages
+from planner.ir.lowering.least_cost import least_joules
 from planner.ir.lowering.packables import read_packed
 from planner.ir.lowering.placement import Due, Placement, Position, SlicedUpdates
 from planner.ir.lowering.residency import ResidencyWalk
 from planner.ir.lowering.update_slices import update_groups
 from planner.ir.plan import Action, Decision, Plan
-from planner.ir.program import PlanError, Program
+from planner.ir.program import DearPlanError, PlanError, Program
+
+_ROUNDING = 1e-9
+"""Relative: sums in another order."""
 
 
-def lower(graph: StepGraph, costs: CostTable, plan: Plan, *, check_budget: bool = True) -> Program:
+def lower(
+    graph: StepGraph, costs: CostTable, plan: Plan, *, check_budget: bool = True, most_joules: float = math.inf
+) -> Program:
     """Return the program of `plan`.
 
     `graph` and `costs` are in recorded order; `plan.order` is applied here. Raises PlanError for a plan that is wrong
-    whatever the budget, BudgetError where it needs more than `plan.ram_bytes` (0: no limit, or `check_budget=False`).
+    whatever the budget, BudgetError where it needs more than `plan.ram_bytes` (0: no limit, or `check_budget=False`), DearPlanError
+    where it is plain beforehand that it costs more than `most_joules` in energy and wear.
     """
     if len(costs.ops) != len(graph.ops):
         raise PlanError(f"the cost table has {len(costs.ops)} ops, the graph {len(graph.ops)}; profile it again")
@@ -39,7 +47,10 @@ def lower(graph: StepGraph, costs: CostTable, plan: Plan, *, check_budget: bool 
         graph = graph.reordered(plan.order)
         costs = costs.reordered(plan.order)
     limit = plan.ram_bytes - costs.device.base_bytes if plan.ram_bytes and check_budget else None
-    return emit(_Lowering(graph, costs, plan, limit).placement())
+    placement = _Lowering(graph, costs, plan, limit).placement()
+    if most_joules < math.inf and (least := least_joules(placement)) > most_joules * (1 + _ROUNDING):
+        raise DearPlanError(f"the step costs at least {least:.6g} J, more than {most_joules:.6g} J")
+    return emit(placement)
 
 
 class _Lowering:

@@ -48,7 +48,7 @@ class Closures:
 
         Before `stage`; None where it cannot be done.
         """
-        tensors = self.problem.tensors
+        tensors, gap_at, resident = self.problem.tensors, self.problem.gap_at, self.decisions.resident
         found: dict[int, int] = {}
         reads: set[int] = set()
         stack = list(roots.items())
@@ -61,10 +61,10 @@ class Closures:
                 if u in roots or u in found:
                     if roots.get(u, found.get(u)) != v:
                         return None
-                elif self.decisions.resident(u, v, stage):
+                elif resident(u, v, stage):
                     reads.add(u)
                 else:
-                    g = self.decisions.gap_at[u].get(stage)
+                    g = gap_at[u].get(stage)
                     if g is None or self.problem.gaps[g].version != v or len(found) >= self.chain_limit:
                         return None
                     found[u] = v
@@ -93,6 +93,8 @@ class Closures:
         On the gap's time line.
         """
         tensor = self.problem.gaps[g].tensor
+        if not self.read_at[tensor]:
+            return []
         there = (s for s in self.read_at[tensor] if self.decisions.gap_at[tensor].get(s) == g)
         return sorted(self.decisions.unrolled(g, s) for s in there)
 

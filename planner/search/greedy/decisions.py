@@ -16,11 +16,9 @@ class Decisions:
         self.choices: dict[int, Choice] = {}
         self.spans = [step_slices(gap.after + 1, gap.before, problem.size) for gap in problem.gaps]
         """Gap -> stages in which its tensor is idle."""
-        self.gap_at: list[dict[int, int]] = [{} for _ in problem.tensors]
-        """Tensor -> stage in which it is idle -> gap."""
-        for g, gap in enumerate(problem.gaps):
-            for part in self.spans[g]:
-                self.gap_at[gap.tensor].update(dict.fromkeys(range(part.start, part.stop), g))
+        self.ready = [page_out_ready(problem, gap, None) for gap in problem.gaps]
+        """Gap -> the earliest stage at which its tensor can be back from a page."""
+        self.gap_at = problem.gap_at
 
     @contextlib.contextmanager
     def supposing(self, choice: Choice) -> Iterator[None]:
@@ -37,10 +35,10 @@ class Decisions:
 
     def resident(self, tensor: int, version: int, stage: int) -> bool:
         """Say whether `version` of `tensor` is there when `stage` starts."""
-        info = self.problem.tensors[tensor]
         g = self.gap_at[tensor].get(stage)
         if g is None:
-            return stage != info.birth and stage in info.accesses and info.version_before(stage) == version
+            found = self.problem.found_versions[tensor].get(stage)
+            return found == version and stage != self.problem.tensors[tensor].birth
         gap = self.problem.gaps[g]
         if gap.version != version or gap.dead:
             return False
@@ -73,7 +71,7 @@ class Decisions:
         problem, gap = self.problem, self.problem.gaps[choice.gap]
         if choice.fate not in (Fate.PAGE, Fate.PACK_PAGE):
             return []
-        late = [(gap.after + 1) % problem.size] if page_out_ready(problem, gap, None) > gap.after + 2 else []
+        late = [(gap.after + 1) % problem.size] if self.ready[choice.gap] > gap.after + 2 else []
         if problem.semantics is not Semantics.REAL:
             return late
         paging = self.paging_of(choice)

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ from planner.problem.model import Choice, Fate, Problem
 Bytes = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shortage:
     """Bytes over the limit at each stage, and what each of them counts.
 
@@ -21,14 +22,20 @@ class Shortage:
     over: Bytes
     urgency: Bytes | None
 
+    @cached_property
+    def short_before(self) -> npt.NDArray[np.int64]:
+        """How many of the stages before each one are short of memory; one more for all of them."""
+        return np.concatenate(([0], np.cumsum(self.over > 0)))
+
     def touches(self, where: list[slice]) -> bool:
         """Say whether memory is short in any of these stages."""
-        return any(self.over[part].any() for part in where)
+        before = self.short_before
+        return any(before[part.stop] > before[part.start] for part in where)
 
     def covered(self, where: slice | list[int], nbytes: int) -> float:
         """Return how many of the missing byte-stages `nbytes` fewer in these stages would cover."""
         covered = np.minimum(self.over[where], nbytes)
-        return float((covered if self.urgency is None else covered * self.urgency[where]).sum())
+        return float(np.add.reduce(covered if self.urgency is None else covered * self.urgency[where]))
 
 
 class StageLoad:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from planner.problem.model import Choice, Fate, Paging, Problem, Semantics
-from planner.problem.replay import page_out_ready, transfers_fit
+from planner.problem.replay import transfers_fit
 from planner.search.greedy.closures import Closures, Versions
 from planner.search.greedy.decisions import Decisions
 from planner.search.greedy.load import PageRoom, StageLoad
@@ -109,7 +109,7 @@ class Moves:
         problem, gap = self.problem, self.problem.gaps[g]
         if self.decisions.clashes(g, Fate.RECOMPUTE, before=True):
             return None
-        if stage < page_out_ready(problem, gap, None) or not transfers_fit(problem, gap, paging, stage):
+        if stage < self.decisions.ready[g] or not transfers_fit(problem, gap, paging, stage):
             return None
         closures = self.closures.without(g, stage, readers)
         choice = Choice(g, stage, Fate.PAGE, paging.target)
@@ -152,7 +152,7 @@ class Moves:
         """Yield what a move to pack becomes with the packed form on each medium."""
         problem, gap = self.problem, self.problem.gaps[g]
         packing, limit = problem.tensors[gap.tensor].packing(gap.version), problem.write_limit_bytes
-        if packing is None or gap.before < page_out_ready(problem, gap, None):
+        if packing is None or gap.before < self.decisions.ready[g]:
             return
         if limit is not None and self.added.written_bytes + packing.packed_bytes > limit:
             return

@@ -95,3 +95,22 @@ def test_one_budget_at_a_time(tmp_path: Path) -> None:
     following = budget(tensors=TENSORS, page_dir=tmp_path)
     with following, pytest.raises(NotFollowedError), within_budget(1 << 30, tmp_path):
         pass
+
+
+def test_a_search_finds_room_that_tensors_took_and_they_come_back_as_they_were(tmp_path: Path) -> None:
+    """In a process of its own: tests before this one leave memory that is given back first."""
+    asks = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import torch
+from agent.prepare.within_budget import within_budget
+from planner.ir.process_memory import resident_bytes
+with within_budget(resident_bytes() + (120 << 20), ".") as make_room:
+    weights = [torch.full((1 << 20,), float(i)) for i in range(16)]
+    held = resident_bytes()
+    make_room()
+    print(held - resident_bytes())
+    assert all(bool((weight == i).all()) for i, weight in enumerate(weights))
+"""
+    result = subprocess.run([sys.executable, "-c", asks], check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert int(result.stdout) > 60 << 20

@@ -104,3 +104,14 @@ def test_what_contradicts_itself_is_refused(tensors: tuple[Tensor, ...], message
 
 def test_a_weight_may_be_read_before_it_is_written() -> None:
     verify_problem(problem(replace(GOOD[0], persistent=True, writes=(3,), rematerializations=())))
+
+
+def test_where_a_tensor_is_idle_or_found_is_looked_up_by_stage() -> None:
+    for seed in range(20):
+        made = random_problem(seed)
+        for i, tensor in enumerate(made.tensors):
+            idle = {
+                s % made.size: g for g in made.gaps_of[i] for s in range(made.gaps[g].after + 1, made.gaps[g].before)
+            }
+            assert made.gap_at[i] == idle
+            assert made.found_versions[i] == {s: tensor.version_before(s) for s in tensor.accesses}

@@ -14,7 +14,11 @@ from planner.capture.step import capture_step
 from planner.ir.graph import Phase, StepGraph
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
+from planner.problem.model import Problem
 from planner.problem.reorder import dependencies, peak_bytes, reorder, respects
+from planner.search import plan_step as plan_step_module
+from planner.search import solve
+from planner.search.greedy.search import Greedy, greedy
 from planner.search.plan_step import best_order, plan_step
 from tests.agent.exactness import OPTIMIZERS, differences, flat_costs, plain, planned
 from tests.planner.estimated_steps import captured
@@ -69,7 +73,7 @@ def test_any_allowed_order_gives_the_same_bits(name: str, optimizer: str, tmp_pa
         assert not differences(expected, actual), k
 
 
-def test_the_planner_reorders_where_that_saves_energy(tmp_path: Path) -> None:
+def test_the_planner_reorders_where_that_saves_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step whose updates come last holds every gradient; a budget that only another order keeps without paging."""
     torch.manual_seed(0)
     model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.ReLU())))
@@ -92,6 +96,18 @@ def test_the_planner_reorders_where_that_saves_energy(tmp_path: Path) -> None:
     assert order == better and respects(late, order)
     plan = plan_step(late, costs, ram_bytes=budget, time_limit_s=2.0).plan
     assert plan is not None and plan.order == order and plan.peak_bytes <= budget
+    searched = list[Problem]()
+
+    def counted(problem: Problem) -> Greedy:
+        searched.append(problem)
+        return greedy(problem)
+
+    monkeypatch.setattr(plan_step_module, "greedy", counted)
+    monkeypatch.setattr(solve, "greedy", counted)
+    monkeypatch.setattr(plan_step_module, "DECIDED_SHARE", 1.0)  # as in a step of some megabytes
+    bare = replace(costs, packings=())
+    quick = plan_step(late, bare, ram_bytes=budget, strategy="greedy").plan
+    assert quick is not None and quick.order == order and len(searched) == 2, "once in each order"
     actual = planned(replace(capture, graphs={"step": late}), {"step": plan}, data, tmp_path)
     assert not differences(expected, actual)
 

@@ -20,7 +20,7 @@ from planner.search.floor import floor_of
 from planner.search.greedy.search import greedy_variants
 from planner.search.incumbent import objective
 from planner.search.pareto import budget_for, least_budget
-from planner.search.plan_step import PlanLimits, better_of, fine_bound, plan_step, program_judge
+from planner.search.plan_step import PlanLimits, ProgramJudge, better_of, fine_bound, plan_step
 from planner.search.recipes import cheap_segments, pack_everything
 from planner.search.solve import STRATEGIES, Outcome, StrategyError
 from tests.planner.estimated_steps import budget, captured
@@ -96,7 +96,7 @@ def test_no_program_beats_the_bound(name: str) -> None:
         limit = budget(share, name)
         coarse = coarsen(graph, costs, ram_bytes=limit)
         bound = relaxation_bound(coarse.problem, 10.0)
-        judge = program_judge(graph, costs, coarse, limit)
+        judge = ProgramJudge(costs, coarse, limit)
         assert bound is not None and bound > 0
         tried = 0
         variants = greedy_variants(coarse.problem, cheap_segments(coarse.problem))

@@ -331,10 +331,8 @@ def _divided(
     from agent.prepare.bench.bench import Bench
     from agent.prepare.placement.divide import divided, measured_links
     from agent.prepare.placement.reference import with_placed_reference
+    from agent.prepare.placement.room import PlacementRoom
     from agent.prepare.repeatable import reordered_in
-    from planner.ir.costs import CostTable
-    from planner.ir.lowering.lower import lower
-    from planner.ir.plan import Plan
     from planner.job_device import kind_of_job
     from planner.problem.placed_step import on_kind
 
@@ -346,16 +344,13 @@ def _divided(
     there = Bench().measure(graphs.values(), threads, watts, progress, resident=False, elsewhere=True)
     on_cpu, on_device = (costs.measured, there) if home == CPU else (there, costs.measured)
     links = measured_links(backend, watts)
-    found = divided(prepared, on_cpu, on_device, backend.kind, links, watts, time_limit_s=arguments.time_limit)
+    room = PlacementRoom(captured.pools, costs.device)
+    found = divided(prepared, on_cpu, on_device, backend.kind, links, watts, room, time_limit_s=arguments.time_limit)
     reordered = reordered_in(found.prepared.graphs.values(), allowed=arguments.allow is not None)
     made = with_placed_reference(
         replace(found.prepared, reordered=reordered), prepared.graphs, found.kinds, backend.kind
     )
-    device = costs.device
-    if backend.unified:  # one memory for both: what operators on the CPU hold is not there for the device
-        graph, table = next(iter(made.graphs.values())), CostTable(device, found.measured.ops[0])
-        beside = lower(graph, table, Plan(), check_budget=False).beside_bytes
-        device = replace(device, base_bytes=device.base_bytes + beside)
+    device = room.costs(next(iter(made.graphs.values())), found.measured.ops[0]).device
     return made, found.measured, device, found.alone
 
 

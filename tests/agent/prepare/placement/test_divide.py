@@ -9,6 +9,8 @@ import pytest
 from agent.backend import choose
 from agent.prepare.placement.divide import Divided, PlacementError, divided, measured_links
 from agent.prepare.placement.reference import with_placed_reference
+from agent.prepare.placement.room import PlacementRoom
+from agent.prepare.pools import Pools
 from agent.train.comparison import MismatchError
 from agent.train.trainer import Trainer, TrainOptions
 from planner import make_bundle
@@ -26,6 +28,7 @@ from tests.simulated_device import NAME, SimBackend
 pytestmark = pytest.mark.own_process
 
 PATIENCE_S = 10.0
+ROOM = PlacementRoom(Pools(1 << 30, 1 << 30), device_costs())
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def prepared() -> Prepared:
 
 
 def divide(prepared: Prepared, absent: tuple[str, ...] = ()) -> Divided:
-    return divided(prepared, *tables(prepared, absent), NAME, LINKS, 1.0, time_limit_s=PATIENCE_S)
+    return divided(prepared, *tables(prepared, absent), NAME, LINKS, 1.0, ROOM, time_limit_s=PATIENCE_S)
 
 
 def test_products_go_to_the_device_and_what_it_lacks_stays(prepared: Prepared) -> None:
@@ -81,7 +84,7 @@ def test_where_one_device_is_as_fast_that_is_said(prepared: Prepared) -> None:
     with pytest.raises(
         PlacementError, match=r"that saves time was found in 10 s: a step's take .* plan with --device cpu"
     ):
-        divided(prepared, on_cpu, slow, NAME, LINKS, 1.0, time_limit_s=PATIENCE_S)
+        divided(prepared, on_cpu, slow, NAME, LINKS, 1.0, ROOM, time_limit_s=PATIENCE_S)
 
 
 def test_links_are_measured() -> None:

@@ -202,8 +202,10 @@ def on_one_device(
     return found
 
 
-def choose_devices(problem: DeviceProblem, goal: Goal = Goal.JOULES, time_limit_s: float = 30.0) -> DeviceChoice:
-    """Return the choice with the least joules (seconds) whose seconds (joules) are no more than on the best single device.
+def choose_devices(
+    problem: DeviceProblem, goal: Goal = Goal.JOULES, time_limit_s: float = 30.0, *, within: DeviceChoice | None = None
+) -> DeviceChoice:
+    """Return the choice with the least joules (seconds) whose seconds (joules) are no more than on the best single device, or `within`.
 
     So neither is ever more than on that device: it stands where nothing better was found in time. All of them keep to what memories have
     room for. Raises DeviceChoiceError where tables do not fit each other, some operator runs nowhere, or no single device runs all and nothing
@@ -211,7 +213,8 @@ def choose_devices(problem: DeviceProblem, goal: Goal = Goal.JOULES, time_limit_
     """
     _verify(problem)
     end = time.process_time() + time_limit_s
-    single = min(on_one_device(problem, goal, time_limit_s).values(), key=lambda c: c.amount(goal), default=None)
+    alone = () if within is not None else on_one_device(problem, goal, time_limit_s).values()
+    single = within or min(alone, key=lambda c: c.amount(goal), default=None)
     found = _search(problem, goal, single, end)
     if found is None:
         if single is None:

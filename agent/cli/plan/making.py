@@ -302,7 +302,9 @@ def _made(
     prepared = in_device_room(follow, "following plain PyTorch", captured.job, captured.backend, captured.pools)
     by_device: Mapping[str, float] = {}
     if captured.teams:
-        prepared, measured, by_device = _divided_by_teams(arguments, captured, costs, machine, prepared, progress)
+        prepared, measured, by_device = _divided_by_teams(
+            arguments, captured, costs, machine, prepared, measured, progress
+        )
     elif arguments.place is not None:
         prepared, measured, device, by_device = _divided(arguments, captured, costs, machine, prepared, progress)
     progress("plan", 0.0)
@@ -337,6 +339,7 @@ def _divided(
 
     Raises PlacementError where that saves no time.
     """
+    from agent.prepare import bundle
     from agent.prepare.bench.bench import Bench
     from agent.prepare.placement.divide import divided, measured_links
     from agent.prepare.placement.reference import with_placed_reference
@@ -346,12 +349,14 @@ def _divided(
     from planner.problem.placed_step import on_kind
 
     backend, threads = captured.backend, costs.choice.threads
-    watts = machine.power(threads).compute_watts
+    watts = costs.device.compute_watts
     home = kind_of_job(captured.job)
     other = backend.kind if home == CPU else CPU
     graphs = {name: on_kind(graph, other) for name, graph in prepared.graphs.items()}
     there = Bench().measure(graphs.values(), threads, watts, progress, resident=False, elsewhere=True)
-    on_cpu, on_device = (costs.measured, there) if home == CPU else (there, costs.measured)
+    if arguments.board is not None and other == CPU:
+        there, _ = bundle.other_board(graphs, there, costs.here, arguments.board)
+    on_cpu, on_device = (costs.measured, there) if home == CPU else (there, costs.choice.measured)
     links = measured_links(backend, watts)
     room = PlacementRoom(captured.pools, costs.device)
     found = divided(prepared, on_cpu, on_device, backend.kind, links, watts, room, time_limit_s=arguments.time_limit)
@@ -364,11 +369,12 @@ def _divided(
 
 
 def _divided_by_teams(
-    arguments: argparse.Namespace, captured: _Captured, costs: _Costs, machine: _Machine, prepared: "Prepared", progress: "Progress"
+    arguments: argparse.Namespace, captured: _Captured, costs: _Costs, machine: _Machine, prepared: "Prepared", with_all: "Measured",
+    progress: "Progress",
 ) -> "tuple[Prepared, Measured, Mapping[str, float]]":  # fmt: skip
-    """Measure the operators with each team of threads and divide them; the reference is then what they give one by one so.
+    """Measure the operators with each further team of threads and divide them; the reference is then what they give one by one so.
 
-    Raises PlacementError where that saves nothing.
+    `with_all`: what they take with the bundle's number of threads. Raises PlacementError where that saves nothing.
     """
     from agent.prepare import bundle
     from agent.prepare.bench.bench import Bench
@@ -379,7 +385,7 @@ def _divided_by_teams(
     threads, graphs = costs.choice.threads, prepared.graphs
     teams = tuple(team for team in captured.teams if team != CpuTeam(threads))
     powers = [machine.power(count) for count in (threads, *(team.threads for team in teams))]
-    measured = [costs.measured]
+    measured = [with_all]
     for team, power in zip(teams, powers[1:], strict=True):
         with on_cores_of(team):
             found = Bench().measure(graphs.values(), team.threads, power.compute_watts, progress, resident=False)

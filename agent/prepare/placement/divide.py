@@ -11,6 +11,7 @@ from agent.backend.base import Backend
 from agent.backend.cpu import CpuBackend
 from agent.prepare.placement.room import DEVICE, PlacementRoom
 from agent.prepare.pools import copy_seconds
+from planner.ir.bundle.bundle import UPDATING, kind_of_graph
 from planner.ir.costs import OpCost
 from planner.ir.devices.kinds import CPU
 from planner.ir.devices.transfers import transfer_of
@@ -20,7 +21,7 @@ from planner.ir.operand_rules import verify_operands
 from planner.make_bundle import Prepared
 from planner.problem.placed_step import PlacedStep, on_kind, placed_step
 from planner.profiling.operators import Measured
-from planner.search.operator_devices import (
+from planner.search.placement.operator_devices import (
     HOST,
     DeviceChoice,
     DeviceLink,
@@ -99,15 +100,19 @@ def divided(
 ) -> Divided:  # fmt: skip
     """Return the job with its operators where they take least time within `room`, by what was measured of each graph's on both.
 
+    Graphs that update come first: weights, sums of gradients and optimizer state lie where those have them.
     `watts`: what the machine draws while it computes on either: the energy of a device is not measured. Raises PlacementError where
     no division was found that is faster within the budgets than one device alone, and DeviceChoiceError where an operator of a further graph
     cannot run where the first graph's weights are, or memories have no room for any choice.
     """
     kinds, known = dict[str, tuple[str, ...]](), dict[str, str]()
-    made, ops, elsewhere = dict[str, StepGraph](), list[tuple[OpCost, ...]](), list[_Costs]()
+    made, ops, elsewhere = dict[str, StepGraph](), dict[str, tuple[OpCost, ...]](), dict[str, _Costs]()
     first: tuple[DeviceChoice, Mapping[str, float]] | None = None
-    tables = zip(_table(on_cpu, prepared), _table(on_device, prepared), strict=True)
-    for (name, graph), costs in zip(prepared.graphs.items(), tables, strict=True):
+    tables = dict(
+        zip(prepared.graphs, zip(_table(on_cpu, prepared), _table(on_device, prepared), strict=True), strict=True)
+    )
+    for name in sorted(prepared.graphs, key=lambda name: kind_of_graph(name) not in UPDATING):
+        graph, costs = prepared.graphs[name], tables[name]
         problem = _problem(graph, costs, known, kind, links, room)
         choice = choose_devices(problem, Goal.SECONDS, time_limit_s)
         if first is None:
@@ -121,14 +126,20 @@ def divided(
         verify_operands(placed.graph)
         known |= {s.key: s.device for i, s in enumerate(placed.graph.storages) if s.persistent and placed.graph.uses[i]}
         made[name] = placed.graph
-        ops.append(_costs(placed, kinds[name], costs, links, watts))
-        elsewhere.append(_elsewhere(placed, kinds[name], costs))
+        ops[name] = _costs(placed, kinds[name], costs, links, watts)
+        elsewhere[name] = _elsewhere(placed, kinds[name], costs)
     if first is None:
         raise PlacementError("the job has no graph; capture it again")
-    there = replace(prepared, graphs=made, placed=(CPU, kind))
-    return Divided(
-        there, replace(on_cpu, ops=tuple(ops), packings=(), absent=(), elsewhere=tuple(elsewhere)), kinds, *first
+    names = tuple(prepared.graphs)
+    there = replace(prepared, graphs={name: made[name] for name in names}, placed=(CPU, kind))
+    measured = replace(
+        on_cpu,
+        ops=tuple(ops[name] for name in names),
+        packings=(),
+        absent=(),
+        elsewhere=tuple(elsewhere[name] for name in names),
     )
+    return Divided(there, measured, kinds, *first)
 
 
 def _judged(

@@ -11,8 +11,8 @@ from planner.ir.graph import StepGraph
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.ir.program import host_bytes_of
-from planner.search.device_memory import DeviceMemory, MemoryPool, PageTarget, held_of
-from planner.search.operator_devices import HOST
+from planner.search.placement.device_memory import DeviceMemory, MemoryPool, PageTarget, held_of
+from planner.search.placement.operator_devices import HOST
 from planner.search.plan_problem import plan_problem
 
 DEVICE = 1

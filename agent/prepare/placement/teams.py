@@ -19,7 +19,14 @@ from planner.ir.costs import OpCost
 from planner.ir.devices.cpu_teams import CpuTeam
 from planner.make_bundle import Prepared
 from planner.profiling.operators import Measured
-from planner.search.operator_devices import DeviceChoice, DeviceLink, DeviceProblem, Goal, choose_devices, on_one_device
+from planner.search.placement.operator_devices import (
+    DeviceChoice,
+    DeviceLink,
+    DeviceProblem,
+    Goal,
+    choose_devices,
+    on_one_device,
+)
 
 _REPEATS = 200
 _SPREAD_ITEMS = 1 << 17

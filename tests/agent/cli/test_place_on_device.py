@@ -40,9 +40,8 @@ PLACED = ("plan", "train.py", "--ram", "900M", "--gpu-ram", "12M", "--place", NA
     [
         (["--place", "cpu"], "between the CPU and one other device"),
         (["--place", "cuda", "--device", "mps"], "between the CPU and one other device"),
-        (["--place", "cuda", "--board", "pi5"], "--board and --place do not go together"),
-        (["--place", "cuda", "--sparse-update"], "--sparse-update and --place do not go together"),
-        (["--place", "cuda", "--solve-on", "any"], "--solve-on and --place do not go together"),
+        (["--place", "cuda", "--sparse-update"], "--sparse-update chooses by what the CPU takes alone"),
+        (["--place", "cpu:1,cpu:2", "--board", "pi5"], "--board and --place cpu: do not go together"),
     ],
 )
 def test_what_does_not_go_with_it_is_said(

@@ -40,17 +40,17 @@ class HeldStorage:
     kept: bool = False
     written: bool = True
 
-    def gaps(self, operators: int) -> "Iterator[Gap]":
+    def gaps(self, operators: int) -> "Iterator[IdleSpan]":
         """Yield where it may be away: between two uses that are not neighbours, and around the end of the step where it lasts."""
         for after, before in itertools.pairwise(self.uses):
             if before > after + 1:
-                yield Gap(after, before)
+                yield IdleSpan(after, before)
         if self.lasting and len(self.uses) and self.uses[-1] - self.uses[0] + 1 < operators:
-            yield Gap(self.uses[-1], self.uses[0])
+            yield IdleSpan(self.uses[-1], self.uses[0])
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class IdleSpan:
     """The operators behind `after` and ahead of `before`; around the end of the step where `before` is not behind `after`."""
 
     after: int
@@ -93,7 +93,7 @@ class DevicePage:
     """A storage, by its number among those held, that is paged to a target while it is not used."""
 
     held: int
-    gap: Gap
+    gap: IdleSpan
     target: int
 
 
@@ -119,7 +119,7 @@ def held_of(graph: StepGraph, homes: Mapping[str, int] = {}, *, host: int = 0) -
     return tuple(found)
 
 
-def page_costs(held: HeldStorage, gap: Gap, flash: Flash) -> tuple[float, float]:
+def paging_costs(held: HeldStorage, gap: IdleSpan, flash: Flash) -> tuple[float, float]:
     """Return seconds and joules of a page's way out and back, one after the other; what nobody changed is not written around the end."""
     seconds, joules = flash.read_seconds(held.nbytes), flash.read_joules_per_byte * held.nbytes
     if held.written or not held.lasting:
@@ -215,12 +215,12 @@ class MemoryRows:
                     if any(map(gap.covers, full)):
                         page = DevicePage(h, gap, t)
                         name = f"({h},{gap.after},{gap.before},{t})"
-                        self.pages[page] = made = column(f"w{name}", *page_costs(held, gap, target.flash))
+                        self.pages[page] = made = column(f"w{name}", *paging_costs(held, gap, target.flash))
                         at_home, fixed = self._at_home(held, target.memory)
                         self.model.row(f"pages_at_home{name}", [(made, 1.0), *_negative(at_home)], -np.inf, fixed)
                         if held.lasting and target.into is not None:
                             self._copy(h, t, made)
-        once: dict[tuple[int, Gap], list[int]] = {}
+        once: dict[tuple[int, IdleSpan], list[int]] = {}
         for page, made in self.pages.items():
             once.setdefault((page.held, page.gap), []).append(made)
         for (h, gap), columns in once.items():

@@ -11,18 +11,18 @@ from planner.ir.costs import CostTable, Flash, OpCost
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.problem.placed_step import placed_step
-from planner.search.device_memory import (
+from planner.search.placement.device_memory import (
     DeviceMemory,
     DevicePage,
-    Gap,
     HeldStorage,
+    IdleSpan,
     MemoryPool,
     PageTarget,
     held_of,
     overfull,
     pool_bytes,
 )
-from planner.search.operator_devices import (
+from planner.search.placement.operator_devices import (
     DeviceChoice,
     DeviceChoiceError,
     DeviceLink,
@@ -136,9 +136,9 @@ def test_what_is_counted_is_what_the_placed_step_holds() -> None:
 
 
 def test_a_gap_around_the_end_of_the_step_covers_both_ends() -> None:
-    gap = Gap(3, 1)
+    gap = IdleSpan(3, 1)
     assert [gap.covers(i) for i in range(5)] == [True, False, False, False, True]
-    assert [Gap(0, 3).covers(i) for i in range(5)] == [False, True, True, False, False]
+    assert [IdleSpan(0, 3).covers(i) for i in range(5)] == [False, True, True, False, False]
 
 
 def test_each_stretch_that_is_too_full_is_named_by_its_fullest_moment() -> None:

@@ -18,7 +18,15 @@ from planner.ir.costs import OpCost
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import Role, StepGraph, Storage
 from planner.milp.highs import HighsSession, LinearModel
-from planner.search.device_memory import Column, DeviceMemory, DevicePage, MemoryRows, overfull, page_costs, pool_bytes
+from planner.search.placement.device_memory import (
+    Column,
+    DeviceMemory,
+    DevicePage,
+    MemoryRows,
+    overfull,
+    paging_costs,
+    pool_bytes,
+)
 
 HOST = 0
 """The device that batches come from and losses go to."""
@@ -176,7 +184,7 @@ def on_devices(problem: DeviceProblem, devices: Sequence[int], pages: Sequence[D
     if problem.memory is not None:
         for page in pages:
             flash = problem.memory.targets[page.target].flash
-            more = page_costs(problem.memory.held[page.held], page.gap, flash)
+            more = paging_costs(problem.memory.held[page.held], page.gap, flash)
             seconds, joules = seconds + more[0], joules + more[1]
     return DeviceChoice(tuple(devices), seconds, joules + problem.static_watts * seconds, moved, tuple(pages))
 

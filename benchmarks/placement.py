@@ -39,7 +39,7 @@ from planner.ir.plan import Plan
 from planner.ir.units import format_bytes, format_seconds
 from planner.problem.placed_step import on_kind, placed_step
 from planner.profiling.operators import profile_operators
-from planner.search.operator_devices import (
+from planner.search.placement.operator_devices import (
     DeviceChoice,
     DeviceLink,
     DeviceProblem,

@@ -32,6 +32,7 @@ from planner.ir.bundle.data_order import bucket_batches, epoch_order
 from planner.ir.bundle.safetensors_io import STORED_DTYPES, Chunks
 from planner.ir.bundle.writer import Contents, write_bundle
 from planner.ir.costs import CostTable, DeviceCosts
+from planner.ir.devices.cpu_teams import CpuTeam
 from planner.ir.errors import CaptureError, ExitCode, PortError
 from planner.ir.graph import Phase, Role, StepGraph, storage_key
 from planner.ir.lowering import optimizer_scalars
@@ -104,6 +105,8 @@ class Prepared:
     """Weights and their state that the graphs have in blocks, as in the manifest."""
     placed: tuple[str, ...] = ()
     """Kinds of devices that the graphs' operators are divided among; none where all run on one, as they were recorded."""
+    teams: tuple[CpuTeam, ...] = ()
+    """Teams of the CPU's threads that the graphs' operators are divided among beside all threads of the bundle, as in the manifest."""
 
     @property
     def initial_tensors(self) -> tuple[torch.Tensor, ...]:
@@ -560,6 +563,7 @@ def describe(
         eval_samples=prepared.eval_data[0].shape[0] if prepared.eval_data else 0,
         schedule=prepared.schedule, allow_nonfinite=job.allow_nonfinite, reference=prepared.reference,
         recordings=prepared.recordings, limits=limits, device_kind=first.device, reordered=prepared.reordered, placed=prepared.placed,
+        teams=prepared.teams,
         pruning=job.pruning, files=prepared.files,
         in_pieces=any(graph.pieces for graph in prepared.graphs.values()),
         buckets=tuple(

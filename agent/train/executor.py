@@ -14,6 +14,7 @@ import torch
 
 from agent.backend.base import Backend, Event
 from agent.backend.cpu import DONE, CpuBackend
+from agent.backend.cpu_teams import CpuTeams
 from agent.backend.raw_bytes import whole_bytes
 from agent.malloc import active
 from agent.train.checkpoint import StateStore
@@ -81,9 +82,11 @@ class Executor:
         backend: Backend | None = None,
         watchers: Mapping[int, Callable[[StepValues], None]] = _NO_WATCHERS,
         newer: set[str] | None = None,
+        teams: CpuTeams | None = None,
     ) -> None:
         """`backend`: where the step computes; the CPU if it is not said. `watchers`: called once these operators have run.
-        `newer`: keys of residents that the store has older contents of; None: it may be any of them.
+        `newer`: keys of residents that the store has older contents of; None: it may be any of them. `teams`: of operators that all threads do
+        not compute together; closed by whoever made them.
 
         Raises PortError for a step of another device.
         """
@@ -110,6 +113,7 @@ class Executor:
             if storage.persistent and graph.uses[s] and s not in program.starts_away
         ]  # fmt: skip
         self._updates = UpdateThread()
+        self._teams = teams or CpuTeams(torch.get_num_threads())
         self._rng: dict[int, torch.Tensor] = {}
         self._phase = ""
         self._phase_began = 0.0
@@ -281,14 +285,14 @@ class Executor:
                 code.append(_call(self._enter, wanted))
             match instruction.code:
                 case Code.RUN:
-                    code.append(self._run_packed(i, staying) or self._run_op(i))
+                    code.append(self._in_team(i, self._run_packed(i, staying) or self._run_op(i)))
                     if i in self._watchers:
                         code.append(_call(self._watchers[i], self.values))
                 case Code.RERUN:
                     made = staying.keys() & self.graph.creates[i]
                     code += [_call(self.values.clear, s) for s in made]  # no stand-in is taken for it
                     whole_again |= made
-                    code.append(self._rerun_op(i))
+                    code.append(self._in_team(i, self._rerun_op(i)))
                 case Code.FREE:
                     code.append(_call(self._free, i))
                     if i in whole_again:
@@ -357,6 +361,9 @@ class Executor:
         now = time.perf_counter()
         self._phases[self._phase] = self._phases.get(self._phase, 0.0) + now - self._phase_began
         self._phase, self._phase_began = phase, now
+
+    def _in_team(self, index: int, run: Callable[[], None]) -> Callable[[], None]:
+        return self._teams.runs(self.graph.ops[index].team, run)
 
     def _run_op(self, index: int) -> Callable[[], None]:
         op = self.graph.ops[index]

@@ -15,6 +15,7 @@ import torch
 import xxhash
 
 from agent.backend.choose import backend_of
+from agent.backend.cpu_teams import CpuTeams
 from agent.backend.raw_bytes import placed
 from agent.backend.staging import Staging
 from agent.packing.pages import ITEM_BYTES
@@ -35,7 +36,7 @@ from agent.train.step_paging import Scratch
 from agent.train.step_values import GraphChangedError
 from agent.worker.protocol import StateRecovered, StepDone
 from agent.worker.thread_room import check_thread_room
-from planner.ir.bundle.bundle import WHOLE_UPDATE, BucketSize, Bundle, graph_name, train_part
+from planner.ir.bundle.bundle import UPDATING, WHOLE_UPDATE, BucketSize, Bundle, batch_kind, graph_name, train_part
 from planner.ir.bundle.data_order import bucket_batches
 from planner.ir.costs import CostTable, Flash, by_version
 from planner.ir.devices.kinds import CPU
@@ -144,12 +145,13 @@ class Trainer:
 
     def __init__(self, bundle: Bundle, options: TrainOptions) -> None:
         self.bundle, self.options, self.manifest = bundle, options, bundle.manifest
-        check_thread_room(self.manifest.threads)
+        check_thread_room(max(self.manifest.threads, *(team.threads for team in self.manifest.teams), 1))
         torch.set_num_threads(self.manifest.threads)
         make_directory(options.state_dir)
         for folder in (options.page_dir, *options.scratch_dirs):
             make_directory(folder)
         self.backend = backend_of(bundle.manifest.device_kind)
+        self.teams = CpuTeams(self.manifest.threads, self.manifest.teams)
         staging = None if self.backend.addressable else Staging(self.backend, BURST)
         repeat_kernels(self.backend.kind)
         self._outside_bytes = self.backend.outside_bytes()
@@ -293,6 +295,7 @@ class Trainer:
         self.store.close()
         self.samples.close()
         self.eval_samples.close()
+        self.teams.close()
 
     # -- programs
 
@@ -331,7 +334,7 @@ class Trainer:
             watchers = self.probes[name].watchers() if name in self.probes else {}
             executor = Executor(
                 self.program(name), self.constants, self.persistents.resident, self.store, self.pager,
-                self.scratch[name], self.backend, watchers, self.persistents.dirty,
+                self.scratch[name], self.backend, watchers, self.persistents.dirty, self.teams,
             )  # fmt: skip
             self._executors[key] = executor
         executor = self._executors[key]
@@ -474,7 +477,7 @@ class Trainer:
 
     def _drop_last(self) -> list[bool]:
         """Say of each bucket whether its last, short batch is left out: as the job says, or because no plan was made for its size."""
-        kind = _kind(0, self.manifest.accumulate)
+        kind = batch_kind(0, self.manifest.accumulate)
         return [
             self.manifest.drop_last
             or graph_name(kind, size.samples % size.batch_size, size, bucket) not in self.bundle.graphs
@@ -571,12 +574,12 @@ class Trainer:
     def _one_run(self, together: Sequence[tuple[int, int, torch.Tensor]]) -> list[StepEvent]:
         """Run one batch, or all of an update at once, and return what each of them did: of the whole, an equal share."""
         m, count = self.manifest, len(together)
-        kind = WHOLE_UPDATE if count > 1 else _kind(self.step, m.accumulate)
+        kind = WHOLE_UPDATE if count > 1 else batch_kind(self.step, m.accumulate)
         _, bucket, rows = together[0]
         name = graph_name(kind, rows.numel(), m.sizes[bucket], bucket)
         self._open = _OpenStep(self._progress(), self._executor(name), time.perf_counter())
         scalars: list[float | int] = []
-        if kind in ("step", "last", WHOLE_UPDATE):
+        if kind in UPDATING:
             scalars = self.scalars.advance()
         batch = [column for _, part, taken in together for column in self.samples.batch(taken.tolist(), part)]
         wall, cpu = time.perf_counter(), time.process_time()
@@ -587,7 +590,7 @@ class Trainer:
             raise DataError(
                 f"step {self.step + 1} takes a label or index that does not exist ({error}); look for it in the data"
             ) from error
-        if self._pruning is not None and kind in ("step", "last", WHOLE_UPDATE):
+        if self._pruning is not None and kind in UPDATING:
             self._pruning.updated(self.scalars.steps_done, self._weights(self.program(name)), self.persistents)
         self._open = None
         self._last_step_s = time.perf_counter() - wall
@@ -687,13 +690,6 @@ class Trainer:
             for piece in self.persistents.pieces(key):
                 total.update(piece)
         return total.hexdigest()
-
-
-def _kind(step: int, accumulate: int) -> str:
-    if accumulate == 1:
-        return "step"
-    place = step % accumulate
-    return "first" if place == 0 else "last" if place == accumulate - 1 else "next"
 
 
 def step_message(event: StepEvent, device_peak_bytes: int | None = None) -> StepDone:

@@ -128,7 +128,7 @@ class Op:
 
     `outputs` holds one value index per tensor returned (None where nothing reads it). `writes` are the storages it
     changes in place, `random` says that it draws from the default generator. `piece`: of an op that runs in pieces; it
-    changes nothing of what is computed.
+    changes nothing of what is computed. `team`: the number of the CPU's team of threads that computes it, 0: all threads of the bundle.
     """
 
     name: str
@@ -139,6 +139,7 @@ class Op:
     phase: Phase
     random: bool = False
     piece: Piece | None = None
+    team: int = 0
 
 
 def references(argument: Argument) -> Iterator[int]:

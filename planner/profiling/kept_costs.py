@@ -39,9 +39,15 @@ def context(threads: int, cache_bytes: int, *, workspace_seen: bool) -> str:
     """Return what costs depend on besides the operator, as the name of a file."""
     told = [
         _FORMAT, str(torch.__version__), torch.__config__.show(), torch.backends.cpu.get_cpu_capability(), _processor(), threads,
-        cache_bytes, workspace_seen,
+        cache_bytes, workspace_seen, *_some_cores(),
     ]  # fmt: skip
     return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:32]
+
+
+def _some_cores() -> list[int]:
+    """Return the numbers of the cores that this process may run on; none where those are all: on one cluster operators take other times."""
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return usable if len(usable) < (os.cpu_count() or 1) else []
 
 
 def operator_key(signature: object) -> str:

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.placement import main, two_devices
 from planner.ir.boards import load_board
-from planner.search.operator_devices import on_one_device
+from planner.search.placement.operator_devices import on_one_device
 from tests.planner.steps import tiny_step
 
 

@@ -23,6 +23,7 @@ from agent.cli.arguments import (
 from agent.cli.devices_and_plots import add_deadline, wanted_pace
 from agent.cli.plan.facts import facts_of, fine_bound_of, print_facts, usual_day_s
 from agent.cli.plan.making import make_bundle_of
+from agent.cli.plan.placement import names_teams, wanted_teams
 from agent.cli.terminal import terminal
 from planner.ir.costs import MediumKind
 from planner.ir.devices.kinds import CPU
@@ -76,7 +77,9 @@ def _add_devices(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--place", metavar="KIND",
         help="cuda or mps: divide the step's operators between the CPU and this device, each where it was measured to take less time, transfers "
-        "between them included. Bits are then those of each operator on its device, not of plain PyTorch on either (default: all on one device)",
+        "between them included. Or teams of the CPU's threads, such as cpu:1,cpu:4 or cpu:4xA76,cpu:4xA55 (clusters as `doctor` names them): each "
+        "operator on the one with which it takes least energy. Bits are then those of each operator so, not of plain PyTorch "
+        "(default: all on one device, with one number of threads)",
     )  # fmt: skip
     group.add_argument(
         "--threads", type=whole_number(1, 1024), metavar="N",
@@ -198,7 +201,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     if arguments.step_joules is not None and not arguments.sparse_update:
         raise UsageError("--step-joules limits what --sparse-update trains; give both, or neither")
     on_gpu = arguments.gpu_ram is not None or arguments.recording_gpu_ram is not None
-    if arguments.board is not None and (on_gpu or arguments.device not in (None, CPU)):
+    if arguments.board is not None and arguments.place is None and (on_gpu or arguments.device not in (None, CPU)):
         raise UsageError(
             "--board: of the GPU of a board that is not at hand nothing is known; plan there, or without --board for the CPU"
         )
@@ -239,12 +242,19 @@ def _check_placement(arguments: argparse.Namespace) -> None:
     """Raise UsageError for what cannot be had beside --place."""
     if arguments.place is None:
         return
-    unsupported = {
-        "--board": arguments.board, "--sparse-update": arguments.sparse_update or None, "--solve-on": arguments.solve_on,
-    }  # fmt: skip
-    for option, value in unsupported.items():
-        if value is not None:
-            raise UsageError(f"{option} and --place do not go together: leave one of them away")
+    if names_teams(arguments.place):
+        if arguments.threads is not None:
+            raise UsageError("--threads and --place do not go together: --place names the numbers of threads itself")
+        if arguments.board is not None:
+            raise UsageError(
+                "--board and --place cpu: do not go together: a board that is not at hand is known by one core alone"
+            )
+        wanted_teams(arguments.place)
+        return
+    if arguments.sparse_update:
+        raise UsageError(
+            "--sparse-update chooses by what the CPU takes alone, and --place by what a device takes, too: leave one of them away"
+        )
     if arguments.place == CPU or arguments.device not in (None, CPU, arguments.place):
         raise UsageError(
             f"--place {arguments.place}: operators are divided between the CPU and one other device, which --device, where it is given, is one of"

@@ -82,18 +82,30 @@ def facts_of(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
 
 
 def _placed(bundle: "Bundle") -> dict[str, Any] | None:
-    """Return how many operators of a step run on each of two devices, in which runs, and what is transferred; None on one."""
+    """Return how many operators of a step run on each of two devices, or with each team of threads, in which runs, and what is transferred.
+
+    None where all run on one.
+    """
+    from planner.ir.devices.cpu_teams import CpuTeam
     from planner.ir.devices.transfers import transfer_of
 
-    if not bundle.manifest.placed:
+    if not bundle.manifest.placed and not bundle.manifest.teams:
         return None
     graph = bundle.graphs[bundle.manifest.main_graph]
+    if bundle.manifest.teams:
+        teams = [team.text for team in (CpuTeam(bundle.manifest.threads), *bundle.manifest.teams)]
+        where = [teams[op.team] for op in graph.ops]
+        return {
+            "operators": {team: where.count(team) for team in teams},
+            "runs": [(team, len([*together])) for team, together in itertools.groupby(where)],
+            "transfers": 0, "transferred_bytes": 0, "teams": True,
+        }  # fmt: skip
     moved = {i: found for i, op in enumerate(graph.ops) if (found := transfer_of(graph, op)) is not None}
     kinds = [where_it_runs(graph, i) for i in range(len(graph.ops)) if i not in moved]
     return {
         "operators": {kind: kinds.count(kind) for kind in bundle.manifest.placed},
         "runs": [(kind, len([*together])) for kind, together in itertools.groupby(kinds)],
-        "transfers": len(moved), "transferred_bytes": sum(graph.storages[t.target].nbytes for t in moved.values()),
+        "transfers": len(moved), "transferred_bytes": sum(graph.storages[t.target].nbytes for t in moved.values()), "teams": False,
     }  # fmt: skip
 
 
@@ -234,13 +246,18 @@ _MOST_RUNS = 12
 
 def _told_placement(facts: dict[str, Any], placed: dict[str, Any]) -> str:
     """Say which operators run where, what moves between them, and whose bits that gives."""
-    counts = " and ".join(f"{count} operators on {kind}" for kind, count in placed["operators"].items())
-    text = f"{counts}, {placed['transfers']} transfers of {format_bytes(placed['transferred_bytes'])} a step"
+    word = "with" if placed["teams"] else "on"
+    text = " and ".join(f"{count} operators {word} {kind}" for kind, count in placed["operators"].items())
+    if not placed["teams"]:
+        text += f", {placed['transfers']} transfers of {format_bytes(placed['transferred_bytes'])} a step"
     if len(placed["runs"]) <= _MOST_RUNS:
         text += ": " + ", ".join(f"{count} {kind}" for kind, count in placed["runs"])
     if alone := facts.get("step_s_by_device"):
-        taken = " and ".join(f"{format_seconds(seconds)} on {kind} alone" for kind, seconds in alone.items())
+        taken = " and ".join(f"{format_seconds(seconds)} {word} {kind} alone" for kind, seconds in alone.items())
         text += f"; a step's operators take {taken}"
+    text += ". No operator runs in pieces: those are compared with the whole on one device alone"
+    if placed["teams"]:
+        return f"{text}. The bits are those of each operator with its threads, of plain PyTorch with no number of them"
     return f"{text}. The bits are those of each operator on its device, of plain PyTorch on neither"
 
 

@@ -14,6 +14,7 @@ from agent.cli.arguments import (
     page_dirs,
 )
 from agent.cli.devices_and_plots import too_slow, wanted_pace
+from agent.cli.plan.placement import names_teams, wanted_teams
 from agent.energy.media import FlashPrices, Medium, medium_of, medium_under
 from agent.energy.sources.power_models import power_with
 from planner.ir.boards import load_board
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from planner.deadline import Pace
     from planner.ir.bundle.bundle import PlannedLimits
     from planner.ir.costs import CostTable, DeviceCosts
+    from planner.ir.devices.cpu_teams import CpuTeam
     from planner.ir.graph import StepGraph
     from planner.ir.plan import Plan
     from planner.job import TrainingJob
@@ -130,7 +132,8 @@ def _machine(arguments: argparse.Namespace) -> _Machine:
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """The script's job and its recorded step. `counts`: numbers of threads to measure; `pace`: what a deadline leaves."""
+    """The script's job and its recorded step. `counts`: numbers of threads to measure; `pace`: what a deadline leaves; `teams`: of threads, to
+    divide operators among."""
 
     job: "TrainingJob"
     backend: "Backend"
@@ -139,6 +142,7 @@ class _Captured:
     prepare: "Callable[[], Prepared]"
     counts: tuple[int, ...]
     pace: "Pace | None"
+    teams: "tuple[CpuTeam, ...]"
 
 
 def _captured(arguments: argparse.Namespace, progress: "Progress") -> _Captured:
@@ -160,6 +164,9 @@ def _captured(arguments: argparse.Namespace, progress: "Progress") -> _Captured:
     repeat_kernels(backend.kind)
     on_device = backend.kind != CPU and arguments.place is None
     counts = _thread_counts(arguments, set_by_script=torch.get_num_threads() != before, on_device=on_device)
+    teams = wanted_teams(arguments.place)
+    if teams:
+        counts = tuple(sorted({team.threads for team in teams if not team.cores} or {teams[0].threads}))
     if arguments.place is not None and kind_of_job(job) != CPU:
         counts = counts[-1:]  # what is recorded on the device does not tell which number is fastest: all cores
     steps, updates = make_bundle.steps_and_updates(job, arguments.epochs)
@@ -170,7 +177,7 @@ def _captured(arguments: argparse.Namespace, progress: "Progress") -> _Captured:
     reordered = reordered_in(prepared.graphs.values(), allowed=arguments.allow is not None)
     progress("capture", 1.0)
     pace = wanted_pace(arguments, steps)
-    return _Captured(job, backend, pools, replace(prepared, reordered=reordered), prepare, counts, pace)
+    return _Captured(job, backend, pools, replace(prepared, reordered=reordered), prepare, counts, pace, teams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +306,11 @@ def _made(
     follow = partial(with_reference, prepared, _compared_steps(arguments, captured.job))
     prepared = in_device_room(follow, "following plain PyTorch", captured.job, captured.backend, captured.pools)
     by_device: Mapping[str, float] = {}
-    if arguments.place is not None:
+    if captured.teams:
+        prepared, measured, by_device = _divided_by_teams(
+            arguments, captured, costs, machine, prepared, measured, progress
+        )
+    elif arguments.place is not None:
         prepared, measured, device, by_device = _divided(arguments, captured, costs, machine, prepared, progress)
     make_room()
     progress("plan", 0.0)
@@ -334,35 +345,64 @@ def _divided(
 
     Raises PlacementError where that saves no time.
     """
+    from agent.prepare import bundle
     from agent.prepare.bench.bench import Bench
     from agent.prepare.placement.divide import divided, measured_links
     from agent.prepare.placement.reference import with_placed_reference
+    from agent.prepare.placement.room import PlacementRoom
     from agent.prepare.repeatable import reordered_in
-    from planner.ir.costs import CostTable
-    from planner.ir.lowering.lower import lower
-    from planner.ir.plan import Plan
     from planner.job_device import kind_of_job
     from planner.problem.placed_step import on_kind
 
     backend, threads = captured.backend, costs.choice.threads
-    watts = machine.power(threads).compute_watts
+    watts = costs.device.compute_watts
     home = kind_of_job(captured.job)
     other = backend.kind if home == CPU else CPU
     graphs = {name: on_kind(graph, other) for name, graph in prepared.graphs.items()}
     there = Bench().measure(graphs.values(), threads, watts, progress, resident=False, elsewhere=True)
-    on_cpu, on_device = (costs.measured, there) if home == CPU else (there, costs.measured)
+    if arguments.board is not None and other == CPU:
+        there, _ = bundle.other_board(graphs, there, costs.here, arguments.board)
+    on_cpu, on_device = (costs.measured, there) if home == CPU else (there, costs.choice.measured)
     links = measured_links(backend, watts)
-    found = divided(prepared, on_cpu, on_device, backend.kind, links, watts, time_limit_s=arguments.time_limit)
+    room = PlacementRoom(captured.pools, costs.device)
+    found = divided(prepared, on_cpu, on_device, backend.kind, links, watts, room, time_limit_s=arguments.time_limit)
     reordered = reordered_in(found.prepared.graphs.values(), allowed=arguments.allow is not None)
     made = with_placed_reference(
         replace(found.prepared, reordered=reordered), prepared.graphs, found.kinds, backend.kind
     )
-    device = costs.device
-    if backend.unified:  # one memory for both: what operators on the CPU hold is not there for the device
-        graph, table = next(iter(made.graphs.values())), CostTable(device, found.measured.ops[0])
-        beside = lower(graph, table, Plan(), check_budget=False).beside_bytes
-        device = replace(device, base_bytes=device.base_bytes + beside)
+    device = room.costs(next(iter(made.graphs.values())), found.measured.ops[0]).device
     return made, found.measured, device, found.alone
+
+
+def _divided_by_teams(
+    arguments: argparse.Namespace, captured: _Captured, costs: _Costs, machine: _Machine, prepared: "Prepared", with_all: "Measured",
+    progress: "Progress",
+) -> "tuple[Prepared, Measured, Mapping[str, float]]":  # fmt: skip
+    """Measure the operators with each further team of threads and divide them; the reference is then what they give one by one so.
+
+    `with_all`: what they take with the bundle's number of threads. Raises PlacementError where that saves nothing.
+    """
+    from agent.prepare import bundle
+    from agent.prepare.bench.bench import Bench
+    from agent.prepare.placement.reference import with_placed_reference
+    from agent.prepare.placement.teams import divided_by_teams, measured_times, on_cores_of
+    from planner.ir.devices.cpu_teams import CpuTeam
+
+    threads, graphs = costs.choice.threads, prepared.graphs
+    teams = tuple(team for team in captured.teams if team != CpuTeam(threads))
+    powers = [machine.power(count) for count in (threads, *(team.threads for team in teams))]
+    measured = [with_all]
+    for team, power in zip(teams, powers[1:], strict=True):
+        with on_cores_of(team):
+            found = Bench().measure(graphs.values(), team.threads, power.compute_watts, progress, resident=False)
+        measured.append(bundle.by_class(graphs, found, power))
+    times = measured_times(threads, teams)
+    watts = [power.compute_watts for power in powers]
+    made = divided_by_teams(
+        prepared, measured, threads, teams, times, watts, powers[0].static_watts, time_limit_s=arguments.time_limit
+    )
+    kinds = {name: (CPU,) * len(graph.ops) for name, graph in graphs.items()}
+    return with_placed_reference(made.prepared, graphs, kinds, CPU), made.measured, made.alone
 
 
 def _compared_steps(arguments: argparse.Namespace, job: "TrainingJob") -> int:
@@ -384,8 +424,12 @@ def _place(job: "TrainingJob", arguments: argparse.Namespace) -> "tuple[Backend,
         backend_of(arguments.device)
         move(job, arguments.device)
     backend = backend_of(kind_of_job(job))
-    if arguments.place is not None:
-        backend = _beside_the_cpu(job, arguments.place, backend)
+    if names_teams(arguments.place) and backend.kind != CPU:
+        raise UsageError(
+            f"--place {arguments.place}: the model computes on {backend.kind}; --device cpu moves it to the CPU"
+        )
+    if arguments.place is not None and not names_teams(arguments.place):
+        backend = _beside_the_cpu(arguments.place, backend)
     if backend.kind != CPU and arguments.sparse_update:
         raise UsageError(
             f"--sparse-update chooses by what the CPU takes, the model computes on {backend.kind}; leave it away"
@@ -393,16 +437,12 @@ def _place(job: "TrainingJob", arguments: argparse.Namespace) -> "tuple[Backend,
     return backend, pools_of(backend, arguments.ram, arguments.gpu_ram, arguments.recording_gpu_ram)
 
 
-def _beside_the_cpu(job: "TrainingJob", kind: str, where: "Backend") -> "Backend":
-    """Return the device that operators are divided with; raise UsageError for a job of which they cannot be."""
+def _beside_the_cpu(kind: str, where: "Backend") -> "Backend":
+    """Return the device that operators are divided with; raise UsageError for a job that lies on a third."""
     from agent.backend.choose import backend_of
 
     if where.kind not in (CPU, kind):
         raise UsageError(f"--place {kind}: the model computes on {where.kind}; move it to the CPU or to {kind}")
-    if job.accumulate > 1 or job.buckets:
-        raise UsageError(
-            "--place: a job that sums gradients over batches, or has batches of several shapes, runs on one device; leave it away"
-        )
     return backend_of(kind)
 
 

@@ -1,11 +1,17 @@
-"""Operators of a job's graphs divided between the CPU and a device: measured on both, chosen by time, transfers included."""
+"""Operators of a job's graphs divided between the CPU and a device: measured on both, chosen by time, transfers included.
+
+Both memories bound the choice. Where one of them is short, each way to divide is planned within the budgets, all on one device as well, and
+the one that takes least time there is taken.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent.backend.base import Backend
 from agent.backend.cpu import CpuBackend
+from agent.prepare.placement.room import DEVICE, PlacementRoom
 from agent.prepare.pools import copy_seconds
+from planner.ir.bundle.bundle import UPDATING, kind_of_graph
 from planner.ir.costs import OpCost
 from planner.ir.devices.kinds import CPU
 from planner.ir.devices.transfers import transfer_of
@@ -13,9 +19,9 @@ from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import StepGraph
 from planner.ir.operand_rules import verify_operands
 from planner.make_bundle import Prepared
-from planner.problem.placed_step import PlacedStep, placed_step
+from planner.problem.placed_step import PlacedStep, on_kind, placed_step
 from planner.profiling.operators import Measured
-from planner.search.operator_devices import (
+from planner.search.placement.operator_devices import (
     HOST,
     DeviceChoice,
     DeviceLink,
@@ -23,12 +29,11 @@ from planner.search.operator_devices import (
     Goal,
     choose_devices,
     contents_of,
+    on_devices,
     on_one_device,
     together_of,
 )
 
-DEVICE = 1
-"""The device beside `HOST` in tables of two."""
 _SAMPLE_BYTES, _LATENCY_BYTES = 4 << 20, 4096
 _LEAST_SECONDS = 1e-9
 """Of a transfer's sample, however fast: a link takes no less than nothing."""
@@ -90,40 +95,87 @@ def _seconds(backend: Backend, nbytes: int, *, out: bool) -> float:
 
 
 def divided(
-    prepared: Prepared, on_cpu: Measured, on_device: Measured, kind: str, links: Links, watts: float, *,
+    prepared: Prepared, on_cpu: Measured, on_device: Measured, kind: str, links: Links, watts: float, room: PlacementRoom, *,
     time_limit_s: float,
 ) -> Divided:  # fmt: skip
-    """Return the job with its operators where they take least time, by what was measured of each graph's on both.
+    """Return the job with its operators where they take least time within `room`, by what was measured of each graph's on both.
 
+    Graphs that update come first: weights, sums of gradients and optimizer state lie where those have them.
     `watts`: what the machine draws while it computes on either: the energy of a device is not measured. Raises PlacementError where
-    no division was found that is faster than one device alone, and DeviceChoiceError where an operator of a further graph cannot run where
-    the first graph's weights are.
+    no division was found that is faster within the budgets than one device alone, and DeviceChoiceError where an operator of a further graph
+    cannot run where the first graph's weights are, or memories have no room for any choice.
     """
     kinds, known = dict[str, tuple[str, ...]](), dict[str, str]()
-    made, ops, elsewhere = dict[str, StepGraph](), list[tuple[OpCost, ...]](), list[_Costs]()
+    made, ops, elsewhere = dict[str, StepGraph](), dict[str, tuple[OpCost, ...]](), dict[str, _Costs]()
     first: tuple[DeviceChoice, Mapping[str, float]] | None = None
-    tables = zip(_table(on_cpu, prepared), _table(on_device, prepared), strict=True)
-    for (name, graph), costs in zip(prepared.graphs.items(), tables, strict=True):
-        problem = _problem(graph, costs, known, kind, links)
+    tables = dict(
+        zip(prepared.graphs, zip(_table(on_cpu, prepared), _table(on_device, prepared), strict=True), strict=True)
+    )
+    for name in sorted(prepared.graphs, key=lambda name: kind_of_graph(name) not in UPDATING):
+        graph, costs = prepared.graphs[name], tables[name]
+        problem = _problem(graph, costs, known, kind, links, room)
         choice = choose_devices(problem, Goal.SECONDS, time_limit_s)
         if first is None:
-            alone = {(CPU, kind)[d]: c.seconds for d, c in on_one_device(problem).items()}
+            judged = _judged(graph, problem, choice, kind, links, watts, room, time_limit_s)
+            choice, alone = judged
             if len(set(choice.devices)) == 1:
                 raise PlacementError(_one_is_best((CPU, kind)[choice.devices[0]], alone, time_limit_s))
-            first = choice, alone
+            first = judged
         kinds[name] = tuple((CPU, kind)[d] for d in _with_the_device(choice.devices, problem))
         placed = placed_step(graph, kinds[name], known)
         verify_operands(placed.graph)
         known |= {s.key: s.device for i, s in enumerate(placed.graph.storages) if s.persistent and placed.graph.uses[i]}
         made[name] = placed.graph
-        ops.append(_costs(placed, kinds[name], costs, links, watts))
-        elsewhere.append(_elsewhere(placed, kinds[name], costs))
+        ops[name] = _costs(placed, kinds[name], costs, links, watts)
+        elsewhere[name] = _elsewhere(placed, kinds[name], costs)
     if first is None:
         raise PlacementError("the job has no graph; capture it again")
-    there = replace(prepared, graphs=made, placed=(CPU, kind))
-    return Divided(
-        there, replace(on_cpu, ops=tuple(ops), packings=(), absent=(), elsewhere=tuple(elsewhere)), kinds, *first
+    names = tuple(prepared.graphs)
+    there = replace(prepared, graphs={name: made[name] for name in names}, placed=(CPU, kind))
+    measured = replace(
+        on_cpu,
+        ops=tuple(ops[name] for name in names),
+        packings=(),
+        absent=(),
+        elsewhere=tuple(elsewhere[name] for name in names),
     )
+    return Divided(there, measured, kinds, *first)
+
+
+def _judged(
+    graph: StepGraph, problem: DeviceProblem, choice: DeviceChoice, kind: str, links: Links, watts: float, room: PlacementRoom,
+    time_limit_s: float,
+) -> tuple[DeviceChoice, Mapping[str, float]]:  # fmt: skip
+    """Return the choice that takes least within the budgets, and what single kinds of devices take there.
+
+    Where nothing is paged, that is what was chosen. Else plans tell, for they page beside what is computed, or compute again: of the choice,
+    of what would be chosen if memories had room for all, and of all on one device.
+    """
+    kinds = (CPU, kind)
+    alone = on_one_device(problem, Goal.SECONDS, time_limit_s)
+    whole = [d for d in range(len(kinds)) if all(costs[d] is not None for costs in problem.costs)]
+    if len(alone) == len(whole) and not any(c.pages for c in (choice, *alone.values())):
+        return choice, {kinds[d]: c.seconds for d, c in alone.items()}
+    unbounded = choose_devices(replace(problem, memory=None), Goal.SECONDS, time_limit_s)
+    ways = {choice.devices: choice, unbounded.devices: unbounded}
+    ways |= {(d,) * len(graph.ops): on_devices(problem, [d] * len(graph.ops)) for d in whole}
+    tables = tuple(row[HOST] for row in problem.costs), tuple(row[DEVICE] for row in problem.costs)
+    taken = dict[tuple[int, ...], float]()
+    for devices in ways:
+        where = tuple(kinds[d] for d in devices)
+        if len(set(devices)) == 1:
+            made, ops = on_kind(graph, where[0]), tuple(c for c in tables[devices[0]] if c is not None)
+        else:
+            placed = placed_step(graph, where)
+            made, ops = placed.graph, _costs(placed, where, tables, links, watts)
+        seconds = room.planned_seconds(made, ops)
+        if seconds is not None:
+            taken[devices] = seconds
+    if not taken:
+        return choice, {}
+    best = min(taken, key=lambda devices: taken[devices])
+    single = {kinds[d]: taken[each] for d in whole if (each := (d,) * len(graph.ops)) in taken}
+    return replace(ways[best], seconds=taken[best]), single
 
 
 def _one_is_best(kind: str, alone: Mapping[str, float], time_limit_s: float) -> str:
@@ -144,7 +196,12 @@ def _table(measured: Measured, prepared: Prepared) -> list[_Costs]:
 
 
 def _problem(
-    graph: StepGraph, costs: tuple[_Costs, _Costs], known: Mapping[str, str], kind: str, links: Links
+    graph: StepGraph,
+    costs: tuple[_Costs, _Costs],
+    known: Mapping[str, str],
+    kind: str,
+    links: Links,
+    room: PlacementRoom,
 ) -> DeviceProblem:
     """Return the choice to be made of a graph whose storages that last are where other graphs have put them."""
     rows: list[_Costs] = list(zip(*costs, strict=True))
@@ -153,7 +210,13 @@ def _problem(
         for i in graph.writers[s] if home is not None else ():
             rows[i] = (rows[i][HOST], None) if home == CPU else (None, rows[i][DEVICE])
     homes = {key: HOST if where == CPU else DEVICE for key, where in known.items()}
-    return DeviceProblem(tuple(rows), contents_of(graph, homes), links.table, together=together_of(graph))
+    return DeviceProblem(
+        tuple(rows),
+        contents_of(graph, homes),
+        links.table,
+        together=together_of(graph),
+        memory=room.memory(graph, homes),
+    )
 
 
 def _with_the_device(devices: Sequence[int], problem: DeviceProblem) -> tuple[int, ...]:

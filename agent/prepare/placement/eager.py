@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from agent.backend.cpu_teams import CpuTeams
 from agent.backend.raw_bytes import view, whole_bytes
 from planner.ir.devices.kinds import CPU
 from planner.ir.graph import Argument, Named, Op, Ref, Role, Scalar, StepGraph
@@ -19,12 +20,15 @@ from planner.ir.torch_operators import function_of, literal
 class EagerStep:
     """Steps of one graph over one set of contents.
 
-    `kinds`: of the device that each operator runs on. `contents`: what storages that outlive a step hold, and constants, by key; a step
-    puts what it changes there.
+    `kinds`: of the device that each operator runs on; `teams`: those of the CPU's threads, where operators are divided among such. `contents`:
+    what storages that outlive a step hold, and constants, by key; a step puts what it changes there.
     """
 
-    def __init__(self, graph: StepGraph, kinds: Sequence[str], contents: dict[str, torch.Tensor]) -> None:
+    def __init__(
+        self, graph: StepGraph, kinds: Sequence[str], contents: dict[str, torch.Tensor], teams: CpuTeams | None = None
+    ) -> None:
         self.graph, self.kinds, self.contents = graph, kinds, contents
+        self._teams = teams or CpuTeams(torch.get_num_threads())
         self._last_use = [uses[-1] if uses else -1 for uses in graph.uses]
 
     def run(self, batch: Sequence[torch.Tensor], scalars: Sequence[float | int] = ()) -> torch.Tensor:
@@ -72,7 +76,8 @@ class EagerStep:
                 torch.device(kind) if isinstance(argument, Named) and argument.kind == "device" else literal(argument)
             )
 
-        result = function_of(op)(*map(given, op.args), **{name: given(a) for name, a in op.kwargs})
+        args, kwargs, call = [given(a) for a in op.args], {name: given(a) for name, a in op.kwargs}, function_of(op)
+        result = self._teams.runs(op.team, lambda: call(*args, **kwargs))()
         bases.update({s: there[s] for s in op.writes})
         for v, tensor in zip(op.outputs, _tensors(result), strict=True):
             if v is not None:

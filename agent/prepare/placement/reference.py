@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import torch
 
+from agent.backend.cpu_teams import CpuTeams
 from agent.backend.raw_bytes import view
 from agent.prepare.placement.eager import EagerStep, eager_contents
 from agent.prepare.repeatable import UnrepeatableError
 from agent.train.comparison import MismatchError, processor, tensor_checksum
 from planner.capture.step import Fill
-from planner.ir.bundle.bundle import BucketSize, Reference, graph_name
+from planner.ir.bundle.bundle import UPDATING, BucketSize, Reference, batch_kind, graph_name
 from planner.ir.bundle.data_order import bucket_batches
 from planner.ir.devices.torch_device import generator_states, restore_generators
 from planner.ir.graph import StepGraph, Value
@@ -23,7 +24,7 @@ from planner.make_bundle import Prepared, TensorPart
 def with_placed_reference(
     prepared: Prepared, graphs: Mapping[str, StepGraph], kinds: Mapping[str, Sequence[str]], kind: str
 ) -> Prepared:
-    """Return what was prepared with the numbers of its operators on their devices in place of plain PyTorch's.
+    """Return what was prepared with the numbers of its operators on their devices, or teams of threads, in place of plain PyTorch's.
 
     `graphs`: as they were recorded; `kinds`: of the device that each operator runs on; `kind`: of the device beside the CPU. Raises
     MismatchError where the operators one by one, all where the job lies, do not give plain PyTorch's numbers, and
@@ -39,10 +40,12 @@ def with_placed_reference(
             f"run one by one on {home}, the recorded operators do not give plain PyTorch's numbers, so nothing is known of what they give "
             "on two devices: plan without --place, and report this"
         )
-    found = _reference(prepared, graphs, kinds, kind)
-    if _reference(prepared, graphs, kinds, kind) != found:
+    divided = prepared.graphs if prepared.teams else graphs
+    found = _reference(prepared, divided, kinds, kind)
+    if _reference(prepared, divided, kinds, kind) != found:
+        among = "among teams of threads" if prepared.teams else f"between the CPU and {kind}"
         raise UnrepeatableError(
-            f"divided between the CPU and {kind}, the operators gave other numbers when the first steps ran again: plan without --place"
+            f"divided {among}, the operators gave other numbers when the first steps ran again: plan without --place"
         )
     return replace(prepared, reference=found)
 
@@ -54,16 +57,21 @@ def _reference(
     job, count = prepared.job, len(prepared.reference.losses)
     before = generator_states((kind,))
     contents = eager_contents({key: _initial(tensor) for key, tensor in prepared.tensors.items()})
-    steps = {name: EagerStep(graph, kinds[name], contents) for name, graph in graphs.items()}
     scalars = StepScalars(prepared.optimizer, prepared.schedule)
-    size = BucketSize(prepared.data[0].shape[0], job.batch_size)
+    columns = (prepared.data, *prepared.buckets)
+    rows_to_batch = (job.batch_size, *(bucket.batch_size for bucket in job.buckets))
+    sizes = [BucketSize(c[0].shape[0], size) for c, size in zip(columns, rows_to_batch, strict=True)]
     torch.manual_seed(job.seed)
     losses = []
     try:
-        batches = bucket_batches(job.seed, [size], drop_last=[job.drop_last])
-        for _, (_, _, rows) in zip(range(count), batches, strict=False):
-            step = steps[graph_name("step", rows.numel(), size)]
-            losses.append(float(step.run([column[rows] for column in prepared.data], scalars.advance())).hex())
+        with CpuTeams(torch.get_num_threads(), prepared.teams) as teams:
+            steps = {name: EagerStep(graph, kinds[name], contents, teams) for name, graph in graphs.items()}
+            batches = bucket_batches(job.seed, sizes, drop_last=[job.drop_last] * len(sizes))
+            for number, (_, bucket, rows) in zip(range(count), batches, strict=False):
+                batch = batch_kind(number, job.accumulate)
+                step = steps[graph_name(batch, rows.numel(), sizes[bucket], bucket)]
+                numbers = scalars.advance() if batch in UPDATING else ()
+                losses.append(float(step.run([column[rows] for column in columns[bucket]], numbers)).hex())
     finally:
         restore_generators(before)
     checksums = {}

@@ -31,6 +31,7 @@ from planner.ir.bundle.codec import MAX_WHOLE, Count, unpack_costs, unpack_graph
 from planner.ir.bundle.pruning import Pruning
 from planner.ir.bundle.safetensors_io import Member
 from planner.ir.costs import CostTable
+from planner.ir.devices.cpu_teams import MOST_TEAMS, CpuTeam
 from planner.ir.devices.kinds import CPU, MAX_NAME
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import ITEM_BYTES, MAX_STORAGE_BYTES, Role, storage_key, view_bytes
@@ -55,9 +56,11 @@ BLOCKS_FORMAT = 9
 """Of a bundle with weights in blocks: who does not know that would look for the whole ones."""
 PLACED_FORMAT = 10
 """Of a bundle whose operators are divided among devices: who does not know that would not bound what they hold of the host's memory."""
+TEAMS_FORMAT = 11
+"""Of a bundle whose operators run on several teams of threads: who does not know that would compute other bits."""
 _FORMATS = (
     FORMAT, DEVICE_FORMAT, PACKING_FORMAT, PRUNING_FORMAT, FILES_FORMAT, PIECES_FORMAT, BUCKETS_FORMAT, BLOCKS_FORMAT,
-    PLACED_FORMAT,
+    PLACED_FORMAT, TEAMS_FORMAT,
 )  # fmt: skip
 SUMS = "sums/"
 """Begins the name of the checksums of a column of data."""
@@ -185,6 +188,18 @@ WHOLE_UPDATE = "update"
 """The name of a graph that takes all micro-batches of an update, one after the other's columns, and gives all their losses."""
 
 
+UPDATING = ("step", "last", WHOLE_UPDATE)
+"""Kinds of graphs that end with an update."""
+
+
+def batch_kind(number: int, accumulate: int) -> str:
+    """Return the kind of graph that the batch of this number runs, alone, in a job that sums the gradients of so many."""
+    if accumulate == 1:
+        return "step"
+    place = number % accumulate
+    return "first" if place == 0 else "last" if place == accumulate - 1 else "next"
+
+
 def graph_name(kind: str, rows: int, size: "BucketSize", bucket: int = 0) -> str:
     """Return the name of the graph for batches of so many rows of a bucket; `kind`: "step", "first", "next", "last" or "eval"."""
     of_bucket = f"{kind}#{bucket}" if bucket else kind
@@ -276,10 +291,14 @@ class Manifest:
     """Of tensors that the graphs have in blocks, by the key that a storage of the whole would have; it stands in `layouts`."""
     placed: tuple[str, ...] = ()
     """Kinds of devices that operators are divided among, as was asked for: bits are those of each on its own, of no device alone."""
+    teams: Annotated[tuple[CpuTeam, ...], msgspec.Meta(max_length=MOST_TEAMS)] = ()
+    """Teams of threads, from number 1, that operators of the CPU are divided among beside number 0, all `threads`."""
 
     @property
     def format(self) -> int:
         """The oldest format that can say what this bundle holds."""
+        if self.teams:
+            return TEAMS_FORMAT
         if self.placed:
             return PLACED_FORMAT
         if self.blocks:
@@ -410,6 +429,10 @@ class Bundle:
                 raise BundleError(
                     f"{path}: graph {name} is for the device {graph.device!r}, the manifest says "
                     f"{self.manifest.device_kind[:MAX_NAME]!r}; make the bundle again"
+                )
+            if max((op.team for op in graph.ops), default=0) > len(self.manifest.teams):
+                raise BundleError(
+                    f"{path}: graph {name} has operators for a team of threads that the manifest does not name"
                 )
             if len(self.costs[name].ops) != len(graph.ops):
                 raise BundleError(

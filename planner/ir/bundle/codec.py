@@ -67,6 +67,8 @@ class _OpRecord(NamedTuple):
     random: bool
     piece: _PieceRecord | None = None
     """Absent of an op that runs whole, and in bundles from before pieces were told."""
+    team: Count = 0
+    """Absent of an op that all threads compute, and in bundles from before there were teams."""
 
 
 class _StorageRecord(NamedTuple):
@@ -178,7 +180,7 @@ def pack_graph(graph: StepGraph) -> list[Any]:
         [
             [
                 op.name, [_pack(a) for a in op.args], [[k, _pack(a)] for k, a in op.kwargs], list(op.outputs),
-                list(op.writes), int(op.phase), op.random, *([] if op.piece is None else [list(astuple(op.piece))]),
+                list(op.writes), int(op.phase), op.random, *_pack_rest(op),
             ]
             for op in graph.ops
         ],
@@ -199,7 +201,7 @@ def unpack_graph(data: Any) -> StepGraph:
         ops=tuple(
             Op(
                 op.name, tuple(map(_unpack, op.args)), tuple((k, _unpack(a)) for k, a in op.kwargs), op.outputs,
-                op.writes, op.phase, op.random, None if op.piece is None else Piece(*op.piece),
+                op.writes, op.phase, op.random, None if op.piece is None else Piece(*op.piece), op.team,
             )
             for op in record.ops
         ),
@@ -209,6 +211,12 @@ def unpack_graph(data: Any) -> StepGraph:
     for op in graph.ops:
         check_operator(op.name)
     return graph
+
+
+def _pack_rest(op: Op) -> list[Any]:
+    """Return what most operators do not have: a piece, and a team of their own."""
+    piece = None if op.piece is None else list(astuple(op.piece))
+    return [piece, op.team] if op.team else [piece] if piece is not None else []
 
 
 def _pack(argument: Argument) -> Any:

@@ -19,7 +19,7 @@ from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.problem.placed_step import placed_step
 from planner.profiling.operators import Measured
-from planner.search.operator_devices import together_of
+from planner.search.placement.operator_devices import together_of
 from planner.search.plan_step import plan_step
 from tests.agent.jobs_small import small_bundle
 from tests.planner.estimated_steps import budget, captured

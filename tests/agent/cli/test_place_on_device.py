@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,9 +40,8 @@ PLACED = ("plan", "train.py", "--ram", "900M", "--gpu-ram", "12M", "--place", NA
     [
         (["--place", "cpu"], "between the CPU and one other device"),
         (["--place", "cuda", "--device", "mps"], "between the CPU and one other device"),
-        (["--place", "cuda", "--board", "pi5"], "--board and --place do not go together"),
-        (["--place", "cuda", "--sparse-update"], "--sparse-update and --place do not go together"),
-        (["--place", "cuda", "--solve-on", "any"], "--solve-on and --place do not go together"),
+        (["--place", "cuda", "--sparse-update"], "--sparse-update chooses by what the CPU takes alone"),
+        (["--place", "cpu:1,cpu:2", "--board", "pi5"], "--board and --place cpu: do not go together"),
     ],
 )
 def test_what_does_not_go_with_it_is_said(
@@ -101,5 +101,53 @@ def _divide_the_costs(folder: Path) -> None:
             key: 0.01 if cost.measured_at < begin else 1e-7 if key[0] in "02468ace" else 1.0
             for key, cost in kept.items()
         }
+        changed = {key: msgspec.structs.replace(cost, seconds=seconds[key]) for key, cost in kept.items()}
+        kept_costs.write_kept(folder, path.name, changed)
+
+
+@pytest.mark.long
+def test_operators_are_divided_among_threads_trained_twice_alike_and_shown(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    cache = tmp_path / "cache"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+
+    def run(*words: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "agent.cli", *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+
+    words = (
+        "plan",
+        "train.py",
+        "--ram",
+        "900M",
+        "--place",
+        "cpu:1,cpu:2",
+        "--strategy",
+        "greedy",
+        "--json",
+        "-o",
+        "t.port",
+    )
+    run(*words)
+    _divide_the_threads(cache / "port-agent" / "operators")
+    done = run(*words)
+    assert done.returncode == 0, done.stderr
+    placed = json.loads(done.stdout)["placed"]
+    assert (
+        placed["teams"] and set(placed["operators"]) == {"1 thread", "2 threads"} and all(placed["operators"].values())
+    )
+    words = ("train", "t.port", "--epochs", "2", "--digest", "--json", "--verify", "2", "--state-dir")
+    first, second = (json.loads(run(*words, state).stdout.splitlines()[-1]) for state in ("first", "second"))
+    assert first["digest"] == second["digest"]
+    shown = " ".join(run("show", "t.port").stdout.replace("│", " ").split())
+    assert "of each operator with its threads" in shown and "No operator runs in pieces" in shown
+
+
+def _divide_the_threads(folder: Path) -> None:
+    """Let operators take a tenth of a second with one number of threads and a hundredth with the other, half of them each way."""
+    for number, path in enumerate(sorted(folder.iterdir())):
+        kept = kept_costs.read_kept(folder, path.name, dict[str, kept_costs.Kept]) or {}
+        seconds = {key: 0.1 if (key[0] in "02468ace") == bool(number) else 0.01 for key in kept}
         changed = {key: msgspec.structs.replace(cost, seconds=seconds[key]) for key, cost in kept.items()}
         kept_costs.write_kept(folder, path.name, changed)

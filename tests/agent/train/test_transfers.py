@@ -29,7 +29,7 @@ from planner.ir.lowering.verify import verify_lowered
 from planner.ir.operand_rules import verify_operands
 from planner.ir.plan import Plan
 from planner.problem.placed_step import PlacedStep, placed_step
-from planner.search.operator_devices import together_of
+from planner.search.placement.operator_devices import together_of
 from tests.agent.exactness import OPTIMIZERS, Outcome, differences, flat_costs, plain, planned, random_plan
 from tests.simulated_device import NAME, SimBackend
 

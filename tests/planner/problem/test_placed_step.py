@@ -8,7 +8,7 @@ from planner.ir.devices.kinds import CPU
 from planner.ir.devices.transfers import transfer_of
 from planner.ir.graph import GraphError, Role, StepGraph
 from planner.problem.placed_step import homes_of, on_kind, placed_step
-from planner.search.operator_devices import together_of
+from planner.search.placement.operator_devices import together_of
 from tests.planner.steps import tiny_step
 
 SIM = "sim"

@@ -41,13 +41,15 @@ def test_costs_alone_run_no_operator_whose_cost_is_known(tmp_path: Path, monkeyp
         profile_operators([graph], compute_watts=2.0, kept_in=tmp_path)
 
 
-def test_another_version_or_number_of_threads_is_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_number_of_threads_or_cluster_is_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {context(threads, 1 << 20, workspace_seen=seen) for threads in (1, 2) for seen in (False, True)}
     monkeypatch.setattr(torch, "__version__", "99.0")
     names.add(context(1, 1 << 20, workspace_seen=False))
     monkeypatch.setattr(kept_costs, "_processor", lambda: "abacus")
     names.add(context(1, 1 << 20, workspace_seen=False))
-    assert len(names) == 6
+    monkeypatch.setattr(kept_costs, "_some_cores", lambda: [4, 5])
+    names.add(context(1, 1 << 20, workspace_seen=False))
+    assert len(names) == 7
 
 
 def test_old_and_damaged_costs_are_not_taken(tmp_path: Path) -> None:

@@ -7,14 +7,14 @@ from torch import nn
 from torch.nn import functional
 
 from agent.prepare.placement.divide import Links
-from agent.prepare.reference import with_reference
+from agent.prepare.reference import compared_steps, with_reference
 from planner import make_bundle
 from planner.ir.costs import DeviceCosts, Flash, OpCost
 from planner.ir.graph import Phase, StepGraph
-from planner.job import TrainingJob
+from planner.job import Bucket, TrainingJob
 from planner.make_bundle import Prepared
 from planner.profiling.operators import Measured
-from planner.search.operator_devices import DeviceLink
+from planner.search.placement.operator_devices import DeviceLink
 
 torch.set_num_threads(1)
 
@@ -28,16 +28,20 @@ def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(model(x), y)
 
 
-def prepared_job() -> Prepared:
-    """Return the job on the CPU, recorded and followed for two steps."""
+def prepared_job(accumulate: int = 1, further: int = 0) -> Prepared:
+    """Return the job on the CPU, recorded and followed until every kind of step was seen; `further`: so many samples of another shape, too."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.2), nn.Flatten(), nn.Linear(96, 5)
     )  # fmt: skip
     data = [torch.randn(10, 3, 8, 8), torch.randint(0, 5, (10,))]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    job = TrainingJob(model, loss, optimizer, data, 4, eval_data=[column[:5] for column in data])
-    return with_reference(make_bundle.prepare(job, followed=2), 2)
+    job = TrainingJob(
+        model, loss, optimizer, data, 4, accumulate=accumulate, eval_data=[column[:5] for column in data], drop_last=accumulate > 1,
+        buckets=[Bucket([torch.randn(further, 3, 8, 8), torch.randint(0, 5, (further,))], 3)] if further else [],
+    )  # fmt: skip
+    steps = compared_steps(job)
+    return with_reference(make_bundle.prepare(job, followed=steps), steps)
 
 
 def _cost(graph: StepGraph, i: int, *, device: bool) -> OpCost:

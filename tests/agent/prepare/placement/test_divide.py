@@ -9,10 +9,12 @@ import pytest
 from agent.backend import choose
 from agent.prepare.placement.divide import Divided, PlacementError, divided, measured_links
 from agent.prepare.placement.reference import with_placed_reference
+from agent.prepare.placement.room import PlacementRoom
+from agent.prepare.pools import Pools
 from agent.train.comparison import MismatchError
 from agent.train.trainer import Trainer, TrainOptions
 from planner import make_bundle
-from planner.ir.bundle.bundle import PLACED_FORMAT, Bundle
+from planner.ir.bundle.bundle import NO_LIMITS, PLACED_FORMAT, Bundle
 from planner.ir.costs import CostTable
 from planner.ir.devices.kinds import CPU
 from planner.ir.devices.transfers import transfer_of
@@ -20,12 +22,14 @@ from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.ir.program import host_bytes_of
 from planner.make_bundle import Prepared
+from planner.search.plan_problem import judged, pack_answer, pack_problem, plan_in, plan_problem, unpack_problem
 from tests.agent.prepare.placement.placed_job import LINKS, WORKSPACE, device_costs, prepared_job, tables
 from tests.simulated_device import NAME, SimBackend
 
 pytestmark = pytest.mark.own_process
 
 PATIENCE_S = 10.0
+ROOM = PlacementRoom(Pools(1 << 30, 1 << 30), device_costs())
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +39,7 @@ def prepared() -> Prepared:
 
 
 def divide(prepared: Prepared, absent: tuple[str, ...] = ()) -> Divided:
-    return divided(prepared, *tables(prepared, absent), NAME, LINKS, 1.0, time_limit_s=PATIENCE_S)
+    return divided(prepared, *tables(prepared, absent), NAME, LINKS, 1.0, ROOM, time_limit_s=PATIENCE_S)
 
 
 def test_products_go_to_the_device_and_what_it_lacks_stays(prepared: Prepared) -> None:
@@ -81,7 +85,7 @@ def test_where_one_device_is_as_fast_that_is_said(prepared: Prepared) -> None:
     with pytest.raises(
         PlacementError, match=r"that saves time was found in 10 s: a step's take .* plan with --device cpu"
     ):
-        divided(prepared, on_cpu, slow, NAME, LINKS, 1.0, time_limit_s=PATIENCE_S)
+        divided(prepared, on_cpu, slow, NAME, LINKS, 1.0, ROOM, time_limit_s=PATIENCE_S)
 
 
 def test_links_are_measured() -> None:
@@ -101,8 +105,8 @@ def bundle_of(found: Divided, prepared: Prepared, path: Path) -> Bundle:
     return Bundle(path)
 
 
-def trained(bundle: Bundle, folder: Path) -> tuple[list[float], str]:
-    trainer = Trainer(bundle, TrainOptions(folder, folder, epochs=2, verify=2))
+def trained(bundle: Bundle, folder: Path, verify: int = 2) -> tuple[list[float], str]:
+    trainer = Trainer(bundle, TrainOptions(folder, folder, epochs=2, verify=verify))
     losses: list[float] = []
 
     def note(event: Any) -> None:
@@ -147,3 +151,33 @@ def test_another_number_than_the_operators_give_ends_the_training(
             trained(bundle, tmp_path / "state")
     finally:
         device.use_own_bits(True)
+
+
+@pytest.mark.parametrize(("accumulate", "further"), [(2, 0), (1, 6)])
+def test_sums_of_gradients_and_batches_of_several_shapes_are_trained_with_the_numbers_of_their_operators(
+    accumulate: int, further: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(choose._MADE_BY, NAME, SimBackend)  # type: ignore[index]
+    job = prepared_job(accumulate, further)
+    found = divide(job)
+    homes: dict[str, set[str]] = {}
+    for graph in found.prepared.graphs.values():
+        for s, storage in enumerate(graph.storages):
+            if storage.persistent and graph.uses[s]:
+                homes.setdefault(storage.key, set()).add(storage.device)
+    assert {len(where) for where in homes.values()} == {1}
+    assert accumulate == 1 or any(key.startswith("gradient/") for key in homes)
+    bundle = bundle_of(found, job, tmp_path / "placed.port")
+    assert len(bundle.manifest.reference.losses) == 3
+    first, second = (trained(bundle, tmp_path / name, verify=3) for name in ("first", "second"))
+    assert first == second and len(first[0]) >= 4
+
+
+def test_a_paired_device_solves_for_a_divided_step_as_this_one_does(prepared: Prepared) -> None:
+    found = divide(prepared)
+    graph, costs = found.prepared.graphs["step"], CostTable(device_costs(), found.measured.ops[0])
+    keep = lower(graph, costs, Plan()).peak_bytes
+    problem = plan_problem(graph, costs, int(0.8 * keep), "greedy", 1.0, NO_LIMITS)
+    there = unpack_problem(pack_problem(problem))
+    plan = plan_in(pack_answer(there.solved()))
+    assert isinstance(plan, Plan) and judged(problem, plan, same_costs=True).decisions == plan.decisions != ()

@@ -23,7 +23,7 @@ from planner.ir.bundle.codec import (
     unpack_plan,
 )
 from planner.ir.costs import Codec, CostTable, DeviceCosts, Flash, OpCost, PackingCost
-from planner.ir.graph import Named, Ref, Scalar
+from planner.ir.graph import Named, Piece, Ref, Scalar
 from planner.ir.plan import Action, Decision, Plan
 from tests.planner.steps import tiny_step
 
@@ -47,6 +47,16 @@ def test_devices_come_back_and_older_graphs_lie_on_the_cpu() -> None:
     moved = replace(graph, storages=tuple(replace(s, device="cuda") for s in graph.storages))
     back = unpack_graph(through(pack_graph(moved)))
     assert back == moved and back.device == "cuda" and graph.device == "cpu"
+
+
+def test_teams_come_back_and_older_graphs_have_none() -> None:
+    graph = tiny_step("SGD").graphs["step"]
+    assert all(len(op) == 7 for op in pack_graph(graph)[2]), "as agents read it that know no teams"
+    ops = tuple(
+        replace(op, team=i % 3, piece=Piece(0, "a chain", 0, 1) if i % 2 else None) for i, op in enumerate(graph.ops)
+    )
+    divided = replace(graph, ops=ops)
+    assert unpack_graph(through(pack_graph(divided))) == divided
 
 
 def test_draws_come_back_and_older_graphs_draw_in_their_own_order() -> None:

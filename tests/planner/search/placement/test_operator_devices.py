@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from planner.ir.costs import OpCost
-from planner.search.operator_devices import (
+from planner.search.placement.operator_devices import (
     HOST,
     DeviceChoice,
     DeviceChoiceError,

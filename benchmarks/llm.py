@@ -192,7 +192,7 @@ def _events(command: list[str], row: Row) -> list[dict[str, Any]] | None:
         command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=TIMEOUT_S
     )
     if done.returncode != 0:
-        print(f"{row.model}, {row.way}, {row.budget_mib}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+        print(f"{row.model}, {row.way}, {row.budget_mib}: {' '.join(done.stderr.split())}", file=sys.stderr)
         return None
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 

@@ -43,9 +43,13 @@ class OperatorTraits:
     may_be_refused: bool
     cut_from_file: bool
     """A weight or a table of it may be read from its file part by part."""
+    copies: bool
+    """It makes a copy of its operand, whose file is hardly read again: weights are converted so when they are loaded."""
     fused: bool
     """Its kernel autocasts by itself (`agent.follow.patches.autocast`)."""
 
+
+_COPIES = frozenset(("aten::_to_copy", "aten::clone", "aten::copy_"))
 
 _known: dict[int, OperatorTraits] = {}
 """By the address of the operator, which the traits keep alive."""
@@ -66,6 +70,6 @@ def _learn(func: Any) -> OperatorTraits:
     traits = _known[id(func)] = OperatorTraits(
         func, name, stable_number(func), only_views(func), reads_nothing(func), reads_rows(func),
         makes_storage(func), bool(written_arguments(func)), repeatable(func), is_elementwise(func), takes_lists(func),
-        may_be_refused(func), is_product(func) or looks_up_rows(func), name in autocast.FUSED,
+        may_be_refused(func), is_product(func) or looks_up_rows(func), name in _COPIES, name in autocast.FUSED,
     )  # fmt: skip
     return traits

@@ -36,6 +36,7 @@ UPDATES = 4
 TIMEOUT_S = 1800
 TEXT = Path(__file__).parents[1] / "examples" / "shakespeare" / "tinyshakespeare.txt"
 VOCABULARY = 4096
+PLAIN_WEIGHTS = "bf16"
 
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm2-135m": {
@@ -88,7 +89,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", default=["qwen2.5-0.5b", "tinyllama-1.1b"], help=", ".join(SHAPES))
     parser.add_argument("--budgets", nargs="*", type=int, default=[450, 600], help="MiB of the whole process")
-    parser.add_argument("--grids", nargs="*", default=["nf4"], choices=[*QuantizationGrid], help="beside bfloat16")
+    parser.add_argument(
+        "--weights", nargs="+", default=[PLAIN_WEIGHTS, QuantizationGrid.NF4], choices=[PLAIN_WEIGHTS, *QuantizationGrid],
+        help="of the base: as they are, or on a grid"
+    )  # fmt: skip
     parser.add_argument("--no-plain", action="store_true", help="for a model that plain PyTorch has no room for")
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp"), help="a disk for weights and pages")
     parser.add_argument("--full", action="store_true", help="all weights, in 32 bits, instead of adapters")
@@ -128,9 +132,10 @@ def measure(case: str, folder: Path, arguments: argparse.Namespace) -> list[Row]
         json=True,
     )
     rows: list[Row] = []
-    for base in (None, *(QuantizationGrid(name) for name in arguments.grids if not arguments.full)):
+    for name in [PLAIN_WEIGHTS] if arguments.full else arguments.weights:
+        base = None if name == PLAIN_WEIGHTS else QuantizationGrid(name)
         options = dataclasses.replace(asked, base=base)
-        weights = "full, fp32" if arguments.full else "bf16" if base is None else base.value
+        weights = "full, fp32" if arguments.full else name
         alike: list[Row] = []
         if not arguments.no_plain:
             alike.append(_plain(Row(case, f"{weights}, plain", None), options))
@@ -187,7 +192,7 @@ def _events(command: list[str], row: Row) -> list[dict[str, Any]] | None:
         command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=TIMEOUT_S
     )
     if done.returncode != 0:
-        print(f"{row.model}, {row.way}, {row.budget_mib}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+        print(f"{row.model}, {row.way}, {row.budget_mib}: {' '.join(done.stderr.split())}", file=sys.stderr)
         return None
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 

@@ -115,6 +115,7 @@ def _run(run: "_Run", tokenizer: Tokenizing, say: Say, note: Callable[[str], Non
     loss_after = run.held_out_loss() if run.updates else run.loss_before
     if run.given is not None and run.given.trains:
         run.given.take(model)
+        run.check_peak()
         run.checkpoint.remove()
         return FinetuneOutcome(run.done, False, run.loss_before, loss_after)
     model.save_pretrained(options.out)
@@ -123,6 +124,7 @@ def _run(run: "_Run", tokenizer: Tokenizing, say: Say, note: Callable[[str], Non
         run.base.write(Path(options.out))
     if run.task.labels:
         write_atomically(Path(options.out) / LABELS, json.dumps(run.task.labels, ensure_ascii=False).encode())
+    run.check_peak(written=options.out)
     run.checkpoint.remove()
     return FinetuneOutcome(run.done, False, run.loss_before, loss_after, before, after, options.out, run.task.labels)
 
@@ -197,7 +199,7 @@ class _Run:
             while self.done < self.updates and not steering.leaving:
                 begin = time.monotonic()
                 loss, tokens = self._gradients(self.done)
-                self.room.check_peak()
+                self.check_peak()
                 if not math.isfinite(loss):
                     raise FinetuneError(
                         f"the loss of update {self.done + 1} is {loss}; the last checkpoint is kept in {self.checkpoint.path}: lower "
@@ -205,9 +207,21 @@ class _Run:
                     )
                 with steering.updating():
                     self._update()
+                self.check_peak()
                 say(Update(self.done, self.updates, loss, tokens, time.monotonic() - begin))
                 if steering.checkpoint_due() or steering.leaving:
                     self._keep()
+
+    def check_peak(self, written: str | None = None) -> None:
+        """Raise FinetuneError where the process took more than the budget: what is done is in the checkpoint then, and `written`."""
+        try:
+            self.room.check_peak()
+        except FinetuneError as error:
+            if self.done > self._kept:
+                self._keep()
+            kept = f"; {self.checkpoint.path} has {self.done} of {self.updates} updates, from which the same command goes on"
+            whole = "" if written is None else f"; {written} is whole nevertheless"
+            raise FinetuneError(f"{error}{kept if self._kept else ''}{whole}") from error
 
     def keep_if_time(self) -> None:
         """Write a checkpoint of the last finished update, in the midst of the next, if there is time and need.

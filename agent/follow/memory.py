@@ -89,6 +89,11 @@ class ProcessBudget:
     def _usable(self) -> int:
         return int(self.ram_bytes * (1 - _KEPT_FREE)) - _KEPT_FREE_BYTES - self.beside_bytes
 
+    @property
+    def _coming_bytes(self) -> int:
+        """What of the room is not filled with freed memory for reuse: code that comes in between two looks."""
+        return _LATER_CODE_BYTES if self.settling else 0
+
     def check(self) -> None:
         """Raise BudgetTooSmallError where the process alone fills the budget."""
         now = resident_now()
@@ -151,7 +156,7 @@ class ProcessBudget:
         stats, mapped_bytes = self._allocator.stats(), self._table.mapped_bytes
         rest = self._rest(resident - stats.live_bytes - stats.cached_bytes - mapped_bytes)
         self._cache_limit = self._usable - rest
-        self._allocator.set_limit(max(self._cache_limit - mapped_bytes, stats.live_bytes))
+        self._allocator.set_limit(max(self._cache_limit - self._coming_bytes - mapped_bytes, stats.live_bytes))
         foreign = max(stats.live_bytes - (self._table.resident_bytes - mapped_bytes), 0)
         return max(self._usable - rest - foreign, _LEAST_TENSOR_BYTES)
 
@@ -164,7 +169,8 @@ class ProcessBudget:
         """Have the allocator give back what it keeps where `nbytes` of a file's pages are about to come."""
         if self._allocator is not None:
             mapped_bytes = self._table.mapped_bytes + nbytes
-            self._allocator.set_limit(max(self._cache_limit - mapped_bytes, self._allocator.live_bytes()))
+            kept_bytes = self._cache_limit - self._coming_bytes - mapped_bytes
+            self._allocator.set_limit(max(kept_bytes, self._allocator.live_bytes()))
 
     def _give_back(self) -> None:
         if self._allocator is None:

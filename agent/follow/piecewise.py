@@ -42,7 +42,7 @@ _LARGEST_ITEM_BYTES = 16
 PIECEWISE_FROM = 256
 """Operands that together take less than this part of the limit are not looked at: of all but lists there are fewer than 16."""
 
-_WRITES_UNDER_WAY = 4
+_WRITES_UNDER_WAY = 2
 """Pieces of results that may wait for the medium; each keeps its buffer."""
 
 
@@ -114,6 +114,11 @@ def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
     return large if whole else None
 
 
+def buffers_bytes(large: Sequence[torch.Tensor]) -> int:
+    """Return what the pieces of a call take at most: one of each operand, one that is made, and those that are being written."""
+    return PIECE_BYTES * (len(large) + 1 + _WRITES_UNDER_WAY)
+
+
 @cache
 def is_elementwise(func: Any) -> bool:
     """Tell whether an operator may run piece by piece."""
@@ -152,7 +157,7 @@ def run_piecewise(
         for key in changed & away.keys() & loaded.keys():
             buffers.store(away[key], loaded[key], start)
         if makes_storage(func):
-            result = result or _Result(out.dtype, large[0].shape, residency, table)
+            result = result or _Result(out.dtype, large, residency, table)
             result.put(buffers, out, start)
     buffers.finish()
     if result is not None:
@@ -163,12 +168,16 @@ def run_piecewise(
 class _Result:
     """A result that is made piece by piece: its storage is away from the beginning where it does not fit."""
 
-    def __init__(self, dtype: torch.dtype, shape: torch.Size, residency: Residency, table: StorageTable) -> None:
-        nbytes = shape.numel() * dtype.itemsize
-        residency.make_room(nbytes)
-        self.tensor = torch.empty(shape, dtype=dtype)
+    def __init__(
+        self, dtype: torch.dtype, large: Sequence[torch.Tensor], residency: Residency, table: StorageTable
+    ) -> None:
+        nbytes = large[0].numel() * dtype.itemsize
+        fits = residency.could_hold(nbytes + buffers_bytes(large))
+        if fits:
+            residency.make_room(nbytes + buffers_bytes(large))
+        self.tensor = torch.empty(large[0].shape, dtype=dtype)
         self._storage = table.of(self.tensor)
-        if self._storage is not None and table.resident_bytes > residency.limit_bytes:
+        if self._storage is not None and not fits:
             residency.bear_away(self._storage)
 
     def put(self, buffers: PieceBuffers, piece: torch.Tensor, start: int) -> None:

@@ -198,6 +198,18 @@ class Residency:
             self.kept.clear()
         return True
 
+    def could_hold(self, nbytes: int) -> bool:
+        """Tell whether so much more would fit if everything left that can."""
+        return nbytes + sum(s.nbytes for s in self.table if s.resident and self._stays(s)) <= self.limit_bytes
+
+    def leave_to_files(self, storages: Iterable[Storage]) -> None:
+        """Let those storages leave whose files hold them."""
+        for storage in storages:
+            if storage.resident and storage.in_file and not self._stays(storage):
+                self.notice_writes(storage)
+                if storage.in_file:
+                    self._free(storage)
+
     def empty(self) -> None:
         """Let everything leave that can, without counting on making it again. Raises PageError."""
         limit_bytes, over_bytes, may_recompute = self.limit_bytes, self.counters.over_bytes, self.may_recompute

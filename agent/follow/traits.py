@@ -42,7 +42,11 @@ class OperatorTraits:
     may_be_refused: bool
     cut_from_file: bool
     """A weight or a table of it may be read from its file part by part."""
+    copies: bool
+    """It makes a copy of its operand, whose file is hardly read again: weights are converted so when they are loaded."""
 
+
+_COPIES = frozenset(("aten::_to_copy", "aten::clone", "aten::copy_"))
 
 _known: dict[int, OperatorTraits] = {}
 """By the address of the operator, which the traits keep alive."""
@@ -63,6 +67,6 @@ def _learn(func: Any) -> OperatorTraits:
     traits = _known[id(func)] = OperatorTraits(
         func, name, stable_number(func), only_views(func), reads_nothing(func), reads_rows(func),
         makes_storage(func), bool(written_arguments(func)), repeatable(func), is_elementwise(func), takes_lists(func),
-        may_be_refused(func), is_product(func) or looks_up_rows(func),
+        may_be_refused(func), is_product(func) or looks_up_rows(func), name in _COPIES,
     )  # fmt: skip
     return traits

@@ -3,8 +3,8 @@
 Every optimizer imports it, 70 MiB, only to call `graph_break()`.
 
 Until then the module's place is held by one that answers what programs that compile nothing ask: `graph_break`, a no-op
-outside of a compilation, and what libraries decorate functions with (transformers does): `disable`, `allow_in_graph`,
-`assume_constant_result`. Anything
+outside of a compilation, what libraries decorate functions with (transformers does): `disable`, `allow_in_graph`,
+`assume_constant_result`, and whether a model was compiled (accelerate asks when transformers saves one). Anything
 else, a submodule included, loads the real one, and nothing of this is left but functions that ask it.
 """
 
@@ -48,6 +48,27 @@ def hold_place() -> None:
     sys.meta_path.insert(0, SubmoduleFinder(_NAME, stand_alone=(_STANDS_ALONE,)))
 
 
+class _InstancesOfTheReal(type):
+    """Of a class that stands for `OptimizedModule`: nothing is one until the real module is there."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        module = sys.modules[_NAME]
+        return not isinstance(module, _LightDynamo) and isinstance(instance, module.eval_frame.OptimizedModule)
+
+
+class _OptimizedModule(metaclass=_InstancesOfTheReal):
+    """What compiled models are instances of."""
+
+
+class _LightEvalFrame:
+    """Answers for the attribute torch._dynamo.eval_frame, which programs ask for one class."""
+
+    OptimizedModule = _OptimizedModule
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(real_module(_NAME).eval_frame, name)
+
+
 class _LightDynamo(HeldModule):
     """Answers for torch._dynamo until something is asked that only the real one can answer."""
 
@@ -55,6 +76,7 @@ class _LightDynamo(HeldModule):
         super().__init__(spec)
         self._plain: list[Callable[..., Any]] = []
         self._marks: list[tuple[str, Any]] = []
+        self.eval_frame = _LightEvalFrame()
 
     def graph_break(self, msg: str = "") -> None:
         """Do nothing, as outside of a compilation."""

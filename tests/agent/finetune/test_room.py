@@ -14,6 +14,44 @@ from tests.agent.finetune.tiny_model import make_data, make_model
 
 MIB = 1 << 20
 
+PASSES_ITS_BUDGET = """
+import sys
+from pathlib import Path
+from agent import budget
+from agent.finetune.options import FinetuneError, FinetuneOptions
+from agent.finetune.steering import Steering
+from agent.finetune.text.tokenizing import TokenizerHere
+from agent.finetune.training import finetune
+from planner.ir.process_memory import reset_peak
+folder = Path(sys.argv[1])
+options = FinetuneOptions(str(folder / "model"), str(folder / "data.jsonl"), str(folder / "out"), updates=2, held_out=0.0)
+def take():
+    b"." * (512 << 20)
+class InTheUpdate(Steering):
+    def updating(self):
+        take()
+        return super().updating()
+class AtTheEnd(TokenizerHere):
+    def save(self, folder):
+        take()
+        super().save(folder)
+def note(text):
+    if text.startswith("goes on"):
+        print(text)
+def attempt(**given):
+    try:
+        print(finetune(options, lambda update: print("update", update.done), note, **given).updates, "done")
+    except FinetuneError as error:
+        print(error)
+    print("state", (folder / "out.state" / "checkpoint.pt").exists(), "out", (folder / "out" / "adapter_config.json").exists())
+    reset_peak()
+with budget(ram="700M", page_dir=folder):
+    attempt(steering=InTheUpdate())
+    attempt(tokenizer=AtTheEnd(options))
+    attempt()
+"""
+"""Something in the process takes more than the budget while an update is made, and while the result is written."""
+
 
 def options_of(folder: Path, **changed: int | None) -> FinetuneOptions:
     return FinetuneOptions(str(folder / "model"), str(folder / "data.jsonl"), str(folder / "out"), **changed)  # type: ignore[arg-type]
@@ -36,3 +74,18 @@ def test_a_budget_that_is_too_small_is_refused_before_the_first_update(tmp_path:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == ExitCode.IMPOSSIBLE and not done.stdout and not (tmp_path / "out").exists()
     assert re.search(r"290\.0 MiB is too little: this process takes .* give --ram \d+M, or a shorter", done.stderr)
+
+
+def test_what_passes_the_budget_is_an_error_wherever_it_does_and_nothing_is_lost(tmp_path: Path) -> None:
+    make_model(tmp_path / "model"), make_data(tmp_path / "data.jsonl")
+    command = [sys.executable, "-c", PASSES_ITS_BUDGET, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    said = done.stdout.splitlines()
+    assert re.match(
+        r"this process took .* more than 700\.0 MiB; give --ram .*1 of 2 updates, from which the same", said[0]
+    )
+    assert said[1] == "state True out False"
+    assert said[2] == "goes on after 1 of 2 updates" and said[3] == "update 2"
+    assert re.match(rf"this process took .*2 of 2 updates.*{tmp_path}/out is whole nevertheless$", said[4])
+    assert said[5] == "state True out True"
+    assert said[6:] == ["goes on after 2 of 2 updates", "2 done", "state False out True"]

@@ -128,6 +128,13 @@ def test_a_strict_budget_refuses_what_would_exceed_it(tmp_path: Path) -> None:
     assert strict_budget() is None
 
 
+def test_a_product_is_not_refused_for_a_copy_of_its_operands(tmp_path: Path) -> None:
+    weight = torch.ones(1 << 16, 1 << 10)
+    with budget(ram=resident_now() + (150 << 20), page_dir=tmp_path):
+        assert strict_budget() is not None
+        assert (torch.ones(4, 1 << 10) @ weight.T)[0, 0] == 1 << 10
+
+
 def test_a_budget_for_tensors_alone_is_not_made_strict(tmp_path: Path) -> None:
     with budget(tensors="1M", page_dir=tmp_path):
         assert strict_budget() is None

@@ -29,6 +29,17 @@ def press() -> None:
     torch.ones(ROWS, COLUMNS).mul(2)
 
 
+def test_pages_of_weights_that_were_copied_at_the_beginning_are_given_back(weights: Path, tmp_path: Path) -> None:
+    """A model that is loaded in another type is read from its file once: its pages stood beside the copies until the end."""
+    with budget(tensors="1G", page_dir=tmp_path) as held:
+        table = mapped(weights)
+        expected = table.sum()
+        assert table.double().sum().float().allclose(expected)
+        storage = held.follower.table.known(table)
+        assert storage is not None and not storage.resident
+        assert torch.equal(table.sum(), expected)
+
+
 def test_a_write_before_the_budget_began_is_kept(weights: Path, tmp_path: Path) -> None:
     table, expected = mapped(weights), mapped(weights).clone() * 3
     table.mul_(3)

@@ -92,6 +92,20 @@ def test_pages_of_files_are_tensors_and_not_the_rest(monkeypatch: pytest.MonkeyP
     assert blocks.limits[-1] == kept, "and comes in place of pages that went"
 
 
+def test_freed_memory_makes_way_for_code_while_the_program_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept for reuse up to the limit, it left 8 MiB of 400 for the code of a first backward pass, which brought 10."""
+    blocks = _Blocks()
+    monkeypatch.setattr(memory, "active", lambda: blocks)
+    monkeypatch.setattr(memory, "_resident_in", lambda statm: 300 << 20)
+    process = ProcessBudget(400 << 20, StorageTable(256))
+    kept: list[int] = []
+    while process.settling:
+        process.end_segment()
+        tensors_bytes = process.tensor_bytes()
+        kept.append(tensors_bytes - blocks.limits[-1])
+    assert kept[:-1] == [memory._LATER_CODE_BYTES] * (len(kept) - 1) and kept[-1] == 0
+
+
 def test_what_is_lacking_is_counted_without_what_is_kept_for_reuse(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks, mib = _Blocks(), 1 << 20
     monkeypatch.setattr(memory, "active", lambda: blocks)

@@ -56,8 +56,10 @@ def test_an_update_larger_than_the_budget_has_the_same_bits(foreach: bool, tmp_p
     assert torch.equal(followed, expected)
 
 
-def test_buffers_of_pieces_take_no_room_once_they_are_done(tmp_path: Path) -> None:
-    items = 8 * PIECE_BYTES // 4
+@pytest.mark.parametrize("pieces", [5, 8])
+def test_buffers_of_pieces_take_no_room_once_they_are_done(pieces: int, tmp_path: Path) -> None:
+    """Nor does a result that finds no room beside an operand: it lives in the page file."""
+    items = pieces * PIECE_BYTES // 4
     with budget(tensors=str(9 * PIECE_BYTES), page_dir=tmp_path) as held:
         first, second = torch.ones(items), torch.full((items,), 2.0)
         third = first.add(second)

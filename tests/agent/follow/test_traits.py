@@ -18,6 +18,7 @@ ATEN = torch.ops.aten
         (ATEN.embedding.default, {"reads_rows", "makes_storage", "repeatable", "cut_from_file"}),
         (ATEN.mm.default, {"makes_storage", "repeatable", "cut_from_file"}),
         (ATEN._foreach_add_.Scalar, {"writes", "takes_lists", "elementwise"}),
+        (ATEN._to_copy.default, {"makes_storage", "repeatable", "copies"}),
         (ATEN.prod.default, {"makes_storage", "repeatable"}),
         (ATEN.bernoulli.default, {"makes_storage"}),
     ],

@@ -37,6 +37,20 @@ def test_a_plain_step_does_not_load_it(tmp_path: Path) -> None:
     assert done.code == 0 and done.output.split()[-1] == "False"
 
 
+def test_whether_a_model_was_compiled_is_asked_without_loading_it(tmp_path: Path) -> None:
+    """accelerate asks so for transformers' `save_pretrained`: 40 MiB came at the end of a fine-tuning, past its budget."""
+    (tmp_path / "train.py").write_text(
+        STEP
+        + """
+Compiled = torch._dynamo.eval_frame.OptimizedModule
+print(isinstance(model, Compiled), 'torch._dynamo.convert_frame' in sys.modules)
+print(isinstance(torch.compile(model, backend="aot_eager"), Compiled), isinstance(model, Compiled), torch._dynamo.eval_frame.OptimizedModule is Compiled)
+"""
+    )
+    done = followed("train.py", folder=tmp_path)
+    assert done.code == 0 and done.output.split()[-5:] == ["False", "False", "True", "False", "False"]
+
+
 def test_functions_that_a_library_disables_do_not_load_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         STEP

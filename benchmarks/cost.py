@@ -60,7 +60,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help=f"of {', '.join(LIMITS_MIB)} (default: all)")
     parser.add_argument("--threads", type=int, default=1, help="of both (default 1)")
-    parser.add_argument("--ram", type=int, metavar="MIB", help="this budget of resident memory alone, planned and measured")
+    parser.add_argument(
+        "--ram", type=int, metavar="MIB", help="this budget of resident memory alone, planned and measured"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     rows: list[Row] = []

@@ -11,13 +11,14 @@ import torch
 from agent.energy.sources.power_models import power_with
 from agent.prepare import bundle
 from agent.prepare.bench.bench import Bench
-from agent.prepare.slices import ComparingRoom, Sliced, in_halves, in_pieces
+from agent.prepare.slices import ComparingRoom, Sliced, again_with_base, in_halves, in_pieces
 from agent.worker.options import TorchOptions
 from agent.worker.protocol import plain_values
 from agent.worker.start import start_worker, torch_worker
 from benchmarks.models import make_optimizer, workload
 from planner import make_bundle
 from planner.ir.bundle.bundle import NO_LIMITS, read_manifest
+from planner.ir.costs import DeviceCosts
 from planner.job import TrainingJob
 
 BESIDE_RESIDENT = -40 << 20
@@ -91,12 +92,18 @@ class Ours:
         device = bundle.slower_flash(self.device, *limits) if limits else self.device
         device = bundle.with_packed_pages(device, self.prepared.initial_tensors)
         planner = make_bundle.default_planner(strategy=strategy, time_limit_s=time_limit_s)
-        sliced = in_pieces(self.whole, self.halved, device, ram_bytes, self.room, planner, lambda *_: None, NO_LIMITS)
-        try:
+
+        def make(device: DeviceCosts) -> None:
+            sliced = in_pieces(
+                self.whole, self.halved, device, ram_bytes, self.room, planner, lambda *_: None, NO_LIMITS
+            )
             bundle.make(
                 path, sliced.prepared, sliced.measured, device, ram_bytes,
                 planner=planner, page_dir=self.folder, threads=self.threads, progress=lambda *_: None, throttle=throttle(limits),
             )  # fmt: skip
+
+        try:
+            again_with_base(make, device)
         except make_bundle.InfeasibleError:
             return None
         return path

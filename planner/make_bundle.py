@@ -59,7 +59,7 @@ class InfeasibleError(PortError):
     """No plan fits the budgets.
 
     `needed_bytes`: the smallest RAM budget that would do; `fastest_seconds`: where only the deadline is too short, what
-    the fastest plan takes per step.
+    the fastest plan takes per step; `base_bytes`: what a trial before found the worker to hold beside the step, where that leaves room for one.
     """
 
     exit_code = ExitCode.IMPOSSIBLE
@@ -67,6 +67,7 @@ class InfeasibleError(PortError):
     def __init__(self, message: str, needed_bytes: int | None, fastest_seconds: float | None = None) -> None:
         super().__init__(message)
         self.needed_bytes, self.fastest_seconds = needed_bytes, fastest_seconds
+        self.base_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,6 +276,10 @@ def make(
     try:
         made = _settled(making, quick, planner, progress, wide=wide)
         publish_bundle(draft, path)
+    except InfeasibleError as error:
+        if making.begun and making.device.base_bytes < pools.computing_bytes:
+            error.base_bytes = making.device.base_bytes
+        raise
     finally:
         draft.unlink(missing_ok=True)
     return made

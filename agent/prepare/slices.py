@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -49,6 +50,8 @@ class Sliced:
     cuts: Mapping[str, Cut] = field(default_factory=dict)
     """By graph: what `in_pieces` was made of."""
 
+
+_Made = TypeVar("_Made")
 
 NEAR = 1.25
 """Of the whole's joules: pieces that cost more are not worked on further."""
@@ -265,6 +268,20 @@ def _can_be_blocks(prepared: Prepared, weight: LargeWeight) -> bool:
 
 def _weights_of(graph: StepGraph, replacement: Replacement) -> set[str]:
     return {graph.storages[s].name for i in replacement.old for s in graph.reads[i]}
+
+
+def again_with_base(make: Callable[[DeviceCosts], _Made], device: DeviceCosts) -> _Made:
+    """Return what is made for `device`; where nothing fits, once more for one that holds what a trial found beside the step.
+
+    Pieces are chosen before any trial, and near the floor of the step others are needed where the worker holds more than was measured
+    operator by operator. Raises InfeasibleError where nothing fits then either, or no trial found more.
+    """
+    try:
+        return make(device)
+    except make_bundle.InfeasibleError as error:
+        if error.base_bytes is None or error.base_bytes <= device.base_bytes:
+            raise
+        return make(replace(device, base_bytes=error.base_bytes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,7 @@ def _planned(arguments: argparse.Namespace, out: Path, make_room: Callable[[], N
     """
     from agent.cli.progress import StageBar
     from agent.prepare.bench.bench import Bench
+    from agent.prepare.slices import again_with_base
 
     machine, peers = _machine(arguments), _planning_peers(arguments)
     with StageBar(_STAGES, quiet=arguments.json) as bar:
@@ -97,9 +98,18 @@ def _planned(arguments: argparse.Namespace, out: Path, make_room: Callable[[], N
         with Bench() as bench:
             costs = _costs(arguments, captured, machine, bench, peers, bar.update)
             sparse = _sparse(arguments, captured, costs, bar.update) if arguments.sparse_update else None
-            pieces = _pieces(arguments, captured, costs, machine, bench, sparse, bar.update)
-        make_room()
-        made, by_device = _made(arguments, out, captured, costs, machine, pieces, peers, bar.update, make_room)
+            first: _Pieces | None = _pieces(arguments, captured, costs, machine, bench, sparse, bar.update)
+
+        def make(device: "DeviceCosts") -> "tuple[_Pieces, Made, Mapping[str, float]]":
+            nonlocal first
+            pieces, first, found = first, None, replace(costs, device=device)
+            if pieces is None:
+                with Bench() as bench:
+                    pieces = _pieces(arguments, captured, found, machine, bench, sparse, bar.update)
+            make_room()
+            return pieces, *_made(arguments, out, captured, found, machine, pieces, peers, bar.update, make_room)
+
+        pieces, made, by_device = again_with_base(make, costs.device)
     told = peers.told() if peers is not None else []
     return Planned(made, sparse, costs.choice.step_s, pieces.sliced.left_whole, bar.spent, told, by_device)
 

@@ -179,6 +179,23 @@ def test_no_budget_is_below_what_loading_takes(
         assert not path.exists()
 
 
+@pytest.mark.parametrize(("unplanned", "leaves_room"), [(900 << 10, True), (1 << 40, False)])
+def test_a_refusal_says_what_a_trial_found_beside_the_step_if_that_leaves_room(
+    prepared: make_bundle.Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unplanned: int, leaves_room: bool
+) -> None:
+    costs = costs_of(prepared.graphs["step"])
+    monkeypatch.setattr(bundle, "loading_peak", lambda: 0)
+    monkeypatch.setattr(
+        bundle, "trial", lambda draft, *_: bundle._Trial(Bundle(draft).manifest.plans[0].peak_bytes + unplanned)
+    )
+    with pytest.raises(make_bundle.InfeasibleError) as refused:
+        bundle.make(
+            tmp_path / "job.port", prepared, Measured((costs.ops,), 0, 0), costs.device, 1 << 20, page_dir=tmp_path,
+            threads=1, progress=lambda *_: None, planner=make_bundle.default_planner(strategy="greedy", time_limit_s=1.0),
+        )  # fmt: skip
+    assert refused.value.base_bytes == (costs.device.base_bytes + unplanned if leaves_room else None)
+
+
 def test_weights_and_data_are_written_once_whatever_the_trials_find(
     prepared: make_bundle.Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,16 @@ from agent.prepare.bundle import TrialError, trial
 from agent.prepare.frozen_weights import files as weight_files
 from agent.prepare.frozen_weights.files import with_weight_files
 from agent.prepare.reference import with_reference
-from agent.prepare.slices import ComparingRoom, Sliced, compared, in_blocks, in_channels, in_halves, in_pieces
+from agent.prepare.slices import (
+    ComparingRoom,
+    Sliced,
+    again_with_base,
+    compared,
+    in_blocks,
+    in_channels,
+    in_halves,
+    in_pieces,
+)
 from agent.train.result import trained_bytes
 from agent.train.trainer import Trainer, TrainOptions
 from planner import make_bundle
@@ -457,3 +466,23 @@ def test_ways_are_planned_properly_for_as_long_as_one_may_win(
 
     found = slices._cheapest([slices.PlanCost(ways[name], joules, False) for name, joules in quick.items()], plan)
     assert (found.sliced.left_whole, asked) == ((chosen_one,), ran)
+
+
+@pytest.mark.parametrize(("found", "bases"), [(30, [20, 30]), (20, [20]), (None, [20])])
+def test_pieces_are_chosen_again_where_a_trial_found_more_beside_the_step(found: int | None, bases: list[int]) -> None:
+    device, seen = costs_of(whole()[0].graphs["step"]).device, list[int]()
+
+    def make(device: DeviceCosts) -> str:
+        seen.append(device.base_bytes)
+        if len(seen) == 2:
+            return "made"
+        error = make_bundle.InfeasibleError("no plan fits", None)
+        error.base_bytes = found
+        raise error
+
+    if len(bases) == 2:
+        assert again_with_base(make, replace(device, base_bytes=20)) == "made"
+    else:
+        with pytest.raises(make_bundle.InfeasibleError):
+            again_with_base(make, replace(device, base_bytes=20))
+    assert seen == bases

@@ -102,21 +102,22 @@ def segment_schedule(
     `kept` are not recomputed at all; of the others only the tensors in `cheap`, if it is given. The replay says if a
     rematerialization lacks an input.
     """
-    turn = segments[-1][1]
+    turn, tensors = segments[-1][1], problem.tensors
     choices: list[Choice] = []
     wanted: set[tuple[int, int]] = set()
+    crossing = [
+        (tensors[gap.tensor].birth, g)
+        for g, gap in enumerate(problem.gaps)
+        if gap.before >= turn > gap.after
+        and not gap.dead
+        and not tensors[gap.tensor].pinned
+        and (cheap is None or gap.tensor in cheap)
+    ]
+    made_again = [(tensor.birth, i) for i, tensor in enumerate(tensors) if any(tensor.rematerializations)]
     for k, (start, stop) in enumerate(segments):
         if k in kept:
             continue
-        inner = [
-            g
-            for g, gap in enumerate(problem.gaps)
-            if not gap.dead
-            and not problem.tensors[gap.tensor].pinned
-            and start <= problem.tensors[gap.tensor].birth < stop
-            and gap.before >= turn > gap.after
-            and (cheap is None or gap.tensor in cheap)
-        ]
+        inner = [g for birth, g in crossing if start <= birth < stop]
         if not inner:
             continue
         boundary = {g for g in inner if problem.gaps[g].after >= stop or not _rematerializable(problem, g)}
@@ -128,11 +129,7 @@ def segment_schedule(
                     choices.append(Choice(g, min(back, gap.before), Fate.PAGE))
             else:
                 choices.append(Choice(g, min(back, gap.before), Fate.RECOMPUTE))
-        wanted |= {
-            (i, back)
-            for i, tensor in enumerate(problem.tensors)
-            if tensor.birth < stop and any(tensor.rematerializations)
-        }
+        wanted |= {(i, back) for birth, i in made_again if birth < stop}
     return prune_intermediates(problem, tuple(sorted(choices, key=lambda c: c.gap)), wanted)
 
 
@@ -243,18 +240,18 @@ class _Chain:
         best: list[tuple[float, int, str]] = [(0.0, 0, "")] + [(math.inf, 0, "")] * self.turn
         for stop in range(1, self.turn + 1):
             nbytes = joules = 0.0
+            crossing = self.crossing[min(stop, self.turn - 1)]
+            edge, paged_edge = price * crossing, 0.1 * price * crossing
             for start in range(stop - 1, max(stop - MAX_SEGMENT, 0) - 1, -1):
                 nbytes += self.inside[start]
                 joules += self.cost[start]
                 if nbytes > cap and start < stop - 1:
                     break
-                edge = self.crossing[min(stop, self.turn - 1)]
-                options = (
-                    ("keep", price * nbytes),
-                    ("rematerialization", joules + price * edge),
-                    ("page", joules + self.page[stop - 1] + 0.1 * price * edge),
-                )
-                kind, extra = min(options, key=lambda option: option[1])
+                kind, extra = "keep", price * nbytes
+                if joules + edge < extra:
+                    kind, extra = "rematerialization", joules + edge
+                if (paged := joules + self.page[stop - 1] + paged_edge) < extra:
+                    kind, extra = "page", paged
                 if best[start][0] + extra < best[stop][0]:
                     best[stop] = (best[start][0] + extra, start, kind)
         segments, kinds = [], []

@@ -400,6 +400,34 @@ def test_each_kind_of_chain_is_a_choice_and_the_chosen_is_nearly_the_best(
     assert joules(found.cuts.get("step", Cut(()))) <= 1.1 * min(every)
 
 
+def test_a_graph_of_many_times_the_operators_is_measured_only_where_no_shorter_one_has_a_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
+    monkeypatch.setattr(slices, "first_cuts", lambda *_: [(280_000, 2), (280_000, 8)])
+    monkeypatch.setattr(slices, "compared", lambda pairs, _: ((),) * len(pairs))
+    graph = language_step().graphs["step"]
+    few, many = (len(cut_fat(graph, 280_000, n).applied(graph).graph.ops) for n in (2, 8))
+    monkeypatch.setattr(slices, "MANY_TIMES", (few + many) / 2 / len(graph.ops))
+    measured = set[int]()
+
+    def counted(made: list[Sliced], *_: Any) -> list[Sliced]:
+        measured.update(len(sliced.prepared.graphs["step"].ops) for sliced in made)
+        tables = [ops_by_bytes(sliced.prepared.graphs["step"]) for sliced in made]
+        return [replace(s, measured=Measured((ops,), 0, 0)) for s, ops in zip(made, tables, strict=True)]
+
+    monkeypatch.setattr(slices, "_measured", counted)
+    monkeypatch.setattr(slices._Ways, "plan_changes", lambda *_: None)
+    device = costs_of(graph, base=1 << 20).device
+    recorded = Sliced(replace(whole()[0], graphs={"step": graph}), Measured((ops_by_bytes(graph),), 0, 0), ())
+    floor = floor_of(graph, CostTable(device, recorded.measured.ops[0])).nbytes
+    chosen(recorded, recorded, device, floor + (1 << 18))
+    assert measured == {few}
+    measured.clear()
+    chosen(recorded, recorded, device, 1 << 19)
+    assert measured == {few, many}, "below the process itself nothing has a plan"
+
+
 def test_graphs_are_compared_in_one_process_each_by_itself() -> None:
     graph = whole()[0].graphs["step"]
     rewritten = split_gradients(graph)

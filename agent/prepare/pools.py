@@ -7,6 +7,7 @@ import torch
 
 from agent.backend.base import Backend
 from agent.backend.staging import BUFFERS
+from agent.backend.transfer_ring import TransferRing
 from agent.train.pager import BURST
 from planner.ir.costs import DeviceCosts, Flash
 from planner.ir.devices.kinds import CPU
@@ -75,6 +76,11 @@ def with_own_memory(device: DeviceCosts, backend: Backend, pools: Pools) -> Devi
     return with_host_room(beside, pools.ram_bytes)
 
 
+def with_transfer_ring(device: DeviceCosts, backend: Backend) -> DeviceCosts:
+    """Return the same where operators are divided between the host and a device with memory of its own: transfers have a ring there."""
+    return device if backend.unified else replace(device, host_base_bytes=device.host_base_bytes + BUFFERS * BURST)
+
+
 def with_host_room(device: DeviceCosts, ram_bytes: int) -> DeviceCosts:
     """Return the same where pages may take what the host's budget leaves them."""
     room = max(0, ram_bytes - device.host_base_bytes)
@@ -114,12 +120,19 @@ def _seconds(backend: Backend, nbytes: int, *, out: bool) -> float:
     return copy_seconds(backend, target, source)
 
 
-def copy_seconds(backend: Backend, target: torch.Tensor, source: torch.Tensor) -> float:
-    """Return the seconds of the fastest of a few copies of bytes, of which one or both lie on the backend's device."""
+def copy_seconds(
+    backend: Backend, target: torch.Tensor, source: torch.Tensor, ring: TransferRing | None = None
+) -> float:
+    """Return the seconds of the fastest of a few copies of bytes, of which one or both lie on the backend's device; `ring`: through that."""
     seconds = []
     for _ in range(_REPEATS):
         backend.synchronize()
         begin = time.perf_counter()
-        backend.copy(target, source, backend.reached()).synchronize()
+        if ring is None:
+            backend.copy(target, source, backend.reached()).synchronize()
+        elif target.device.type == CPU:
+            ring.out_of_device(target, source).synchronize()
+        else:
+            ring.into_device(target, source).synchronize()
         seconds.append(time.perf_counter() - begin)
     return min(seconds)

@@ -16,6 +16,7 @@ from agent.backend.base import Backend, Event
 from agent.backend.cpu import DONE, CpuBackend
 from agent.backend.cpu_teams import CpuTeams
 from agent.backend.raw_bytes import whole_bytes
+from agent.backend.transfer_ring import TransferRing
 from agent.malloc import active
 from agent.train.checkpoint import StateStore
 from agent.train.packing.step import PackingStats, StepPacking
@@ -83,10 +84,11 @@ class Executor:
         watchers: Mapping[int, Callable[[StepValues], None]] = _NO_WATCHERS,
         newer: set[str] | None = None,
         teams: CpuTeams | None = None,
+        ring: TransferRing | None = None,
     ) -> None:
         """`backend`: where the step computes; the CPU if it is not said. `watchers`: called once these operators have run.
         `newer`: keys of residents that the store has older contents of; None: it may be any of them. `teams`: of operators that all threads do
-        not compute together; closed by whoever made them.
+        not compute together; closed by whoever made them. `ring`: that transfers between the host's memory and the device's go through.
 
         Raises PortError for a step of another device.
         """
@@ -101,7 +103,7 @@ class Executor:
         self.values = StepValues(graph, self.backend)
         self.paging = StepPaging(program, self.values, store, pager, scratch, newer)
         self.packing = StepPacking(program.packings, self.values, self.paging)
-        self.transfers = StepTransfers(self.values, self.backend)
+        self.transfers = StepTransfers(self.values, self.backend, ring)
         self.interrupted = False
         self.changed = False
         """Whether the present or last step has begun to change persistent storages in a way that `undo` cannot undo."""
@@ -208,6 +210,7 @@ class Executor:
     def _hold(self) -> None:
         """Pass the gate; while it is closed no slice of an update starts either, and the device has nothing to do."""
         self._updates.hold()
+        self.transfers.land()
         self.backend.synchronize()
         self.gate()
         self._updates.go_on()

@@ -18,6 +18,7 @@ from agent.backend.choose import backend_of
 from agent.backend.cpu_teams import CpuTeams
 from agent.backend.raw_bytes import placed
 from agent.backend.staging import Staging
+from agent.backend.transfer_ring import TransferRing
 from agent.packing.pages import ITEM_BYTES
 from agent.train.checkpoint import SLOTS, Commit, StateStore
 from agent.train.comparison import compare_step
@@ -153,6 +154,8 @@ class Trainer:
         self.backend = backend_of(bundle.manifest.device_kind)
         self.teams = CpuTeams(self.manifest.threads, self.manifest.teams)
         staging = None if self.backend.addressable else Staging(self.backend, BURST)
+        through_ring = self.manifest.placed and not self.backend.unified
+        self.ring = TransferRing(self.backend, BURST) if through_ring else None
         repeat_kernels(self.backend.kind)
         self._outside_bytes = self.backend.outside_bytes()
         self.pager = Pager(
@@ -296,6 +299,8 @@ class Trainer:
         self.samples.close()
         self.eval_samples.close()
         self.teams.close()
+        if self.ring is not None:
+            self.ring.close()
 
     # -- programs
 
@@ -335,6 +340,7 @@ class Trainer:
             executor = Executor(
                 self.program(name), self.constants, self.persistents.resident, self.store, self.pager,
                 self.scratch[name], self.backend, watchers, self.persistents.dirty, self.teams,
+                self.ring,
             )  # fmt: skip
             self._executors[key] = executor
         executor = self._executors[key]

@@ -6,7 +6,10 @@ what it reads to be let go of or changed, waits: the host for what lies in its m
 
 from collections.abc import Iterable, Set
 
+import torch
+
 from agent.backend.base import Backend, Event
+from agent.backend.transfer_ring import LEAST_BYTES, RingCopy, TransferRing
 from agent.train.step_values import StepValues
 from planner.ir.devices.kinds import CPU
 from planner.ir.devices.transfers import StorageTransfer
@@ -15,8 +18,8 @@ from planner.ir.devices.transfers import StorageTransfer
 class StepTransfers:
     """The transfers of one step under way."""
 
-    def __init__(self, values: StepValues, backend: Backend) -> None:
-        self.values, self.backend = values, backend
+    def __init__(self, values: StepValues, backend: Backend, ring: TransferRing | None = None) -> None:
+        self.values, self.backend, self.ring = values, backend, ring
         self._events: dict[int, Event] = {}
         """By target."""
 
@@ -27,19 +30,32 @@ class StepTransfers:
         source = self.values.whole(transfer.source)
         target = self.values.allocate(transfer.target)
         self.values.base[transfer.target] = target
-        self._events[transfer.target] = self.backend.copy(target[: source.numel()], source, self.backend.reached())
+        self._events[transfer.target] = self._copy(target[: source.numel()], source)
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> Event:
+        """Begin to copy: small contents as they are, others through the ring where there is one."""
+        if self.ring is None or source.numel() < LEAST_BYTES:
+            return self.backend.copy(target, source, self.backend.reached())
+        if target.device.type == CPU:
+            return self.ring.out_of_device(target, source)
+        return self.ring.into_device(target, source)
 
     def wait(self, target: int, touched: int) -> None:
         """Let whoever touches a storage next, the target of a transfer or what it reads, do so only after it."""
         if self.values.graph.storages[touched].device == CPU:
             self._events[target].synchronize()
         else:
-            self.backend.wait(self._events[target])
+            event = self._events[target]
+            self.backend.wait(event.landed() if isinstance(event, RingCopy) else event)
+
+    def land(self) -> None:
+        """Let every transfer under way end."""
+        for event in self._events.values():
+            event.synchronize()
 
     def drop(self) -> None:
         """Let every transfer end and forget it."""
-        for event in self._events.values():
-            event.synchronize()
+        self.land()
         self._events.clear()
 
 

@@ -360,6 +360,7 @@ def _divided(
     from agent.prepare.placement.divide import divided, measured_links
     from agent.prepare.placement.reference import with_placed_reference
     from agent.prepare.placement.room import PlacementRoom
+    from agent.prepare.pools import with_transfer_ring
     from agent.prepare.repeatable import reordered_in
     from planner.job_device import kind_of_job
     from planner.problem.placed_step import on_kind
@@ -374,7 +375,8 @@ def _divided(
         there, _ = bundle.other_board(graphs, there, costs.here, arguments.board)
     on_cpu, on_device = (costs.measured, there) if home == CPU else (there, costs.choice.measured)
     links = measured_links(backend, watts)
-    room = PlacementRoom(captured.pools, costs.device)
+    device = with_transfer_ring(costs.device, backend)
+    room = PlacementRoom(captured.pools, device)
     found = divided(prepared, on_cpu, on_device, backend.kind, links, watts, room, time_limit_s=arguments.time_limit)
     reordered = reordered_in(found.prepared.graphs.values(), allowed=arguments.allow is not None)
     made = with_placed_reference(

@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 
 from agent.backend.base import Backend
 from agent.backend.cpu import CpuBackend
+from agent.backend.transfer_ring import LEAST_BYTES, TransferRing
 from agent.prepare.placement.room import DEVICE, PlacementRoom
 from agent.prepare.pools import copy_seconds
+from agent.train.pager import BURST
 from planner.ir.bundle.bundle import UPDATING, kind_of_graph
 from planner.ir.costs import OpCost
 from planner.ir.devices.kinds import CPU
@@ -77,21 +79,26 @@ class Divided:
 
 
 def measured_links(backend: Backend, watts: float) -> Links:
-    """Return what transfers between ordinary memory of the host and the device's take, at so many `watts` meanwhile."""
-    sizes = (_SAMPLE_BYTES, _LATENCY_BYTES)
+    """Return what transfers between ordinary memory of the host and the device's take, at so many `watts` meanwhile: through a ring, as in steps."""
+    ring = None if backend.unified else TransferRing(backend, BURST)
     found = []
-    for out in (False, True):
-        large, small = (_seconds(backend, nbytes, out=out) for nbytes in sizes)
-        rate = max(large - small, _LEAST_SECONDS) / (_SAMPLE_BYTES - _LATENCY_BYTES)
-        found.append(DeviceLink(small, rate, rate * watts))
+    try:
+        for out in (False, True):
+            large, small = (_seconds(backend, ring, nbytes, out=out) for nbytes in (_SAMPLE_BYTES, _LATENCY_BYTES))
+            rate = max(large - small, _LEAST_SECONDS) / (_SAMPLE_BYTES - _LATENCY_BYTES)
+            found.append(DeviceLink(small, rate, rate * watts))
+    finally:
+        if ring is not None:
+            ring.close()
     return Links(*found)
 
 
-def _seconds(backend: Backend, nbytes: int, *, out: bool) -> float:
+def _seconds(backend: Backend, ring: TransferRing | None, nbytes: int, *, out: bool) -> float:
     """Return the seconds of the fastest of a few transfers into the device, or out of it."""
     here, there = CpuBackend().allocate(nbytes)[:nbytes].zero_(), backend.allocate(nbytes)[:nbytes].zero_()
     target, source = (here, there) if out else (there, here)
-    return copy_seconds(backend, target, source)
+    through = ring if nbytes >= LEAST_BYTES else None
+    return copy_seconds(backend, target, source, through)
 
 
 def divided(

@@ -14,7 +14,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from agent.backend.base import Event
 from agent.backend.cpu import DONE
+from agent.backend.staging import DeviceSide, Staging
+from agent.backend.transfer_ring import RingCopy, TransferRing
 from agent.prepare.placement.eager import EagerStep, eager_contents
 from agent.train.executor import Executor
 from agent.train.transfers import StepTransfers
@@ -262,3 +265,80 @@ def test_the_host_holds_at_most_what_the_program_says_of_it(
         held.clear()
         on_two(capture, there, batches, tmp_path / str(seed), backend, plan)
         assert max(held) == lower(there.graph, flat_costs(there.graph), plan).beside_bytes, seed
+
+
+PIECE = 512
+"""Bytes of a ring's buffer: most of what a small step transfers takes several pieces."""
+
+
+def through_ring(
+    folder: Path, backend: SimBackend, monkeypatch: pytest.MonkeyPatch, ring: TransferRing
+) -> tuple[list[str], list[str]]:
+    """Return what differs from the operators one by one, and what happened before its time."""
+    capture, batches = captured("small")
+    kinds = random_kinds(capture.graphs["step"], 1)
+    there = placed_step(capture.graphs["step"], kinds)
+    expected = eager(capture, kinds, batches)
+    monkeypatch.setattr("agent.train.transfers.LEAST_BYTES", 1)
+    monkeypatch.setattr(
+        "agent.train.executor.StepTransfers", lambda values, device, _: StepTransfers(values, device, ring)
+    )
+    try:
+        found = differences(expected, on_two(capture, there, batches, folder, backend))
+    except IndexError as error:  # garbage for a label
+        found = [str(error)]
+    finally:
+        ring.close()
+    return found, backend.races()
+
+
+def test_through_the_ring_a_placed_step_has_the_same_bits(
+    tmp_path: Path, backend: SimBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert through_ring(tmp_path, backend, monkeypatch, TransferRing(backend, PIECE)) == ([], [])
+
+
+def _early_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill a buffer again while the device still takes what was in it."""
+
+    def take(ring: Staging) -> int:
+        ring._turn = (ring._turn + 1) % len(ring.buffers)
+        return ring._turn
+
+    monkeypatch.setattr(Staging, "take", take)
+
+
+def _wrong_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say of a copy into the device that it has arrived when it is issued."""
+
+    def landed(copy: RingCopy) -> Event:
+        copy._issued.result()
+        return DONE
+
+    monkeypatch.setattr(RingCopy, "landed", landed)
+
+
+def _no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty a buffer before the device has filled it."""
+    begin = DeviceSide._begin
+
+    def at_once(side: DeviceSide, place: int, nbytes: int) -> None:
+        begin(side, place, nbytes)
+        buffer, taken, _ = side._ahead[place]
+        side._ahead[place] = buffer, taken, DONE
+
+    monkeypatch.setattr(DeviceSide, "_begin", at_once)
+
+
+def _too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copy out of the device before it has computed what is copied."""
+    monkeypatch.setattr(Staging, "side", lambda ring, contents: DeviceSide(ring, contents, DONE))
+
+
+@pytest.mark.parametrize("mutate", [_early_free, _wrong_event, _no_wait, _too_early])
+def test_a_ring_with_a_wait_left_out_or_a_wrong_event_shows(
+    mutate: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, backend: SimBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutate(monkeypatch)
+    found, _ = through_ring(tmp_path, backend, monkeypatch, TransferRing(backend, PIECE))
+    assert found

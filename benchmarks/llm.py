@@ -15,6 +15,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -166,6 +167,9 @@ def _plain(row: Row, options: FinetuneOptions, *words: str) -> Row:
 
 
 def _within(row: Row, options: FinetuneOptions, folder: Path, arguments: argparse.Namespace) -> Row:
+    shutil.rmtree(
+        f"{options.out}.state", ignore_errors=True
+    )  # of a row that passed its budget: it would go on from there
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
         command = [
             sys.executable, "-W", "ignore", "-m", "agent.cli", "finetune", options.model, "--data", options.data, "--out",

@@ -70,7 +70,7 @@ class Room:
         process = self._process
         if process is not None and (peak := peak_resident_bytes()) > process.ram_bytes:
             raise FinetuneError(
-                f"this process took {format_bytes(peak)}, more than {format_bytes(process.ram_bytes)}; give --ram "
+                f"this process took {format_bytes(peak)}, {format_bytes(peak - process.ram_bytes)} more than {format_bytes(process.ram_bytes)}; give --ram "
                 f"{_advised(process.least_ram_for(peak))}, {self._remedies()}"
             )
 

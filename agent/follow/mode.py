@@ -27,6 +27,7 @@ from agent.follow.operands import (
     is_composite,
     is_wrapper,
     known_bytes,
+    makes_storage,
     result_bytes,
     storages_in,
     tensors_in,
@@ -264,7 +265,10 @@ class Follower:
             storage.pins -= 1
         try:
             try:
-                residency.make_room(buffers_bytes(large))
+                room_bytes = buffers_bytes(large)
+                if makes_storage(func) and residency.could_hold(room_bytes + large[0].nbytes):
+                    room_bytes += large[0].nbytes
+                residency.make_room(room_bytes)
             finally:
                 residency.may_recompute = may_recompute
                 for storage in inputs:

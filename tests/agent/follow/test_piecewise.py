@@ -56,12 +56,15 @@ def test_an_update_larger_than_the_budget_has_the_same_bits(foreach: bool, tmp_p
     assert torch.equal(followed, expected)
 
 
-@pytest.mark.parametrize("pieces", [5, 8])
-def test_buffers_of_pieces_take_no_room_once_they_are_done(pieces: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("pieces", "room"), [(5, 9), (8, 9), (6, 11)])
+def test_buffers_of_pieces_take_no_room_once_they_are_done(pieces: int, room: int, tmp_path: Path) -> None:
     """Nor does a result that finds no room beside an operand: it lives in the page file."""
     items = pieces * PIECE_BYTES // 4
-    with budget(tensors=str(9 * PIECE_BYTES), page_dir=tmp_path) as held:
+    with budget(tensors=str(room * PIECE_BYTES), page_dir=tmp_path) as held:
         first, second = torch.ones(items), torch.full((items,), 2.0)
+        table = held.follower.table
+        table.peak_bytes = table.resident_bytes  # the first tensors were made without knowing how large they would be
         third = first.add(second)
         assert first.add_(second).add_(third)[-1].item() == 6.0
+        assert table.peak_bytes <= room * PIECE_BYTES
     assert held.report.over_bytes == 0, "pieces of two at a time have room beside one"

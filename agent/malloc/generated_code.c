@@ -78,10 +78,13 @@ EXPORT size_t port_malloc_close_code(void) {
     return closed;
 }
 
-/* ---- fork: no other thread holds the lock in the child ------------------------------------------------------- */
+/* ---- fork --------------------------------------------------------------------------------------------------- */
 
-static void before_fork(void) { pthread_mutex_lock(&lock); }
+/* The lock is not taken ahead of a fork: the allocator unmaps with locks of its own held, which its own handler waits for.
+ * Whatever another thread was noting is not there in the child, whose code stays as it is. */
+static void forked(void) {
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    count = 0;
+}
 
-static void after_fork(void) { pthread_mutex_unlock(&lock); }
-
-__attribute__((constructor)) static void start(void) { pthread_atfork(before_fork, after_fork, after_fork); }
+__attribute__((constructor)) static void start(void) { pthread_atfork(NULL, NULL, forked); }

@@ -22,6 +22,9 @@ MOMENTS = 2
 _FEW_ROWS = 64
 """Of the head at a time: what is advised where logits take most."""
 
+_HARDLY = 0.01
+"""Share of the budget by which the process may pass it and go on: code pages come in as they are run, between two looks."""
+
 _STEP_BYTES = 10 << 20
 """Budgets that are advised are rounded up to multiples of it."""
 
@@ -32,6 +35,7 @@ class Room:
     def __init__(self, options: FinetuneOptions) -> None:
         self._options = options
         self._process = strict_budget()
+        self._said = False
 
     def tensor_bytes(self) -> int | None:
         """Return how much is left for tensors once kernels run, the model being there and nothing trained yet; None without a budget."""
@@ -65,14 +69,17 @@ class Room:
         except BudgetTooSmallError as error:
             raise FinetuneError(f"{error}, {self._remedies()}") from error
 
-    def check_peak(self) -> None:
-        """Raise FinetuneError where the process took more than the budget."""
+    def check_peak(self) -> str | None:
+        """Return what is to be said, once, where the process took hardly more than the budget; raise FinetuneError where it took more."""
         process = self._process
-        if process is not None and (peak := peak_resident_bytes()) > process.ram_bytes:
-            raise FinetuneError(
-                f"this process took {format_bytes(peak)}, {format_bytes(peak - process.ram_bytes)} more than {format_bytes(process.ram_bytes)}; give --ram "
-                f"{_advised(process.least_ram_for(peak))}, {self._remedies()}"
-            )
+        if process is None or (peak := peak_resident_bytes()) <= process.ram_bytes:
+            return None
+        over_bytes = peak - process.ram_bytes
+        took = f"this process took {format_bytes(peak)}, {format_bytes(over_bytes)} more than {format_bytes(process.ram_bytes)}"
+        if over_bytes > _HARDLY * process.ram_bytes:
+            raise FinetuneError(f"{took}; give --ram {_advised(process.least_ram_for(peak))}, {self._remedies()}")
+        said, self._said = self._said, True
+        return None if said else f"{took}, and goes on"
 
     def _remedies(self) -> str:
         fewer = f"--head-rows {_FEW_ROWS}, " if self._options.head_rows is None else ""

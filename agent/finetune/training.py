@@ -213,9 +213,13 @@ class _Run:
                     self._keep()
 
     def check_peak(self, written: str | None = None) -> None:
-        """Raise FinetuneError where the process took more than the budget: what is done is in the checkpoint then, and `written`."""
+        """Raise FinetuneError where the process took more than the budget: what is done is in the checkpoint then, and `written`.
+
+        Hardly more is only said.
+        """
         try:
-            self.room.check_peak()
+            if (passed := self.room.check_peak()) is not None:
+                self._note(passed)
         except FinetuneError as error:
             if self.done > self._kept:
                 self._keep()

@@ -5,9 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from agent import budget
+from agent.finetune import room
 from agent.finetune.head_loss import LearnedLoss
 from agent.finetune.model import load_model
-from agent.finetune.options import FinetuneOptions
+from agent.finetune.options import FinetuneError, FinetuneOptions
+from agent.finetune.room import Room
 from agent.finetune.task import Task, TaskKind
 from planner.ir.errors import ExitCode
 from tests.agent.finetune.tiny_model import make_data, make_model
@@ -51,6 +56,20 @@ with budget(ram="700M", page_dir=folder):
     attempt()
 """
 """Something in the process takes more than the budget while an update is made, and while the result is written."""
+
+
+def test_hardly_more_than_the_budget_is_said_once_and_much_more_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with budget(ram="2G", page_dir=tmp_path):
+        found = Room(options_of(tmp_path))
+        assert found.check_peak() is None
+        monkeypatch.setattr(room, "peak_resident_bytes", lambda: (2 << 30) + (1 << 20))
+        assert found.check_peak() == "this process took 2.0 GiB, 1.0 MiB more than 2.0 GiB, and goes on"
+        assert found.check_peak() is None
+        monkeypatch.setattr(room, "peak_resident_bytes", lambda: (2 << 30) + (32 << 20))
+        with pytest.raises(FinetuneError, match=r"32\.0 MiB more than 2\.0 GiB; give --ram"):
+            found.check_peak()
 
 
 def options_of(folder: Path, **changed: int | None) -> FinetuneOptions:

@@ -365,14 +365,16 @@ def fine_bound_of(bundle: "Bundle") -> float | None:
 
 
 def _overhead(facts: dict[str, Any]) -> str:
-    """Say what the plan costs beyond keeping everything, and how much of that no plan could avoid."""
-    text = f"{format_joules(facts['overhead_joules'])} per step beyond keeping everything"
+    """Say what the plan costs beyond keeping everything, its joules apart from the price of wear, and how much of that no plan could avoid."""
+    wear = facts["wear_joules"]
+    text = f"{format_joules(facts['overhead_joules'] - wear)} per step beyond keeping everything"
+    if wear:
+        text += f", and {format_joules(wear)} that the wear of what is written is charged with"
     if facts["bound_joules"] is None:
         text += "; no bound proven for these stages"
     else:
-        text += (
-            f"; no plan of these stages needs less than {format_joules(facts['bound_joules'])} (gap {facts['gap']:.0%})"
-        )
+        least = format_joules(facts["bound_joules"]) + (", wear included" if wear else "")
+        text += f"; no plan of these stages needs less than {least} (gap {facts['gap']:.0%})"
     if facts.get("fine_bound_joules") is not None:
         text += f", no plan of single operators less than {format_joules(facts['fine_bound_joules'])}"
     return text

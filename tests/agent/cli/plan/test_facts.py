@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from agent.cli.plan.facts import _overhead
 from tests.agent.cli.plan.small_script import SCRIPT, run
 
 
@@ -26,3 +27,19 @@ def test_how_long_a_medium_lasts_that_does_not_wear_out(tmp_path: Path) -> None:
     words = ("plan", "train.py", "--ram", "700M", "--flash-life", "3y", "--medium", "disk")
     done = run(tmp_path, *words)
     assert done.returncode == 2 and "does not wear out a disk that turns; name the --medium" in done.stderr
+
+
+def test_the_price_of_wear_is_told_apart_from_joules_that_are_spent() -> None:
+    facts = {
+        "overhead_joules": 586.72,
+        "wear_joules": 585.0,
+        "bound_joules": 0.679,
+        "gap": 0.99,
+        "fine_bound_joules": None,
+    }
+    assert _overhead(facts) == (
+        "1.72 J per step beyond keeping everything, and 585.00 J that the wear of what is written is charged with; no plan of "
+        "these stages needs less than 679.00 mJ, wear included (gap 99%)"
+    )
+    free = facts | {"overhead_joules": 1.0, "wear_joules": 0.0, "bound_joules": None}
+    assert _overhead(free) == "1.00 J per step beyond keeping everything; no bound proven for these stages"

@@ -202,7 +202,7 @@ class Follower:
                 if isinstance(cut, MappedProduct):
                     residency.counters.mapped_bytes += cut.storage.nbytes
             elif large is None:
-                result = _call(func, args, kwargs)
+                result = _call(traits.name, func, args, kwargs)
             else:
                 result = self._run_piecewise(func, args, kwargs, large, inputs, written)
             for storage in written:
@@ -626,10 +626,11 @@ def _alone(result: Any) -> Sequence[torch.Tensor]:
     return (result,) if isinstance(result, torch.Tensor) else ()
 
 
-def _call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _call(name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Call an operator whose kernel sees what it would see without a mode."""
-    if dispatch_keys.are_needed(args):
-        with dispatch_keys.as_at_the_call():
+    keys = dispatch_keys.hidden_keys(name, args)
+    if keys:
+        with dispatch_keys.seeing(keys):
             return func(*args, **kwargs)
     return func(*args, **kwargs)
 

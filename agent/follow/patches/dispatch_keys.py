@@ -1,8 +1,8 @@
 """Autocast and lazy conjugation inside kernels that call operators themselves, as without a dispatch mode.
 
 While a dispatch mode handles an operator, every key above it is switched off: Autocast, Conjugate, Negative. Most kernels compute
-and never ask. Those that call other operators do: matrix products inside the fused ones of nn.TransformerEncoder, `linalg_pinv`
-or `bilinear` are cast by plain PyTorch, and `x.mH()` of a complex matrix inside `linalg_pinv` would be taken for x.mT().
+and never ask. Those that call other operators do: matrix products inside the fused ones of nn.TransformerEncoder and of `bilinear`
+are cast by plain PyTorch, and `x.mH()` of a complex matrix inside `linalg_pinv` would be taken for x.mT().
 """
 
 import contextlib
@@ -11,9 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.overrides import enable_reentrant_dispatch
+
+from agent.follow.patches.refusals import not_followed
 
 _AUTOCAST = torch._C.DispatchKey.AutocastCPU
+_CAST_INSIDE = frozenset(
+    {"aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention", "aten::_trilinear"}
+)
+"""Called by modules directly, never from below an autocast kernel, where plain PyTorch does not cast either."""
 _LAZY = (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative)
 _NUMBERS = frozenset((int, float, bool, str, type(None)))
 
@@ -39,20 +44,26 @@ def start() -> None:
     _program.autocasts = torch.is_autocast_enabled("cpu")
 
 
-def are_needed(args: Sequence[Any]) -> bool:
-    """Tell whether a kernel may see what a mode switched off: the program autocasts, or an operand is complex."""
-    return getattr(_program, "autocasts", False) or _has_complex(args)
+def hidden_keys(name: str, args: Sequence[Any]) -> tuple[Any, ...]:
+    """Return what the kernel of an operator would see without a mode: Autocast where the program has it on, Conjugate for complex operands.
+
+    Raises NotFollowedError where that cannot be told.
+    """
+    keys = _LAZY if _has_complex(args) else ()
+    if not getattr(_program, "autocasts", False):
+        return keys
+    if name == "aten::linalg_pinv":
+        raise not_followed(
+            "linalg_pinv under autocast casts inside, or not, as its caller does",
+            "call it under torch.autocast(enabled=False)",
+        )
+    return (_AUTOCAST, *keys) if name in _CAST_INSIDE else keys
 
 
 @contextlib.contextmanager
-def as_at_the_call() -> Iterator[None]:
-    """Switch on inside the block, in the handler of a mode, what was on where the operator was called.
-
-    Autocast is off there below the kernel of another operator that was cast itself.
-    """
-    with enable_reentrant_dispatch():
-        wanted = [key for key in (_AUTOCAST, *_LAZY) if not torch._C._dispatch_tls_is_dispatch_key_excluded(key)]
-    switched = [key for key in wanted if torch._C._dispatch_tls_is_dispatch_key_excluded(key)]
+def seeing(keys: tuple[Any, ...]) -> Iterator[None]:
+    """Switch keys on inside the block, in the handler of a mode."""
+    switched = [key for key in keys if torch._C._dispatch_tls_is_dispatch_key_excluded(key)]
     for key in switched:
         torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
     try:

@@ -12,9 +12,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from agent import budget
+from agent.follow.patches.refusals import NotFollowedError
 from tests.attack.operators import torch_samples
 
 SAMPLES = 10
+NOT_REPEATED = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "matrix_exp"))
+"""Functions that read memory nobody wrote; of `matrix_exp` in half precision plain PyTorch gives other numbers each time."""
+
 Bits = tuple[str, tuple[int, ...], bytes] | tuple[str, str] | None
 
 
@@ -40,7 +44,7 @@ def test_every_function_with_torchs_own_samples(
     compared = 0
     for info in torch_samples():
         name = f"{info.name}.{info.variant_test_name}".removesuffix(".")
-        if dtype not in info.supported_dtypes("cpu"):
+        if dtype not in info.supported_dtypes("cpu") or info.name in NOT_REPEATED:
             continue
         samples = list(_samples(info, dtype))
         expected, again = (_run_all(info, samples, autocast=autocast) for _ in range(2))
@@ -49,7 +53,8 @@ def test_every_function_with_torchs_own_samples(
         for plain, repeated, seen in zip(expected, again, followed, strict=True):
             if plain == repeated:  # of what was never written there is no right number
                 compared += 1
-                differing += [] if seen == plain else [name]
+                refused = seen[-1:] != [] and seen[-1] is not None and seen[-1][0] == NotFollowedError.__name__
+                differing += [] if seen == plain or refused else [name]
     assert not set(differing)
     assert compared > 2000
 

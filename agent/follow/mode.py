@@ -654,7 +654,7 @@ class FollowMode(TorchDispatchMode):
 
         Tensors without memory go to their own mode, which is below this one while a program is traced (`torch.export`).
         """
-        refuse_unfollowable(func, args, types)
+        refuse_unfollowable(func, types)
         if FakeTensor in types:
             return func(*args, **(kwargs or {}))
         if types and any(is_wrapper(t) for t in tensors_in((*args, *(kwargs or {}).values()))):

@@ -84,6 +84,8 @@ class Allocator:
         self._trim = process_without_gil.port_malloc_trim
         self._trim.argtypes, self._trim.restype = [ctypes.c_size_t], ctypes.c_size_t
         self._close_code = getattr(process, "port_malloc_close_code", None)
+        if self._close_code is not None:
+            self._close_code.restype = ctypes.c_size_t
         self._trim_glibc = process_without_gil.malloc_trim
         self._trim_glibc.argtypes = [ctypes.c_size_t]
         self._process = process
@@ -143,10 +145,7 @@ class Allocator:
 
         Returns the bytes; 0 where the object was built before there was this. To be called while no library writes code.
         """
-        if self._close_code is None:
-            return 0
-        self._close_code.restype = ctypes.c_size_t
-        return int(self._close_code())
+        return 0 if self._close_code is None else int(self._close_code())
 
     def allow_reservations(self) -> bool:
         """Count address space that is reserved (MAP_NORESERVE) against RLIMIT_DATA as far as it is touched.

@@ -32,8 +32,8 @@ def may_be_refused(func: Any) -> bool:
     return name.startswith(_COLLECTIVES) and name not in _WITHOUT_VALUES
 
 
-def refuse_unfollowable(func: Any, args: Sequence[Any], types: Sequence[type]) -> None:
-    """Raise NotFollowedError for collectives: they read and write tensors in threads of their own after they have returned."""
+def refuse_unfollowable(func: Any, types: Sequence[type]) -> None:
+    """Raise NotFollowedError for DTensor and collectives: these read and write tensors in threads of their own after they have returned."""
     if types and any(t.__module__.startswith("torch.distributed.tensor") for t in types):
         raise not_followed(
             f"{func._schema.name} of DTensor cannot be followed", "use plain tensors in one process, or no budget"

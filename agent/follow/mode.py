@@ -523,27 +523,25 @@ class Follower:
     @contextlib.contextmanager
     def reading(self, storage: Storage) -> Iterator[None]:
         """Keep a storage resident for the time of a call that reads it past the dispatcher."""
-        with self.lock:
-            self._wait_while_held()
-            storage.pins += 1
-            try:
-                self.residency.bring([storage])
-                yield
-            finally:
-                storage.pins -= 1
+        with self._resident([storage]):
+            yield
 
     @contextlib.contextmanager
     def working_on(self, tensors: Sequence[torch.Tensor], need_bytes: int, what: str) -> Iterator[None]:
         """Keep tensors resident, and at first so much room, while something works on them that is not an operator seen here."""
+        with self.lock, self._resident(storages := self._storages_of(tensors)):
+            if not self.residency.make_room(need_bytes):
+                self._too_large(what, storages, need_bytes)
+            yield
+
+    @contextlib.contextmanager
+    def _resident(self, storages: Sequence[Storage]) -> Iterator[None]:
         with self.lock:
             self._wait_while_held()
-            storages = self._storages_of(tensors)
             for storage in storages:
                 storage.pins += 1
             try:
                 self.residency.bring(storages)
-                if not self.residency.make_room(need_bytes):
-                    self._too_large(what, storages, need_bytes)
                 yield
             finally:
                 for storage in storages:

@@ -16,7 +16,6 @@ from agent.follow.operands import (
     stable_number,
     written_arguments,
 )
-from agent.follow.patches.refusals import may_be_refused
 from agent.follow.piecewise import is_elementwise
 from agent.follow.products import is_product
 from agent.follow.rows import looks_up_rows
@@ -39,7 +38,6 @@ class OperatorTraits:
     repeatable: bool
     elementwise: bool
     takes_lists: bool
-    may_be_refused: bool
     cut_from_file: bool
     """A weight or a table of it may be read from its file part by part."""
     copies: bool
@@ -67,6 +65,6 @@ def _learn(func: Any) -> OperatorTraits:
     traits = _known[id(func)] = OperatorTraits(
         func, name, stable_number(func), only_views(func), reads_nothing(func), reads_rows(func),
         makes_storage(func), bool(written_arguments(func)), repeatable(func), is_elementwise(func), takes_lists(func),
-        may_be_refused(func), is_product(func) or looks_up_rows(func), name in _COPIES,
+        is_product(func) or looks_up_rows(func), name in _COPIES,
     )  # fmt: skip
     return traits

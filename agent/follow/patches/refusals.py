@@ -26,8 +26,8 @@ def not_followed(what: str, remedy: str) -> NotFollowedError:
 
 
 @cache
-def may_be_refused(func: Any) -> bool:
-    """Tell whether an operator may have to be refused whatever its operands' types are."""
+def _is_collective(func: Any) -> bool:
+    """Tell whether an operator moves values between processes; a barrier moves none."""
     name = str(func._schema.name)
     return name.startswith(_COLLECTIVES) and name not in _WITHOUT_VALUES
 
@@ -38,7 +38,7 @@ def refuse_unfollowable(func: Any, types: Sequence[type]) -> None:
         raise not_followed(
             f"{func._schema.name} of DTensor cannot be followed", "use plain tensors in one process, or no budget"
         )
-    if not may_be_refused(func):
+    if not _is_collective(func):
         return
     raise not_followed(
         f"{func._schema.name} of torch.distributed moves tensors past the operators, in threads of its own",

@@ -7,6 +7,7 @@ Which way in gives what (figures: `benchmarks/malloc.py`):
   hard limit through `Allocator`. Needs glibc and the object built at installation.
 - the same call where that object is missing or does not load (`preload_trouble` says why): glibc told to map blocks of
   64 KiB and more one by one. The same small peak, at the price of a page fault for every page of every block.
+- `begin_again_preloaded(limit)` for a command that has done nothing yet (`plan`): it becomes itself with the first.
 - `thrifty_glibc()` for a process that already runs (`agent.budget` in a notebook): the same as the second, from then on.
 - the same call on macOS: its malloc told to keep no large blocks (an undocumented switch that others measured;
   nobody has run this code on a Mac). C libraries other than glibc are used as they are.
@@ -21,12 +22,14 @@ from agent.malloc.environment import (
     preload_path,
     preload_trouble,
 )
+from agent.malloc.restart import begin_again_preloaded
 
 __all__ = [
     "Allocator",
     "AllocatorStats",
     "PreloadMode",
     "active",
+    "begin_again_preloaded",
     "preload_environment",
     "preload_mode",
     "preload_path",

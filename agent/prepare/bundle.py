@@ -495,7 +495,7 @@ class _Making:
         Without a planner quick ones make them.
         """
         limited = planner or _quick(self.limits)
-        late = _quick(replace(self.limits, step_s=None))
+        late = None if self.limits.step_s is None else _quick(replace(self.limits, step_s=None))
         bundle = Bundle(self.draft)
         main = bundle.manifest.main_graph
         choices, limits = [bundle.plans[0]], [self.pools.computing_bytes]
@@ -508,7 +508,9 @@ class _Making:
             sparing = replace(self.limits, step_s=None, written_bytes=int(written * _SPARED_WRITES))
             tries.insert(0, (self.target_bytes, _quick(sparing)))
         for limit, chosen in tries:
-            plans = self._smaller(limit, chosen) or self._smaller(limit, late)
+            plans = self._smaller(limit, chosen)
+            if plans is None and late is not None:
+                plans = self._smaller(limit, late)
             if plans is not None:
                 choices.append(plans)
                 limits.append(limit)

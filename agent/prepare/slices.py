@@ -32,6 +32,7 @@ from planner.slices.blocks import LargeWeight, blocks_of, large_weights, read_in
 from planner.slices.chains import touched_bytes
 from planner.slices.choices import OF_THE_ROOM, Cut, cut_fat, first_cuts, kinds, other_counts
 from planner.slices.comparison import Differing, form_key
+from planner.slices.estimated_costs import estimated_costs
 from planner.slices.gradients import split_gradients
 from planner.slices.in_place import write_in_place
 from planner.slices.norms import NORM_BACKWARD, norms_by_channels
@@ -53,14 +54,15 @@ class Sliced:
 
 _Made = TypeVar("_Made")
 
-NEAR = 1.25
+NEAR = 1.05
 """Of the whole's joules: pieces that cost more are not worked on further."""
 
 WORTH = 0.01
 """Of the joules: where changes gain less, no more are tried."""
 
-CLOSE = 0.01
-"""Of the joules: ways that quick plans tell apart by less are planned properly before one of them is taken."""
+CLOSE, APART = 0.01, 0.05
+"""Of the joules: ways that quick plans tell apart by less than the second may be planned properly before one of them is taken; at least by
+the first, once it is known how little that saves."""
 
 MOST_STARTS = 2
 """Uniform cuts that are worked on."""
@@ -68,7 +70,7 @@ MOST_STARTS = 2
 MOST_KINDS = 6
 """Of chains, those that touch most bytes: each is a choice of its own, the others run as in the uniform cut."""
 
-SEARCH_S, LEAST_SEARCH_S = 60.0, 10.0
+SEARCH_S, LEAST_SEARCH_S = 60.0, 6.0
 """Of CPU time, for comparing, measuring and planning what is tried for one budget: after that, no further way is planned. The shorter
 where the whole has a plan, which pieces can only make cheaper."""
 
@@ -76,7 +78,7 @@ TOGETHER = 4
 """Of graphs that are compared and measured at once: one of 5,000 operators takes tens of megabytes of the budget that planning has, too."""
 
 MANY_OPS, MANY_TIMES = 5000, 3
-"""A graph with more, or so many times those of the halves, is planned only where none with fewer has a plan: its plan takes long, and more
+"""A graph with more, or so many times those of the halves, is planned only where no other has a plan: its plan takes long, and more
 copies seldom pay."""
 
 LARGE = 1 / 2
@@ -168,7 +170,8 @@ def in_pieces(
     tried, finest = list[_Ways](), halved
     search_s = SEARCH_S if least is None else LEAST_SEARCH_S
     for base in (halved, *by_channels, *blocked):
-        ways = _Ways(whole, base, device, ram_bytes, room, quick, progress, search_s)
+        known = [found.joules for found in (least, best) if found is not None]
+        ways = _Ways(whole, base, device, ram_bytes, room, quick, progress, search_s, min(known, default=math.inf))
         ways.plan_uniform()
         ways.plan_changes(math.inf if least is None else NEAR * least.joules)
         finest = ways.finest
@@ -181,19 +184,25 @@ def in_pieces(
         return whole
     halves = [found] if (found := tried[0].uncut) is not None and found is not best else []
     planned = [best, *halves, *([] if least is None else [least])]
-    return _cheapest(planned, lambda sliced: cost_of_plan(sliced, device, ram_bytes, planner)).sliced
+    return _cheapest(planned, lambda sliced: cost_of_plan(sliced, device, ram_bytes, planner), tried[-1].end_s).sliced
 
 
-def _cheapest(quick: Sequence["PlanCost"], plan: Callable[[Sliced], "PlanCost | None"]) -> "PlanCost":
+def _cheapest(
+    quick: Sequence["PlanCost"], plan: Callable[[Sliced], "PlanCost | None"], end_s: float = math.inf
+) -> "PlanCost":
     """Return the way that costs least by `plan`, of those with `quick` plans; the cheapest of these where none has another.
 
-    They are planned one after the other, the cheapest first, for as long as the next one may win: if planning saved twice as large a share
-    of its cost as it did of those before.
+    Where it is not far from the others, they are planned one after the other, the cheapest first, for as long as the next one may win: if
+    planning saved twice as large a share of its cost as it did of those before, and until so much CPU time was taken.
     """
     found: PlanCost | None = None
     saved = 0.0
     order = sorted(quick, key=lambda one: one.joules)
+    if all(one.joules * (1 - APART) >= order[0].joules for one in order[1:]):
+        return order[0]
     for one in order:
+        if _cpu_s() > end_s:
+            break
         if found is not None and one.joules * (1 - max(2 * saved, CLOSE)) >= found.joules:
             break
         better = plan(one.sliced)
@@ -341,7 +350,7 @@ class _Ways:
 
     def __init__(
         self, whole: Sliced, halved: Sliced, device: DeviceCosts, ram_bytes: int, room: ComparingRoom,
-        quick: make_bundle.Planner, progress: Progress, search_s: float,
+        quick: make_bundle.Planner, progress: Progress, search_s: float, known_joules: float,
     ) -> None:  # fmt: skip
         self.halved, self.device, self.ram_bytes = halved, device, ram_bytes
         self.room, self.quick, self.progress = room, quick, progress
@@ -353,6 +362,8 @@ class _Ways:
         self.finest = halved
         """Of those in one number of pieces, the graph with the most operators."""
         self.end_s = _cpu_s() + search_s
+        self.known_joules = known_joules
+        """What the cheapest plan of another way costs."""
         self.seen = [_needs(whole, device)]
         """Of what was planned."""
 
@@ -367,9 +378,9 @@ class _Ways:
         return _cpu_s() > self.end_s
 
     def plan(self, tried: Sliced) -> PlanCost | None:
-        """Plan a way and return what it costs; None where it has no plan, takes no less of anything than one before, or comes too late."""
+        """Plan a way and return what it costs; None where it has no plan, or takes no less of anything than one before."""
         needs = _needs(tried, self.device)
-        if self.late or any(before.dominates(needs) for before in self.seen):
+        if any(before.dominates(needs) for before in self.seen):
             return None
         self.seen.append(needs)
         found = cost_of_plan(tried, self.device, self.ram_bytes, self.quick)
@@ -391,6 +402,9 @@ class _Ways:
             cuts = {name: cut_fat(graph, *way, apart) for name, graph in self.graphs.items()}
             cut = next(iter(cuts.values())).applied(first)
             (many if len(cut.graph.ops) > self.many_ops else few).append(cuts)
+        least = self.known_joules if self.best is None else min(self.known_joules, self.best.joules)
+        if math.isfinite(least):  # else what fits is looked for, which estimates of workspaces cannot tell
+            few, many = self._promising(few, least, MOST_STARTS), []
         self._plan_each(few)
         if not self.uniform:
             self._plan_each(many)
@@ -400,6 +414,22 @@ class _Ways:
             self.finest = tried
             if (found := self.plan(tried)) is not None:
                 self.uniform.append(found)
+
+    def _promising(self, ways: list[dict[str, Cut]], below_joules: float, most: int) -> list[dict[str, Cut]]:
+        """Return those, at `most`, that cost least by estimates, and less than `below_joules`.
+
+        Comparing and measuring a way takes many times as long as planning it.
+        """
+        estimated = ((self._estimated_joules(way), n) for n, way in enumerate(ways))
+        return [ways[n] for joules, n in sorted(estimated)[:most] if joules < below_joules]
+
+    def _estimated_joules(self, way: dict[str, Cut]) -> float:
+        """Return what a quick plan costs where pieces cost what the whole does; infinite where none fits."""
+        graph, costs = _main(self.halved, self.device)
+        rewritten = way[next(iter(way))].applied(graph)
+        estimated = replace(costs, ops=estimated_costs(graph, costs.ops, rewritten))
+        plan = self.quick(rewritten.graph, estimated, self.ram_bytes).plan
+        return math.inf if plan is None else base_joules(estimated) + plan.overhead_joules
 
     def plan_changes(self, most_joules: float) -> None:
         """Change the best uniform cuts for as long as that pays; one that costs more than `most_joules` is not worth it."""
@@ -420,7 +450,8 @@ class _Ways:
         """Plan a cut with one kind of chain in pieces, the others whole."""
         cuts = start.sliced.cuts
         alone = [cuts[name].changed(frozenset().union(*alike) - ops, 1) for ops in alike] if len(alike) > 1 else []
-        return [found for tried in self._made([{**cuts, name: cut} for cut in alone]) if (found := self.plan(tried))]
+        ways = self._promising([{**cuts, name: cut} for cut in alone], self._estimated_joules(cuts), MOST_STARTS)
+        return [found for tried in self._made(ways) if (found := self.plan(tried))]
 
     def _changed(self, name: str, alike: Sequence[frozenset[int]], start: PlanCost) -> PlanCost | None:
         """Plan a cut with one kind of chain in another number of pieces, 1 of them too, and with all such changes that paid.
@@ -430,14 +461,10 @@ class _Ways:
         cuts = start.sliced.cuts
         cut = cuts[name]
         changes = [(ops, n) for ops in alike for n in other_counts(cut.count(ops))]
-        paid = []
-        for first in range(0, len(changes), TOGETHER):
-            if self.late:
-                break
-            some = changes[first : first + TOGETHER]
-            made = self._made([{**cuts, name: cut.changed(*change)} for change in some])
-            planned = [(change, self.plan(tried)) for change, tried in zip(some, made, strict=True)]
-            paid += [(change, found) for change, found in planned if found is not None and found.joules < start.joules]
+        ways = [{**cuts, name: cut.changed(*change)} for change in changes]
+        chosen = self._promising(ways, self._estimated_joules(cuts), TOGETHER)
+        planned = [(changes[ways.index(way)], self.plan(tried)) for way, tried in zip(chosen, self._made(chosen), strict=True)]
+        paid = [(change, found) for change, found in planned if found is not None and found.joules < start.joules]
         paid.sort(key=lambda pair: -pair[1].joules)
         if not paid:
             return None

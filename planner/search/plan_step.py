@@ -146,7 +146,7 @@ def _packing(asked: _Asked) -> PlanResult:
     tried, bound = found, found.bound_joules
     if not _takes_no_more(graph, costs, found.plan, takes):
         as_bare = replace(asked.limits, deadline_s=takes.seconds, write_limit_bytes=takes.written_bytes)
-        tried = _within(replace(asked.quick, limits=as_bare))
+        tried = _plan(replace(asked.quick, limits=as_bare))  # one search is enough: `bare` keeps these limits
     if not _takes_no_more(graph, costs, tried.plan, takes):
         tried = replace(bare, plan=with_figures(bare.plan, costs, takes, bound), outcome=Outcome.FEASIBLE)
     if tried is not found and tried.plan is not None:

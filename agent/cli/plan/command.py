@@ -1,6 +1,7 @@
 """`plan`: from a training script to a bundle, in the foreground."""
 
 import argparse
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +26,7 @@ from agent.cli.plan.facts import facts_of, fine_bound_of, print_facts, usual_day
 from agent.cli.plan.making import make_bundle_of
 from agent.cli.plan.placement import names_teams, wanted_teams
 from agent.cli.terminal import terminal
+from agent.malloc import begin_again_preloaded
 from planner.ir.costs import MediumKind
 from planner.ir.devices.kinds import CPU
 from planner.ir.units import format_bytes, format_joules, format_seconds
@@ -209,6 +211,8 @@ def _plan(arguments: argparse.Namespace) -> int:
         raise UsageError("--solve-on: a greedy plan is made here in a moment; leave --strategy away")
     _check_placement(arguments)
     out = arguments.out or arguments.script.with_suffix(".port")
+    if sys.argv[1:2] == ["plan"]:  # this process was started for it
+        begin_again_preloaded(arguments.ram)
     _keep_to_cores(arguments)
     begin = time.perf_counter()
     planned = make_bundle_of(arguments, out)

@@ -95,7 +95,7 @@ def _planned(arguments: argparse.Namespace, out: Path, make_room: Callable[[], N
     with StageBar(_STAGES, quiet=arguments.json) as bar:
         captured = _captured(arguments, bar.update)
         make_room()
-        with Bench() as bench:
+        with Bench(arguments.ram) as bench:
             costs = _costs(arguments, captured, machine, bench, peers, bar.update)
             sparse = _sparse(arguments, captured, costs, bar.update) if arguments.sparse_update else None
             first: _Pieces | None = _pieces(arguments, captured, costs, machine, bench, sparse, bar.update)
@@ -104,7 +104,7 @@ def _planned(arguments: argparse.Namespace, out: Path, make_room: Callable[[], N
             nonlocal first
             pieces, first, found = first, None, replace(costs, device=device)
             if pieces is None:
-                with Bench() as bench:
+                with Bench(arguments.ram) as bench:
                     pieces = _pieces(arguments, captured, found, machine, bench, sparse, bar.update)
             make_room()
             return pieces, *_made(arguments, out, captured, found, machine, pieces, peers, bar.update, make_room)
@@ -370,7 +370,7 @@ def _divided(
     home = kind_of_job(captured.job)
     other = backend.kind if home == CPU else CPU
     graphs = {name: on_kind(graph, other) for name, graph in prepared.graphs.items()}
-    there = Bench().measure(graphs.values(), threads, watts, progress, resident=False, elsewhere=True)
+    there = Bench(arguments.ram).measure(graphs.values(), threads, watts, progress, resident=False, elsewhere=True)
     if arguments.board is not None and other == CPU:
         there, _ = bundle.other_board(graphs, there, costs.here, arguments.board)
     on_cpu, on_device = (costs.measured, there) if home == CPU else (there, costs.choice.measured)
@@ -406,7 +406,7 @@ def _divided_by_teams(
     measured = [with_all]
     for team, power in zip(teams, powers[1:], strict=True):
         with on_cores_of(team):
-            found = Bench().measure(graphs.values(), team.threads, power.compute_watts, progress, resident=False)
+            found = Bench(arguments.ram).measure(graphs.values(), team.threads, power.compute_watts, progress, resident=False)
         measured.append(bundle.by_class(graphs, found, power))
     times = measured_times(threads, teams)
     watts = [power.compute_watts for power in powers]

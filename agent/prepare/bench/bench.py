@@ -27,9 +27,13 @@ from planner.slices.rewriting import Rewritten
 
 
 class Bench:
-    """Answers requests in a process beside this one: in the same for as long as it is entered, else in one for each."""
+    """Answers requests in a process beside this one: in the same for as long as it is entered, else in one for each.
 
-    def __init__(self) -> None:
+    `limit_bytes`: what blocks that process may have live and kept for reuse together; None: it keeps all that are freed.
+    """
+
+    def __init__(self, limit_bytes: int | None = None) -> None:
+        self._limit_bytes = limit_bytes
         self._kept = False
         self._running: _Running | None = None
 
@@ -96,7 +100,7 @@ class Bench:
     def _ask(self, threads: int, request: Request, what: str, told: Callable[[str], None]) -> None:
         if self._running is not None and self._running.threads != threads:
             self._close()
-        running = self._running = self._running or _Running(threads)
+        running = self._running = self._running or _Running(threads, self._limit_bytes)
         answer = running.answer(request, told)
         if answer != DONE or not self._kept:
             self._close()
@@ -112,9 +116,9 @@ class Bench:
 class _Running:
     """The process, with so many threads."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, limit_bytes: int | None) -> None:
         self.threads, self.last_words = threads, ""
-        environment = {**module_environment(), **preload_environment(None), **threads_environment(threads)}
+        environment = {**module_environment(), **preload_environment(limit_bytes), **threads_environment(threads)}
         with ExitStack() as opened:
             self._said = opened.enter_context(tempfile.TemporaryFile())
             self.process = subprocess.Popen(

@@ -52,6 +52,8 @@ _SLOW_STEP_S = 15.0
 """Of steps that take longer the first trial runs one: on an SD card a step of GPT-2 moves 4 GB, and the last trial shows the rest."""
 _SPARE = 0.01
 """Share of the budget that is left free, for what differs from run to run."""
+_UNKNOWN = 1 / 12
+"""The same in the first trial, which finds out what a worker holds that nobody planned: 30 MiB for a small transformer, say."""
 
 
 _NARROW, _WIDE = 2, 6
@@ -292,9 +294,7 @@ def _quick(limits: PlannedLimits) -> Planner:
 def _settled(making: "_Making", quick: Planner, planner: Planner, progress: Progress, *, wide: bool) -> Made:
     """Try plans until one takes what it says, then add smaller ones. Raises InfeasibleError, TrialError."""
     progress("try", 0.0)
-    found, _ = making.tried(
-        quick, probe_packing=True
-    )  # finds out what is unplanned; the last word is the chosen planner's
+    found = making.first_tried(quick)
     making.keep_packings(found)
     making.keep_pace(found)
     for attempt in range(_TRIES):
@@ -360,18 +360,24 @@ class _Making:
     shown: _Shown | None = None
     """What ran as planned already; the same plans need no further trial."""
 
-    @property
-    def target_bytes(self) -> int:
-        """Return what is planned for: the budget of the memory that operators compute in, without what is spared."""
-        return int(self.pools.computing_bytes * (1 - _SPARE))
+    def target_bytes(self, spared: float = _SPARE) -> int:
+        """Return what is planned for: the budget of the memory that operators compute in, without the share that is spared."""
+        return int(self.pools.computing_bytes * (1 - spared))
 
     def held_bytes(self, found: _Trial) -> int:
         """Return what a trial took of the host's memory: the device's too, where they are one."""
         return found.peak_bytes + (found.device_peak_bytes if self.pools.device_bytes is None else 0)
 
-    def tried(self, planner: Planner, *, probe_packing: bool = False) -> tuple[_Trial, bool]:
+    def first_tried(self, quick: Planner) -> _Trial:
+        """Find out what is unplanned, and what packing takes; the last word is the chosen planner's."""
+        try:
+            return self.tried(quick, spared=_UNKNOWN, probe_packing=True)[0]
+        except InfeasibleError:
+            return self.tried(quick, probe_packing=True)[0]
+
+    def tried(self, planner: Planner, *, spared: float = _SPARE, probe_packing: bool = False) -> tuple[_Trial, bool]:
         """Plan, write and run; note what turned out unplanned. Say whether that was next to nothing."""
-        plans, costs = self._planned(planner)
+        plans, costs = self._planned(planner, self.target_bytes(spared))
         manifest = self._written([plans], costs, [self.pools.computing_bytes])
         if self.shown is not None and self.shown.plans == _what_runs(plans):
             return self.shown.trial, True
@@ -425,11 +431,9 @@ class _Making:
             int(max(held, budget) * _MORE),
         )
 
-    def _planned(self, planner: Planner) -> tuple[dict[str, Plan], dict[str, CostTable]]:
+    def _planned(self, planner: Planner, ram_bytes: int) -> tuple[dict[str, Plan], dict[str, CostTable]]:
         try:
-            found = make_bundle.plan_all(
-                self.prepared, self.measured, self.device, self.target_bytes, planner, self.limits
-            )
+            found = make_bundle.plan_all(self.prepared, self.measured, self.device, ram_bytes, planner, self.limits)
             self._check_host(*found)
             return found
         except InfeasibleError as error:
@@ -500,13 +504,13 @@ class _Making:
         main = bundle.manifest.main_graph
         choices, limits = [bundle.plans[0]], [self.pools.computing_bytes]
         single = bundle.manifest.graphs[0]
-        smaller = pareto.budgets(bundle.graphs[single], bundle.costs[single], self.target_bytes, count + 1)[1:]
+        smaller = pareto.budgets(bundle.graphs[single], bundle.costs[single], self.target_bytes(), count + 1)[1:]
         least = self.start_bytes if self.pools.device_bytes is None else 0
         tries = [(limit, limited) for limit in smaller if limit >= least]
         written = bundle.manifest.plans[0].written_bytes
         if written and self.device.flash.wear_joules_per_byte:
             sparing = replace(self.limits, step_s=None, written_bytes=int(written * _SPARED_WRITES))
-            tries.insert(0, (self.target_bytes, _quick(sparing)))
+            tries.insert(0, (self.target_bytes(), _quick(sparing)))
         for limit, chosen in tries:
             plans = self._smaller(limit, chosen)
             if plans is None and late is not None:

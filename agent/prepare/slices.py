@@ -463,7 +463,9 @@ class _Ways:
         changes = [(ops, n) for ops in alike for n in other_counts(cut.count(ops))]
         ways = [{**cuts, name: cut.changed(*change)} for change in changes]
         chosen = self._promising(ways, self._estimated_joules(cuts), TOGETHER)
-        planned = [(changes[ways.index(way)], self.plan(tried)) for way, tried in zip(chosen, self._made(chosen), strict=True)]
+        planned = [
+            (changes[ways.index(way)], self.plan(tried)) for way, tried in zip(chosen, self._made(chosen), strict=True)
+        ]
         paid = [(change, found) for change, found in planned if found is not None and found.joules < start.joules]
         paid.sort(key=lambda pair: -pair[1].joules)
         if not paid:

@@ -406,7 +406,9 @@ def _divided_by_teams(
     measured = [with_all]
     for team, power in zip(teams, powers[1:], strict=True):
         with on_cores_of(team):
-            found = Bench(arguments.ram).measure(graphs.values(), team.threads, power.compute_watts, progress, resident=False)
+            found = Bench(arguments.ram).measure(
+                graphs.values(), team.threads, power.compute_watts, progress, resident=False
+            )
         measured.append(bundle.by_class(graphs, found, power))
     times = measured_times(threads, teams)
     watts = [power.compute_watts for power in powers]

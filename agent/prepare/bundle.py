@@ -203,11 +203,12 @@ def _page_packing(weights: Iterable[torch.Tensor]) -> _PagePacking | None:
     if not large or not packing.available():
         return None
     target, stored, taken = bytearray(CHUNK), 0, [0.0, 0.0]
-    sampled = [w.contiguous() for w in large[:_SAMPLED_WEIGHTS]]
+    sampled = large[:_SAMPLED_WEIGHTS]
     for weight in sampled:
+        page = weight.detach().reshape(-1)[: CHUNK // 4].clone()  # a weight whose address is taken stays resident
         back = torch.empty(CHUNK, dtype=torch.uint8)
         begin = time.thread_time()
-        size = pack_page(weight.data_ptr(), CHUNK, 4, target)
+        size = pack_page(page.data_ptr(), CHUNK, 4, target)
         middle = time.thread_time()
         if size:
             unpack_page(memoryview(target)[:size], back.data_ptr(), CHUNK, 4)
@@ -260,6 +261,7 @@ def make(
     throttle: Throttle | None = None,
     estimated: bool = False,
     limits: PlannedLimits = NO_LIMITS,
+    make_room: Callable[[], None] = lambda: None,
 ) -> Made:
     """Plan, try the plan for two steps, reserve what turned out unplanned, and write the bundle.
 
@@ -269,12 +271,14 @@ def make(
     to; the bundle says so, and its smaller plans write no more either and keep to its deadline where they can.
     `page_dir` and `scratch_dirs` lie on the device's media, in their order.
     Raises InfeasibleError where nothing fits; nothing is left behind then, and a bundle that was there stays. Weights and
-    data are written once, into a draft beside `path`: every further try only replaces the plans behind them.
+    data are written once, into a draft beside `path`: every further try only replaces the plans behind them, and `make_room` is called.
     """
     quick, pools = _quick(NO_LIMITS), Pools(ram_bytes, device_bytes)
     draft = path.with_name(path.name + ".making")
     page_dirs = (page_dir, *scratch_dirs)
-    making = _Making(draft, prepared, measured, device, pools, page_dirs, threads, throttle, estimated, limits)
+    making = _Making(
+        draft, prepared, measured, device, pools, page_dirs, threads, throttle, estimated, limits, make_room
+    )
     try:
         made = _settled(making, quick, planner, progress, wide=wide)
         publish_bundle(draft, path)
@@ -353,6 +357,7 @@ class _Making:
     throttle: Throttle | None
     estimated: bool
     limits: PlannedLimits
+    make_room: Callable[[], None]
     begun: bool = False
     """Whether the draft is written."""
     start_bytes: int = 0
@@ -534,10 +539,12 @@ class _Making:
         """Put these plans into the draft and return its manifest; the first time, write the draft."""
         if not self.begun:
             self.begun = True
-            return make_bundle.write(
+            written = make_bundle.write(
                 self.draft, self.prepared, plans, costs, budgets, threads=self.threads, estimated=self.estimated,
                 limits=self.limits,
             )  # fmt: skip
+            self.make_room()
+            return written
         manifest = make_bundle.describe(
             self.prepared, plans, costs, budgets, threads=self.threads, estimated=self.estimated, limits=self.limits
         )

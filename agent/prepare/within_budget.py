@@ -7,12 +7,15 @@ from pathlib import Path
 from agent.follow.budget import budget
 from agent.follow.memory import BudgetTooSmallError
 from agent.follow.patches import deferred_modules, light_dynamo
-from agent.malloc import release_free_memory
+from agent.malloc import active, release_free_memory
 from planner.ir.process_memory import resident_bytes
 from planner.ir.traced import SEARCH_BYTES
 
 _LEAST_TENSOR_BYTES = 32 << 20
 """Of tensors, where this process alone takes the budget: it loads what the worker that trains does not need."""
+
+_SEARCH_CACHE_BYTES = 16 << 20
+"""Of freed blocks, what a search keeps for reuse: its objects grow beside them. The next tensor sets another limit."""
 
 
 @contextmanager
@@ -27,7 +30,7 @@ def within_budget(ram_bytes: int, page_dir: Path) -> Iterator[Callable[[], None]
     """
     light_dynamo.hold_place()
     deferred_modules.defer_modules()
-    limit = budget(ram=ram_bytes, page_dir=page_dir)
+    allocator, limit = active(), budget(ram=ram_bytes, page_dir=page_dir)
     try:
         limit.start()
     except BudgetTooSmallError:
@@ -37,6 +40,8 @@ def within_budget(ram_bytes: int, page_dir: Path) -> Iterator[Callable[[], None]
         release_free_memory()
         if resident_bytes() + SEARCH_BYTES > ram_bytes:
             limit.follower.give_back()
+        if allocator is not None:
+            allocator.set_limit(allocator.live_bytes() + _SEARCH_CACHE_BYTES)
 
     try:
         yield make_room

@@ -27,6 +27,7 @@ from agent.cli.plan.making import make_bundle_of
 from agent.cli.plan.placement import names_teams, wanted_teams
 from agent.cli.terminal import terminal
 from agent.malloc import begin_again_preloaded
+from agent.system.torch_loading import load_torch_library
 from planner.ir.costs import MediumKind
 from planner.ir.devices.kinds import CPU
 from planner.ir.units import format_bytes, format_joules, format_seconds
@@ -213,6 +214,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     out = arguments.out or arguments.script.with_suffix(".port")
     if sys.argv[1:2] == ["plan"]:  # this process was started for it
         begin_again_preloaded(arguments.ram)
+    load_torch_library()
     _keep_to_cores(arguments)
     begin = time.perf_counter()
     planned = make_bundle_of(arguments, out)

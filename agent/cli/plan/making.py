@@ -94,9 +94,9 @@ def _planned(arguments: argparse.Namespace, out: Path, make_room: Callable[[], N
     machine, peers = _machine(arguments), _planning_peers(arguments)
     with StageBar(_STAGES, quiet=arguments.json) as bar:
         captured = _captured(arguments, bar.update)
-        make_room()
         with Bench(arguments.ram) as bench:
             costs = _costs(arguments, captured, machine, bench, peers, bar.update)
+            make_room()
             sparse = _sparse(arguments, captured, costs, bar.update) if arguments.sparse_update else None
             first: _Pieces | None = _pieces(arguments, captured, costs, machine, bench, sparse, bar.update)
 
@@ -334,7 +334,7 @@ def _made(
         made = bundle.make(
             out, prepared, measured, device, arguments.ram, device_bytes=captured.pools.device_bytes, planner=planner,
             page_dir=machine.page_dir, scratch_dirs=machine.scratch_dirs, threads=costs.choice.threads, progress=progress,
-            wide=arguments.frontier, estimated=arguments.board is not None, limits=limits,
+            wide=arguments.frontier, estimated=arguments.board is not None, limits=limits, make_room=make_room,
         )  # fmt: skip
     except make_bundle.InfeasibleError as error:
         graph, table = next(iter(prepared.graphs.values())), CostTable(device, measured.ops[0])

@@ -2,7 +2,7 @@
 
 import gc
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import asdict
 
 import pytest
@@ -30,10 +30,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             leave_fixtures_to_own_process(item)
 
 
-def pytest_collection_finish() -> None:
-    """Have no garbage collection look again at what was imported and collected: a third of a second each time."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Have no garbage collection look at what is imported and collected, now or later: that took a third of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:

@@ -6,9 +6,9 @@ from typing import TypeVar
 
 PATIENCE_S = 120.0
 """What a busy machine may take; nobody waits so long where the test passes."""
-_LOOK_EVERY_S = 0.01
+_LOOK_FIRST_S, _LOOK_LAST_S = 0.01, 0.1
 _OF_THE_WAIT = 0.05
-"""How much of the time waited passes until the next look: what takes seconds is not asked for a hundred times in each of them."""
+"""How much of the time waited passes until the next look, within these: a daemon that is asked a hundred times a second is busy with that."""
 
 T = TypeVar("T")
 
@@ -27,5 +27,5 @@ def until(
     while not (found := look()):
         waited_s = time.monotonic() - begun_s
         assert waited_s < patience_s, explain()
-        time.sleep(max(_LOOK_EVERY_S, _OF_THE_WAIT * waited_s))
+        time.sleep(min(max(_LOOK_FIRST_S, _OF_THE_WAIT * waited_s), _LOOK_LAST_S))
     return found

@@ -27,10 +27,14 @@ demo-llm: setup
 demo-mcu: setup
 	$(BIN)/port-agent mcu simulate examples/imu_gestures
 
+# Bytecode is kept whatever the environment says: each of the hundreds of processes that tests start would compile the same
+# modules again. Files in the order of their names: the last ones are small, so no worker waits long for the other at the end.
+test check-long: export PYTHONDONTWRITEBYTECODE =
 test: setup
 	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/pytest -m "not long" -n 2 --dist loadfile
+	@echo "$(BIN)/mypy, meanwhile; it is heard at the end"; $(BIN)/mypy > $(VENV)/types.txt 2>&1 & types=$$!; \
+	$(BIN)/pytest -m "not long" -n 2 --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	wait $$types; types=$$?; cat $(VENV)/types.txt; [ $$types$$tests = 00 ]
 
 check-long: setup
 	$(BIN)/pytest -m "long or attack"

@@ -6,7 +6,9 @@ from typing import TypeVar
 
 PATIENCE_S = 120.0
 """What a busy machine may take; nobody waits so long where the test passes."""
-_LOOK_EVERY_S = 0.01
+_LOOK_FIRST_S, _LOOK_LAST_S = 0.01, 0.1
+_OF_THE_WAIT = 0.05
+"""How much of the time waited passes until the next look, within these: a daemon that is asked a hundred times a second is busy with that."""
 
 T = TypeVar("T")
 
@@ -21,8 +23,9 @@ def until(
 
     It looks again and again: the state of a process, of its memory or of what it answers sends no event to another one.
     """
-    end_s = time.monotonic() + patience_s
+    begun_s = time.monotonic()
     while not (found := look()):
-        assert time.monotonic() < end_s, explain()
-        time.sleep(_LOOK_EVERY_S)
+        waited_s = time.monotonic() - begun_s
+        assert waited_s < patience_s, explain()
+        time.sleep(min(max(_LOOK_FIRST_S, _OF_THE_WAIT * waited_s), _LOOK_LAST_S))
     return found

@@ -20,7 +20,7 @@ from agent.finetune.base_record import BaseRecord
 from agent.finetune.grid.file import ENCODED_ITEMS, grid_layers
 from agent.finetune.grid.linear import encode_weight
 from agent.finetune.model import FLOATS, is_transposed, outline
-from agent.finetune.model_files import check_model_files, tensor_entries, weight_files
+from agent.finetune.model_files import check_model_files, check_not_there, tensor_entries, weight_files
 from agent.finetune.options import FinetuneError
 from agent.finetune.task import task_of
 from agent.packing.grids import QuantizationGrid
@@ -86,8 +86,7 @@ def merge_adapter(
     `base`: its directory where that has moved. `progress` is told the share that is written, `note` what a person should
     know. Raises FinetuneError for what cannot be merged to the same bits, and OSError.
     """
-    if out.exists():
-        raise FinetuneError(f"{out} is there already; give a directory that is not, or remove it")
+    check_not_there(out)
     record = BaseRecord.read(folder)
     adapter = _read_adapter(folder, base_known=record is not None)
     model = base or Path(record.model if record is not None else adapter.base)

@@ -36,6 +36,12 @@ class _Index(msgspec.Struct):
     """The file of each weight."""
 
 
+def check_not_there(out: Path) -> None:
+    """Raise FinetuneError where a directory that is to be written is there already."""
+    if out.exists():
+        raise FinetuneError(f"{out} is there already; give a directory that is not, or remove it")
+
+
 def check_model_files(folder: Path) -> None:
     """Raise FinetuneError with the remedy where a model directory lacks a file or has one cut short."""
     if _config(folder).auto_map is not msgspec.UNSET:

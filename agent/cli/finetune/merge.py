@@ -54,9 +54,15 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def _merge(arguments: argparse.Namespace) -> int:
     """Raises FinetuneError."""
+    from agent.finetune.model_files import check_not_there
+
+    check_not_there(arguments.out)  # before torch and transformers, which take seconds
     from agent.system.torch_loading import load_torch_library
 
     load_torch_library()
+    from agent.follow.patches import light_dynamo
+
+    light_dynamo.hold_place()  # nothing is compiled here
     from agent.cli.progress import StageBar
     from agent.finetune.merge import merge_adapter
 

@@ -14,6 +14,7 @@ import pytest
 
 from agent.control.client import ControlClient, ControlError
 from agent.jobs.model import JobState
+from agent.supervisor import dispatch
 from agent.supervisor.daemon import Daemon
 from agent.supervisor.job.plans.choice import data_limit, memory_max
 from agent.supervisor.job.worker_process import WorkerPhase
@@ -463,7 +464,13 @@ def test_the_clock_jumps_by_hours(tmp_path: Path, hours: float) -> None:
 @go
 async def test_a_worker_that_ignores_everything_is_stopped_and_killed(tmp_path: Path) -> None:
     config = CONFIG.replace("[storage]", "keep_in_memory = '1h'\n[storage]")
-    async with running(tmp_path, config) as live:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatch, "LAST_COMMIT_S", 0.5)  # that ten are given: test_dispatch.py
+        await ignores_everything(tmp_path, config)
+
+
+async def ignores_everything(root: Path, config: str) -> None:
+    async with running(root, config) as live:
         number = await live.submit({**LONG, "faults": {"ignore": ["pause", "leave"]}})
         await live.until_step(number, 2)
         pid = live.core.runners.host.pid

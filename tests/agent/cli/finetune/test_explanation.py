@@ -57,9 +57,10 @@ def test_it_says_what_is_trained_what_stays_and_why() -> None:
     assert "154 linear layers as nf4, 550.0 MiB, in MODEL/.port-agent, which is written once" in grid
 
 
-def test_the_command_explains_and_leaves_nothing(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", hidden_size=128)
-    make_data(tmp_path / "data.jsonl")
+def explained(folder: Path, *more: str) -> str:
+    """Return what the command prints, which leaves nothing behind."""
+    make_model(folder / "model", hidden_size=128)
+    make_data(folder / "data.jsonl")
     words = (
         "finetune",
         "model",
@@ -73,17 +74,25 @@ def test_the_command_explains_and_leaves_nothing(tmp_path: Path) -> None:
         ".",
         "--explain",
     )
-    before = sorted(path.name for path in tmp_path.iterdir())
-    for more in ((), ("--json",)):
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "agent.cli", *words, *more], cwd=tmp_path, capture_output=True, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    before = sorted(path.name for path in folder.iterdir())
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "agent.cli", *words, *more], cwd=folder, capture_output=True, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in folder.iterdir()) == before
+    return done.stdout
+
+
+def test_the_command_explains_and_leaves_nothing(tmp_path: Path) -> None:
+    told = json.loads(explained(tmp_path, "--json"))
     assert told["event"] == "explained" and told["trained_parameters"] == 7168 and told["ram_bytes"] == 700 * MIB
     assert 200 * MIB < told["process_bytes"] < 700 * MIB
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.long  # the one above asks the same command for JSON, and the first one reads the table
+def test_the_command_explains_in_a_table(tmp_path: Path) -> None:
+    assert "LoRA of rank 8 on" in explained(tmp_path)
 
 
 @pytest.mark.parametrize("other", ["--submit", "--opportunistic"])

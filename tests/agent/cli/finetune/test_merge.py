@@ -45,9 +45,30 @@ def test_it_says_what_it_wrote(folder: Path) -> None:
     assert again.stderr == "port-agent: merged is there already; give a directory that is not, or remove it\n"
 
 
-def test_for_machines_it_is_a_line_of_json(folder: Path) -> None:
-    done = run(folder, "merge", "adapter", "--out", "merged-json", "--json", "--model", "model")
-    assert done.returncode == 0, done.stderr
+LOADED = """
+import sys
+from agent.cli import main
+code = main(sys.argv[1:])
+sys.exit(f"{code} {'torch' in sys.modules} {'torch._dynamo.convert_frame' in sys.modules}")
+"""
+
+
+def loaded(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command that says last how it ended, and whether torch and torch's compiler were loaded then."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-P", "-c", LOADED, *words], cwd=folder, capture_output=True, text=True, env=environment
+    )
+
+
+def test_a_directory_that_is_there_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
+    done = loaded(tmp_path, "merge", ".", "--out", ".")
+    assert "is there already" in done.stderr and done.stderr.splitlines()[-1] == "2 False False"
+
+
+def test_for_machines_it_is_a_line_of_json_and_no_compiler_is_loaded(folder: Path) -> None:
+    done = loaded(folder, "merge", "adapter", "--out", "merged-json", "--json", "--model", "model")
+    assert done.stderr.splitlines()[-1] == "0 True False", done.stderr
     told = json.loads(done.stdout)
     assert told.pop("nbytes") > 600_000
     assert told == {"event": "finished", "out": "merged-json", "base": "model", "merged": 4, "grid": "nf4"}

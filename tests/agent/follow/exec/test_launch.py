@@ -77,7 +77,7 @@ class Rows(Dataset):
 def main():
     torch.manual_seed(0)
     model = torch.nn.Linear(5000, 8)
-    for batch in DataLoader(Rows(), 8, shuffle=True, num_workers=2, multiprocessing_context=sys.argv[1]):
+    for batch in DataLoader(Rows(), 8, shuffle=True, num_workers=int(sys.argv[2]), multiprocessing_context=sys.argv[1]):
         loss = model(batch).square().mean()
         loss.backward()
         print(loss.item().hex())
@@ -86,10 +86,11 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("way", ["fork", "spawn"])
-def test_workers_of_a_loader(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize(("way", "count"), [("fork", "2"), ("spawn", "1")])  # each that is spawned imports torch
+def test_workers_of_a_loader(tmp_path: Path, way: str, count: str) -> None:
     written(tmp_path, WORKERS)
-    expected, done = plain("train.py", way, folder=tmp_path), followed("train.py", way, folder=tmp_path)
+    words = ("train.py", way, count)
+    expected, done = plain(*words, folder=tmp_path), followed(*words, folder=tmp_path)
     assert (done.code, done.output) == (0, expected.output)
     for said in (
         expected.said,

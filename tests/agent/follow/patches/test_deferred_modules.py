@@ -11,6 +11,7 @@ import sys, torch
 import transformers.modeling_utils, transformers.loss.loss_utils
 import torch.distributed.tensor._decompositions as decompositions
 before = decompositions.GuardOnDataDependentSymNode
+print("sympy" in sys.modules, "scipy.optimize._optimize" in sys.modules)
 """
 
 USES = {
@@ -44,6 +45,16 @@ with torch.device("meta"):
     layer = torch.nn.Embedding(8, 4)
     again = torch.nn.Linear(4, 4)(layer(torch.zeros(3, dtype=torch.long))).relu() * 2
 print(again.shape, again.stride(), layer.weight.detach().normal_().dtype)
+print("sympy.core" in sys.modules)
+"""
+
+META_KERNELS = """
+found = torch.empty(3, 4, device="meta").argmax(0)
+try:
+    torch.empty(3, 4, device="meta").argmax(7)
+except IndexError as error:
+    print(found.shape, error)
+print("sympy.core" in sys.modules)
 """
 
 PLAIN_NUMBERS = """
@@ -70,47 +81,44 @@ for name, function in functions.items():
 """
 
 
-def test_libraries_that_only_name_them_do_not_load_them(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        IMPORTS + "print('sympy' in sys.modules, 'scipy.optimize._optimize' in sys.modules)"
-    )
-    assert plain("train.py", folder=tmp_path).output.split() == ["True", "True"]
-    assert followed("train.py", folder=tmp_path).output.split() == ["False", "False"]
-
-
 OFTEN = {"attribute"}
 """Each use takes two processes; the others are looked at before a release."""
 
 
 @pytest.mark.parametrize("use", [use if use in OFTEN else pytest.param(use, marks=pytest.mark.long) for use in USES])
-def test_what_is_used_is_the_real_one(tmp_path: Path, use: str) -> None:
+def test_what_libraries_only_name_is_not_loaded_and_what_is_used_is_the_real_one(tmp_path: Path, use: str) -> None:
     (tmp_path / "train.py").write_text(IMPORTS + USES[use])
     expected = plain("train.py", folder=tmp_path)
     done = followed("train.py", folder=tmp_path, bound=("--tensors", "1G"))
-    assert (done.code, done.output, done.said) == (0, expected.output, expected.said)
+    named, *used = expected.output.splitlines()
+    assert named == "True True" and used
+    assert (done.code, done.output.splitlines(), done.said) == (0, ["False False", *used], expected.said)
 
 
-def test_laying_out_a_model_without_memory_does_not_load_them(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(ON_META + "print('sympy.core' in sys.modules)")
-    expected, done = plain("train.py", folder=tmp_path), followed("train.py", folder=tmp_path)
-    assert (done.code, done.output) == (0, expected.output.replace("True", "False"))
+PARTS = {"layout": ON_META, "kernels": META_KERNELS, "numbers": PLAIN_NUMBERS}
+"""They run one after the other in one process: each takes torch and two runs."""
+_NEXT = "-- next\n"
 
 
-def test_stand_ins_say_of_plain_numbers_what_the_real_ones_say(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PLAIN_NUMBERS)
-    expected, done = plain("train.py", folder=tmp_path), followed("train.py", folder=tmp_path)
-    assert (done.code, done.output) == (0, expected.output) and "AssertionError" in done.output
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[str], list[str]]]:
+    """Return the lines that each of `PARTS` prints in plain Python and followed."""
+    folder = tmp_path_factory.mktemp("parts")
+    (folder / "train.py").write_text(f"print({_NEXT!r}, end='')\n".join(PARTS.values()))
+    expected, done = plain("train.py", folder=folder), followed("train.py", folder=folder)
+    assert (expected.code, done.code) == (0, 0), expected.said + done.said
+    printed = ([part.splitlines() for part in ended.output.split(_NEXT)] for ended in (expected, done))
+    return dict(zip(PARTS, zip(*printed, strict=True), strict=True))
 
 
-def test_checks_of_meta_kernels_load_none_of_them(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("""
-import sys, torch
-found = torch.empty(3, 4, device="meta").argmax(0)
-try:
-    torch.empty(3, 4, device="meta").argmax(7)
-except IndexError as error:
-    print(found.shape, error)
-print("sympy.core" in sys.modules)
-""")
-    expected, actual = (run("train.py", folder=tmp_path).output.splitlines() for run in (plain, followed))
-    assert expected[:-1] == actual[:-1] and (expected[-1], actual[-1]) == ("True", "False")
+@pytest.mark.parametrize("part", ["layout", "kernels"])
+def test_laying_out_a_model_and_checks_of_meta_kernels_load_none_of_them(
+    part: str, parts: dict[str, tuple[list[str], list[str]]]
+) -> None:
+    expected, done = parts[part]
+    assert len(expected) == 2 and expected[:-1] == done[:-1] and (expected[-1], done[-1]) == ("True", "False")
+
+
+def test_stand_ins_say_of_plain_numbers_what_the_real_ones_say(parts: dict[str, tuple[list[str], list[str]]]) -> None:
+    expected, done = parts["numbers"]
+    assert done == expected and any("AssertionError" in line for line in done)

@@ -31,24 +31,19 @@ COMPILES = {
 }
 
 
-def test_a_plain_step_does_not_load_it(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(STEP + "print('torch._dynamo.convert_frame' in sys.modules)")
-    done = followed("train.py", folder=tmp_path)
-    assert done.code == 0 and done.output.split()[-1] == "False"
-
-
-def test_whether_a_model_was_compiled_is_asked_without_loading_it(tmp_path: Path) -> None:
+def test_a_plain_step_does_not_load_it_and_neither_does_asking_whether_a_model_was_compiled(tmp_path: Path) -> None:
     """accelerate asks so for transformers' `save_pretrained`: 40 MiB came at the end of a fine-tuning, past its budget."""
     (tmp_path / "train.py").write_text(
         STEP
         + """
+print('torch._dynamo.convert_frame' in sys.modules)
 Compiled = torch._dynamo.eval_frame.OptimizedModule
 print(isinstance(model, Compiled), 'torch._dynamo.convert_frame' in sys.modules)
 print(isinstance(torch.compile(model, backend="aot_eager"), Compiled), isinstance(model, Compiled), torch._dynamo.eval_frame.OptimizedModule is Compiled)
 """
     )
     done = followed("train.py", folder=tmp_path)
-    assert done.code == 0 and done.output.split()[-5:] == ["False", "False", "True", "False", "False"]
+    assert done.code == 0 and done.output.split()[1:] == ["False", "False", "False", "True", "False", "False"]
 
 
 def test_functions_that_a_library_disables_do_not_load_it(tmp_path: Path) -> None:
@@ -94,8 +89,17 @@ def test_the_real_one_comes_when_it_is_asked(tmp_path: Path, way: str) -> None:
     assert (done.code, done.output, done.said) == (0, expected.output, expected.said)
 
 
-@pytest.mark.parametrize("backend", ["inductor", "eager"])
-def test_what_compiles_to_other_numbers_is_refused_by_name(tmp_path: Path, backend: str) -> None:
-    (tmp_path / "train.py").write_text(STEP + f"torch.compile(model, backend={backend!r})")
+def test_what_compiles_to_other_numbers_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        STEP
+        + """
+try:
+    torch.compile(model, backend="inductor")
+except BaseException as error:
+    print("refused:", error)
+torch.compile(model, backend="eager")
+"""
+    )
     done = followed("train.py", folder=tmp_path)
+    assert "refused:" in done.output and "torch.compile" in done.output.partition("refused:")[2]
     assert done.code != 0 and "torch.compile" in done.said + "".join(done.ours)

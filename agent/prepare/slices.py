@@ -55,7 +55,7 @@ class Sliced:
 _Made = TypeVar("_Made")
 
 NEAR = 1.05
-"""Of the whole's joules: pieces that cost more are not worked on further."""
+"""Of the whole's joules: pieces that are estimated to cost more are not measured, and those that do are not worked on further."""
 
 WORTH = 0.01
 """Of the joules: where changes gain less, no more are tried."""
@@ -404,7 +404,7 @@ class _Ways:
             (many if len(cut.graph.ops) > self.many_ops else few).append(cuts)
         least = self.known_joules if self.best is None else min(self.known_joules, self.best.joules)
         if math.isfinite(least):  # else what fits is looked for, which estimates of workspaces cannot tell
-            few, many = self._promising(few, least, MOST_STARTS), []
+            few, many = self._promising(few, NEAR * least, MOST_STARTS), []
         self._plan_each(few)
         if not self.uniform:
             self._plan_each(many)

@@ -264,6 +264,8 @@ def known_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
         and args[-1] is not torch.float64
     ):
         return int(args[0].numel() * args[0].element_size())
+    if name == "aten::_to_copy" and args[0].layout is torch.strided and kwargs.get("device") in (None, args[0].device):
+        return int(args[0].numel() * (kwargs.get("dtype") or args[0].dtype).itemsize)
     tensors = list(tensors_in(args))
     if not tensors or kwargs.get("dtype") is not None:
         return None

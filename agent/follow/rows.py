@@ -2,7 +2,8 @@
 
 An embedding's lookup touches a page for each row, and the kernel maps more than that page: 64 KiB around it, or all of a
 large folio (up to 2 MiB). A hundred rows from all over a table brought most of it in. So the rows of each stretch are
-copied, and its pages go back before the next. Copies have the bits of what is copied.
+copied, and its pages go back before the next. Copies have the bits of what is copied. So it is with a copy of a part of a table, in
+another type perhaps: of the pages around it nothing is read.
 """
 
 import itertools
@@ -12,17 +13,30 @@ from typing import Any
 
 import torch
 
-from agent.follow.storages import Storage, StorageTable, drop_mapping, untyped_storage
+from agent.follow.storages import Storage, StorageTable, drop_mapping, span, untyped_storage
 
 STRETCH_BYTES = 8 << 20
 """Of the table, of which any page may come in at once."""
 
 _INDEX_ARGUMENT = {"aten::embedding": 1, "aten::index_select": 2}
 
+_PART_COPIES = frozenset(("aten::_to_copy", "aten::clone"))
+
+AROUND_BYTES = 4 << 20
+"""What may come in around a part: a large folio at either end."""
+
+_PART_SHARE = 1 / 2
+"""Of a table, of which a part is read alone: of more, the whole is brought, in larger reads."""
+
 
 def looks_up_rows(func: Any) -> bool:
     """Tell whether an operator reads rows of a table that may lie in its file."""
     return func._schema.name in _INDEX_ARGUMENT
+
+
+def copies_a_part(func: Any) -> bool:
+    """Tell whether an operator copies its operand, which may be a part of a table that lies in its file."""
+    return func._schema.name in _PART_COPIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +91,44 @@ class MappedRows:
         return out.view(*shape, *self.table.shape[1:])
 
 
+@dataclass(frozen=True, slots=True)
+class MappedPart:
+    """A call that copies a part of a table that lies in its file."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    storage: Storage
+
+    @property
+    def need_bytes(self) -> int:
+        """What the call makes, and the pages that it reads."""
+        part: torch.Tensor = self.args[0]
+        dtype: torch.dtype = self.kwargs.get("dtype") or part.dtype
+        return part.numel() * dtype.itemsize + self.mapped_bytes
+
+    @property
+    def mapped_bytes(self) -> int:
+        """What is resident of the table at once."""
+        return min(_span_bytes(self.args[0]) + AROUND_BYTES, self.storage.nbytes)
+
+    def run(self) -> torch.Tensor:
+        """Return the copy."""
+        copied: torch.Tensor = self.func(*self.args, **self.kwargs)
+        return copied
+
+
+def mapped_part(func: Any, args: Sequence[Any], kwargs: dict[str, Any], table: StorageTable) -> MappedPart | None:
+    """Return the call as one that copies a part of a table alone; None where the whole is brought."""
+    part = args[0]
+    if not copies_a_part(func) or part.layout is not torch.strided:
+        return None
+    storage = _in_its_file(part, table)
+    if storage is None or _span_bytes(part) > _PART_SHARE * storage.nbytes:
+        return None
+    return MappedPart(func, tuple(args), kwargs, storage)
+
+
 def mapped_rows(func: Any, args: Sequence[Any], kwargs: dict[str, Any], table: StorageTable) -> MappedRows | None:
     """Return the call as one that reads a table stretch by stretch; None where it runs whole."""
     position = _INDEX_ARGUMENT.get(func._schema.name)
@@ -87,7 +139,17 @@ def mapped_rows(func: Any, args: Sequence[Any], kwargs: dict[str, Any], table: S
         return None
     if rows.layout is not torch.strided or rows.dim() == 0 or not isinstance(indices, torch.Tensor):
         return None
-    storage = table.known(rows)
+    storage = _in_its_file(rows, table)
+    return None if storage is None else MappedRows(func, tuple(args), kwargs, storage)
+
+
+def _in_its_file(tensor: torch.Tensor, table: StorageTable) -> Storage | None:
+    """Return the storage of a tensor of which parts may be read where they lie; None for a small one, and one that is in RAM."""
+    storage = table.known(tensor)
     if storage is None or not storage.in_file or storage.resident or storage.watched:
         return None
-    return MappedRows(func, tuple(args), kwargs, storage) if storage.nbytes > 2 * STRETCH_BYTES else None
+    return storage if storage.nbytes > 2 * STRETCH_BYTES else None
+
+
+def _span_bytes(tensor: torch.Tensor) -> int:
+    return span(tensor) * tensor.element_size()

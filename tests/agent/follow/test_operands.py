@@ -155,6 +155,7 @@ def test_what_would_load_sympy_is_known_without_its_meta_kernel() -> None:
         (ATEN.stack.default, ([x, x], 1), {}),
         (ATEN.mean.default, (x,), {}),
         (ATEN.mean.default, (half,), {"dtype": torch.float64}),
+        (ATEN._to_copy.default, (x[1:, :, ::2],), {"dtype": torch.float16}),
         (ATEN.sum.dim_IntList, (x, [0, -1], True), {}),
         (ATEN.sum.dim_IntList, (half, [0]), {"dtype": torch.float64}),
         (ATEN.nll_loss_forward.default, (log, labels, None, 1, -100), {}),

@@ -1,5 +1,6 @@
 """Rows of a mapped table: those of the whole call, whatever order they are asked in, and the table stays away."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from agent import budget
 from agent.follow import rows
-from agent.follow.rows import mapped_rows
+from agent.follow.rows import mapped_part, mapped_rows
 from agent.follow.storages import StorageTable
 
 ATEN = torch.ops.aten
@@ -19,6 +20,7 @@ ROWS, WIDTH = 1000, 64
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
     """A table of many stretches, in a file."""
     monkeypatch.setattr(rows, "STRETCH_BYTES", 16 << 10)
+    monkeypatch.setattr(rows, "AROUND_BYTES", 16 << 10)
     save_file(
         {"table": torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0))}, tmp_path / "t.safetensors"
     )
@@ -75,3 +77,23 @@ def test_a_followed_lookup_brings_no_table(table: torch.Tensor, tmp_path: Path) 
         found = torch.nn.functional.embedding(asked, table)
         assert b.report.mapped_bytes == 0
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("copy", [lambda part: part.double(), torch.clone], ids=["converted", "cloned"])
+def test_a_followed_copy_of_some_rows_brings_no_table(
+    copy: Callable[[torch.Tensor], torch.Tensor], table: torch.Tensor, tmp_path: Path
+) -> None:
+    expected = [copy(table[first : first + 20]) for first in range(0, ROWS, 20)]
+    with budget(tensors="64K", page_dir=tmp_path) as b:
+        for first, part in zip(range(0, ROWS, 20), expected, strict=True):
+            assert torch.equal(copy(table[first : first + 20]), part)
+        assert b.report.mapped_bytes == 0 and b.report.over_bytes == 0
+
+
+def test_a_copy_of_most_of_a_table_and_of_one_in_ram_reads_it_whole(table: torch.Tensor) -> None:
+    convert, to = ATEN._to_copy.default, {"dtype": torch.float64}
+    part = mapped_part(convert, (table[:300],), to, known(table))
+    assert part is not None and part.need_bytes == 300 * WIDTH * (8 + 4) + (16 << 10)
+    assert mapped_part(convert, (table,), to, known(table)) is None
+    assert mapped_part(convert, (table.clone()[:300],), to, known(table)) is None
+    assert mapped_part(ATEN.neg.default, (table[:300],), {}, known(table)) is None

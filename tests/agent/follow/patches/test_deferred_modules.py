@@ -110,6 +110,7 @@ try:
     torch.empty(3, 4, device="meta").argmax(7)
 except IndexError as error:
     print(found.shape, error)
+print(torch.empty(3, 4, device="meta").slice_scatter(torch.empty(3, 2, device="meta"), 1, 0, 2).stride())
 print("sympy.core" in sys.modules)
 """)
     expected, actual = (run("train.py", folder=tmp_path).output.splitlines() for run in (plain, followed))

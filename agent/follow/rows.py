@@ -2,31 +2,36 @@
 
 An embedding's lookup touches a page for each row, and the kernel maps more than that page: 64 KiB around it, or all of a
 large folio (up to 2 MiB). A hundred rows from all over a table brought most of it in. So the rows of each stretch are
-copied, and its pages go back before the next. Copies have the bits of what is copied. So it is with a copy of a part of a table, in
-another type perhaps: of the pages around it nothing is read.
+copied, and its pages go back before the next. Copies have the bits of what is copied. So a whole table is copied, or a part
+of it, in another type perhaps: how a number is converted does not depend on those beside it.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from agent.follow.storages import Storage, StorageTable, drop_mapping, span, untyped_storage
+from agent.follow.storages import Storage, StorageTable, drop_mapping, read_ahead, untyped_storage
 
 STRETCH_BYTES = 8 << 20
 """Of the table, of which any page may come in at once."""
 
 _INDEX_ARGUMENT = {"aten::embedding": 1, "aten::index_select": 2}
 
-_PART_COPIES = frozenset(("aten::_to_copy", "aten::clone"))
+_COPIES = frozenset(("aten::_to_copy", "aten::clone"))
+
+_PLAIN_COPY: Mapping[str, tuple[object, ...]] = {
+    "layout": (None, torch.strided),
+    "memory_format": (None, torch.contiguous_format, torch.preserve_format),
+    "non_blocking": (None, False),
+    "pin_memory": (None, False),
+}
+"""What may be asked of a copy that is made stretch by stretch."""
 
 AROUND_BYTES = 4 << 20
-"""What may come in around a part: a large folio at either end."""
-
-_PART_SHARE = 1 / 2
-"""Of a table, of which a part is read alone: of more, the whole is brought, in larger reads."""
+"""What may come in around a stretch that is copied: a large folio at either end."""
 
 
 def looks_up_rows(func: Any) -> bool:
@@ -34,9 +39,9 @@ def looks_up_rows(func: Any) -> bool:
     return func._schema.name in _INDEX_ARGUMENT
 
 
-def copies_a_part(func: Any) -> bool:
-    """Tell whether an operator copies its operand, which may be a part of a table that lies in its file."""
-    return func._schema.name in _PART_COPIES
+def copies(func: Any) -> bool:
+    """Tell whether an operator copies its operand, which may lie in its file."""
+    return func._schema.name in _COPIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +97,8 @@ class MappedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class MappedPart:
-    """A call that copies a part of a table that lies in its file."""
+class MappedCopy:
+    """A call that copies a contiguous table, or a contiguous part of it, that lies in its file."""
 
     func: Any
     args: tuple[Any, ...]
@@ -101,32 +106,56 @@ class MappedPart:
     storage: Storage
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The data type of the copy."""
+        dtype: torch.dtype = self.kwargs.get("dtype") or self.args[0].dtype
+        return dtype
+
+    @property
+    def read_bytes(self) -> int:
+        """What is read of the file."""
+        return int(self.args[0].nbytes)
+
+    @property
     def need_bytes(self) -> int:
-        """What the call makes, and the pages that it reads."""
-        part: torch.Tensor = self.args[0]
-        dtype: torch.dtype = self.kwargs.get("dtype") or part.dtype
-        return part.numel() * dtype.itemsize + self.mapped_bytes
+        """What the call makes, and the pages that it reads at once."""
+        return int(self.args[0].numel()) * self.dtype.itemsize + self.mapped_bytes
 
     @property
     def mapped_bytes(self) -> int:
         """What is resident of the table at once."""
-        return min(_span_bytes(self.args[0]) + AROUND_BYTES, self.storage.nbytes)
+        return min(self.read_bytes, STRETCH_BYTES) + AROUND_BYTES
 
     def run(self) -> torch.Tensor:
         """Return the copy."""
-        copied: torch.Tensor = self.func(*self.args, **self.kwargs)
-        return copied
+        table: torch.Tensor = self.args[0]
+        out = torch.empty(table.shape, dtype=self.dtype)
+        source, target, memory = table.view(-1), out.view(-1), untyped_storage(table)
+        step = STRETCH_BYTES // table.element_size()
+        for start in range(0, len(source), step):
+            if start + step < len(source):
+                read_ahead(source[start + step : start + 2 * step])
+            target[start : start + step] = source[start : start + step]
+            drop_mapping(memory)
+        return out
 
 
-def mapped_part(func: Any, args: Sequence[Any], kwargs: dict[str, Any], table: StorageTable) -> MappedPart | None:
-    """Return the call as one that copies a part of a table alone; None where the whole is brought."""
-    part = args[0]
-    if not copies_a_part(func) or part.layout is not torch.strided:
+def mapped_copy(func: Any, args: Sequence[Any], kwargs: dict[str, Any], table: StorageTable) -> MappedCopy | None:
+    """Return the call as one that copies a table stretch by stretch; None where it runs whole."""
+    copied = args[0]
+    if not copies(func) or any(kwargs.get(name) not in plain for name, plain in _PLAIN_COPY.items()):
         return None
-    storage = _in_its_file(part, table)
-    if storage is None or _span_bytes(part) > _PART_SHARE * storage.nbytes:
+    if (
+        copied.layout is not torch.strided
+        or not copied.is_contiguous()
+        or kwargs.get("device") not in (None, copied.device)
+    ):
         return None
-    return MappedPart(func, tuple(args), kwargs, storage)
+    dtype = kwargs.get("dtype") or copied.dtype
+    if dtype is not copied.dtype and not (dtype.is_floating_point and copied.is_floating_point()):
+        return None
+    storage = _in_its_file(copied, table)
+    return None if storage is None or copied.is_conj() else MappedCopy(func, tuple(args), kwargs, storage)
 
 
 def mapped_rows(func: Any, args: Sequence[Any], kwargs: dict[str, Any], table: StorageTable) -> MappedRows | None:
@@ -149,7 +178,3 @@ def _in_its_file(tensor: torch.Tensor, table: StorageTable) -> Storage | None:
     if storage is None or not storage.in_file or storage.resident or storage.watched:
         return None
     return storage if storage.nbytes > 2 * STRETCH_BYTES else None
-
-
-def _span_bytes(tensor: torch.Tensor) -> int:
-    return span(tensor) * tensor.element_size()

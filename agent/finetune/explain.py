@@ -25,6 +25,7 @@ from agent.finetune.task import Task
 from agent.finetune.text.sequences import TokenSequence
 from agent.finetune.text.tokenizing import TokenizerHere, Tokenizing
 from agent.finetune.training import count_updates
+from planner.ir.code_pages import release_code_pages
 from planner.ir.process_memory import resident_bytes
 
 
@@ -113,6 +114,7 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: Tokenizing | No
     if options.lora_rank is not None:
         with torch.device("meta"):
             model = with_adapters(model, options, task)
+    release_code_pages()  # as before the first update: what kernels bring in again is counted with them
     process_bytes = resident_bytes()
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     numbers = sum(p.numel() for p in trained.values())

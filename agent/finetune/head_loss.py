@@ -7,7 +7,8 @@ in the order of the whole. A frozen head may run on some rows at a time, too: th
 """
 
 import inspect
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -107,8 +108,9 @@ class LearnedLoss:
         if head is None:
             return 0
         vocabulary, at_once = head.weight.shape[0], self.rows_at_once(rows)
-        blocks = column_blocks(at_once, min(_block_rows(vocabulary), at_once))
-        block = max(stop - start for start, stop in blocks) * vocabulary * torch.float32.itemsize
+        block = (
+            max(stop - start for start, stop in row_blocks(at_once, vocabulary)) * vocabulary * torch.float32.itemsize
+        )
         return int(at_once * vocabulary * head.weight.dtype.itemsize + _BLOCKS * block)
 
     def _of_whole(
@@ -240,8 +242,7 @@ def chosen_log_probabilities(
     """
     memory, labels = logits.detach().view(-1, logits.shape[-1]), labels.reshape(-1)
     chosen = torch.empty(len(labels), 1)
-    step = _block_rows(memory.shape[1])
-    for start, stop in column_blocks(len(labels), min(step, len(labels))):
+    for start, stop in row_blocks(len(labels), memory.shape[1]):
         learned = labels[start:stop, None].clamp(min=0)
         with torch.no_grad():
             log_probabilities = F.log_softmax(memory[start:stop].float(), dim=-1)
@@ -257,8 +258,11 @@ def chosen_log_probabilities(
     return chosen
 
 
-def _block_rows(vocabulary: int) -> int:
-    return max(_BLOCK_BYTES // (vocabulary * torch.float32.itemsize), _LEAST_ROWS)
+def row_blocks(rows: int, vocabulary: int) -> Iterator[tuple[int, int]]:
+    """Yield where blocks of logits begin and end that are taken to 32 bits at once: as even as can be, so that none takes much more."""
+    at_once = max(_BLOCK_BYTES // (vocabulary * torch.float32.itemsize), _LEAST_ROWS)
+    count = max(min(-(-rows // at_once), rows // _LEAST_ROWS), 1)
+    return itertools.pairwise(block * rows // count for block in range(count + 1))
 
 
 def _summed(chosen: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,8 @@ from agent.finetune.libraries import Conv1D, peft, transformers
 from agent.finetune.model_files import tensor_entries, weight_files
 from agent.finetune.options import FinetuneError, FinetuneOptions
 from agent.finetune.task import Task, TaskKind, head_settings, read_config
+from agent.follow.storages import SMALLEST_MAPPING_BYTES
+from planner.ir.code_pages import release_data_pages
 
 FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 """By the names of safetensors."""
@@ -55,7 +57,16 @@ def load_model(options: FinetuneOptions, task: Task, note: Callable[[str], None]
                 "--base is for models that predict tokens, and labels need a head of 32 bits; leave it away"
             )
         put_on_grid(model, folder, options.base, note)
+    _take_small_out_of_files(model)
     return with_adapters(model, options, task, new)
+
+
+def _take_small_out_of_files(model: Any) -> None:
+    """Copy weights that no budget moves out of their files: each use would bring in up to 2 MiB of the pages around them."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.nbytes < SMALLEST_MAPPING_BYTES and not tensor.untyped_storage().resizable():
+            tensor.data = tensor.data.clone()
+    release_data_pages()
 
 
 def with_adapters(model: Any, options: FinetuneOptions, task: Task, new: Sequence[str] = ()) -> Any:

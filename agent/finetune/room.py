@@ -13,8 +13,9 @@ from agent.follow.storages import SMALLEST_BYTES
 from planner.ir.process_memory import peak_resident_bytes
 from planner.ir.units import format_bytes
 
-WORKING_BYTES = 48 << 20
-"""What the process grows by once kernels run, their code and workspaces: 45 and 51 MiB for 16 layers of Qwen2.5-0.5B."""
+WORKING_BYTES = 64 << 20
+"""What the process grows by once kernels run, where all code was given back before: their code, workspaces, and what is remembered of
+the steps. 65 MiB for Qwen2.5-0.5B."""
 
 MOMENTS = 2
 """Of AdamW, for each trained number, in 32 bits."""

@@ -104,8 +104,13 @@ class ProcessBudget:
             )
 
     def held_bytes(self) -> int:
-        """Return what the process takes now besides the tensors that are followed, what is kept for reuse given back."""
+        """Return what the process takes now besides the tensors that are followed.
+
+        What is kept for reuse, and code that has run, is given back, and no longer expected to be there.
+        """
         self._give_back()
+        release_code_pages()
+        self._rest_found[-1] = 0
         return max(resident_now() - self._table.resident_bytes, 0)
 
     def lacking_bytes(self, nbytes: int) -> int:

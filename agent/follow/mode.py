@@ -41,7 +41,7 @@ from agent.follow.patches.signals import SignalSafeLock
 from agent.follow.piecewise import PIECEWISE_FROM, buffers_bytes, pieces_of, run_piecewise
 from agent.follow.products import MappedProduct, MappedProducts
 from agent.follow.residency import Residency
-from agent.follow.rows import MappedRows, mapped_rows
+from agent.follow.rows import MappedCopy, MappedRows, mapped_copy, mapped_rows
 from agent.follow.storages import NEVER, Storage, StorageTable, read_mapping_ahead
 from agent.follow.traits import OperatorTraits, traits_of
 from agent.malloc import release_free_memory
@@ -161,10 +161,12 @@ class Follower:
         large: list[torch.Tensor] | None = None
         if traits.elementwise and (traits.takes_lists or sum(sizes) > residency.limit_bytes / PIECEWISE_FROM):
             large = pieces_of(func, args, kwargs, residency.limit_bytes)
-        cut: MappedProduct | MappedRows | None = None
+        cut: MappedProduct | MappedRows | MappedCopy | None = None
         if traits.cut_from_file:
             cut = self._products.of(func, args, kwargs, residency.limit_bytes)
             cut = cut or mapped_rows(func, args, kwargs, self.table)
+        elif traits.copies and large is None:
+            cut = mapped_copy(func, args, kwargs, self.table)
         for storage in inputs:
             storage.pins += 1
             if storage.left_at is not None and storage.resident:
@@ -199,8 +201,8 @@ class Follower:
             began = time.perf_counter()
             if cut is not None:
                 result = cut.run()
-                if isinstance(cut, MappedProduct):
-                    residency.counters.mapped_bytes += cut.storage.nbytes
+                if not isinstance(cut, MappedRows):
+                    residency.counters.mapped_bytes += cut.read_bytes
             elif large is None:
                 result = _call(traits.name, func, args, kwargs)
             else:
@@ -610,7 +612,7 @@ class Follower:
 
 
 def _to_bring(
-    traits: OperatorTraits, inputs: list[Storage], cut: MappedProduct | MappedRows | None, *, whole: bool
+    traits: OperatorTraits, inputs: list[Storage], cut: MappedProduct | MappedRows | MappedCopy | None, *, whole: bool
 ) -> list[Storage]:  # fmt: skip
     """Return which operands must be resident: not those read by row or in pieces from a mapping."""
     if cut is not None:

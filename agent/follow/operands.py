@@ -192,6 +192,9 @@ _OF_A_ROW = frozenset(
 )
 """Operators whose result has the shape of their first operand, and its data type where that is float32 and no other is asked for."""
 
+_INTO_ZEROS = frozenset(f"aten::{name}" for name in ("diagonal_backward", "select_backward", "slice_backward"))
+"""Gradients of views: zeros of the size that is their second operand, with the first somewhere in them."""
+
 _NORMALISING = frozenset(
     f"aten::{name}" for name in ("native_batch_norm", "native_batch_norm_backward", "native_layer_norm", "native_layer_norm_backward")
 )  # fmt: skip
@@ -233,6 +236,8 @@ def known_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
     name = func._schema.name
     if name == "aten::embedding":
         return int(args[1].numel() * args[0].shape[1:].numel() * args[0].element_size())
+    if name in _INTO_ZEROS and all(isinstance(size, int) for size in args[1]):
+        return int(math.prod(args[1]) * args[0].element_size())
     if name == "aten::embedding_dense_backward":
         return int(args[2] * args[0].shape[-1] * args[0].element_size())
     if name in _CREATING:
@@ -264,6 +269,8 @@ def known_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
         and args[-1] is not torch.float64
     ):
         return int(args[0].numel() * args[0].element_size())
+    if name == "aten::_to_copy" and args[0].layout is torch.strided and kwargs.get("device") in (None, args[0].device):
+        return int(args[0].numel() * (kwargs.get("dtype") or args[0].dtype).itemsize)
     tensors = list(tensors_in(args))
     if not tensors or kwargs.get("dtype") is not None:
         return None

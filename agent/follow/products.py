@@ -86,6 +86,11 @@ class MappedProduct:
         return weight
 
     @property
+    def read_bytes(self) -> int:
+        """What is read of the file."""
+        return self.storage.nbytes
+
+    @property
     def need_bytes(self) -> int:
         """What the product makes, and takes besides it."""
         inner, columns = self.weight.shape

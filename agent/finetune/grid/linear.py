@@ -107,9 +107,10 @@ class GridConv1D(_OnGrid, Conv1D):
 def encode_weight(grid: QuantizationGrid, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return codes and scales of a weight, [rows, in], each item at the level nearest to it.
 
-    Of two that are equally near, the lower of NF4, the even of INT8. Raises ValueError where a weight is no number.
+    Of two that are equally near, the lower of NF4, the even of INT8. The weight is read once, by a copy: of rows of a
+    weight that lies in its file, no others come in. Raises ValueError where a weight is no number.
     """
-    blocks = weight.float().view(weight.shape[0], -1, grid.block)
+    blocks = weight.to(torch.float32, copy=True).view(weight.shape[0], -1, grid.block)
     scales = blocks.abs().amax(-1) / grid.largest
     if not torch.isfinite(scales).all():
         raise ValueError("a weight is infinite or no number")

@@ -16,7 +16,7 @@ from typing import Any
 
 FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "torch.fx.experimental.symbolic_shapes": (
-        "expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious", "guarding_hint_or_throw", "has_free_unbacked_symbols",
+        "expect_true", "free_unbacked_symbols", "guard_or_false", "guard_or_true", "guard_size_oblivious", "guarding_hint_or_throw", "has_free_unbacked_symbols",
         "has_guarding_hint", "is_nested_int", "statically_known_true", "sym_and", "sym_eq", "sym_or",
     ),
     "scipy.optimize": ("linear_sum_assignment",),
@@ -37,8 +37,14 @@ def _is_shape(value: object) -> bool:
     return isinstance(value, tuple | list) and all(map(_is_int, value))
 
 
-_OF_PLAIN_NUMBERS: Mapping[str, tuple[Callable[[object], bool], Callable[..., bool]]] = {
+def _has_plain_shape(value: object) -> bool:
+    shape, stride = getattr(value, "shape", None), getattr(value, "stride", None)
+    return _is_shape(shape) and stride is not None and _is_shape(stride())
+
+
+_OF_PLAIN_NUMBERS: Mapping[str, tuple[Callable[[object], bool], Callable[..., object]]] = {
     "expect_true": (_is_bool, bool),
+    "free_unbacked_symbols": (_has_plain_shape, lambda tensor: frozenset()),
     "guard_or_false": (_is_bool, bool),
     "guard_or_true": (_is_bool, bool),
     "guard_size_oblivious": (_is_bool, bool),

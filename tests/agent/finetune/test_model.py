@@ -1,13 +1,17 @@
 """What of a model is trained: adapters in 32 bits over frozen weights, or everything."""
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from agent.finetune.model import load_model
 from agent.finetune.options import FinetuneError, FinetuneOptions
 from agent.finetune.task import Task, TaskKind
+from agent.follow.storages import SMALLEST_MAPPING_BYTES
 from tests.agent.finetune.tiny_model import make_model
 
 CAUSAL = Task(TaskKind.CAUSAL_LM)
@@ -59,3 +63,20 @@ def test_a_head_for_labels_is_made_by_the_seed_and_trained(tmp_path: Path) -> No
     assert heads == {"classifier", "pre_classifier"} and "classifier.bias, classifier.weight, pre_" in notes[0]
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     assert first.config.id2label == {0: "no", 1: "yes"} and first.dtype == torch.float32
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere files' pages are not followed")
+def test_small_weights_are_no_longer_in_their_files_and_large_ones_are(tmp_path: Path) -> None:
+    folder = make_model(tmp_path, hidden_size=256)
+    model = load_model(FinetuneOptions(str(folder), "", ""), CAUSAL, say)
+    stored = load_file(folder / "model.safetensors")
+    for name, tensor in stored.items():
+        found = model.get_parameter(f"base_model.model.{name}" if "_proj" not in name else _base_layer(model, name))
+        assert found.untyped_storage().resizable() == (tensor.nbytes < SMALLEST_MAPPING_BYTES), name
+        assert torch.equal(found, tensor)
+    assert {tensor.nbytes < SMALLEST_MAPPING_BYTES for tensor in stored.values()} == {True, False}
+
+
+def _base_layer(model: Any, name: str) -> str:
+    layer = f"base_model.model.{name.removesuffix('.weight')}"
+    return f"{layer}.base_layer.weight" if hasattr(model.get_submodule(layer), "base_layer") else f"{layer}.weight"

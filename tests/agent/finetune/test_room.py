@@ -88,11 +88,11 @@ def test_a_budget_that_is_too_small_is_refused_before_the_first_update(tmp_path:
     model, data = make_model(tmp_path / "model"), make_data(tmp_path / "data.jsonl")
     command = [
         sys.executable, "-m", "agent.cli", "finetune", str(model), "--data", str(data), "--out", str(tmp_path / "out"),
-        "--ram", "290M", "--page-dir", str(tmp_path), "--json", "--seq-len", "32",
+        "--ram", "260M", "--page-dir", str(tmp_path), "--json", "--seq-len", "32",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == ExitCode.IMPOSSIBLE and not done.stdout and not (tmp_path / "out").exists()
-    assert re.search(r"290\.0 MiB is too little: this process takes .* give --ram \d+M, or a shorter", done.stderr)
+    assert re.search(r"260\.0 MiB is too little: this process takes .* give --ram \d+M, or a shorter", done.stderr)
 
 
 def test_what_passes_the_budget_is_an_error_wherever_it_does_and_nothing_is_lost(tmp_path: Path) -> None:

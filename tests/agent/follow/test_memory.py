@@ -116,6 +116,21 @@ def test_what_is_lacking_is_counted_without_what_is_kept_for_reuse(monkeypatch: 
     assert ProcessBudget(least, StorageTable(256))._usable in (100 * mib, 100 * mib + 1)
 
 
+def test_what_was_given_back_before_training_is_room_for_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that loading a model had run, 45 MiB, counted as taken until eight segments had ended."""
+    blocks, resident = _Blocks(), [300 << 20]
+    monkeypatch.setattr(memory, "active", lambda: blocks)
+    monkeypatch.setattr(memory, "resident_now", lambda: resident[0])
+    monkeypatch.setattr(memory, "_resident_in", lambda statm: resident[0])
+    monkeypatch.setattr(memory, "release_code_pages", lambda: None)
+    process = ProcessBudget(500 << 20, StorageTable(256))
+    before = process.tensor_bytes()
+    resident[0] -= 45 << 20
+    assert process.tensor_bytes() == before, "it may come back"
+    process.held_bytes()
+    assert process.tensor_bytes() > before
+
+
 def test_no_allocator_tells_no_workspace() -> None:
     meter = WorkspaceMeter(enabled=False)
     meter.begin()

@@ -1,5 +1,6 @@
 """Rows of a mapped table: those of the whole call, whatever order they are asked in, and the table stays away."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from agent import budget
 from agent.follow import rows
-from agent.follow.rows import mapped_rows
+from agent.follow.rows import mapped_copy, mapped_rows
 from agent.follow.storages import StorageTable
 
 ATEN = torch.ops.aten
@@ -19,6 +20,7 @@ ROWS, WIDTH = 1000, 64
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
     """A table of many stretches, in a file."""
     monkeypatch.setattr(rows, "STRETCH_BYTES", 16 << 10)
+    monkeypatch.setattr(rows, "AROUND_BYTES", 16 << 10)
     save_file(
         {"table": torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0))}, tmp_path / "t.safetensors"
     )
@@ -75,3 +77,32 @@ def test_a_followed_lookup_brings_no_table(table: torch.Tensor, tmp_path: Path) 
         found = torch.nn.functional.embedding(asked, table)
         assert b.report.mapped_bytes == 0
     assert torch.equal(found, expected)
+
+
+COPIES = [lambda part: part.double(), lambda part: part.to("cpu", torch.bfloat16), torch.clone]
+
+
+@pytest.mark.parametrize("rows_at_once", [20, 400, ROWS])
+@pytest.mark.parametrize("copy", COPIES, ids=["converted", "halved", "cloned"])
+def test_a_followed_copy_brings_a_stretch_of_the_table_at_a_time(
+    copy: Callable[[torch.Tensor], torch.Tensor], rows_at_once: int, table: torch.Tensor, tmp_path: Path
+) -> None:
+    """An embedding of 260 MiB stood beside its copy of 519 in 32 bits, in a budget of 1 GiB."""
+    firsts = range(0, ROWS, rows_at_once)
+    expected = [copy(table[first : first + rows_at_once]) for first in firsts]
+    made_bytes = max(part.nbytes for part in expected)
+    with budget(tensors=made_bytes + (48 << 10), page_dir=tmp_path) as b:
+        found = [copy(table[first : first + rows_at_once]) for first in firsts]
+        assert b.report.mapped_bytes == table.nbytes and b.report.over_bytes == 0
+    assert all(torch.equal(copied, part) for copied, part in zip(found, expected, strict=True))
+
+
+def test_copies_of_other_kinds_run_whole(table: torch.Tensor) -> None:
+    convert, to = ATEN._to_copy.default, {"dtype": torch.float64}
+    part = mapped_copy(convert, (table[:300],), to, known(table))
+    assert part is not None and part.need_bytes == 300 * WIDTH * 8 + (16 << 10) + (16 << 10)
+    for asked in ({"dtype": torch.int32}, {"memory_format": torch.channels_last}, {"device": torch.device("meta")}):
+        assert mapped_copy(convert, (table,), asked, known(table)) is None
+    assert mapped_copy(convert, (table.t(),), to, known(table)) is None
+    assert mapped_copy(convert, (table.clone()[:300],), to, known(table)) is None
+    assert mapped_copy(ATEN.neg.default, (table[:300],), {}, known(table)) is None

@@ -1,14 +1,18 @@
 """Layers on a grid have the bits of plain layers over the decoded weight, forward and backward, in blocks or whole."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
+from agent import budget
 from agent.finetune.grid import linear as grid_linear
 from agent.finetune.grid.linear import GridConv1D, GridLinear, encode_weight
 from agent.finetune.libraries import Conv1D
+from agent.follow import rows
 from agent.packing import QuantizationGrid
 from agent.packing.grids import NF4_LEVELS
 
@@ -100,3 +104,21 @@ def test_what_is_no_number_is_refused(number: float, grid: QuantizationGrid) -> 
     weight[1, 3] = number
     with pytest.raises(ValueError, match="infinite or no number"):
         encode_weight(grid, weight)
+
+
+@each_grid
+@each_dtype
+def test_rows_of_a_weight_in_its_file_are_put_on_the_grid_without_the_others(
+    dtype: torch.dtype, grid: QuantizationGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of TinyLlama-1.1B in 380 MiB there was no room for one weight of 22 MiB and its copy in 32 bits."""
+    monkeypatch.setattr(rows, "STRETCH_BYTES", 16 << 10)
+    monkeypatch.setattr(rows, "AROUND_BYTES", 16 << 10)
+    save_file({"weight": torch.randn(512, 512).to(dtype)}, tmp_path / "w.safetensors")
+    weight = load_file(tmp_path / "w.safetensors")["weight"]
+    expected = encode_weight(grid, weight)
+    with budget(tensors="384K", page_dir=tmp_path) as b:
+        parts = [encode_weight(grid, weight[first : first + 16]) for first in range(0, 512, 16)]
+        assert b.report.mapped_bytes == weight.nbytes and b.report.over_bytes == 0
+    for part, whole in zip(zip(*parts, strict=True), expected, strict=True):
+        assert torch.equal(torch.cat(part), whole)

@@ -53,7 +53,8 @@ found = torch.empty(3, 4, device="meta").argmax(0)
 try:
     torch.empty(3, 4, device="meta").argmax(7)
 except IndexError as error:
-    print(found.shape, error)
+    print(found.shape, error, end=" ")
+print(torch.empty(3, 4, device="meta").slice_scatter(torch.empty(3, 2, device="meta"), 1, 0, 2).stride())
 print("sympy.core" in sys.modules)
 """
 

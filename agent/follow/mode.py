@@ -38,6 +38,8 @@ from agent.follow.patches import dispatch_keys
 from agent.follow.patches.light_dynamo import never_compile
 from agent.follow.patches.refusals import refuse_unfollowable
 from agent.follow.patches.signals import SignalSafeLock
+from agent.follow.patches.tangents import refuse_tangents
+from agent.follow.patches.values_alone import kernel_of
 from agent.follow.piecewise import PIECEWISE_FROM, buffers_bytes, pieces_of, run_piecewise
 from agent.follow.products import MappedProduct, MappedProducts
 from agent.follow.residency import Residency
@@ -653,6 +655,7 @@ class FollowMode(TorchDispatchMode):
         Tensors without memory go to their own mode, which is below this one while a program is traced (`torch.export`).
         """
         refuse_unfollowable(func, types)
+        refuse_tangents(func, args)
         if FakeTensor in types:
             return func(*args, **(kwargs or {}))
         if types and any(is_wrapper(t) for t in tensors_in((*args, *(kwargs or {}).values()))):
@@ -661,8 +664,7 @@ class FollowMode(TorchDispatchMode):
             # Composites come here whole in this mode. Below, where autograd is off, a product with a weight is not folded as
             # in plain PyTorch (`should_fold` in LinearAlgebra.cpp asks `requires_grad`).
             with enable_reentrant_dispatch(), self:
-                # torch's own kernel; `decompose` prefers decompositions in Python, which have other bits (gru)
-                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **(kwargs or {}))
+                return kernel_of(func)(*args, **(kwargs or {}))
         return self._follower.run(func, args, kwargs or {})
 
 

@@ -522,6 +522,13 @@ class Follower:
             self.residency.bring([storage])
             self.residency.change([storage])
 
+    def expose(self, storage: Storage) -> None:
+        """Keep a storage resident for good: somebody holds its address, nobody tells until when."""
+        with self.lock:
+            self.escape(storage)
+            if not storage.in_file:
+                storage.pins += 1
+
     @contextlib.contextmanager
     def reading(self, storage: Storage) -> Iterator[None]:
         """Keep a storage resident for the time of a call that reads it past the dispatcher."""

@@ -39,7 +39,7 @@ from agent.follow.patches.light_dynamo import never_compile
 from agent.follow.patches.refusals import refuse_unfollowable
 from agent.follow.patches.signals import SignalSafeLock
 from agent.follow.patches.tangents import refuse_tangents
-from agent.follow.patches.values_alone import kernel_of
+from agent.follow.patches.values_alone import composite_kernel
 from agent.follow.piecewise import PIECEWISE_FROM, buffers_bytes, pieces_of, run_piecewise
 from agent.follow.products import MappedProduct, MappedProducts
 from agent.follow.residency import Residency
@@ -671,7 +671,7 @@ class FollowMode(TorchDispatchMode):
             # Composites come here whole in this mode. Below, where autograd is off, a product with a weight is not folded as
             # in plain PyTorch (`should_fold` in LinearAlgebra.cpp asks `requires_grad`).
             with enable_reentrant_dispatch(), self:
-                return kernel_of(func)(*args, **(kwargs or {}))
+                return composite_kernel(func)(*args, **(kwargs or {}))
         return self._follower.run(func, args, kwargs or {})
 
 

@@ -17,9 +17,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from agent.follow.mode import Follower, FollowMode
-from agent.follow.patches import dispatch_keys, values_alone
+from agent.follow.patches import dispatch_keys
 from agent.follow.patches.refusals import not_followed
 from agent.follow.patches.signals import deferring_signal, rewrap_handlers, unwrapped_getsignal
+from agent.follow.patches.values_alone import compute_values_alone
 from agent.follow.patches.whole_nodes import running_whole
 
 _SAME_BITS_BACKEND = "aot_eager"
@@ -56,7 +57,7 @@ class ProgramHooks:
         if frames is not None:  # something may have been compiled before
             self._replace(frames, "_callback_from_stance", _refuse_compiled)
         dispatch_keys.start()
-        self._undo.append(values_alone.start())
+        self._undo.append(compute_values_alone())
         self._replace(torch, "set_autocast_enabled", dispatch_keys.watching_autocast)
         self._undo.append(rewrap_handlers)
         self._replace(signal, "getsignal", unwrapped_getsignal)

@@ -23,7 +23,7 @@ _VALUES_ALONE: dict[Any, Callable[..., Tensor]] = {
 """Composite operators, and what their kernels call where no vectors are needed."""
 
 
-def kernel_of(func: Any) -> Callable[..., Any]:
+def composite_kernel(func: Any) -> Callable[..., Any]:
     """Return the kernel of a composite operator as it decides without a mode.
 
     torch's own, but for these; `decompose` prefers decompositions in Python, which have other bits (gru).
@@ -44,9 +44,9 @@ def _differentiable_or_not(func: Any, a: Tensor, *args: Any, **kwargs: Any) -> T
     return _VALUES_ALONE[func](a, *args, **kwargs)
 
 
-def start() -> Callable[[], None]:
+def compute_values_alone() -> Callable[[], None]:
     """Have these operators decide as without a mode from here on, and return what ends that."""
     library = torch.library.Library("aten", "IMPL")
     for func in _VALUES_ALONE:
-        library.impl(func, kernel_of(func), "AutogradCPU")
+        library.impl(func, composite_kernel(func), "AutogradCPU")
     return library._destroy

@@ -37,7 +37,8 @@ def tangent_of(tensor: torch.Tensor) -> torch.Tensor | None:
     if not forward_differentiating() or tensor.is_inference():
         return None
     with seeing(_ASKED_THROUGH):
-        return forward_ad.unpack_dual(tensor).tangent
+        tangent: torch.Tensor | None = forward_ad.unpack_dual(tensor).tangent
+    return tangent
 
 
 def refuse_tangents(func: Any, args: Sequence[Any]) -> None:

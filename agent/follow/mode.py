@@ -38,6 +38,8 @@ from agent.follow.patches import dispatch_keys
 from agent.follow.patches.light_dynamo import never_compile
 from agent.follow.patches.refusals import refuse_unfollowable
 from agent.follow.patches.signals import SignalSafeLock
+from agent.follow.patches.tangents import refuse_tangents
+from agent.follow.patches.values_alone import composite_kernel
 from agent.follow.piecewise import PIECEWISE_FROM, buffers_bytes, pieces_of, run_piecewise
 from agent.follow.products import MappedProduct, MappedProducts
 from agent.follow.residency import Residency
@@ -522,6 +524,13 @@ class Follower:
             self.residency.bring([storage])
             self.residency.change([storage])
 
+    def expose(self, storage: Storage) -> None:
+        """Keep a storage resident for good: somebody holds its address, nobody tells until when."""
+        with self.lock:
+            self.escape(storage)
+            if not storage.in_file:
+                storage.pins += 1
+
     @contextlib.contextmanager
     def reading(self, storage: Storage) -> Iterator[None]:
         """Keep a storage resident for the time of a call that reads it past the dispatcher."""
@@ -655,6 +664,7 @@ class FollowMode(TorchDispatchMode):
         Tensors without memory go to their own mode, which is below this one while a program is traced (`torch.export`).
         """
         refuse_unfollowable(func, types)
+        refuse_tangents(func, args)
         if FakeTensor in types:
             return func(*args, **(kwargs or {}))
         if types and any(is_wrapper(t) for t in tensors_in((*args, *(kwargs or {}).values()))):
@@ -663,8 +673,7 @@ class FollowMode(TorchDispatchMode):
             # Composites come here whole in this mode. Below, where autograd is off, a product with a weight is not folded as
             # in plain PyTorch (`should_fold` in LinearAlgebra.cpp asks `requires_grad`).
             with enable_reentrant_dispatch(), self:
-                # torch's own kernel; `decompose` prefers decompositions in Python, which have other bits (gru)
-                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **(kwargs or {}))
+                return composite_kernel(func)(*args, **(kwargs or {}))
         return self._follower.run(func, args, kwargs or {})
 
 

@@ -233,6 +233,13 @@ def known_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
 
     Without its meta kernel, which is Python and takes 100 us.
     """
+    try:
+        return _bytes_by_shape(func, args, kwargs)
+    except RuntimeError:  # nested tensors have no shape
+        return None
+
+
+def _bytes_by_shape(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
     name = func._schema.name
     if name == "aten::embedding":
         return int(args[1].numel() * args[0].shape[1:].numel() * args[0].element_size())

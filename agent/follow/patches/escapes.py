@@ -25,9 +25,14 @@ from agent.follow.patches.safetensors_saving import (
 from agent.follow.storages import Storage, StorageTable, untyped_storage
 
 _TENSOR_POINTERS = (
-    "numpy", "const_data_ptr", "mutable_data_ptr", "__array__", "__dlpack__", "share_memory_",
+    "numpy", "const_data_ptr", "mutable_data_ptr", "__array__", "share_memory_",
 )  # fmt: skip
 """Methods of a tensor that hand out its memory."""
+
+_EXPORTS: tuple[tuple[Any, str], ...] = (
+    (torch._C, "_to_dlpack"), (torch._C, "_to_dlpack_versioned"), (torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack"),
+)  # fmt: skip
+"""Functions that hand a tensor's memory to whoever takes the capsule, for as long as that lives (`Tensor.__dlpack__` calls them)."""
 
 _TENSOR_READS = ("tolist", "__deepcopy__", "__repr__")
 """Methods of a tensor that read its memory while they run; its text is made with every mode turned off."""
@@ -57,13 +62,15 @@ class Escapes:
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
         self._table: StorageTable = follower.table
-        self._saved: list[tuple[type, str, Any]] = []
+        self._saved: list[tuple[Any, str, Any]] = []
         self._safetensors = SafetensorsSaving(follower)
 
     def install(self) -> None:
         """Guard the methods."""
         self._safetensors.install()
         self._guard(torch.Tensor, _TENSOR_POINTERS, self._tensor_pointer)
+        for owner, name in _EXPORTS:
+            self._guard(owner, (name,), self._tensor_exported)
         self._guard(torch.Tensor, ("data_ptr",), self._tensor_address)
         self._guard(torch.Tensor, _TENSOR_READS, self._tensor_read)
         self._guard(torch.UntypedStorage, (*_STORAGE_POINTERS, *_STORAGE_WRITES), self._storage_pointer)
@@ -82,7 +89,7 @@ class Escapes:
                 setattr(owner, name, method)
         self._saved.clear()
 
-    def _guard(self, owner: type, names: tuple[str, ...], guard: Guard) -> None:
+    def _guard(self, owner: Any, names: tuple[str, ...], guard: Guard) -> None:
         for name in names:
             method = getattr(owner, name, None)
             if method is not None:
@@ -104,6 +111,11 @@ class Escapes:
     def _tensor_pointer(self, method: Callable[..., Any], tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
         for storage in self._storages(tensor):
             self._follower.escape(storage)
+        return method(tensor, *args, **kwargs)
+
+    def _tensor_exported(self, method: Callable[..., Any], tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
+        for storage in self._storages(tensor):
+            self._follower.expose(storage)
         return method(tensor, *args, **kwargs)
 
     def _tensor_address(self, method: Callable[..., Any], tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:

@@ -20,6 +20,7 @@ from agent.follow.mode import Follower, FollowMode
 from agent.follow.patches import dispatch_keys
 from agent.follow.patches.refusals import not_followed
 from agent.follow.patches.signals import deferring_signal, rewrap_handlers, unwrapped_getsignal
+from agent.follow.patches.values_alone import compute_values_alone
 from agent.follow.patches.whole_nodes import running_whole
 
 _SAME_BITS_BACKEND = "aot_eager"
@@ -56,6 +57,7 @@ class ProgramHooks:
         if frames is not None:  # something may have been compiled before
             self._replace(frames, "_callback_from_stance", _refuse_compiled)
         dispatch_keys.start()
+        self._undo.append(compute_values_alone())
         self._replace(torch, "set_autocast_enabled", dispatch_keys.watching_autocast)
         self._undo.append(rewrap_handlers)
         self._replace(signal, "getsignal", unwrapped_getsignal)

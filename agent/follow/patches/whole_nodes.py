@@ -11,20 +11,25 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch._C import _functorch as functorch
 from torch.autograd.graph import GradientEdge, Node
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 from agent.follow.mode import Follower
+from agent.follow.operands import tensors_in
 from agent.follow.patches.refusals import not_followed
+from agent.follow.patches.tangents import forward_differentiating, tangent_of
 
 _NODES = frozenset({
     "CumprodBackward0", "LinalgDetBackward0", "LinalgEigBackward0", "LinalgEighBackward0", "MaskedFillBackward1",
     "OrmqrBackward0", "ProdBackward0", "ProdBackward1",
 })  # fmt: skip
+_ASK_WHAT_IS_SAVED = frozenset({"ProdBackward0", "ProdBackward1"})
+"""Those whose formula asks this of their operand alone, the others of their gradients, too."""
 _WORKSPACE = 6
 """Times its operands that a node takes: `prod_safe_zeros_backward` makes two chains of three."""
-_SAVED = "_raw_saved_"
-"""How the names of a node's saved tensors begin."""
+_SAVED, _UNPACKED = "_raw_saved_", "_saved_"
+"""How the names of a node's saved tensors begin, as they were saved and as it will use them."""
 
 
 @contextlib.contextmanager
@@ -57,17 +62,32 @@ class _WholeNode:
         self._running.close()
 
     def _begin(self, gradients: tuple[Tensor | None, ...]) -> None:
-        operands = [*_saved_tensors(self._node), *(g for g in gradients if g is not None)]
+        saved = [functorch.unwrap_if_dead(t) for t in _saved_tensors(self._node)]
+        operands = [*saved, *(g for g in gradients if g is not None)]
+        batched = any(map(functorch.is_legacy_batchedtensor, operands))
+        asked = saved if self._node.name() in _ASK_WHAT_IS_SAVED else operands
+        if not batched and any(map(functorch.is_functorch_wrapped_tensor, asked)):
+            return  # plain PyTorch takes those other formulas for what `torch.func` wraps, too
+        if batched or any(map(functorch.is_functorch_wrapped_tensor, operands)):
+            raise not_followed(
+                f"the gradients of {self._node.name()} for a batch of gradients have other last digits while operators are followed",
+                "ask for them one by one (is_grads_batched=False, vectorize=False), or run the program without a budget",
+            )
+        operands += _tangents(self._node, gradients)
         need_bytes = _WORKSPACE * sum(t.nbytes for t in operands)
         self._running.enter_context(self._follower.working_on(operands, need_bytes, self._node.name()))
         self._mode = _pop_mode()
 
     def _end(self, made: tuple[Tensor | None, ...], _: object) -> None:
+        if self._mode is None:
+            return
         _push_mode(self._mode)
+        self._mode = None
         self._running.close()
         for tensor in made:
-            if tensor is not None:
-                self._follower.meet(tensor)
+            for one in (tensor, None if tensor is None else tangent_of(tensor)):
+                if one is not None:
+                    self._follower.meet(one)
 
 
 def _graph(roots: Sequence[Tensor | GradientEdge]) -> Iterator[Node]:
@@ -93,3 +113,13 @@ def _saved_tensors(node: Node) -> Iterator[Tensor]:
                 )
             if isinstance(one.data, Tensor):
                 yield one.data
+
+
+def _tangents(node: Node, gradients: Sequence[Tensor | None]) -> Iterator[Tensor]:
+    """Give the tangents of what a node saved, which are kept apart, and of its gradients."""
+    if not forward_differentiating():
+        return
+    saved = [getattr(node, name) for name in dir(node) if name.startswith(_UNPACKED)]
+    for tensor in tensors_in((*saved, *gradients)):
+        if (tangent := tangent_of(tensor)) is not None:
+            yield tangent

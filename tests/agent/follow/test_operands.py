@@ -192,3 +192,10 @@ def test_a_number_is_no_storage() -> None:
     assert not operands.makes_storage(ATEN._local_scalar_dense.default)
     indices, table = torch.tensor([[1, 2, 3]]), torch.ones(10, 8, dtype=torch.bfloat16)
     assert operands.known_bytes(ATEN.embedding.default, (table, indices), {}) == 3 * 8 * 2
+
+
+def test_of_nested_tensors_nothing_is_foreseen() -> None:
+    rows = torch.nested.nested_tensor([torch.ones(3, 8), torch.ones(5, 8)])
+    for func, args in ((ATEN.mul.Tensor, (rows, rows)), (ATEN.relu.default, (rows,)), (ATEN.bmm.default, (rows, rows))):
+        assert operands.known_bytes(func, args, {}) is None
+        assert operands.result_bytes(func, args, {}) is None

@@ -3,7 +3,9 @@
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -53,3 +55,24 @@ def test_methods_are_torchs_own_afterwards(tmp_path: Path) -> None:
     with budget(tensors="40K", page_dir=tmp_path):
         assert torch.Tensor.numpy is not before[0]
     assert (torch.Tensor.numpy, torch.Tensor.tolist, torch.UntypedStorage.data_ptr) == before
+
+
+@pytest.mark.parametrize("export", ["numpy", "torch", "capsule"])
+def test_memory_handed_out_by_dlpack_is_shared_for_good(export: str, tmp_path: Path) -> None:
+    import_again: dict[str, Any] = {
+        "numpy": np.from_dlpack, "torch": torch.from_dlpack, "capsule": lambda t: torch.from_dlpack(torch.utils.dlpack.to_dlpack(t)),
+    }  # fmt: skip
+    weight = torch.arange(4096.0)
+    with budget(tensors="4K", page_dir=tmp_path):
+        weight.sum()
+        torch.ones(300, 300) @ torch.ones(300, 300)
+        shared = import_again[export](weight)
+        for step in range(4):
+            torch.ones((), requires_grad=True).backward()
+            torch.ones(300, 300) @ torch.ones(300, 300)
+            shared[step] = -1.0
+            doubled = weight * 2
+            torch.ones(300, 300) @ torch.ones(300, 300)
+            weight[step + 10] = -2.0
+            assert float(doubled[step]) == -2.0 and float(shared[step + 10]) == -2.0
+            assert float(shared[4095]) == 4095.0

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, func
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -70,3 +71,47 @@ def test_hooked_saved_tensors_are_refused_by_name(tmp_path: Path) -> None:
         y = checkpoint(lambda x: x.sin().prod(1), x, use_reentrant=False)
         with pytest.raises(NotFollowedError, match=r"ProdBackward1 .*checkpoint"):
             y.sum().backward()
+
+
+WITH_TORCH_FUNC: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = {
+    "grad": lambda f, x: func.grad(lambda q: f(q).sum())(x),
+    "of each row": lambda f, x: func.vmap(func.grad(lambda q: f(q).sum()))(torch.stack([x, x / 3])),
+    "vjp": lambda f, x: func.vjp(f, x)[1](torch.ones_like(f(x)))[0],
+    "hessian": lambda f, x: func.hessian(lambda q: f(q).sum())(x[:4, :4]),
+}
+
+
+@pytest.mark.parametrize("way", WITH_TORCH_FUNC)
+@pytest.mark.parametrize("function", ["prod", "prod of rows", "cumprod"])
+def test_what_torch_func_wraps_has_the_bits_of_plain_pytorch(way: str, function: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.rand(16, 16) + 0.5
+    expected = WITH_TORCH_FUNC[way](FUNCTIONS[function], x)
+    with budget(tensors="1K", page_dir=tmp_path):
+        followed = WITH_TORCH_FUNC[way](FUNCTIONS[function], x)
+    assert torch.equal(expected, followed)
+
+
+def test_gradients_in_a_batch_are_refused_by_name(tmp_path: Path) -> None:
+    x = torch.rand(4, 8, requires_grad=True)
+    with budget(tensors="64M", page_dir=tmp_path):
+        y = x.cumprod(1)
+        with pytest.raises(NotFollowedError, match=r"CumprodBackward0 for a batch of gradients"):
+            torch.autograd.grad(y, x, torch.ones(3, 4, 8), is_grads_batched=True)
+
+
+def test_tangents_of_gradients_are_there_when_a_node_runs_whole(tmp_path: Path) -> None:
+    def forward_over_reverse() -> Tensor:
+        torch.manual_seed(0)
+        x, direction = torch.rand(16, 16, requires_grad=True), torch.randn(16, 16)
+        with forward_ad.dual_level():
+            y = forward_ad.make_dual(x, direction).cumprod(0)
+            torch.ones(300, 300) @ torch.ones(300, 300)
+            (gradient,) = torch.autograd.grad(y, x, torch.ones_like(x))
+            tangent = forward_ad.unpack_dual(gradient).tangent
+            assert tangent is not None
+            return tangent.clone()
+
+    expected = forward_over_reverse()
+    with budget(tensors="1K", page_dir=tmp_path):
+        assert torch.equal(forward_over_reverse(), expected)

@@ -32,7 +32,7 @@ from planner.slices.blocks import LargeWeight, blocks_of, large_weights, read_in
 from planner.slices.chains import touched_bytes
 from planner.slices.choices import OF_THE_ROOM, Cut, cut_fat, first_cuts, kinds, other_counts
 from planner.slices.comparison import Differing, form_key
-from planner.slices.estimated_costs import estimated_costs
+from planner.slices.costs_in_pieces import costs_in_pieces
 from planner.slices.gradients import split_gradients
 from planner.slices.in_place import write_in_place
 from planner.slices.norms import NORM_BACKWARD, norms_by_channels
@@ -423,11 +423,11 @@ class _Ways:
         estimated = ((self._estimated_joules(way), n) for n, way in enumerate(ways))
         return [ways[n] for joules, n in sorted(estimated)[:most] if joules < below_joules]
 
-    def _estimated_joules(self, way: dict[str, Cut]) -> float:
+    def _estimated_joules(self, way: Mapping[str, Cut]) -> float:
         """Return what a quick plan costs where pieces cost what the whole does; infinite where none fits."""
         graph, costs = _main(self.halved, self.device)
         rewritten = way[next(iter(way))].applied(graph)
-        estimated = replace(costs, ops=estimated_costs(graph, costs.ops, rewritten))
+        estimated = replace(costs, ops=costs_in_pieces(graph, costs.ops, rewritten))
         plan = self.quick(rewritten.graph, estimated, self.ram_bytes).plan
         return math.inf if plan is None else base_joules(estimated) + plan.overhead_joules
 

@@ -12,7 +12,7 @@ from planner.slices.chains import touched_bytes
 from planner.slices.rewriting import Rewritten
 
 
-def estimated_costs(graph: StepGraph, costs: Sequence[OpCost], rewritten: Rewritten) -> tuple[OpCost, ...]:
+def costs_in_pieces(graph: StepGraph, costs: Sequence[OpCost], rewritten: Rewritten) -> tuple[OpCost, ...]:
     """Return costs of the rewritten graph's operators, one for each; `costs` are those of `graph`, which it was made of.
 
     A call takes what the quickest operator does.

@@ -32,9 +32,9 @@ demo-mcu: setup
 test check-long: export PYTHONDONTWRITEBYTECODE =
 test: setup
 	$(BIN)/ruff check .
-	@echo "$(BIN)/mypy, meanwhile; it is heard at the end"; $(BIN)/mypy > $(VENV)/types.txt 2>&1 & types=$$!; \
+	@echo "$(BIN)/mypy, meanwhile; what it finds is told at the end"; $(BIN)/mypy > $(VENV)/types.txt 2>&1 & types=$$!; \
 	$(BIN)/pytest -m "not long" -n 2 --dist loadfile --no-loadscope-reorder; tests=$$?; \
-	wait $$types; types=$$?; cat $(VENV)/types.txt; [ $$types$$tests = 00 ]
+	wait $$types || { cat $(VENV)/types.txt; exit 1; }; exit $$tests
 
 check-long: setup
 	$(BIN)/pytest -m "long or attack"

@@ -17,6 +17,7 @@ import torch
 
 from planner.batches import as_columns
 from planner.job import JobError, TrainingJob, own_code
+from planner.script_loading import script_spec
 
 ENTRY = "port_job"
 _PARTS = 4
@@ -34,7 +35,7 @@ def load_job(script: Path) -> TrainingJob:
     """
     if not script.is_file():
         raise JobError(f"{script} does not exist; write a script with a function {ENTRY}() that returns a TrainingJob")
-    spec = importlib.util.spec_from_file_location(script.stem, script)
+    spec = script_spec(script.stem, script)
     if spec is None or spec.loader is None:
         raise JobError(f"{script} is not a Python file; give a script that ends in .py")
     module = importlib.util.module_from_spec(spec)

@@ -19,7 +19,15 @@ HEAVY = ("torch", "numpy", "rich", "transformers", "zeroconf")
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("planner.ir",),
     ("planner.ir.lowering", "planner.ir.bundle"),
-    ("planner.capture", "planner.profiling", "planner.problem", "planner.job", "planner.deadline", "planner.draw"),
+    (
+        "planner.capture",
+        "planner.profiling",
+        "planner.problem",
+        "planner.job",
+        "planner.script_loading",
+        "planner.deadline",
+        "planner.draw",
+    ),
     ("planner.milp", "planner.sparse", "planner.slices"),
     ("planner.search",),
     ("planner.mcu",),

@@ -20,6 +20,7 @@ from agent.mcu.errors import BoardJobError
 from agent.mcu.model import InputFormat, write_manifest
 from agent.mcu.trainer import TrainSettings
 from agent.system.atomic_file import write_atomically
+from planner.script_loading import script_spec
 
 if TYPE_CHECKING:
     from planner.mcu.compile import CompiledModel
@@ -62,7 +63,7 @@ def load_project(folder: Path) -> Project:
     script = folder / SCRIPT
     if not script.is_file():
         raise BoardJobError(f"{folder} has no {SCRIPT}; see agent/mcu/project.py for what to put there")
-    spec = importlib.util.spec_from_file_location("port_agent_project", script)
+    spec = script_spec("port_agent_project", script)
     if spec is None or spec.loader is None:
         raise BoardJobError(f"{script} cannot be imported")
     module = importlib.util.module_from_spec(spec)

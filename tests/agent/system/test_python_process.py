@@ -67,6 +67,7 @@ def test_no_other_module_starts_python() -> None:
     allowed = {
         "agent/system/python_process.py",
         "agent/malloc/environment.py",  # a trial with -I
+        "agent/malloc/restart.py",  # becomes the command that it was started as
         "agent/health/doctor.py",  # names it
         "agent/follow/exec/launch.py",  # becomes the user's program; its bootstrap drops the working directory
     }

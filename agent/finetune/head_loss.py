@@ -8,6 +8,7 @@ in the order of the whole. A frozen head may run on some rows at a time, too: th
 
 import inspect
 import itertools
+import platform
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ _BLOCK_BYTES = 8 << 20
 
 _BLOCKS = 3
 """Of them are there at once."""
+
+_X86 = frozenset(("x86_64", "AMD64"))
 
 _LEAST_ROWS = 16
 """In a block: of fewer, kernels may compute in another order."""
@@ -111,7 +114,9 @@ class LearnedLoss:
         block = (
             max(stop - start for start, stop in row_blocks(at_once, vocabulary)) * vocabulary * torch.float32.itemsize
         )
-        return int(at_once * vocabulary * head.weight.dtype.itemsize + _BLOCKS * block)
+        logits = at_once * vocabulary * head.weight.dtype.itemsize
+        workspace = 0 if _multiplies(head.weight.dtype) else logits + block
+        return int(logits + _BLOCKS * block + workspace)
 
     def _of_whole(
         self, inputs: dict[str, torch.Tensor], kept: int, labels: torch.Tensor, gradient_of: int | None,
@@ -256,6 +261,16 @@ def chosen_log_probabilities(
                 del given
         del log_probabilities
     return chosen
+
+
+def _multiplies(dtype: torch.dtype) -> bool:
+    """Tell whether this processor multiplies numbers of this type; where it does not, a product takes as much again as its result.
+
+    Measured on an AVX-512 without bfloat16: 80 MiB for 256 rows of 151,936 in bfloat16.
+    """
+    if dtype is torch.float32 or platform.machine() not in _X86:
+        return True
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def row_blocks(rows: int, vocabulary: int) -> Iterator[tuple[int, int]]:

@@ -1,11 +1,13 @@
 """A budget that does not suffice is refused before the first update, in figures, and is not exceeded."""
 
+import platform
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from agent import budget
 from agent.finetune import room
@@ -76,12 +78,20 @@ def options_of(folder: Path, **changed: int | None) -> FinetuneOptions:
     return FinetuneOptions(str(folder / "model"), str(folder / "data.jsonl"), str(folder / "out"), **changed)  # type: ignore[arg-type]
 
 
-def test_what_the_loss_takes_at_once_is_what_it_takes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("multiplies", [True, False])
+def test_what_the_loss_takes_at_once_is_what_it_takes(
+    multiplies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: multiplies)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     make_model(tmp_path / "model")
     model = load_model(options_of(tmp_path), Task(TaskKind.CAUSAL_LM), lambda note: None)
     vocabulary = model.get_output_embeddings().weight.shape[0]
-    assert LearnedLoss(model).bytes_at_once(64) == 64 * vocabulary * 2 + 3 * 64 * vocabulary * 4
-    assert LearnedLoss(model, 16).bytes_at_once(64) == 16 * vocabulary * 2 + 3 * 16 * vocabulary * 4
+    for asked, rows in ((None, 64), (16, 16)):
+        logits, block = rows * vocabulary * 2, rows * vocabulary * 4
+        beside = 0 if multiplies else logits + block  # of the product
+        assert LearnedLoss(model, asked).bytes_at_once(64) == logits + 3 * block + beside
 
 
 def test_a_budget_that_is_too_small_is_refused_before_the_first_update(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ MOST_KINDS = 6
 """Of chains, those that touch most bytes: each is a choice of its own, the others run as in the uniform cut."""
 
 SEARCH_S, LEAST_SEARCH_S = 60.0, 6.0
-"""Of CPU time, for comparing, measuring and planning what is tried for one budget: after that, no further way is planned. The shorter
+"""Of CPU time, for comparing, measuring and planning what is tried for one budget: after that, nothing further is changed. The shorter
 where the whole has a plan, which pieces can only make cheaper."""
 
 TOGETHER = 4

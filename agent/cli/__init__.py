@@ -24,7 +24,7 @@ AREAS = (
     "peers.pairing",
     "peers.federate",
     "energy",
-    "mcu",
+    "mcu.command",
 )
 """Modules of this package that add commands, in the order of `--help`. Each has `add_commands(subparsers)`; a command sets
 `run=function(arguments) -> exit code` with `set_defaults`."""

@@ -105,7 +105,9 @@ def test_job_runs_to_its_end(job: Path, simulator: Simulator, tmp_path: Path) ->
 
 
 def test_worker_loads_no_torch(job: Path, tmp_path: Path) -> None:
-    code = "import sys, agent.mcu.worker, agent.cli.mcu; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, agent.mcu.worker, agent.cli.mcu.training, agent.cli.mcu.boards; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from agent.cli.mcu_views import (
+from agent.cli.mcu.views import (
     Listed,
     TrainView,
     bytes_or_unknown,

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -17,12 +17,6 @@ from agent.mcu.protocol.ports import PortInfo
 from agent.mcu.trainer import BoardEvaluation, BoardInterrupted, Event, SnapshotTaken
 from agent.mcu.trainer import Progress as Trained
 from planner.ir.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from planner.mcu.fates.choose import FittedMemory
-    from planner.mcu.schemes.fit import FittedModel
-    from planner.mcu.schemes.race import Finalist
-    from planner.mcu.schemes.value import Valuation
 
 UNKNOWN = "unknown"
 
@@ -227,119 +221,3 @@ def show_summary(figures: dict[str, Any]) -> None:
         f"{figures['duplicates']} answered from the reply cache, {figures['interruptions']} interruptions",
         highlight=False,
     )
-
-
-def fitted_json(fitted: "FittedModel") -> dict[str, Any]:
-    """Return the scheme that `mcu compile --sparse-update` chose, for machines.
-
-    And what it was measured beside.
-
-    `proven`: no scheme within the limits is predicted to do better than the knapsack's answer.
-    """
-    return _finalist_json(fitted.best) | {
-        "proven": fitted.optimum.proven, "untrained": fitted.table.baseline,
-        "finalists": [_finalist_json(finalist) for finalist in fitted.finalists],
-    }  # fmt: skip
-
-
-def _finalist_json(finalist: "Finalist") -> dict[str, Any]:
-    return {
-        "origin": finalist.origin, "trained": finalist.scheme.describe(), "predicted": finalist.predicted,
-        "measured": finalist.measured, "draws": len(finalist.accuracies), "ram_bytes": finalist.ram_bytes,
-        "backward_macs": finalist.backward_macs,
-    }  # fmt: skip
-
-
-def show_fitted(fitted: "FittedModel") -> None:
-    """Print the contributions, the knapsack's answer, the race and what is trained."""
-    print("\n".join(fitted.table.lines()))
-    print(f"knapsack: {fitted.optimum.describe()}")
-    table = Table(box=None, pad_edge=False)
-    for name in ("found by", "trainings", "predicted, %", "measured, %", "RAM, B"):
-        table.add_column(name, justify="left" if name == "found by" else "right")
-    for f in fitted.finalists:
-        measured = f"{100 * f.measured:.1f}"
-        table.add_row(f.origin, str(len(f.accuracies)), f"{100 * f.predicted:.1f}", measured, f"{f.ram_bytes:,}")
-    terminal().print(table)
-    best = fitted.best
-    print(f"trained: {best.scheme.describe()}")
-    print(
-        f"predicted {100 * best.predicted:.1f} %, measured {100 * best.measured:.1f} %; {best.ram_bytes:,} B of RAM, "
-        f"{best.backward_macs:,} backward MAC"
-    )
-
-
-def valuation_json(found: "Valuation") -> dict[str, Any]:
-    """Return what `mcu compile --per-joule` measured and chose; joules are estimates of the whole job."""
-    return {
-        "chosen": found.chosen.origin, "trained": found.chosen.scheme.describe(), "untrained": found.chosen.untrained,
-        "candidates": [
-            {
-                "origin": valued.origin, "accuracy": valued.accuracy, "behind": valued.behind(found.best)[0],
-                "behind_error": valued.behind(found.best)[1], "job_joules": valued.job_joules,
-                "gain_per_joule": valued.gain_per_joule, **held_json(valued.fitted),
-            }
-            for valued in found.valued
-        ],
-        "refused": [{"origin": refused.origin, "reason": refused.reason} for refused in found.refused],
-    }  # fmt: skip
-
-
-def show_valuation(found: "Valuation") -> None:
-    """Print what each candidate reaches and takes, and which was chosen by what rule."""
-    from planner.ir.units import format_joules, format_seconds
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("trained", "%", "behind", "job", "each", "RAM, B", "paged", "%/J"):
-        table.add_column(name, justify="left" if name == "trained" else "right", no_wrap=True)
-    for valued in found.valued:
-        behind, error = valued.behind(found.best)
-        medium = valued.fitted.memory.medium
-        table.add_row(
-            valued.origin, f"{100 * valued.accuracy:.1f}", f"{100 * behind:.1f} ± {100 * error:.1f}",
-            format_joules(valued.job_joules), format_seconds(valued.fitted.seconds), f"{valued.fitted.memory.ram_bytes:,}",
-            f"{0 if medium is None else medium.size_bytes:,}", f"{100 * valued.gain_per_joule:.3g}",
-        )  # fmt: skip
-    terminal().print(table)
-    for refused in found.refused:
-        print(f"{refused.origin}: {refused.reason}")
-    print(
-        f"chosen: {found.chosen.origin}, {found.chosen.scheme.describe()}; untrained {100 * found.chosen.untrained:.1f} %. "
-        "The rule: within one standard error of the best, most points gained per joule (estimated)"
-    )
-
-
-def held_json(held: "FittedMemory") -> dict[str, Any]:
-    """Return what a plan within a budget takes, as JSON; seconds and joules are estimates of one training sample."""
-    medium = held.memory.medium
-    return {
-        "ram_bytes": held.memory.ram_bytes, "recomputed": held.memory.recomputed, "paged": held.memory.paged,
-        "medium": None if medium is None else medium.name, "medium_bytes": 0 if medium is None else medium.size_bytes,
-        "written_bytes": 0 if medium is None else medium.written_bytes,
-        "banded": sum(row.part for row in held.memory.rows), "seconds": held.seconds,
-        "joules": held.joules, "overhead": held.overhead,
-    }  # fmt: skip
-
-
-def show_held(held: "FittedMemory") -> None:
-    """Say what a plan within a budget takes."""
-    from planner.ir.units import format_joules, format_seconds
-
-    again, paged = held.memory.recomputed, held.memory.paged
-    bands = sum(row.part for row in held.memory.rows)
-    how = "all is kept"
-    if again or bands or paged:
-        pages = f", {paged} pages read" if paged else ""
-        how = f"{again} rows run again, {bands} in bands{pages}, {held.overhead:.1%} more energy"
-    print(
-        f"{held.memory.ram_bytes:,} B: {how}; {format_seconds(held.seconds)} and {format_joules(held.joules)} per sample "
-        "(estimated)"
-    )
-    medium = held.memory.medium
-    if medium is None:
-        return
-    home = ", two copies of what is trained among them" if held.memory.parameters.pages else ""
-    line = f"{medium.name}: {medium.size_bytes:,} B{home}; {medium.written_bytes:,} B written per sample"
-    if held.page_costs is not None and held.page_costs.endurance_cycles is not None:
-        line += f", to the same blocks: they last some {held.page_costs.endurance_cycles:,.0f} samples"
-    print(line)

@@ -1,0 +1,1 @@
+"""`port-agent mcu`: models on microcontrollers over a serial port."""

@@ -1,0 +1,87 @@
+"""Training on the command line, on a simulated board."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.cli import main
+from agent.mcu.board.simulate import Simulator
+from tests.agent.cli.mcu.command import run_json
+from tests.agent.mcu.small_model import make_samples, write_model
+
+EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "imu_gestures"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A data file for the small model."""
+    rows, labels = make_samples(300)
+    np.savez(tmp_path / "d.npz", x=np.frombuffer(b"".join(rows), np.int8).reshape(300, -1), y=np.array(labels))
+    return tmp_path / "d.npz"
+
+
+def test_train_eval_logs(
+    simulator: Simulator, model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = (str(model), "--data", str(data), "--port", str(simulator.port))
+    state = str(tmp_path / "state")
+    lines = run_json(capsys, "train", *where, "--epochs", "2", "--lr", "0.02", "--state-dir", state)
+    assert lines[-1]["event"] == "finished" and lines[-1]["steps"] == 480
+    assert lines[-1]["accuracy_after"] > 0.9 > lines[-1]["accuracy_before"]
+    (evaluation,) = run_json(capsys, "eval", *where)
+    assert evaluation == {
+        "accuracy": lines[-1]["accuracy_after"],
+        "loss": pytest.approx(evaluation["loss"]),
+        "samples": 60,
+    }
+    (log,) = run_json(capsys, "logs", "--port", str(simulator.port))
+    assert log["trained"] == 480 and log["frame_errors"] == 0
+    lines = run_json(capsys, "train", *where, "--epochs", "3", "--lr", "0.02", "--state-dir", state)
+    assert [line["step"] for line in lines if line["event"] == "step"][-1] == 720  # went on where it was
+    assert lines[-1]["steps"] == 720
+
+
+def test_train_a_part_of_the_samples(
+    simulator: Simulator, model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", str(model), "--data", str(data), "--port", str(simulator.port), "--epochs", "1"]
+    for number, steps in ((1, 80), (3, 80)):
+        state = str(tmp_path / f"state{number}")
+        lines = run_json(capsys, *words, "--shard", f"{number}/3", "--state-dir", state)
+        assert lines[-1]["steps"] == steps
+    assert main(["mcu", *words, "--shard", "2/3", "--state-dir", state]) == 2
+    assert "began with part 3/3" in capsys.readouterr().err
+
+
+def test_tables_for_people(
+    simulator: Simulator, model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = str(tmp_path / "state")
+    assert (
+        main(["mcu", "train", str(model), "--data", str(data), "--port", str(simulator.port), "--state-dir", state])
+        == 0
+    )
+    shown = capsys.readouterr()
+    assert "accuracy" in shown.out and "240 training steps on posix" in shown.out
+    main(["mcu", "logs", "--port", str(simulator.port)])
+    assert "240 trained" in capsys.readouterr().out
+    main(["mcu", "list", "--boards"])
+    assert "micro:bit" in capsys.readouterr().out
+
+
+def test_wrong_model_is_refused(
+    simulator: Simulator, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = str(write_model(tmp_path / "other", "other"))
+    assert main(["mcu", "train", other, "--data", str(data), "--port", str(simulator.port)]) == 2
+    assert "reflash with: port-agent mcu flash --board posix" in capsys.readouterr().err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("board", ["posix", "qemu-m4f"])
+def test_example_adapts(board: str, built: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    built(board)
+    lines = run_json(capsys, "simulate", str(EXAMPLE), "--board", board)
+    assert lines[-1]["accuracy_after"] > lines[-1]["accuracy_before"] + 0.3

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from planner.ir.program import Program
 
 _TB = 1e12
+Row = tuple[str, str]
+"""What a figure is, and the figure in words."""
 
 
 def facts_of(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
@@ -161,83 +163,97 @@ def print_packings(facts: dict[str, Any]) -> None:
 
 
 def print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> None:
+    """Print a bundle's figures: memory, one step, flash, the training, and what was recorded, compared and left whole."""
     from rich.table import Table
 
     board = f", {manifest.device}" if manifest.estimated else ""
     table = Table(title=f"{path}  ({manifest.name}, {facts['operators']} operators{board})", show_header=False)
+    sections = (_memory_rows(facts), _step_rows(facts), _flash_rows(facts), _training_rows(facts, manifest))
+    for name, value in itertools.chain(*sections, _proof_rows(facts, manifest)):
+        table.add_row(name, value)
+    terminal().print(table)
+
+
+def _memory_rows(facts: dict[str, Any]) -> Iterator[Row]:
     if facts["device"] != CPU:
-        table.add_row("computes on", f"{facts['device']}, {_memory_of(facts)}")
+        yield "computes on", f"{facts['device']}, {_memory_of(facts)}"
     if (placed := facts["placed"]) is not None:
-        table.add_row("placed", _told_placement(facts, placed))
-    table.add_row("budget", _both(facts, "budget_bytes", "device_budget_bytes"))
+        yield "placed", _told_placement(facts, placed)
+    yield "budget", _both(facts, "budget_bytes", "device_budget_bytes")
+    peak, base = format_bytes(facts["planned_peak_bytes"]), format_bytes(facts["base_bytes"])
     pages = f", {format_bytes(facts['host_page_bytes'])} pages of the device" if facts["device_budget_bytes"] else ""
-    table.add_row(
-        "planned peak",
-        f"{format_bytes(facts['planned_peak_bytes'])} resident, {format_bytes(facts['base_bytes'])} of it the process itself{pages}",
-    )
+    yield "planned peak", f"{peak} resident, {base} of it the process itself{pages}"
     if facts["device_budget_bytes"]:
-        table.add_row(
-            "",
-            f"{format_bytes(facts['device_peak_bytes'])} on the device, {format_bytes(facts['device_base_bytes'])} of it context and "
-            "libraries",
-        )
+        peak, base = format_bytes(facts["device_peak_bytes"]), format_bytes(facts["device_base_bytes"])
+        yield "", f"{peak} on the device, {base} of it context and libraries"
     if "measured_peak_bytes" in facts:
-        table.add_row("measured peak", f"{_both(facts, 'measured_peak_bytes', 'measured_device_bytes')} (by the trial)")
-    table.add_row("without planning", format_bytes(facts["peak_without_planning_bytes"]))
-    table.add_row("floor", facts["floor"])
-    table.add_row(
+        yield "measured peak", f"{_both(facts, 'measured_peak_bytes', 'measured_device_bytes')} (by the trial)"
+    yield "without planning", format_bytes(facts["peak_without_planning_bytes"])
+    yield "floor", facts["floor"]
+
+
+def _step_rows(facts: dict[str, Any]) -> Iterator[Row]:
+    yield (
         "decisions",
-        f"{facts['paged']} tensors paged, {facts['recomputed']} recomputed, {facts['packed']} packed, {facts['packed_and_paged']} packed and paged, {facts['intermediate']} rematerialized as intermediates, "
+        f"{facts['paged']} tensors paged, {facts['recomputed']} recomputed, {facts['packed']} packed, "
+        f"{facts['packed_and_paged']} packed and paged, {facts['intermediate']} rematerialized as intermediates, "
         f"{facts['sliced_updates']} updates in slices; plan of {facts['plan_bytes']} bytes ({facts['strategy']})",
     )
     step = "step" if facts["batches"] == 1 else f"update of {facts['batches']} batches, layer by layer"
-    table.add_row(
-        f"per {step}", f"{format_seconds(facts['seconds'])} ({format_seconds(facts['stall_seconds'])} waiting for flash, "
-        f"{format_seconds(facts['recompute_seconds'])} recomputing, {format_seconds(facts['packing_seconds'])} packing), {format_joules(facts['joules'])} (estimated)"
-    )  # fmt: skip
-    table.add_row("threads", _threads(facts))
-    table.add_row("energy overhead", _overhead(facts))
-    table.add_row(
-        f"flash per {step.partition(' of')[0]}",
-        f"{format_bytes(facts['written_bytes'])} written, {format_bytes(facts['read_bytes'])} read"
-        + (", less packed" if facts["media"][0]["packs_pages"] else ""),
+    yield (
+        f"per {step}",
+        f"{format_seconds(facts['seconds'])} ({format_seconds(facts['stall_seconds'])} waiting for flash, "
+        f"{format_seconds(facts['recompute_seconds'])} recomputing, {format_seconds(facts['packing_seconds'])} packing), "
+        f"{format_joules(facts['joules'])} (estimated)",
     )
+    yield "threads", _threads(facts)
+    yield "energy overhead", _overhead(facts)
+
+
+def _flash_rows(facts: dict[str, Any]) -> Iterator[Row]:
+    packed = ", less packed" if facts["media"][0]["packs_pages"] else ""
+    moved = f"{format_bytes(facts['written_bytes'])} written, {format_bytes(facts['read_bytes'])} read{packed}"
+    yield f"flash per {'step' if facts['batches'] == 1 else 'update'}", moved
     if len(facts["media"]) > 1:
         shares = (f"{format_bytes(one['written_bytes'])} to the {one['medium']}" for one in facts["media"])
-        table.add_row("written to", ", ".join(shares))
-    if facts["flash_lasts_steps"] is not None:
-        table.add_row(
-            "flash life", f"this {facts['medium']}, taken to endure {facts['endurance_bytes'] / _TB:,.3g} TB, lasts "
-            f"{facts['flash_lasts_steps']:,.2g} steps: {format_seconds(facts['flash_lasts_steps'] / facts['batches'] * facts['seconds'])} of training"
-        )  # fmt: skip
+        yield "written to", ", ".join(shares)
+    if (steps := facts["flash_lasts_steps"]) is not None:
+        trained_s = steps / facts["batches"] * facts["seconds"]
+        yield (
+            "flash life",
+            f"this {facts['medium']}, taken to endure {facts['endurance_bytes'] / _TB:,.3g} TB, lasts {steps:,.2g} steps: "
+            f"{format_seconds(trained_s)} of training",
+        )
+
+
+def _training_rows(facts: dict[str, Any], manifest: "Manifest") -> Iterator[Row]:
     if pruning := manifest.pruning:
-        table.add_row(
-            "pruning", f"{pruning.sparsity:.0%} of each weight matrix set to zero by update {pruning.end}: other numbers than plain PyTorch's"
-        )  # fmt: skip
+        share = f"{pruning.sparsity:.0%} of each weight matrix set to zero by update {pruning.end}"
+        yield "pruning", f"{share}: other numbers than plain PyTorch's"
     if limits := _kept_limits(manifest.limits):
-        table.add_row("limits", limits)
+        yield "limits", limits
     if "steps" in facts:
-        table.add_row("the training", _training(facts))
+        yield "the training", _training(facts)
     for file, nbytes in facts["weight_files"].items():
-        table.add_row("left in its file", f"{format_bytes(nbytes)} of frozen weights: {file} must stay as it is")
+        yield "left in its file", f"{format_bytes(nbytes)} of frozen weights: {file} must stay as it is"
     for what in facts["buckets"] if len(facts["buckets"]) > 1 else ():
-        table.add_row("bucket", what)
+        yield "bucket", what
     if decoded := facts["decoded_weights"]:
-        whole, stored = (sum(sizes) for sizes in zip(*decoded.values(), strict=True))
-        table.add_row(
-            "on a grid", f"{len(decoded)} frozen weights, {format_bytes(whole)}, kept as {format_bytes(stored)} of codes and scales"
-        )  # fmt: skip
-    table.add_row("recorded", _recorded(manifest))
-    table.add_row("compared", _compared(manifest))
+        whole, stored = (format_bytes(sum(sizes)) for sizes in zip(*decoded.values(), strict=True))
+        yield "on a grid", f"{len(decoded)} frozen weights, {whole}, kept as {stored} of codes and scales"
+
+
+def _proof_rows(facts: dict[str, Any], manifest: "Manifest") -> Iterator[Row]:
+    yield "recorded", _recorded(manifest)
+    yield "compared", _compared(manifest)
     for what, count in Counter(facts["in_pieces"]).items():
-        table.add_row("in pieces", f"{count} x {what}" if count > 1 else what)
+        yield "in pieces", f"{count} x {what}" if count > 1 else what
     for reason in dict.fromkeys(facts.get("left_whole", ())):
-        table.add_row("left whole", reason)
+        yield "left whole", reason
     for what in facts.get("peers", ()):
-        table.add_row("paired devices", what)
+        yield "paired devices", what
     if "planning_s" in facts:
-        table.add_row("made in", _made_in(facts))
-    terminal().print(table)
+        yield "made in", _made_in(facts)
 
 
 _MOST_RUNS = 12

@@ -70,6 +70,10 @@ class InfeasibleError(PortError):
         self.base_bytes: int | None = None
 
 
+Shapes = tuple[tuple[int, ...], ...]
+"""Of the columns of a batch."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorPart:
     """Contents of a storage that are a part of a larger tensor, in row-major order; no copy is made until they are written."""
@@ -100,8 +104,8 @@ class Prepared:
     """Operators that do not give the same bits each time on the job's device."""
     files: Mapping[str, FileRange] = field(default_factory=dict)
     """What stays in the files that the job loaded it from, of `tensors`."""
-    tape: Tape | None = None
-    """The recording of a full batch, where it was not compared with others yet: with the first steps that are followed."""
+    tapes: Mapping[Shapes, Tape] = field(default_factory=dict)
+    """Recordings of full batches, by the shapes of their columns, that were not compared with others yet: with the first steps that are followed."""
     blocks: Mapping[str, WeightBlocks] = field(default_factory=dict)
     """Weights and their state that the graphs have in blocks, as in the manifest."""
     placed: tuple[str, ...] = ()
@@ -172,12 +176,12 @@ def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> Prepare
     each_update: optimizer_scalars.Schedule = schedule or [[{}] * len(job.optimizer.param_groups)] * updates
     graphs: dict[str, StepGraph] = {}
     captures: list[Capture] = []
-    count_recorded, varied, tape = 1, _RANDOM, None
+    count_recorded, varied, tapes = 1, _RANDOM, dict[Shapes, Tape]()
     for number, size in enumerate(_sizes(buckets)):
         data = buckets[number].columns
         for rows in _batch_sizes(size, job.drop_last):
             full = rows == size.batch_size
-            later = full and len(buckets) == 1 and job.accumulate < min(followed, size.samples // rows)
+            later = full and _is_shown(job, number, size, followed)
             others = _other_batches(data, rows, job.seed)
             count_recorded = 1 + len(others)
             varied = _ROWS_AND_RANDOM if full and not number and _differ(data, rows, others) else varied
@@ -188,7 +192,8 @@ def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> Prepare
             )  # fmt: skip
             graphs |= {graph_name(k, rows, size, number): g for k, g in capture.graphs.items()}
             captures.append(capture)
-            tape = capture.tape or tape
+            if capture.tape is not None:
+                tapes[shapes_of(c[:rows] for c in data)] = capture.tape
             if not job.allow_nonfinite and not math.isfinite(capture.loss):
                 raise JobError(
                     f"the loss on the first {rows} rows of the data is {capture.loss}; look for values in the data, the "
@@ -224,8 +229,23 @@ def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> Prepare
     return Prepared(
         job, graphs, {k: t for k, t in tensors.items() if k in used or k.startswith("constant/")},
         {k: v for k, v in layouts.items() if k in used}, spec, buckets[0].columns, eval_data, result, unused,
-        [bucket.columns for bucket in buckets[1:]], schedule, Recordings(count_recorded, varied, constants), tape=tape,
+        [bucket.columns for bucket in buckets[1:]], schedule, Recordings(count_recorded, varied, constants), tapes=tapes,
     )  # fmt: skip
+
+
+def shapes_of(columns: Iterable[torch.Tensor]) -> Shapes:
+    """Return the shapes of a batch's columns."""
+    return tuple(tuple(column.shape) for column in columns)
+
+
+def _is_shown(job: TrainingJob, bucket: int, size: BucketSize, followed: int) -> bool:
+    """Tell whether the first `followed` steps show a full batch of a bucket without gradients before it, and after an update.
+
+    Of several buckets, the first steps are one of each, in their order.
+    """
+    if job.buckets:
+        return bucket < followed and bucket >= job.accumulate and bucket % job.accumulate == 0
+    return job.accumulate < min(followed, size.samples // size.batch_size)
 
 
 def _result(model: torch.nn.Module, used: Set[str]) -> tuple[tuple[str, ...], dict[str, torch.Tensor]]:

@@ -7,7 +7,7 @@ import copy
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,16 +15,15 @@ import torch
 
 from agent.prepare.repeatable import not_repeated
 from agent.train.comparison import processor, tensor_checksum
-from planner.capture.recorder import Tape
 from planner.capture.step import bind_buffers, record_again
-from planner.ir.bundle.bundle import Reference
+from planner.ir.bundle.bundle import Recordings, Reference
 from planner.ir.devices.kinds import CPU
 from planner.ir.devices.torch_device import generator_states, restore_generators
 from planner.ir.errors import CaptureError
 from planner.ir.graph import Role, storage_key
 from planner.job import TrainingJob
 from planner.job_device import kind_of_job
-from planner.make_bundle import Pass, Prepared, plain_losses, plain_pass
+from planner.make_bundle import Pass, Prepared, plain_losses, plain_pass, shapes_of
 
 
 def compared_steps(job: TrainingJob) -> int:
@@ -44,30 +43,34 @@ def with_reference(prepared: Prepared, steps: int) -> Prepared:
     """
     if not steps:
         return prepared
-    again = None if prepared.tape is None else _Recording(prepared.tape)
-    reference = _plain(prepared, steps, plain_pass if again is None else again.run)
+    again = _Recording(prepared)
+    reference = _plain(prepared, steps, again.run)
     if kind_of_job(prepared.job) != CPU and _plain(prepared, steps, plain_pass) != reference:
         raise not_repeated(prepared.job, prepared.data)
-    recordings = prepared.recordings
-    if again is not None:
-        recordings = replace(
-            recordings, count=1 + again.count, varied=(*recordings.varied, "the weights and states, by an update")
-        )
-    return replace(prepared, reference=reference, recordings=recordings, tape=None)
+    return replace(prepared, reference=reference, recordings=again.added_to(prepared.recordings), tapes={})
 
 
-@dataclass(slots=True)
 class _Recording:
-    """Runs steps as the program does, and records those again that are full batches and begin without gradients."""
+    """Runs steps as the program does; those that begin without gradients are recorded again where a recording of their shapes was not compared yet."""
 
-    tape: Tape
-    count: int = 0
+    def __init__(self, prepared: Prepared) -> None:
+        self._tapes = prepared.tapes
+        self._counts = dict.fromkeys(prepared.tapes, 0)
+        self._varied = f"the weights and states, by an update{', of further shapes' if prepared.buckets else ''}"
 
     def run(self, job: TrainingJob, batch: tuple[torch.Tensor, ...], number: int) -> torch.Tensor:
-        if number % job.accumulate or batch[0].shape[0] != job.batch_size:
+        shapes = shapes_of(batch)
+        if number % job.accumulate or shapes not in self._tapes:
             return plain_pass(job, batch, number)
-        self.count += 1
-        return record_again(self.tape, job.model, job.loss_fn, job.optimizer, batch)
+        self._counts[shapes] += 1
+        return record_again(self._tapes[shapes], job.model, job.loss_fn, job.optimizer, batch)
+
+    def added_to(self, recordings: Recordings) -> Recordings:
+        """Return how often each graph was recorded at least, with these, and what was varied."""
+        if not self._counts:
+            return recordings
+        count = min(recordings.count, 1 + min(self._counts.values()))
+        return replace(recordings, count=count, varied=(*recordings.varied, self._varied))
 
 
 def _plain(prepared: Prepared, steps: int, run: Pass) -> Reference:

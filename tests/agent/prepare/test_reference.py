@@ -18,7 +18,7 @@ from agent.train.comparison import MismatchError
 from agent.train.trainer import Trainer, TrainOptions
 from planner.ir.bundle.bundle import Bundle
 from planner.ir.errors import CaptureError, PortError
-from planner.job import TrainingJob
+from planner.job import Bucket, TrainingJob
 from planner.make_bundle import plain_losses, prepare
 from tests.agent.jobs_small import classify, make_job, write_job
 
@@ -80,7 +80,7 @@ def test_what_was_prepared_is_as_it_was() -> None:
 def test_steps_that_are_followed_are_recordings() -> None:
     job = make_job(accumulate=2, clip_grad_norm=0.5)
     prepared = prepare(job, followed=compared_steps(job))
-    assert prepared.tape is not None
+    assert len(prepared.tapes) == 1
     with_recordings = with_reference(prepared, compared_steps(job))
     assert with_recordings.recordings.count == 1 + 2  # those that begin an update
     assert "the weights and states, by an update" in with_recordings.recordings.varied
@@ -100,6 +100,38 @@ def test_what_differs_after_an_update_is_named_with_its_line() -> None:
     prepared = prepare(job, followed=2)
     with pytest.raises(CaptureError, match=r"test_reference\.py:\d+.*ran where"):
         with_reference(prepared, 2)
+
+
+def with_buckets(**settings: Any) -> TrainingJob:
+    """Return a job whose batches have two further shapes: fewer rows."""
+    job = make_job(**settings)
+    job.buckets = [Bucket([c[:count] for c in job.data], count) for count in (3, 2)]
+    return job
+
+
+@pytest.mark.parametrize(("accumulate", "left"), [(1, {3, 2}), (2, {2})])
+def test_first_steps_of_further_shapes_are_recordings(accumulate: int, left: set[int]) -> None:
+    job = with_buckets(accumulate=accumulate)
+    steps = compared_steps(job)
+    prepared = prepare(job, followed=steps)
+    assert {shapes[0][0] for shapes in prepared.tapes} == left  # others do not begin an update there
+    recordings = with_reference(prepared, steps).recordings
+    assert recordings.count >= 2 and "by an update, of further shapes" in recordings.varied[-1]
+    assert prepare(job, followed=1).tapes == {}
+
+
+def test_what_differs_in_a_further_shape_is_named_with_its_line() -> None:
+    job, calls = with_buckets(), [0]
+
+    def loss_fn(model: nn.Module, *batch: torch.Tensor) -> Any:
+        loss, metric = classify(model, *batch)
+        calls[0] += len(batch[0]) == 3
+        return (loss * 2 if len(batch[0]) == 3 and calls[0] > 1 else loss), metric
+
+    job.loss_fn = loss_fn
+    prepared = prepare(job, followed=compared_steps(job))
+    with pytest.raises(CaptureError, match=r"test_reference\.py:\d+.*ran where"):
+        with_reference(prepared, compared_steps(job))
 
 
 def test_no_steps_are_no_comparison() -> None:

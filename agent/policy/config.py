@@ -29,7 +29,7 @@ class ConfigError(PortError):
     def __init__(self, file: Path, line: int | None, reason: str) -> None:
         self.file, self.line, self.reason = file, line, reason
         place = f"{file}:{line}" if line is not None else str(file)
-        super().__init__(f"{place}: {reason}; correct it and run `port-agent reload`")
+        super().__init__(f"{place}: {reason}; correct it, and tell an agent that runs with `port-agent reload`")
 
 
 @dataclass(frozen=True, slots=True)

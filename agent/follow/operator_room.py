@@ -39,7 +39,7 @@ _TOLD_FROM = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Shortage:
+class LackOfRoom:
     """An operator that alone takes more than a RAM budget leaves for tensors; `line`: of the program, "" for none of its own."""
 
     operator: str
@@ -59,12 +59,12 @@ class Shortage:
         )
 
 
-def tell_shortage(shortage: Shortage) -> None:
+def tell_lack(lack: LackOfRoom) -> None:
     """Say on standard error what a program that runs its operators whole would need."""
-    missing_bytes = shortage.needed_bytes - shortage.tensor_bytes
+    missing_bytes = lack.needed_bytes - lack.tensor_bytes
     sys.stderr.write(
-        f"port-agent: {shortage}, the budget of {format_bytes(shortage.ram_bytes)} leaves "
-        f"{format_bytes(shortage.tensor_bytes)} for tensors; give {format_bytes(shortage.ram_bytes + missing_bytes)}, "
+        f"port-agent: {lack}, the budget of {format_bytes(lack.ram_bytes)} leaves "
+        f"{format_bytes(lack.tensor_bytes)} for tensors; give {format_bytes(lack.ram_bytes + missing_bytes)}, "
         "or smaller batches\n"
     )
 
@@ -78,7 +78,7 @@ class OperatorRoom:
         self._workspace_shares: dict[int, float] = {}
         """The most that each operator took besides its operands and results, as a share of its operands."""
         self._told: set[str] = set()
-        self.on_shortage: Callable[[Shortage], None] = tell_shortage
+        self.on_lack: Callable[[LackOfRoom], None] = tell_lack
         """Called once for each operator that runs though it takes more than the budget leaves."""
 
     def expected_bytes(
@@ -128,14 +128,14 @@ class OperatorRoom:
         missing_bytes = held_bytes + need_bytes - tensor_bytes
         if not process.strict and missing_bytes < _TOLD_FROM * process.ram_bytes:
             return
-        shortage = Shortage(name, program_line(), held_bytes + need_bytes, held_bytes, tensor_bytes, process.ram_bytes)
+        lack = LackOfRoom(name, program_line(), held_bytes + need_bytes, held_bytes, tensor_bytes, process.ram_bytes)
         if not process.strict:
             self._told.add(name)
-            self.on_shortage(shortage)
+            self.on_lack(lack)
             return
         lacking_bytes = process.lacking_bytes(need_bytes)
         if lacking_bytes > 0:
             raise BudgetTooSmallError(
-                f"{shortage}, which is {format_bytes(lacking_bytes)} more than the budget of {format_bytes(process.ram_bytes)} has; "
+                f"{lack}, which is {format_bytes(lacking_bytes)} more than the budget of {format_bytes(process.ram_bytes)} has; "
                 f"give {format_bytes(process.ram_bytes + max(missing_bytes, lacking_bytes))}"
             )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agent.follow.budget import budget
 from agent.follow.memory import BudgetTooSmallError
-from agent.follow.operator_room import Shortage
+from agent.follow.operator_room import LackOfRoom
 from agent.follow.patches import deferred_modules, light_dynamo
 from agent.malloc import active, release_free_memory
 from planner.ir.process_memory import resident_bytes
@@ -41,8 +41,8 @@ def within_budget(ram_bytes: int, page_dir: Path) -> Iterator[Callable[[], None]
         limit.start()
     except BudgetTooSmallError:
         limit = budget(tensors=_LEAST_TENSOR_BYTES, page_dir=page_dir).start()
-    shortages: list[Shortage] = []
-    limit.follower.room.on_shortage = shortages.append
+    lacks: list[LackOfRoom] = []
+    limit.follower.room.on_lack = lacks.append
 
     def make_room() -> None:
         release_free_memory()
@@ -55,11 +55,11 @@ def within_budget(ram_bytes: int, page_dir: Path) -> Iterator[Callable[[], None]
         yield make_room
     finally:
         limit.stop(restore=False)
-        if shortages and limit.report.peak_resident_bytes > ram_bytes:
-            _tell(max(shortages, key=lambda s: s.needed_bytes), limit.report.peak_resident_bytes)
+        if lacks and limit.report.peak_resident_bytes > ram_bytes:
+            _tell(max(lacks, key=lambda s: s.needed_bytes), limit.report.peak_resident_bytes)
 
 
-def _tell(largest: Shortage, peak_bytes: int) -> None:
+def _tell(largest: LackOfRoom, peak_bytes: int) -> None:
     """Say on standard error that this process passed the budget, and what it ran whole, which the plan may run in pieces."""
     sys.stderr.write(
         f"port-agent: planning took {format_bytes(peak_bytes)}, which is more than the budget of {format_bytes(largest.ram_bytes)}: a step is "

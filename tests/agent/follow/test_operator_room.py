@@ -7,7 +7,7 @@ import torch
 
 from agent.follow.budget import Budget, budget
 from agent.follow.memory import resident_now
-from agent.follow.operator_room import OperatorRoom, Shortage, tell_shortage
+from agent.follow.operator_room import LackOfRoom, OperatorRoom, tell_lack
 from agent.follow.storages import Storage
 from agent.follow.traits import traits_of
 
@@ -51,11 +51,11 @@ def test_what_was_measured_is_expected_again_as_a_share_of_the_operands(bound: B
 
 
 def test_a_shortage_is_told_once_for_each_operator_and_a_small_one_is_not(bound: Budget) -> None:
-    told: list[Shortage] = []
+    told: list[LackOfRoom] = []
     with bound:
         one = torch.empty(1 << 20)
         room, inputs = followed(bound, one)
-        room.on_shortage = told.append
+        room.on_lack = told.append
         left = int(bound.follower.residency.limit_bytes)
         for name, beyond in (
             ("aten::mm", 1 << 20),
@@ -64,7 +64,7 @@ def test_a_shortage_is_told_once_for_each_operator_and_a_small_one_is_not(bound:
             ("aten::bmm", 1 << 30),
         ):
             room.short(name, inputs, left + beyond)
-    assert [shortage.operator for shortage in told] == ["aten::mm", "aten::bmm"]
+    assert [lack.operator for lack in told] == ["aten::mm", "aten::bmm"]
     first = told[0]
     assert (first.operand_bytes, first.tensor_bytes) == (one.nbytes, left)
     assert first.needed_bytes == one.nbytes + left + (1 << 30)
@@ -76,7 +76,7 @@ def test_a_shortage_is_told_once_for_each_operator_and_a_small_one_is_not(bound:
 def test_what_is_told_has_the_line_of_the_program_where_there_is_one(
     line: str, begins: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tell_shortage(Shortage("aten::mm", line, 3 << 20, 1 << 20, 2 << 20, 100 << 20))
+    tell_lack(LackOfRoom("aten::mm", line, 3 << 20, 1 << 20, 2 << 20, 100 << 20))
     said = capsys.readouterr().err
     assert said.startswith(f"port-agent: {begins}")
     assert "leaves 2.0 MiB for tensors; give 101.0 MiB, or smaller batches" in said

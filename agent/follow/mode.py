@@ -1,7 +1,6 @@
 """The dispatch mode: every ATen operator of the program passes through here."""
 
 import contextlib
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,18 +20,17 @@ from agent.follow.decisions.recompute import WORTH, recipe_of
 from agent.follow.decisions.trace import AHEAD, LONGEST_SEGMENT, NOTHING, Entry, TraceBook, Use
 from agent.follow.decisions.victims import LEAVES
 from agent.follow.lists import runs_by_element, split_call
-from agent.follow.memory import BudgetTooSmallError, ProcessBudget, WorkspaceMeter
+from agent.follow.memory import ProcessBudget
 from agent.follow.operands import (
     bare_storages_in,
     is_composite,
     is_wrapper,
-    known_bytes,
     makes_storage,
-    result_bytes,
     storages_in,
     tensors_in,
     written_storages,
 )
+from agent.follow.operator_room import OperatorRoom
 from agent.follow.pace import CpuPace
 from agent.follow.patches import dispatch_keys
 from agent.follow.patches.light_dynamo import never_compile
@@ -48,30 +46,6 @@ from agent.follow.storages import NEVER, Storage, StorageTable, read_mapping_ahe
 from agent.follow.traits import OperatorTraits, traits_of
 from agent.malloc import release_free_memory
 from planner.ir.code_pages import release_code_pages
-from planner.ir.errors import program_line
-from planner.ir.units import format_bytes
-
-_PACKING = frozenset(
-    f"aten::{name}" for name in ("convolution", "convolution_backward", "addmm", "mm", "bmm", "baddbmm")
-)
-"""Operators whose kernels copy operands into an order of their own."""
-
-_COPIED_BY_BLOCK = (torch.float32, torch.float64)
-
-_UNKNOWN_WORKSPACE = 1.0
-"""Share of their operands' size that they are expected to take before they were seen."""
-
-_PRODUCTS = frozenset(f"aten::{name}" for name in ("addmm", "mm", "bmm", "baddbmm"))
-_PRODUCT_WORKSPACE_BYTES = 32 << 20
-"""The most that a product of 32 or 64 bits takes besides, whatever its operands: it copies them block by block. At most 9 MiB were measured
-for heads of 108 and 519 MiB; of bfloat16 a whole operand is copied."""
-
-_BLOCKWISE, _BLOCKWISE_WORKSPACE_BYTES = "port_agent::grid_", 12 << 20
-"""Our own operators over weights on a grid, and what they are expected to take: a decoded block, what its product packs of it and makes.
-10.6 MiB were measured for 256 rows; unforeseen, it passed a budget of 380 MiB by 4."""
-
-_NAMED_FROM = 0.05
-"""An operator that lacks a smaller share of the budget is only counted: estimates are no better, and belts are wider."""
 
 _KEPT_SHARE = 1 / 2
 """Of the room for tensors, the most that is kept for a program that says what it needs again."""
@@ -90,10 +64,8 @@ class Follower:
         """`at_step` is called after each step of an optimizer."""
         self.table, self.residency, self.planning = table, residency, planning
         self._process, self._at_step = process, at_step
-        self._workspace = WorkspaceMeter(enabled=process is not None)
+        self.room = OperatorRoom(residency, process)
         self._products = MappedProducts(table, residency.make_room)
-        self._workspace_shares: dict[int, float] = {}
-        """The most that each operator took besides its operands and results, as a share of its operands."""
         self.book = TraceBook()
         self.lock = SignalSafeLock(self._outside_of_operators)
         self._may_run = self.lock.condition()
@@ -103,8 +75,6 @@ class Follower:
         self._pace: CpuPace | None = None
         self._at_hand: Any = None
         """The operator that was begun last."""
-        self._named: set[str] = set()
-        """Operators that were said to be too large."""
         self.operators = 0
         self.steps = 0
         """Of optimizers."""
@@ -188,17 +158,17 @@ class Follower:
                 elif entry is not None:
                     need_bytes = entry.need_bytes
                 else:
-                    need_bytes = self._expected_bytes(traits, args, kwargs, inputs)
+                    need_bytes = self.room.expected_bytes(traits, args, kwargs, inputs)
                 if need_bytes or written:
                     if not residency.make_room(need_bytes):
-                        self._too_large(traits.name, held, need_bytes)
+                        self.room.short(traits.name, held, need_bytes)
                 else:
                     residency.make_room_if_possible()
             if cut is not None:
                 residency.before_mapping(cut.mapped_bytes)
             measured = entry is None and large is None
             if measured:
-                self._workspace.begin()
+                self.room.begin()
             first_made = self.table.met
             began = time.perf_counter()
             if cut is not None:
@@ -227,34 +197,6 @@ class Follower:
         )  # fmt: skip
         return result
 
-    def _too_large(self, name: str, held: Sequence[Storage], need_bytes: int) -> None:
-        """Say on standard error which operator alone takes more than a RAM budget leaves for tensors.
-
-        Where the budget is strict, raise BudgetTooSmallError if the process would exceed it.
-        """
-        process = self._process
-        if process is None or (name in self._named and not process.strict):
-            return
-        held_bytes = sum(s.nbytes for s in set(held))
-        missing_bytes = int(held_bytes + need_bytes - self.residency.limit_bytes)
-        needs = f"{name} needs {format_bytes(held_bytes + need_bytes)} at once ({format_bytes(held_bytes)} of operands)"
-        if process.strict:
-            lacking_bytes = process.lacking_bytes(need_bytes)
-            if lacking_bytes > 0:
-                raise BudgetTooSmallError(
-                    f"{needs}, which is {format_bytes(lacking_bytes)} more than the budget of {format_bytes(process.ram_bytes)} has; "
-                    f"give {format_bytes(process.ram_bytes + max(missing_bytes, lacking_bytes))}"
-                )
-            return
-        if missing_bytes < _NAMED_FROM * process.ram_bytes:
-            return
-        self._named.add(name)
-        sys.stderr.write(
-            f"port-agent: {program_line()}: {needs}, the budget of {format_bytes(process.ram_bytes)} leaves "
-            f"{format_bytes(self.residency.limit_bytes)} for tensors; give {format_bytes(process.ram_bytes + missing_bytes)}, "
-            "or smaller batches\n"
-        )
-
     def _run_piecewise(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], large: list[torch.Tensor], inputs: list[Storage],
         written: list[Storage],
@@ -282,27 +224,6 @@ class Follower:
             for storage in written:
                 storage.clean = not storage.resident
 
-    def _expected_bytes(
-        self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], inputs: list[Storage]
-    ) -> int:
-        """Return what an operator that no trace knows makes, and a guess of what it takes besides."""
-        func = traits.func
-        made = (result_bytes if self.residency.pressed else known_bytes)(func, args, kwargs)
-        if made is None:
-            made = max((s.nbytes for s in inputs), default=0) if traits.makes_storage else 0
-        share = self._workspace_shares.get(traits.number)
-        if share is None:
-            share = 0.0
-            if self._process is not None and traits.name in _PACKING:
-                self._process.expect_product()
-                share = _UNKNOWN_WORKSPACE
-            if self._process is not None and traits.name.startswith(_BLOCKWISE):
-                return made + _BLOCKWISE_WORKSPACE_BYTES
-        besides = int(share * sum(s.nbytes for s in inputs))
-        if traits.name in _PRODUCTS and all(t.dtype in _COPIED_BY_BLOCK for t in tensors_in(args)):
-            besides = min(besides, _PRODUCT_WORKSPACE_BYTES)
-        return made + besides
-
     def _after(
         self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], fingerprint: int, entry: Entry | None,
         inputs: list[Storage], written: list[Storage], first_made: int, result: Any, seconds: float, mapped_bytes: int,
@@ -325,7 +246,7 @@ class Follower:
         if entry is not None:  # measured when its trace was recorded
             workspace_bytes = entry.workspace_bytes
         elif measured:
-            workspace_bytes = self._workspace.end(sum(s.nbytes for s in made if s.resident)) + mapped_bytes
+            workspace_bytes = self.room.end(sum(s.nbytes for s in made if s.resident)) + mapped_bytes
         else:  # of pieces' buffers the whole operator, which is elementwise, would take none
             workspace_bytes = 0
         again = len(made) == 1 and traits.repeatable
@@ -333,9 +254,7 @@ class Follower:
             made[0].recipe = recipe_of(
                 traits.func, args, kwargs, inputs, made[0], result, workspace_bytes=workspace_bytes
             )
-        if workspace_bytes:
-            share = workspace_bytes / max(sum(s.nbytes for s in inputs), workspace_bytes)
-            self._workspace_shares[traits.number] = max(self._workspace_shares.get(traits.number, 0.0), share)
+        self.room.took(traits, inputs, workspace_bytes)
         if self.planning.recording is not None:
             self.planning.recording.add(inputs, made, written, seconds, workspace_bytes, repeatable=again)
         book.ran(fingerprint, inputs, made, workspace_bytes)
@@ -542,7 +461,7 @@ class Follower:
         """Keep tensors resident, and at first so much room, while something works on them that is not an operator seen here."""
         with self.lock, self._resident(storages := self._storages_of(tensors)):
             if not self.residency.make_room(need_bytes):
-                self._too_large(what, storages, need_bytes)
+                self.room.short(what, storages, need_bytes)
             yield
 
     @contextlib.contextmanager

@@ -305,7 +305,9 @@ def _settled(making: "_Making", quick: Planner, planner: Planner, progress: Prog
         progress("plan", attempt / _TRIES)
         found, settled = making.tried(planner)
         if settled:
-            manifest = making.with_smaller_plans(planner if wide else None, _WIDE if wide else _NARROW)
+            smaller = making.smaller_plans(planner if wide else None, _WIDE if wide else _NARROW)
+            found = making.with_cheapest_first(smaller, found)
+            manifest = making.with_smaller_plans(smaller)
             device_bytes = 0 if making.pools.device_bytes is None else found.device_peak_bytes
             return Made(manifest, making.held_bytes(found), device_bytes)
     raise making.too_much(found)
@@ -341,6 +343,16 @@ class _Shown:
 
     plans: _Runs
     trial: _Trial
+
+
+@dataclass(frozen=True, slots=True)
+class _Smaller:
+    """Plans of a bundle's graphs for a budget below its own, or that write less."""
+
+    plans: Mapping[str, Plan]
+    ram_bytes: int
+    keeps_limits: bool
+    """Whether they keep to the deadline, where the bundle has one."""
 
 
 @dataclass(slots=True)
@@ -382,7 +394,11 @@ class _Making:
 
     def tried(self, planner: Planner, *, spared: float = _SPARE, probe_packing: bool = False) -> tuple[_Trial, bool]:
         """Plan, write and run; note what turned out unplanned. Say whether that was next to nothing."""
-        plans, costs = self._planned(planner, self.target_bytes(spared))
+        return self._run(*self._planned(planner, self.target_bytes(spared)), probe_packing=probe_packing)
+
+    def _run(
+        self, plans: Mapping[str, Plan], costs: Mapping[str, CostTable], *, probe_packing: bool = False
+    ) -> tuple[_Trial, bool]:
         manifest = self._written([plans], costs, [self.pools.computing_bytes])
         if self.shown is not None and self.shown.plans == _what_runs(plans):
             return self.shown.trial, True
@@ -498,31 +514,57 @@ class _Making:
         if not self.estimated and _LIKELY_PACE[0] <= found.pace <= _LIKELY_PACE[1]:
             self.measured = self.measured.at_pace(found.pace)
 
-    def with_smaller_plans(self, planner: Planner | None, count: int) -> Manifest:
-        """Add plans for smaller budgets, and one that spares flash, behind the one the draft has; return its manifest.
+    def smaller_plans(self, planner: Planner | None, count: int) -> list[_Smaller]:
+        """Plan for smaller budgets, and once more so that flash is spared.
 
         Without a planner quick ones make them.
         """
         limited = planner or _quick(self.limits)
         late = None if self.limits.step_s is None else _quick(replace(self.limits, step_s=None))
         bundle = Bundle(self.draft)
-        main = bundle.manifest.main_graph
-        choices, limits = [bundle.plans[0]], [self.pools.computing_bytes]
         single = bundle.manifest.graphs[0]
         smaller = pareto.budgets(bundle.graphs[single], bundle.costs[single], self.target_bytes(), count + 1)[1:]
         least = self.start_bytes if self.pools.device_bytes is None else 0
-        tries = [(limit, limited) for limit in smaller if limit >= least]
+        tries = [(limit, limited, True) for limit in smaller if limit >= least]
         written = bundle.manifest.plans[0].written_bytes
         if written and self.device.flash.wear_joules_per_byte:
             sparing = replace(self.limits, step_s=None, written_bytes=int(written * _SPARED_WRITES))
-            tries.insert(0, (self.target_bytes(), _quick(sparing)))
-        for limit, chosen in tries:
+            tries.insert(0, (self.target_bytes(), _quick(sparing), self.limits.step_s is None))
+        found = []
+        for limit, chosen, keeping in tries:
             plans = self._smaller(limit, chosen)
             if plans is None and late is not None:
-                plans = self._smaller(limit, late)
+                plans, keeping = self._smaller(limit, late), False
             if plans is not None:
-                choices.append(plans)
-                limits.append(limit)
+                found.append(_Smaller(plans, limit, keeping))
+        return found
+
+    def with_cheapest_first(self, smaller: Sequence[_Smaller], found: _Trial) -> _Trial:
+        """Put plans for smaller budgets in the first one's place where they cost less, and return what a trial of it took.
+
+        Where they take in that trial what was not planned, the first stays: it took what was `found`.
+        """
+        bundle, device = Bundle(self.draft), self.device
+        keeping = [one.plans for one in smaller if one.keeps_limits]
+        cheapest = {
+            name: pareto.cheapest_within(plan, (plans[name] for plans in keeping))
+            for name, plan in bundle.plans[0].items()
+        }
+        if cheapest == bundle.plans[0]:
+            return found
+        again, settled = self._run(cheapest, bundle.costs)
+        if settled:
+            return again
+        self.device = device
+        self._written([bundle.plans[0]], bundle.costs, [self.pools.computing_bytes])
+        return found
+
+    def with_smaller_plans(self, smaller: Sequence[_Smaller]) -> Manifest:
+        """Add plans behind the one the draft has, but for those that another beats, and return its manifest."""
+        bundle = Bundle(self.draft)
+        main = bundle.manifest.main_graph
+        choices = [bundle.plans[0], *(one.plans for one in smaller)]
+        limits = [self.pools.computing_bytes, *(one.ram_bytes for one in smaller)]
         points = [point_of(bundle.graphs[main], bundle.costs[main], c[main]) for c in choices]
         kept = [0] + [i for i in range(1, len(points)) if not any(p.dominates(points[i]) for p in points)]
         return self._written([choices[i] for i in kept], bundle.costs, [limits[i] for i in kept])

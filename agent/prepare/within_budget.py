@@ -1,15 +1,18 @@
 """Keep the process that plans within the budget that it plans for: a model that never fitted here is planned here."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from agent.follow.budget import budget
 from agent.follow.memory import BudgetTooSmallError
+from agent.follow.operator_room import LackOfRoom
 from agent.follow.patches import deferred_modules, light_dynamo
 from agent.malloc import active, release_free_memory
 from planner.ir.process_memory import resident_bytes
 from planner.ir.traced import SEARCH_BYTES
+from planner.ir.units import format_bytes
 
 _LEAST_TENSOR_BYTES = 32 << 20
 """Of tensors, where this process alone takes the budget: it loads what the worker that trains does not need."""
@@ -25,6 +28,9 @@ def within_budget(ram_bytes: int, page_dir: Path) -> Iterator[Callable[[], None]
     What it yields makes room for a search, which is not followed: free memory goes back to the system, and tensors to pages until they are
     used again, where `SEARCH_BYTES` would not fit beside them. It raises PageError.
 
+    Which operators take more than the budget leaves is not said one by one: of the plan it says nothing. Where the process passed the budget, that
+    is said at the end.
+
     Raises NotFollowedError where something in it cannot be followed, or is followed already, and PageError where
     `page_dir` cannot take pages.
     """
@@ -35,6 +41,8 @@ def within_budget(ram_bytes: int, page_dir: Path) -> Iterator[Callable[[], None]
         limit.start()
     except BudgetTooSmallError:
         limit = budget(tensors=_LEAST_TENSOR_BYTES, page_dir=page_dir).start()
+    lacks: list[LackOfRoom] = []
+    limit.follower.room.on_lack = lacks.append
 
     def make_room() -> None:
         release_free_memory()
@@ -47,3 +55,13 @@ def within_budget(ram_bytes: int, page_dir: Path) -> Iterator[Callable[[], None]
         yield make_room
     finally:
         limit.stop(restore=False)
+        if lacks and limit.report.peak_resident_bytes > ram_bytes:
+            _tell(max(lacks, key=lambda s: s.needed_bytes), limit.report.peak_resident_bytes)
+
+
+def _tell(largest: LackOfRoom, peak_bytes: int) -> None:
+    """Say on standard error that this process passed the budget, and what it ran whole, which the plan may run in pieces."""
+    sys.stderr.write(
+        f"port-agent: planning took {format_bytes(peak_bytes)}, which is more than the budget of {format_bytes(largest.ram_bytes)}: a step is "
+        f"recorded and compared with its operators whole, and {largest}. That says nothing of what the bundle takes\n"
+    )

@@ -3,8 +3,8 @@
 All decisions but those of a few gaps are fixed to the best schedule, the rest is solved.
 
 Where the LP is weak (recompute-heavy graphs at tight budgets) a solver on the whole model finds next to nothing; on
-pieces of fifty gaps it finds the optimum in a fraction of a second. Pieces follow each other in time, by the stage where
-the gaps end or start, and by size, so that the search is deterministic.
+pieces of fifty gaps it finds the optimum in a fraction of a second. Pieces follow each other by size, as most joules are those of large
+tensors, and in time, by the stage where the gaps end or start, so that the search is deterministic.
 """
 
 from collections.abc import Iterator
@@ -78,7 +78,7 @@ class _Search:
         starts = sorted(gaps, key=lambda g: (problem.gaps[g].after, g))
         sizes = sorted(gaps, key=lambda g: (-problem.tensors[problem.gaps[g].tensor].nbytes, g))
         while gaps:
-            for order in (ends, starts, sizes, _shuffled(gaps)):
+            for order in (sizes, ends, starts, _shuffled(gaps)):
                 at = 0
                 while at < len(order):
                     yield order[at : at + self.piece]

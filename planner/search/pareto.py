@@ -103,9 +103,14 @@ def plans_within(
         before = tuple(plans.values())[-1:]
         result = plan_step(graph, costs, ram_bytes=limit, time_limit_s=time_limit_s, strategy=strategy, rivals=before)
         if result.plan is not None:
-            kept = [replace(plan, bound_joules=result.bound_joules) for plan in before]
-            plans[limit] = min((result.plan, *kept), key=lambda plan: plan.overhead_joules)
+            plans[limit] = cheapest_within(result.plan, before)
     return plans
+
+
+def cheapest_within(plan: Plan, of_less: Iterable[Plan]) -> Plan:
+    """Return the cheapest of a plan and of those for smaller budgets, each of which is one for its budget, too; the bound stays `plan`'s."""
+    found = min((plan, *of_less), key=lambda one: one.overhead_joules)
+    return replace(found, bound_joules=plan.bound_joules)
 
 
 def point_of(graph: StepGraph, costs: CostTable, plan: Plan) -> Point:

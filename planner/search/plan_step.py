@@ -134,7 +134,8 @@ class _Asked:
 def _packing(asked: _Asked) -> PlanResult:
     """Return a plan that takes no more joules, seconds or written bytes than what greedy search finds without packing.
 
-    A fate more must not cost more: the search meets other plans first, and not always the better ones.
+    A fate more must not cost more: the search meets other plans first, and not always the better ones. Where flash wears out, a plan
+    that spares it may take a little longer.
     """
     begin = time.process_time()
     graph, costs = asked.graph, asked.costs
@@ -156,12 +157,14 @@ def _packing(asked: _Asked) -> PlanResult:
 
 
 def _takes_no_more(graph: StepGraph, costs: CostTable, plan: Plan | None, other: Program) -> bool:
-    """Say whether there is a plan, and its program takes no more of anything than another."""
+    """Say whether there is a plan, and its program takes no more of anything than another, but for the time that sparing flash may take."""
     if plan is None:
         return False
     program = lower(graph, costs, plan)
+    slower = SPARING_TIME if program.written_bytes < other.written_bytes and dearest_wear(costs.device) else 1.0
     pairs = (
-        (program.joules, other.joules), (program.seconds, other.seconds), (program.written_bytes, other.written_bytes)
+        (program.cost_joules, other.cost_joules), (program.seconds, slower * other.seconds),
+        (program.written_bytes, other.written_bytes),
     )  # fmt: skip
     return all(mine <= others * (1 + _ROUNDING) for mine, others in pairs)
 

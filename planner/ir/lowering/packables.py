@@ -16,6 +16,8 @@ SHAPE_READERS = ("aten::max_pool2d_with_indices_backward",)
 _DRAWN = ("aten::bernoulli_.float", "aten::div_.Scalar")
 _FRESH = ("aten::empty", "aten::new_empty")
 """What dropout draws its mask with, and into."""
+_CAST = "aten::_to_copy"
+"""What makes numbers of a part of a mask that was drawn whole, as bytes."""
 
 _NUMBERS = {"float16", "bfloat16", "float32"}
 """What pages are packed of."""
@@ -174,10 +176,18 @@ def _pools_rows(graph: StepGraph, op: Op) -> bool:
 
 
 def holds_pair(graph: StepGraph, s: int, after: int) -> bool:
-    """Say whether storage `s` holds what dropout multiplies by after op `after`: drawn zeros and ones, divided."""
-    made = [graph.ops[w].name for w in graph.writers[s] if w <= after]
-    fresh = [name for name in made if name not in _DRAWN]
-    return "aten::bernoulli_.float" in made and made[-1] in _DRAWN and all(name.startswith(_FRESH) for name in fresh)
+    """Say whether storage `s` holds what dropout multiplies by after op `after`: zeros and ones, drawn or of a mask, divided."""
+    made = [graph.ops[w] for w in graph.writers[s] if w <= after]
+    names = [op.name for op in made]
+    fresh = [name for name in names if name not in _DRAWN]
+    drawn = "aten::bernoulli_.float" in names and all(name.startswith(_FRESH) for name in fresh)
+    return names[-1] in _DRAWN and (drawn or (fresh == [_CAST] and _of_mask(graph, made[0])))
+
+
+def _of_mask(graph: StepGraph, op: Op) -> bool:
+    """Say whether an operator casts truth values."""
+    cast = op.args[0]
+    return isinstance(cast, Ref) and graph.values[cast.value].dtype == "bool"
 
 
 def _in_rows(value: Value) -> bool:

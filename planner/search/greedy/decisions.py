@@ -56,6 +56,14 @@ class Decisions:
         packing = self.problem.tensors[gap.tensor].packing(gap.version) if packs else None
         return 0 if packing is None else packing.packed_bytes
 
+    def packed_stages(self, choice: Choice) -> set[int]:
+        """Return the stages in which a packed form takes room; none for a tensor that is not packed."""
+        if choice.fate not in (Fate.PACK, Fate.PACK_PAGE):
+            return set()
+        waits = self.freed(choice) if choice.fate is Fate.PACK else []
+        ends = {self.problem.gaps[choice.gap].after, choice.stage % self.problem.size}
+        return ends.union(self.buffers(choice), *(range(part.start, part.stop) for part in waits))
+
     def held_bytes(self, choice: Choice) -> int:
         """Return the bytes that a packed tensor holds through its gap; 0 for another fate."""
         return self.packed_bytes(choice) if choice.fate is Fate.PACK else 0

@@ -63,6 +63,8 @@ class GreedySearch:
         self.made: dict[int, Move] = {}
         """Gap -> the move that bridged it."""
         self.sliced: set[int] = set()
+        self.barred: set[tuple[int, Fate]] = set()
+        """Gaps and how they were packed where that stood in the way of a schedule."""
         if start is not None:
             self._adopt(start)
 
@@ -165,7 +167,25 @@ class GreedySearch:
         return Greedy(self.schedule(), needed_bytes, stage)
 
     def _relieve(self) -> bool:
-        """Make moves until nothing exceeds the limit; False if no move is left that helps."""
+        """Make moves until nothing exceeds the limit; False if no move is left that helps.
+
+        A packed form holds bytes that nothing takes away any more: where it comes to that, the largest of the fullest stage is taken back.
+        """
+        while not self._move_on():
+            packed = self._packed_at(int(np.argmax(self.load.peaks())))
+            if not packed:
+                return False
+            largest = max(packed, key=lambda move: self.decisions.packed_bytes(move.choice))
+            self._take_back(largest)
+            self.barred.add((largest.choice.gap, largest.choice.fate))
+        return True
+
+    def _packed_at(self, stage: int) -> list[Move]:
+        """Return the moves whose packed form takes room at a stage: while its tensor waits, is packed and unpacked, or is moved."""
+        return [move for move in self.made.values() if stage in self.decisions.packed_stages(move.choice)]
+
+    def _move_on(self) -> bool:
+        """Make moves, the cheapest for what it relieves first; False if none is left that helps."""
         short = self.load.shortage(self.emphasis)
         heap: list[tuple[float, int]] = []
         for g, gap in enumerate(self.problem.gaps):
@@ -197,7 +217,8 @@ class GreedySearch:
         return best
 
     def _open_moves(self, g: int) -> Iterator[Move]:
-        return self.moves.of(g, paging=self.paging, recompute=self.recompute, packing=self.packing)
+        moves = self.moves.of(g, paging=self.paging, recompute=self.recompute, packing=self.packing)
+        return (move for move in moves if (g, move.choice.fate) not in self.barred)
 
     def price(self, move: Move) -> float:
         """Return what a move costs: joules."""

@@ -20,6 +20,7 @@ from planner.ir.bundle import writer
 from planner.ir.bundle.bundle import TENSOR_MEMBERS, Bundle, Manifest, PlannedLimits
 from planner.ir.bundle.safetensors_io import Chunks
 from planner.ir.costs import Codec, DeviceCosts, Flash, OpCost, PackingCost
+from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.job import TrainingJob
 from planner.profiling.operators import Measured
@@ -319,18 +320,53 @@ def test_a_bundle_that_was_there_stays_where_no_plan_fits(
     assert [p.name for p in tmp_path.iterdir()] == ["job.port"]
 
 
-def test_a_bundle_keeps_its_limits_and_its_smaller_plans_keep_to_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def deep() -> make_bundle.Prepared:
+    """Return a job whose step has room for decisions."""
     torch.manual_seed(0)
     model = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.Tanh())), nn.Linear(64, 10))
     data = [torch.randn(2048, 64), torch.randint(0, 10, (2048,))]
-    deep = make_bundle.prepare(
+    return make_bundle.prepare(
         TrainingJob(
             model, lambda m, x, y: functional.cross_entropy(m(x), y),
             torch.optim.SGD(model.parameters(), lr=0.1), data, 1024,
         )
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("unplanned", [0, 1 << 22])
+def test_the_first_plan_costs_no_more_than_those_for_smaller_budgets(
+    deep: make_bundle.Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unplanned: int
+) -> None:
+    """Each of them is a plan for the whole budget, too: one that takes in its trial what was planned is the first then."""
+    costs = costs_of(deep.graphs["step"])
+    budget = int(0.8 * lower(deep.graphs["step"], costs, Plan()).peak_bytes)
+    ran: list[Plan] = []
+
+    def trial(draft: Path, *_: object) -> bundle._Trial:
+        ran.append(Bundle(draft).plans[0]["step"])
+        more = 0 if len(ran) <= 2 else unplanned
+        return bundle._Trial(Bundle(draft).manifest.plans[0].peak_bytes + more)
+
+    monkeypatch.setattr(bundle, "trial", trial)
+    made = bundle.make(
+        tmp_path / "job.port", deep, Measured((costs.ops,), 0, 0), costs.device, budget, page_dir=tmp_path, threads=1,
+        progress=lambda *_: None, planner=make_bundle.default_planner(strategy="page-all", time_limit_s=1.0),
+    )  # fmt: skip
+    first, *smaller = made.manifest.plans
+    dearer = [plan for plan in smaller if plan.overhead_joules < first.overhead_joules]
+    assert ran[1].strategy == "page-all" and len(ran) == 3
+    if unplanned:
+        assert first.strategy == "page-all" and dearer, "no trial showed that the others take what they say"
+    else:
+        assert first.strategy == "greedy" and not dearer
+    assert Bundle(tmp_path / "job.port").plans[0]["step"].decisions == ran[1 if unplanned else 2].decisions
+    assert first.ram_bytes == budget
+
+
+def test_a_bundle_keeps_its_limits_and_its_smaller_plans_keep_to_them(
+    deep: make_bundle.Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     costs = costs_of(deep.graphs["step"])
     measured = Measured((costs.ops,), 0, 0)
     monkeypatch.setattr(bundle, "trial", lambda draft, *_: bundle._Trial(Bundle(draft).manifest.plans[0].peak_bytes))

@@ -467,6 +467,31 @@ def test_what_was_compared_is_known_the_next_time(monkeypatch: pytest.MonkeyPatc
     assert len(ran) == 2, "another number of threads is another machine"
 
 
+def test_ways_that_are_near_are_worked_on_whatever_measuring_them_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparing and measuring them had used up the time, and what came of it was thrown away."""
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
+    cuts_nothing = (1 << 40, 4)
+    monkeypatch.setattr(slices, "first_cuts", lambda *_: [cuts_nothing, (280_000, 4)])
+    monkeypatch.setattr(slices, "MOST_STARTS", 1)
+    monkeypatch.setattr(slices, "compared", lambda pairs, _: ((),) * len(pairs))
+    clock, measured = [0.0], list[int]()
+
+    def slowly(made: list[Sliced], *_: Any) -> list[Sliced]:
+        clock[0] += 10 * slices.LEAST_SEARCH_S
+        measured.append(len(made))
+        tables = [ops_by_bytes(sliced.prepared.graphs["step"]) for sliced in made]
+        return [replace(s, measured=Measured((ops,), 0, 0)) for s, ops in zip(made, tables, strict=True)]
+
+    monkeypatch.setattr(slices, "_measured", slowly)
+    monkeypatch.setattr(slices, "_cpu_s", lambda: clock[0])
+    graph = language_step().graphs["step"]
+    device = costs_of(graph, base=1 << 20).device
+    recorded = Sliced(replace(whole()[0], graphs={"step": graph}), Measured((ops_by_bytes(graph),), 0, 0), ())
+    floor = floor_of(graph, CostTable(device, recorded.measured.ops[0])).nbytes
+    assert chosen(recorded, recorded, device, floor + (1 << 18)).in_pieces
+    assert len(measured) > 1 and all(measured), "the uniform cut, not one of nothing; then one kind of chain alone"
+
+
 def test_each_way_of_cutting_keeps_the_costs_of_its_own_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     made, measured = whole()
     graphs = made.graphs

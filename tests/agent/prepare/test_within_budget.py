@@ -114,3 +114,26 @@ with within_budget(resident_bytes() + (120 << 20), ".") as make_room:
 """
     result = subprocess.run([sys.executable, "-c", asks], check=True, capture_output=True, text=True, cwd=tmp_path)
     assert int(result.stdout) > 60 << 20
+
+
+WHOLE = """
+import sys
+sys.path.insert(0, {root!r})
+import torch
+from agent.prepare.within_budget import within_budget
+from planner.ir.process_memory import resident_bytes
+with within_budget(resident_bytes() + (150 << 20), "."):
+    for _ in range(2):
+        torch.ones(int(sys.argv[1]) << 18) + 1
+"""
+
+
+@pytest.mark.parametrize(("mib", "lines"), [(100, 0), (400, 1)])
+def test_what_does_not_fit_while_planning_is_no_reason_to_ask_for_a_larger_budget(
+    mib: int, lines: int, tmp_path: Path
+) -> None:
+    """It was said for each operator to "give" more, as if the bundle ran it as the recorded step does."""
+    command = [sys.executable, "-c", WHOLE.format(root=str(ROOT)), str(mib)]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path).stderr
+    assert said.count("port-agent: planning took ") == said.count("\n") == lines
+    assert "give" not in said and ("aten::" in said) == bool(lines)

@@ -96,6 +96,8 @@ def test_pieces_cover_every_gap_in_each_order_overlapping_by_half() -> None:
     assert all(set().union(*map(set, order)) == gaps for order in per_order)
     assert pieces[: 4 * len(gaps)] == pieces[4 * len(gaps) : 8 * len(gaps)], "the same again: deterministic"
     assert search.patience() >= 4 * len(gaps) and SMALLEST_PIECE > 1
+    nbytes = {g: problem.tensors[problem.gaps[g].tensor].nbytes for g in gaps}
+    assert [nbytes[g] for g in pieces[0]] == sorted(nbytes.values())[: -len(pieces[0]) - 1 : -1], "largest first"
 
 
 @pytest.mark.parametrize("seed", MISSED)

@@ -23,6 +23,7 @@ from planner.search.pareto import budget_for, least_budget
 from planner.search.plan_step import PlanLimits, ProgramJudge, better_of, fine_bound, plan_step
 from planner.search.recipes import cheap_segments, pack_everything
 from planner.search.solve import STRATEGIES, Outcome, StrategyError
+from planner.search.wear import SPARING_TIME
 from tests.planner.estimated_steps import budget, captured
 from tests.planner.steps import costs_of, wide_step
 
@@ -183,6 +184,24 @@ def test_being_able_to_pack_never_costs_more(seed: int) -> None:
         packing, bare = (lower(graph, costs, plan) for plan in (found, without))
         assert packing.joules <= bare.joules * (1 + 1e-9) and packing.seconds <= bare.seconds * (1 + 1e-9)
         assert packing.written_bytes <= bare.written_bytes
+
+
+def test_packing_may_take_a_little_time_to_spare_flash_that_wears_out() -> None:
+    """As everything else that spares it may: plans that wrote several times as much were taken, as they were no slower."""
+    graph, costs = packed_costs()
+    slow = tuple(
+        replace(p, pack_seconds=16 * p.pack_seconds, unpack_seconds=16 * p.unpack_seconds) for p in costs.packings
+    )
+    limit = round(0.1 * least_budget(graph, costs) + 0.9 * lower(graph, costs, Plan()).peak_bytes)
+    programs = []
+    for packings in (slow, ()):
+        table = paging(replace(costs, packings=packings), 4.7e-6)
+        plan = plan_step(graph, table, ram_bytes=limit, strategy="greedy").plan
+        assert plan is not None
+        programs.append(lower(graph, table, plan))
+    packing, bare = programs
+    assert packing.written_bytes < bare.written_bytes and packing.cost_joules < bare.cost_joules
+    assert bare.seconds < packing.seconds <= SPARING_TIME * bare.seconds
 
 
 def test_bittrain_packs_all_that_can_be_packed_and_nothing_else() -> None:

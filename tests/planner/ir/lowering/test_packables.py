@@ -90,3 +90,21 @@ def test_what_is_too_small_is_left_out() -> None:
     largest = max(graph.storages[p.storage].nbytes for p in packables(graph))
     assert {graph.storages[p.storage].nbytes for p in packables(graph, least_bytes=largest)} == {largest}
     assert not list(packables(graph, least_bytes=largest + 1))
+
+
+def test_numbers_made_of_a_mask_are_two_as_those_drawn_at_once_are() -> None:
+    """Pieces of dropout make them so: each part of a mask that was drawn whole, as bytes."""
+    model = nn.ModuleList([nn.Linear(8, 64), nn.Linear(64, 2)])
+
+    def loss(m: nn.ModuleList, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        h = m[0](x)
+        mask = torch.empty(h.shape, dtype=torch.bool).bernoulli_(0.9)
+        numbers = mask.to(torch.float32), h.detach().to(torch.float64).to(torch.float32)
+        kept, counted = (torch.ops.aten.div_.Scalar(one, 0.9) for one in numbers)
+        return functional.cross_entropy(m[1](h * kept * counted), y)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    graph = capture_step(model, loss, optimizer, (torch.randn(2, 8), torch.tensor([0, 1]))).graphs["step"]
+    divided = [s for i, op in enumerate(graph.ops) if op.name == "aten::div_.Scalar" for s in op.writes]
+    found = {p.storage: p.codec for p in packables(graph)}
+    assert [found[s] for s in divided] == [Codec.PAIR, Codec.BITMAP]

@@ -78,6 +78,15 @@ def working_more(problem: Problem, stage: int, nbytes: int) -> Problem:
     return replace(problem, stages=tuple(stages))
 
 
+@settings(max_examples=80, deadline=None)
+@given(SEEDS)
+def test_packed_forms_stand_in_the_way_of_nothing_that_paging_alone_finds(seed: int) -> None:
+    """What was packed could not be paged any more, and a search that may pack ended where one that may not went on."""
+    problem = random_problem(seed, packing=True, semantics=Semantics.ELASTIC)
+    tight = replace(problem, ram_bytes=smallest_budget(problem), deadline_s=None, write_limit_bytes=None)
+    assert GreedySearch(tight, recompute=False, packing=True).run().schedule is not None
+
+
 def test_the_cheapest_relief_is_taken() -> None:
     problem = working_more(chain(ram_bytes=150), 3, 10)  # only stage 3 is over: the hidden tensor is idle there
     assert greedy(problem).schedule == Schedule((Choice(gap_of(problem, HIDDEN, 2), 4, Fate.RECOMPUTE),))

@@ -1,0 +1,82 @@
+"""What operators are expected to take, and what is told where it is not there."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from agent.follow.budget import Budget, budget
+from agent.follow.memory import resident_now
+from agent.follow.operator_room import LackOfRoom, OperatorRoom, tell_lack
+from agent.follow.storages import Storage
+from agent.follow.traits import traits_of
+
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def bound(tmp_path: Path) -> Budget:
+    return budget(ram=resident_now() + (400 << 20), page_dir=tmp_path)
+
+
+def followed(bound: Budget, *tensors: torch.Tensor) -> tuple[OperatorRoom, list[Storage]]:
+    storages = [bound.follower.table.of(tensor) for tensor in tensors]
+    return bound.follower.room, [storage for storage in storages if storage is not None]
+
+
+def test_a_product_is_expected_to_copy_its_operands_but_not_without_bound(bound: Budget) -> None:
+    with bound:
+        small, large = torch.empty(1 << 10, 1 << 10), torch.empty(1 << 10, 1 << 14)
+        room, inputs = followed(bound, small, small.clone())
+        traits = traits_of(aten.mm.default)
+        assert room.expected_bytes(traits, (small, small), {}, inputs) == 3 * small.nbytes
+        room, inputs = followed(bound, small, large)
+        assert room.expected_bytes(traits, (small, large), {}, inputs) == large.nbytes + (32 << 20)
+        both = small.bfloat16(), large.bfloat16()
+        room, inputs = followed(bound, *both)
+        assert room.expected_bytes(traits, both, {}, inputs) == both[1].nbytes + sum(t.nbytes for t in both)
+
+
+def test_what_was_measured_is_expected_again_as_a_share_of_the_operands(bound: Budget) -> None:
+    with bound:
+        one, other = torch.empty(1 << 18), torch.empty(1 << 20)
+        room, inputs = followed(bound, one)
+        traits = traits_of(aten.cumsum.default)
+        made = room.expected_bytes(traits, (one, 0), {}, inputs)
+        room.took(traits, inputs, one.nbytes // 2)
+        assert room.expected_bytes(traits, (one, 0), {}, inputs) == made + one.nbytes // 2
+        room.took(traits, inputs, one.nbytes // 4)
+        room, inputs = followed(bound, other)
+        assert room.expected_bytes(traits, (other, 0), {}, inputs) == made * 4 + other.nbytes // 2, "the most counts"
+
+
+def test_a_shortage_is_told_once_for_each_operator_and_a_small_one_is_not(bound: Budget) -> None:
+    told: list[LackOfRoom] = []
+    with bound:
+        one = torch.empty(1 << 20)
+        room, inputs = followed(bound, one)
+        room.on_lack = told.append
+        left = int(bound.follower.residency.limit_bytes)
+        for name, beyond in (
+            ("aten::mm", 1 << 20),
+            ("aten::mm", 1 << 30),
+            ("aten::mm", 2 << 30),
+            ("aten::bmm", 1 << 30),
+        ):
+            room.short(name, inputs, left + beyond)
+    assert [lack.operator for lack in told] == ["aten::mm", "aten::bmm"]
+    first = told[0]
+    assert (first.operand_bytes, first.tensor_bytes) == (one.nbytes, left)
+    assert first.needed_bytes == one.nbytes + left + (1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("line", "begins"), [("train.py:3", "train.py:3: aten::mm needs 3.0 MiB"), ("", "aten::mm needs")]
+)
+def test_what_is_told_has_the_line_of_the_program_where_there_is_one(
+    line: str, begins: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell_lack(LackOfRoom("aten::mm", line, 3 << 20, 1 << 20, 2 << 20, 100 << 20))
+    said = capsys.readouterr().err
+    assert said.startswith(f"port-agent: {begins}")
+    assert "leaves 2.0 MiB for tensors; give 101.0 MiB, or smaller batches" in said

@@ -13,6 +13,7 @@ import numpy as np
 
 from planner.milp.highs import HighsSession, SolverStatus
 from planner.milp.model import Formulation
+from planner.milp.restriction import Restriction
 from planner.problem.model import Schedule
 from planner.search.incumbent import Climb, GainRate
 
@@ -47,11 +48,11 @@ def neighbourhood_search(state: Climb, formulation: Formulation, seconds: float,
 
 
 class _Search:
-    """A model loaded once; pieces of it are freed in turn."""
+    """A model of which pieces are freed in turn, and solved without the rest."""
 
     def __init__(self, state: Climb, formulation: Formulation) -> None:
         self.state, self.formulation = state, formulation
-        self.session = HighsSession(formulation.model)
+        self.restriction = Restriction(formulation.model)
         self.piece = FIRST_PIECE
         self.integral = formulation.decisions()
         self.owner = self._owners()
@@ -94,12 +95,15 @@ class _Search:
         free = self._free_columns(set(gaps), schedule)
         values = np.array([start[c] for c in self.integral])
         mask = np.array([c in free for c in self.integral])
-        self.session.bound_columns(self.integral, np.where(mask, 0.0, values), np.where(mask, 1.0, values))
-        self.session.start_from(start | self.hiding)
-        run = self.session.run(state.wall(seconds), gap=PIECE_GAP)
+        left = self.restriction.bounded(self.integral, np.where(mask, 0.0, values), np.where(mask, 1.0, values))
+        session = HighsSession(left.model)
+        session.start_from(left.start(start | self.hiding))
+        run = session.run(state.wall(seconds), gap=PIECE_GAP)
         before = state.cost
-        if run.values is not None and state.offer(formulation.schedule(run.values), f"piece of {len(gaps)}"):
-            self.hiding = {c: float(np.round(run.values[c])) for c in self.hiding}
+        if run.values is not None:
+            found = left.whole(run.values)
+            if state.offer(formulation.schedule(found), f"piece of {len(gaps)}"):
+                self.hiding = {c: float(np.round(found[c])) for c in self.hiding}
         return run.status, state.cost < before * (1 - 1e-9), run.seconds
 
     def _free_columns(self, gaps: set[int], schedule: Schedule) -> set[int]:

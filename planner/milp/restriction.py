@@ -55,6 +55,17 @@ class Restriction:
         self._integral = np.asarray(model.integral, dtype=bool)
         self._impossible = dict(model.impossible)
 
+    def limit_row(self, row: int, upper: float) -> float:
+        """Give a row another upper limit, and return the one it had."""
+        had = float(self._row_upper[row])
+        self._row_upper[row] = upper
+        return had
+
+    def row_value(self, row: int, values: Vector) -> float:
+        """Return what a row comes to."""
+        own = self._row == row
+        return float(self._factor[own] @ values[self._column[own]])
+
     def bounded(self, columns: Sequence[int], lower: Vector, upper: Vector) -> Restricted:
         """Return what is left of the model where `columns` have these bounds and the others their own."""
         part = _Part(

@@ -107,3 +107,12 @@ def test_a_column_without_a_cheapest_value_is_left_to_the_solver() -> None:
     left = Restriction(model).bounded([], np.zeros(0), np.zeros(0))
     assert left.columns.tolist() == [0]
     assert HighsSession(left.model).run(1.0).status is not SolverStatus.OPTIMAL
+
+
+def test_a_row_may_be_given_another_limit() -> None:
+    model = decided_by_rows()
+    restriction = Restriction(model)
+    assert restriction.row_value(2, np.array([1.0, 1.0, 0.0, 1.0])) == 3.0
+    assert restriction.limit_row(2, 1.0) == 3.0 and model.row_upper[2] == 3.0
+    left = restriction.bounded([0], np.ones(1), np.ones(1))
+    assert HighsSession(left.model).run(1.0).status is SolverStatus.INFEASIBLE, "two of the three are one by then"

@@ -48,7 +48,7 @@ LARGE_ENOUGH = 0.005
 LARGE_GAPS = 1000
 """With more gaps than this a captured step is searched with a narrow window: building the model counts too."""
 
-LEAST_GAIN = 2e-3
+LEAST_GAIN = 5e-3
 """A captured step's costs were measured, and scatter by far more: a search that gains less of them with a twelfth of its time ends."""
 
 SEARCH_COLUMNS = 20_000

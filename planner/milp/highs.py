@@ -60,6 +60,8 @@ class LinearModel:
     row_names: list[str] = field(default_factory=list)
     impossible: dict[str, float] = field(default_factory=dict)
     """Rows without variables that cannot hold, and by how much they are missed."""
+    offset: float = 0.0
+    """Of the cost: what is decided already."""
 
     def column(self, name: str, cost: float = 0.0, upper: float = 1.0, *, integral: bool = False) -> int:
         """Add a column in [0, upper] and return its index."""
@@ -125,6 +127,7 @@ class HighsSession:
     def _load(self) -> None:
         model, lp = self.model, highspy.HighsLp()
         lp.num_col_, lp.num_row_ = model.columns, model.rows
+        lp.offset_ = model.offset
         lp.col_cost_ = np.array(model.cost, dtype=float)
         lp.col_lower_ = np.array(model.lower, dtype=float)
         lp.col_upper_ = np.array(model.upper, dtype=float)
@@ -177,7 +180,7 @@ class HighsSession:
         if self.model.impossible:
             return SolverRun(SolverStatus.INFEASIBLE, INFINITY, INFINITY, None, 0.0)
         if not self.model.columns:  # nothing to decide, which HiGHS calls an empty model
-            return SolverRun(SolverStatus.OPTIMAL, 0.0, 0.0, np.zeros(0), 0.0, np.zeros(0))
+            return SolverRun(SolverStatus.OPTIMAL, self.model.offset, self.model.offset, np.zeros(0), 0.0, np.zeros(0))
         highs, begin = self.highs, time.perf_counter()
         highs.setOptionValue("time_limit", max(time_limit_s, 0.01))
         highs.setOptionValue("mip_rel_gap", gap)

@@ -14,7 +14,7 @@ from planner.search.greedy.search import Greedy
 OPTIMAL_GAP = 1e-4
 """Relative distance at which a schedule counts as optimal; HiGHS works to about this precision."""
 
-LOOKED_AT = 1 / 6
+LOOKED_AT = 1 / 12
 """Share of a search's time after which it is asked what it gained."""
 
 Judge = Callable[[Problem, Schedule], ScheduleCost]
@@ -88,7 +88,7 @@ class GainRate:
     """What a search gains while its time passes, of the whole step's cost."""
 
     def __init__(self, state: Climb, seconds: float, least_gain: float) -> None:
-        """`seconds` of CPU time are the search's; a sixth of them should lower the step's cost by a share `least_gain`."""
+        """`seconds` of CPU time are the search's; a twelfth of them should lower the step's cost by a share `least_gain`."""
         self._state, self._period, self._least_gain = state, LOOKED_AT * seconds, least_gain
         self._looked, self._was = state.left, state.cost
 

@@ -24,7 +24,7 @@ from planner.problem.replay import ScheduleCost
 from planner.search.anytime import relaxation_bound
 from planner.search.floor import Floor, floor_of, floor_plans
 from planner.search.greedy.search import Greedy, greedy
-from planner.search.incumbent import objective
+from planner.search.incumbent import OPTIMAL_GAP, objective
 from planner.search.solve import Outcome, Solution, relative_gap, solve
 from planner.search.wear import SPARING_TIME, dearest_wear, visible_share, with_wear
 
@@ -142,18 +142,37 @@ def _packing(asked: _Asked) -> PlanResult:
     bare = _within(replace(asked.quick, costs=replace(costs, packings=())))
     if bare.plan is None:
         return _within(asked)
-    takes, asked = lower(graph, costs, bare.plan), replace(asked, rivals=(*asked.rivals, bare.plan))
-    found = _within(asked)
-    tried, bound = found, found.bound_joules
-    if not _takes_no_more(graph, costs, found.plan, takes):
-        as_bare = replace(asked.limits, deadline_s=takes.seconds, write_limit_bytes=takes.written_bytes)
-        tried = _plan(replace(asked.quick, limits=as_bare))  # one search is enough: `bare` keeps these limits
-    if not _takes_no_more(graph, costs, tried.plan, takes):
-        tried = replace(bare, plan=with_figures(bare.plan, costs, takes, bound), outcome=Outcome.FEASIBLE)
-    if tried is not found and tried.plan is not None:
-        gap = relative_gap(tried.plan.overhead_joules, bound)
-        tried = replace(tried, plan=replace(tried.plan, bound_joules=bound), bound_joules=bound, gap=gap)
-    return replace(tried, seconds=time.process_time() - begin)
+    takes = lower(graph, costs, bare.plan)
+    as_bare = replace(asked.limits, write_limit_bytes=takes.written_bytes)
+    limited = replace(asked, limits=as_bare, rivals=(*asked.rivals, bare.plan))
+    if dearest_wear(costs.device):
+        found = _sparing(limited)
+    else:
+        found = _plan(replace(limited, limits=replace(as_bare, deadline_s=takes.seconds)))
+    plan = found.plan if _takes_no_more(graph, costs, found.plan, takes) else with_figures(bare.plan, costs, takes)
+    return _bounded(asked, replace(found, plan=plan), begin)
+
+
+def _bounded(asked: _Asked, found: PlanResult, begin: float) -> PlanResult:
+    """Return what was found within narrower limits than are asked for, with a bound for these."""
+    plan, bound, outcome = found.plan, found.bound_joules, Outcome.FEASIBLE
+    if plan is None:
+        return found
+    if asked.strategy != "greedy":
+        limits = asked.limits
+        coarse = coarsen(
+            asked.graph, asked.costs, ram_bytes=limits.ram_bytes, deadline_s=limits.deadline_s,
+            write_limit_bytes=limits.write_limit_bytes, order=plan.order,
+        )  # fmt: skip
+        bound = relaxation_bound(coarse.problem, asked.time_limit_s)
+    gap = relative_gap(plan.overhead_joules, bound)
+    if gap is not None and gap <= OPTIMAL_GAP:
+        outcome = Outcome.OPTIMAL
+    program = lower(asked.graph, asked.costs, plan)
+    return replace(
+        found, plan=replace(plan, bound_joules=bound), outcome=outcome, bound_joules=bound, gap=gap,
+        seconds=time.process_time() - begin, message=_message(outcome, program),
+    )  # fmt: skip
 
 
 def _takes_no_more(graph: StepGraph, costs: CostTable, plan: Plan | None, other: Program) -> bool:

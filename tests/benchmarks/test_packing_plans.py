@@ -23,3 +23,11 @@ def test_a_plan_that_takes_no_more_is_not_dearer() -> None:
 )
 def test_what_it_takes_more_of_is_named(row: Row, dearer: tuple[str, ...]) -> None:
     assert row.dearer == dearer
+
+
+def test_on_a_card_less_written_may_take_a_quarter_more_time() -> None:
+    def on_card(seconds: float, written: int) -> Row:
+        return Row("net", 0.5, 1, (1.0, 0.9), (1.0, seconds), (100, written), 1, 0, on_card=True)
+
+    assert not on_card(1.2, 50).dearer
+    assert on_card(1.2, 100).dearer == ("seconds",) and on_card(1.3, 50).dearer == ("seconds",)

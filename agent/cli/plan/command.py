@@ -222,12 +222,13 @@ def _plan(arguments: argparse.Namespace) -> int:
     made, sparse = planned.made, planned.sparse
     bundle = Bundle(out)
     facts = facts_of(out, bundle, 0)
+    fine_bound_joules = fine_bound_of(bundle)  # before the peak is read: it takes memory, too
     facts |= {
         "peers": planned.peers,
         "measured_peak_bytes": made.measured_peak_bytes, "measured_device_bytes": made.measured_device_bytes, "planning_s": planning_s,
         "planning_stages": {stage: asdict(taken) for stage, taken in planned.spent.items()},
         "planning_peak_bytes": peak_with_children_bytes(),
-        "fine_bound_joules": fine_bound_of(bundle), "step_s_by_threads": planned.step_s,
+        "fine_bound_joules": fine_bound_joules, "step_s_by_threads": planned.step_s,
         "left_whole": planned.left_whole, "step_s_by_device": planned.step_s_by_device,
         "steps": made.manifest.steps_per_epoch() * arguments.epochs,
         "usual_day_s": None if arguments.board is not None else usual_day_s(),

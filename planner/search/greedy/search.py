@@ -317,10 +317,25 @@ def greedy_variants(problem: Problem, starts: Iterable[Schedule]) -> Iterator[Sc
 
 def smallest_budget(problem: Problem) -> int:
     """Return the least bytes for which paging alone finds a schedule, to within 0.1 %."""
+
+    def found(ram_bytes: int) -> Greedy:
+        return GreedySearch(
+            replace(problem, ram_bytes=ram_bytes, deadline_s=None), recompute=False, packing=False
+        ).run()
+
     low = max((s.fixed_bytes for s in problem.stages), default=0)
     high = sum(t.nbytes for t in problem.tensors) + max(s.fixed_bytes + s.workspace_bytes for s in problem.stages)
-    while high - low > max(high // 1000, 1):
+    if (
+        low < (needed := found(low).needed_bytes) < high
+    ):  # what it comes down to where nothing is enough is mostly the least
+        low, high = (low, needed) if found(needed).schedule is not None else (needed, high)
+        if high == needed and found(slightly_less := needed - _near(needed)).schedule is None:
+            low = slightly_less
+    while high - low > _near(high):
         middle = (low + high) // 2
-        found = GreedySearch(replace(problem, ram_bytes=middle, deadline_s=None), recompute=False, packing=False).run()
-        low, high = (low, middle) if found.schedule is not None else (middle, high)
+        low, high = (low, middle) if found(middle).schedule is not None else (middle, high)
     return high
+
+
+def _near(nbytes: int) -> int:
+    return max(nbytes // 1000, 1)

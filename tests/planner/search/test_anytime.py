@@ -23,6 +23,7 @@ from planner.search.anytime import (
     dear_columns,
     full_model,
     guided,
+    offer_without_limits,
     relaxation_bound,
     scaled_progress,
     small_bound,
@@ -109,6 +110,23 @@ def test_a_climb_without_one_of_the_two_does_not_use_it() -> None:
         for allowed, fate in (({"paging": False}, Fate.PAGE), ({"recompute": False}, Fate.RECOMPUTE)):
             schedule = climb(random_problem(seed), 2.0, **allowed).schedule
             assert schedule is None or all(choice.fate is not fate for choice in schedule.choices)
+
+
+def test_what_greedy_finds_without_limits_is_offered_where_it_finds_nothing_within_them() -> None:
+    taken = 0
+    for seed in range(40):
+        problem = replace(random_problem(seed), write_limit_bytes=None, deadline_s=0.0)
+        free = greedy(replace(problem, deadline_s=None)).schedule
+        if free is None or not free.choices or greedy(problem).schedule is not None:
+            continue
+        for judge, expected in ((replay, None), (lambda p, s: replay(replace(p, deadline_s=None), s), free)):
+            state = Climb(problem, time.process_time() + 5.0, judge=judge)
+            offer_without_limits(state)
+            assert (state.schedule is None) == (expected is None)
+        taken += 1
+    unlimited = Climb(replace(problem, deadline_s=None), time.process_time() + 5.0)
+    offer_without_limits(unlimited)
+    assert taken > 5 and not unlimited.log
 
 
 def test_what_cannot_be_had_is_said_with_the_limits_that_are_missed() -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import time
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from planner.milp.columns import Breadth
 from planner.milp.model import Formulation
 from planner.problem.model import Problem, Schedule
+from planner.problem.replay import ScheduleCost, replay
 from planner.search import incumbent
+from planner.search.anytime import offer_without_limits
 from planner.search.greedy.search import greedy
 from planner.search.incumbent import Climb
 from planner.search.neighbourhood import SMALLEST_PIECE, _Search, neighbourhood_search
@@ -62,6 +65,26 @@ def test_without_a_schedule_or_one_that_the_model_lacks_there_is_nothing_to_impr
     log = list(state.log)
     neighbourhood_search(state, narrow, 1.0)
     assert state.log == log
+
+
+def lenient(problem: Problem, schedule: Schedule) -> ScheduleCost:
+    """Return what a schedule costs for a judge who knows that it takes less time than the model says."""
+    return replay(replace(problem, deadline_s=None), schedule)
+
+
+def test_a_schedule_that_only_the_model_finds_too_late_is_improved_all_the_same() -> None:
+    for seed in (13, 446, 733, 810):
+        problem = random_problem(seed)
+        free = greedy(replace(problem, deadline_s=None)).schedule
+        assert free is not None
+        taken_s = replay(problem, free).seconds
+        hurried = replace(problem, deadline_s=problem.base_seconds + 0.5 * (taken_s - problem.base_seconds))
+        state = Climb(hurried, time.process_time() + 20.0, judge=lenient)
+        offer_without_limits(state)
+        assert state.schedule == free and not replay(hurried, free).valid
+        before = state.cost
+        neighbourhood_search(state, Formulation(hurried, BREADTH, free), 5.0)
+        assert state.cost < 0.99 * before
 
 
 def test_out_of_time_it_stops_at_once() -> None:

@@ -204,6 +204,26 @@ def test_packing_may_take_a_little_time_to_spare_flash_that_wears_out() -> None:
     assert bare.seconds < packing.seconds <= SPARING_TIME * bare.seconds
 
 
+def test_the_search_with_packing_looks_within_what_a_plan_without_takes() -> None:
+    """Where packing takes time, the plan of least energy takes more of it than one without: then the next best is wanted, not none."""
+    graph, costs = packed_costs()
+    slow = tuple(
+        replace(p, pack_seconds=400 * p.pack_seconds, unpack_seconds=400 * p.unpack_seconds) for p in costs.packings
+    )
+    costs = replace(costs, packings=slow)
+    least, most = least_budget(graph, costs), lower(graph, costs, Plan()).peak_bytes
+    limit = round(least + 0.65 * (most - least))
+    found = plan_step(graph, costs, ram_bytes=limit, time_limit_s=2.0)
+    bare = plan_step(graph, replace(costs, packings=()), ram_bytes=limit, strategy="greedy").plan
+    assert found.plan is not None and bare is not None and found.bound_joules is not None
+    assert found.plan.overhead_joules < 0.749 * bare.overhead_joules, "greedy search within them comes to 0.752"
+    programs = [lower(graph, costs, plan) for plan in (found.plan, bare)]
+    assert programs[0].seconds <= programs[1].seconds * (1 + 1e-9)
+    assert programs[0].written_bytes <= programs[1].written_bytes
+    relaxed = coarsen(graph, costs, ram_bytes=limit, order=found.plan.order).problem
+    assert found.bound_joules == relaxation_bound(relaxed, 5.0), "of what was asked for, not of these narrower limits"
+
+
 def test_bittrain_packs_all_that_can_be_packed_and_nothing_else() -> None:
     graph, costs = packed_costs()
     plan = plan_step(graph, costs, ram_bytes=1 << 40, strategy=BITTRAIN).plan

@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.problem.model import Choice, Fate, Packing, Problem, Schedule, Semantics, Slicing
 from planner.problem.replay import replay
-from planner.search.greedy.search import GreedySearch, greedy, greedy_variants, smallest_budget
+from planner.search.greedy.search import Greedy, GreedySearch, greedy, greedy_variants, smallest_budget
 from tests.planner.brute_force import random_problem
 from tests.planner.search.greedy.chains import HIDDEN, INPUT, WEIGHT, chain, gap_of
 
@@ -124,3 +125,16 @@ def test_the_smallest_budget_suffices_and_less_does_not() -> None:
     least = smallest_budget(chain())
     assert greedy(chain(ram_bytes=least), recompute=False).schedule is not None
     assert greedy(chain(ram_bytes=least - 1), recompute=False).schedule is None
+
+
+def test_the_smallest_budget_takes_three_searches_where_the_first_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = []
+    run = GreedySearch.run
+
+    def counted(search: GreedySearch) -> Greedy:
+        searches.append(search.problem.ram_bytes)
+        return run(search)
+
+    monkeypatch.setattr(GreedySearch, "run", counted)
+    least = smallest_budget(chain())
+    assert len(searches) == 3 and searches[1:] == [least, least - 1]

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from agent.finetune.head_loss import LabelLoss, LearnedLoss
+from agent.finetune.head_rows import AT_ONCE
 from agent.finetune.options import FinetuneError, FinetuneOptions
-from agent.follow.budget import strict_budget
+from agent.follow.budget import strict_budget, without_foresight
 from agent.follow.memory import BudgetTooSmallError
 from agent.follow.storages import SMALLEST_BYTES
 from planner.ir.process_memory import peak_resident_bytes
@@ -43,23 +44,44 @@ class Room:
         process = self._process
         return None if process is None else process.ram_bytes - process.held_bytes() - WORKING_BYTES
 
-    def check(self, loss: LearnedLoss | LabelLoss, trained: Sequence[torch.Tensor], rows: int) -> None:
-        """Raise FinetuneError where batches of so many rows cannot be trained on, the model being there and nothing trained yet."""
+    def check(self, loss: LearnedLoss | LabelLoss, trained: Sequence[torch.Tensor], tokens: torch.Tensor, rows: int) -> str | None:
+        """See that batches of so many rows can be trained on, the model being there and nothing trained yet; `tokens`: some of one.
+
+        Where only the head on all rows at once is too much, it runs on fewer at a time, and what is to be said of that is returned.
+        Raises FinetuneError where that, too, is too much.
+        """
         process = self._process
         if process is None:
-            return
+            return None
         held = process.held_bytes()
         small = sum((1 + MOMENTS) * t.nbytes for t in trained if t.nbytes < SMALLEST_BYTES)
+        beside = held + WORKING_BYTES + small
         logits = loss.bytes_at_once(rows)
-        least = process.least_ram_for(held + WORKING_BYTES + small + logits)
+        least = process.least_ram_for(beside + logits)
         if least <= process.ram_bytes:
-            return
+            return None
         at_once = loss.rows_at_once(rows)
+        if isinstance(loss, LearnedLoss) and loss.may_run_in_blocks(tokens):
+            for most in (most for most in AT_ONCE if most < rows):
+                at_once, logits = loss.rows_at_once(rows, most), loss.bytes_at_once(rows, most)
+                least = process.least_ram_for(beside + logits)
+                if least <= process.ram_bytes:
+                    return self._run_in_blocks(loss, rows, most)
         fewer = "" if at_once <= _FEW_ROWS else f", or --head-rows {_FEW_ROWS}"
         raise FinetuneError(
             f"{format_bytes(process.ram_bytes)} is too little: this process takes {format_bytes(held)} before the first update, running "
             f"kernels about {format_bytes(WORKING_BYTES)}, gradients and moments that stay {format_bytes(small)}, the logits of "
             f"{at_once} tokens with their loss {format_bytes(logits)}; give --ram {_advised(least)}{fewer}, or a shorter --seq-len"
+        )
+
+    def _run_in_blocks(self, loss: LearnedLoss, rows: int, most: int) -> str:
+        """Have the head run on blocks of rows, compared here; return what is to be said. Raises FinetuneError."""
+        whole_bytes = loss.bytes_at_once(rows)
+        with without_foresight():
+            blocks = loss.run_in_blocks(most).blocks(rows)
+        return (
+            f"the head runs on {blocks[0][1]} rows at a time: all {rows} take {format_bytes(whole_bytes)} at once, which the budget has no "
+            "room for; the bits are the same, as compared on this device"
         )
 
     @contextlib.contextmanager

@@ -12,6 +12,7 @@ import ctypes
 import math
 import mmap
 import os
+import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,8 @@ _ROWS_LOOKED_AT = 8
 _DENSE_SHARE = 1 / 4
 """Of those rows' numbers that are not zero, at least."""
 
+_X86 = frozenset(("x86_64", "AMD64"))
+
 _MADV_NOHUGEPAGE = 15
 _mprotect = ctypes.CDLL(None, use_errno=True).mprotect
 _mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -102,12 +105,13 @@ class MappedProduct:
 
     @property
     def compared_bytes(self) -> int:
-        """What the whole call makes and a block takes besides."""
+        """What the whole call makes and takes besides it, and what a block takes."""
         inner, columns = self.weight.shape
         rows: int = self.args[_WEIGHT_ARGUMENT[self.func._schema.name] - 1].shape[0]
         block = _widest(columns, self.step)
         gathered = 0 if self.weight.stride(0) == 1 else inner * block
-        return int((rows * (columns + block) + gathered) * self.weight.element_size())
+        held_bytes = int((rows * (columns + block) + gathered) * self.weight.element_size())
+        return held_bytes + accumulated_bytes(rows, columns, self.weight.dtype)
 
     @property
     def mapped_bytes(self) -> int:
@@ -120,6 +124,23 @@ class MappedProduct:
     def run(self) -> torch.Tensor:
         """Return what the whole call would."""
         return _blockwise(self)
+
+
+def accumulated_bytes(rows: int, columns: int, dtype: torch.dtype) -> int:
+    """Return what a product of this size takes besides its result: sums in 32 bits where this processor does not multiply such numbers.
+
+    Measured on an AVX-512 without bfloat16: 148 MiB for 256 rows of 151,936 in bfloat16.
+    """
+    if dtype.itemsize >= torch.float32.itemsize or platform.machine() not in _X86:
+        return 0
+    if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
+        return 0
+    return rows * columns * torch.float32.itemsize
+
+
+def gathered_bytes(table: torch.Tensor) -> int:
+    """Return what a product with a table, [inner, columns] as it lies in its file, gathers of it at a time, and maps meanwhile."""
+    return max(_COLUMNS * table.shape[0] * table.element_size(), 2 * BLOCK_BYTES) + BLOCK_BYTES
 
 
 class MappedProducts:

@@ -35,6 +35,9 @@ SEEN_TOKENS = 16
 """Of the first batch, by which it is seen whether the head stands alone."""
 
 
+_CAPPED = 1024
+"""Times what it is given, by which it is seen whether a head caps its logits."""
+
 EncoderInput = tuple[torch.Tensor, torch.Tensor]
 """Tokens, [batch, length], and which of them are there (1) or fill up (0). An encoder alone learns of these same tokens."""
 
@@ -101,7 +104,7 @@ class LearnedLoss:
     def stands_alone(self, tokens: torch.Tensor) -> bool:
         """Tell whether the head, given hidden rows, gives what the whole model gives: seen once, by the first of some tokens."""
         if self._stands_alone is None:
-            self._stands_alone = self._separable and self._gives_the_same(tokens)
+            self._stands_alone = self.separable and self._gives_the_same(tokens)
         return self._stands_alone
 
     def may_run_in_blocks(self, tokens: torch.Tensor) -> bool:
@@ -163,12 +166,15 @@ class LearnedLoss:
         chosen, given = torch.empty(len(labels), 1), torch.empty_like(rows.detach())
         for start, stop in self._blocks(len(labels)):
             block = rows.detach()[start:stop]
-            if gradient_of is not None:
+            if gradient_of is not None and not self._is_product:
                 block.requires_grad_()
-            logits = self._head(block[None])
+            with torch.set_grad_enabled(block.requires_grad):
+                logits = self._head(block[None])
             chosen[start:stop] = chosen_log_probabilities(logits, labels[start:stop], gradient_of)
-            if gradient_of is not None:
+            if block.requires_grad:
                 (given[start:stop],) = torch.autograd.grad(logits, block, logits.detach())
+            elif gradient_of is not None:  # what autograd would call, without the end of a pass for each block
+                given[start:stop] = torch.mm(logits[0], self._plain.get_output_embeddings().weight)
             del logits
         if gradient_of is not None:
             rows.backward(given, inputs=of)
@@ -181,7 +187,7 @@ class LearnedLoss:
         return list(column_blocks(rows, self._head_rows or rows))
 
     @property
-    def _separable(self) -> bool:
+    def separable(self) -> bool:
         """Whether the head can be a step of its own: one that is trained cannot, its gradient is a sum over all rows."""
         head = self._plain.get_output_embeddings()
         frozen = head is not None and not any(p.requires_grad for p in head.parameters())
@@ -201,7 +207,9 @@ class LearnedLoss:
             try:
                 logits = self._model(input_ids=tokens[:1, :SEEN_TOKENS], use_cache=False).logits
                 head = self._plain.get_output_embeddings()
-                self._is_product = isinstance(head, nn.Linear) and _same_bits(logits, head(seen[0]))
+                self._is_product = isinstance(head, nn.Linear) and all(
+                    _same_bits(self._head(hidden), head(hidden)) for hidden in (seen[0], _CAPPED * seen[0])
+                )
                 return _same_bits(logits, self._head(seen[0]))
             except AttributeError:  # it asks its backbone for more
                 return False
@@ -240,11 +248,15 @@ class LabelLoss:
             (loss / gradient_of).backward()
         return loss.detach()
 
-    def rows_at_once(self, rows: int) -> int:
+    def may_run_in_blocks(self, tokens: torch.Tensor) -> bool:
+        """Return False: there is nothing to divide."""
+        return False
+
+    def rows_at_once(self, rows: int, at_once: int | None = None) -> int:
         """Return 0: a text's logits are as many as there are labels."""
         return 0
 
-    def bytes_at_once(self, rows: int) -> int:
+    def bytes_at_once(self, rows: int, at_once: int | None = None) -> int:
         """Return 0, for the same reason."""
         return 0
 

@@ -75,14 +75,16 @@ class HeadRows:
 
         weight = drawn(min(outputs, self._outputs), self._width)
         bias = drawn(weight.shape[0]) if self._biased else None
-        hidden = drawn(rows, self._width)
+        hidden = drawn(rows, self._width).requires_grad_()
         seen = {blocks[0], blocks[len(blocks) // 2], blocks[-1]}
+        logits = F.linear(hidden[None], weight, bias)[0]
+        (given,) = torch.autograd.grad(logits, hidden, logits.detach())
         with torch.no_grad():
-            logits = F.linear(hidden[None], weight, bias)[0]
-            if not all(_equal(F.linear(hidden[None, a:b], weight, bias)[0], logits[a:b]) for a, b in seen):
-                return False
-            given = logits.mm(weight)
-            return all(_equal(logits[a:b].clone().mm(weight), given[a:b]) for a, b in seen)
+            return all(
+                _equal(F.linear(hidden[None, a:b], weight, bias)[0], logits[a:b])
+                and _equal(logits[a:b].clone().mm(weight), given[a:b])
+                for a, b in seen
+            )
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:

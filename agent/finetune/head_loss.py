@@ -20,7 +20,7 @@ from agent.finetune.libraries import BaseModelOutputWithPast, plain_model
 from agent.finetune.options import FinetuneError
 from agent.finetune.task import TaskKind
 from agent.finetune.text.sequences import BUCKET_TOKENS, IGNORED
-from agent.follow.products import BLOCK_BYTES, accumulated_bytes, column_blocks, gathered_bytes
+from agent.follow.products import accumulated_bytes, column_blocks, gathered_bytes
 
 _BLOCK_BYTES = 4 << 20
 """Of a block of rows in 32 bits."""
@@ -33,7 +33,6 @@ _LEAST_ROWS = 4
 
 SEEN_TOKENS = 16
 """Of the first batch, by which it is seen whether the head stands alone."""
-
 
 _CAPPED = 1024
 """Times what it is given, by which it is seen whether a head caps its logits."""
@@ -133,9 +132,9 @@ class LearnedLoss:
         vocabulary, most = head.weight.shape[0], self.rows_at_once(rows, at_once)
         logits = most * vocabulary * head.weight.dtype.itemsize
         block = max(stop - start for start, stop in row_blocks(most, vocabulary)) * vocabulary * torch.float32.itemsize
-        product = min(BLOCK_BYTES, head.weight.nbytes) + accumulated_bytes(most, vocabulary, head.weight.dtype)
+        summed = accumulated_bytes(most, vocabulary, head.weight.dtype)
         gathered = min(gathered_bytes(head.weight), head.weight.nbytes)
-        return int(logits + max(product, _BLOCKS * block, gathered))
+        return int(logits + max(summed, _BLOCKS * block, gathered))
 
     def _of_whole(
         self, inputs: dict[str, torch.Tensor], kept: int, labels: torch.Tensor, gradient_of: int | None,

@@ -43,6 +43,12 @@ _SHARE = 1 / 8
 _COPIED_SHARE = 1 / 2
 """Where a block must be gathered from the rows of the file, that costs a third of the product's time, and two blocks' room."""
 
+_STRETCHES = 4
+"""Of BLOCK_BYTES: a weight from whose rows columns are gathered is mapped by such stretches. Smaller ones take no longer."""
+
+_STRETCHES_MAPPED = 3
+"""Of them are there at once: one, and large folios at either end of it."""
+
 _PACKED = 2
 """Times its size that a weight takes which is multiplied whole along its rows: kernels of half precision pack a copy of it."""
 
@@ -54,7 +60,7 @@ _ALIGNMENT = 64
 
 _COMPARED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
-_STRETCHES, _STRETCH_ROWS = 64, 16
+_PLACES, _STRETCH_ROWS = 64, 16
 """Of a weight that is compared, this many rows in this many places hold numbers."""
 
 _ROWS_LOOKED_AT = 8
@@ -119,7 +125,7 @@ class MappedProduct:
         if self.weight.stride(0) == 1:
             inner, columns = self.weight.shape
             return int(inner) * _widest(columns, self.step) * self.weight.element_size()
-        return BLOCK_BYTES
+        return _STRETCHES_MAPPED * BLOCK_BYTES // _STRETCHES
 
     def run(self) -> torch.Tensor:
         """Return what the whole call would."""
@@ -140,7 +146,8 @@ def accumulated_bytes(rows: int, columns: int, dtype: torch.dtype) -> int:
 
 def gathered_bytes(table: torch.Tensor) -> int:
     """Return what a product with a table, [inner, columns] as it lies in its file, gathers of it at a time, and maps meanwhile."""
-    return max(_COLUMNS * table.shape[0] * table.element_size(), 2 * BLOCK_BYTES) + BLOCK_BYTES
+    mapped_bytes = _STRETCHES_MAPPED * BLOCK_BYTES // _STRETCHES
+    return max(_COLUMNS * table.shape[0] * table.element_size(), 2 * BLOCK_BYTES) + mapped_bytes
 
 
 class MappedProducts:
@@ -236,7 +243,7 @@ def _gathered(weight: torch.Tensor, start: int, stop: int, memory: torch.Untyped
     """Return columns of a weight that lies row by row, copied from a few rows of the file at a time."""
     inner = weight.shape[0]
     gathered = torch.empty((inner, stop - start), dtype=weight.dtype)
-    step = max(1, BLOCK_BYTES // (weight.stride(0) * weight.element_size()))
+    step = max(1, BLOCK_BYTES // _STRETCHES // (weight.stride(0) * weight.element_size()))
     for first in range(0, inner, step):
         gathered[first : first + step] = weight[first : first + step, start:stop]
         if memory is not None:
@@ -300,7 +307,7 @@ def _stretches(product: MappedProduct) -> list[tuple[int, int]]:
     """
     inner, columns = product.weight.shape
     if product.weight.stride(0) != 1:
-        apart = max(inner // _STRETCHES, _STRETCH_ROWS)
+        apart = max(inner // _PLACES, _STRETCH_ROWS)
         return [(first, min(first + _STRETCH_ROWS, inner)) for first in range(0, inner, apart)]
     blocks = list(column_blocks(columns, product.step))
     seen = {blocks[0], blocks[len(blocks) // 2], blocks[-2], blocks[-1]}

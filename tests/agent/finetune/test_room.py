@@ -91,8 +91,8 @@ def test_what_the_loss_takes_at_once_is_what_it_takes(
     vocabulary = weight.shape[0]
     for asked, rows in ((None, 64), (16, 16)):
         logits, block = rows * vocabulary * 2, rows * vocabulary * 4
-        product = weight.nbytes + (0 if multiplies else rows * vocabulary * 4)
-        assert LearnedLoss(model, asked).bytes_at_once(64) == logits + max(3 * block, product, weight.nbytes)
+        summed = 0 if multiplies else rows * vocabulary * 4
+        assert LearnedLoss(model, asked).bytes_at_once(64) == logits + max(3 * block, summed, weight.nbytes)
         assert LearnedLoss(model).bytes_at_once(64, at_once=rows) == LearnedLoss(model, asked).bytes_at_once(64)
 
 

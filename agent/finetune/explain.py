@@ -19,14 +19,16 @@ from agent.finetune.head_loss import LearnedLoss, model_inputs
 from agent.finetune.model import multiplied_bytes, outline, with_adapters
 from agent.finetune.model_files import weight_files
 from agent.finetune.options import FinetuneOptions
-from agent.finetune.room import MOMENTS, WORKING_BYTES
+from agent.finetune.room import MOMENTS, WORKING_BYTES, rows_that_fit
 from agent.finetune.steering import CHECKPOINT_S
 from agent.finetune.task import Task
 from agent.finetune.text.sequences import TokenSequence
 from agent.finetune.text.tokenizing import TokenizerHere, Tokenizing
 from agent.finetune.training import count_updates
+from agent.follow.storages import SMALLEST_BYTES
 from planner.ir.code_pages import release_code_pages
 from planner.ir.process_memory import resident_bytes
+from planner.ir.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,9 @@ class Explanation:
     saved_bytes: int
     """Kept for the backward pass: of a batch; layer by layer, what each layer is given of all batches, and all of one layer of a batch."""
     logits_bytes: int
+    """Of the rows that the head runs on at a time."""
+    head_rows: int
+    head_why: str
     frozen_bytes: int
     """Frozen weights that a step multiplies by: all but the table of embeddings, of which rows are read."""
     resident_frozen_bytes: int
@@ -121,6 +126,9 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: Tokenizing | No
     state_bytes = numbers * torch.float32.itemsize
     trained_bytes = state_bytes * (2 + MOMENTS)
     saved, logits = _one_forward(model, options, task, longest, max(len(s.source or ()) for s in sequences))
+    small = sum((1 + MOMENTS) * p.nbytes for p in trained.values() if p.nbytes < SMALLEST_BYTES)
+    head = _head(model, options, task, longest, process_bytes + WORKING_BYTES + small, ram_bytes)
+    logits = logits * head.rows // (options.batch * longest)
     weights_bytes = (frozen if options.lora_rank is not None else 0) + trained_bytes
     beside = ram_bytes - process_bytes - WORKING_BYTES
     accumulation = accumulation_of(outlined, options, task, weights_bytes, beside)
@@ -147,11 +155,39 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: Tokenizing | No
         records=data.records, broken=data.broken, skipped=split.skipped, sequences=len(split.train), held_out=len(split.held_out),
         tokens=sum(lengths), learned_tokens=_learned(sequences), shortest=min(lengths), longest=longest, batch=options.batch,
         accumulate=options.accumulate, by_layers=accumulation.by_layers, accumulation_why=accumulation.why, updates=count_updates(options, len(split.train)), done=checkpoint.is_file(), ram_bytes=ram_bytes,
-        process_bytes=process_bytes, working_bytes=WORKING_BYTES, trained_bytes=trained_bytes, saved_bytes=saved, logits_bytes=logits, frozen_bytes=frozen,
+        process_bytes=process_bytes, working_bytes=WORKING_BYTES, trained_bytes=trained_bytes, saved_bytes=saved, logits_bytes=logits, head_rows=head.rows, head_why=head.why, frozen_bytes=frozen,
         resident_frozen_bytes=resident, read_bytes=2 * weights_read + passes * paged,
         written_bytes=passes * paged, checkpoint_s=CHECKPOINT_S, checkpoint_bytes=(1 + MOMENTS) * state_bytes,
         checkpoint=str(checkpoint), out=options.out,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """On how many rows the head runs at a time, and why."""
+
+    rows: int
+    why: str
+
+
+def _head(model: Any, options: FinetuneOptions, task: Task, length: int, beside_bytes: int, ram_bytes: int) -> _Head:
+    """Return on how many rows the head will run at a time; `beside_bytes`: what else the process takes then."""
+    rows = options.batch * length
+    if task.labels:
+        return _Head(0, "a text has as many logits as there are labels")
+    loss = LearnedLoss(model, options.head_rows, task.kind)
+    if options.head_rows is not None:
+        return _Head(loss.rows_at_once(rows), "as asked for, whatever the bits")
+    at_once = rows_that_fit(loss, rows, beside_bytes, ram_bytes)
+    if at_once is None:
+        return _Head(rows, "they fit")
+    if task.encoder_alone or task.decoder_start is not None or not loss.separable:
+        return _Head(rows, "it is trained, or not by itself behind the other layers, and cannot run on fewer")
+    return _Head(
+        loss.rows_at_once(rows, at_once),
+        f"the budget has no room for the {format_bytes(loss.bytes_at_once(rows))} that all {rows} take; compared before the first update, and "
+        "fewer where only those have the same bits on this device",
+    )
 
 
 def _head_bytes(model: Any) -> int:
@@ -167,7 +203,7 @@ def _saved_by_layers(model: Any, options: FinetuneOptions, length: int, saved_by
 
 
 def _one_forward(model: Any, options: FinetuneOptions, task: Task, length: int, source: int) -> tuple[int, int]:
-    """Return the bytes that autograd keeps of a forward pass, without the weights, and those of the logits at once."""
+    """Return the bytes that autograd keeps of a forward pass, without the weights, and those of all logits."""
     weights: set[int] = set()
     kept: dict[int, int] = {}
 
@@ -189,10 +225,7 @@ def _one_forward(model: Any, options: FinetuneOptions, task: Task, length: int, 
         read = torch.ones((options.batch, source or length), dtype=torch.long)
         inputs = model_inputs(tokens, (tokens, read) if task.encoder_alone else (read, read) if source else None)
         logits = model(**inputs, **({} if task.encoder_alone else {"use_cache": False})).logits
-    rows = options.batch * length
-    if task.labels:
-        return sum(kept.values()), 0
-    return sum(kept.values()), logits.nbytes // rows * LearnedLoss(model, options.head_rows).rows_at_once(rows)
+    return sum(kept.values()), 0 if task.labels else logits.nbytes
 
 
 def _ends(trained: dict[str, Any]) -> tuple[str, ...]:

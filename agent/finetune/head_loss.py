@@ -8,7 +8,6 @@ in the order of the whole. A frozen head may run on some rows at a time, too: th
 
 import inspect
 import itertools
-import platform
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,26 +15,27 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from agent.finetune.head_rows import HeadRows, blocks_of
 from agent.finetune.libraries import BaseModelOutputWithPast, plain_model
 from agent.finetune.options import FinetuneError
 from agent.finetune.task import TaskKind
 from agent.finetune.text.sequences import BUCKET_TOKENS, IGNORED
-from agent.follow.products import column_blocks
+from agent.follow.products import accumulated_bytes, column_blocks, gathered_bytes
 
-_BLOCK_BYTES = 8 << 20
+_BLOCK_BYTES = 4 << 20
 """Of a block of rows in 32 bits."""
 
 _BLOCKS = 3
 """Of them are there at once."""
 
-_X86 = frozenset(("x86_64", "AMD64"))
+_LEAST_ROWS = 4
+"""In a block: of fewer, calls take longer than what they compute. A softmax is computed row by row."""
 
-_LEAST_ROWS = 16
-"""In a block: of fewer, kernels may compute in another order."""
-
-SEEN_TOKENS = 64
+SEEN_TOKENS = 16
 """Of the first batch, by which it is seen whether the head stands alone."""
 
+_CAPPED = 1024
+"""Times what it is given, by which it is seen whether a head caps its logits."""
 
 EncoderInput = tuple[torch.Tensor, torch.Tensor]
 """Tokens, [batch, length], and which of them are there (1) or fill up (0). An encoder alone learns of these same tokens."""
@@ -53,8 +53,8 @@ def model_inputs(tokens: torch.Tensor, source: EncoderInput | None) -> dict[str,
 class LearnedLoss:
     """The summed loss of the tokens that a model is to learn, and the gradient of all that is trained.
 
-    `head_rows`: the head runs on so many rows at a time, None for all at once. Products of few rows are rounded in another
-    order than those of many, so each number of rows is a recipe of its own. `kind`: which token a place predicts, the next or, of
+    `head_rows`: the head runs on so many rows at a time, None for all at once, or for blocks that have its bits (`run_in_blocks`). Products
+    of few rows may be rounded in another order than those of many, so each number of rows is a recipe of its own. `kind`: which token a place predicts, the next or, of
     an encoder, its own.
     """
 
@@ -66,6 +66,9 @@ class LearnedLoss:
         self._keeps_rows = "logits_to_keep" in inspect.signature(self._plain.forward).parameters
         self._stands_alone: bool | None = None
         """None: not seen yet."""
+        self._is_product = False
+        """Whether it was seen that the head is a product alone, without a cap or a scale behind it."""
+        self._in_blocks: HeadRows | None = None
 
     def __call__(
         self,
@@ -90,6 +93,8 @@ class LearnedLoss:
         following = following[:, -kept:].reshape(-1)
         if source is not None:
             self._stands_alone = False
+        if self._in_blocks is not None:
+            self._in_blocks.blocks(len(following))  # compared before the other layers' results are there
         if not self.stands_alone(tokens):
             return self._of_whole(model_inputs(tokens, source), kept, following, gradient_of, of)
         hidden = self._backbone(input_ids=tokens, use_cache=False).last_hidden_state
@@ -98,25 +103,38 @@ class LearnedLoss:
     def stands_alone(self, tokens: torch.Tensor) -> bool:
         """Tell whether the head, given hidden rows, gives what the whole model gives: seen once, by the first of some tokens."""
         if self._stands_alone is None:
-            self._stands_alone = self._separable and self._gives_the_same(tokens)
+            self._stands_alone = self.separable and self._gives_the_same(tokens)
         return self._stands_alone
 
-    def rows_at_once(self, rows: int) -> int:
-        """Return of how many of so many rows logits are there at the same time."""
-        return max(stop - start for start, stop in column_blocks(rows, self._head_rows or rows))
+    def may_run_in_blocks(self, tokens: torch.Tensor) -> bool:
+        """Tell whether the head may run on some rows at a time where nobody asked for it: seen by the first of some tokens."""
+        return self._head_rows is None and self.stands_alone(tokens) and self._is_product
 
-    def bytes_at_once(self, rows: int) -> int:
-        """Return what the loss of so many rows takes at its peak, its gradient included: logits, and a block of them in 32 bits."""
+    def run_in_blocks(self, most: int) -> HeadRows:
+        """Run the head on at most so many rows at a time from now on, with the bits of all at once."""
+        head = self._plain.get_output_embeddings()
+        self._in_blocks = HeadRows(head.weight, head.bias, most)
+        return self._in_blocks
+
+    def rows_at_once(self, rows: int, at_once: int | None = None) -> int:
+        """Return of how many of so many rows logits are there at the same time, by blocks of `at_once` where it is given."""
+        return max(stop - start for start, stop in (blocks_of(rows, at_once) if at_once else self._blocks(rows)))
+
+    def bytes_at_once(self, rows: int, at_once: int | None = None) -> int:
+        """Return what the loss of so many rows takes at its peak, its gradient included, by blocks of `at_once` where it is given.
+
+        Logits, and beside them the most of: what their product takes where its blocks of columns are compared, a block of
+        them in 32 bits, what the product on the way back gathers of the weight.
+        """
         head = self._plain.get_output_embeddings()
         if head is None:
             return 0
-        vocabulary, at_once = head.weight.shape[0], self.rows_at_once(rows)
-        block = (
-            max(stop - start for start, stop in row_blocks(at_once, vocabulary)) * vocabulary * torch.float32.itemsize
-        )
-        logits = at_once * vocabulary * head.weight.dtype.itemsize
-        workspace = 0 if _multiplies(head.weight.dtype) else logits + block
-        return int(logits + _BLOCKS * block + workspace)
+        vocabulary, most = head.weight.shape[0], self.rows_at_once(rows, at_once)
+        logits = most * vocabulary * head.weight.dtype.itemsize
+        block = max(stop - start for start, stop in row_blocks(most, vocabulary)) * vocabulary * torch.float32.itemsize
+        summed = accumulated_bytes(most, vocabulary, head.weight.dtype)
+        gathered = min(gathered_bytes(head.weight), head.weight.nbytes)
+        return int(logits + max(summed, _BLOCKS * block, gathered))
 
     def _of_whole(
         self, inputs: dict[str, torch.Tensor], kept: int, labels: torch.Tensor, gradient_of: int | None,
@@ -145,21 +163,30 @@ class LearnedLoss:
         """
         rows = hidden.reshape(-1, hidden.shape[-1])
         chosen, given = torch.empty(len(labels), 1), torch.empty_like(rows.detach())
-        for start, stop in column_blocks(len(labels), self._head_rows or len(labels)):
+        for start, stop in self._blocks(len(labels)):
             block = rows.detach()[start:stop]
-            if gradient_of is not None:
+            if gradient_of is not None and not self._is_product:
                 block.requires_grad_()
-            logits = self._head(block[None])
+            with torch.set_grad_enabled(block.requires_grad):
+                logits = self._head(block[None])
             chosen[start:stop] = chosen_log_probabilities(logits, labels[start:stop], gradient_of)
-            if gradient_of is not None:
+            if block.requires_grad:
                 (given[start:stop],) = torch.autograd.grad(logits, block, logits.detach())
+            elif gradient_of is not None:  # what autograd would call, without the end of a pass for each block
+                given[start:stop] = torch.mm(logits[0], self._plain.get_output_embeddings().weight)
             del logits
         if gradient_of is not None:
             rows.backward(given, inputs=of)
         return _summed(chosen, labels)
 
+    def _blocks(self, rows: int) -> Sequence[tuple[int, int]]:
+        """Return where the blocks of so many rows begin and end that the head runs on."""
+        if self._in_blocks is not None:
+            return self._in_blocks.blocks(rows)
+        return list(column_blocks(rows, self._head_rows or rows))
+
     @property
-    def _separable(self) -> bool:
+    def separable(self) -> bool:
         """Whether the head can be a step of its own: one that is trained cannot, its gradient is a sum over all rows."""
         head = self._plain.get_output_embeddings()
         frozen = head is not None and not any(p.requires_grad for p in head.parameters())
@@ -178,7 +205,11 @@ class LearnedLoss:
         with torch.no_grad(), torch.random.fork_rng(devices=()):
             try:
                 logits = self._model(input_ids=tokens[:1, :SEEN_TOKENS], use_cache=False).logits
-                return torch.equal(logits.view(torch.uint8), self._head(seen[0]).view(torch.uint8))
+                head = self._plain.get_output_embeddings()
+                self._is_product = isinstance(head, nn.Linear) and all(
+                    _same_bits(self._head(hidden), head(hidden)) for hidden in (seen[0], _CAPPED * seen[0])
+                )
+                return _same_bits(logits, self._head(seen[0]))
             except AttributeError:  # it asks its backbone for more
                 return False
             finally:
@@ -216,11 +247,15 @@ class LabelLoss:
             (loss / gradient_of).backward()
         return loss.detach()
 
-    def rows_at_once(self, rows: int) -> int:
+    def may_run_in_blocks(self, tokens: torch.Tensor) -> bool:
+        """Return False: there is nothing to divide."""
+        return False
+
+    def rows_at_once(self, rows: int, at_once: int | None = None) -> int:
         """Return 0: a text's logits are as many as there are labels."""
         return 0
 
-    def bytes_at_once(self, rows: int) -> int:
+    def bytes_at_once(self, rows: int, at_once: int | None = None) -> int:
         """Return 0, for the same reason."""
         return 0
 
@@ -263,21 +298,15 @@ def chosen_log_probabilities(
     return chosen
 
 
-def _multiplies(dtype: torch.dtype) -> bool:
-    """Tell whether this processor multiplies numbers of this type; where it does not, a product takes as much again as its result.
-
-    Measured on an AVX-512 without bfloat16: 80 MiB for 256 rows of 151,936 in bfloat16.
-    """
-    if dtype is torch.float32 or platform.machine() not in _X86:
-        return True
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-
-
 def row_blocks(rows: int, vocabulary: int) -> Iterator[tuple[int, int]]:
     """Yield where blocks of logits begin and end that are taken to 32 bits at once: as even as can be, so that none takes much more."""
     at_once = max(_BLOCK_BYTES // (vocabulary * torch.float32.itemsize), _LEAST_ROWS)
     count = max(min(-(-rows // at_once), rows // _LEAST_ROWS), 1)
     return itertools.pairwise(block * rows // count for block in range(count + 1))
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 def _summed(chosen: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from agent.finetune.head_loss import LabelLoss, LearnedLoss
+from agent.finetune.head_rows import AT_ONCE
 from agent.finetune.options import FinetuneError, FinetuneOptions
-from agent.follow.budget import strict_budget
-from agent.follow.memory import BudgetTooSmallError
+from agent.follow.budget import strict_budget, without_foresight
+from agent.follow.memory import BudgetTooSmallError, least_ram_for
 from agent.follow.storages import SMALLEST_BYTES
 from planner.ir.process_memory import peak_resident_bytes
 from planner.ir.units import format_bytes
@@ -36,30 +37,51 @@ class Room:
     def __init__(self, options: FinetuneOptions) -> None:
         self._options = options
         self._process = strict_budget()
-        self._said = False
+        self._said = self._in_blocks = False
 
     def tensor_bytes(self) -> int | None:
         """Return how much is left for tensors once kernels run, the model being there and nothing trained yet; None without a budget."""
         process = self._process
         return None if process is None else process.ram_bytes - process.held_bytes() - WORKING_BYTES
 
-    def check(self, loss: LearnedLoss | LabelLoss, trained: Sequence[torch.Tensor], rows: int) -> None:
-        """Raise FinetuneError where batches of so many rows cannot be trained on, the model being there and nothing trained yet."""
+    def check(
+        self, loss: LearnedLoss | LabelLoss, trained: Sequence[torch.Tensor], tokens: torch.Tensor, rows: int
+    ) -> str | None:
+        """See that batches of so many rows can be trained on, the model being there and nothing trained yet; `tokens`: some of one.
+
+        Where only the head on all rows at once is too much, it runs on fewer at a time, and what is to be said of that is returned.
+        Raises FinetuneError where that, too, is too much.
+        """
         process = self._process
         if process is None:
-            return
+            return None
         held = process.held_bytes()
         small = sum((1 + MOMENTS) * t.nbytes for t in trained if t.nbytes < SMALLEST_BYTES)
-        logits = loss.bytes_at_once(rows)
-        least = process.least_ram_for(held + WORKING_BYTES + small + logits)
+        beside = held + WORKING_BYTES + small
+        at_once = None
+        if least_ram_for(beside + loss.bytes_at_once(rows)) > process.ram_bytes and loss.may_run_in_blocks(tokens):
+            at_once = rows_that_fit(loss, rows, beside, process.ram_bytes)
+        logits = loss.bytes_at_once(rows, at_once)
+        least = least_ram_for(beside + logits)
         if least <= process.ram_bytes:
-            return
-        at_once = loss.rows_at_once(rows)
+            return self._run_in_blocks(loss, rows, at_once) if isinstance(loss, LearnedLoss) and at_once else None
+        at_once = loss.rows_at_once(rows, at_once)
         fewer = "" if at_once <= _FEW_ROWS else f", or --head-rows {_FEW_ROWS}"
         raise FinetuneError(
             f"{format_bytes(process.ram_bytes)} is too little: this process takes {format_bytes(held)} before the first update, running "
             f"kernels about {format_bytes(WORKING_BYTES)}, gradients and moments that stay {format_bytes(small)}, the logits of "
             f"{at_once} tokens with their loss {format_bytes(logits)}; give --ram {_advised(least)}{fewer}, or a shorter --seq-len"
+        )
+
+    def _run_in_blocks(self, loss: LearnedLoss, rows: int, most: int) -> str:
+        """Have the head run on blocks of rows, compared here; return what is to be said. Raises FinetuneError."""
+        self._in_blocks = True
+        whole_bytes = loss.bytes_at_once(rows)
+        with without_foresight():
+            blocks = loss.run_in_blocks(most).blocks(rows)
+        return (
+            f"the head runs on {blocks[0][1]} rows at a time: all {rows} take {format_bytes(whole_bytes)} at once, which the budget has no "
+            "room for; the bits are the same, as compared on this device"
         )
 
     @contextlib.contextmanager
@@ -78,13 +100,24 @@ class Room:
         over_bytes = peak - process.ram_bytes
         took = f"this process took {format_bytes(peak)}, {format_bytes(over_bytes)} more than {format_bytes(process.ram_bytes)}"
         if over_bytes > _HARDLY * process.ram_bytes:
-            raise FinetuneError(f"{took}; give --ram {_advised(process.least_ram_for(peak))}, {self._remedies()}")
+            raise FinetuneError(f"{took}; give --ram {_advised(least_ram_for(peak))}, {self._remedies()}")
         said, self._said = self._said, True
         return None if said else f"{took}, and goes on"
 
     def _remedies(self) -> str:
-        fewer = f"--head-rows {_FEW_ROWS}, " if self._options.head_rows is None else ""
+        fewer = f"--head-rows {_FEW_ROWS}, " if self._options.head_rows is None and not self._in_blocks else ""
         return f"{fewer}a shorter --seq-len or a smaller --batch"
+
+
+def rows_that_fit(loss: LearnedLoss | LabelLoss, rows: int, beside_bytes: int, ram_bytes: int) -> int | None:
+    """Return on how many of some rows the head runs at a time, within a budget of which so much is taken by others.
+
+    None: on all, as it would. The fewest where none fit.
+    """
+    for at_once in (None, *(most for most in AT_ONCE if most < rows)):
+        if least_ram_for(beside_bytes + loss.bytes_at_once(rows, at_once)) <= ram_bytes:
+            break
+    return at_once
 
 
 def _advised(nbytes: int) -> str:

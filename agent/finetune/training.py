@@ -173,8 +173,11 @@ class _Run:
 
     def check_room(self) -> None:
         """Raise FinetuneError where the budget of this process is too small for the longest batch."""
-        longest = max(len(sequence.tokens) for sequence in (*self.train_on, *self.held_out))
-        self.room.check(self._learned_loss, self.trained, self.options.batch * longest)
+        longest = max((*self.train_on, *self.held_out), key=lambda sequence: len(sequence.tokens))
+        rows = self.options.batch * len(longest.tokens)
+        said = self.room.check(self._learned_loss, self.trained, self._as_tensors([longest])[0], rows)
+        if said is not None:
+            self._note(said)
         weights_bytes = multiplied_bytes(self.model) + (1 + MOMENTS) * sum(t.nbytes for t in self.trained)
         accumulation = accumulation_of(
             plain_model(self.model), self.options, self.task, weights_bytes, self.room.tensor_bytes()

@@ -121,10 +121,6 @@ class ProcessBudget:
             lacking = resident_now() + nbytes - self.ram_bytes
         return lacking
 
-    def least_ram_for(self, nbytes: int) -> int:
-        """Return the smallest budget, of bytes, in which so much of the whole process fits."""
-        return int((nbytes + _KEPT_FREE_BYTES) / (1 - _KEPT_FREE)) + 1
-
     def due(self) -> bool:
         """Tell whether it is time to look again."""
         self._skipped += 1
@@ -191,6 +187,11 @@ class ProcessBudget:
             unseen = min(_UNSEEN_CODE_BYTES, int((self._usable - before) * _UNSEEN_CODE_SHARE))
             rest = max(rest + min(unseen, _LATER_CODE_BYTES), before + unseen)
         return rest
+
+
+def least_ram_for(nbytes: int) -> int:
+    """Return the smallest budget, of bytes, in which so much of a whole process fits."""
+    return int((nbytes + _KEPT_FREE_BYTES) / (1 - _KEPT_FREE)) + 1
 
 
 class WorkspaceMeter:

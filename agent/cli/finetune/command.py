@@ -43,7 +43,7 @@ Ctrl-C ends after the update under way; the same command goes on from there, wit
 examples:
   port-agent finetune SmolLM2-135M --data notes.txt --ram 500M --out notes-adapter
   port-agent finetune TinyLlama-1.1B --data chats.jsonl --ram 600M --epochs 3 --sample "How do I" --out chats-adapter
-  port-agent finetune Qwen2.5-3B --data notes.txt --ram 900M --base nf4 --head-rows 64 --out notes-adapter
+  port-agent finetune Qwen2.5-3B --data notes.txt --ram 900M --base nf4 --out notes-adapter
   port-agent finetune distilbert-base-uncased --data reviews.jsonl --ram 600M --out stars
   port-agent finetune gpt2 --data poems.txt --ram 1G --full --out gpt2-poems --opportunistic
   port-agent finetune gpt2 --data poems.txt --ram 700M --out gpt2-poems --submit
@@ -115,8 +115,8 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )  # fmt: skip
     parser.add_argument(
         "--head-rows", type=whole_number(_LEAST_HEAD_ROWS), metavar="N",
-        help="run the head on N rows at a time, e.g. 64: of a large vocabulary, logits take most of what a step needs at once; "
-        "a sixth more time, and sums are rounded in another order than with all rows at once",
+        help="run the head on N rows at a time, whatever the bits (default: on all, or on fewer where the budget has no room for all and "
+        "this device gives the same bits, which is compared)",
     )  # fmt: skip
     length = parser.add_mutually_exclusive_group()
     length.add_argument(

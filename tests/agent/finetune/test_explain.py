@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from agent.finetune.explain import explain
+from agent.finetune.head_loss import LearnedLoss
 from agent.finetune.model import load_model
 from agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrder
 from agent.finetune.task import Task, TaskKind
@@ -83,7 +84,8 @@ def test_what_does_not_fit_is_read_again_and_written(asked: FinetuneOptions) -> 
     plenty, tight, too_tight = (explain(asked, needed + extra) for extra in (64 * MIB, -32 * MIB, -128 * MIB))
     assert plenty.written_bytes == 0
     for found in (tight, too_tight):  # the process itself has a little more or less each time
-        over = found.process_bytes + needed - room.process_bytes - found.ram_bytes
+        fewer_rows = 2 * (room.logits_bytes - found.logits_bytes)
+        over = found.process_bytes + needed - fewer_rows - room.process_bytes - found.ram_bytes
         assert found.written_bytes == over > 0
         assert found.read_bytes == over + 2 * found.frozen_bytes and found.resident_frozen_bytes == 0
 
@@ -124,3 +126,22 @@ def test_by_layers_is_explained_with_what_it_reads_and_keeps(asked: FinetuneOpti
     rows_bytes = asked.batch * 32 * 128 * 2  # of bfloat16
     assert by_layers.saved_bytes == 8 * 3 * rows_bytes + one_by_one.saved_bytes // 2
     assert not explain(replace(asked, accumulate=8), 2000 * MIB).by_layers
+
+
+def test_where_the_head_is_too_much_it_is_explained_on_how_many_rows_it_runs(
+    asked: FinetuneOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = explain(asked, 2000 * MIB)
+    assert whole.head_rows == 64 and whole.head_why == "they fit"
+    bytes_at_once = LearnedLoss.bytes_at_once
+    monkeypatch.setattr(
+        LearnedLoss,
+        "bytes_at_once",
+        lambda self, rows, at_once=None: (4000 * MIB) if (at_once or rows) > 32 else bytes_at_once(self, rows, at_once),
+    )
+    found = explain(asked, 2000 * MIB)
+    assert found.head_rows == 32 and found.logits_bytes == whole.logits_bytes / 2
+    assert "no room for the 3.9 GiB that all 64 take" in found.head_why
+    trained = explain(replace(asked, lora_rank=None), 2000 * MIB)
+    assert trained.head_rows == 64 and "cannot run on fewer" in trained.head_why
+    assert explain(replace(asked, head_rows=16), 2000 * MIB).head_rows == 16

@@ -125,6 +125,26 @@ def test_all_rows_at_once_are_the_step_that_one_would_write(dtype: torch.dtype) 
     assert torch.equal(loss, expected.detach()) and all(map(torch.equal, found, gradients(model)))
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_that_nobody_asked_for_have_the_bits_of_all_rows_at_once(kind: str, dtype: torch.dtype) -> None:
+    model = small_model(kind, dtype)
+    tokens, labels = data(1)
+    whole, expected = LearnedLoss(model)(tokens, labels, gradient_of=7), gradients(model)
+    loss = LearnedLoss(model)
+    assert loss.may_run_in_blocks(tokens)
+    assert len(loss.run_in_blocks(32).blocks(2 * LENGTH)) > 2, "else this test shows nothing"
+    assert torch.equal(loss(tokens, labels, gradient_of=7), whole) and all(map(torch.equal, gradients(model), expected))
+    assert loss.rows_at_once(2 * LENGTH) <= 32
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "cohere"])
+def test_a_head_with_more_than_a_product_runs_in_blocks_only_where_asked(kind: str) -> None:
+    loss = LearnedLoss(small_model(kind))
+    assert not loss.may_run_in_blocks(data(1)[0]) and loss.stands_alone(data(1)[0])
+    assert not LearnedLoss(small_model("llama"), head_rows=16).may_run_in_blocks(data(1)[0])
+
+
 def test_a_head_that_is_trained_runs_at_once_or_is_refused() -> None:
     model = small_model("llama")
     model.get_base_model().lm_head.requires_grad_()
@@ -152,7 +172,7 @@ def test_rows_begin_at_the_bucket_of_the_first_learned_token(
 
 @pytest.mark.parametrize(
     ("rows", "vocabulary", "largest"),
-    [(256, 1000, 16), (255, 1000, 17), (17, 1000, 17), (5, 1000, 5), (256, 500, 32), (260, 500, 29)],
+    [(256, 1000, 16), (255, 1000, 16), (17, 1000, 9), (7, 1000, 7), (5, 1000, 5), (256, 500, 32), (260, 500, 29)],
 )
 def test_blocks_of_logits_are_even_and_none_has_too_few_rows(
     rows: int, vocabulary: int, largest: int, monkeypatch: pytest.MonkeyPatch
@@ -162,4 +182,4 @@ def test_blocks_of_logits_are_even_and_none_has_too_few_rows(
     blocks = list(head_loss.row_blocks(rows, vocabulary))
     sizes = [stop - start for start, stop in blocks]
     assert [start for start, _ in blocks] == [0, *(stop for _, stop in blocks[:-1])] and blocks[-1][1] == rows
-    assert max(sizes) == largest and min(sizes) >= min(rows, 16)
+    assert max(sizes) == largest and min(sizes) >= min(rows, 4)

@@ -87,11 +87,38 @@ def test_what_the_loss_takes_at_once_is_what_it_takes(
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     make_model(tmp_path / "model")
     model = load_model(options_of(tmp_path), Task(TaskKind.CAUSAL_LM), lambda note: None)
-    vocabulary = model.get_output_embeddings().weight.shape[0]
+    weight = model.get_output_embeddings().weight
+    vocabulary = weight.shape[0]
     for asked, rows in ((None, 64), (16, 16)):
         logits, block = rows * vocabulary * 2, rows * vocabulary * 4
-        beside = 0 if multiplies else logits + block  # of the product
-        assert LearnedLoss(model, asked).bytes_at_once(64) == logits + 3 * block + beside
+        summed = 0 if multiplies else rows * vocabulary * 4
+        assert LearnedLoss(model, asked).bytes_at_once(64) == logits + max(3 * block, summed, weight.nbytes)
+        assert LearnedLoss(model).bytes_at_once(64, at_once=rows) == LearnedLoss(model, asked).bytes_at_once(64)
+
+
+def test_where_all_rows_of_the_head_are_too_much_it_runs_on_as_many_as_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(tmp_path / "model")
+    model = load_model(options_of(tmp_path), Task(TaskKind.CAUSAL_LM), lambda note: None)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    tokens = torch.arange(96)[None] % 40
+    labels = tokens.clone()
+    whole = LearnedLoss(model)
+    expected = whole(tokens, labels)
+    bytes_at_once = LearnedLoss.bytes_at_once
+    monkeypatch.setattr(
+        LearnedLoss,
+        "bytes_at_once",
+        lambda self, rows, at_once=None: (1 << 40) if (at_once or rows) > 32 else bytes_at_once(self, rows, at_once),
+    )
+    with budget(ram="2G", page_dir=tmp_path):
+        loss = LearnedLoss(model)
+        said = Room(options_of(tmp_path)).check(loss, trained, tokens, 96)
+        assert said is not None and said.startswith("the head runs on 32 rows at a time: all 96 take 1.0 TiB at once")
+        assert loss.rows_at_once(96) == 32 and torch.equal(loss(tokens, labels), expected)
+        with pytest.raises(FinetuneError, match=r"2\.0 GiB is too little.*logits of 48 tokens"):
+            Room(options_of(tmp_path)).check(LearnedLoss(model, head_rows=48), trained, tokens, 96)
 
 
 def test_a_budget_that_is_too_small_is_refused_before_the_first_update(tmp_path: Path) -> None:

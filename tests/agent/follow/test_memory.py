@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from agent.follow import memory
-from agent.follow.memory import BudgetTooSmallError, ProcessBudget, WorkspaceMeter, resident_now
+from agent.follow.memory import BudgetTooSmallError, ProcessBudget, WorkspaceMeter, least_ram_for, resident_now
 from agent.follow.storages import StorageTable
 
 
@@ -112,7 +112,7 @@ def test_what_is_lacking_is_counted_without_what_is_kept_for_reuse(monkeypatch: 
     monkeypatch.setattr(memory, "resident_now", lambda: (100 if blocks.limits else 150) * mib)
     process = ProcessBudget(120 * mib, StorageTable(256))
     assert process.lacking_bytes(30 * mib) == 10 * mib and process.held_bytes() == 100 * mib
-    least = process.least_ram_for(100 * mib)
+    least = least_ram_for(100 * mib)
     assert ProcessBudget(least, StorageTable(256))._usable in (100 * mib, 100 * mib + 1)
 
 

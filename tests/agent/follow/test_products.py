@@ -1,5 +1,6 @@
 """Products with a mapped weight in blocks: the bits of the whole, a block of it resident, and the whole where bits differ."""
 
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from agent import budget
 from agent.follow import products
-from agent.follow.products import MappedProduct, MappedProducts, ZeroMapping
+from agent.follow.products import MappedProduct, MappedProducts, ZeroMapping, accumulated_bytes, gathered_bytes
 from agent.follow.storages import StorageTable
 
 INNER, COLUMNS, ROWS = 256, 1000, 32
 BLOCK_BYTES = 64 << 10
 LIMIT_BYTES = 128 << 10
+MIB = 1 << 20
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
@@ -178,3 +180,21 @@ def test_a_sparse_factor_is_no_weight_of_a_file(tmp_path: Path) -> None:
     expected = gradient()
     with budget(tensors="64M", page_dir=tmp_path):
         assert torch.equal(gradient(), expected)
+
+
+@pytest.mark.parametrize(("machine", "bf16", "amx", "sums"), [
+    ("x86_64", False, False, True), ("x86_64", True, False, False), ("x86_64", False, True, False), ("aarch64", False, False, False),
+])  # fmt: skip
+def test_sums_in_32_bits_are_counted_where_a_processor_does_not_multiply_shorter_numbers(
+    machine: str, bf16: bool, amx: bool, sums: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    assert accumulated_bytes(256, 1000, torch.bfloat16) == (256 * 1000 * 4 if sums else 0)
+    assert accumulated_bytes(256, 1000, torch.float32) == 0
+
+
+def test_of_a_long_table_64_columns_are_gathered_of_a_short_one_as_many_as_make_a_block() -> None:
+    assert gathered_bytes(torch.empty(151_936, 896, dtype=torch.bfloat16, device="meta")) == 64 * 151_936 * 2 + 6 * MIB
+    assert gathered_bytes(torch.empty(1000, 896, device="meta")) == 2 * products.BLOCK_BYTES + 6 * MIB

@@ -22,7 +22,7 @@ FOUND = Explanation(
     files_bytes=2200 * MIB, trained_parameters=1_126_400, trained_layers=("q_proj", "v_proj"), grid=None, grid_layers=0, grid_bytes=0,
     grid_is_there=False, records=12, broken=2, skipped=1, sequences=100, held_out=5, tokens=20000, learned_tokens=15000, shortest=32,
     longest=256, batch=1, accumulate=4, by_layers=False, accumulation_why="there is no room", updates=25, done=False, ram_bytes=600 * MIB, process_bytes=340 * MIB, working_bytes=48 * MIB, trained_bytes=18 * MIB,
-    saved_bytes=100 * MIB, logits_bytes=16 * MIB, frozen_bytes=2000 * MIB, resident_frozen_bytes=110 * MIB, read_bytes=15120 * MIB,
+    saved_bytes=100 * MIB, logits_bytes=16 * MIB, head_rows=64, head_why="too much", frozen_bytes=2000 * MIB, resident_frozen_bytes=110 * MIB, read_bytes=15120 * MIB,
     written_bytes=0, checkpoint_s=300.0, checkpoint_bytes=13 * MIB, checkpoint="/out.state/checkpoint.pt", out="/out",
 )  # fmt: skip
 OPTIONS = FinetuneOptions("/m", "/d", "/out")
@@ -48,6 +48,9 @@ def test_it_says_what_is_trained_what_stays_and_why() -> None:
     by_layers = shown(replace(FOUND, by_layers=True, written_bytes=20 * MIB))
     assert "layer by layer: there is no room" in by_layers and "what each layer is given of all batches" in by_layers
     assert "600.0 MiB: 20.0 MiB of what a step makes does not fit" in by_layers
+    assert "on 64 of the longest batch's rows at a time: too much" in out and "rows at a time:" not in shown(
+        replace(FOUND, head_rows=0)
+    )
     assert "one by one" not in shown(replace(FOUND, accumulate=1))
     assert "600.0 MiB: all fits" in shown(replace(FOUND, read_bytes=0))
     full = shown(replace(FOUND, frozen_bytes=0, done=True), replace(OPTIONS, lora_rank=None))

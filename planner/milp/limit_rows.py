@@ -4,9 +4,6 @@ import numpy as np
 
 from planner.milp.columns import Columns
 
-DEADLINE = "eq8_deadline"
-"""The name of its row."""
-
 
 def eq8_deadline(f: Columns) -> None:
     """Recompute, packing and stall seconds fit between the step's own time and the deadline."""
@@ -24,7 +21,7 @@ def eq8_deadline(f: Columns) -> None:
             terms += [(v, packing.seconds / f.second_scale) for v in columns.packing()]
     terms += [(v, 1.0) for v in f.stalls.values()]
     slack = (problem.deadline_s - problem.base_seconds) / f.second_scale
-    f.model.row(DEADLINE, terms, -np.inf, slack if slack < -1e-9 else max(slack, 0.0))
+    f.model.row("eq8_deadline", terms, -np.inf, slack if slack < -1e-9 else max(slack, 0.0))
 
 
 def eq9_wear(f: Columns) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from planner.milp.columns import Breadth, Columns, define_intermediates, define_returns
 from planner.milp.fate_rows import eq1_one_fate, eq2_presence, eq3_inputs, eq4_page_out
 from planner.milp.highs import Vector
-from planner.milp.limit_rows import DEADLINE, eq8_deadline, eq9_wear
+from planner.milp.limit_rows import eq8_deadline, eq9_wear
 from planner.milp.memory_rows import define_slices, eq5_eq6_memory, eq6_target_memory, eq10_slices
 from planner.milp.time_rows import (
     define_overlap,
@@ -78,7 +78,8 @@ class Formulation(Columns):
     @property
     def deadline_row(self) -> int | None:
         """The row of the deadline, where there is one that may be missed."""
-        return self.model.row_names.index(DEADLINE) if DEADLINE in self.model.row_names else None
+        name = eq8_deadline.__name__  # rows are named after their functions
+        return self.model.row_names.index(name) if name in self.model.row_names else None
 
     def decisions(self) -> list[int]:
         """Return the integral columns that are decided; those of `hiding` follow."""

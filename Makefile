@@ -3,8 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# One more than cores: tests wait for boards, daemons and each other's deadlines.
-TEST_WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 .PHONY: setup demo demo-llm demo-mcu test check-long check-systemd check-peers check-gpu deb lint format clean
 
@@ -35,7 +33,7 @@ test check-long: export PYTHONDONTWRITEBYTECODE =
 test: setup
 	$(BIN)/ruff check .
 	@echo "$(BIN)/mypy, meanwhile; what it finds is told at the end"; $(BIN)/mypy > $(VENV)/types.txt 2>&1 & types=$$!; \
-	$(BIN)/pytest -m "not long" -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	$(BIN)/pytest -m "not long" -n 2 --dist loadfile --no-loadscope-reorder; tests=$$?; \
 	wait $$types || { cat $(VENV)/types.txt; exit 1; }; exit $$tests
 
 check-long: setup

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from agent.finetune.head_rows import HeadRows, blocks_of
+from agent.finetune.head_rows import HeadRows, head_row_blocks
 from agent.finetune.libraries import BaseModelOutputWithPast, plain_model
 from agent.finetune.options import FinetuneError
 from agent.finetune.task import TaskKind
@@ -118,7 +118,7 @@ class LearnedLoss:
 
     def rows_at_once(self, rows: int, at_once: int | None = None) -> int:
         """Return of how many of so many rows logits are there at the same time, by blocks of `at_once` where it is given."""
-        return max(stop - start for start, stop in (blocks_of(rows, at_once) if at_once else self._blocks(rows)))
+        return max(stop - start for start, stop in (head_row_blocks(rows, at_once) if at_once else self._blocks(rows)))
 
     def bytes_at_once(self, rows: int, at_once: int | None = None) -> int:
         """Return what the loss of so many rows takes at its peak, its gradient included, by blocks of `at_once` where it is given.

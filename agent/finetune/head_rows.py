@@ -26,7 +26,7 @@ _LEAST_OUTPUTS, _STEP_OUTPUTS = 1024, 64
 """Of the head that are compared, and what their number is a multiple of: no kernel's last columns lie inside of the whole."""
 
 
-def blocks_of(rows: int, at_once: int) -> list[tuple[int, int]]:
+def head_row_blocks(rows: int, at_once: int) -> list[tuple[int, int]]:
     """Return where blocks of so many rows begin and end; a rest of fewer than LEAST_ROWS is part of the last."""
     starts = list(range(0, rows, at_once))
     if len(starts) > 1 and rows - starts[-1] < LEAST_ROWS:
@@ -55,7 +55,7 @@ class HeadRows:
             return [(0, rows)]
         tried = [at_once for at_once in AT_ONCE if at_once <= self.most]
         for at_once in tried:
-            blocks = blocks_of(rows, at_once)
+            blocks = head_row_blocks(rows, at_once)
             if self._has_bits_of_whole(blocks):
                 return blocks
         raise FinetuneError(

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from agent.finetune import head_rows
-from agent.finetune.head_rows import LEAST_ROWS, HeadRows, blocks_of
+from agent.finetune.head_rows import LEAST_ROWS, HeadRows, head_row_blocks
 from agent.finetune.options import FinetuneError
 
 
@@ -16,7 +16,7 @@ from agent.finetune.options import FinetuneError
     [(256, 64, [64] * 4), (255, 64, [64, 64, 64, 63]), (96, 64, [64, 32]), (70, 64, [70]), (10, 16, [10]), (33, 16, [16, 17])],
 )  # fmt: skip
 def test_blocks_follow_each_other_and_none_has_too_few_rows(rows: int, at_once: int, lengths: list[int]) -> None:
-    blocks = blocks_of(rows, at_once)
+    blocks = head_row_blocks(rows, at_once)
     assert [stop - start for start, stop in blocks] == lengths
     assert [start for start, _ in blocks] == [0, *(stop for _, stop in blocks[:-1])] and blocks[-1][1] == rows
 
@@ -35,7 +35,7 @@ def test_products_in_the_blocks_that_it_gives_have_the_bits_of_the_whole(biased:
         except FinetuneError:  # a device where they differ: then they must
             assert any(
                 not torch.equal(F.linear(hidden[None, a:b], weight, bias)[0], whole[a:b])
-                for a, b in blocks_of(count, 64)
+                for a, b in head_row_blocks(count, 64)
             )
             continue
         assert max(stop - start for start, stop in blocks) < 64 + LEAST_ROWS
@@ -60,7 +60,7 @@ def other_bits_below(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_blocks_whose_bits_differ_are_passed_over(other_bits_below: Any) -> None:
     other_bits_below(128, 64)
-    assert HeadRows(torch.empty(500, 32), None, most=128).blocks(256) == blocks_of(256, 32)
+    assert HeadRows(torch.empty(500, 32), None, most=128).blocks(256) == head_row_blocks(256, 32)
 
 
 def test_where_all_differ_it_is_refused_by_name_and_what_fits_is_not_compared(other_bits_below: Any) -> None:

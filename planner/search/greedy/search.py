@@ -8,6 +8,7 @@ their intermediates with them, so that every intermediate state is a consistent 
 """
 
 import heapq
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -169,16 +170,24 @@ class GreedySearch:
     def _relieve(self) -> bool:
         """Make moves until nothing exceeds the limit; False if no move is left that helps.
 
-        A packed form holds bytes that nothing takes away any more: where it comes to that, the largest of the fullest stage is taken back.
+        A packed form holds bytes that nothing takes away any more: where it comes to that, the largest of the fullest stage are taken back,
+        as many as hold what is missing there.
         """
         while not self._move_on():
-            packed = self._packed_at(int(np.argmax(self.load.peaks())))
+            peaks = self.load.peaks()
+            stage = int(np.argmax(peaks))
+            packed = sorted(self._packed_at(stage), key=self._packed_bytes, reverse=True)
             if not packed:
                 return False
-            largest = max(packed, key=lambda move: self.decisions.packed_bytes(move.choice))
-            self._take_back(largest)
-            self.barred.add((largest.choice.gap, largest.choice.fate))
+            missing_bytes = float(peaks[stage]) - self.load.limit
+            before = itertools.accumulate((self._packed_bytes(move) for move in packed), initial=0)
+            for move in [move for move, held in zip(packed, before, strict=False) if held < missing_bytes]:
+                self._take_back(move)
+                self.barred.add((move.choice.gap, move.choice.fate))
         return True
+
+    def _packed_bytes(self, move: Move) -> int:
+        return self.decisions.packed_bytes(move.choice)
 
     def _packed_at(self, stage: int) -> list[Move]:
         """Return the moves whose packed form takes room at a stage: while its tensor waits, is packed and unpacked, or is moved."""

@@ -21,6 +21,7 @@ from agent.finetune.options import FinetuneError
 from agent.finetune.task import TaskKind
 from agent.finetune.text.sequences import BUCKET_TOKENS, IGNORED
 from agent.follow.products import accumulated_bytes, column_blocks, gathered_bytes
+from planner.ir.tensor_bytes import same_bits
 
 _BLOCK_BYTES = 4 << 20
 """Of a block of rows in 32 bits."""
@@ -207,9 +208,9 @@ class LearnedLoss:
                 logits = self._model(input_ids=tokens[:1, :SEEN_TOKENS], use_cache=False).logits
                 head = self._plain.get_output_embeddings()
                 self._is_product = isinstance(head, nn.Linear) and all(
-                    _same_bits(self._head(hidden), head(hidden)) for hidden in (seen[0], _CAPPED * seen[0])
+                    same_bits(self._head(hidden), head(hidden)) for hidden in (seen[0], _CAPPED * seen[0])
                 )
-                return _same_bits(logits, self._head(seen[0]))
+                return same_bits(logits, self._head(seen[0]))
             except AttributeError:  # it asks its backbone for more
                 return False
             finally:
@@ -303,10 +304,6 @@ def row_blocks(rows: int, vocabulary: int) -> Iterator[tuple[int, int]]:
     at_once = max(_BLOCK_BYTES // (vocabulary * torch.float32.itemsize), _LEAST_ROWS)
     count = max(min(-(-rows // at_once), rows // _LEAST_ROWS), 1)
     return itertools.pairwise(block * rows // count for block in range(count + 1))
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 def _summed(chosen: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from agent.finetune.options import FinetuneError
+from planner.ir.tensor_bytes import same_bits
 
 LEAST_ROWS = 16
 """In a block: of fewer, products have kernels of their own, and reading the weight takes longer than multiplying by it."""
@@ -81,11 +82,7 @@ class HeadRows:
         (given,) = torch.autograd.grad(logits, hidden, logits.detach())
         with torch.no_grad():
             return all(
-                _equal(F.linear(hidden[None, a:b], weight, bias)[0], logits[a:b])
-                and _equal(logits[a:b].clone().mm(weight), given[a:b])
+                same_bits(F.linear(hidden[None, a:b], weight, bias)[0], logits[a:b])
+                and same_bits(logits[a:b].clone().mm(weight), given[a:b])
                 for a, b in seen
             )
-
-
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))

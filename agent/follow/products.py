@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from agent.follow.storages import Storage, StorageTable, address_of, drop_mapping, read_ahead, span, untyped_storage
+from planner.ir.tensor_bytes import same_bits
 
 _WEIGHT_ARGUMENT = {"aten::mm": 1, "aten::addmm": 2}
 """Which argument is the weight, of shape [inner, columns]."""
@@ -289,8 +290,7 @@ def _equal_in_blocks(product: MappedProduct) -> bool:
         args[position] = flat.as_strided(weight.shape, weight.stride())
         whole = product.func(*args, **product.kwargs)
         return all(
-            torch.equal(whole[:, start:stop].contiguous().view(torch.uint8), block.contiguous().view(torch.uint8))
-            for start, stop, block in _computed_blocks(product, args, None)
+            same_bits(whole[:, start:stop], block) for start, stop, block in _computed_blocks(product, args, None)
         )
 
 

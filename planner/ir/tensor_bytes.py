@@ -1,4 +1,4 @@
-"""The bytes of a tensor piece by piece, without needing all of them at once."""
+"""The bytes of a tensor: piece by piece, without needing all of them at once, and beside another's."""
 
 from collections.abc import Iterator
 
@@ -7,12 +7,18 @@ import torch
 _PIECE_BYTES = 1 << 20
 
 
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Tell whether two tensors have one data type, one shape and the same bits: zeros have a sign, and a NaN is itself."""
+    alike = one.dtype == other.dtype and one.shape == other.shape
+    return alike and torch.equal(_flat_bytes(one), _flat_bytes(other))
+
+
 def tensor_pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
     """Yield the bytes of a tensor in row-major order.
 
     Each piece is a copy: under a memory budget what numpy sees stays resident, and the whole tensor may not fit.
     """
-    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    flat = _flat_bytes(tensor)
     for start in range(0, flat.numel(), _PIECE_BYTES):
         yield flat[start : start + _PIECE_BYTES].to("cpu", copy=True).numpy().data
 
@@ -22,3 +28,7 @@ def storage_pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
     storage = tensor.untyped_storage()
     empty = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return tensor_pieces(empty.set_(storage, 0, (storage.nbytes(),), (1,)))
+
+
+def _flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)

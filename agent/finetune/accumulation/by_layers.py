@@ -19,6 +19,7 @@ from torch import nn
 from agent.finetune.head_loss import SEEN_TOKENS, LearnedLoss
 from agent.finetune.libraries import plain_model
 from agent.follow.budget import keeping, without_foresight
+from planner.ir.tensor_bytes import same_bits
 
 Inputs = tuple[torch.Tensor, torch.Tensor]
 """Tokens and labels of a micro-batch, [batch, length]."""
@@ -307,6 +308,5 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, dict):  # a keyword that is None may as well be left away
         return isinstance(other, dict) and all(_same(one.get(k), other.get(k)) for k in one.keys() | other.keys())
     if isinstance(one, torch.Tensor):
-        alike = isinstance(other, torch.Tensor) and one.dtype == other.dtype and one.shape == other.shape
-        return alike and torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+        return isinstance(other, torch.Tensor) and same_bits(one, other)
     return one is other or bool(one == other)

@@ -17,6 +17,7 @@ from agent.finetune.libraries import Conv1D
 from agent.follow.products import column_blocks, tells_orders_apart
 from agent.follow.storages import address_of
 from agent.packing.grids import NF4_LEVELS, GridMatrix, QuantizationGrid, decode
+from planner.ir.tensor_bytes import same_bits
 
 BLOCK_BYTES = 4 << 20
 """Of decoded weight, about: more takes more of the budget, less pays for calls."""
@@ -169,7 +170,7 @@ def _product(
         whole = _WHOLE[name](flat, torch.ops.port_agent.grid_decode(codes, scales, grid.value, dtype), bias)
         if form not in _equal_in_blocks and tells_orders_apart(flat):
             parts = blockwise(flat, codes, scales, bias, grid.value, dtype)
-            _equal_in_blocks[form] = torch.equal(whole.view(torch.uint8), parts.view(torch.uint8))
+            _equal_in_blocks[form] = same_bits(whole, parts)
         return whole
     made: torch.Tensor = blockwise(flat, codes, scales, bias, grid.value, dtype)
     return made

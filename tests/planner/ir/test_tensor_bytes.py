@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from planner.ir.tensor_bytes import storage_pieces, tensor_pieces
+from planner.ir.tensor_bytes import same_bits, storage_pieces, tensor_pieces
 
 BASE = torch.arange(700_000, dtype=torch.int32).view(700, 1000)
 
@@ -17,3 +17,9 @@ def test_pieces_are_the_tensor_row_after_row(tensor: torch.Tensor) -> None:
 
 def test_a_storage_has_what_its_views_do_not_show() -> None:
     assert b"".join(bytes(p) for p in storage_pieces(BASE[3:5, 2:])) == BASE.numpy().tobytes()
+
+
+def test_bits_are_compared_with_data_type_shape_and_signs() -> None:
+    zero, nan = torch.zeros(2, 3), torch.full((2, 3), torch.nan)
+    assert same_bits(nan, nan.clone()) and same_bits(zero.t(), torch.zeros(3, 2))
+    assert not same_bits(zero, -zero) and not same_bits(zero, zero.t()) and not same_bits(zero, zero.int())

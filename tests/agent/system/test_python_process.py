@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.system.python_process import module_command, module_environment
+from agent.system.python_process import module_command, module_environment, threads_environment
 from agent.worker.options import BOARD_WORKER, TORCH_WORKER
 
 ROOT = Path(__file__).resolve().parents[3]
+WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 STANDARD = ("argparse", "json", "socket", "signal", "contextlib", "dataclasses", "subprocess", "tempfile")
 OTHERS = ("msgpack", "msgspec", "numpy", "torch", "xxhash", "safetensors", "psutil", "rich", "zeroconf", "serial")
 
@@ -77,3 +78,17 @@ def test_no_other_module_starts_python() -> None:
             if isinstance(node, ast.Attribute) and node.attr == "executable":
                 naming.add(str(path.relative_to(ROOT)))
     assert naming == allowed
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="libgomp's looks take a tenth of the time elsewhere")
+def test_waiting_threads_sleep_soon_unless_the_environment_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in WAITING:
+        monkeypatch.delenv(name, raising=False)
+    show = [sys.executable, "-c", "import torch; torch.ones(2) + 1"]
+    environment = {**os.environ, **threads_environment(2), "OMP_DISPLAY_ENV": "VERBOSE"}
+    told = subprocess.run(show, env=environment, check=True, capture_output=True, text=True).stderr
+    assert "GOMP_SPINCOUNT = '30000'" in told
+    for name in WAITING:
+        with monkeypatch.context() as patched:
+            patched.setenv(name, "1")
+            assert "GOMP_SPINCOUNT" not in threads_environment(2)

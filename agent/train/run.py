@@ -60,7 +60,7 @@ def train(told: TorchOptions, control: Control, tell: Tell) -> None:
     trainer.gate = lambda: control.gate(trainer.finishes_first)
     control.attach(trainer)
     try:
-        _run(trainer, told, control, tell)
+        _Run(trainer, told, control, tell).train()
     finally:
         trainer.close()
         lock.close()
@@ -79,53 +79,81 @@ def _lock_state(directory: Path) -> LockFile:
     return lock
 
 
-def _run(trainer: Trainer, told: TorchOptions, control: Control, tell: Tell) -> None:
-    if told.out:
-        check_result(trainer.bundle, told.out)
-    _limit_cache(trainer, new_plan=True)
-    commit = trainer.start()
-    start_peak = peak_resident_bytes()
-    release_code_pages()
-    tell(
-        WorkerReady(
-            pid=os.getpid(), step=commit.step, total_steps=trainer.total_steps, plan=trainer.plan_index,
-            planned_peak_bytes=trainer.planned_peak_bytes, resident_bytes=resident_bytes(), start_peak_bytes=start_peak,
-        )
-    )  # fmt: skip
-    if trainer.store.damage:
-        tell(StateRecovered(step=commit.step, reason=trainer.store.damage))
-    with contextlib.suppress(OSError):
-        reset_peak()
-    if commit.step == 0:
-        _evaluate(trainer, tell)
+class _Run:
+    """One run of a trainer: what its supervisor is told of it, and what it asks for between two steps."""
 
-    def on_commit(commit: Commit, wall_s: float) -> None:
-        tell(CheckpointWritten(step=commit.step, bytes=trainer.commit_bytes, wall_s=wall_s))
+    def __init__(self, trainer: Trainer, told: TorchOptions, control: Control, tell: Tell) -> None:
+        self.trainer, self.told, self.control, self.tell = trainer, told, control, tell
 
-    def on_step(event: StepEvent) -> None:
-        tell(step_message(event, trainer.device_peak_bytes))
+    def train(self) -> None:
+        """Train to the end.
+
+        Raises LeftOnRequest where it left as asked, after which the last commit stands, and others as `Trainer.train` does.
+        """
+        if self.told.out:
+            check_result(self.trainer.bundle, self.told.out)
+        self._begin()
+        try:
+            self.trainer.train(self._stepped, self._committed, self._finished, self.tell)
+        except LeftOnRequest:
+            if self.control.leaving:
+                self.tell(WorkerLeaving(step=self.trainer.step))
+            _keep_no_freed_blocks()
+            with contextlib.suppress(PageError):  # the commit before stands
+                self.trainer.commit_finished_steps(self.control.leave_within_s, self._committed)
+            raise
+
+    def _begin(self) -> None:
+        trainer, tell = self.trainer, self.tell
+        _limit_cache(trainer, new_plan=True)
+        commit = trainer.start()
+        start_peak = peak_resident_bytes()
+        release_code_pages()
+        tell(
+            WorkerReady(
+                pid=os.getpid(), step=commit.step, total_steps=trainer.total_steps, plan=trainer.plan_index,
+                planned_peak_bytes=trainer.planned_peak_bytes, resident_bytes=resident_bytes(), start_peak_bytes=start_peak,
+            )
+        )  # fmt: skip
+        if trainer.store.damage:
+            tell(StateRecovered(step=commit.step, reason=trainer.store.damage))
+        with contextlib.suppress(OSError):
+            reset_peak()
+        if commit.step == 0:
+            _evaluate(trainer, tell)
+
+    def _committed(self, commit: Commit, wall_s: float) -> None:
+        self.tell(CheckpointWritten(step=commit.step, bytes=self.trainer.commit_bytes, wall_s=wall_s))
+
+    def _stepped(self, event: StepEvent) -> None:
+        trainer = self.trainer
+        self.tell(step_message(event, trainer.device_peak_bytes))
         _limit_cache(trainer)
         if event.step % trainer.steps_per_epoch == 0:
-            evaluation = _evaluate(trainer, tell)
+            evaluation = _evaluate(trainer, self.tell)
             if evaluation and evaluation.best:
                 _keep_best(trainer)
-        if control.take_checkpoint():
-            trainer.commit(on_commit)
-        switch = control.take_plan()
-        if switch is not None:
-            trainer.use_plan(switch.plan)
-            _limit_cache(trainer, new_plan=True)
-            tell(PlanSwitched(plan=switch.plan, reason=switch.reason))
-        elif reason := trainer.adapt_packing():
-            _limit_cache(trainer, new_plan=True)
-            tell(PlanSwitched(plan=trainer.plan_index, reason=reason))
-        if control.stopping:
-            trainer.commit(on_commit)
+        if self.control.take_checkpoint():
+            trainer.commit(self._committed)
+        self._take_plan()
+        if self.control.stopping:
+            trainer.commit(self._committed)
             raise LeftOnRequest("stopped on request")
-        if control.leaving:
+        if self.control.leaving:
             raise LeftOnRequest("left on request")
 
-    def finish() -> None:
+    def _take_plan(self) -> None:
+        """Go on with the plan that was asked for, or with one that keeps what outgrew its room elsewhere."""
+        trainer, switch = self.trainer, self.control.take_plan()
+        if switch is not None:
+            trainer.use_plan(switch.plan)
+        reason = trainer.adapt_packing() if switch is None else switch.reason
+        if switch is not None or reason:
+            _limit_cache(trainer, new_plan=True)
+            self.tell(PlanSwitched(plan=trainer.plan_index, reason=reason))
+
+    def _finished(self) -> None:
+        trainer, told, tell = self.trainer, self.told, self.tell
         for name, probe in trainer.probes.items():
             costs = probe.costs()
             for start in range(0, len(costs), COSTS_IN_A_LINE):
@@ -138,16 +166,6 @@ def _run(trainer: Trainer, told: TorchOptions, control: Control, tell: Tell) -> 
                 peak_rss_bytes=peak_resident_bytes(),
             )
         )  # fmt: skip
-
-    try:
-        trainer.train(on_step, on_commit, finish, tell)
-    except LeftOnRequest:
-        if control.leaving:
-            tell(WorkerLeaving(step=trainer.step))
-        _keep_no_freed_blocks()
-        with contextlib.suppress(PageError):  # the commit before stands
-            trainer.commit_finished_steps(control.leave_within_s, on_commit)
-        raise
 
 
 def _limit_cache(trainer: Trainer, *, new_plan: bool = False) -> None:

@@ -7,6 +7,7 @@ are, and no GPU.
 import gc
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.nn import functional
 from agent.backend.cpu import DONE
 from agent.backend.staging import BUFFERS, Staging
 from agent.train.executor import _AHEAD, Executor
-from agent.train.pager import CorruptPageError
+from agent.train.pager import CorruptPageError, Pager
 from benchmarks.device_steps import Job, plain_steps, planned_steps
 from benchmarks.device_steps import captured as captured_job
 from benchmarks.models import Workload, workload
@@ -32,6 +33,7 @@ from planner.ir.plan import Action, Decision, Plan
 from planner.ir.program import Code, Program
 from planner.profiling.operators import profile_operators
 from planner.search.plan_step import plan_step
+from tests.agent import exactness
 from tests.agent.exactness import OPTIMIZERS, Outcome, differences, flat_costs, plain, planned, random_plan
 from tests.simulated_device import NAME, SimBackend
 
@@ -39,6 +41,9 @@ pytestmark = pytest.mark.own_process
 
 KEPT = 128
 """What a step of `Small` holds beside the plan: a copy of the running statistics, for `undo`, and of the loss."""
+
+SLOW_BYTES_PER_S = 4 << 20
+"""Of a medium that takes a page long after the device could have gone on: what waits for it is on the device meanwhile."""
 
 KEPT_AT_MOST = 1 << 16
 """The same, of the models of `benchmarks.models`."""
@@ -262,8 +267,9 @@ def wide(data: Batches) -> Capture:
 
 
 def test_the_planner_uses_the_hosts_memory_first_and_flash_for_what_it_does_not_hold(
-    tmp_path: Path, backend: SimBackend
+    tmp_path: Path, backend: SimBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(exactness, "Pager", partial(Pager, write_bytes_per_s=SLOW_BYTES_PER_S))
     data = batches(2, rows=64)
     expected = plain(small(), classify, OPTIMIZERS["sgd"], data)
     capture = wide(data)
@@ -310,8 +316,9 @@ def deep_model() -> nn.Module:
 
 
 def test_the_planner_keeps_optimizer_state_in_the_hosts_memory_and_on_flash_where_that_is_full(
-    tmp_path: Path, backend: SimBackend
+    tmp_path: Path, backend: SimBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(exactness, "Pager", partial(Pager, write_bytes_per_s=SLOW_BYTES_PER_S))
     data = batches(3)
     expected = plain(deep_model(), classify, OPTIMIZERS["adamw"], data)
     model = deep_model().to(NAME)

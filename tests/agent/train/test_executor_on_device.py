@@ -396,6 +396,19 @@ def unet_block() -> Workload:
     return Workload(UNetBlock(), lambda model, x, t, noise: functional.mse_loss(model(x, t), noise), batch)
 
 
+def one_block() -> Workload:
+    """Return a GPT-2 of one block."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    return replace(
+        workload("gpt2", small=True), model=GPT2LMHeadModel(GPT2Config(vocab_size=1000, n_embd=64, n_layer=1, n_head=4))
+    )
+
+
+QUICK = {"unet block": (unet_block, "adamw"), "gpt2 of one block": (one_block, "sgd")}
+"""Models that the whole suite trains beside ResNet-18, with their optimizers."""
+
 CELLS = {
     "kept": [False, False],
     "recomputed": [False, False],
@@ -425,13 +438,14 @@ def cells(graph: StepGraph) -> dict[str, Plan]:
 
 
 @pytest.mark.parametrize(
-    "name", ["resnet18", "unet block", *(pytest.param(name, marks=pytest.mark.long) for name in ("gpt2", "unet2d"))]
+    "name", ["resnet18", *QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in ("gpt2", "unet2d"))]
 )
 def test_small_models_give_what_plain_pytorch_gives_on_the_device(
     name: str, tmp_path: Path, backend: SimBackend
 ) -> None:
     """Each of `CELLS`: plain PyTorch's bits, never more than the plan says, and within 0.1 % of that where no update runs in slices."""
-    job = Job(name, unet_block if name == "unet block" else lambda: workload(name, small=True), "adamw")
+    make, optimizer = QUICK.get(name, (lambda: workload(name, small=True), "adamw"))
+    job = Job(name, make, optimizer)
     expected = plain_steps(job, backend, 2)
     assert not expected.difference(plain_steps(job, backend, 2)), "plain PyTorch does not repeat itself"
     capture = captured_job(job, NAME)

@@ -35,6 +35,7 @@ from benchmarks.device_steps import DeviceRun, Job, captured, on_device, plain_s
 from benchmarks.gpu_jobs import METHODS, gpu_jobs
 from planner.capture.step import Capture
 from planner.ir.costs import CostTable, DeviceCosts, Flash
+from planner.ir.devices.torch_device import repeat_kernels
 from planner.ir.errors import PortError
 from planner.ir.graph import Phase
 from planner.ir.lowering.lower import lower
@@ -300,6 +301,7 @@ def check_job(
     job: Job, backend: Backend, links: dict[str, tuple[float, float]], folder: Path, console: Console
 ) -> None:
     """Print whether one job's numbers are plain PyTorch's on this device, what peaks are, and what fits below them."""
+    repeat_kernels(backend.kind)  # as `plan` and `train` do, before the first step that others are compared with
     eager, again = (plain_steps(job, backend, STEPS) for _ in range(2))
     unequal = eager.difference(again)
     told = (

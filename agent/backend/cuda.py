@@ -17,6 +17,9 @@ _INTEGRATED_CONTEXT_BYTES = 667 << 20
 """Of a GPU that shares the host's memory, where no driver says what a process holds: a context that loads all its modules
 (pytorch#86509; 287 MB where they are loaded lazily)."""
 
+_PINNED_AS_ASKED = "pinned_max_cached_size_mb:0"
+"""Setting of torch's allocator of pinned memory: by default it takes the next power of two and keeps what is freed, which may be twice of
+what a plan counts in the host's memory."""
 
 _DRIVER_PATIENCE_S = 5.0
 
@@ -41,6 +44,7 @@ class CudaBackend:
         return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
 
     def allocate_host(self, nbytes: int) -> torch.Tensor:
+        pin_as_asked()
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def reached(self) -> Event:
@@ -71,7 +75,7 @@ class CudaBackend:
 
     def outside_bytes(self) -> int:
         free, total = torch.cuda.mem_get_info(self._device)
-        held = _held_by(os.getpid())
+        held = held_by(os.getpid(), torch.cuda.get_device_properties(self._device).uuid)
         if held is None and self.unified:
             return _INTEGRATED_CONTEXT_BYTES
         used = (
@@ -93,9 +97,20 @@ class CudaBackend:
         return torch.cuda.default_stream(self._device)
 
 
-def _held_by(pid: int) -> int | None:
-    """Return the bytes of device memory that the driver says a process holds; None where it does not say."""
-    words = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits", "-i", "0"]
+def pin_as_asked() -> None:
+    """Have torch take as much pinned memory as it is asked for, and give it back when it is freed.
+
+    Of the whole process: not to be called in one that runs a program of the user's, whose loader of data lives on memory that is kept.
+    """
+    torch._C._accelerator_setAllocatorSettings(_PINNED_AS_ASKED)
+
+
+def held_by(pid: int, card: object) -> int | None:
+    """Return the bytes of a card's memory that the driver says a process holds; None where it does not say.
+
+    `card`: its UUID, as torch has it; numbers of cards are not the driver's where CUDA_VISIBLE_DEVICES chooses.
+    """
+    words = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits", "-i", f"GPU-{card}"]
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
         said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=_DRIVER_PATIENCE_S).stdout
         held = {int(own): int(mib) << 20 for own, mib in (line.split(",") for line in said.splitlines())}

@@ -5,12 +5,64 @@ there is no second stream to hide one on. What is paged goes through the host's 
 there is none that the host may use.
 """
 
+from typing import Protocol
+
 import torch
 
 from agent.backend.base import DeviceAbsentError, Event
 from agent.backend.cpu import DONE
 from agent.backend.raw_bytes import block
 from planner.ir.devices.kinds import MPS
+
+_LEAST_FRACTION, _MOST_FRACTION = 1e-6, 2.0
+"""Of the memory that Metal recommends, between which torch takes a limit; 0 would be none at all."""
+
+
+class Counts(Protocol):
+    """What torch counts of this process's memory on the GPU, as `torch.mps` does: there is no peak among it."""
+
+    def current_allocated_memory(self) -> int:
+        """Return the bytes that tensors hold."""
+
+    def driver_allocated_memory(self) -> int:
+        """Return the bytes that Metal has given: tensors, freed memory that the allocator keeps, and what is neither."""
+
+    def empty_cache(self) -> None:
+        """Give back the freed memory that the allocator keeps."""
+
+
+class HighWater:
+    """The most bytes that tensors have held: what they hold now and the freed memory beside it, which the allocator keeps.
+
+    Never less than the truth, and more by what lies unused between tensors.
+    """
+
+    def __init__(self, counts: Counts) -> None:
+        self.counts = counts
+        self._known = self._outside = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Count anew: from what tensors hold now."""
+        self.outside_bytes()
+        self._known = self.counts.current_allocated_memory()
+
+    def outside_bytes(self) -> int:
+        """Return the bytes that Metal has given for anything but tensors and memory kept for them."""
+        self._known = self.peak_bytes()  # which is not seen any more once freed memory is given back
+        self.counts.empty_cache()
+        self._outside = max(0, self.counts.driver_allocated_memory() - self.counts.current_allocated_memory())
+        return self._outside
+
+    def peak_bytes(self) -> int:
+        """Return the most since `reset`."""
+        kept = self.counts.driver_allocated_memory() - self._outside
+        return max(self._known, self.counts.current_allocated_memory(), kept)
+
+
+def fraction_of(nbytes: int, recommended_bytes: int) -> float:
+    """Return the fraction of the recommended memory that limits tensors to so many bytes, as torch takes it."""
+    return min(max(nbytes / recommended_bytes, _LEAST_FRACTION), _MOST_FRACTION)
 
 
 class MpsBackend:
@@ -26,12 +78,10 @@ class MpsBackend:
                 f"this step is for an Apple GPU, and torch {torch.__version__} finds none; run it on such a Mac, or plan it "
                 "again on the CPU"
             )
-        self._peak = 0
+        self._high_water = HighWater(torch.mps)
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        made = torch.empty(nbytes, dtype=torch.uint8, device=MPS)
-        self._peak = max(self._peak, self.allocated_bytes())
-        return made
+        return torch.empty(nbytes, dtype=torch.uint8, device=MPS)
 
     def allocate_host(self, nbytes: int) -> torch.Tensor:
         return block(nbytes)
@@ -61,13 +111,13 @@ class MpsBackend:
         return torch.mps.current_allocated_memory()
 
     def outside_bytes(self) -> int:
-        return max(0, torch.mps.driver_allocated_memory() - torch.mps.current_allocated_memory())
+        return self._high_water.outside_bytes()
 
     def peak_bytes(self) -> int:
-        return max(self._peak, self.allocated_bytes())
+        return self._high_water.peak_bytes()
 
     def reset_peak(self) -> None:
-        self._peak = self.allocated_bytes()
+        self._high_water.reset()
 
     def limit(self, nbytes: int) -> None:
-        torch.mps.set_per_process_memory_fraction(nbytes / torch.mps.recommended_max_memory())
+        torch.mps.set_per_process_memory_fraction(fraction_of(nbytes, torch.mps.recommended_max_memory()))

@@ -14,6 +14,9 @@ _JETSON_GPU = re.compile(r"\.(gpu|ga10b|gv11b|gp10b|gm20b)$|^gpu\.")
 """How a Jetson's GPU is called below /sys/class/devfreq: Orin, Xavier, TX2, Nano."""
 QUERY = ("--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
 """What nvidia-smi is asked."""
+_CARDS = "bus/pci/drivers/nvidia"
+"""Below /sys: a folder for each card that the driver has, by its PCI address."""
+_PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 def present_kinds(tree: Tree) -> frozenset[str]:
@@ -29,6 +32,12 @@ def jetson_load_percent(tree: Tree) -> float | None:
             if load is not None:
                 return load / 10
     return None
+
+
+def cards_sleep(tree: Tree) -> bool:
+    """Say whether every card is switched off by the kernel until someone uses it: nobody does, and to ask it would wake it."""
+    cards = [entry for entry in tree.children(tree.sys / _CARDS, SENSOR) if _PCI_ADDRESS.fullmatch(entry.name)]
+    return bool(cards) and all(tree.text(card / "power/runtime_status", SENSOR) == "suspended" for card in cards)
 
 
 def parse_utilization(text: str) -> float | None:

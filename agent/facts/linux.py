@@ -89,7 +89,9 @@ class LinuxPlatform:
                 self._slow_temperature_c = None
                 faults.append(Fault("temperature", str(error)))
         self._card_percent = None
-        if self._nvidia_smi and gpu.jetson_load_percent(self.tree) is None:
+        if gpu.cards_sleep(self.tree):
+            self._card_percent = 0.0
+        elif self._nvidia_smi and gpu.jetson_load_percent(self.tree) is None:
             try:
                 self._card_percent = gpu.parse_utilization(await run_command(self._nvidia_smi, *gpu.QUERY))
             except OSError as error:

@@ -33,8 +33,13 @@ def test_what_it_measures_runs_on_the_simulated_device(tmp_path: Path, monkeypat
     assert set(links) == {"host", "file"} and all(rate > 0 for pair in links.values() for rate in pair)
     gpu.overlap(backend, console, 64, 1 << 20)
     gpu.launches(backend, console, 10)
-    job = Job("gpt2", lambda: workload("gpt2", small=True), "adamw")
+    asked: list[str] = []
+    monkeypatch.setattr(gpu, "repeat_kernels", asked.append)
+    job = Job("gpt2", lambda: asked.append("a step") or workload("gpt2", small=True), "adamw")  # type: ignore[func-returns-value]
     gpu.check_job(job, backend, links, tmp_path, console)
+    assert asked[:2] == [backend.kind, "a step"], (
+        "kernels that repeat, before the first step that others are compared with"
+    )
     said = out.getvalue()
     assert "GB/s out" in said and "of the shorter is hidden" in said and "eager twice equal" in said
     rows = [line for line in said.splitlines() if " port " in line]

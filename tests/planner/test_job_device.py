@@ -52,6 +52,19 @@ def test_a_device_that_is_not_there_is_refused_by_name() -> None:
             move(job(), "cuda")
 
 
+def test_a_model_that_the_device_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apple's GPU has no numbers in double precision, and torch says so by a TypeError."""
+    SimBackend()
+    made = job()
+
+    def without_doubles(*_: object, **__: object) -> None:
+        raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64.")
+
+    monkeypatch.setattr(made.model, "_apply", without_doubles)
+    with pytest.raises(JobError, match=r"cannot be moved to sim .*doesn't support float64"):
+        move(made, NAME)
+
+
 def test_a_model_on_two_devices_is_refused() -> None:
     SimBackend()
     made = job()

@@ -61,7 +61,9 @@ def restore_generators(states: Mapping[str, torch.Tensor]) -> None:
 
 
 def device_name(kind: str) -> str:
-    """Return what the maker calls the device, `NVIDIA H100` say; its kind where torch does not know."""
+    """Return what the maker calls the device, `NVIDIA H100` or `Apple M2` say; its kind where torch does not know."""
+    if kind == MPS and torch.backends.mps.is_available():
+        return str(torch.backends.mps.get_name())
     named = None if kind == CPU else getattr(module_of(kind), "get_device_name", None)
     return kind if named is None else str(named())
 

@@ -59,6 +59,24 @@ def test_nvidia_smi_is_asked_for_a_card(tmp_path: Path, monkeypatch: pytest.Monk
     assert [fault.sensor for fault in platform.read(OPTIONS, OwnUse(), 2.0).faults] == [SENSOR]
 
 
+@pytest.mark.parametrize(("other", "idle"), [("suspended", Answer.YES), ("active", Answer.NO)])
+def test_a_card_that_sleeps_is_not_woken_to_be_asked(
+    other: str, idle: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tree(tmp_path / "dev", {"nvidia0": ""})
+    status = {"0000:01:00.0/power/runtime_status": "suspended\n", "0000:02:00.0/power/runtime_status": f"{other}\n"}
+    write_tree(tmp_path / "sys/bus/pci/drivers/nvidia", {**status, "new_id": "", "module/refcnt": "3\n"})
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    fake_program(programs, "nvidia-smi", f"touch {tmp_path}/asked; echo 97")
+    on_path(monkeypatch, programs)
+    platform = linux(tmp_path)
+    asyncio.run(platform.refresh())
+    facts = platform.read(OPTIONS, OwnUse(), 1.0)
+    assert next(s.idle for s in facts.idle_signals if s.name == SENSOR) is idle and not facts.faults
+    assert (tmp_path / "asked").exists() == (other == "active")
+
+
 def test_what_a_card_does_not_say_is_not_known(tmp_path: Path) -> None:
     assert parse_utilization("[N/A]\n") is None and parse_utilization("") is None
     assert parse_utilization("7\n[N/A]\n") == 7.0

@@ -7,6 +7,7 @@ are, and no GPU.
 import gc
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.nn import functional
 from agent.backend.cpu import DONE
 from agent.backend.staging import BUFFERS, Staging
 from agent.train.executor import _AHEAD, Executor
-from agent.train.pager import CorruptPageError
+from agent.train.pager import CorruptPageError, Pager
 from benchmarks.device_steps import Job, plain_steps, planned_steps
 from benchmarks.device_steps import captured as captured_job
 from benchmarks.models import Workload, workload
@@ -32,6 +33,7 @@ from planner.ir.plan import Action, Decision, Plan
 from planner.ir.program import Code, Program
 from planner.profiling.operators import profile_operators
 from planner.search.plan_step import plan_step
+from tests.agent import exactness
 from tests.agent.exactness import OPTIMIZERS, Outcome, differences, flat_costs, plain, planned, random_plan
 from tests.simulated_device import NAME, SimBackend
 
@@ -39,6 +41,9 @@ pytestmark = pytest.mark.own_process
 
 KEPT = 128
 """What a step of `Small` holds beside the plan: a copy of the running statistics, for `undo`, and of the loss."""
+
+SLOW_BYTES_PER_S = 4 << 20
+"""Of a medium that takes a page long after the device could have gone on: what waits for it is on the device meanwhile."""
 
 KEPT_AT_MOST = 1 << 16
 """The same, of the models of `benchmarks.models`."""
@@ -262,8 +267,9 @@ def wide(data: Batches) -> Capture:
 
 
 def test_the_planner_uses_the_hosts_memory_first_and_flash_for_what_it_does_not_hold(
-    tmp_path: Path, backend: SimBackend
+    tmp_path: Path, backend: SimBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(exactness, "Pager", partial(Pager, write_bytes_per_s=SLOW_BYTES_PER_S))
     data = batches(2, rows=64)
     expected = plain(small(), classify, OPTIMIZERS["sgd"], data)
     capture = wide(data)
@@ -310,8 +316,9 @@ def deep_model() -> nn.Module:
 
 
 def test_the_planner_keeps_optimizer_state_in_the_hosts_memory_and_on_flash_where_that_is_full(
-    tmp_path: Path, backend: SimBackend
+    tmp_path: Path, backend: SimBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(exactness, "Pager", partial(Pager, write_bytes_per_s=SLOW_BYTES_PER_S))
     data = batches(3)
     expected = plain(deep_model(), classify, OPTIMIZERS["adamw"], data)
     model = deep_model().to(NAME)
@@ -389,6 +396,19 @@ def unet_block() -> Workload:
     return Workload(UNetBlock(), lambda model, x, t, noise: functional.mse_loss(model(x, t), noise), batch)
 
 
+def one_block() -> Workload:
+    """Return a GPT-2 of one block."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    return replace(
+        workload("gpt2", small=True), model=GPT2LMHeadModel(GPT2Config(vocab_size=1000, n_embd=64, n_layer=1, n_head=4))
+    )
+
+
+QUICK = {"unet block": (unet_block, "adamw"), "gpt2 of one block": (one_block, "sgd")}
+"""Models that the whole suite trains beside ResNet-18, with their optimizers."""
+
 CELLS = {
     "kept": [False, False],
     "recomputed": [False, False],
@@ -418,13 +438,14 @@ def cells(graph: StepGraph) -> dict[str, Plan]:
 
 
 @pytest.mark.parametrize(
-    "name", ["resnet18", "unet block", *(pytest.param(name, marks=pytest.mark.long) for name in ("gpt2", "unet2d"))]
+    "name", ["resnet18", *QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in ("gpt2", "unet2d"))]
 )
 def test_small_models_give_what_plain_pytorch_gives_on_the_device(
     name: str, tmp_path: Path, backend: SimBackend
 ) -> None:
     """Each of `CELLS`: plain PyTorch's bits, never more than the plan says, and within 0.1 % of that where no update runs in slices."""
-    job = Job(name, unet_block if name == "unet block" else lambda: workload(name, small=True), "adamw")
+    make, optimizer = QUICK.get(name, (lambda: workload(name, small=True), "adamw"))
+    job = Job(name, make, optimizer)
     expected = plain_steps(job, backend, 2)
     assert not expected.difference(plain_steps(job, backend, 2)), "plain PyTorch does not repeat itself"
     capture = captured_job(job, NAME)

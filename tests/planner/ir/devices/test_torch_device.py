@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from planner.ir.devices.kinds import CPU
+from planner.ir.devices.kinds import CPU, MPS
 from planner.ir.devices.torch_device import (
+    device_name,
     generator_states,
     kind_of,
     kinds_of,
@@ -38,3 +39,10 @@ def test_generators_are_put_back() -> None:
     first = torch.rand(3)
     restore_generators(states)
     assert torch.equal(torch.rand(3), first)
+
+
+def test_a_device_is_called_what_its_maker_calls_it() -> None:
+    """Bits are those of one chip, so references name it."""
+    there = torch.backends.mps.is_available()
+    assert device_name(CPU) == CPU
+    assert device_name(MPS).startswith("Apple ") if there else device_name(MPS) == MPS

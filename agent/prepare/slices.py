@@ -369,6 +369,8 @@ class _Ways:
         """What the cheapest plan of another way costs."""
         self.seen = [_needs(whole, device)]
         """Of what was planned."""
+        self.estimates: list[tuple[Cut, float]] = []
+        """What ways were estimated to cost in joules, by the first graph's cut."""
 
     @property
     def many_ops(self) -> int:
@@ -429,11 +431,17 @@ class _Ways:
 
     def _estimated_joules(self, way: Mapping[str, Cut]) -> float:
         """Return what a quick plan costs where pieces cost what the whole does; infinite where none fits."""
+        cut = way[next(iter(way))]
+        known = next((joules for before, joules in self.estimates if before == cut), None)
+        if known is not None:
+            return known
         graph, costs = _main(self.halved, self.device)
-        rewritten = way[next(iter(way))].applied(graph)
+        rewritten = cut.applied(graph)
         estimated = replace(costs, ops=costs_in_pieces(graph, costs.ops, rewritten))
         plan = self.quick(rewritten.graph, estimated, self.ram_bytes).plan
-        return math.inf if plan is None else base_joules(estimated) + plan.overhead_joules
+        joules = math.inf if plan is None else base_joules(estimated) + plan.overhead_joules
+        self.estimates.append((cut, joules))
+        return joules
 
     def plan_changes(self, most_joules: float) -> None:
         """Change the best uniform cuts for as long as that pays; one that costs more than `most_joules` is not worth it.

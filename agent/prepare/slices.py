@@ -335,8 +335,7 @@ class _Needs:
         return all(mine <= theirs for mine, theirs in pairs)
 
 
-def _needs(sliced: Sliced, device: DeviceCosts) -> _Needs:
-    graph, costs = _main(sliced, device)
+def _needs(graph: StepGraph, costs: CostTable) -> _Needs:
     joules = base_joules(costs)
     kept = lower(graph, costs, Plan(), check_budget=False).peak_bytes
     touched = sum(touched_bytes(graph, i) * op.seconds for i, op in enumerate(costs.ops))
@@ -346,6 +345,16 @@ def _needs(sliced: Sliced, device: DeviceCosts) -> _Needs:
 def _cpu_s() -> float:
     """Return the CPU time of this process and of those it has waited for."""
     return sum(os.times()[:4])
+
+
+@dataclass(slots=True)
+class _Estimate:
+    """What a cut graph would take where a byte in pieces costs what it does in the whole."""
+
+    cut: Cut
+    needs: _Needs
+    joules: float | None = None
+    """What a quick plan costs, infinite where none fits; None: not planned yet."""
 
 
 class _Ways:
@@ -367,8 +376,10 @@ class _Ways:
         self.search_s, self.end_s = search_s, _cpu_s() + search_s
         self.known_joules = known_joules
         """What the cheapest plan of another way costs."""
-        self.seen = [_needs(whole, device)]
+        self.seen = [_needs(*_main(whole, device))]
         """Of what was planned."""
+        self.estimates: list[_Estimate] = []
+        """Of the ways that were looked at."""
 
     @property
     def many_ops(self) -> int:
@@ -382,7 +393,7 @@ class _Ways:
 
     def plan(self, tried: Sliced) -> PlanCost | None:
         """Plan a way and return what it costs; None where it has no plan, or takes no less of anything than one before."""
-        needs = _needs(tried, self.device)
+        needs = _needs(*_main(tried, self.device))
         if any(before.dominates(needs) for before in self.seen):
             return None
         self.seen.append(needs)
@@ -427,13 +438,44 @@ class _Ways:
         estimated = ((self._estimated_joules(way), n) for n, way in enumerate(ways))
         return [ways[n] for joules, n in sorted(estimated)[:most] if joules < below_joules]
 
+    def _better(self, ways: list[dict[str, Cut]], start: Mapping[str, Cut], most: int) -> list[dict[str, Cut]]:
+        """Return those, at `most`, that cost least by estimates, and less than `start`; what takes no less of anything is not planned."""
+        begin = self._estimate(start).needs
+        open_ways = [way for way in ways if not begin.dominates(self._estimate(way).needs)]
+        return self._promising(open_ways, self._estimated_joules(start), most) if open_ways else []
+
+    def _undominated(self, ways: list[dict[str, Cut]]) -> list[dict[str, Cut]]:
+        """Return the ways but for those that by estimates take no less of anything than another."""
+        kept = list[dict[str, Cut]]()
+        for way in ways:
+            needs = self._estimate(way).needs
+            if not any(self._estimate(one).needs.dominates(needs) for one in kept):
+                kept = [one for one in kept if not needs.dominates(self._estimate(one).needs)] + [way]
+        return kept
+
+    def _estimate(self, way: Mapping[str, Cut]) -> _Estimate:
+        """Return what the first graph cut in a way would take; it is looked at once."""
+        cut = way[next(iter(way))]
+        known = next((one for one in self.estimates if one.cut == cut), None)
+        if known is None:
+            known = _Estimate(cut, _needs(*self._cut(cut)))
+            self.estimates.append(known)
+        return known
+
     def _estimated_joules(self, way: Mapping[str, Cut]) -> float:
         """Return what a quick plan costs where pieces cost what the whole does; infinite where none fits."""
+        estimate = self._estimate(way)
+        if estimate.joules is None:
+            graph, costs = self._cut(estimate.cut)
+            plan = self.quick(graph, costs, self.ram_bytes).plan
+            estimate.joules = math.inf if plan is None else base_joules(costs) + plan.overhead_joules
+        return estimate.joules
+
+    def _cut(self, cut: Cut) -> tuple[StepGraph, CostTable]:
+        """Return the first graph in pieces, and what its operators are estimated to cost."""
         graph, costs = _main(self.halved, self.device)
-        rewritten = way[next(iter(way))].applied(graph)
-        estimated = replace(costs, ops=costs_in_pieces(graph, costs.ops, rewritten))
-        plan = self.quick(rewritten.graph, estimated, self.ram_bytes).plan
-        return math.inf if plan is None else base_joules(estimated) + plan.overhead_joules
+        rewritten = cut.applied(graph)
+        return rewritten.graph, replace(costs, ops=costs_in_pieces(graph, costs.ops, rewritten))
 
     def plan_changes(self, most_joules: float) -> None:
         """Change the best uniform cuts for as long as that pays; one that costs more than `most_joules` is not worth it.
@@ -458,7 +500,7 @@ class _Ways:
         """Plan a cut with one kind of chain in pieces, the others whole."""
         cuts = start.sliced.cuts
         alone = [cuts[name].changed(frozenset().union(*alike) - ops, 1) for ops in alike] if len(alike) > 1 else []
-        ways = self._promising([{**cuts, name: cut} for cut in alone], self._estimated_joules(cuts), MOST_STARTS)
+        ways = self._better(self._undominated([{**cuts, name: cut} for cut in alone]), cuts, MOST_STARTS)
         return [found for tried in self._made(ways) if (found := self.plan(tried))]
 
     def _changed(self, name: str, alike: Sequence[frozenset[int]], start: PlanCost) -> PlanCost | None:
@@ -470,7 +512,7 @@ class _Ways:
         cut = cuts[name]
         changes = [(ops, n) for ops in alike for n in other_counts(cut.count(ops))]
         ways = [{**cuts, name: cut.changed(*change)} for change in changes]
-        chosen = self._promising(ways, self._estimated_joules(cuts), TOGETHER)
+        chosen = self._better(ways, cuts, TOGETHER)
         planned = [
             (changes[ways.index(way)], self.plan(tried)) for way, tried in zip(chosen, self._made(chosen), strict=True)
         ]

@@ -1,5 +1,6 @@
 """Keep the process that plans within the budget that it plans for: a model that never fitted here is planned here."""
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +27,8 @@ def within_budget(ram_bytes: int, page_dir: Path) -> Iterator[Callable[[], None]
     """Follow what the block does within `ram_bytes` of resident memory; its tensors must not be used afterwards.
 
     What it yields makes room for a search, which is not followed: free memory goes back to the system, and tensors to pages until they are
-    used again, where `SEARCH_BYTES` would not fit beside them. It raises PageError.
+    used again, where `SEARCH_BYTES` would not fit beside them. What Python holds by then is left out of its collections of garbage until the
+    block ends: libraries and recordings stay, and each collection during a search went through them all. It raises PageError.
 
     Which operators take more than the budget leaves is not said one by one: of the plan it says nothing. Where the process passed the budget, that
     is said at the end.
@@ -45,6 +47,8 @@ def within_budget(ram_bytes: int, page_dir: Path) -> Iterator[Callable[[], None]
     limit.follower.room.on_lack = lacks.append
 
     def make_room() -> None:
+        gc.collect()
+        gc.freeze()
         release_free_memory()
         if resident_bytes() + SEARCH_BYTES > ram_bytes:
             limit.follower.give_back()
@@ -54,6 +58,7 @@ def within_budget(ram_bytes: int, page_dir: Path) -> Iterator[Callable[[], None]
     try:
         yield make_room
     finally:
+        gc.unfreeze()
         limit.stop(restore=False)
         if lacks and limit.report.peak_resident_bytes > ram_bytes:
             _tell(max(lacks, key=lambda s: s.needed_bytes), limit.report.peak_resident_bytes)

@@ -653,7 +653,7 @@ class Trainer:
     # -- evaluation and results
 
     def evaluate(self) -> Evaluation | None:
-        """Return loss and metric over the evaluation data; None where the bundle has none."""
+        """Return loss and metric over the evaluation data, or one batch of each size where the run is discarded; None where the bundle has none."""
         if not self.eval_samples.counts[0]:
             return None
         generators, before = generator_states((self.backend.kind,)), replace(self.pager.stats)
@@ -667,19 +667,22 @@ class Trainer:
         has_metric = False
         (count,) = self.eval_samples.counts
         size = BucketSize(count, self.manifest.batch_size)
-        for start in range(0, count, size.batch_size):
-            rows = list(range(start, min(start + size.batch_size, count)))
-            report = self._run(graph_name("eval", len(rows), size), self.eval_samples.batch(rows), [])
+        batches = [range(start, min(start + size.batch_size, count)) for start in range(0, count, size.batch_size)]
+        if self.options.discard:
+            batches = list({len(rows): rows for rows in batches}.values())
+        for rows in batches:
+            report = self._run(graph_name("eval", len(rows), size), self.eval_samples.batch([*rows]), [])
             total += report.loss.item() * len(rows)
             if report.aux and report.aux[0].numel() == 1:
                 has_metric = True
                 metric += float(report.aux[0].item()) * len(rows)
-        loss = total / count
+        seen = sum(map(len, batches))
+        loss = total / seen
         best = loss < self.best_loss
         if best:
             self.best_loss = loss
         paging = self.pager.stats.since(before)
-        return Evaluation(self.step, loss, metric / count if has_metric else None, best, paging)
+        return Evaluation(self.step, loss, metric / seen if has_metric else None, best, paging)
 
     def save_weights(self, path: Path) -> str:
         """Write the model's state as safetensors, atomically; return the file's checksum. Raises ResultError.

@@ -124,6 +124,8 @@ class _Asked:
     strategy: str
     progress: Progress | None
     rivals: tuple[Plan, ...]
+    unpacked_known: bool = False
+    """Whether what greedy search finds without packing is among the rivals."""
 
     @property
     def quick(self) -> "_Asked":
@@ -148,7 +150,8 @@ def _packing(asked: _Asked) -> PlanResult:
     if dearest_wear(costs.device):
         found = _sparing(limited)
     else:
-        found = _plan(replace(limited, limits=replace(as_bare, deadline_s=takes.seconds)))
+        in_time = replace(as_bare, deadline_s=takes.seconds)
+        found = _plan(replace(limited, limits=in_time, unpacked_known=True))
     plan = found.plan if _takes_no_more(graph, costs, found.plan, takes) else with_figures(bare.plan, costs, takes)
     return _bounded(asked, replace(found, plan=plan), begin)
 
@@ -346,7 +349,8 @@ def _coarse_plan(asked: _Asked, min_bytes: int) -> PlanResult:
             judge = ProgramJudge(costs, coarse, ram_bytes, overruns)
         left = (1 - FINISHING) * asked.time_limit_s - (time.process_time() - begin)
         solution = solve(
-            coarse.problem, time_limit_s=left, strategy=asked.strategy, progress=asked.progress, judge=judge, first=found_first
+            coarse.problem, time_limit_s=left, strategy=asked.strategy, progress=asked.progress, judge=judge, first=found_first,
+            unpacked_known=asked.unpacked_known,
         )  # fmt: skip
         if solution.schedule is not None or not overruns or left <= 0 or target <= (least := _least(coarse, solution)):
             break

@@ -99,16 +99,17 @@ def solve(
     progress: Progress | None = None,
     judge: Judge = replay,
     first: Greedy | None = None,
+    unpacked_known: bool = False,
 ) -> Solution:
     """Return the best schedule that `strategy` finds for `problem` within `time_limit_s` of CPU time.
 
-    `first`: what greedy search finds for it, where that is known. Raises StrategyError for a strategy that does not exist.
+    `first`: what greedy search finds for it, where that is known; `unpacked_known`: the caller has what greedy search finds without packing. Raises StrategyError for a strategy that does not exist.
     """
     begin = time.process_time()
     if strategy == "milp":
         state = climb(problem, time_limit_s, progress, judge, first=first)
     elif strategy == "greedy":
-        state = _greedy_climb(problem, time_limit_s, progress, judge, first)
+        state = _greedy_climb(problem, time_limit_s, progress, judge, first, unpacked_known=unpacked_known)
     elif strategy in BASELINES:
         state = BASELINES[strategy](_without_packing(problem, strategy), time_limit_s, judge)
     else:
@@ -124,13 +125,19 @@ def _without_packing(problem: Problem, strategy: str) -> Problem:
 
 
 def _greedy_climb(
-    problem: Problem, time_limit_s: float, progress: Progress | None, judge: Judge, first: Greedy | None
+    problem: Problem,
+    time_limit_s: float,
+    progress: Progress | None,
+    judge: Judge,
+    first: Greedy | None,
+    *,
+    unpacked_known: bool,
 ) -> Climb:
     state = Climb(problem, time.process_time() + time_limit_s, progress, judge=judge)
     state.greedy = first or greedy(problem)
     if state.greedy.schedule is not None:
         state.offer(state.greedy.schedule, "greedy")
-    if any(tensor.packings for tensor in problem.tensors):
+    if not unpacked_known and any(tensor.packings for tensor in problem.tensors):
         without = greedy(problem, packing=False).schedule
         if without is not None:
             state.offer(without, "greedy without packing")

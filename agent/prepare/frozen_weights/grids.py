@@ -36,6 +36,8 @@ def with_grid_weights(
 
     Or where only those fit. `measure`: of the rewritten graphs.
     """
+    if not _candidates(prepared):
+        return prepared, measured
     whole = cost_of_plan(Sliced(prepared, measured, ()), device, ram_bytes, planner)
     if whole is not None and whole.keeps_everything:
         return prepared, measured
@@ -50,16 +52,9 @@ def with_grid_weights(
 
 def on_grids(prepared: Prepared) -> Prepared:
     """Return the job with every frozen weight decoded in the step that lies on a grid; the same where none does."""
-    graphs = prepared.graphs
-    if not packing.available() or any(graph.device != CPU for graph in graphs.values()):
-        return prepared
-    written = {g.storages[s].key for g in graphs.values() for op in g.ops for s in op.writes}
-    weights, tensors = dict[str, CodedWeight](), dict(prepared.tensors)
+    graphs, weights, tensors = prepared.graphs, dict[str, CodedWeight](), dict(prepared.tensors)
     layouts, unused = dict(prepared.layouts), dict(prepared.unused)
-    for key, tensor in prepared.tensors.items():
-        name = key.removeprefix(storage_key(Role.PARAMETER, ""))
-        if name == key or key in written or not isinstance(tensor, torch.Tensor) or not _may_be_coded(tensor):
-            continue
+    for key, (name, tensor) in _candidates(prepared).items():
         coded = _coded(name, tensor)
         if coded is None:
             continue
@@ -75,6 +70,20 @@ def on_grids(prepared: Prepared) -> Prepared:
     for graph in rewritten.values():
         verify_operands(graph)
     return replace(prepared, graphs=rewritten, tensors=tensors, layouts=layouts, unused=unused)
+
+
+def _candidates(prepared: Prepared) -> dict[str, tuple[str, torch.Tensor]]:
+    """Return name and contents of the frozen weights, by key, that may be decoded in the step if they lie on a grid."""
+    graphs = prepared.graphs.values()
+    if not packing.available() or any(graph.device != CPU for graph in graphs):
+        return {}
+    written = {g.storages[s].key for g in graphs for op in g.ops for s in op.writes}
+    named = ((key, key.removeprefix(storage_key(Role.PARAMETER, "")), t) for key, t in prepared.tensors.items())
+    return {
+        key: (name, tensor)
+        for key, name, tensor in named
+        if name != key and key not in written and isinstance(tensor, torch.Tensor) and _may_be_coded(tensor)
+    }
 
 
 def _may_be_coded(tensor: torch.Tensor) -> bool:

@@ -412,6 +412,29 @@ def test_each_kind_of_chain_is_a_choice_and_the_chosen_is_nearly_the_best(
     assert joules(found.cuts.get("step", Cut(()))) <= 1.1 * min(every)
 
 
+def test_a_change_is_planned_once_and_not_where_it_takes_no_less_of_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
+    graph = language_step().graphs["step"]
+    device = costs_of(graph, base=1 << 20).device
+    recorded = Sliced(replace(whole()[0], graphs={"step": graph}), Measured((ops_by_bytes(graph),), 0, 0), ())
+    ram_bytes = floor_of(graph, CostTable(device, recorded.measured.ops[0])).nbytes + (1 << 19)
+    planned = list[int]()
+
+    def quick(graph: StepGraph, costs: CostTable, ram_bytes: int) -> PlanResult:
+        planned.append(len(graph.ops))
+        return GREEDY(graph, costs, ram_bytes)
+
+    ways = slices._Ways(recorded, recorded, device, ram_bytes, ROOM, quick, lambda *_: None, 60.0, math.inf)
+    uniform = cut_fat(graph, 280_000, 4)
+    start, finer = {"step": uniform}, {"step": uniform.changed(range(len(graph.ops)), 8)}
+    assert ways._better([start], start, 4) == []
+    assert planned == []
+    found = ways._better([start, finer], start, 4)
+    assert planned == [len(way["step"].applied(graph).graph.ops) for way in (start, finer)]
+    assert ways._better([finer], start, 4) == found
+    assert len(planned) == 2
+
+
 def test_a_graph_of_many_times_the_operators_is_measured_only_where_no_shorter_one_has_a_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

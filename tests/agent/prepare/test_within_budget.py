@@ -1,5 +1,6 @@
 """A job is recorded and compared within the budget: the same bundle as with all memory, and less memory taken."""
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -137,3 +138,12 @@ def test_what_does_not_fit_while_planning_is_no_reason_to_ask_for_a_larger_budge
     said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path).stderr
     assert said.count("port-agent: planning took ") == said.count("\n") == lines
     assert "give" not in said and ("aten::" in said) == bool(lines)
+
+
+def test_garbage_is_not_looked_for_among_what_is_there_before_a_search(tmp_path: Path) -> None:
+    before = gc.get_freeze_count()
+    with within_budget(2 << 30, tmp_path) as make_room:
+        prepared = prepare(make_job())
+        make_room()
+        assert gc.get_freeze_count() > before + len(prepared.graphs["step"].ops)
+    assert gc.get_freeze_count() == 0

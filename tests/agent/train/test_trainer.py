@@ -376,6 +376,20 @@ def test_evaluation_is_plain_pytorchs_and_disturbs_nothing(tmp_path: Path, refer
     t.close()
 
 
+def test_a_run_that_is_discarded_evaluates_one_batch_of_each_size(tmp_path: Path) -> None:
+    job = make_job()
+    whole = torch.cat([job.eval_data[0]] * 3), torch.cat([job.eval_data[1]] * 3)
+    write_job(tmp_path / "job.port", replace(job, eval_data=whole))
+    t = Trainer(Bundle(tmp_path / "job.port"), TrainOptions(tmp_path, tmp_path, discard=True))
+    t.start()
+    ran = list[str]()
+    run = t._run
+    t._run = lambda name, *rest: ran.append(name) or run(name, *rest)  # type: ignore[method-assign,func-returns-value]
+    assert t.evaluate() is not None
+    t.close()
+    assert sorted(ran) == sorted(name for name in t.bundle.graphs if name.startswith("eval"))
+
+
 @pytest.mark.parametrize("stop_after", [1, 4, 6, 8])
 @pytest.mark.parametrize("every", [1, 3])
 def test_resuming_gives_the_same_bits(

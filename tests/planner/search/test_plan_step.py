@@ -14,10 +14,12 @@ from planner.ir.lowering.lower import lower
 from planner.ir.lowering.packables import packables
 from planner.ir.plan import MIN_DECIDED_BYTES, Action, Plan
 from planner.problem.coarsen import Coarse, coarsen
+from planner.problem.model import Problem
+from planner.search import solve
 from planner.search.anytime import relaxation_bound
 from planner.search.baselines import BITTRAIN
 from planner.search.floor import floor_of
-from planner.search.greedy.search import greedy_variants
+from planner.search.greedy.search import Greedy, greedy, greedy_variants
 from planner.search.incumbent import objective
 from planner.search.pareto import budget_for, least_budget
 from planner.search.plan_step import PlanLimits, ProgramJudge, better_of, fine_bound, plan_step
@@ -184,6 +186,21 @@ def test_being_able_to_pack_never_costs_more(seed: int) -> None:
         packing, bare = (lower(graph, costs, plan) for plan in (found, without))
         assert packing.joules <= bare.joules * (1 + 1e-9) and packing.seconds <= bare.seconds * (1 + 1e-9)
         assert packing.written_bytes <= bare.written_bytes
+
+
+def test_what_greedy_search_finds_without_packing_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, costs = packed_costs()
+    least, most = least_budget(graph, costs), lower(graph, costs, Plan()).peak_bytes
+    searched = list[bool]()
+
+    def counted(problem: Problem, *, packing: bool = True, **options: bool) -> Greedy:
+        searched.append(packing and any(tensor.packings for tensor in problem.tensors))
+        return greedy(problem, packing=packing, **options)
+
+    monkeypatch.setattr(solve, "greedy", counted)
+    for share in (0.6, 0.9):
+        assert plan_step(graph, costs, ram_bytes=round(least + share * (most - least)), strategy="greedy").plan
+    assert searched == [True, True]
 
 
 def test_packing_may_take_a_little_time_to_spare_flash_that_wears_out() -> None:

@@ -26,6 +26,7 @@ from planner.ir.plan import Plan
 from planner.job import TrainingJob
 from planner.make_bundle import Prepared
 from planner.profiling.operators import Measured
+from planner.search.plan_step import PlanResult
 
 pytestmark = pytest.mark.skipif(not packing.available(), reason="packing was not built (no compiler)")
 
@@ -129,3 +130,15 @@ def test_what_is_trained_or_off_the_grid_in_its_last_bit_is_left() -> None:
     last = replace(trained.ops[-1], writes=(*trained.ops[-1].writes, writes))
     changed = replace(job, graphs={"step": replace(trained, ops=(*trained.ops[:-1], last))})
     assert "parameter/base.1.weight" in on_grids(changed).tensors
+
+
+def test_nothing_is_planned_where_no_weight_is_frozen() -> None:
+    def asked(*_: object) -> PlanResult:
+        raise AssertionError("planned")
+
+    job = prepared()
+    for parameter in job.job.model.parameters():
+        parameter.requires_grad_(True)
+    optimizer = torch.optim.SGD(job.job.model.parameters(), 1e-3)
+    trained = make_bundle.prepare(replace(job.job, optimizer=optimizer))
+    assert with_grid_weights(trained, flat(trained), DEVICE, 1 << 20, asked, flat)[0] is trained

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from agent.finetune.head_rows import HeadRows, head_row_blocks
+from agent.finetune.head_rows import HeadRows, head_row_blocks, works_by_element
 from agent.finetune.libraries import BaseModelOutputWithPast, plain_model
 from agent.finetune.options import FinetuneError
 from agent.finetune.task import TaskKind
@@ -37,6 +37,13 @@ SEEN_TOKENS = 16
 
 _CAPPED = 1024
 """Times what it is given, by which it is seen whether a head caps its logits."""
+
+_ODD_ROWS = slice(3, 8)
+"""Of those SEEN_TOKENS, by which it is seen that what is behind a head's product does the same to some of its rows as to all."""
+
+_BEHIND_PRODUCT = 3
+"""Tensors of the logits' size that are there besides, at most, where a cap or a scale follows the head's product: what tanh saves, and
+two gradients."""
 
 EncoderInput = tuple[torch.Tensor, torch.Tensor]
 """Tokens, [batch, length], and which of them are there (1) or fill up (0). An encoder alone learns of these same tokens."""
@@ -69,6 +76,8 @@ class LearnedLoss:
         """None: not seen yet."""
         self._is_product = False
         """Whether it was seen that the head is a product alone, without a cap or a scale behind it."""
+        self._scales = False
+        """Whether it was seen that what follows the product works on each logit by itself: a cap, a scale."""
         self._in_blocks: HeadRows | None = None
 
     def __call__(
@@ -90,7 +99,7 @@ class LearnedLoss:
         """
         following = labels if self._own_token else F.pad(labels[:, 1:], (0, 1), value=IGNORED)
         first = int((following != IGNORED).any(0).int().argmax())
-        kept = tokens.shape[1] - first // BUCKET_TOKENS * BUCKET_TOKENS
+        kept = kept_places(tokens.shape[1], first)
         following = following[:, -kept:].reshape(-1)
         if source is not None:
             self._stands_alone = False
@@ -109,7 +118,7 @@ class LearnedLoss:
 
     def may_run_in_blocks(self, tokens: torch.Tensor) -> bool:
         """Tell whether the head may run on some rows at a time where nobody asked for it: seen by the first of some tokens."""
-        return self._head_rows is None and self.stands_alone(tokens) and self._is_product
+        return self._head_rows is None and self.stands_alone(tokens) and (self._is_product or self._scales)
 
     def run_in_blocks(self, most: int) -> HeadRows:
         """Run the head on at most so many rows at a time from now on, with the bits of all at once."""
@@ -125,7 +134,7 @@ class LearnedLoss:
         """Return what the loss of so many rows takes at its peak, its gradient included, by blocks of `at_once` where it is given.
 
         Logits, and beside them the most of: what their product takes where its blocks of columns are compared, a block of
-        them in 32 bits, what the product on the way back gathers of the weight.
+        them in 32 bits, what the product on the way back gathers of the weight, what a cap saves.
         """
         head = self._plain.get_output_embeddings()
         if head is None:
@@ -135,7 +144,8 @@ class LearnedLoss:
         block = max(stop - start for start, stop in row_blocks(most, vocabulary)) * vocabulary * torch.float32.itemsize
         summed = accumulated_bytes(most, vocabulary, head.weight.dtype)
         gathered = min(gathered_bytes(head.weight), head.weight.nbytes)
-        return int(logits + max(summed, _BLOCKS * block, gathered))
+        saved = logits if self._scales else 0
+        return int(logits + max(summed, saved + _BLOCKS * block, saved + gathered, _BEHIND_PRODUCT * saved))
 
     def _of_whole(
         self, inputs: dict[str, torch.Tensor], kept: int, labels: torch.Tensor, gradient_of: int | None,
@@ -206,15 +216,40 @@ class LearnedLoss:
         with torch.no_grad(), torch.random.fork_rng(devices=()):
             try:
                 logits = self._model(input_ids=tokens[:1, :SEEN_TOKENS], use_cache=False).logits
-                head = self._plain.get_output_embeddings()
-                self._is_product = isinstance(head, nn.Linear) and all(
-                    same_bits(self._head(hidden), head(hidden)) for hidden in (seen[0], _CAPPED * seen[0])
-                )
+                self._see_behind_product((seen[0], _CAPPED * seen[0]))
                 return same_bits(logits, self._head(seen[0]))
             except AttributeError:  # it asks its backbone for more
                 return False
             finally:
                 watching.remove()
+
+    def _see_behind_product(self, hidden: Sequence[torch.Tensor]) -> None:
+        """See whether the head is a product alone, or one of whose results each is taken by itself; by some rows of it."""
+        head = self._plain.get_output_embeddings()
+        if not isinstance(head, nn.Linear):
+            return
+        self._is_product = all(same_bits(self._head(rows), head(rows)) for rows in hidden)
+        self._scales = not self._is_product and all(self._scales_each(head(rows), self._head(rows)) for rows in hidden)
+
+    def _scales_each(self, product: torch.Tensor, logits: torch.Tensor) -> bool:
+        """Tell whether the head makes such logits of its product, [batch, rows, vocabulary], by elements alone."""
+        try:
+            return (
+                same_bits(self._behind_product(product), logits)
+                and same_bits(self._behind_product(product[:, _ODD_ROWS]), logits[:, _ODD_ROWS])
+                and works_by_element(self._behind_product, product.dtype)
+            )
+        except RuntimeError:  # it takes rows of the model's width, or of the vocabulary's, alone
+            return False
+
+    def _behind_product(self, product: torch.Tensor) -> torch.Tensor:
+        """Return the model's own logits of its head's product, [batch, rows, vocabulary]: whatever it does behind that."""
+        head = self._plain.get_output_embeddings()
+        self._plain.set_output_embeddings(nn.Identity())
+        try:
+            return self._head(product)
+        finally:
+            self._plain.set_output_embeddings(head)
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the model's own logits of hidden rows, [batch, rows, width]: whatever it does behind its backbone."""
@@ -270,6 +305,11 @@ class _Given(nn.Module):
 
     def forward(self, *_: Any, **__: Any) -> BaseModelOutputWithPast:
         return self._output
+
+
+def kept_places(length: int, first: int) -> int:
+    """Return how many of so many places have logits, of which the first that is learned from is `first`: all from its bucket on."""
+    return length - first // BUCKET_TOKENS * BUCKET_TOKENS
 
 
 def chosen_log_probabilities(

@@ -4,9 +4,11 @@ Logits of all rows, and what the product takes beside them, are the most that a 
 each other, but kernels may add up terms in another order where rows are fewer. Whether they do is seen on this device, forward
 and backward, for each number of rows before the head first runs on it: with random numbers, of the head's width and data type, and
 as many of its outputs as `_COMPARED_BYTES` has room for (all of them would take what there is no room for). What differs is not used.
+What follows the product, a cap or a scale, may do so by elements alone, which is seen, too (`works_by_element`).
 """
 
 import itertools
+from collections.abc import Callable
 
 import torch
 from torch.nn import functional as F
@@ -25,6 +27,35 @@ _COMPARED_BYTES = 24 << 20
 
 _LEAST_OUTPUTS, _STEP_OUTPUTS = 1024, 64
 """Of the head that are compared, and what their number is a multiple of: no kernel's last columns lie inside of the whole."""
+
+
+_ELEMENTS, _FEW_ELEMENTS = 331, 5
+"""Of what follows a product: so many at once, and so many; not multiples of any kernel's vectors, and less than one."""
+
+_ELEMENTS_SPREAD = 16.0
+"""Standard deviation of them: caps are 20 to 50."""
+
+
+def works_by_element(function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> bool:
+    """Tell whether a function gives an element, [1, 1, elements], and its gradient the same bits wherever it lies among however many.
+
+    A kernel may compute the last of a row by another code than those that fill its vectors.
+    """
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(1, 1, _ELEMENTS, generator=generator) * _ELEMENTS_SPREAD
+
+    def with_gradient(elements: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        given = elements.to(dtype, copy=True).requires_grad_()
+        with torch.enable_grad():
+            made = function(given)
+        (gradient,) = torch.autograd.grad(made, given, made.detach())
+        return made.detach(), gradient
+
+    whole = with_gradient(drawn)
+    parts = [with_gradient(part) for part in drawn.split(_FEW_ELEMENTS, dim=-1)]
+    return all(
+        same_bits(of, torch.cat(found, dim=-1)) for of, found in zip(whole, zip(*parts, strict=True), strict=True)
+    )
 
 
 def head_row_blocks(rows: int, at_once: int) -> list[tuple[int, int]]:

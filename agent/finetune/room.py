@@ -1,7 +1,7 @@
 """Whether the budget suffices: said before the first update, in figures, with what helps."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 
@@ -45,12 +45,14 @@ class Room:
         return None if process is None else process.ram_bytes - process.held_bytes() - WORKING_BYTES
 
     def check(
-        self, loss: LearnedLoss | LabelLoss, trained: Sequence[torch.Tensor], tokens: torch.Tensor, rows: int
-    ) -> str | None:
+        self, loss: LearnedLoss | LabelLoss, trained: Sequence[torch.Tensor], tokens: torch.Tensor, rows: int,
+        met: Callable[[], Collection[int]] = tuple,
+    ) -> str | None:  # fmt: skip
         """See that batches of so many rows can be trained on, the model being there and nothing trained yet; `tokens`: some of one.
 
-        Where only the head on all rows at once is too much, it runs on fewer at a time, and what is to be said of that is returned.
-        Raises FinetuneError where that, too, is too much.
+        Where only the head on all rows at once is too much, it runs on fewer at a time, and what is to be said of that is returned;
+        each of the numbers of rows that will be `met` is compared then. Raises FinetuneError where that, too, is too much, or where no
+        blocks of one of those numbers have its bits.
         """
         process = self._process
         if process is None:
@@ -59,12 +61,15 @@ class Room:
         small = sum((1 + MOMENTS) * t.nbytes for t in trained if t.nbytes < SMALLEST_BYTES)
         beside = held + WORKING_BYTES + small
         at_once = None
-        if least_ram_for(beside + loss.bytes_at_once(rows)) > process.ram_bytes and loss.may_run_in_blocks(tokens):
+        may_run_in_blocks = loss.may_run_in_blocks(tokens)  # first: it sees what the head takes
+        if may_run_in_blocks and least_ram_for(beside + loss.bytes_at_once(rows)) > process.ram_bytes:
             at_once = rows_that_fit(loss, rows, beside, process.ram_bytes)
         logits = loss.bytes_at_once(rows, at_once)
         least = least_ram_for(beside + logits)
         if least <= process.ram_bytes:
-            return self._run_in_blocks(loss, rows, at_once) if isinstance(loss, LearnedLoss) and at_once else None
+            return (
+                self._run_in_blocks(loss, rows, at_once, met()) if isinstance(loss, LearnedLoss) and at_once else None
+            )
         at_once = loss.rows_at_once(rows, at_once)
         fewer = "" if at_once <= _FEW_ROWS else f", or --head-rows {_FEW_ROWS}"
         raise FinetuneError(
@@ -73,12 +78,15 @@ class Room:
             f"{at_once} tokens with their loss {format_bytes(logits)}; give --ram {_advised(least)}{fewer}, or a shorter --seq-len"
         )
 
-    def _run_in_blocks(self, loss: LearnedLoss, rows: int, most: int) -> str:
+    def _run_in_blocks(self, loss: LearnedLoss, rows: int, most: int, met: Collection[int]) -> str:
         """Have the head run on blocks of rows, compared here; return what is to be said. Raises FinetuneError."""
         self._in_blocks = True
         whole_bytes = loss.bytes_at_once(rows)
         with without_foresight():
-            blocks = loss.run_in_blocks(most).blocks(rows)
+            head_rows = loss.run_in_blocks(most)
+            blocks = head_rows.blocks(rows)
+            for number in sorted(met, reverse=True):
+                head_rows.blocks(number)
         return (
             f"the head runs on {blocks[0][1]} rows at a time: all {rows} take {format_bytes(whole_bytes)} at once, which the budget has no "
             "room for; the bits are the same, as compared on this device"

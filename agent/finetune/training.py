@@ -16,7 +16,7 @@ from agent.finetune.accumulation.choice import accumulation_of, cannot_run_by_la
 from agent.finetune.base_record import BaseRecord
 from agent.finetune.checkpoint import Checkpoint, FinetuneProgress
 from agent.finetune.federated import FederatedRound
-from agent.finetune.head_loss import EncoderInput, LabelLoss, LearnedLoss
+from agent.finetune.head_loss import EncoderInput, LabelLoss, LearnedLoss, kept_places
 from agent.finetune.libraries import plain_model
 from agent.finetune.model import load_model, multiplied_bytes
 from agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrder
@@ -162,6 +162,8 @@ class _Run:
         )
         self.parts = {"optimizer": self.optimizer, "schedule": self.schedule}
         self.checkpoint = Checkpoint(options, split.train, base, None if given is None else given.name)
+        self._orders: dict[int, array[int]] = {}
+        """Of the sequences, by the epoch that was asked for last."""
         self.done = 0
         self.loss_before: float | None = None
         self._kept = 0
@@ -175,7 +177,7 @@ class _Run:
         """Raise FinetuneError where the budget of this process is too small for the longest batch."""
         longest = max((*self.train_on, *self.held_out), key=lambda sequence: len(sequence.tokens))
         rows = self.options.batch * len(longest.tokens)
-        said = self.room.check(self._learned_loss, self.trained, self._as_tensors([longest])[0], rows)
+        said = self.room.check(self._learned_loss, self.trained, self._as_tensors([longest])[0], rows, self._rows_met)
         if said is not None:
             self._note(said)
         weights_bytes = multiplied_bytes(self.model) + (1 + MOMENTS) * sum(t.nbytes for t in self.trained)
@@ -185,6 +187,12 @@ class _Run:
         if accumulation.by_layers and isinstance(self._learned_loss, LearnedLoss):
             self._note(f"the {self.options.accumulate} batches of an update run layer by layer: {accumulation.why}")
             self._by_layers = ByLayers(self.model, self._learned_loss)
+
+    def _rows_met(self) -> set[int]:
+        """Return the numbers of rows of logits that all updates, and what is held out, have: known before the first."""
+        begin, count = self._first * self.options.accumulate, self.updates * self.options.accumulate
+        trained = {_rows(self._batch(index)) for index in range(begin, begin + count)}
+        return trained | {_rows([sequence]) for sequence in self.held_out}
 
     def begin(self) -> bool:
         """Go to where the checkpoint is and return True; or measure what is held out, where there is none."""
@@ -285,10 +293,11 @@ class _Run:
             return sequence
         return masked(sequence, self._vocabulary, f"{self.options.seed} {place}")
 
-    def _order(self, epoch: int) -> list[int]:
-        generator = torch.Generator().manual_seed(self.options.seed + epoch)
-        order: list[int] = torch.randperm(len(self.train_on), generator=generator).tolist()
-        return order
+    def _order(self, epoch: int) -> "array[int]":
+        if epoch not in self._orders:
+            generator = torch.Generator().manual_seed(self.options.seed + epoch)
+            self._orders = {epoch: array("q", torch.randperm(len(self.train_on), generator=generator).tolist())}
+        return self._orders[epoch]
 
     def held_out_loss(self) -> float | None:
         """Return the mean loss over the held-out tokens; None where none are held out."""
@@ -308,6 +317,13 @@ class _Run:
             if not self.task.encoder_alone
             else _as_encoder_tensors(batch, self.options.sequence_tokens)
         )
+
+
+def _rows(batch: Sequence[TokenSequence]) -> int:
+    """Return of how many rows a batch's logits are, each token predicted from the place before it."""
+    longest = max(len(sequence.tokens) for sequence in batch)
+    first = min((place for s in batch for place, label in enumerate(s.labels[1:]) if label != IGNORED), default=0)
+    return len(batch) * kept_places(longest, first)
 
 
 def _as_tensors(batch: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor, EncoderInput | None]:

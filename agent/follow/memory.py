@@ -42,6 +42,10 @@ _LEAST_TENSOR_BYTES = 1 << 20
 _CODE_RELEASES = 6
 """Code pages are given back when following starts and after the first segments; from then on what runs is needed."""
 
+_NEW_CODE_SEGMENTS = 4
+"""So many bring code that did not run before: what is looked at before training, a backward pass, a step of an optimizer, and one more.
+From then on what comes back is known from them."""
+
 _SEGMENTS_REMEMBERED = 8
 """The most that the rest of the process took in so many segments counts, a step or two: code that was given back at a
 segment's end comes back when the same operators run again."""
@@ -92,7 +96,8 @@ class ProcessBudget:
     @property
     def _coming_bytes(self) -> int:
         """What of the room is not filled with freed memory for reuse: code that comes in between two looks."""
-        return _LATER_CODE_BYTES if self.settling else 0
+        ended = _CODE_RELEASES - self._releases_left
+        return _LATER_CODE_BYTES if ended < _NEW_CODE_SEGMENTS else 0
 
     def check(self) -> None:
         """Raise BudgetTooSmallError where the process alone fills the budget."""

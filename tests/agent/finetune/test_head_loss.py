@@ -1,5 +1,7 @@
 """Loss and gradient, some rows at a time, have the bits of the whole; only the rows that matter are computed."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -125,7 +127,7 @@ def test_all_rows_at_once_are_the_step_that_one_would_write(dtype: torch.dtype) 
     assert torch.equal(loss, expected.detach()) and all(map(torch.equal, found, gradients(model)))
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_blocks_that_nobody_asked_for_have_the_bits_of_all_rows_at_once(kind: str, dtype: torch.dtype) -> None:
     model = small_model(kind, dtype)
@@ -138,11 +140,44 @@ def test_blocks_that_nobody_asked_for_have_the_bits_of_all_rows_at_once(kind: st
     assert loss.rows_at_once(2 * LENGTH) <= 32
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "cohere"])
-def test_a_head_with_more_than_a_product_runs_in_blocks_only_where_asked(kind: str) -> None:
-    loss = LearnedLoss(small_model(kind))
-    assert not loss.may_run_in_blocks(data(1)[0]) and loss.stands_alone(data(1)[0])
+def test_a_head_that_caps_is_counted_with_what_its_cap_saves_and_blocks_that_were_asked_for_are_kept() -> None:
+    capped, product = LearnedLoss(small_model("gemma2")), LearnedLoss(small_model("llama"))
+    alone = capped.bytes_at_once(64)
+    assert capped.may_run_in_blocks(data(1)[0]) and product.may_run_in_blocks(data(1)[0])
+    logits = 64 * VOCABULARY * torch.float32.itemsize
+    assert alone + logits <= capped.bytes_at_once(64) <= alone + 3 * logits and product.bytes_at_once(64) == alone
     assert not LearnedLoss(small_model("llama"), head_rows=16).may_run_in_blocks(data(1)[0])
+
+
+def _of_other_bits_in_the_last_places(logits: torch.Tensor) -> torch.Tensor:
+    """As a kernel does whose vectors are of eight."""
+    return torch.cat([logits[..., :-3] * 1.5, logits[..., -3:] * 1.5000001], -1)
+
+
+def _of_the_whole_row(logits: torch.Tensor) -> torch.Tensor:
+    return logits - logits.mean(-1, keepdim=True)
+
+
+def _of_its_own_vocabulary(logits: torch.Tensor) -> torch.Tensor:
+    return logits + torch.arange(VOCABULARY, dtype=logits.dtype)
+
+
+@pytest.mark.parametrize("behind", [_of_other_bits_in_the_last_places, _of_the_whole_row, _of_its_own_vocabulary])
+def test_what_follows_a_product_runs_in_blocks_only_where_it_works_by_elements(
+    behind: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model("llama")
+    forward = type(model.get_base_model()).forward
+
+    @functools.wraps(forward)
+    def followed(self: Any, *given: Any, **named: Any) -> Any:
+        made = forward(self, *given, **named)
+        made.logits = behind(made.logits)
+        return made
+
+    monkeypatch.setattr(type(model.get_base_model()), "forward", followed)
+    loss = LearnedLoss(model)
+    assert not loss.may_run_in_blocks(data(1)[0]) and loss.stands_alone(data(1)[0])
 
 
 def test_a_head_that_is_trained_runs_at_once_or_is_refused() -> None:

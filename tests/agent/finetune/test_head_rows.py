@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from agent.finetune import head_rows
-from agent.finetune.head_rows import LEAST_ROWS, HeadRows, head_row_blocks
+from agent.finetune.head_rows import LEAST_ROWS, HeadRows, head_row_blocks, works_by_element
 from agent.finetune.options import FinetuneError
 
 
@@ -78,3 +78,21 @@ def test_a_number_of_rows_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(HeadRows, "_has_bits_of_whole", lambda self, blocks: not compared.append(blocks[-1][1]))
     rows = HeadRows(torch.empty(500, 32), None, most=16)
     assert rows.blocks(64) == rows.blocks(64) != rows.blocks(96) and compared == [64, 96]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_function_of_elements_is_told_from_one_of_rows_by_values_and_by_gradients(dtype: torch.dtype) -> None:
+    class OtherGradients(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, given: torch.Tensor) -> torch.Tensor:
+            return given * 2
+
+        @staticmethod
+        def backward(_: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            return gradients[0] * gradients[0].shape[-1]
+
+    of_other_gradients: Any = OtherGradients.apply
+    assert works_by_element(lambda given: given * 0.0625, dtype)
+    assert works_by_element(lambda given: torch.tanh(given / 30.0) * 30.0, dtype)
+    assert not works_by_element(lambda given: given - given.amax(-1, keepdim=True), dtype)
+    assert not works_by_element(of_other_gradients, dtype)

@@ -12,6 +12,7 @@ import torch
 from agent import budget
 from agent.finetune import room
 from agent.finetune.head_loss import LearnedLoss
+from agent.finetune.head_rows import HeadRows
 from agent.finetune.model import load_model
 from agent.finetune.options import FinetuneError, FinetuneOptions
 from agent.finetune.room import Room
@@ -119,6 +120,22 @@ def test_where_all_rows_of_the_head_are_too_much_it_runs_on_as_many_as_fit(
         assert loss.rows_at_once(96) == 32 and torch.equal(loss(tokens, labels), expected)
         with pytest.raises(FinetuneError, match=r"2\.0 GiB is too little.*logits of 48 tokens"):
             Room(options_of(tmp_path)).check(LearnedLoss(model, head_rows=48), trained, tokens, 96)
+
+
+def test_numbers_of_rows_that_come_later_are_compared_before_the_first_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(tmp_path / "model")
+    model = load_model(options_of(tmp_path), Task(TaskKind.CAUSAL_LM), lambda note: None)
+    tokens = torch.arange(96)[None] % 40
+    monkeypatch.setattr(
+        LearnedLoss, "bytes_at_once", lambda self, rows, at_once=None: (1 << 40) if (at_once or rows) > 16 else 0
+    )
+    monkeypatch.setattr(HeadRows, "_has_bits_of_whole", lambda self, blocks: blocks[-1][1] != 64)
+    with budget(ram="2G", page_dir=tmp_path):
+        assert Room(options_of(tmp_path)).check(LearnedLoss(model), [], tokens, 96, lambda: {96, 32})
+        with pytest.raises(FinetuneError, match=r"product of 64 rows has other bits in blocks of 16 rows"):
+            Room(options_of(tmp_path)).check(LearnedLoss(model), [], tokens, 96, lambda: {96, 64, 32})
 
 
 def test_a_budget_that_is_too_small_is_refused_before_the_first_update(tmp_path: Path) -> None:

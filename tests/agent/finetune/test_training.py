@@ -1,5 +1,6 @@
 """The recipe learns, stops and goes on with the same bits, and leaves what peft and transformers load."""
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -12,16 +13,18 @@ import pytest
 import torch
 import transformers
 
+from agent.finetune import head_loss
 from agent.finetune.accumulation.choice import Accumulation
 from agent.finetune.grid.file import put_on_grid
 from agent.finetune.grid.linear import GridConv1D, GridLinear
 from agent.finetune.libraries import Conv1D
 from agent.finetune.model import load_model
 from agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrder
+from agent.finetune.room import Room
 from agent.finetune.training import FinetuneOutcome, Update, exit_code, finetune
 from agent.packing import QuantizationGrid
 from planner.ir.errors import ExitCode
-from tests.agent.finetune.tiny_model import make_data, make_model
+from tests.agent.finetune.tiny_model import TEXT, make_data, make_model
 
 
 @pytest.fixture(scope="module")
@@ -187,3 +190,27 @@ def test_a_loss_that_is_no_number_stops_it(asked: FinetuneOptions, tmp_path: Pat
 def test_updates_are_counted_from_the_data_or_as_asked(asked: FinetuneOptions, tmp_path: Path) -> None:
     outcome, _ = run(replace(asked, out=str(tmp_path / "out"), updates=3, held_out=0.0))
     assert outcome.updates == 3 and outcome.loss_before is None and outcome.loss_after is None
+
+
+def test_numbers_of_rows_that_are_compared_before_are_those_that_come(
+    asked: FinetuneOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[set[int]] = []
+    came: set[int] = set()
+    chosen = head_loss.chosen_log_probabilities
+    monkeypatch.setattr(Room, "check", lambda self, loss, trained, tokens, rows, met: told.append(met()))
+    monkeypatch.setattr(
+        head_loss,
+        "chosen_log_probabilities",
+        lambda logits, *given: came.add(logits.shape[1]) or chosen(logits, *given),
+    )
+    records = [{"prompt": TEXT * times, "completion": TEXT[: 10 * times]} for times in (1, 2, 3, 4, 5)] * 2
+    data = tmp_path / "prompts.jsonl"
+    data.write_text("".join(json.dumps(record) + "\n" for record in records))
+    for batch in (1, 2):
+        options = replace(
+            asked, data=str(data), out=str(tmp_path / str(batch)), sequence_tokens=256, batch=batch, epochs=1
+        )
+        came.clear()
+        run(options)
+        assert told[-1] == came and len(came) > 1

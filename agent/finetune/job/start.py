@@ -19,6 +19,7 @@ from agent.follow.consumption import wear_joules_per_byte
 from agent.follow.exec.exec_budget import ExecOptions
 from agent.follow.exec.launch import LaunchOptions, launch_words
 from agent.malloc import preload_environment
+from agent.system.python_process import threads_environment
 from agent.worker.options import FinetuneWorkerOptions
 from agent.worker.serve import serve
 from planner.ir.errors import ExitCode
@@ -35,7 +36,6 @@ def _become_worker(told: FinetuneWorkerOptions) -> NoReturn:
     job = FinetuneJob.read(told.bundle)
     given = open_round(told)
     home = _take_rights_of(told.user) if told.user is not None and os.geteuid() == 0 else {}
-    threads = str(job.threads)
     allocator = preload_environment(job.ram_bytes)
     soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
     budget = ExecOptions(
@@ -47,9 +47,7 @@ def _become_worker(told: FinetuneWorkerOptions) -> NoReturn:
     files = () if given is None else (given.encoded(),)
     program = ("agent.finetune.job.worker", job.encoded().decode(), "--control-fd", str(told.control_fd), *files)
     command = launch_words(LaunchOptions(asdict(budget), True, restored), program)
-    os.execve(
-        command[0], command, {**os.environ, **home, **allocator, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-    )
+    os.execve(command[0], command, {**os.environ, **home, **allocator, **threads_environment(job.threads)})
 
 
 def _take_rights_of(user: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from agent.finetune.grid.linear import GridConv1D, GridLinear, encode_weight
+from agent.finetune.grid.linear import Array, GridConv1D, GridLinear, blocks_of, codes_of, scales_of
 from agent.finetune.libraries import Conv1D
 from agent.finetune.model_files import weight_files
 from agent.finetune.options import FinetuneError
@@ -25,7 +25,7 @@ FOLDER = ".port-agent"
 
 _FORMAT = "1"
 ENCODED_ITEMS = 1 << 19
-"""Weights encoded at once: about 10 MiB of intermediate tensors."""
+"""Weights encoded at once: about 10 MiB of what is made on the way."""
 
 _DECODED = (torch.bfloat16, torch.float32)
 
@@ -109,8 +109,9 @@ def _write(path: Path, layers: dict[str, nn.Linear | Conv1D], grid: Quantization
     tensors: dict[str, Chunks] = {}
     for name, layer in layers.items():
         rows, items = layer.weight.shape
-        tensors[f"{name}.codes"] = Chunks("uint8", (rows, items * grid.code_bits // 8), _pieces(name, layer, grid, 0))
-        tensors[f"{name}.scales"] = Chunks("float32", (rows, items // grid.block), _pieces(name, layer, grid, 1))
+        codes, scales = _codes(name, layer, grid), _scales(name, layer, grid)
+        tensors[f"{name}.codes"] = Chunks("uint8", (rows, items * grid.code_bits // 8), codes)
+        tensors[f"{name}.scales"] = Chunks("float32", (rows, items // grid.block), scales)
     metadata = {"format": _FORMAT, "grid": grid.value, "sources": msgspec.json.encode(made_of).decode()}
     nbytes = len(safetensors_io.encoded_header(tensors, metadata)) + sum(
         safetensors_io.tensor_bytes(chunks.dtype, chunks.shape) for chunks in tensors.values()
@@ -127,17 +128,29 @@ def _write(path: Path, layers: dict[str, nn.Linear | Conv1D], grid: Quantization
         ) from error
 
 
-def _pieces(name: str, layer: Any, grid: QuantizationGrid, part: int) -> Callable[[], Iterator[memoryview]]:
-    """Return what yields the codes (`part` 0) or scales (1) of a layer, some rows at a time."""
+def _codes(name: str, layer: Any, grid: QuantizationGrid) -> Callable[[], Iterator[memoryview]]:
+    """Return what yields the codes of a layer, some rows at a time."""
 
     def pieces() -> Iterator[memoryview]:
-        weight = layer.weight.detach()
-        step = max(1, ENCODED_ITEMS // weight.shape[1])
-        for first in range(0, weight.shape[0], step):
-            try:
-                made = encode_weight(grid, weight[first : first + step])[part]
-            except ValueError as error:
-                raise FinetuneError(f"{name}: {error}; the model's files are damaged, download them again") from error
-            yield memoryview(made.numpy().tobytes())
+        for blocks, scales in _encoded(name, layer, grid):
+            yield codes_of(grid, blocks, scales).data.cast("B")
 
     return pieces
+
+
+def _scales(name: str, layer: Any, grid: QuantizationGrid) -> Callable[[], Iterator[memoryview]]:
+    """Return what yields the scales of a layer, some rows at a time."""
+    return lambda: (scales.data.cast("B") for _, scales in _encoded(name, layer, grid))
+
+
+def _encoded(name: str, layer: Any, grid: QuantizationGrid) -> Iterator[tuple[Array, Array]]:
+    """Yield some rows of a layer in blocks, with their scales, then the next. Raises FinetuneError where a weight is no number."""
+    weight = layer.weight.detach()
+    step = max(1, ENCODED_ITEMS // weight.shape[1])
+    for first in range(0, weight.shape[0], step):
+        blocks = blocks_of(grid, weight[first : first + step])
+        try:
+            scales = scales_of(grid, blocks)
+        except ValueError as error:
+            raise FinetuneError(f"{name}: {error}; the model's files are damaged, download them again") from error
+        yield blocks, scales

@@ -8,8 +8,10 @@ is decoded for each product.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -21,6 +23,8 @@ from planner.ir.tensor_bytes import same_bits
 
 BLOCK_BYTES = 4 << 20
 """Of decoded weight, about: more takes more of the budget, less pays for calls."""
+
+Array: TypeAlias = npt.NDArray[np.float32]
 
 _STEP = 128
 """Blocks are multiples of it: of both grids' blocks, and of what kernels compute side by side."""
@@ -108,19 +112,39 @@ class GridConv1D(_OnGrid, Conv1D):
 def encode_weight(grid: QuantizationGrid, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return codes and scales of a weight, [rows, in], each item at the level nearest to it.
 
-    Of two that are equally near, the lower of NF4, the even of INT8. The weight is read once, by a copy: of rows of a
-    weight that lies in its file, no others come in. Raises ValueError where a weight is no number.
+    Of two that are equally near, the lower of NF4, the even of INT8. Raises ValueError where a weight is no number.
     """
-    blocks = weight.to(torch.float32, copy=True).view(weight.shape[0], -1, grid.block)
-    scales = blocks.abs().amax(-1) / grid.largest
-    if not torch.isfinite(scales).all():
+    blocks = blocks_of(grid, weight)
+    scales = scales_of(grid, blocks)
+    return torch.from_numpy(codes_of(grid, blocks, scales)), torch.from_numpy(scales)
+
+
+def blocks_of(grid: QuantizationGrid, weight: torch.Tensor) -> Array:
+    """Return a weight, [rows, in], in 32 bits by the blocks that share a scale, [rows, blocks, items].
+
+    It is read once, by a copy: of rows of a weight that lies in its file, no others come in. From here numpy computes: what it makes on
+    the way is no tensor, for which a budget would make room among those that are followed.
+    """
+    copied: Array = weight.to(torch.float32, copy=True).view(weight.shape[0], -1, grid.block).numpy()
+    return copied
+
+
+def scales_of(grid: QuantizationGrid, blocks: Array) -> Array:
+    """Return the scale of each block, [rows, blocks]. Raises ValueError where a weight is no number."""
+    scales: Array = np.abs(blocks).max(axis=-1) / np.float32(grid.largest)
+    if not np.isfinite(scales).all():
         raise ValueError("a weight is infinite or no number")
-    levels = blocks / torch.where(scales == 0, 1.0, scales)[..., None]
+    return scales
+
+
+def codes_of(grid: QuantizationGrid, blocks: Array, scales: Array) -> npt.NDArray[np.uint8]:
+    """Return the codes of all items, row by row: of INT8 a byte each, of NF4 two in a byte."""
+    levels = (blocks / np.where(scales == 0, np.float32(1.0), scales)[..., None]).reshape(len(blocks), -1)
     if grid is QuantizationGrid.INT8:
-        return levels.round().to(torch.int8).view(torch.uint8).view(weight.shape), scales
-    known = torch.tensor(NF4_LEVELS)
-    codes = torch.bucketize(levels, (known[1:] + known[:-1]) / 2, out_int32=True).to(torch.uint8).view(weight.shape)
-    return codes[:, 0::2] | codes[:, 1::2] << 4, scales
+        return np.rint(levels, out=levels).astype(np.int8).view(np.uint8)
+    known = np.array(NF4_LEVELS, dtype=np.float32)
+    codes: npt.NDArray[np.uint8] = np.searchsorted((known[1:] + known[:-1]) / np.float32(2.0), levels).astype(np.uint8)
+    return codes[:, 0::2] | codes[:, 1::2] << np.uint8(4)
 
 
 class _GridProduct(torch.autograd.Function):

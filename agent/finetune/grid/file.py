@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from agent.finetune.grid.linear import Array, GridConv1D, GridLinear, blocks_of, codes_of, scales_of
+from agent.finetune.grid.linear import Array, GridConv1D, GridLinear, grid_blocks, codes_of, scales_of
 from agent.finetune.libraries import Conv1D
 from agent.finetune.model_files import weight_files
 from agent.finetune.options import FinetuneError
@@ -148,7 +148,7 @@ def _encoded(name: str, layer: Any, grid: QuantizationGrid) -> Iterator[tuple[Ar
     weight = layer.weight.detach()
     step = max(1, ENCODED_ITEMS // weight.shape[1])
     for first in range(0, weight.shape[0], step):
-        blocks = blocks_of(grid, weight[first : first + step])
+        blocks = grid_blocks(grid, weight[first : first + step])
         try:
             scales = scales_of(grid, blocks)
         except ValueError as error:

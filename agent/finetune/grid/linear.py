@@ -114,12 +114,12 @@ def encode_weight(grid: QuantizationGrid, weight: torch.Tensor) -> tuple[torch.T
 
     Of two that are equally near, the lower of NF4, the even of INT8. Raises ValueError where a weight is no number.
     """
-    blocks = blocks_of(grid, weight)
+    blocks = grid_blocks(grid, weight)
     scales = scales_of(grid, blocks)
     return torch.from_numpy(codes_of(grid, blocks, scales)), torch.from_numpy(scales)
 
 
-def blocks_of(grid: QuantizationGrid, weight: torch.Tensor) -> Array:
+def grid_blocks(grid: QuantizationGrid, weight: torch.Tensor) -> Array:
     """Return a weight, [rows, in], in 32 bits by the blocks that share a scale, [rows, blocks, items].
 
     It is read once, by a copy: of rows of a weight that lies in its file, no others come in. From here numpy computes: what it makes on

@@ -382,8 +382,6 @@ class Executor:
             result = call()
             if not in_place:
                 self._bind_outputs(op, outputs, result)
-            elif not self._checked:  # where the place does not fit its result, torch makes another
-                self._check_layouts(op, outputs, _tensors(result))
 
         if op.random and self.graph.draws:
             return self._run_drawing(index, run)
@@ -462,18 +460,13 @@ class Executor:
 
     def _bind_outputs(self, op: Op, outputs: tuple[int | None, ...], result: Any) -> None:
         tensors = _tensors(result)
-        if not self._checked:
-            self._check_layouts(op, outputs, tensors)
-        for v, tensor in zip(outputs, tensors, strict=True):
-            if v is not None:
-                self.values.bind(v, tensor)
-
-    def _check_layouts(self, op: Op, outputs: tuple[int | None, ...], tensors: Sequence[torch.Tensor]) -> None:
         if len(tensors) != len(outputs):
             raise GraphChangedError(f"{op.name} returned {len(tensors)} tensors, {len(outputs)} were recorded")
         for v, tensor in zip(outputs, tensors, strict=True):
             if v is not None:
-                check_layout(op, self.graph.values[v], tensor)
+                if not self._checked:
+                    check_layout(op, self.graph.values[v], tensor)
+                self.values.bind(v, tensor)
 
     def _guard(self, op: Op) -> Callable[[], None]:
         fetch, expected = self.values.fetcher(op.args[0]), op.args[1]

@@ -14,7 +14,6 @@ from functools import cached_property
 
 from planner.ir.devices.transfers import transfer_of
 from planner.ir.graph import Argument, GraphError, Op, Ref, StepGraph, Value
-from planner.ir.operators import WRITES_INTO_OUT
 
 Shape = tuple[int, ...]
 
@@ -631,8 +630,8 @@ _RULES: dict[str, tuple[str, Callable[[_Call], bool]]] = {
     **_upsample_rules(),
 }  # fmt: skip
 
-_SAME_PARAMETERS = WRITES_INTO_OUT | {"aten::_ctc_loss_backward.Tensor"}
-"""Overloads that take what the operator without a suffix takes, and where to write its result."""
+_SAME_PARAMETERS = ("aten::_ctc_loss_backward.Tensor",)
+"""Overloads that take what the operator without a suffix takes."""
 
 _FORWARD = {
     "max_pool2d_with_indices": _POOLED,

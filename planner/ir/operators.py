@@ -414,18 +414,7 @@ GUARD = "port::guard"
 """A pseudo-operator: the value of its operand must be what it was when the step was recorded."""
 
 MAXIMUM_OUT = "aten::maximum.out"
-"""Adam's amsgrad and Adamax keep their running maximum with it."""
-
-OUT_KEYWORDS = {
-    **dict.fromkeys(
-        (f"aten::{name}" for name in ("mm", "addmm", "bmm", "gelu", "silu", "tanh", "sigmoid", "exp")), "out"
-    ),
-    **dict.fromkeys((f"aten::{name}_backward" for name in ("gelu", "silu", "tanh", "sigmoid")), "grad_input"),
-}
-"""Operators whose kernel can write into a tensor that it is given -> the keyword of that tensor, and its overload's name."""
-
-WRITES_INTO_OUT = frozenset(f"{name}.{keyword}" for name, keyword in OUT_KEYWORDS.items())
-"""What a piece of a tensor is written to its place with. Nothing else with an `out` argument is allowed but `MAXIMUM_OUT`."""
+"""The one operator with an `out` argument that is allowed: Adam's amsgrad and Adamax keep their running maximum with it."""
 
 
 ADD_SCALED = "aten::add_.Tensor"
@@ -444,7 +433,7 @@ def check_operator(name: str) -> None:
     base, _, overload = rest.partition(".")
     if namespace == "aten" and base in ALLOWED | ON_CUDA and not overload.endswith(("out", "out_")):
         return
-    if name in (GUARD, MAXIMUM_OUT) or name in WRITES_INTO_OUT:
+    if name in (GUARD, MAXIMUM_OUT):
         return
     raise OperatorError(
         f"the step uses the operator {name}, which is not supported; replace it in the model by standard torch "

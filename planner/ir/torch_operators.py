@@ -11,7 +11,7 @@ import torch
 
 from planner.ir.devices.torch_device import known_kinds
 from planner.ir.graph import Argument, GraphError, Named, Op, Ref, StepGraph, references
-from planner.ir.operators import ADD_SCALED, MAXIMUM_OUT, WRITES_INTO_OUT, OperatorError, check_operator
+from planner.ir.operators import ADD_SCALED, MAXIMUM_OUT, OperatorError, check_operator
 
 _DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
@@ -60,8 +60,7 @@ def resolve(name: str) -> Callable[..., Any]:
     overload = getattr(packet, match[2] or "default", None) if match and packet is not None else None
     if overload is None:
         raise OperatorError(f"torch {torch.__version__} has no operator {name}; plan the job again with this version")
-    writes = any(argument.is_out for argument in overload._schema.arguments)
-    if writes and name != MAXIMUM_OUT and name not in WRITES_INTO_OUT:
+    if name != MAXIMUM_OUT and any(argument.is_out for argument in overload._schema.arguments):
         raise OperatorError(f"the operator {name} writes into a tensor it is given, which is not supported")
     result: Callable[..., Any] = overload
     return result

@@ -245,7 +245,7 @@ def _way(graph: StepGraph, op: Op, s: int) -> tuple[int, Value] | None:
     name = base_name(op)
     place = _WEIGHT_OF.get(name, len(op.args))
     taken = [v for v in operands(op) if graph.values[v].storage == s]
-    if place >= len(op.args) or len(taken) != 1 or op.args[place] != Ref(taken[0]) or op.writes:
+    if place >= len(op.args) or len(taken) != 1 or op.args[place] != Ref(taken[0]):
         return None
     value = graph.values[taken[0]]
     out = graph.values[op.outputs[0]] if op.outputs[0] is not None else None

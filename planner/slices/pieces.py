@@ -5,12 +5,11 @@ copies. Random masks are drawn whole, in the recorded order, as bytes. Of a loss
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from planner.ir.graph import ITEM_BYTES, Named, Op, Piece, Ref, StepGraph, Value, operands
-from planner.ir.operators import OUT_KEYWORDS
 from planner.slices.algebra import base_name, leading
 from planner.slices.chains import Chain, least_rows, units_of
 from planner.slices.rewriting import Draft, Replacement, Rewritten, row_major, substituted
@@ -206,15 +205,8 @@ class _Rewriting:
             return
         if base_name(op) == "empty_like" and any(graph.values[v].storage in self.masks for v in dims):
             return  # the room of a mask, which its piece brings along
-        inputs = {v: self.draft.value(self._cut(graph.values[v], d, piece)) for v, d in dims.items()}
-        args = tuple(substituted(a, inputs) for a in op.args)
-        kwargs = tuple((k, substituted(a, inputs)) for k, a in op.kwargs)
-        if (target := self._written_at_once(op, inputs)) is not None:
-            keyword, s = OUT_KEYWORDS[op.name], self.draft.known(target).storage
-            name, kwargs = f"{op.name}.{keyword}", (*kwargs, (keyword, Ref(target)))
-            self.draft.add(replace(op, name=name, args=args, kwargs=kwargs, outputs=(target,), writes=(s,)))
-            return
         loose = {s: self.draft.storage(self._part_bytes(s, piece)) for s in graph.creates[i] if s not in self.split}
+        inputs = {v: self.draft.value(self._cut(graph.values[v], d, piece)) for v, d in dims.items()}
         results: list[int | None] = []
         copies: list[tuple[int, int, int]] = []
         for v in op.outputs:
@@ -228,22 +220,12 @@ class _Rewriting:
                 results.append(made)
             else:
                 results.append(inputs[v])
+        args = tuple(substituted(a, inputs) for a in op.args)
+        kwargs = tuple((k, substituted(a, inputs)) for k, a in op.kwargs)
         writes = tuple(self._part(s, piece) if s in self.split else s for s in op.writes)
         self.draft.add(replace(op, args=args, kwargs=kwargs, outputs=tuple(results), writes=writes))
         for place, made, s in copies:
             self.draft.add(Op("aten::copy_", (Ref(place), Ref(made)), (), (place,), (s,), op.phase))
-
-    def _written_at_once(self, op: Op, inputs: Mapping[int, int]) -> int | None:
-        """Return where the operator's own kernel writes this piece of what it makes whole; None where it takes a copy.
-
-        Row by row, as the kernel would lay out a tensor of its own: strides may have it compute another way.
-        """
-        outputs = [v for v in op.outputs if v is not None]
-        if op.name not in OUT_KEYWORDS or len(outputs) != 1 or self.graph.values[outputs[0]].storage in self.split:
-            return None
-        place = self.draft.known(inputs[outputs[0]])
-        lies = zip(place.shape, place.stride, row_major(place.shape), strict=True)
-        return inputs[outputs[0]] if all(n == 1 or step == packed for n, step, packed in lies) else None
 
     def _unpack_mask(self, op: Op, piece: int) -> None:
         (v,) = (v for v in op.outputs if v is not None)

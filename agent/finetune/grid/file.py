@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from agent.finetune.grid.linear import Array, GridConv1D, GridLinear, grid_blocks, codes_of, scales_of
+from agent.finetune.grid.linear import Array, GridConv1D, GridLinear, codes_of, grid_blocks, scales_of
 from agent.finetune.libraries import Conv1D
 from agent.finetune.model_files import weight_files
 from agent.finetune.options import FinetuneError

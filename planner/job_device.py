@@ -33,11 +33,8 @@ def move(job: TrainingJob, kind: str) -> None:
         if kind not in known_kinds():
             raise JobError(f"no device is called {kind!r}; give one of {', '.join(known_kinds())}")
         job.model.to(kind)
-    except (
-        RuntimeError,
-        AssertionError,
-        TypeError,
-    ) as error:  # without the device torch asserts; Apple's has no float64
+    except (RuntimeError, AssertionError, TypeError) as error:
+        # without the device torch asserts; Apple's has no float64
         raise JobError(
             f"the model cannot be moved to {kind} ({str(error).partition(chr(10))[0]}); give a --device that this machine and "
             f"its torch {torch.__version__} have, see `port-agent doctor`"

@@ -50,6 +50,9 @@ from planner.ir.code_pages import release_code_pages
 _KEPT_SHARE = 1 / 2
 """Of the room for tensors, the most that is kept for a program that says what it needs again."""
 
+_Cut = MappedProduct | MappedRows | MappedCopy
+"""An operator that reads an operand where its file is mapped, a part at a time."""
+
 _SHOWN_AT_ONCE = 2
 """`torch.save` asks for a storage's size right before it writes its bytes, one storage after the other."""
 
@@ -117,7 +120,7 @@ class Follower:
         return func(*args, **kwargs)
 
     def _run_one(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        residency, book, traits = self.residency, self.book, traits_of(func)
+        residency, traits = self.residency, traits_of(func)
         self.operators += 1
         residency.clock += 1
         inputs = [] if traits.reads_nothing else storages_in((*args, *kwargs.values()) if kwargs else args, self.table)
@@ -125,48 +128,24 @@ class Follower:
             inputs += bare_storages_in(args, self.table)
         sizes = [s.nbytes for s in inputs]
         fingerprint = hash((traits.number, *sizes))
-        entry = book.expect(fingerprint)
+        entry = self.book.expect(fingerprint)
         if residency.may_recompute and entry is None:
             residency.victims.demote()
         residency.may_recompute = entry is not None
-        written: list[Storage] = []
-        large: list[torch.Tensor] | None = None
-        if traits.elementwise and (traits.takes_lists or sum(sizes) > residency.limit_bytes / PIECEWISE_FROM):
-            large = pieces_of(func, args, kwargs, residency.limit_bytes)
-        cut: MappedProduct | MappedRows | MappedCopy | None = None
-        if traits.cut_from_file:
-            cut = self._products.of(func, args, kwargs, residency.limit_bytes)
-            cut = cut or mapped_rows(func, args, kwargs, self.table)
-        elif traits.copies and large is None:
-            cut = mapped_copy(func, args, kwargs, self.table)
+        pieces, cut = self._in_parts(traits, func, args, kwargs, sum(sizes))
         for storage in inputs:
             storage.pins += 1
             if storage.left_at is not None and storage.resident:
                 storage.left_at.stayed()
         try:
-            held = _to_bring(traits, inputs, cut, whole=large is None)
-            residency.bring(held)
-            if isinstance(cut, MappedProduct) and not self._products.has_bits_of_whole(cut):
-                cut, held = None, inputs
-                residency.bring(held)
+            held, cut = self._bring(traits, inputs, cut, whole=pieces is None)
+            written: list[Storage] = []
             if traits.writes:
                 written = written_storages(func, args, kwargs, self.table)
                 residency.change(written)
-            if large is None:
-                if cut is not None:
-                    need_bytes = cut.need_bytes
-                elif entry is not None:
-                    need_bytes = entry.need_bytes
-                else:
-                    need_bytes = self.room.expected_bytes(traits, args, kwargs, inputs)
-                if need_bytes or written:
-                    if not residency.make_room(need_bytes):
-                        self.room.short(traits.name, held, need_bytes)
-                else:
-                    residency.make_room_if_possible()
-            if cut is not None:
-                residency.before_mapping(cut.mapped_bytes)
-            measured = entry is None and large is None
+            if pieces is None:
+                self._make_room(traits, args, kwargs, inputs, held, entry, cut, writes=bool(written))
+            measured = entry is None and pieces is None
             if measured:
                 self.room.begin()
             first_made = self.table.met
@@ -175,10 +154,10 @@ class Follower:
                 result = cut.run()
                 if not isinstance(cut, MappedRows):
                     residency.counters.mapped_bytes += cut.read_bytes
-            elif large is None:
+            elif pieces is None:
                 result = _call(traits.name, func, args, kwargs)
             else:
-                result = self._run_piecewise(func, args, kwargs, large, inputs, written)
+                result = self._run_piecewise(func, args, kwargs, pieces, inputs, written)
             for storage in written:
                 if storage.resident:
                     residency.resized(storage)
@@ -187,7 +166,7 @@ class Follower:
                 storage.pins -= 1
         if traits.reads_rows or cut is not None:
             residency.drop_touched(inputs)
-        elif traits.copies and book.segment == 0:
+        elif traits.copies and self.book.segment == 0:
             residency.leave_to_files(inputs)
         seconds = time.perf_counter() - began
         mapped_bytes = 0 if cut is None else cut.mapped_bytes
@@ -196,6 +175,49 @@ class Follower:
             measured=measured,
         )  # fmt: skip
         return result
+
+    def _in_parts(
+        self, traits: OperatorTraits, func: Any, args: Sequence[Any], kwargs: dict[str, Any], input_bytes: int
+    ) -> tuple[list[torch.Tensor] | None, _Cut | None]:
+        """Return the pieces of an elementwise operator too large to run whole, or how one reads from a file in place."""
+        limit_bytes = self.residency.limit_bytes
+        if traits.elementwise and (traits.takes_lists or input_bytes > limit_bytes / PIECEWISE_FROM):
+            pieces = pieces_of(func, args, kwargs, limit_bytes)
+            if pieces is not None:
+                return pieces, None
+        if traits.cut_from_file:
+            product = self._products.of(func, args, kwargs, limit_bytes)
+            return None, product or mapped_rows(func, args, kwargs, self.table)
+        return None, mapped_copy(func, args, kwargs, self.table) if traits.copies else None
+
+    def _bring(
+        self, traits: OperatorTraits, inputs: list[Storage], cut: _Cut | None, *, whole: bool
+    ) -> tuple[list[Storage], _Cut | None]:
+        """Make operands resident; return which, and what is left of a cut: nothing where its bits differ from the whole's."""
+        held = _to_bring(traits, inputs, cut, whole=whole)
+        self.residency.bring(held)
+        if isinstance(cut, MappedProduct) and not self._products.has_bits_of_whole(cut):
+            self.residency.bring(inputs)
+            return inputs, None
+        return held, cut
+
+    def _make_room(
+        self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], inputs: list[Storage],
+        held: list[Storage], entry: Entry | None, cut: _Cut | None, *, writes: bool,
+    ) -> None:  # fmt: skip
+        """Make room for what an operator takes that is run at once. Raises where there is none."""
+        if cut is not None:
+            need_bytes = cut.need_bytes
+        elif entry is not None:
+            need_bytes = entry.need_bytes
+        else:
+            need_bytes = self.room.expected_bytes(traits, args, kwargs, inputs)
+        if not (need_bytes or writes):
+            self.residency.make_room_if_possible()
+        elif not self.residency.make_room(need_bytes):
+            self.room.short(traits.name, held, need_bytes)
+        if cut is not None:
+            self.residency.before_mapping(cut.mapped_bytes)
 
     def _run_piecewise(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], large: list[torch.Tensor], inputs: list[Storage],
@@ -540,7 +562,7 @@ class Follower:
 
 
 def _to_bring(
-    traits: OperatorTraits, inputs: list[Storage], cut: MappedProduct | MappedRows | MappedCopy | None, *, whole: bool
+    traits: OperatorTraits, inputs: list[Storage], cut: _Cut | None, *, whole: bool
 ) -> list[Storage]:  # fmt: skip
     """Return which operands must be resident: not those read by row or in pieces from a mapping."""
     if cut is not None:

@@ -25,6 +25,7 @@ from agent.finetune.steering import LeaveTraining, Steering
 from agent.finetune.task import TaskKind
 from agent.finetune.text.sequences import BUCKET_TOKENS, IGNORED, TokenSequence, masked
 from agent.finetune.text.tokenizing import Tokenized, TokenizerHere, Tokenizing
+from agent.follow.budget import flash_written_bytes
 from agent.system.atomic_file import write_atomically
 from planner.ir.errors import ExitCode
 
@@ -150,6 +151,7 @@ class _Run:
         self.room = Room(options)
         self._by_layers: ByLayers | None = None
         """What runs the batches of an update together; None: they run one by one."""
+        self._may_run_by_layers = True
         self.train_on, self.held_out = split.train, split.held_out
         self.updates = count_updates(options, len(split.train)) if given is None or given.trains else 0
         self._first = 0 if given is None else self.updates * (given.number or 0)
@@ -180,12 +182,21 @@ class _Run:
         said = self.room.check(self._learned_loss, self.trained, self._as_tensors([longest])[0], rows, self._rows_met)
         if said is not None:
             self._note(said)
+        self._choose_order()
+
+    def _choose_order(self, flash_bytes: int = 0) -> None:
+        """Run layer by layer from here on, if it is worth it; `flash_bytes`: see `accumulation_of`."""
         weights_bytes = multiplied_bytes(self.model) + (1 + MOMENTS) * sum(t.nbytes for t in self.trained)
         accumulation = accumulation_of(
-            plain_model(self.model), self.options, self.task, weights_bytes, self.room.tensor_bytes()
+            plain_model(self.model), self.options, self.task, weights_bytes, self.room.tensor_bytes(), flash_bytes
         )
         if accumulation.by_layers and isinstance(self._learned_loss, LearnedLoss):
-            self._note(f"the {self.options.accumulate} batches of an update run layer by layer: {accumulation.why}")
+            batches = (
+                "batch of an update runs"
+                if self.options.accumulate == 1
+                else f"{self.options.accumulate} batches of an update run"
+            )
+            self._note(f"the {batches} layer by layer: {accumulation.why}")
             self._by_layers = ByLayers(self.model, self._learned_loss)
 
     def _rows_met(self) -> set[int]:
@@ -208,7 +219,7 @@ class _Run:
         steering = self._steering
         with steering.watching():
             while self.done < self.updates and not steering.leaving:
-                begin = time.monotonic()
+                begin, written_bytes = time.monotonic(), flash_written_bytes()
                 loss, tokens = self._gradients(self.done)
                 self.check_peak()
                 if not math.isfinite(loss):
@@ -222,6 +233,9 @@ class _Run:
                 say(Update(self.done, self.updates, loss, tokens, time.monotonic() - begin))
                 if steering.checkpoint_due() or steering.leaving:
                     self._keep()
+                written_bytes = flash_written_bytes() - written_bytes
+                if written_bytes and self._by_layers is None and self._may_run_by_layers:
+                    self._choose_order(written_bytes)
 
     def check_peak(self, written: str | None = None) -> None:
         """Raise FinetuneError where the process took more than the budget: what is done is in the checkpoint then, and `written`.
@@ -265,7 +279,7 @@ class _Run:
                 if self.options.accumulate_by is MicroBatchOrder.LAYERS:
                     raise cannot_run_by_layers(str(error)) from error
                 self._note(f"the batches of an update run one by one: {error}")
-                self._by_layers = None
+                self._by_layers, self._may_run_by_layers = None, False
                 self.optimizer.zero_grad()
                 torch.set_rng_state(self._generator)
         total = 0.0

@@ -216,6 +216,12 @@ def report_of_this_process() -> Report:
     return _Running._of_this_process.report()
 
 
+def flash_written_bytes() -> int:
+    """Return what the budget of this process wrote so far to flash that wears out; 0 where nothing does, or none is active."""
+    running = _Running._of_this_process
+    return 0 if running is None else running.flash_written_bytes()
+
+
 def strict_budget() -> ProcessBudget | None:
     """Have the RAM budget of this process refuse operators that do not fit (BudgetTooSmallError), and return it.
 
@@ -273,6 +279,7 @@ class _Running:
         if self._process is not None:
             self._residency.before_mapping = self._process.make_way
         wear = wear_joules_per_byte(page_dir) if wear_joules is None else wear_joules
+        self._wears = wear > 0
         self._planning = Planning(self._residency, self._process, tensor_bytes or ram_bytes or 0, limits, wear)
         self._energy = EnergyUse()
         self.follower = Follower(self.table, self._residency, self._process, self._planning, self._energy.keep_up)
@@ -312,6 +319,11 @@ class _Running:
         self.table.forget()
         self._pager.close()
         self._pages.close()
+
+    def flash_written_bytes(self) -> int:
+        """See the function of that name."""
+        paged = self._pager.stats
+        return paged.written_bytes - paged.unworn_bytes if self._wears else 0
 
     def report(self) -> Report:
         book, counters, paged = self.follower.book, self._residency.counters, self._pager.stats

@@ -8,6 +8,10 @@ from agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrd
 from agent.finetune.task import Task, TaskKind
 from planner.ir.units import format_bytes
 
+_SPARED_BYTES = 16 << 20
+"""What an update of adapters may write to flash that wears out before its layers are computed once more instead. A card of 32 GB bears
+about a million such updates."""
+
 
 @dataclass(frozen=True, slots=True)
 class Accumulation:
@@ -18,16 +22,20 @@ class Accumulation:
 
 
 def accumulation_of(
-    model: Any, options: FinetuneOptions, task: Task, weights_bytes: int, room_bytes: int | None
+    model: Any, options: FinetuneOptions, task: Task, weights_bytes: int, room_bytes: int | None, flash_bytes: int = 0
 ) -> Accumulation:
     """Return how the micro-batches of a model run; both ways have the same bits.
 
     `model`: without adapters. `weights_bytes`: all that stays from one micro-batch to the next: weights that a step
-    multiplies by, gradients and moments. `room_bytes`: for them and all tensors, None without a budget. Raises FinetuneError
-    where they are asked to run layer by layer and cannot.
+    multiplies by, gradients and moments. `room_bytes`: for them and all tensors, None without a budget. `flash_bytes`: what an update
+    wrote to flash that wears out, run one by one; what is trained, if not adapters alone, must be written either way. Raises
+    FinetuneError where they are asked to run layer by layer and cannot.
     """
-    if options.accumulate == 1:
-        return Accumulation(False, "an update has one batch")
+    writes = options.lora_rank is not None and flash_bytes > _SPARED_BYTES
+    if options.accumulate == 1 and options.accumulate_by is None and not writes:
+        return Accumulation(
+            False, f"an update has one batch; layer by layer, once one writes more than {format_bytes(_SPARED_BYTES)} to flash that wears out"
+        )  # fmt: skip
     why = why_not_by_layers(model) if task.kind is TaskKind.CAUSAL_LM else "the model has an encoder"
     if why is not None and options.accumulate_by is MicroBatchOrder.LAYERS:
         raise cannot_run_by_layers(why)
@@ -35,6 +43,10 @@ def accumulation_of(
         return Accumulation(False, why)
     if options.accumulate_by is not None:
         return Accumulation(options.accumulate_by is MicroBatchOrder.LAYERS, "as asked for")
+    if writes:
+        return Accumulation(
+            True, f"an update writes {format_bytes(flash_bytes)} to flash, which wears out; layers are computed once more instead"
+        )  # fmt: skip
     if room_bytes is None:
         return Accumulation(False, "there is no budget")
     if weights_bytes <= room_bytes:

@@ -22,6 +22,7 @@ from agent.finetune.model import load_model
 from agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrder
 from agent.finetune.room import Room
 from agent.finetune.training import FinetuneOutcome, Update, exit_code, finetune
+from agent.follow.budget import budget, flash_written_bytes
 from agent.packing import QuantizationGrid
 from planner.ir.errors import ExitCode
 from tests.agent.finetune.tiny_model import TEXT, make_data, make_model
@@ -141,6 +142,23 @@ def test_where_layers_turn_out_not_to_stand_alone_the_batches_run_one_by_one(
     assert any("run one by one: it draws random numbers" in note for note in notes)
     name = "adapter_model.safetensors"
     assert (tmp_path / "plain" / name).read_bytes() == (tmp_path / "chosen" / name).read_bytes()
+
+
+def test_on_flash_that_wears_out_layers_are_computed_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = make_model(tmp_path / "model", 128), make_data(tmp_path / "data.jsonl")
+    options = FinetuneOptions(str(model), str(data), "", sequence_tokens=64, updates=6, held_out=0.0)
+    monkeypatch.setattr("agent.finetune.accumulation.choice._SPARED_BYTES", 64 << 10)
+    written: dict[MicroBatchOrder | None, list[int]] = {None: [0], MicroBatchOrder.BATCHES: [0]}
+    said: list[str] = []
+    for order, totals in written.items():
+        asked = replace(options, out=str(tmp_path / str(order)), accumulate_by=order)
+        with budget(tensors="512K", page_dir=tmp_path, wear_joules=1e-6):
+            said += run(asked, lambda _, totals=totals: totals.append(flash_written_bytes()))[1]
+    assert any("the batch of an update runs" in note and "to flash" in note for note in said), said
+    spared, plain = (totals[-1] - totals[3] for totals in written.values())
+    assert spared == 0 < plain
+    results = [(tmp_path / str(order) / "adapter_model.safetensors").read_bytes() for order in written]
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize(

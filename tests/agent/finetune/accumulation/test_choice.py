@@ -45,3 +45,15 @@ def test_what_cannot_run_by_layers_runs_one_by_one_and_is_refused_where_it_was_a
         assert not chosen.by_layers and why in chosen.why
         with pytest.raises(FinetuneError, match=f"{why}.*leave --accumulate-by away"):
             accumulation_of(model, replace(OPTIONS, accumulate_by=MicroBatchOrder.LAYERS), task, 1, 1)
+
+
+def test_adapters_that_write_to_flash_go_layer_by_layer(llama: Any) -> None:
+    one = replace(OPTIONS, accumulate=1)
+    chosen = accumulation_of(llama, one, CAUSAL, 1, 500 * MIB, 260 * MIB)
+    assert chosen.by_layers and "260.0 MiB to flash" in chosen.why
+    for options, flash in (
+        (one, MIB),
+        (replace(one, lora_rank=None), 260 * MIB),
+        (replace(one, accumulate_by=MicroBatchOrder.BATCHES), 260 * MIB),
+    ):
+        assert not accumulation_of(llama, options, CAUSAL, 1, 500 * MIB, flash).by_layers

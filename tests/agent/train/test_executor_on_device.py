@@ -470,6 +470,54 @@ def test_small_models_give_what_plain_pytorch_gives_on_the_device(
             assert -near <= off <= near + left, kind
 
 
+# -- memory that the device shares with the host
+
+
+@pytest.fixture
+def unified(backend: SimBackend) -> SimBackend:
+    backend.unified = True
+    return backend
+
+
+@pytest.mark.parametrize("slices", [0.0, 1.0], ids=["whole updates", "updates in slices"])
+def test_pages_in_shared_memory_are_not_copied_and_give_the_same_numbers(
+    slices: float, tmp_path: Path, unified: SimBackend
+) -> None:
+    data = batches(3)
+    expected = plain(small(), classify, OPTIMIZERS["adamw"], data)
+    capture = captured("adamw", data)
+    plan = random_plan(capture.graphs["step"], 3, page=0.9, recompute=0.0, slices=slices)
+    copied = []
+    for shares in (False, True):
+        unified.copied_bytes()
+        actual = planned(capture, {"step": plan}, data, tmp_path / str(shares), backend=unified, shares=shares)
+        assert not differences(expected, actual), shares
+        assert unified.races() == []
+        copied.append(unified.copied_bytes())
+    assert copied[1] < 0.6 * copied[0], "all that is read, and what is written of that again"
+
+
+class ReachedAtOnce(SimBackend):
+    """The device is said to be done with all that it was given."""
+
+    def reached(self) -> object:  # type: ignore[override]
+        return DONE
+
+
+def test_pages_that_the_host_takes_before_the_device_is_done_show(tmp_path: Path, unified: SimBackend) -> None:
+    data = batches(2)
+    expected = plain(small(), classify, OPTIMIZERS["sgd"], data)
+    capture = captured("sgd", data)
+    plan, broken = paging(capture), ReachedAtOnce()
+    broken.unified = True
+    try:
+        outcome = planned(capture, {"step": plan}, data, tmp_path, backend=broken, shares=True)
+        assert differences(expected, outcome)
+    except (CorruptPageError, IndexError):
+        pass
+    assert any("the host reaches bytes" in race for race in broken.races())
+
+
 # -- a broken order shows
 
 

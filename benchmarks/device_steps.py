@@ -138,16 +138,18 @@ def planned_steps(
     folder: Path,
     steps: int,
     watchers: Mapping[int, Callable[[StepValues], None]] = MappingProxyType({}),
+    *,
+    shares: bool = False,
 ) -> DeviceRun:
     """Train by a program of the captured step on the device; page files and state lie in `folder`.
 
-    `watchers`: called once these operators of the program have run.
+    `watchers`: called once these operators of the program have run. `shares`: pages are not copied on their way, where memory is shared.
     """
     graph, w, run = program.graph, job.make(), DeviceRun()
     batches = [w.batch(i) for i in range(steps)]
     if capture.optimizer is None:
         raise ValueError(f"{job.name} was captured without an optimizer")
-    pager = Pager(staging=None if backend.addressable else Staging(backend, BURST))
+    pager = Pager(staging=None if backend.addressable else Staging(backend, BURST, shares=shares))
     sizes = {s.key: s.nbytes for s in graph.storages if s.persistent}
     devices = {s.key: s.device for s in graph.storages}
     store = StateStore(folder, sizes, pager, job=job.name)

@@ -13,8 +13,10 @@ Works with torch 2.13; the registration of Python backends is private to torch.
 
 import ctypes
 import functools
+import mmap
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -38,6 +40,11 @@ ROUNDING = "SIM_ROUNDING"
 """Bytes in the environment: each tensor takes a multiple of them, as in memory that is in pieces."""
 OWN_BITS = "SIM_OWN_BITS"
 """Set in the environment: matrix products and convolutions give other last bits than the CPU's, as a GPU's kernels do."""
+UNSEEN = "SIM_UNSEEN"
+"""Set in the environment: what is taken of the device's memory no limit of the kernel's on data counts."""
+COPY_S, SHARED_S = "SIM_COPY_S", "SIM_SHARED_S"
+"""Seconds in the environment: of a copy to or from the device for each MiB, and of an operator for each MiB of its operands that lie in
+memory which the host reaches, too."""
 CONTEXT_BYTES = 3 << 20
 """What the device says that a process holds of its memory beside tensors."""
 _POISON = 0xC5
@@ -62,6 +69,8 @@ class _Block:
 
     memory: torch.UntypedStorage
     nbytes: int
+    shared: bool = False
+    """Whether the host reaches it without copies."""
     writes: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     uses: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
 
@@ -125,6 +134,9 @@ class _Device:
         self.cap_bytes: int | None = None
         self.rounding = int(os.environ.get(ROUNDING, "1"))
         self.own_bits = bool(os.environ.get(OWN_BITS))
+        self.copy_s, self.shared_s = (float(os.environ.get(name, "0")) for name in (COPY_S, SHARED_S))
+        self.copied_bytes = 0
+        """To and from the host, since someone asked last."""
         self.allocated = self.peak = 0
         self.host: Clock = {}
         self.blocks: dict[int, _Block] = {}
@@ -185,6 +197,11 @@ def _block_of(t: torch.Tensor) -> _Block | None:
     return _DEVICE.blocks.get(t.untyped_storage()._cdata)
 
 
+def _reached_by_host(t: torch.Tensor) -> bool:
+    found = _block_of(t)
+    return found is not None and found.shared
+
+
 def _is_sim(t: object) -> bool:
     return isinstance(t, torch.Tensor) and t.device.type == NAME
 
@@ -215,12 +232,14 @@ def _span(t: torch.Tensor) -> tuple[int, int]:
     return t.storage_offset() * size, (t.storage_offset() + last + 1) * size
 
 
-def _unseen(
-    marks: dict[tuple[int, int], tuple[int, int]], span: tuple[int, int], stream: SimStream, known: Clock
-) -> bool:
-    """Say whether some work on these bytes, marked by another stream, is not known to be done."""
+_NOBODY = -1
+"""No stream: the host."""
+
+
+def _unseen(marks: dict[tuple[int, int], tuple[int, int]], span: tuple[int, int], stream: int, known: Clock) -> bool:
+    """Say whether some work on these bytes, marked by another stream than the one of this index, is not known to be done."""
     return any(
-        s != stream.index and number > known.get(s, 0)
+        s != stream and number > known.get(s, 0)
         for (low, high), (s, number) in marks.items()
         if low < span[1] and span[0] < high
     )
@@ -232,7 +251,7 @@ def _read(t: torch.Tensor, stream: SimStream, known: Clock, who: str) -> bool:
     if found is None:
         return True
     span = _span(t)
-    good = not _unseen(found.writes, span, stream, known)
+    good = not _unseen(found.writes, span, stream.index, known)
     if not good:
         _DEVICE.races.append(f"{who} reads bytes {span} before they are written")
     found.uses[span] = (stream.index, stream.number)
@@ -245,7 +264,7 @@ def _write(t: torch.Tensor, stream: SimStream, known: Clock, who: str) -> bool:
     if found is None:
         return True
     span = _span(t)
-    good = not (_unseen(found.writes, span, stream, known) or _unseen(found.uses, span, stream, known))
+    good = not (_unseen(found.writes, span, stream.index, known) or _unseen(found.uses, span, stream.index, known))
     if not good:
         _DEVICE.races.append(f"{who} writes bytes {span} while they are in use")
     found.writes[span] = found.uses[span] = (stream.index, stream.number)
@@ -300,6 +319,8 @@ def _run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     operands: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for t in () if op.is_view else _tensors((args, kwargs)):
         _read(t, stream, clock, name)
+        if _DEVICE.shared_s and _reached_by_host(t):
+            time.sleep(_DEVICE.shared_s * t.nbytes / (1 << 20))
     for t in _changed(op, args, kwargs):
         _write(t, stream, clock, name)
 
@@ -344,7 +365,11 @@ def _copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False)
         fine = _read(source, stream, clock, "a copy")
         fine &= _write(self, stream, clock, "a copy")
         into, out_of = alias(self), alias(source)
-        deferred = non_blocking and self.device.type != source.device.type
+        across = self.device.type != source.device.type
+        deferred = non_blocking and across
+        if across:
+            _DEVICE.copied_bytes += self.nbytes
+            time.sleep(_DEVICE.copy_s * self.nbytes / (1 << 20))
 
         def move() -> None:
             into.copy_(out_of)
@@ -353,7 +378,7 @@ def _copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False)
 
         if not deferred:
             move()
-            if self.device.type != source.device.type:
+            if across:
                 SimEvent(stream).synchronize()
             return self
         _spoil(into)
@@ -466,7 +491,31 @@ class SimBackend:
         self.copies = SimStream()
 
     def allocate(self, nbytes: int) -> torch.Tensor:
+        if os.environ.get(UNSEEN):
+            with _DEVICE.lock:
+                return _wrap(torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8), {})  # a shared map is no data
         return torch.empty(nbytes, dtype=torch.uint8, device=NAME)
+
+    def allocate_shared(self, nbytes: int) -> torch.Tensor:
+        if not self.unified:
+            return self.allocate(nbytes)
+        from agent.backend.raw_bytes import block
+
+        with _DEVICE.lock:
+            made = _wrap(block(nbytes), {})
+            _DEVICE.blocks[made.untyped_storage()._cdata].shared = True
+        return made[:nbytes]
+
+    def host_view(self, memory: torch.Tensor) -> torch.Tensor | None:
+        with _DEVICE.lock:
+            found = _block_of(memory)
+            if found is None or not found.shared:
+                return None
+            span, view = _span(memory), alias(memory)
+            if any(_unseen(marks, span, _NOBODY, _DEVICE.host) for marks in (found.writes, found.uses)):
+                _DEVICE.races.append(f"the host reaches bytes {span} while they are in use")
+                _spoil(view)
+            return view
 
     def allocate_host(self, nbytes: int) -> torch.Tensor:
         from agent.backend.raw_bytes import block
@@ -521,6 +570,15 @@ class SimBackend:
     def limit(self, nbytes: int | None) -> None:
         """Refuse more than so many bytes; None: no limit."""
         _DEVICE.cap_bytes = nbytes
+
+    def take_times(self, copy_s: float, shared_s: float) -> None:
+        """Take so many seconds from now on for what `COPY_S` and `SHARED_S` say."""
+        _DEVICE.copy_s, _DEVICE.shared_s = copy_s, shared_s
+
+    def copied_bytes(self) -> int:
+        """Return and forget how many bytes were copied between the host and the device."""
+        found, _DEVICE.copied_bytes = _DEVICE.copied_bytes, 0
+        return found
 
     def use_own_bits(self, own: bool) -> None:
         """Give other last bits than the CPU from now on, or the same."""

@@ -35,6 +35,15 @@ class Backend(Protocol):
     def allocate(self, nbytes: int) -> torch.Tensor:
         """Return at least `nbytes` bytes of the device's memory; raises torch.OutOfMemoryError where the cap forbids it."""
 
+    def allocate_shared(self, nbytes: int) -> torch.Tensor:
+        """Return as `allocate` does, memory that the host reaches by address, too, where the device has such."""
+
+    def host_view(self, memory: torch.Tensor) -> torch.Tensor | None:
+        """Return bytes of the device's memory as the host's, nothing being copied; None where the host does not reach them.
+
+        To be asked for once the device is done with them. What the host writes there, work sees that the device is given later.
+        """
+
     def allocate_host(self, nbytes: int) -> torch.Tensor:
         """Return at least `nbytes` bytes of the host's memory, block-aligned, that copies reach without another copy."""
 

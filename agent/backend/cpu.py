@@ -27,6 +27,12 @@ class CpuBackend:
     def allocate(self, nbytes: int) -> torch.Tensor:
         return block(nbytes)
 
+    def allocate_shared(self, nbytes: int) -> torch.Tensor:
+        return block(nbytes)
+
+    def host_view(self, memory: torch.Tensor) -> torch.Tensor | None:
+        return memory
+
     def allocate_host(self, nbytes: int) -> torch.Tensor:
         return block(nbytes)
 

@@ -11,6 +11,7 @@ import subprocess
 import torch
 
 from agent.backend.base import DeviceAbsentError, Event
+from agent.backend.shared_memory import SharedMemory
 from planner.ir.devices.kinds import CUDA
 
 _INTEGRATED_CONTEXT_BYTES = 667 << 20
@@ -39,9 +40,23 @@ class CudaBackend:
         self._device = torch.device(CUDA, 0)
         self.unified = bool(torch.cuda.get_device_properties(self._device).is_integrated)
         self._copies = torch.cuda.Stream(self._device)
+        self._shared = SharedMemory(self._device, self.allocate_host, self.reached, self._bound)
+        self._limit_bytes = self._total_bytes
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+
+    def allocate_shared(self, nbytes: int) -> torch.Tensor:
+        if not self.unified:
+            return self.allocate(nbytes)
+        if self.allocated_bytes() + nbytes > self._limit_bytes:
+            raise torch.OutOfMemoryError(
+                f"{nbytes} bytes asked for, {self.allocated_bytes()} of {self._limit_bytes} are in use"
+            )
+        return self._shared.allocate(nbytes)
+
+    def host_view(self, memory: torch.Tensor) -> torch.Tensor | None:
+        return self._shared.host_view(memory)
 
     def allocate_host(self, nbytes: int) -> torch.Tensor:
         pin_as_asked()
@@ -71,11 +86,11 @@ class CudaBackend:
         torch.cuda.set_rng_state(state, self._device)
 
     def allocated_bytes(self) -> int:
-        return torch.cuda.memory_allocated(self._device)
+        return torch.cuda.memory_allocated(self._device) + self._shared.live_bytes
 
     def outside_bytes(self) -> int:
         free, total = torch.cuda.mem_get_info(self._device)
-        held = held_by(os.getpid(), torch.cuda.get_device_properties(self._device).uuid)
+        held = held_by(os.getpid(), card_name())
         if held is None and self.unified:
             return _INTEGRATED_CONTEXT_BYTES
         used = (
@@ -84,14 +99,24 @@ class CudaBackend:
         return max(0, (used if held is None else held) - torch.cuda.memory_reserved(self._device))
 
     def peak_bytes(self) -> int:
-        return torch.cuda.max_memory_allocated(self._device)
+        return torch.cuda.max_memory_allocated(self._device) + self._shared.peak_bytes
 
     def reset_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self._device)
+        self._shared.reset_peak()
 
     def limit(self, nbytes: int) -> None:
-        total = torch.cuda.get_device_properties(self._device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, nbytes / total), self._device)
+        self._limit_bytes = nbytes
+        self._bound()
+
+    def _bound(self) -> None:
+        """Let torch's allocator have what shared memory leaves of the limit."""
+        left = max(0, self._limit_bytes - self._shared.live_bytes)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, left / self._total_bytes), self._device)
+
+    @property
+    def _total_bytes(self) -> int:
+        return int(torch.cuda.get_device_properties(self._device).total_memory)
 
     def _computing(self) -> torch.cuda.Stream:
         return torch.cuda.default_stream(self._device)
@@ -105,12 +130,17 @@ def pin_as_asked() -> None:
     torch._C._accelerator_setAllocatorSettings(_PINNED_AS_ASKED)
 
 
-def held_by(pid: int, card: object) -> int | None:
-    """Return the bytes of a card's memory that the driver says a process holds; None where it does not say.
+def card_name() -> str:
+    """Return what the driver calls the first card that torch uses: its UUID.
 
-    `card`: its UUID, as torch has it; numbers of cards are not the driver's where CUDA_VISIBLE_DEVICES chooses.
+    Numbers of cards are not the driver's where CUDA_VISIBLE_DEVICES chooses.
     """
-    words = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits", "-i", f"GPU-{card}"]
+    return f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+
+
+def held_by(pid: int, card: str) -> int | None:
+    """Return the bytes of a card's memory that the driver says a process holds; None where it does not say."""
+    words = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits", "-i", card]
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
         said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=_DRIVER_PATIENCE_S).stdout
         held = {int(own): int(mib) << 20 for own, mib in (line.split(",") for line in said.splitlines())}

@@ -13,23 +13,26 @@ import torch
 
 from agent.backend.base import Backend, DeviceAbsentError
 from agent.backend.choose import backend_of
+from agent.backend.enforcement import ALLOCATOR, ALLOWED, PROBE_BYTES, enforced
 from planner.ir.devices.exactness import REORDERED
 from planner.ir.devices.kinds import BACKEND_GROUP, CUDA, MPS
 from planner.ir.devices.torch_device import device_name
 from planner.ir.process_memory import resident_bytes
 
-PROBE_BYTES = 64 << 20
-"""So much is taken of a device's memory to see who notices; enough to stand out, little enough to be there."""
-
 
 class DeviceReport(msgspec.Struct, frozen=True):
-    """One device. `seen_by`: bytes by which each count of the kernel's grew when `PROBE_BYTES` were taken of its memory."""
+    """One device. `seen_by`: bytes by which each count of the kernel's grew when `PROBE_BYTES` were taken of its memory.
+
+    `enforced`: what each bound did about a process that took more (`agent.backend.enforcement`); `bounded`: whether torch's own was kept.
+    """
 
     kind: str
     name: str
     unified: bool
     outside_bytes: int
     seen_by: dict[str, int]
+    enforced: dict[str, str]
+    bounded: bool
     reordered: int
     """How many operators are known not to give the same bits each time."""
 
@@ -51,7 +54,11 @@ def _report(backend: Backend) -> DeviceReport:
     backend.synchronize()
     seen = {name: max(0, now - before[name]) for name, now in _counts().items() if name in before}
     del probe
-    return DeviceReport(kind, device_name(kind), backend.unified, outside, seen, len(REORDERED.get(kind, {})))
+    bounds = enforced(backend)
+    return DeviceReport(
+        kind, device_name(kind), backend.unified, outside, seen, bounds, bounds[ALLOCATOR] != ALLOWED,
+        len(REORDERED.get(kind, {})),
+    )  # fmt: skip
 
 
 def _counts() -> dict[str, int]:

@@ -1,8 +1,8 @@
 """The GPU of an Apple chip: one stream, and memory that is the host's own.
 
 Has not run on a Mac. Copies are blocking ones: a non-blocking copy from the host can arrive torn (pytorch#189690), and
-there is no second stream to hide one on. What is paged goes through the host's memory all the same, for a tensor's address
-there is none that the host may use.
+there is no second stream to hide one on. A tensor's address is none that the host may use, but torch has another name for the same
+memory that is (`_host_alias_storage`, as safetensors loads weights): whether pages go through copies is measured.
 """
 
 from typing import Protocol
@@ -82,6 +82,15 @@ class MpsBackend:
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=MPS)
+
+    def allocate_shared(self, nbytes: int) -> torch.Tensor:
+        return self.allocate(nbytes)
+
+    def host_view(self, memory: torch.Tensor) -> torch.Tensor | None:
+        torch.mps.synchronize()
+        begin, host = memory.storage_offset(), torch.mps._host_alias_storage(memory.untyped_storage())
+        view: torch.Tensor = torch.empty(0, dtype=torch.uint8).set_(host, begin, (memory.numel(),), (1,))
+        return view
 
     def allocate_host(self, nbytes: int) -> torch.Tensor:
         return block(nbytes)

@@ -54,7 +54,7 @@ class TransferRing:
 
     def _deliver(self, side: DeviceSide, source: torch.Tensor) -> Event:
         for place, nbytes in self._pieces(source):
-            ctypes.memmove(side.room(), source.data_ptr() + place, nbytes)
+            ctypes.memmove(side.room(place), source.data_ptr() + place, nbytes)
             side.deliver(place, nbytes)
         return side.landed
 

@@ -34,10 +34,14 @@ def jetson_load_percent(tree: Tree) -> float | None:
     return None
 
 
-def cards_sleep(tree: Tree) -> bool:
-    """Say whether every card is switched off by the kernel until someone uses it: nobody does, and to ask it would wake it."""
+def awake_cards(tree: Tree) -> tuple[str, ...] | None:
+    """Return the PCI addresses of the cards that are not switched off by the kernel until someone uses them; None where there is no card.
+
+    Nobody uses one that is, and to ask it would wake it.
+    """
     cards = [entry for entry in tree.children(tree.sys / _CARDS, SENSOR) if _PCI_ADDRESS.fullmatch(entry.name)]
-    return bool(cards) and all(tree.text(card / "power/runtime_status", SENSOR) == "suspended" for card in cards)
+    awake = (c.name for c in cards if tree.text(c / "power/runtime_status", SENSOR) != "suspended")
+    return tuple(awake) if cards else None
 
 
 def parse_utilization(text: str) -> float | None:

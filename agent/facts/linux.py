@@ -89,7 +89,7 @@ class LinuxPlatform:
                 self._slow_temperature_c = None
                 faults.append(Fault("temperature", str(error)))
         self._card_percent = None
-        if gpu.cards_sleep(self.tree):
+        if gpu.awake_cards(self.tree) == ():
             self._card_percent = 0.0
         elif self._nvidia_smi and gpu.jetson_load_percent(self.tree) is None:
             try:

@@ -42,8 +42,8 @@ SLOW_WRITE_BYTES_PER_S = 5 << 20
 
 PROBE_BYTES, PROBE_SHARE = 64 << 20, 0.5
 """What `agent.backend.examine` takes of a device's memory, and from which share of it on a count has noticed."""
-_EXAMINE_PATIENCE_S = 120.0
-"""torch alone takes ten seconds on a Pi; the first use of a GPU some more."""
+_EXAMINE_PATIENCE_S = 300.0
+"""torch alone takes ten seconds on a Pi; the first use of a GPU some more; it is begun three times for each device."""
 
 
 class Verdict(Enum):
@@ -337,20 +337,24 @@ def check_device(report: Mapping[str, Any]) -> Check:
         "shares the host's memory (--ram is for both)" if report["unified"] else "has memory of its own (--gpu-ram)"
     )
     blind = [name for name, nbytes in report["seen_by"].items() if nbytes < PROBE_SHARE * PROBE_BYTES]
-    bound = (
+    counted = (
         "the kernel counts what is taken there"
         if not blind
         else f"{' and '.join(blind)} do not count what is taken there"
     )
+    enforced = ", ".join(f"{bound} {outcome}" for bound, outcome in report["enforced"].items())
     exact = (
         f"{report['reordered']} operators do not repeat to the bit, `plan` names them"
         if report["reordered"]
         else ("operators repeat to the bit")
     )
     finding = (
-        f"{report['name']}, {memory}; context and libraries take {format_bytes(report['outside_bytes'])}; {bound}, the plan and "
-        f"torch's allocator bound it; {exact}"
+        f"{report['name']}, {memory}; context and libraries take {format_bytes(report['outside_bytes'])}; {counted}, plans bound it; "
+        f"tried: {enforced}; {exact}"
     )
+    if not report["bounded"]:
+        cure = "keep well below what the machine has with --ram and --gpu-ram: a step that takes more than its plan says is not stopped there"
+        return Check(f"GPU: {report['kind']}", Verdict.BAD, finding, cure)
     return Check(f"GPU: {report['kind']}", Verdict.GOOD, finding)
 
 

@@ -367,13 +367,14 @@ class Pager:
     def _move(self, transfer: Transfer, begin: float) -> None:
         limit = self._limits[transfer.write]
         slot, file, device, moved, stored = transfer.slot, transfer.slot.file, transfer.device, 0, 0
+        bounced = device is not None and not device.reach()
         while moved < transfer.nbytes:
             place, address = transfer.start + moved, transfer.address + moved
-            size = min(CHUNK if slot.item_bytes else BURST, transfer.nbytes - moved)
+            size = min(CHUNK if slot.item_bytes or bounced else BURST, transfer.nbytes - moved)
             if _bounces(file, address, size):
                 size = min(CHUNK, size)
             if device is not None:
-                address = device.fetch(moved, size) if transfer.write else device.room()
+                address = device.fetch(moved, size) if transfer.write else device.room(moved)
             zeros, size = _alike(transfer, place, address, size)
             if zeros:
                 if not transfer.write:

@@ -181,12 +181,18 @@ class StepPaging:
 
     def read(self, s: int) -> None:
         """Begin to read a storage back."""
-        target = self.values.allocate(s)
+        target = self.memory(s, self.storages[s].nbytes)
         if self._in_memory(s):
             backend = self._backend()
             self._arriving[s] = target, backend.copy(target, self._page(s), backend.reached())
             return
         self._reads[s] = self.pager.receive(self.slot(s), target), target
+
+    def memory(self, s: int, nbytes: int) -> torch.Tensor:
+        """Return memory where a storage lies, for so many bytes of it that come from where it is paged to."""
+        staging = self.pager.staging
+        there = staging is not None and self.storages[s].device == staging.backend.kind
+        return staging.memory(nbytes) if staging is not None and there else self.values.allocate(s, nbytes)
 
     def land(self, s: int) -> None:
         """Wait until a storage is read, and make it resident."""

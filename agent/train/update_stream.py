@@ -114,7 +114,7 @@ class SlicedUpdate:
         sources = {s: self.paging.slices_from(s) for s in away}
         targets = {s: self.paging.slices_to(s) for s in (*(s for s in away if s in self.written), *self.leaving)}
         size = max(stop - start for start, stop in self.bounds)
-        buffers = {s: (self.values.allocate(s, size), self.values.allocate(s, size)) for s in away}
+        buffers = {s: (self.paging.memory(s, size), self.paging.memory(s, size)) for s in away}
         reads: list[dict[int, Wait]] = [{}, {}]
         writes: list[list[Wait]] = [[], []]
 

@@ -98,6 +98,9 @@ class DeviceCosts:
     threads: int = 1
     scratch_targets: tuple[Flash, ...] = ()
     host_base_bytes: int = 0
+    shares_pages: bool = False
+    """Whether pages move between files and the memory that a device shares with the host without a copy on the way, as was measured to be
+    faster."""
 
     @property
     def host(self) -> Flash | None:

@@ -219,16 +219,17 @@ def planned(
     check_budget: bool = True,
     scratch_dirs: Sequence[Path] = (),
     backend: Backend | None = None,
+    shares: bool = False,
 ) -> Outcome:
     """Train from the capture's contents under `plans` (by graph), committing after every other step.
 
-    `backend`: where; the step must have been captured there.
+    `backend`: where; the step must have been captured there. `shares`: pages are not copied where memory is shared.
     """
     programs = {
         name: lower(graph, costs[name] if costs else flat_costs(graph), plans[name], check_budget=check_budget)
         for name, graph in capture.graphs.items()
     }
-    pager = Pager(staging=Staging(backend, BURST) if backend is not None else None)
+    pager = Pager(staging=Staging(backend, BURST, shares=shares) if backend is not None else None)
     devices = {s.key: s.device for g in capture.graphs.values() for s in g.storages}
     sizes = {s.key: s.nbytes for g in capture.graphs.values() for s in g.storages if s.persistent}
     store = StateStore(folder, sizes, pager, job="test")

@@ -46,6 +46,7 @@ class Coverage(enum.Enum):
     RAILS = "rails"  # some rails only: a lower bound
     BATTERY = "battery"  # what the battery gives, only while discharging
     PACKAGE = "package"  # the processor package (and its memory where it says so)
+    CARD = "card"  # graphics cards alone; never taken for the machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ import functools
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.energy.sources import battery, ina2xx, ina3221, macos, pi5_pmic, rapl, tegrastats
+from agent.energy.sources import battery, ina2xx, ina3221, macos, nvidia, pi5_pmic, rapl, tegrastats
 from agent.energy.sources.background import PLUGIN_FAILURES, BackgroundSource
 from agent.energy.sources.base import Coverage, Kind, PowerSource, SourceAbsent, SourceError, SourceInfo
 from agent.energy.sources.estimated import NAME as ESTIMATED
@@ -185,7 +185,18 @@ def open_sources(config: EnergyConfig, model: PowerModel | None, root: Path) -> 
         if source is not None:
             opened.append(source)
     opened.sort(key=lambda source: _order(source.info))
+    if config.source == AUTOMATIC:
+        opened = _with_cards(opened)
     return SourceChoice(tuple(opened), tuple(reports))
+
+
+def _with_cards(opened: Sequence[PowerSource]) -> list[PowerSource]:
+    """Return the sources of the machine, the best one with what its cards draw, if that is measured and does not tell of a GPU."""
+    cards = next((source for source in opened if source.info.coverage is Coverage.CARD), None)
+    others = [source for source in opened if source is not cards]
+    if cards is not None and others and others[0].info.kind is Kind.MEASURED:
+        others[0] = nvidia.WithCards(others[0], BackgroundSource(cards))
+    return others
 
 
 def _order(info: SourceInfo) -> tuple[bool, int]:
@@ -248,6 +259,7 @@ def _openers(config: EnergyConfig, root: Path) -> dict[str, Callable[[], PowerSo
         battery.NAME: lambda: battery.BatterySource(root),
         macos.BATTERY: _open_mac_battery,
         rapl.NAME: lambda: rapl.RaplSource(root),
+        nvidia.NAME: lambda: nvidia.NvidiaSource(root),
         macos.POWERMETRICS: _open_powermetrics,
     }
 

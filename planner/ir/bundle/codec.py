@@ -142,6 +142,8 @@ class _DeviceRecord(NamedTuple):
     threads: Count
     host_base_bytes: Count = 0
     """Absent where operators compute in the host's memory."""
+    shares_pages: bool = False
+    """Absent where pages are copied on their way."""
 
 
 class _OpCostRecord(NamedTuple):
@@ -372,7 +374,9 @@ def pack_costs(costs: CostTable) -> list[Any]:
         further.append([_pack_packing(packing) for packing in costs.packings])
     if costs.elsewhere:
         further.append([None if op is None else _pack_op_cost(op) for op in costs.elsewhere])
-    beside = [device.host_base_bytes] if device.host_base_bytes else []
+    beside: list[Any] = [device.host_base_bytes] if device.host_base_bytes or device.shares_pages else []
+    if device.shares_pages:
+        beside.append(True)
     return [
         [device.name, device.base_bytes, device.static_watts, device.compute_watts, device.threads, *beside],
         _pack_flash(device.flash),
@@ -404,13 +408,13 @@ def _pack_flash(flash: Flash) -> list[Any]:
 
 def unpack_costs(data: Any) -> CostTable:
     """Return the cost table that `data` describes; raises WireError for data that is none."""
-    (name, base, static, compute, threads, beside), flash, ops, further, packings, elsewhere = _read(
+    (name, base, static, compute, threads, beside, shares), flash, ops, further, packings, elsewhere = _read(
         data, _CostRecord, "a cost table"
     )
     if elsewhere and len(elsewhere) != len(ops):
         raise WireError(f"a cost table has {len(ops)} operators on their devices and {len(elsewhere)} on the others")
     targets = tuple(Flash(*target) for target in further)
-    device = DeviceCosts(name, base, static, compute, Flash(*flash), max(1, threads), targets, beside)
+    device = DeviceCosts(name, base, static, compute, Flash(*flash), max(1, threads), targets, beside, shares)
     return CostTable(
         device, tuple(OpCost(*op) for op in ops), tuple(PackingCost(*packing) for packing in packings),
         tuple(None if op is None else OpCost(*op) for op in elsewhere),

@@ -60,5 +60,5 @@ def test_what_the_driver_says_of_a_process_is_asked_of_the_card_that_torch_uses(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("SAID", said)
-    assert held_by(4711, "8f3b-1") == held
-    assert held_by(4711, "another") is None
+    assert held_by(4711, "GPU-8f3b-1") == held
+    assert held_by(4711, "GPU-another") is None

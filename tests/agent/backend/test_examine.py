@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from agent.backend import examine
+from agent.backend.enforcement import ALLOCATOR, ALLOWED, DATA, GROUP, KILLED, REFUSED
 from agent.health import doctor
 from tests.simulated_device import CONTEXT_BYTES, NAME, installed
 
@@ -21,5 +22,7 @@ def test_each_device_is_reported_and_the_cpu_is_none(tmp_path: Path) -> None:
     assert version.startswith("2.")
     (sim,) = (report for report in reports if report["kind"] == NAME)
     assert (sim["unified"], sim["outside_bytes"], sim["reordered"]) == (False, CONTEXT_BYTES, 0)
+    assert sim["enforced"][ALLOCATOR] == sim["enforced"][DATA] == REFUSED and sim["bounded"]
+    assert sim["enforced"][GROUP] in (KILLED, ALLOWED) or sim["enforced"][GROUP].startswith("was not tried: ")
     assert sim["seen_by"]["resident memory"] > examine.PROBE_BYTES // 2, "the simulated device lies in this process"
     assert "cpu" not in {report["kind"] for report in reports}

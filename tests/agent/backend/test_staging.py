@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent.backend.staging import Staging
+from agent.backend.cpu import DONE
+from agent.backend.staging import DeviceSide, Staging
 from agent.train.pager import BURST, CHUNK, CorruptPageError, PageFile, Pager, Slot
 from planner.ir.direct_io import padded
 from tests.simulated_device import SimBackend
@@ -71,6 +72,42 @@ def test_a_torn_page_is_found_on_its_way_to_the_device(tmp_path: Path, backend: 
         pager.receive(slot, backend.allocate(CHUNK)).join()
     pager.close()
     file.close()
+
+
+@pytest.mark.parametrize("nbytes", [1, 4095, CHUNK, BURST - 1, 2 * BURST + 12345])
+@pytest.mark.parametrize("begin", [0, 100], ids=["at a block", "within a block"])
+def test_what_the_host_reaches_goes_without_copies(
+    begin: int, nbytes: int, tmp_path: Path, backend: SimBackend
+) -> None:
+    backend.unified = True
+    staging = Staging(backend, BURST, shares=True)
+    pager, file = Pager(staging=staging), PageFile(tmp_path / "pages")
+    file.reserve(padded(nbytes))
+    slot, data = Slot(file, 0, nbytes), numbers(nbytes, 1)
+    there, back = (staging.memory(begin + nbytes)[begin:] for _ in range(2))
+    there.copy_(data)
+    backend.copied_bytes()
+    pager.send(slot, there).join()
+    transfer = pager.receive(slot, back)
+    transfer.join()
+    pager.arrived(transfer)
+    assert backend.copied_bytes() == 0
+    assert torch.equal((back + 0).cpu(), data)
+    pager.send(slot, data.to("sim")).join()  # of memory that it does not reach
+    assert backend.copied_bytes() == 2 * nbytes + nbytes, "to the device, from it, and the sum above"
+    pager.close()
+    file.close()
+
+
+def test_the_host_waits_for_the_device_before_it_reaches_there(tmp_path: Path, backend: SimBackend) -> None:
+    backend.unified = True
+    staging = Staging(backend, BURST, shares=True)
+    there = staging.memory(CHUNK)
+    there.fill_(1)
+    early = DeviceSide(staging, there, DONE)
+    early.reach()
+    assert "the host reaches bytes" in " ".join(backend.races())
+    staging.side(there).reach()
 
 
 def test_its_bytes_are_two_pieces(backend: SimBackend) -> None:

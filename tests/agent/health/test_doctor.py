@@ -144,10 +144,14 @@ def test_memory_that_no_count_sees_is_said_to_be_bounded_by_the_plan() -> None:
     report = {
         "kind": "cuda", "name": "Orin", "unified": True, "outside_bytes": 667 << 20, "reordered": 33,
         "seen_by": {"resident memory": 0, "control group": 64 << 20},
+        "enforced": {"a limit of torch's allocator": "refuses more", "RLIMIT_DATA": "lets more be taken"}, "bounded": True,
     }  # fmt: skip
-    said = check_device(report).finding
+    check = check_device(report)
+    said = check.finding
     assert "Orin, shares the host's memory (--ram is for both)" in said and "resident memory do not count" in said
-    assert "the plan and torch's allocator bound it" in said and "33 operators do not repeat" in said
+    assert "plans bound it; tried: a limit of torch's allocator refuses more, RLIMIT_DATA lets more be taken; " in said
+    assert check.verdict is Verdict.GOOD and "33 operators do not repeat" in said
+    assert check_device({**report, "bounded": False}).verdict is Verdict.BAD, "nothing would stop a step there"
 
 
 def test_a_jetson_says_what_its_gpu_draws_and_in_which_power_mode(tmp_path: Path) -> None:

@@ -150,6 +150,8 @@ def test_costs_come_back(endurance: float | None) -> None:
     costs = replace(costs, device=replace(costs.device, scratch_targets=(disk, host), host_base_bytes=300 << 20))
     assert unpack_costs(through(pack_costs(costs))) == costs and costs.device.host == host
     assert len(pack_costs(COSTS)[0]) == 5, "what readers from before devices had memory of their own expect"
+    shares = replace(COSTS, device=replace(COSTS.device, shares_pages=True))
+    assert unpack_costs(through(pack_costs(shares))) == shares
 
 
 def test_what_packing_takes_comes_back_and_costs_without_it_are_as_they_were() -> None:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from planner.capture.assemble import UpdateRecipe, assemble
 from planner.capture.constancy import constants_of, other_generators_untouched, require_same
 from planner.capture.own_optimizer import record_update, with_slots
+from planner.capture.reads import reads_told
 from planner.capture.recorder import RecordedOp, StepRecorder, Tape
 from planner.ir.bundle.bundle import TensorLayout
 from planner.ir.devices.torch_device import generator_states, kinds_of, restore_generators
@@ -301,7 +302,7 @@ class _Session:
 
     def forward(self, loss_fn: LossFunction) -> torch.Tensor:
         self.recorder.tape.draws_from = self.recorder.generators()
-        with self.recorder:
+        with self.recorder, reads_told(self.recorder.read):
             result = loss_fn(self.model, *self.batch)
         loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -318,7 +319,7 @@ class _Session:
             raise CaptureError("the loss does not depend on any parameter that requires a gradient; nothing to train")
         recorder = self.recorder
         recorder.phase = Phase.BACKWARD
-        with recorder:
+        with recorder, reads_told(recorder.read):
             loss.backward()
         return {p: recorder.value_of(p.grad) for group in groups for p in group if p.grad is not None}
 

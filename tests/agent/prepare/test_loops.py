@@ -19,6 +19,7 @@ from agent.prepare.reference import compared_steps
 from agent.train.step_values import GraphChangedError
 from agent.train.trainer import Trainer, TrainOptions
 from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.data_order import epoch_order
 from planner.ir.errors import CaptureError, PortError
 from planner.job import JobError, TrainingJob
 from planner.job_sources import as_job
@@ -214,6 +215,30 @@ def weight_of_a_batch_drawn_by_python(model: nn.Module, x: Tensor, y: Tensor) ->
     return batch.weight * classify(model, batch.x, batch.y)
 
 
+def with_a_seldom_label(loss_fn: Loss) -> Callable[[], TrainingJob]:
+    """Return what makes a job of which one row alone has the last label: one that neither recordings nor compared steps take."""
+
+    def made() -> TrainingJob:
+        job = job_with(loss_fn)
+        order = epoch_order(job.seed, 0, ROWS).tolist()
+        seldom = next(row for row in order[2 * BATCH : -BATCH] if row >= BATCH)
+        labels = job.data[1] % (CLASSES - 1)
+        labels[seldom] = CLASSES - 1
+        job.data = [job.data[0], labels]
+        return job
+
+    return made
+
+
+def twice_where(found: Callable[[Tensor], bool]) -> Loss:
+    return lambda model, x, y: classify(model, x, y) * (2 if found(y) else 1)
+
+
+def rows_with_other_labels(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    keep = y < CLASSES - 1
+    return nn.functional.cross_entropy(model(x)[keep], y[keep])
+
+
 def two_batch_sizes_by_turns() -> TrainingJob:
     torch.manual_seed(0)
     model = network()
@@ -246,6 +271,15 @@ LOOPS: dict[str, tuple[Loss | Callable[[], TrainingJob], type[PortError] | None]
     "losses kept with their graphs": (losses_kept_with_their_graphs, None),
     "two batch sizes by turns": (two_batch_sizes_by_turns, JobError),
 }
+SELDOM: dict[str, Loss] = {
+    "steered by numpy": twice_where(lambda y: bool((y == CLASSES - 1).numpy().any())),
+    "steered by a list": twice_where(lambda y: True in (y == CLASSES - 1).tolist()),
+    "steered by torch.equal": twice_where(lambda y: not torch.equal(y, y % (CLASSES - 1))),
+    "rows chosen by a mask, seldom others": rows_with_other_labels,
+}
+"""What is the same in all steps that planning sees, and another later."""
+LOOPS["steered by labels read as numpy"] = (twice_where(lambda y: bool((y.numpy() == 0).all())), CaptureError)
+LOOPS |= {what: (with_a_seldom_label(loss_fn), GraphChangedError) for what, loss_fn in SELDOM.items()}
 _OF_ITS_OWN = {what for what, (made, _) in LOOPS.items() if made.__code__.co_argcount == 0}
 
 

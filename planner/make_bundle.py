@@ -185,11 +185,12 @@ def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> Prepare
             others = _other_batches(data, rows, job.seed)
             count_recorded = 1 + len(others)
             varied = _ROWS_AND_RANDOM if full and not number and _differ(data, rows, others) else varied
-            capture = capture_step(
-                job.model, loss_fn, job.optimizer, on_device((c[:rows] for c in data), kind),
-                clip_grad_norm=job.clip_grad_norm, accumulate=job.accumulate, others=[on_device(o, kind) for o in others],
-                again_later=later, schedule=each_update if not captures else each_update[:1],
-            )  # fmt: skip
+            with own_code(f"a step on a batch of {rows} rows"):  # hooks run in the backward pass
+                capture = capture_step(
+                    job.model, loss_fn, job.optimizer, on_device((c[:rows] for c in data), kind),
+                    clip_grad_norm=job.clip_grad_norm, accumulate=job.accumulate, others=[on_device(o, kind) for o in others],
+                    again_later=later, schedule=each_update if not captures else each_update[:1],
+                )  # fmt: skip
             graphs |= {graph_name(k, rows, size, number): g for k, g in capture.graphs.items()}
             captures.append(capture)
             if capture.tape is not None:
@@ -397,15 +398,22 @@ def _schedule(job: TrainingJob, updates: int) -> tuple[tuple[Mapping[str, Any], 
         return ()
     optimizer, scheduler = job.optimizer, job.scheduler
     before = [dict(g) for g in optimizer.param_groups]
+    contents = [{k: v.clone() for k, v in g.items() if isinstance(v, torch.Tensor)} for g in before]
     state = copy.deepcopy(scheduler.state_dict())
     optimizer._opt_called = True  # type: ignore[attr-defined]  # or the scheduler warns that no step was made
     rows = []
-    for _ in range(max(1, updates)):
-        rows.append([optimizer_scalars.hyperparameters(g) for g in optimizer.param_groups])
-        scheduler.step()
-    for group, old in zip(optimizer.param_groups, before, strict=True):
-        group.update(old)
-    scheduler.load_state_dict(state)
+    try:
+        for update in range(max(1, updates)):
+            rows.append([optimizer_scalars.hyperparameters(g) for g in optimizer.param_groups])
+            if update + 1 < updates:
+                with own_code(f"the scheduler's step {update + 1} of the {updates} that are planned (--epochs)"):
+                    scheduler.step()
+    finally:
+        for group, old, held in zip(optimizer.param_groups, before, contents, strict=True):
+            group.update(old)
+            for key, content in held.items():
+                old[key].copy_(content)  # a scheduler writes into a learning rate that is a tensor
+        scheduler.load_state_dict(state)
     changing = [{k for row in rows for k in row[g] if row[g][k] != rows[0][g][k]} for g in range(len(before))]
     return tuple(tuple({k: row[g][k] for k in sorted(changing[g])} for g in range(len(before))) for row in rows)
 

@@ -36,6 +36,9 @@ _STEP_COUNT = SETTLED_STEP
 OPTIMIZER_REMEDY = f"use one of {', '.join(OPTIMIZERS)}, or train with `port-agent exec`"
 """What helps where an optimizer's update cannot be repeated without its code."""
 
+_COMPARED: dict[Any, Any] = {torch.ops.aten.equal.default: torch.eq, torch.ops.aten.allclose.default: torch.isclose}
+"""Operators that answer with a truth value of Python's, and what gives one for each number."""
+
 _HIDDEN_WRITES = dict.fromkeys(BATCH_NORMS, (3, 4))
 """Operators that change arguments although their schema does not say so: running statistics."""
 
@@ -212,8 +215,8 @@ class StepRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default:
             return self._item(func, args)
-        if func is torch.ops.aten.equal.default and self.recording:
-            return self._equal(*args)
+        if func in _COMPARED and self.recording:
+            return self._compared(func, args, kwargs)
         if not self.recording or func.namespace == "profiler":
             return func(*args, **kwargs)
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._physical, (args, kwargs))
@@ -298,12 +301,13 @@ class StepRecorder(TorchDispatchMode):
                 self._guard(value, result)
         return result
 
-    def _equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """Compare two tensors by operators that tell what the answer depends on."""
-        if one.shape != other.shape:
+    def _compared(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Compare two tensors, number by number, by an operator that tells what the answer depends on."""
+        one, other = args[:2]
+        if func is torch.ops.aten.equal.default and one.shape != other.shape:
             return False
         with self:
-            found = torch.eq(one, other).all()
+            found = _COMPARED[func](*args, **kwargs).all()
         return bool(self._item(torch.ops.aten._local_scalar_dense.default, (found,)))
 
     def _of_the_model(self, value: int) -> bool:

@@ -690,6 +690,11 @@ def _manifest(raw: Mapping[str, Any], path: Path) -> Manifest:
     return manifest
 
 
+def _number(hyperparameter: Any) -> Any:
+    """Return a hyperparameter, or the number of one that is a tensor."""
+    return hyperparameter.get("number") if isinstance(hyperparameter, dict) else hyperparameter
+
+
 def _check_optimizer(data: Mapping[str, Any]) -> None:
     if (recorded := data.get("recorded")) is not None:
         _check_recorded(recorded)
@@ -698,7 +703,9 @@ def _check_optimizer(data: Mapping[str, Any]) -> None:
         return
     if data["name"] not in OPTIMIZERS:
         raise ValueError(f"the optimizer is {str(data['name'])[:60]!r}")
-    if not data["groups"] or not all(isinstance(g, dict) and isinstance(g["lr"], int | float) for g in data["groups"]):
+    if not data["groups"] or not all(
+        isinstance(g, dict) and isinstance(_number(g["lr"]), int | float) for g in data["groups"]
+    ):
         raise ValueError("the optimizer has no parameter groups")
 
 

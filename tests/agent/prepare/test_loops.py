@@ -239,6 +239,14 @@ def rows_with_other_labels(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(x)[keep], y[keep])
 
 
+def learning_rate_in_a_tensor() -> TrainingJob:
+    """torch computes what follows from it in the tensor's type, and a schedule writes into it."""
+    job = job_with(classify)
+    job.optimizer = torch.optim.AdamW(job.model.parameters(), lr=torch.tensor(1e-2), weight_decay=0.3)
+    job.scheduler = torch.optim.lr_scheduler.LambdaLR(job.optimizer, lambda update: 1 / (1 + 0.3 * update))
+    return job
+
+
 def two_batch_sizes_by_turns() -> TrainingJob:
     torch.manual_seed(0)
     model = network()
@@ -269,12 +277,14 @@ LOOPS: dict[str, tuple[Loss | Callable[[], TrainingJob], type[PortError] | None]
     "straight-through codes": (codes_with_straight_gradients, None),
     "adversarial inputs": (adversarial_inputs, None),
     "losses kept with their graphs": (losses_kept_with_their_graphs, None),
+    "learning rate in a tensor": (learning_rate_in_a_tensor, None),
     "two batch sizes by turns": (two_batch_sizes_by_turns, JobError),
 }
 SELDOM: dict[str, Loss] = {
     "steered by numpy": twice_where(lambda y: bool((y == CLASSES - 1).numpy().any())),
     "steered by a list": twice_where(lambda y: True in (y == CLASSES - 1).tolist()),
     "steered by torch.equal": twice_where(lambda y: not torch.equal(y, y % (CLASSES - 1))),
+    "steered by torch.allclose": twice_where(lambda y: not torch.allclose(y + 0.0, y % (CLASSES - 1) + 0.0)),
     "rows chosen by a mask, seldom others": rows_with_other_labels,
 }
 """What is the same in all steps that planning sees, and another later."""

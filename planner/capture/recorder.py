@@ -91,6 +91,8 @@ class Tape:
     """A digest of the generator's state before the first operator."""
     as_run: bool = True
     """Whether the program's own operators ran, and none in their place that are easier to repeat."""
+    changing: frozenset[str] = frozenset()
+    """Variables of Python's that have another value after the step (`python_state`)."""
 
 
 class StepRecorder(TorchDispatchMode):

@@ -130,6 +130,28 @@ def network_that_grows() -> TrainingJob:
     return job_with(loss_fn)
 
 
+def twice_in_every_fifth_step() -> TrainingJob:
+    """What it counts by decides nothing in the steps that planning sees."""
+    calls = [0]
+
+    def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        calls[0] += 1
+        return classify(model, x, y) * (2 if calls[0] % 5 == 0 else 1)
+
+    return job_with(loss_fn)
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.steps = nn.Linear(WIDTH, CLASSES), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        out: Tensor = self.layer(x)
+        return out * 2 if self.steps % 11 == 0 else out
+
+
 def branch_on_the_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     loss = classify(model, x, y)
     return loss * 2 if bool(loss > 1.4) else loss
@@ -268,6 +290,8 @@ LOOPS: dict[str, tuple[Loss | Callable[[], TrainingJob], type[PortError] | None]
     "scaled by a count": (scaled_by_a_count, CaptureError),
     "counted in a tensor of nobody": (counted_in_a_tensor, CaptureError),
     "weighted by a tensor that grows": (weighted_by_a_tensor_that_grows, CaptureError),
+    "twice in every fifth step": (twice_in_every_fifth_step, CaptureError),
+    "a module that counts its steps": (lambda: job_with(classify, Counting()), CaptureError),
     "frozen and thawed": (frozen_and_thawed, CaptureError),
     "network that grows": (network_that_grows, CaptureError),
     "branch on the loss": (branch_on_the_loss, GraphChangedError),

@@ -82,9 +82,14 @@ def as_columns(batches: Iterable[Any]) -> BatchColumns:
     return BatchColumns(tuple(reversed(found)), rebuilt)
 
 
-def _bucket(batches: Sequence[Sequence[Any]], places: Sequence[int]) -> Bucket:
-    columns = tuple(torch.cat([torch.as_tensor(leaves[i]) for leaves in batches]) for i in places)
-    return Bucket(columns, len(batches[0][places[0]]))
+def _bucket(batches: Sequence[list[Any]], places: Sequence[int]) -> Bucket:
+    """Join the leaves at these places, column by column, and let those of the batches go: a data set is there once, and a column of it."""
+    rows, columns = len(batches[0][places[0]]), list[torch.Tensor]()
+    for i in places:
+        columns.append(torch.cat([torch.as_tensor(leaves[i]) for leaves in batches]))
+        for leaves in batches:
+            leaves[i] = None
+    return Bucket(tuple(columns), rows)
 
 
 def _elements(bucket: Bucket) -> int:

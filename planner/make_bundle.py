@@ -22,7 +22,6 @@ from planner.ir.bundle.bundle import (
     Reference,
     TensorLayout,
     WeightBlocks,
-    bucket_of,
     graph_name,
     kind_of_graph,
     train_part,
@@ -34,7 +33,7 @@ from planner.ir.bundle.writer import Contents, write_bundle
 from planner.ir.costs import CostTable, DeviceCosts
 from planner.ir.devices.cpu_teams import CpuTeam
 from planner.ir.errors import CaptureError, ExitCode, PortError
-from planner.ir.graph import Phase, Role, StepGraph, storage_key
+from planner.ir.graph import Phase, Role, StepGraph, computed_bytes, storage_key, structure
 from planner.ir.lowering import optimizer_scalars
 from planner.ir.operand_rules import verify_operands
 from planner.ir.operators import check_operator
@@ -46,12 +45,13 @@ from planner.profiling.operators import Measured
 from planner.search.pareto import choice_of
 from planner.search.plan_problem import plan_problem
 from planner.search.plan_step import PlanResult
+from planner.search.transferred import overhead_share, transferred
 from planner.slices.blocks import COLUMNS, ROWS, Block, Blocks
 
 _RANDOM: tuple[str, ...] = ("torch's random numbers",)
 _MOST_NAMED = 3
 _NEIGHBOUR_S = 1.0
-"""Of planning, at most, for a graph whose neighbour's plan is there."""
+"""Of planning, at most, for a graph of a further shape."""
 _ROWS_AND_RANDOM = ("the rows of the batch", *_RANDOM)
 
 
@@ -185,11 +185,12 @@ def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> Prepare
             others = _other_batches(data, rows, job.seed)
             count_recorded = 1 + len(others)
             varied = _ROWS_AND_RANDOM if full and not number and _differ(data, rows, others) else varied
-            capture = capture_step(
-                job.model, loss_fn, job.optimizer, on_device((c[:rows] for c in data), kind),
-                clip_grad_norm=job.clip_grad_norm, accumulate=job.accumulate, others=[on_device(o, kind) for o in others],
-                again_later=later, schedule=each_update if not captures else each_update[:1],
-            )  # fmt: skip
+            with own_code(f"a step on a batch of {rows} rows"):  # hooks run in the backward pass
+                capture = capture_step(
+                    job.model, loss_fn, job.optimizer, on_device((c[:rows] for c in data), kind),
+                    clip_grad_norm=job.clip_grad_norm, accumulate=job.accumulate, others=[on_device(o, kind) for o in others],
+                    again_later=later, schedule=each_update if not captures else each_update[:1],
+                )  # fmt: skip
             graphs |= {graph_name(k, rows, size, number): g for k, g in capture.graphs.items()}
             captures.append(capture)
             if capture.tape is not None:
@@ -397,15 +398,22 @@ def _schedule(job: TrainingJob, updates: int) -> tuple[tuple[Mapping[str, Any], 
         return ()
     optimizer, scheduler = job.optimizer, job.scheduler
     before = [dict(g) for g in optimizer.param_groups]
+    contents = [{k: v.clone() for k, v in g.items() if isinstance(v, torch.Tensor)} for g in before]
     state = copy.deepcopy(scheduler.state_dict())
     optimizer._opt_called = True  # type: ignore[attr-defined]  # or the scheduler warns that no step was made
     rows = []
-    for _ in range(max(1, updates)):
-        rows.append([optimizer_scalars.hyperparameters(g) for g in optimizer.param_groups])
-        scheduler.step()
-    for group, old in zip(optimizer.param_groups, before, strict=True):
-        group.update(old)
-    scheduler.load_state_dict(state)
+    try:
+        for update in range(max(1, updates)):
+            rows.append([optimizer_scalars.hyperparameters(g) for g in optimizer.param_groups])
+            if update + 1 < updates:
+                with own_code(f"the scheduler's step {update + 1} of the {updates} that are planned (--epochs)"):
+                    scheduler.step()
+    finally:
+        for group, old, held in zip(optimizer.param_groups, before, contents, strict=True):
+            group.update(old)
+            for key, content in held.items():
+                old[key].copy_(content)  # a scheduler writes into a learning rate that is a tensor
+        scheduler.load_state_dict(state)
     changing = [{k for row in rows for k in row[g] if row[g][k] != rows[0][g][k]} for g in range(len(before))]
     return tuple(tuple({k: row[g][k] for k in sorted(changing[g])} for g in range(len(before))) for row in rows)
 
@@ -489,30 +497,38 @@ def plan_all(
     prepared: Prepared, measured: Measured, device: DeviceCosts, ram_bytes: int, planner: Planner,
     limits: PlannedLimits = NO_LIMITS,
 ) -> tuple[dict[str, Plan], dict[str, CostTable]]:  # fmt: skip
-    """Return a plan and a cost table for every graph: by `planner`, but by a quick search within `limits` for those of further buckets.
+    """Return a plan and a cost table for every graph: by `planner` for the first of each kind.
 
-    Raises InfeasibleError for the first that does not fit.
+    Those of further shapes, short batches among them, get the plan of the next larger one of the same program, as far as it is needed; where it
+    does not fit or costs too much (`planner.search.transferred`), a quick search within `limits` finds theirs. Raises InfeasibleError for the first that does not fit.
     """
-    plans, costs = dict[str, Plan](), {}
+    plans, costs, shares = dict[str, Plan](), dict[str, CostTable](), dict[str, float]()
     for (name, graph), table in zip(prepared.graphs.items(), measured.tables(device), strict=True):
         costs[name] = table
-        if bucket_of(name):
-            quick = plan_problem(graph, table, ram_bytes, "greedy", _NEIGHBOUR_S, limits)
-            result = quick.solved(rivals=_plans_of_neighbour(name, prepared.graphs, plans))
-        else:
-            result = planner(graph, table, ram_bytes)
-        if result.plan is None:
-            raise InfeasibleError(f"graph {name!r}: {result.message}", result.needed_bytes, result.fastest_seconds)
-        plans[name] = result.plan
+        known = [n for n in plans if kind_of_graph(n) == kind_of_graph(name)]
+        plan, like = None, neighbour(graph, {n: prepared.graphs[n] for n in known})
+        quick = plan_problem(graph, table, ram_bytes, "greedy", _NEIGHBOUR_S, limits)
+        if like is not None:
+            plan = transferred(graph, table, quick.limits, plans[like], shares[like])
+            shares[name] = shares[like]
+        if plan is None:
+            rivals = () if like is None else (plans[like],)
+            result = quick.solved(rivals=rivals) if known else planner(graph, table, ram_bytes)
+            if result.plan is None:
+                raise InfeasibleError(f"graph {name!r}: {result.message}", result.needed_bytes, result.fastest_seconds)
+            plan = result.plan
+            shares[name] = overhead_share(plan, table)
+        plans[name] = plan
     return plans, costs
 
 
-def _plans_of_neighbour(name: str, graphs: Mapping[str, StepGraph], plans: Mapping[str, Plan]) -> tuple[Plan, ...]:
-    """Return the plan of the first bucket's graph of a kind, where that runs the same operators on tensors of other shapes."""
-    first = kind_of_graph(name)
-    mine, other = graphs[name], graphs[first]
-    alike = [op.name for op in mine.ops] == [op.name for op in other.ops] and len(mine.storages) == len(other.storages)
-    return (plans[first],) if alike and first in plans else ()
+def neighbour(graph: StepGraph, others: Mapping[str, StepGraph]) -> str | None:
+    """Return the step of the same program, by name, that computes the next more bytes; the largest where none computes more; else None."""
+    alike = {n: computed_bytes(g) for n, g in others.items() if g.once(structure) == graph.once(structure)}
+    larger = {n: nbytes for n, nbytes in alike.items() if nbytes >= computed_bytes(graph)}
+    if larger:
+        return min(larger, key=larger.__getitem__)
+    return max(alike, key=alike.__getitem__, default=None)
 
 
 def default_planner(

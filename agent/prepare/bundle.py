@@ -28,7 +28,7 @@ from agent.worker.protocol import PackingProbed, StepDone, TrainingFailed, Train
 from agent.worker.start import start_worker, torch_worker
 from planner import make_bundle
 from planner.ir.boards import estimated_costs, load_board, op_work
-from planner.ir.bundle.bundle import NO_LIMITS, Bundle, Manifest, PlanChoice, PlannedLimits
+from planner.ir.bundle.bundle import NO_LIMITS, Bundle, Manifest, PlanChoice, PlannedLimits, kind_of_graph
 from planner.ir.bundle.writer import publish_bundle, replace_plans
 from planner.ir.costs import CostTable, DeviceCosts, Flash, PackingCost
 from planner.ir.errors import ExitCode, PortError
@@ -38,7 +38,7 @@ from planner.ir.plan import Action, Decision, Plan
 from planner.ir.program import host_bytes_of
 from planner.ir.units import format_bytes
 from planner.make_bundle import InfeasibleError, Planner, Prepared
-from planner.profiling import operators
+from planner.profiling import neighbours, operators
 from planner.profiling.operators import Measured
 from planner.search import pareto
 from planner.search.pareto import point_of
@@ -406,6 +406,9 @@ class _Making:
         steps = max(_TRIAL_STEPS, compared)
         if probe_packing and manifest.plans[0].seconds > _SLOW_STEP_S:
             steps = 1
+        elif probe_packing and self.prepared.buckets and _what_runs(plans) is None:
+            begun = max(_TRIAL_STEPS, self.prepared.job.accumulate + 1)  # the last trial shows the other shapes
+            steps = min(steps, begun)
         found = trial(
             self.draft, self.page_dirs, self.threads, self.throttle, min(steps, compared), probe_packing, steps
         )  # fmt: skip
@@ -491,7 +494,7 @@ class _Making:
     def keep_packings(self, found: _Trial) -> None:
         """Let further plans pack what the trial saw, for the watts of this device; another board's seconds are estimated.
 
-        There packing takes as much longer as the step's operators do.
+        There packing takes as much longer as the step's operators do. Of shapes that it did not run, what it saw of the next larger one.
         """
         pace = found.pace if self.estimated and found.pace > 0 else 1.0
         scaled = {
@@ -504,7 +507,15 @@ class _Making:
             )
             for name, costs in found.packings.items()
         }  # fmt: skip
-        self.measured = replace(self.measured, packings=tuple(scaled.get(name, ()) for name in self.prepared.graphs))
+        graphs = self.prepared.graphs
+        seen = {name: graphs[name] for name in scaled}
+        for name, graph in graphs.items():
+            like = make_bundle.neighbour(
+                graph, {n: g for n, g in seen.items() if kind_of_graph(n) == kind_of_graph(name)}
+            )
+            if name not in scaled and like is not None:
+                scaled[name] = neighbours.packings_of(graph, seen[like], scaled[like])
+        self.measured = replace(self.measured, packings=tuple(scaled.get(name, ()) for name in graphs))
 
     def keep_pace(self, found: _Trial) -> None:
         """Scale the operators' costs, measured one by one, to what a whole step of the trial took.

@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,8 +15,8 @@ import torch
 from agent.prepare.bench.bench import Bench
 from agent.prepare.bundle import Progress
 from planner import make_bundle
-from planner.ir.bundle.bundle import PlannedLimits
-from planner.ir.costs import CostTable, DeviceCosts
+from planner.ir.bundle.bundle import PlannedLimits, first_shapes
+from planner.ir.costs import CostTable, DeviceCosts, OpCost
 from planner.ir.devices.kinds import CPU
 from planner.ir.graph import GraphError, StepGraph
 from planner.ir.lowering.lower import lower
@@ -50,6 +49,8 @@ class Sliced:
     """The chains that run in pieces."""
     cuts: Mapping[str, Cut] = field(default_factory=dict)
     """By graph: what `in_pieces` was made of."""
+    uncut: Mapping[str, StepGraph] = field(default_factory=dict)
+    """What those graphs were before."""
 
 
 _Made = TypeVar("_Made")
@@ -160,7 +161,7 @@ def in_pieces(
 ) -> Sliced:  # fmt: skip
     """Return the job whole, in halves or with chains of operators in pieces, whichever costs least in `ram_bytes`.
 
-    All ways that are tried are compared and measured; quick plans decide, and between what they choose, the halves and the whole, plans
+    Graphs of further shapes stay as they are in `halved` (`further_shapes`). All ways that are tried are compared and measured; quick plans decide, and between what they choose, the halves and the whole, plans
     of `planner` where those may tell otherwise. Where nothing fits, the halves. Raises TrialError where a process fails.
     """
     quick = make_bundle.default_planner(strategy="greedy", time_limit_s=QUICK_S, limits=limits)
@@ -366,7 +367,8 @@ class _Ways:
     ) -> None:  # fmt: skip
         self.halved, self.device, self.ram_bytes = halved, device, ram_bytes
         self.room, self.quick, self.progress = room, quick, progress
-        self.graphs = {name: graph for name, graph in halved.prepared.graphs.items() if graph.device == CPU}
+        graphs = halved.prepared.graphs
+        self.graphs = {name: graphs[name] for name in first_shapes(graphs) if graphs[name].device == CPU}
         self.best: PlanCost | None = None
         self.uncut: PlanCost | None = None
         """The halves with nothing else in pieces."""
@@ -407,8 +409,7 @@ class _Ways:
         self.uncut = self.plan(self.halved)
         if not self.graphs:
             return
-        blocks = self.halved.prepared.blocks.values()
-        apart = {key for one in blocks for key in (*one.rows, *one.columns)}
+        apart = keys_in_blocks(self.halved)
         first = next(iter(self.graphs.values()))
         ways = first_cuts(first, self.ram_bytes - self.device.base_bytes)
         few, many = list[dict[str, Cut]](), list[dict[str, Cut]]()
@@ -530,46 +531,60 @@ class _Ways:
         return best if name in best.sliced.cuts else None
 
     def _made(self, ways: list[dict[str, Cut]]) -> list[Sliced]:
-        """Return the halves cut in each of these ways, without what differs here, all compared and measured at once."""
-        prepared = self.halved.prepared
-        rewritten = [{name: cut.applied(self.graphs[name]) for name, cut in way.items()} for way in ways]
-        differing = iter(compared([pair for new in rewritten for pair in _pairs(prepared, new)], self.room))
-        made = []
-        for way, tried in zip(ways, rewritten, strict=True):
-            graphs, left, what, cuts = (
-                dict(prepared.graphs),
-                list(self.halved.left_whole),
-                list[str](),
-                dict[str, Cut](),
-            )
-            for name, new in tried.items():
-                cut, found = way[name], next(differing)
-                left += [f"{d.replacement.what}: {d.where}" for d in found]
-                if found:
-                    cut = cut.changed((i for d in found for i in d.replacement.old), 1)
-                    new = cut.applied(self.graphs[name])
-                try:
-                    verify_operands(new.graph)
-                except GraphError as error:  # pieces of what only a whole operator is known to have checked
-                    left.append(str(error).partition(";")[0])
-                    continue
-                if new.replacements:
-                    graphs[name], cuts[name] = new.graph, cut
-                    what += [r.what for r in new.replacements]
-            made.append(Sliced(replace(prepared, graphs=graphs), self.halved.measured, tuple(left), tuple(what), cuts))
-        return _measured(made, self.room, self.device.compute_watts, self.progress)
+        """Return the halves cut in each of these ways."""
+        return cut_in(self.halved, ways, self.room, self.device.compute_watts, self.progress)
 
 
-def _measured(made: list[Sliced], room: ComparingRoom, compute_watts: float, progress: Progress) -> list[Sliced]:
-    """Return the same with what their operators cost."""
-    if not made:
-        return []
-    graphs = [graph for sliced in made for graph in sliced.prepared.graphs.values()]
+def keys_in_blocks(sliced: Sliced) -> frozenset[str]:
+    """Return the keys of blocks of weights, whose readers stay out of chains."""
+    return frozenset(key for one in sliced.prepared.blocks.values() for key in (*one.rows, *one.columns))
+
+
+def cut_in(
+    base: Sliced, ways: Sequence[Mapping[str, Cut]], room: ComparingRoom, compute_watts: float, progress: Progress
+) -> list[Sliced]:
+    """Return a job with these graphs, whole in `base`, cut in each of these ways, without what differs here, all compared and measured at once.
+
+    Raises TrialError where a process that compares or measures fails.
+    """
+    prepared = base.prepared
+    rewritten = [{name: cut.applied(prepared.graphs[name]) for name, cut in way.items()} for way in ways]
+    differing = iter(compared([pair for new in rewritten for pair in _pairs(prepared, new)], room))
+    made = []
+    for way, tried in zip(ways, rewritten, strict=True):
+        graphs, left, what = dict(prepared.graphs), [*base.left_whole], [*base.in_pieces]
+        cuts, uncut = dict(base.cuts), dict(base.uncut)
+        for name, new in tried.items():
+            cut, found = way[name], next(differing)
+            left += [f"{d.replacement.what}: {d.where}" for d in found]
+            if found:
+                cut = cut.changed((i for d in found for i in d.replacement.old), 1)
+                new = cut.applied(prepared.graphs[name])
+            try:
+                verify_operands(new.graph)
+            except GraphError as error:  # pieces of what only a whole operator is known to have checked
+                left.append(str(error).partition(";")[0])
+                continue
+            if new.replacements:
+                graphs[name], cuts[name], uncut[name] = new.graph, cut, prepared.graphs[name]
+                what += [r.what for r in new.replacements]
+        made.append(Sliced(replace(prepared, graphs=graphs), base.measured, tuple(left), tuple(what), cuts, uncut))
+    known = {id(graph): ops for graph, ops in zip(prepared.graphs.values(), base.measured.ops, strict=True)}
+    return _measured(made, room, compute_watts, progress, known)
+
+
+def _measured(
+    made: list[Sliced], room: ComparingRoom, compute_watts: float, progress: Progress,
+    known: Mapping[int, tuple[OpCost, ...]] = {},
+) -> list[Sliced]:  # fmt: skip
+    """Return the same with what their operators cost. `known`: of graphs that are measured already, by their `id`."""
+    graphs = [graph for sliced in made for graph in sliced.prepared.graphs.values() if id(graph) not in known]
+    if not graphs:
+        return made
     ops = iter(room.bench.measure(graphs, room.threads, compute_watts, progress, resident=False).ops)
     progress("compare", _COMPARED)
-    return [
-        replace(s, measured=replace(s.measured, ops=tuple(islice(ops, len(s.prepared.graphs))))) for s in made
-    ]  # fmt: skip
+    tables = [[known.get(id(g)) or next(ops) for g in sliced.prepared.graphs.values()] for sliced in made]
+    return [replace(s, measured=replace(s.measured, ops=tuple(of_it))) for s, of_it in zip(made, tables, strict=True)]
 
 
 def _pairs(prepared: Prepared, rewritten: Mapping[str, Rewritten]) -> list[tuple[StepGraph, Rewritten]]:

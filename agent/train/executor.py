@@ -33,6 +33,7 @@ from planner.ir.lowering.packables import PackedReading, packed_reading
 from planner.ir.lowering.rematerialize import pure_arguments
 from planner.ir.operators import GUARD
 from planner.ir.program import Code, Instruction, Program
+from planner.ir.torch_operators import shaped_by_contents
 
 KEPT_BYTES = 1 << 20
 """So much of what forward and backward change in place (running statistics) is kept for `undo`; ResNet-50 has 0.4 MB."""
@@ -375,13 +376,13 @@ class Executor:
         if (moved := transfer_of(self.graph, op)) is not None:
             return _call(self.transfers.begin, moved)
         call = self.values.caller(op, op.args)
-        outputs = op.outputs
+        outputs, by_contents = op.outputs, shaped_by_contents(op)
         in_place = len(outputs) == 1 and outputs[0] is not None and self.graph.values[outputs[0]].storage in op.writes
 
         def run() -> None:
             result = call()
             if not in_place:
-                self._bind_outputs(op, outputs, result)
+                self._bind_outputs(op, outputs, result, check=by_contents)
 
         if op.random and self.graph.draws:
             return self._run_drawing(index, run)
@@ -458,13 +459,13 @@ class Executor:
         on_device = any(self.graph.storages[s].device != CPU for s in made)
         return self.backend if on_device else CpuBackend()
 
-    def _bind_outputs(self, op: Op, outputs: tuple[int | None, ...], result: Any) -> None:
+    def _bind_outputs(self, op: Op, outputs: tuple[int | None, ...], result: Any, *, check: bool = False) -> None:
         tensors = _tensors(result)
         if len(tensors) != len(outputs):
             raise GraphChangedError(f"{op.name} returned {len(tensors)} tensors, {len(outputs)} were recorded")
         for v, tensor in zip(outputs, tensors, strict=True):
             if v is not None:
-                if not self._checked:
+                if check or not self._checked:
                     check_layout(op, self.graph.values[v], tensor)
                 self.values.bind(v, tensor)
 

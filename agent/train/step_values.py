@@ -25,6 +25,7 @@ from planner.ir.torch_operators import (
     dtype,
     function_of,
     literal,
+    shaped_by_contents,
 )
 
 
@@ -237,5 +238,10 @@ def check_layout(op: Op, value: Value, tensor: torch.Tensor) -> None:
     if actual != (f"torch.{value.dtype}", value.shape, value.stride, value.offset):
         raise GraphChangedError(
             f"{op.name} gave a tensor {actual}, recorded was {value.dtype} {value.shape} {value.stride} {value.offset}; "
-            "plan the job again on this version of torch"
+            + (
+                "how much it gives depends on its operands' contents, and a plan holds for one size: train with `port-agent exec`, which "
+                "follows what changes"
+                if shaped_by_contents(op)
+                else "plan the job again on this version of torch"
+            )
         )

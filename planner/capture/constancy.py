@@ -24,11 +24,14 @@ _REMEDY = (
     "by torch's operators; or train with `port-agent exec`, which follows what changes"
 )
 
+_MOST_NAMED = 3
+
 
 def require_same(first: Tape, other: Tape) -> None:
     """Raise CaptureError with the program's line for the first difference of two tapes of one step.
 
-    Compared are operators, their order, numbers and dependencies, shapes and layouts, and the contents of constants.
+    Compared are operators, their order, numbers and dependencies, shapes and layouts, and the contents of constants. Variables of Python's
+    that changed in both count on, and may decide something later.
     """
     for mine, theirs in zip_longest(first.ops, other.ops):
         difference = _difference(first, mine, other, theirs)
@@ -36,6 +39,12 @@ def require_same(first: Tape, other: Tape) -> None:
             op = theirs or mine
             place = f"{op.line}: " if op is not None and op.line else ""
             raise CaptureError(f"{place}{difference}: {_REMEDY}")
+    if counting := sorted(first.changing & other.changing):
+        raise CaptureError(
+            f"the step changes {', '.join(counting[:_MOST_NAMED])} in Python each time, and what the program decides by that in a later step no "
+            "recording shows. Keep counts in a buffer of the model, compute with them by torch's operators, or train with `port-agent exec`, "
+            "which follows what changes"
+        )
 
 
 def constants_of(tape: Tape) -> tuple[str, ...]:
@@ -99,7 +108,7 @@ def _unlike(first: Tape, mine: int, other: Tape, theirs: int) -> str:
     s, t = first.storages[a.storage], other.storages[b.storage]
     if a.storage != b.storage or (s.nbytes, s.role, s.name, s.device) != (t.nbytes, t.role, t.name, t.device):
         return f"another tensor of {_shape(a)}"
-    return "" if _same_contents(s, t) else f"other contents of a tensor of {_shape(a)} that no operator of torch made"
+    return "" if _same_contents(s, t) else f"other contents of a tensor of {_shape(a)} that no operator of torch made in the thread of the step"
 
 
 def _shape(value: Value) -> str:

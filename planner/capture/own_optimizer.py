@@ -21,7 +21,7 @@ from planner.capture.recorder import OPTIMIZER_REMEDY, RecordedOp, StepRecorder,
 from planner.capture.rewritten_steps import rewritten_step
 from planner.ir.errors import CaptureError
 from planner.ir.graph import Argument, Phase, Ref, Role, Scalar, references
-from planner.ir.lowering.optimizer_scalars import RecordedNumbers, Schedule
+from planner.ir.lowering.optimizer_scalars import RecordedNumbers, Schedule, restored
 
 _REMEDY = f"a bundle cannot repeat that; {OPTIMIZER_REMEDY}"
 
@@ -214,7 +214,7 @@ class _Shadow:
     ) -> dict[torch.Tensor, list[RecordedOp]]:
         """Make an update with the hyperparameters of a row of the schedule; return the operators of each parameter."""
         for group, changed in zip(self._shadow.param_groups, row, strict=False):
-            group.update(changed)
+            group.update(restored(changed))
         tape, start = recorder.tape, len(recorder.tape.ops)
         known = {self._storage(recorder, t) for t in self._tensors()}
         storages = len(tape.storages)

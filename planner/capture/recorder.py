@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 
 from planner.ir.devices.kinds import CPU
 from planner.ir.devices.torch_device import generator_states, kind_of
@@ -28,11 +28,16 @@ from planner.ir.operators import ADD_SCALED, GUARD, OPTIMIZERS
 _DIGEST_BYTES = 16
 
 _NO_MEMORY = "meta"
+_MOST_READ = 256
+"""Numbers of one tensor that are guarded one by one in each step."""
 _STEP_COUNT = SETTLED_STEP
 """What an optimizer is told where it reads a number off a tensor, its count of steps: what follows from it is no constant."""
 
 OPTIMIZER_REMEDY = f"use one of {', '.join(OPTIMIZERS)}, or train with `port-agent exec`"
 """What helps where an optimizer's update cannot be repeated without its code."""
+
+_COMPARED: dict[Any, Any] = {torch.ops.aten.equal.default: torch.eq, torch.ops.aten.allclose.default: torch.isclose}
+"""Operators that answer with a truth value of Python's, and what gives one for each number."""
 
 _HIDDEN_WRITES = dict.fromkeys(BATCH_NORMS, (3, 4))
 """Operators that change arguments although their schema does not say so: running statistics."""
@@ -86,6 +91,8 @@ class Tape:
     """A digest of the generator's state before the first operator."""
     as_run: bool = True
     """Whether the program's own operators ran, and none in their place that are easier to repeat."""
+    changing: frozenset[str] = frozenset()
+    """Variables of Python's that have another value after the step (`python_state`)."""
 
 
 class StepRecorder(TorchDispatchMode):
@@ -210,6 +217,8 @@ class StepRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default:
             return self._item(func, args)
+        if func in _COMPARED and self.recording:
+            return self._compared(func, args, kwargs)
         if not self.recording or func.namespace == "profiler":
             return func(*args, **kwargs)
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._physical, (args, kwargs))
@@ -294,6 +303,15 @@ class StepRecorder(TorchDispatchMode):
                 self._guard(value, result)
         return result
 
+    def _compared(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Compare two tensors, number by number, by an operator that tells what the answer depends on."""
+        one, other = args[:2]
+        if func is torch.ops.aten.equal.default and one.shape != other.shape:
+            return False
+        with self:
+            found = _COMPARED[func](*args, **kwargs).all()
+        return bool(self._item(torch.ops.aten._local_scalar_dense.default, (found,)))
+
     def _of_the_model(self, value: int) -> bool:
         return self.tape.storages[self.tape.values[value].storage].role in (Role.PARAMETER, Role.BUFFER)
 
@@ -306,6 +324,26 @@ class StepRecorder(TorchDispatchMode):
                 f"or gradients; a bundle has none of its code: {OPTIMIZER_REMEDY}"
             )
         return func(tensor)
+
+    def read(self, tensor: torch.Tensor, method: str) -> None:
+        """Guard each number of a tensor that the program reads by a method which is no operator.
+
+        Nothing is guarded that does not depend on the batch, the model or random numbers, nor what an operator's own code reads. Raises CaptureError for numbers that are not whole,
+        and for too many.
+        """
+        place = self._places.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
+        inside_operator = all(mode is not self for mode in _get_current_dispatch_mode_stack())
+        if not self.recording or place is None or place.storage not in self._tainted or inside_operator:
+            return
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.numel() > _MOST_READ:
+            raise CaptureError(
+                f"{program_line()} reads {tensor.numel()} numbers of a tensor in Python (.{method}()), which depend on the batch, the model or "
+                "random numbers; what follows from them would be frozen into the plan. Compute it by torch's operators, return it as an extra "
+                "output, or train with `port-agent exec`, which follows what changes"
+            )
+        with torch.no_grad():
+            for k in range(tensor.numel()):
+                tensor.as_strided((), (), _offset_of(tensor, k)).item()
 
     def _guard(self, value: int, result: Any) -> None:
         if isinstance(result, float):
@@ -350,6 +388,15 @@ class StepRecorder(TorchDispatchMode):
         if isinstance(argument, torch.SymInt | torch.SymFloat | torch.SymBool):
             raise CaptureError("the step has a symbolic size; call it with plain tensors of fixed shape")
         raise CaptureError(f"an operator takes an argument of type {type(argument).__name__}, which is not supported")
+
+
+def _offset_of(tensor: torch.Tensor, k: int) -> int:
+    """Return where in its storage the k-th number of a tensor lies, in elements."""
+    offset = int(tensor.storage_offset())
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        k, place = divmod(k, size)
+        offset += place * stride
+    return offset
 
 
 NAMED_KINDS: dict[str, type] = {

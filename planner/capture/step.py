@@ -18,6 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from planner.capture.assemble import UpdateRecipe, assemble
 from planner.capture.constancy import constants_of, other_generators_untouched, require_same
 from planner.capture.own_optimizer import record_update, with_slots
+from planner.capture.python_state import changed, python_state
+from planner.capture.reads import reads_told
 from planner.capture.recorder import RecordedOp, StepRecorder, Tape
 from planner.ir.bundle.bundle import TensorLayout
 from planner.ir.devices.torch_device import generator_states, kinds_of, restore_generators
@@ -290,6 +292,9 @@ class _Session:
         self.batch_values = tuple(self.recorder.value_of(t) for t in leaves)
         self.loss = 0
         self.aux: tuple[int, ...] = ()
+        self.loss_fn: LossFunction | None = None
+        self.before: dict[str, Any] = {}
+        """Python's variables when the step began."""
 
     def _add(self, tensor: torch.Tensor, role: Role, name: str) -> None:
         if is_lazy(tensor):
@@ -301,7 +306,8 @@ class _Session:
 
     def forward(self, loss_fn: LossFunction) -> torch.Tensor:
         self.recorder.tape.draws_from = self.recorder.generators()
-        with self.recorder:
+        self.loss_fn, self.before = loss_fn, python_state(self.model, loss_fn)
+        with self.recorder, reads_told(self.recorder.read):
             result = loss_fn(self.model, *self.batch)
         loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -310,7 +316,11 @@ class _Session:
         self.loss = self.recorder.value_of(loss)
         leaves = [t for t in pytree.tree_leaves(aux) if isinstance(t, torch.Tensor)]
         self.aux = tuple(self.recorder.value_of(t) for t in leaves)
+        self._note_changing()
         return loss
+
+    def _note_changing(self) -> None:
+        self.recorder.tape.changing = changed(self.before, python_state(self.model, self.loss_fn))
 
     def backward(self, loss: torch.Tensor, groups: list[list[torch.Tensor]]) -> dict[torch.Tensor, int]:
         """Return the gradients of the parameters in `groups`, by their values on the tape."""
@@ -318,8 +328,9 @@ class _Session:
             raise CaptureError("the loss does not depend on any parameter that requires a gradient; nothing to train")
         recorder = self.recorder
         recorder.phase = Phase.BACKWARD
-        with recorder:
+        with recorder, reads_told(recorder.read):
             loss.backward()
+        self._note_changing()
         return {p: recorder.value_of(p.grad) for group in groups for p in group if p.grad is not None}
 
     def keep_rebound(self) -> set[str]:

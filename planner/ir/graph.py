@@ -225,6 +225,11 @@ class StepGraph:
         return tuple(storage.nbytes if storage.device == self.device else 0 for storage in self.storages)
 
     @cached_property
+    def batch_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of what a caller fills before the step."""
+        return tuple(self.values[v].shape for v in self.batch)
+
+    @cached_property
     def kept(self) -> frozenset[int]:
         """Storages that a caller reads after the step: loss and aux."""
         return frozenset(self.values[v].storage for v in (self.loss, *self.aux))
@@ -277,6 +282,27 @@ class StepGraph:
         place = {op: k for k, op in enumerate(order)}
         draws = tuple(tuple(place[i] for i in together) for together in self.draws)
         return replace(self, ops=tuple(self.ops[i] for i in order), draws=draws)
+
+
+Structure: TypeAlias = tuple[tuple[Any, ...], ...]
+
+
+def structure(graph: StepGraph) -> Structure:
+    """Return what two steps of one program on batches of different shapes have in common: operators and what they take from each other.
+
+    The operators of equal structures have the same places, and so have the storages: a plan of one can be read as one of the other.
+    """
+    ops = tuple(
+        (op.name, op.phase, op.random, op.writes, read, created, op.piece and (op.piece.index, op.piece.count), op.team)
+        for op, read, created in zip(graph.ops, graph.reads, graph.creates, strict=True)
+    )
+    storages = tuple((s.role, s.persistent and s.name, s.device) for s in graph.storages)
+    return ops, storages, tuple(sorted(graph.kept)), graph.draws
+
+
+def computed_bytes(graph: StepGraph) -> int:
+    """Return the bytes of all that a step takes and makes, but for what outlives it: what the batch's shape decides about."""
+    return sum(s.nbytes for s in graph.storages if not s.persistent)
 
 
 def verify_graph(graph: StepGraph) -> None:

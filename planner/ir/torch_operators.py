@@ -4,7 +4,7 @@ Only names on the planner's list become anything.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -82,6 +82,12 @@ def function_of(op: Op) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return run
+
+
+def shaped_by_contents(op: Op) -> bool:
+    """Say whether the shape of what an operator gives depends on more than its operands' shapes: rows that a mask chooses, say."""
+    tags: Sequence[torch.Tag] = resolve(op.name).tags  # type: ignore[attr-defined]
+    return torch.Tag.dynamic_output_shape in tags
 
 
 def _factor(op: Op) -> Ref | None:

@@ -15,7 +15,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, operands, ref
 from planner.ir.operators import GUARD
 from planner.ir.process_memory import resident_bytes
 from planner.ir.torch_operators import dtype, function_of, literal
-from planner.profiling import kept_costs, shared_costs
+from planner.profiling import kept_costs, neighbours, shared_costs
 from planner.profiling.cpu_cache import Sweep, cold_operands, last_level_bytes
 from planner.profiling.timing import HostWorkspaceMeter, timed
 
@@ -105,6 +105,7 @@ def profile_operators(
 ) -> Measured:  # fmt: skip
     """Run every distinct operator of `graphs` a few times on made-up data and return its cost.
 
+    Of a program's steps on several shapes, those between others are not measured (`neighbours`), but for what is known of them.
     Those whose cost lies in the folder `kept_in` (`kept_costs`) run once, for what they leave resident. So do those that another
     machine of this kind measured (`shared`), once its dearest were measured here and are alike; these are not kept. Not
     `resident`: what is left resident is not looked at, and operators of known cost do not run. `elsewhere`: the graphs were recorded on
@@ -113,14 +114,15 @@ def profile_operators(
     graphs, resident = tuple(graphs), resident and not elsewhere  # what is absent cannot run for what it would leave
     base = resident_bytes()
     cache_bytes = last_level_bytes()
-    calls, distinct = _calls(graphs, cache_bytes)
+    calls = _calls(graphs, cache_bytes)
+    distinct = _distinct(calls, frozenset[int]() if elsewhere else neighbours.between(graphs))
     for graph in graphs:
         repeat_kernels(graph.device)
     sweep, generators = Sweep(cache_bytes), generator_states({g.device for g in graphs})
     name = kept_costs.context(torch.get_num_threads(), cache_bytes, workspace_seen=HostWorkspaceMeter().sees)
     kept = kept_costs.read_costs(kept_in, name, time.time())
     fresh: dict[str, kept_costs.Kept] = {}
-    keys = {signature: kept_costs.operator_key(signature) for signature in distinct}
+    keys = {signature: kept_costs.operator_key(signature) for signature in _distinct(calls)}
     by_key = {keys[signature]: call for signature, call in distinct.items()}
     given = {key: shared[key] for key in by_key if key in shared and key not in kept}
     checked, disputed = shared_costs.to_check(given), ""
@@ -141,10 +143,10 @@ def profile_operators(
     if progress:
         progress(len(by_key), len(by_key))
     kept |= fresh
-    known = {signature: _priced(kept[key], compute_watts) for signature, key in keys.items() if key not in lacking}
+    known = {s: _priced(kept[key], compute_watts) for s, key in keys.items() if key in kept and key not in lacking}
     kept_costs.keep_costs(kept_in, name, fresh)
     del sweep
-    tables = _tables(calls, known)
+    tables = neighbours.filled(graphs, _tables(calls, known))
     loaded, running = _resident_after(distinct.values()) if resident else (base, base)
     restore_generators(generators)
     taken_over = 0 if disputed else len(given) - len(checked)
@@ -162,19 +164,25 @@ def kept_tables(
 
     They are those of a process with so many `threads`, `workspace_seen` where the allocator is preloaded into it.
     """
-    cache_bytes = last_level_bytes()
-    calls, distinct = _calls(graphs, cache_bytes)
+    graphs, cache_bytes = tuple(graphs), last_level_bytes()
+    calls = _calls(graphs, cache_bytes)
+    measured = _distinct(calls, neighbours.between(graphs))
     name = kept_costs.context(threads, cache_bytes, workspace_seen=workspace_seen)
     kept = kept_costs.read_costs(kept_in, name, time.time())
-    found = {signature: kept.get(kept_costs.operator_key(signature)) for signature in distinct}
+    found = {signature: kept.get(kept_costs.operator_key(signature)) for signature in _distinct(calls)}
     known = {signature: _priced(cost, compute_watts) for signature, cost in found.items() if cost is not None}
-    return _tables(calls, known) if len(known) == len(found) else None
+    return neighbours.filled(graphs, _tables(calls, known)) if measured.keys() <= known.keys() else None
 
 
-def _calls(graphs: Iterable[StepGraph], cache_bytes: int) -> tuple[list[list["_Call"]], dict[Any, "_Call"]]:
-    """Return the calls of each graph, and one of each kind that is alike."""
-    calls = [[_Call(g, *pair) for pair in zip(g.ops, cold_operands(g, cache_bytes), strict=True)] for g in graphs]
-    return calls, {_signature(c): c for table in calls for c in table if c.op.name != GUARD}
+def _calls(graphs: Iterable[StepGraph], cache_bytes: int) -> list[list["_Call"]]:
+    """Return the calls of each graph."""
+    return [[_Call(g, *pair) for pair in zip(g.ops, cold_operands(g, cache_bytes), strict=True)] for g in graphs]
+
+
+def _distinct(calls: Sequence[Iterable["_Call"]], but: Set[int] = frozenset()) -> dict[Any, "_Call"]:
+    """Return one call of each kind that is alike, of all graphs but those of these numbers."""
+    tables = (table for n, table in enumerate(calls) if n not in but)
+    return {_signature(c): c for table in tables for c in table if c.op.name != GUARD}
 
 
 def _measure(
@@ -209,9 +217,10 @@ def _priced(cost: kept_costs.Kept, compute_watts: float) -> OpCost:
     return OpCost(cost.seconds, cost.workspace_bytes, cost.seconds * compute_watts)
 
 
-def _tables(calls: Iterable[Iterable["_Call"]], known: Mapping[Any, OpCost]) -> tuple[tuple[OpCost, ...], ...]:
+def _tables(calls: Iterable[Iterable["_Call"]], known: Mapping[Any, OpCost]) -> list[list[OpCost | None]]:
+    """Return the cost of each call; None where it is not known."""
     free = OpCost(0.0, 0, 0.0)
-    return tuple(tuple(known.get(_signature(c), free) for c in table) for table in calls)
+    return [[free if c.op.name == GUARD else known.get(_signature(c)) for c in table] for table in calls]
 
 
 def _resident_after(calls: Iterable["_Call"]) -> tuple[int, int]:

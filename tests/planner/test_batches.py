@@ -1,6 +1,8 @@
 """Batches of any structure become columns and the same batches again; what one step cannot take is refused by name."""
 
+import weakref
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -85,3 +87,19 @@ def test_data_that_raises_is_the_users_own() -> None:
 
     with pytest.raises(ScriptError, match="iterating over the batches failed"):
         as_columns(broken())
+
+
+def test_a_data_set_is_there_once() -> None:
+    """Rows of batches that were joined are let go, those of the first batch, whose structure is kept, too."""
+    held = list[Any]()
+
+    def batches() -> Iterator[dict[str, Any]]:
+        for i in range(3):
+            batch = {"x": torch.full((2, 3), i), "scale": 0.5}
+            held.append(weakref.ref(batch["x"]))
+            yield batch
+
+    found = as_columns(batches())
+    assert [one() for one in held] == [None] * 3
+    rebuilt = found.rebuilt(found.buckets[0].data[0][2:4])
+    assert rebuilt["scale"] == 0.5 and torch.equal(rebuilt["x"], torch.full((2, 3), 1))

@@ -278,6 +278,7 @@ def _pieces(
     """Put operators in pieces, where that gives the same bits and costs less."""
     from agent.prepare import bundle
     from agent.prepare.frozen_weights.grids import with_grid_weights
+    from agent.prepare.further_shapes import with_further_shapes
     from agent.prepare.slices import QUICK_S, ComparingRoom, Sliced, in_halves, in_pieces, measured_again
     from planner import make_bundle
     from planner.ir.costs import CostTable
@@ -305,6 +306,7 @@ def _pieces(
         sliced = in_pieces(
             sliced, halved, costs.device, captured.pools.computing_bytes, room, planner, progress, limits
         )
+        sliced = with_further_shapes(sliced, costs.device, captured.pools.computing_bytes, room, progress)
     graphs = sliced.prepared.graphs
     measured = bundle.by_class(graphs, sliced.measured, power)
     if costs.drawn is not None and arguments.place is None:

@@ -17,7 +17,7 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -212,6 +212,14 @@ _BUCKET_DIGITS = 4
 def kind_of_graph(graph: str) -> str:
     """Return "step", "first", "next", "last", "eval" or WHOLE_UPDATE, by a graph's name."""
     return graph.partition("@")[0].partition("#")[0]
+
+
+def first_shapes(graphs: Iterable[str]) -> dict[str, str]:
+    """Return the first graph of each kind, by name, with its kind: that of full batches of the first bucket, where there are such."""
+    found: dict[str, str] = {}
+    for name in graphs:
+        found.setdefault(kind_of_graph(name), name)
+    return {name: kind for kind, name in found.items()}
 
 
 def bucket_of(graph: str) -> int:
@@ -682,6 +690,11 @@ def _manifest(raw: Mapping[str, Any], path: Path) -> Manifest:
     return manifest
 
 
+def _number(hyperparameter: Any) -> Any:
+    """Return a hyperparameter, or the number of one that is a tensor."""
+    return hyperparameter.get("number") if isinstance(hyperparameter, dict) else hyperparameter
+
+
 def _check_optimizer(data: Mapping[str, Any]) -> None:
     if (recorded := data.get("recorded")) is not None:
         _check_recorded(recorded)
@@ -690,7 +703,9 @@ def _check_optimizer(data: Mapping[str, Any]) -> None:
         return
     if data["name"] not in OPTIMIZERS:
         raise ValueError(f"the optimizer is {str(data['name'])[:60]!r}")
-    if not data["groups"] or not all(isinstance(g, dict) and isinstance(g["lr"], int | float) for g in data["groups"]):
+    if not data["groups"] or not all(
+        isinstance(g, dict) and isinstance(_number(g["lr"]), int | float) for g in data["groups"]
+    ):
         raise ValueError("the optimizer has no parameter groups")
 
 

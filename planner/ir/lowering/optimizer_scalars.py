@@ -29,6 +29,13 @@ from planner.ir.operators import OPTIMIZERS
 SUPPORTED: dict[str, type[torch.optim.Optimizer]] = {name: getattr(torch.optim, name) for name in OPTIMIZERS}
 
 _REFUSED = ("capturable", "differentiable")
+_HYPER_DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+"""Of hyperparameters that are tensors."""
 _DROPPED = ("params", "foreach", "param_names", "initial_lr")
 
 
@@ -128,12 +135,16 @@ def _check_not_begun(optimizer: torch.optim.Optimizer) -> None:
 def hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers of a parameter group, ready for msgpack.
 
-    Tensors (a learning rate as tensor) become floats.
+    A tensor (a learning rate as tensor) becomes its number and the type that torch computes with it in.
     """
     plain = {}
     for key, value in group.items():
         if key not in _DROPPED and (key != "fused" or value):
-            plain[key] = float(value) if isinstance(value, torch.Tensor) else value
+            plain[key] = (
+                {"number": float(value), "dtype": str(value.dtype).removeprefix("torch.")}
+                if isinstance(value, torch.Tensor)
+                else value
+            )
     return plain
 
 
@@ -145,13 +156,31 @@ def build_optimizer(spec: OptimizerSpec, parameters: Sequence[Sequence[torch.Ten
     cls = SUPPORTED.get(spec.name)
     if cls is None:
         raise CaptureError(f"the optimizer {spec.name!r} is not supported; use one of {', '.join(SUPPORTED)}")
-    groups = [{"params": list(p), **_restored(g)} for p, g in zip(parameters, spec.groups, strict=True)]
-    lr = spec.groups[0]["lr"]
-    return cls(groups, lr=lr, foreach=False)  # type: ignore[call-arg]
+    groups = [{"params": list(p), **_as_numbers(restored(g))} for p, g in zip(parameters, spec.groups, strict=True)]
+    return cls(groups, lr=groups[0]["lr"], foreach=False)  # type: ignore[call-arg]
 
 
-def _restored(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in group.items()}
+def restored(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return hyperparameters as a torch optimizer has them, of what `hyperparameters` gave.
+
+    Raises CaptureError for one that is none.
+    """
+    return {
+        k: _tensor_of(v) if isinstance(v, Mapping) else tuple(v) if isinstance(v, list) else v for k, v in group.items()
+    }
+
+
+def _tensor_of(described: Mapping[str, Any]) -> torch.Tensor:
+    kind = _HYPER_DTYPES.get(described.get("dtype"))
+    if kind is None or not isinstance(described.get("number"), float):
+        raise CaptureError(
+            f"a hyperparameter of the optimizer is {dict(described)!r}, which is no number; plan the job again"
+        )
+    return torch.tensor(described["number"], dtype=kind)
+
+
+def _as_numbers(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: float(v) if isinstance(v, torch.Tensor) else v for k, v in group.items()}
 
 
 def initial_fill(name: str, group: Mapping[str, Any]) -> float:
@@ -179,7 +208,7 @@ class StepScalars:
         if spec.recorded is None and spec.name not in _UPDATES:
             raise CaptureError(f"the optimizer {spec.name!r} is not supported; use one of {', '.join(SUPPORTED)}")
         self._name, self._recorded = spec.name, spec.recorded
-        self._first_groups, self._schedule = [_restored(g) for g in spec.groups], schedule
+        self._first_groups, self._schedule = [restored(g) for g in spec.groups], schedule
         self._products = _Products(0, ())
         self.steps_done = 0
         """Updates made so far."""
@@ -189,7 +218,7 @@ class StepScalars:
         if not self._schedule:
             return self._first_groups
         row = self._schedule[min(update, len(self._schedule) - 1)]
-        return [{**g, **_restored(changed)} for g, changed in zip(self._first_groups, row, strict=True)]
+        return [{**g, **restored(changed)} for g, changed in zip(self._first_groups, row, strict=True)]
 
     def advance(self) -> list[float | int]:
         """Return the scalars of the next update, all groups' one after the other, and count it.
@@ -259,6 +288,7 @@ class StepScalars:
     def _update_cell(self, reader: "_NumberReader", group: Mapping[str, Any], product: float = 1.0) -> None:
         reader.quiet = True
         cell = _Cell(float(self.steps_done), product)
+        reader.hyperparameters = [v for v in group.values() if isinstance(v, torch.Tensor)]
         reader.quiet = False
         _UPDATES[self._name](cell, group)
 
@@ -408,13 +438,23 @@ class _NumberReader(TorchDispatchMode):
         TorchDispatchMode.__init__(self)
         self.numbers: list[float | int] = []
         self.quiet = False
+        self.hyperparameters: list[torch.Tensor] = []
+        """Those that are tensors, and what is computed of them alone: an operator on a parameter takes them as numbers."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if not self.quiet and (isinstance(result, torch.Tensor) or result is None) and not _is_view(func):
-            self.numbers += _numbers((*args, *kwargs.values()))
+        if self.quiet:
+            return result
+        tensors = [a for a in pytree.tree_leaves([args, kwargs]) if isinstance(a, torch.Tensor)]
+        if tensors and all(map(self._is_hyperparameter, tensors)):
+            self.hyperparameters += [r for r in pytree.tree_leaves(result) if isinstance(r, torch.Tensor)]
+        elif (isinstance(result, torch.Tensor) or result is None) and not _is_view(func):
+            self.numbers += _numbers((*args, *kwargs.values()), self._is_hyperparameter)
         return result
+
+    def _is_hyperparameter(self, tensor: torch.Tensor) -> bool:
+        return any(tensor is one for one in self.hyperparameters)
 
 
 def _is_view(func: Any) -> bool:
@@ -422,7 +462,12 @@ def _is_view(func: Any) -> bool:
     return bool(returns) and returns[0].alias_info is not None and not returns[0].alias_info.is_write
 
 
-def _numbers(arguments: Iterable[Any]) -> list[float | int]:
-    """Return the plain numbers among (nested) arguments, in order."""
-    leaves = pytree.tree_leaves(list(arguments))
-    return [a for a in leaves if isinstance(a, int | float) and not isinstance(a, bool)]
+def _numbers(arguments: Iterable[Any], is_number: Callable[[torch.Tensor], bool]) -> list[float | int]:
+    """Return the plain numbers among (nested) arguments, in order, and those of tensors that are taken for numbers."""
+    found: list[float | int] = []
+    for leaf in pytree.tree_leaves(list(arguments)):
+        if isinstance(leaf, torch.Tensor) and is_number(leaf):
+            found.append(float(leaf))
+        elif isinstance(leaf, int | float) and not isinstance(leaf, bool):
+            found.append(leaf)
+    return found

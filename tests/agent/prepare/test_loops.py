@@ -19,6 +19,7 @@ from agent.prepare.reference import compared_steps
 from agent.train.step_values import GraphChangedError
 from agent.train.trainer import Trainer, TrainOptions
 from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.data_order import epoch_order
 from planner.ir.errors import CaptureError, PortError
 from planner.job import JobError, TrainingJob
 from planner.job_sources import as_job
@@ -129,6 +130,28 @@ def network_that_grows() -> TrainingJob:
     return job_with(loss_fn)
 
 
+def twice_in_every_fifth_step() -> TrainingJob:
+    """What it counts by decides nothing in the steps that planning sees."""
+    calls = [0]
+
+    def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        calls[0] += 1
+        return classify(model, x, y) * (2 if calls[0] % 5 == 0 else 1)
+
+    return job_with(loss_fn)
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.steps = nn.Linear(WIDTH, CLASSES), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        out: Tensor = self.layer(x)
+        return out * 2 if self.steps % 11 == 0 else out
+
+
 def branch_on_the_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     loss = classify(model, x, y)
     return loss * 2 if bool(loss > 1.4) else loss
@@ -214,6 +237,38 @@ def weight_of_a_batch_drawn_by_python(model: nn.Module, x: Tensor, y: Tensor) ->
     return batch.weight * classify(model, batch.x, batch.y)
 
 
+def with_a_seldom_label(loss_fn: Loss) -> Callable[[], TrainingJob]:
+    """Return what makes a job of which one row alone has the last label: one that neither recordings nor compared steps take."""
+
+    def made() -> TrainingJob:
+        job = job_with(loss_fn)
+        order = epoch_order(job.seed, 0, ROWS).tolist()
+        seldom = next(row for row in order[2 * BATCH : -BATCH] if row >= BATCH)
+        labels = job.data[1] % (CLASSES - 1)
+        labels[seldom] = CLASSES - 1
+        job.data = [job.data[0], labels]
+        return job
+
+    return made
+
+
+def twice_where(found: Callable[[Tensor], bool]) -> Loss:
+    return lambda model, x, y: classify(model, x, y) * (2 if found(y) else 1)
+
+
+def rows_with_other_labels(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    keep = y < CLASSES - 1
+    return nn.functional.cross_entropy(model(x)[keep], y[keep])
+
+
+def learning_rate_in_a_tensor() -> TrainingJob:
+    """torch computes what follows from it in the tensor's type, and a schedule writes into it."""
+    job = job_with(classify)
+    job.optimizer = torch.optim.AdamW(job.model.parameters(), lr=torch.tensor(1e-2), weight_decay=0.3)
+    job.scheduler = torch.optim.lr_scheduler.LambdaLR(job.optimizer, lambda update: 1 / (1 + 0.3 * update))
+    return job
+
+
 def two_batch_sizes_by_turns() -> TrainingJob:
     torch.manual_seed(0)
     model = network()
@@ -235,6 +290,8 @@ LOOPS: dict[str, tuple[Loss | Callable[[], TrainingJob], type[PortError] | None]
     "scaled by a count": (scaled_by_a_count, CaptureError),
     "counted in a tensor of nobody": (counted_in_a_tensor, CaptureError),
     "weighted by a tensor that grows": (weighted_by_a_tensor_that_grows, CaptureError),
+    "twice in every fifth step": (twice_in_every_fifth_step, CaptureError),
+    "a module that counts its steps": (lambda: job_with(classify, Counting()), CaptureError),
     "frozen and thawed": (frozen_and_thawed, CaptureError),
     "network that grows": (network_that_grows, CaptureError),
     "branch on the loss": (branch_on_the_loss, GraphChangedError),
@@ -244,8 +301,19 @@ LOOPS: dict[str, tuple[Loss | Callable[[], TrainingJob], type[PortError] | None]
     "straight-through codes": (codes_with_straight_gradients, None),
     "adversarial inputs": (adversarial_inputs, None),
     "losses kept with their graphs": (losses_kept_with_their_graphs, None),
+    "learning rate in a tensor": (learning_rate_in_a_tensor, None),
     "two batch sizes by turns": (two_batch_sizes_by_turns, JobError),
 }
+SELDOM: dict[str, Loss] = {
+    "steered by numpy": twice_where(lambda y: bool((y == CLASSES - 1).numpy().any())),
+    "steered by a list": twice_where(lambda y: True in (y == CLASSES - 1).tolist()),
+    "steered by torch.equal": twice_where(lambda y: not torch.equal(y, y % (CLASSES - 1))),
+    "steered by torch.allclose": twice_where(lambda y: not torch.allclose(y + 0.0, y % (CLASSES - 1) + 0.0)),
+    "rows chosen by a mask, seldom others": rows_with_other_labels,
+}
+"""What is the same in all steps that planning sees, and another later."""
+LOOPS["steered by labels read as numpy"] = (twice_where(lambda y: bool((y.numpy() == 0).all())), CaptureError)
+LOOPS |= {what: (with_a_seldom_label(loss_fn), GraphChangedError) for what, loss_fn in SELDOM.items()}
 _OF_ITS_OWN = {what for what, (made, _) in LOOPS.items() if made.__code__.co_argcount == 0}
 
 

@@ -103,10 +103,14 @@ CHANGING: dict[str, tuple[Callable[[], nn.Module], Loss, str]] = {
     "counter": (net, counting, r"test_constancy.py:\d+: aten::div.Tensor was called with \d in one recording"),
     "phases": (net, alternating, "ran (where|in one recording)"),
     "clock": (net, lambda m, x, y: entropy(m, x, y) * time.perf_counter(), "aten::mul.Tensor was called with"),
-    "through numpy": (net, lambda m, x, y: entropy(m, torch.from_numpy(x.numpy() * 2), y), "other contents"),
-    "values in Python": (net, lambda m, x, y: entropy(m, x, y) * x.tolist()[0][0], "was called with"),
+    "through numpy": (
+        net, lambda m, x, y: entropy(m, torch.from_numpy(x.numpy() * 2), y), r"test_constancy.py:\d+ reads \d+ numbers of a tensor .*numpy",
+    ),
+    "values in Python": (net, lambda m, x, y: entropy(m, x, y) * x.tolist()[0][0], r"reads \d+ numbers of a tensor .*tolist"),
+    "whole numbers": (net, lambda m, x, y: entropy(m, x, y) * (1 + y.tolist()[0]), r"value is read in Python .*: \d, then \d"),
+    "too many": (net, lambda m, x, y: entropy(m, x, y) * len(y.repeat(1000).tolist()), r"reads \d+ numbers of a tensor"),
     "some rows": (net, lambda m, x, y: entropy(m, x[x[:, 0] > X[ROWS, 0]], y[x[:, 0] > X[ROWS, 0]]), "instead of"),
-    "numpy decides": (net, positive_rows, "was called with"),
+    "numpy decides": (net, positive_rows, r"reads \d+ numbers of a tensor"),
     "attribute": (Remembering, entropy, "other contents of a tensor of float32"),
     "buffer replaced": (Growing, entropy, "replaces average of the model by other tensors"),
 }  # fmt: skip

@@ -24,7 +24,7 @@ class Language(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         h = self.embed(ids)
-        q, k, v = (t.view(ROWS, LENGTH, HEADS, -1).transpose(1, 2) for t in self.qkv(h).chunk(3, -1))
+        q, k, v = (t.view(*ids.shape, HEADS, -1).transpose(1, 2) for t in self.qkv(h).chunk(3, -1))
         weights = self.drop((q @ k.transpose(-2, -1) * 0.25).softmax(-1))
         h = h + self.odd((weights @ v).transpose(1, 2).reshape(h.shape))
         return self.head(self.norm(h + self.down(functional.gelu(self.up(h)))))

@@ -1,0 +1,52 @@
+"""What a step reads of its tensors' contents past torch's operators: `numpy()`, `tolist()`, DLPack, items of storages.
+
+`item()` and `bool()` are operators, which a recorder sees; these methods reach the memory, and what a program decides by them would
+be frozen without a word. They are patched one by one while a step is recorded: an active TorchFunctionMode would turn off fast paths.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+_READS: tuple[tuple[Any, str], ...] = (
+    (torch.Tensor, "numpy"), (torch.Tensor, "tolist"), (torch.Tensor, "__dlpack__"),
+    (torch.UntypedStorage, "__getitem__"), (torch.UntypedStorage, "tolist"), (torch.UntypedStorage, "__iter__"),
+)  # fmt: skip
+"""Methods that read what a tensor or a storage holds; others, such as `__array__`, call one of these. A tensor's text is left: who prints it decides nothing by it."""
+
+
+@contextmanager
+def reads_told(told: Callable[[torch.Tensor, str], None]) -> Iterator[None]:
+    """Call `told(tensor, method)` before each such method runs in the block; of a storage, with its bytes as a tensor.
+
+    What it raises is raised where the program reads.
+    """
+    before = [(owner, name, vars(owner).get(name)) for owner, name in _READS]
+    try:
+        for owner, name in _READS:
+            setattr(owner, name, _telling(getattr(owner, name), name, told))
+        yield
+    finally:
+        for owner, name, method in before:
+            if method is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, method)
+
+
+def _telling(method: Callable[..., Any], name: str, told: Callable[[torch.Tensor, str], None]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def telling(read: Any, *args: Any, **kwargs: Any) -> Any:
+        told(read if isinstance(read, torch.Tensor) else _bytes_of(read), name)
+        return method(read, *args, **kwargs)
+
+    return telling
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    with _disable_current_modes():
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]

@@ -1,0 +1,96 @@
+"""Graphs of further shapes in pieces: only where they have no room whole, at the places of the first shape's."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.prepare import slices
+from agent.prepare.further_shapes import cut_like, with_further_shapes
+from agent.prepare.slices import ComparingRoom, Sliced, cut_in, in_pieces
+from planner import make_bundle
+from planner.ir.bundle.bundle import NO_LIMITS
+from planner.ir.costs import CostTable, OpCost
+from planner.ir.graph import StepGraph, structure
+from planner.ir.lowering.lower import lower
+from planner.ir.plan import Plan
+from planner.job import Bucket, TrainingJob
+from planner.profiling.operators import Measured
+from planner.search.floor import floor_of
+from planner.slices import pieces
+from planner.slices.chains import touched_bytes
+from planner.slices.choices import cut_fat
+from tests.agent.exactness import OPTIMIZERS
+from tests.planner.slices.language_step import language_batch, language_loss, language_model
+from tests.planner.steps import costs_of
+
+ROOM = ComparingRoom(1 << 30, Path("/var/tmp"), 1)
+FAT_BYTES = 280_000
+
+
+def by_bytes(graph: StepGraph) -> tuple[OpCost, ...]:
+    seconds = [1e-5 + touched_bytes(graph, i) / 2e9 for i in range(len(graph.ops))]
+    return tuple(OpCost(s, 0, s) for s in seconds)
+
+
+def recorded(shares: Iterable[tuple[int, int]]) -> Sliced:
+    """Return a language model's step and those of further shapes: rows and lengths, in such parts of the first."""
+    model, columns = language_model(), language_batch(0)
+    further = [Bucket([c[: len(c) // r, : c.shape[1] // n] for c in columns], len(columns[0]) // r) for r, n in shares]
+    optimizer = OPTIMIZERS["adamw"](model.parameters())
+    job = TrainingJob(model, language_loss, optimizer, columns, len(columns[0]), buckets=further)
+    prepared = make_bundle.prepare(job)
+    return Sliced(prepared, Measured(tuple(map(by_bytes, prepared.graphs.values())), 0, 0), ())
+
+
+@pytest.fixture(autouse=True)
+def _without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
+    monkeypatch.setattr(slices, "compared", lambda pairs, _: ((),) * len(pairs))
+
+    def measured(made: list[Sliced], *_: Any) -> list[Sliced]:
+        return [replace(s, measured=Measured(tuple(map(by_bytes, s.prepared.graphs.values())), 0, 0)) for s in made]
+
+    monkeypatch.setattr(slices, "_measured", measured)
+
+
+def test_the_first_shape_is_tried_in_pieces_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "first_cuts", lambda *_: [(FAT_BYTES, 4)])
+    whole = recorded([(2, 1)])
+    graph = whole.prepared.graphs["step"]
+    device = costs_of(graph, base=1 << 20).device
+    ram_bytes = floor_of(graph, CostTable(device, whole.measured.ops[0])).nbytes
+    quick = make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)
+    found = in_pieces(whole, whole, device, ram_bytes, ROOM, quick, lambda *_: None, NO_LIMITS)
+    assert found.cuts.keys() == {"step"} == found.uncut.keys() and found.uncut["step"] is graph
+    assert found.prepared.graphs["step#1"] is whole.prepared.graphs["step#1"]
+
+
+def test_what_has_no_room_whole_is_cut_at_the_same_places() -> None:
+    whole = recorded([(2, 1), (8, 2)])
+    graphs = whole.prepared.graphs
+    device = costs_of(graphs["step"], base=1 << 20).device
+    (cut,) = cut_in(whole, [{"step": cut_fat(graphs["step"], FAT_BYTES, 4)}], ROOM, 1.0, lambda *_: None)
+    kept = [lower(g, CostTable(device, by_bytes(g)), Plan(), check_budget=False).peak_bytes for g in graphs.values()]
+    assert kept[0] > kept[1] > kept[2]
+    found = with_further_shapes(cut, device, kept[2], ROOM, lambda *_: None)
+    assert found.cuts.keys() == {"step", "step#1"} and found.prepared.graphs["step#2"] is graphs["step#2"]
+    assert (
+        len(found.in_pieces) == 2 * len(cut.in_pieces) and found.prepared.graphs["step"] is cut.prepared.graphs["step"]
+    )
+    assert structure(found.prepared.graphs["step#1"]) == structure(found.prepared.graphs["step"])
+    assert [len(table) for table in found.measured.ops] == [len(g.ops) for g in found.prepared.graphs.values()]
+    assert with_further_shapes(cut, device, kept[1], ROOM, lambda *_: None) is cut
+    assert with_further_shapes(whole, device, 0, ROOM, lambda *_: None) is whole
+
+
+def test_a_step_of_other_operators_is_cut_where_it_is_as_fat() -> None:
+    whole = recorded([(2, 1)])
+    one, other = whole.prepared.graphs.values()
+    cut = cut_fat(one, FAT_BYTES, 4)
+    assert cut_like(other, one, cut) is cut
+    unlike = replace(other, ops=other.ops[:-1])
+    assert {count for _, count in cut_like(unlike, one, cut).counted} <= {4}
+    assert cut_like(unlike, one, cut) != cut

@@ -1,0 +1,112 @@
+"""Python's own numbers that a step may decide by are found wherever the step's code can reach them."""
+
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from planner.capture.python_state import changed, python_state
+
+count = 0
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def loss(self, *_: Any) -> None:
+        self.calls += 1
+
+    def __call__(self, *_: Any) -> None:
+        self.calls += 1
+
+
+class Module(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.steps, self.rate = nn.Linear(1, 1), 0, 0.5
+
+
+def in_a_list() -> Callable[..., None]:
+    calls = [0]
+
+    def loss(*_: Any) -> None:
+        calls[0] += 1
+
+    return loss
+
+
+def in_a_variable() -> Callable[..., None]:
+    calls = 0
+
+    def loss(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    return loss
+
+
+def in_a_global(*_: Any) -> None:
+    global count
+    count += 1
+
+
+def in_an_object() -> Callable[..., None]:
+    counter = Counter()
+
+    def loss(*_: Any) -> None:
+        counter.calls += 1
+
+    return loss
+
+
+def behind_others() -> Callable[..., None]:
+    inner = in_a_list()
+
+    def loss(*arguments: Any) -> None:
+        inner(*arguments)
+
+    return functools.partial(loss)
+
+
+COUNTS: dict[str, tuple[Callable[[], Any], str]] = {
+    "list": (in_a_list, "calls"),
+    "variable": (in_a_variable, "calls"),
+    "global": (lambda: in_a_global, "count"),
+    "object": (in_an_object, "counter.calls"),
+    "method": (lambda: Counter().loss, "calls"),
+    "callable": (Counter, "calls"),
+    "behind others": (behind_others, "calls"),
+}
+
+
+@pytest.mark.parametrize("where", COUNTS)
+def test_a_count_is_found(where: str) -> None:
+    made, name = COUNTS[where]
+    loss_fn = made()
+    before = python_state(Module(), loss_fn)
+    loss_fn()
+    assert changed(before, python_state(Module(), loss_fn)) == {name}
+
+
+def test_so_is_an_attribute_of_a_module_and_nothing_that_stays() -> None:
+    model = nn.Sequential(Module())
+    before = python_state(model, print)
+    assert changed(before, python_state(model, print)) == frozenset()
+    model[0].steps += 1  # type: ignore[operator]
+    model.eval()
+    model[0].inner.weight.data.add_(1)  # type: ignore[union-attr, operator]
+    assert changed(before, python_state(model, print)) == {"0.steps"}
+
+
+def test_what_is_of_libraries_or_data_is_not_looked_at() -> None:
+    kept, rows = SimpleNamespace(calls=0), [0.0] * 1000
+
+    def loss(*_: Any) -> torch.Tensor:
+        return torch.tensor(rows) * kept.calls
+
+    assert python_state(nn.Identity(), loss) == python_state(nn.Identity(), print)

@@ -1,0 +1,70 @@
+"""Plans transferred to a step of another shape: within the limits, no more than is needed, no dearer than where they come from."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.ir.costs import CostTable
+from planner.ir.graph import StepGraph
+from planner.ir.lowering.lower import lower
+from planner.ir.plan import Action, Decision, Plan
+from planner.search.plan_step import PlanLimits, plan_step
+from planner.search.transferred import overhead_share, transferred
+from tests.planner.steps import costs_of, tiny_step
+
+BIG, SMALL = 64, 40
+
+
+def step(rows: int) -> tuple[StepGraph, CostTable]:
+    graph = tiny_step(rows=rows).graphs["step"]
+    return graph, costs_of(graph)
+
+
+def kept_bytes(graph: StepGraph, costs: CostTable) -> int:
+    return lower(graph, costs, Plan()).peak_bytes
+
+
+def planned(rows: int, share: float) -> tuple[Plan, int]:
+    """Return the plan of a step within a share of what it takes, and that."""
+    graph, costs = step(rows)
+    ram = int(share * kept_bytes(graph, costs))
+    plan = plan_step(graph, costs, ram_bytes=ram, strategy="greedy").plan
+    assert plan is not None and plan.decisions
+    return plan, ram
+
+
+def test_what_fits_as_it_is_keeps_everything() -> None:
+    plan, ram = planned(BIG, 0.8)
+    found = transferred(*step(SMALL), PlanLimits(ram), plan, 0.1)
+    assert found is not None and not found.decisions and found.overhead_joules == 0.0 == found.bound_joules
+
+
+@pytest.mark.parametrize("rows", [56, SMALL])
+def test_a_smaller_step_does_less_than_its_neighbour_within_the_budget(rows: int) -> None:
+    plan, ram = planned(BIG, 0.5)
+    graph, costs = step(rows)
+    share = overhead_share(plan, step(BIG)[1])
+    found = transferred(graph, costs, PlanLimits(ram), plan, share)
+    assert found is not None and set(found.decisions) < set(plan.decisions)
+    program = lower(graph, costs, replace(found, ram_bytes=ram))
+    assert program.peak_bytes == found.peak_bytes <= ram and found.joules == pytest.approx(program.joules)
+    whole = lower(graph, costs, replace(plan, ram_bytes=ram))
+    assert program.cost_joules <= whole.cost_joules
+    assert lower(*step(rows), Plan()).peak_bytes > ram, "the test shows nothing where everything fits"
+
+
+def test_what_does_not_fit_or_costs_too_much_is_searched() -> None:
+    plan, ram = planned(SMALL, 0.5)
+    assert transferred(*step(BIG), PlanLimits(ram), plan, 1.0) is None
+    plan, ram = planned(BIG, 0.4)
+    graph, costs = step(56)
+    assert transferred(graph, costs, PlanLimits(ram), plan, 10.0) is not None
+    assert transferred(graph, costs, PlanLimits(ram), plan, -0.01) is None
+    late = PlanLimits(ram, deadline_s=0.5 * sum(op.seconds for op in costs.ops))
+    assert transferred(graph, costs, late, plan, 10.0) is None
+
+
+def test_a_plan_that_is_none_for_the_step_is_not_taken() -> None:
+    graph, costs = step(SMALL)
+    wrong = Plan((Decision(0, 10**6, 0, Action.PAGE),))
+    assert transferred(graph, costs, PlanLimits(int(0.5 * kept_bytes(graph, costs))), wrong, 10.0) is None

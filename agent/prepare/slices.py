@@ -3,6 +3,7 @@
 What is rewritten is first run beside the original in a process of its own, with the bundle's number of threads.
 """
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -156,11 +157,11 @@ def _rewritten(
 
 def in_pieces(
     whole: Sliced, halved: Sliced, device: DeviceCosts, ram_bytes: int, room: ComparingRoom, planner: make_bundle.Planner,
-    progress: Progress, limits: PlannedLimits,
+    progress: Progress, limits: PlannedLimits, *, reordered: bool = False,
 ) -> Sliced:  # fmt: skip
     """Return the job whole, in halves or with chains of operators in pieces, whichever costs least in `ram_bytes`.
 
-    All ways that are tried are compared and measured; quick plans decide, and between what they choose, the halves and the whole, plans
+    `reordered`: whether chains may sum over their pieces, in another order than the whole. All ways that are tried are compared and measured; quick plans decide, and between what they choose, the halves and the whole, plans
     of `planner` where those may tell otherwise. Where nothing fits, the halves. Raises TrialError where a process fails.
     """
     quick = make_bundle.default_planner(strategy="greedy", time_limit_s=QUICK_S, limits=limits)
@@ -174,7 +175,9 @@ def in_pieces(
     search_s = SEARCH_S if least is None else LEAST_SEARCH_S
     for base in (halved, *by_channels, *blocked):
         known = [found.joules for found in (least, best) if found is not None]
-        ways = _Ways(whole, base, device, ram_bytes, room, quick, progress, search_s, min(known, default=math.inf))
+        ways = _Ways(
+            whole, base, device, ram_bytes, room, quick, progress, search_s, min(known, default=math.inf), reordered=reordered
+        )  # fmt: skip
         ways.plan_uniform()
         ways.plan_changes(math.inf if least is None else NEAR * least.joules)
         finest = ways.finest
@@ -362,7 +365,7 @@ class _Ways:
 
     def __init__(
         self, whole: Sliced, halved: Sliced, device: DeviceCosts, ram_bytes: int, room: ComparingRoom,
-        quick: make_bundle.Planner, progress: Progress, search_s: float, known_joules: float,
+        quick: make_bundle.Planner, progress: Progress, search_s: float, known_joules: float, *, reordered: bool,
     ) -> None:  # fmt: skip
         self.halved, self.device, self.ram_bytes = halved, device, ram_bytes
         self.room, self.quick, self.progress = room, quick, progress
@@ -376,6 +379,8 @@ class _Ways:
         self.search_s, self.end_s = search_s, _cpu_s() + search_s
         self.known_joules = known_joules
         """What the cheapest plan of another way costs."""
+        self.orders = (False, True) if reordered else (False,)
+        """Whether chains sum over their pieces, of the ways to be tried."""
         self.seen = [_needs(*_main(whole, device))]
         """Of what was planned."""
         self.estimates: list[_Estimate] = []
@@ -412,8 +417,8 @@ class _Ways:
         first = next(iter(self.graphs.values()))
         ways = first_cuts(first, self.ram_bytes - self.device.base_bytes)
         few, many = list[dict[str, Cut]](), list[dict[str, Cut]]()
-        for way in ways:
-            cuts = {name: cut_fat(graph, *way, apart) for name, graph in self.graphs.items()}
+        for way, sums in itertools.product(ways, self.orders):
+            cuts = {name: cut_fat(graph, *way, apart, sums=sums) for name, graph in self.graphs.items()}
             cut = next(iter(cuts.values())).applied(first)
             if cut.replacements:
                 (many if len(cut.graph.ops) > self.many_ops else few).append(cuts)

@@ -179,7 +179,7 @@ class _Svg:
             left, piece = self.x(run.start), run.piece
             width = max(self.x(run.stop) - left, _LEAST_BAR)
             words = (
-                f"{piece.what}: piece {piece.index + 1} of {piece.count}\n"
+                f"{piece.what}: piece {piece.index + 1} of {piece.count}{', summed in another order' if piece.reordered else ''}\n"
                 f"from {self._operator(run.start)} to {self._operator(run.stop - 1)}"
             )
             yield (

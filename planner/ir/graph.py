@@ -112,12 +112,16 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Which part of a chain of operators an op computes: piece `index` of `count` of chain number `chain`, which is `what`."""
+    """Which part of a chain of operators an op computes: piece `index` of `count` of chain number `chain`, which is `what`.
+
+    `reordered`: the op sums over pieces, in another order than the whole, as was allowed; of a chain, whether one of its ops does.
+    """
 
     chain: int
     what: str
     index: int
     count: int
+    reordered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +237,10 @@ class StepGraph:
     def pieces(self) -> tuple[Piece, ...]:
         """The chains of operators that run in pieces, each by its first piece, in order."""
         found: dict[int, Piece] = {}
-        for op in self.ops:
-            if op.piece is not None:
-                found.setdefault(op.piece.chain, replace(op.piece, index=0))
+        for piece in (op.piece for op in self.ops if op.piece is not None):
+            known = found.setdefault(piece.chain, replace(piece, index=0))
+            if piece.reordered and not known.reordered:
+                found[piece.chain] = replace(known, reordered=True)
         return tuple(found.values())
 
     def label(self, s: int) -> str:

@@ -280,8 +280,9 @@ def _pieces(
         )
         halved = in_halves(prepared, whole, room, power.compute_watts, progress)
         sliced = in_pieces(
-            sliced, halved, costs.device, captured.pools.computing_bytes, room, planner, progress, limits
-        )
+            sliced, halved, costs.device, captured.pools.computing_bytes, room, planner, progress, limits,
+            reordered=arguments.allow is not None,
+        )  # fmt: skip
     measured = bundle.by_class(sliced.prepared.graphs, sliced.measured, power)
     if arguments.board is not None:
         measured, _ = bundle.other_board(sliced.prepared.graphs, measured, costs.here, arguments.board)

@@ -365,7 +365,7 @@ class _Ways:
 
     def __init__(
         self, whole: Sliced, halved: Sliced, device: DeviceCosts, ram_bytes: int, room: ComparingRoom,
-        quick: make_bundle.Planner, progress: Progress, search_s: float, known_joules: float, *, reordered: bool,
+        quick: make_bundle.Planner, progress: Progress, search_s: float, known_joules: float, *, reordered: bool = False,
     ) -> None:  # fmt: skip
         self.halved, self.device, self.ram_bytes = halved, device, ram_bytes
         self.room, self.quick, self.progress = room, quick, progress
@@ -422,12 +422,37 @@ class _Ways:
             cut = next(iter(cuts.values())).applied(first)
             if cut.replacements:
                 (many if len(cut.graph.ops) > self.many_ops else few).append(cuts)
+        fitting = [self._fitting(ways) for ways in (few, many)]
+        if not any(fitting) and (few or many):
+            self.finest = self._unmeasured(min((*few, *many), key=self._bare_floor))
+        few, many = fitting
         least = self.known_joules if self.best is None else min(self.known_joules, self.best.joules)
         if math.isfinite(least):  # else what fits is looked for, which estimates of workspaces cannot tell
             few, many = self._promising(few, NEAR * ESTIMATED_HIGH * least, MOST_STARTS), []
         self._plan_each(few)
         if not self.uniform:
             self._plan_each(many)
+
+    def _fitting(self, ways: list[dict[str, Cut]]) -> list[dict[str, Cut]]:
+        """Return the ways that may have a plan: comparing others, of a large head say, takes minutes and tells nothing."""
+        return [way for way in ways if self._bare_floor(way) <= self.ram_bytes]
+
+    def _bare_floor(self, way: Mapping[str, Cut]) -> int:
+        """Return what the first graph cut in a way needs at least, bytes, whatever room its operators' kernels take."""
+        graph, costs = self._cut(way[next(iter(way))])
+        bare = tuple(replace(cost, workspace_bytes=0) for cost in costs.ops)
+        return floor_of(graph, replace(costs, ops=bare)).nbytes
+
+    def _unmeasured(self, way: Mapping[str, Cut]) -> Sliced:
+        """Return the halves cut in a way with what that is estimated to cost: of one that does not fit, to say by how much."""
+        prepared, measured = self.halved.prepared, self.halved.measured
+        graphs, ops = dict(prepared.graphs), dict(zip(prepared.graphs, measured.ops, strict=True))
+        for name, cut in way.items():
+            rewritten = cut.applied(graphs[name])
+            ops[name] = costs_in_pieces(graphs[name], ops[name], rewritten)
+            graphs[name] = rewritten.graph
+        made, costs = replace(prepared, graphs=graphs), replace(measured, ops=tuple(ops.values()))
+        return replace(self.halved, prepared=made, measured=costs, cuts=way)
 
     def _plan_each(self, ways: list[dict[str, Cut]]) -> None:
         for tried in sorted(self._made(ways), key=lambda tried: len(_main(tried, self.device)[0].ops)):

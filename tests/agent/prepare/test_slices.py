@@ -459,8 +459,34 @@ def test_a_graph_of_many_times_the_operators_is_measured_only_where_no_shorter_o
     chosen(recorded, recorded, device, floor + (1 << 18))
     assert measured == {few}
     measured.clear()
-    chosen(recorded, recorded, device, 1 << 19)
-    assert measured == {few, many}, "below the process itself nothing has a plan"
+    finest = cut_fat(graph, 280_000, 8).applied(graph).graph
+    floor = floor_of(finest, CostTable(device, ops_by_bytes(finest))).nbytes
+    chosen(recorded, recorded, device, floor)
+    assert measured == {many}, "two pieces do not fit, eight do"
+
+
+def test_what_does_not_fit_whatever_its_kernels_take_is_not_compared_and_the_least_floor_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
+    monkeypatch.setattr(slices, "first_cuts", lambda *_: [(280_000, 2), (280_000, 8)])
+    monkeypatch.setattr(slices, "in_blocks", lambda *_: [])
+    asked = list[int]()
+    monkeypatch.setattr(slices, "compared", lambda pairs, _: asked.append(len(pairs)) or ((),) * len(pairs))
+    graph = language_step().graphs["step"]
+    device = costs_of(graph, base=1 << 20).device
+    recorded = Sliced(replace(whole()[0], graphs={"step": graph}), Measured((ops_by_bytes(graph),), 0, 0), ())
+    uncut, finest = (
+        floor_of(made, CostTable(device, tuple(OpCost(1e-4, 0, 1e-4) for _ in made.ops))).nbytes
+        for made in (graph, cut_fat(graph, 280_000, 8).applied(graph).graph)
+    )
+    quick = make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)
+    ways = slices._Ways(recorded, recorded, device, finest - 1, ROOM, quick, lambda *_: None, 60.0, math.inf)
+    ways.plan_uniform()
+    assert (sum(asked), ways.best) == (0, None)
+    found = slices.cost_of_plan(ways.finest, device, finest - 1, quick)
+    told = floor_of(*slices._main(ways.finest, device)).nbytes
+    assert found is None and finest <= told < uncut
 
 
 def test_graphs_are_compared_in_one_process_each_by_itself() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from planner.capture.step import capture_step
 from planner.ir.bundle.codec import pack_graph, unpack_graph
-from planner.ir.graph import Op, Piece, Ref, StepGraph, Value, verify_graph
+from planner.ir.graph import RESERVED, Op, Piece, Ref, StepGraph, Value, verify_graph
 from planner.ir.operand_rules import verify_operands
 from planner.search.floor import floor_of
 from planner.slices import pieces
@@ -88,6 +88,22 @@ def test_chains_of_a_graph_in_halves_have_numbers_of_their_own() -> None:
     rewritten = cut_chains(marked, find_chains(marked, FAT_BYTES), 4)
     numbers = [piece.chain for piece in rewritten.graph.pieces]
     assert len(numbers) > 1 and len(set(numbers)) == len(numbers) and min(n for n in numbers if n != 3) > 3
+
+
+def test_what_is_put_together_from_pieces_has_the_label_of_the_operator_in_pieces() -> None:
+    graph, rewritten = cut()
+    before = {graph.label(s) for s, uses in enumerate(graph.uses) if uses}
+    made = [
+        s
+        for op in rewritten.graph.ops
+        if op.name == RESERVED
+        for s in {rewritten.graph.values[v].storage for v in op.outputs if v is not None}
+    ]
+    assert made and any(s < len(graph.storages) for s in made)
+    for s in (s for s in made if s < len(graph.storages)):
+        label = rewritten.graph.label(s)
+        assert "empty" not in label and label.partition(" ")[0] == graph.label(s).partition(" ")[0]
+        assert "," in label or label in before, "its shape is that of the whole"
 
 
 def test_masks_are_drawn_whole_in_the_recorded_order() -> None:

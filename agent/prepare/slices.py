@@ -427,11 +427,13 @@ class _Ways:
             self.finest = self._unmeasured(min((*few, *many), key=self._bare_floor))
         few, many = fitting
         least = self.known_joules if self.best is None else min(self.known_joules, self.best.joules)
-        if math.isfinite(least):  # else what fits is looked for, which estimates of workspaces cannot tell
-            few, many = self._promising(few, NEAR * ESTIMATED_HIGH * least, MOST_STARTS), []
-        self._plan_each(few)
-        if not self.uniform:
-            self._plan_each(many)
+        known = math.isfinite(least)
+        likely = self._promising(few, NEAR * ESTIMATED_HIGH * least if known else math.inf, MOST_STARTS)
+        # Where nothing fits yet, what does is looked for, which estimates of workspaces do not tell for certain.
+        others = [] if known else [[way for way in few if not any(way is one for one in likely)], many]
+        for ways in (likely, *others):
+            if ways and not self.uniform:
+                self._plan_each(ways)
 
     def _fitting(self, ways: list[dict[str, Cut]]) -> list[dict[str, Cut]]:
         """Return the ways that may have a plan: comparing others, of a large head say, takes minutes and tells nothing."""

@@ -283,14 +283,17 @@ class _Rewriting:
         return self.graph.storages[s].nbytes * (end - begin) // self.units
 
     def _cut(self, value: Value, d: int, piece: int, s: int | None = None) -> Value:
-        """Return the piece of a value along dimension `d`: a view of the whole, or all of a storage for it alone."""
+        """Return the piece of a value along dimension `d`: a view of the whole, or all of a storage for it alone.
+
+        Operators give their results the strides of their operands, those of dimensions of one element too: these are the piece's.
+        """
         begin, end = self.bounds[piece]
         per_unit = value.shape[d] // self.units
         shape = (*value.shape[:d], (end - begin) * per_unit, *value.shape[d + 1 :])
-        if s is None and value.storage not in self.split:
-            return replace(value, shape=shape, offset=value.offset + begin * per_unit * value.stride[d])
         around, within = value.stride[d] * value.shape[d], value.stride[d] * shape[d]
         stride = tuple(within if n == 1 and k == around else k for n, k in zip(value.shape, value.stride, strict=True))
+        if s is None and value.storage not in self.split:
+            return replace(value, shape=shape, stride=stride, offset=value.offset + begin * per_unit * value.stride[d])
         return replace(value, storage=self._part(value.storage, piece) if s is None else s, shape=shape, stride=stride)
 
     # -- a loss

@@ -168,6 +168,30 @@ def test_a_misaligned_start_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert differing(graph, cut_chains(graph, chains, 96))
 
 
+def test_a_batch_of_one_sequence_is_cut_although_its_first_dimension_is_one_element() -> None:
+    """Language models cast the product of the head, [1, tokens, classes], whose first stride spans all tokens."""
+    torch.manual_seed(0)
+    embed, head = nn.Embedding(500, 64, dtype=torch.bfloat16), nn.Linear(64, 500, bias=False, dtype=torch.bfloat16)
+    model, ids = nn.Sequential(embed, head), torch.randint(0, 500, (1, 128))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(ids).float().view(-1, 500), ids.view(-1))
+
+    graph = capture_step(model, loss, optimizer, (ids,)).graphs["step"]
+    chains = [c for c in find_chains(graph, 150_000) if c.loss is not None]
+    assert chains and any("_to_copy" in graph.ops[i].name for i in chains[0].cut)
+    casts = [i for i in chains[0].cut if "_to_copy" in graph.ops[i].name]
+    begun = replace(
+        chains[0],
+        ops=tuple(i for i in chains[0].ops if i >= casts[0]),
+        cut={i: d for i, d in chains[0].cut.items() if i >= casts[0]},
+    )
+    for chain in (chains[0], begun):  # the product whole, as where its weight lies in blocks
+        rewritten = cut_chains(graph, [chain], 4)
+        assert rewritten.replacements and differing(graph, rewritten) == ()
+
+
 def test_bounds_are_even_and_none_is_short() -> None:
     assert even_bounds(256, 4, 16) == ((0, 64), (64, 128), (128, 192), (192, 256))
     assert even_bounds(100, 8, 16) == ((0, 16), (16, 32), (32, 48), (48, 64), (64, 80), (80, 100))

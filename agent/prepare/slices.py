@@ -18,7 +18,7 @@ from agent.prepare.bench.bench import Bench
 from agent.prepare.bundle import Progress
 from planner import make_bundle
 from planner.ir.bundle.bundle import PlannedLimits
-from planner.ir.costs import CostTable, DeviceCosts
+from planner.ir.costs import CostTable, DeviceCosts, OpCost
 from planner.ir.devices.kinds import CPU
 from planner.ir.graph import GraphError, StepGraph
 from planner.ir.lowering.lower import lower
@@ -37,6 +37,7 @@ from planner.slices.costs_in_pieces import costs_in_pieces
 from planner.slices.gradients import split_gradients
 from planner.slices.in_place import write_in_place
 from planner.slices.norms import NORM_BACKWARD, norms_by_channels
+from planner.slices.pixels import as_products
 from planner.slices.rewriting import Replacement, Rewritten, compacted
 
 
@@ -125,19 +126,41 @@ def in_halves(
 ) -> Sliced:
     """Return the job with every convolution's backward pass in halves and pointwise operators in place, measured anew.
 
+    Convolutions of single pixels are products of matrices where that pays.
+
     Raises TrialError where a process that compares or measures fails.
     """
     halves, left = _rewritten(prepared, split_gradients, room)
     graphs, odd = _rewritten(replace(prepared, graphs=halves), write_in_place, room)
     left += odd
-    if all(graphs[name] == graph for name, graph in prepared.graphs.items()):
-        return Sliced(prepared, measured, tuple(left))
-    graphs = {name: compacted(graph) for name, graph in graphs.items()}
-    return Sliced(
-        replace(prepared, graphs=graphs),
-        measured_again(graphs, measured, room, compute_watts, progress),
-        tuple(left),
-    )
+    sliced = Sliced(prepared, measured, tuple(left))
+    if any(graphs[name] != graph for name, graph in prepared.graphs.items()):
+        graphs = {name: compacted(graph) for name, graph in graphs.items()}
+        again = measured_again(graphs, measured, room, compute_watts, progress)
+        sliced = Sliced(replace(prepared, graphs=graphs), again, tuple(left))
+    return with_products(sliced, room, compute_watts, progress)
+
+
+def with_products(sliced: Sliced, room: ComparingRoom, compute_watts: float, progress: Progress) -> Sliced:
+    """Return the job with those convolutions of single pixels as products of matrices that take no more joules so.
+
+    Raises TrialError where a process that compares or measures fails.
+    """
+    before = sliced.prepared.graphs
+    graphs, left = _rewritten(sliced.prepared, as_products, room)
+    if graphs == before:
+        return replace(sliced, left_whole=(*sliced.left_whole, *left))
+    fresh = measured_again(graphs, sliced.measured, room, compute_watts, progress)
+    tables = list[tuple[OpCost, ...]]()
+    for (name, graph), old, new in zip(before.items(), sliced.measured.ops, fresh.ops, strict=True):
+        chosen = [mine.joules <= theirs.joules for mine, theirs in zip(new, old, strict=True)]
+        ops = tuple(
+            graphs[name].ops[i] if yes else op for i, (op, yes) in enumerate(zip(graph.ops, chosen, strict=True))
+        )
+        graphs[name] = compacted(replace(graphs[name], ops=ops))
+        tables.append(tuple(mine if yes else theirs for mine, theirs, yes in zip(new, old, chosen, strict=True)))
+    made = replace(sliced.prepared, graphs=graphs)
+    return Sliced(made, replace(sliced.measured, ops=tuple(tables)), (*sliced.left_whole, *left))
 
 
 def _rewritten(

@@ -140,8 +140,8 @@ def _carried(graph: StepGraph, op: Op, rule: CutRule, outputs: list[int]) -> dic
         case Carry.FIRST:
             chosen = [a.value for k in rule.cut if isinstance(a := op.args[k], Ref)]
             wholes = set(operands(op)) - set(chosen)
-            labels = [v for v in chosen if base_name(op) in _LABELLED and _is_stretch(graph, v)]
-            found = all_leading(graph, [*chosen, *outputs], labels) if len(chosen) == len(rule.cut) else None
+            ahead = [v for v in chosen if _is_label(graph, op, v) or _is_repeated(graph, op, v)]
+            found = all_leading(graph, [*chosen, *outputs], ahead) if len(chosen) == len(rule.cut) else None
             if found is None or wholes & set(chosen) or not _fits(graph, op, found):
                 return None
             return found
@@ -159,13 +159,20 @@ def _axes(op: Op, rule: CutRule, rank: int) -> set[int]:
     return {axis % rank} if isinstance(axis, int) else set()
 
 
-def _is_stretch(graph: StepGraph, v: int) -> bool:
-    """Say whether a value is a row of elements, one behind the other: labels may be such a part of more, shifted by one."""
-    return len(graph.values[v].shape) == 1 and graph.values[v].stride == (1,)
+def _is_label(graph: StepGraph, op: Op, v: int) -> bool:
+    """Say whether a value is a row of labels, one behind the other: they may be such a part of more, shifted by one."""
+    value = graph.values[v]
+    return base_name(op) in _LABELLED and len(value.shape) == 1 and value.stride == (1,)
+
+
+def _is_repeated(graph: StepGraph, op: Op, v: int) -> bool:
+    """Say whether a value is one matrix that is taken for each sample."""
+    value = graph.values[v]
+    return base_name(op) == "bmm" and value.stride[0] == 0 and value.shape[0] > 1
 
 
 def all_leading(graph: StepGraph, values: Sequence[int], stretches: Sequence[int] = ()) -> dict[int, int] | None:
-    """Return the outermost dimension of each of these values, of `stretches` the only one; None where one has none."""
+    """Return the outermost dimension of each of these values, of `stretches` the first; None where one has none."""
     found = {v: 0 if v in stretches else leading(graph, v) for v in values}
     return None if None in found.values() else {v: d for v, d in found.items() if d is not None}
 

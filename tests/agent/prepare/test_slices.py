@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from agent.federate.tensors import federated_tensors
 from agent.prepare import slices
@@ -28,6 +29,7 @@ from agent.prepare.slices import (
     in_channels,
     in_halves,
     in_pieces,
+    with_products,
 )
 from agent.train.result import trained_bytes
 from agent.train.trainer import Trainer, TrainOptions
@@ -46,6 +48,7 @@ from planner.slices.choices import Cut, cut_fat, kinds
 from planner.slices.comparison import Differing
 from planner.slices.gradients import CONVOLUTION_BACKWARD, WHAT, split_gradients
 from planner.slices.norms import NORM_BACKWARD
+from planner.slices.pixels import PRODUCTS
 from planner.slices.rewriting import Replacement, Rewritten, compacted
 from tests.agent.exactness import OPTIMIZERS
 from tests.agent.jobs_small import make_job
@@ -97,6 +100,35 @@ def test_a_job_with_a_convolution_is_halved_and_measured_again(
         assert len(ops) == len(graph.ops) == len(before.ops) + halved
         assert halved == (0 if name.startswith("eval") else 1)
         assert all(cost.seconds > 0 for cost in ops)
+
+
+def test_of_convolutions_of_single_pixels_those_are_products_that_cost_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False), nn.Tanh(), nn.Conv2d(8, 8, 1, bias=False), nn.Tanh())
+    job = TrainingJob(
+        model, lambda m, x: m(x).mean(), torch.optim.SGD(model.parameters(), lr=0.1), [torch.randn(8, 3, 9, 9)], 4
+    )
+    made = make_bundle.prepare(job)
+    (graph,) = made.graphs.values()
+    first, *others = (i for i, op in enumerate(graph.ops) if op.name == "aten::convolution")
+
+    def costs(made: dict[str, StepGraph], before: Measured, *_: Any) -> Measured:
+        """Let the first be dear as products, the others cheap."""
+        (ops,) = (one.ops for one in made.values())
+        table = tuple(
+            OpCost(1e-4, 7, 2e-4 if i == first else 0.5e-4) if op.name == PRODUCTS else OpCost(1e-4, 0, 1e-4)
+            for i, op in enumerate(ops)
+        )
+        return replace(before, ops=(table,))
+
+    monkeypatch.setattr(slices, "measured_again", costs)
+    whole = Sliced(made, Measured((tuple(OpCost(1e-4, 0, 1e-4) for _ in graph.ops),), 5, 0), ("something",))
+    found = with_products(whole, ROOM, 2.0, lambda *_: None)
+    (chosen,) = found.prepared.graphs.values()
+    products = [i for i, op in enumerate(chosen.ops) if op.name == PRODUCTS]
+    assert others and products == others and found.left_whole == ("something",)
+    assert [found.measured.ops[0][i].workspace_bytes for i in (first, *others)] == [0] + [7] * len(others)
+    assert found.measured.base_bytes == 5
 
 
 def test_what_differs_here_is_left_whole_and_named(monkeypatch: pytest.MonkeyPatch) -> None:

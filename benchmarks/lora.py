@@ -24,6 +24,8 @@ from benchmarks.tables import table_console
 STEPS = 4
 BUDGETS_MIB = (450, 525, 600)
 TIMEOUT_S = 1800
+TINYLLAMA, QWEN = "tinyllama-1.1b", "qwen2.5-0.5b"
+"""Shapes of models."""
 
 
 @dataclass(frozen=True)
@@ -107,36 +109,45 @@ def measure(folder: Path, budgets_mib: list[int]) -> list[Row]:
     return rows
 
 
-def make_model(folder: Path) -> None:
-    """Write a TinyLlama-1.1B with random bfloat16 weights to `folder`.
+def make_model(folder: Path, shape: str = TINYLLAMA, layers: int | None = None) -> None:
+    """Write a TinyLlama-1.1B, or a Qwen2.5-0.5B, with random bfloat16 weights to `folder`; with fewer `layers`, where they are given.
 
     In a process of its own: a child's `ru_maxrss` begins with its parent's.
     """
-    making = multiprocessing.get_context("spawn").Process(target=_write_model, args=(folder,))
+    making = multiprocessing.get_context("spawn").Process(target=_write_model, args=(folder, shape, layers))
     making.start()
     making.join()
     if making.exitcode != 0:
         raise SystemExit("the model could not be written; see above")
 
 
-def _write_model(folder: Path) -> None:
+def _write_model(folder: Path, shape: str, layers: int | None) -> None:
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
     torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)
-    LlamaForCausalLM(
-        LlamaConfig(
+    config: LlamaConfig | Qwen2Config
+    if shape == QWEN:
+        config = Qwen2Config(
+            vocab_size=151936,
+            hidden_size=896,
+            intermediate_size=4864,
+            num_hidden_layers=layers or 24,
+            num_attention_heads=14,
+            num_key_value_heads=2,
+            tie_word_embeddings=True,
+        )
+    else:
+        config = LlamaConfig(
             vocab_size=32000,
             hidden_size=2048,
             intermediate_size=5632,
-            num_hidden_layers=22,
+            num_hidden_layers=layers or 22,
             num_attention_heads=32,
             num_key_value_heads=4,
             tie_word_embeddings=False,
         )
-    ).save_pretrained(folder)
-    torch.set_default_dtype(torch.float32)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
 
 
 def _print(rows: list[Row]) -> None:

@@ -1,6 +1,6 @@
 """Train a job with plain PyTorch and say what it took: the peer of `port-agent train` in demo and benchmarks.
 
-`python -m benchmarks.plain SCRIPT BUNDLE STEPS` prints one JSON line: losses, peak resident memory, CPU seconds, and a
+`python -m benchmarks.plain SCRIPT BUNDLE STEPS` prints a JSON line for each step, CPU seconds so far among it, and one at the end: losses, peak resident memory, CPU seconds, and a
 checksum over the same tensors as `port-agent train --digest`.
 """
 
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     losses = []
     for loss in plain_losses(job, columns, steps):
         losses.append(loss)
-        print(json.dumps({"step": len(losses), "loss": loss}), flush=True)
+        print(json.dumps({"step": len(losses), "loss": loss, "cpu_s": time.process_time() - cpu}), flush=True)
     result = {
         "losses": losses, "wall_s": time.perf_counter() - begin, "cpu_s": time.process_time() - cpu,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

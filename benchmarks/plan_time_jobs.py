@@ -19,13 +19,13 @@ def model_job(model: str) -> TrainingJob:
     )
 
 
-def lora_job(folder: str) -> TrainingJob:
-    """Return the training of adapters on the frozen language model in `folder`, a sequence of 128 tokens a batch."""
+def lora_job(folder: str, length: int = TOKENS) -> TrainingJob:
+    """Return the training of adapters on the frozen language model in `folder`, a sequence of `length` tokens a batch."""
     model, optimizer = with_adapters(folder)
 
     def loss_fn(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = model(input_ids=tokens, labels=tokens).loss
         return loss
 
-    tokens = torch.randint(0, model.config.vocab_size, (_BATCHES, TOKENS))
+    tokens = torch.randint(0, model.config.vocab_size, (_BATCHES, length))
     return TrainingJob(model, loss_fn, optimizer, [tokens], 1, name="lora")

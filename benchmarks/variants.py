@@ -61,8 +61,9 @@ class Row:
 
 
 def compare_variants(
-    name: str, percents: list[int], folder: Path, *, small: bool, strategy: str, medium: MediumKind | None = None
-) -> list[Row]:
+    name: str, percents: list[int], folder: Path, *, small: bool, strategy: str, medium: MediumKind | None = None,
+    reordered: bool = False,
+) -> list[Row]:  # fmt: skip
     """Return two rows for each share: whole, then in pieces."""
     optimizer, batch_size = case_of(name) if name in (*CASES, DEMO) else DEFAULT_CASE
     made = workload(name, small=small, batch_size=None if small else batch_size)
@@ -87,7 +88,7 @@ def compare_variants(
     rows = []
     for percent in percents:
         ram_bytes = least + (most - least) * percent // 100
-        cut = in_pieces(whole, halved, device, ram_bytes, room, planner, quiet, NO_LIMITS)
+        cut = in_pieces(whole, halved, device, ram_bytes, room, planner, quiet, NO_LIMITS, reordered=reordered)
         what = f"{len(cut.in_pieces)} chains" if cut.in_pieces else "none" if cut is whole else "halves"
         for label, sliced in (("whole", whole), (what, cut)):
             rows.append(_row(name, percent, label, sliced, device, ram_bytes, planner, kept.cost_joules))
@@ -139,6 +140,7 @@ def main(arguments: list[str] | None = None) -> int:
         type=lambda name: MediumKind[name.upper()],
         help="what pages are written to: sd, emmc, usb, ssd, disk",
     )
+    parser.add_argument("--reordered", action="store_true", help="as `plan --allow reordered`: sums in pieces, too")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -152,6 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
                 small=options.small,
                 strategy=options.strategy,
                 medium=options.medium,
+                reordered=options.reordered,
             )
     if options.json:
         print(json.dumps([asdict(row) for row in rows]))

@@ -603,6 +603,7 @@ def describe(
         teams=prepared.teams,
         pruning=job.pruning, files=prepared.files,
         in_pieces=any(graph.pieces for graph in prepared.graphs.values()),
+        summed_in_pieces=any(piece.reordered for graph in prepared.graphs.values() for piece in graph.pieces),
         buckets=tuple(
             BucketSize(columns[0].shape[0], bucket.batch_size)
             for columns, bucket in zip(prepared.buckets, job.buckets, strict=True)

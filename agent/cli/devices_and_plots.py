@@ -206,16 +206,17 @@ def operator_sums(graph: "StepGraph", costs: "CostTable", reordered: Sequence[st
 
     `reordered`: operators that add in another order each time on their device, as was allowed.
     """
-    found: dict[tuple[str, str, str], OperatorSum] = {}
+    found: dict[tuple[str, str, str, str], OperatorSum] = {}
     everywhere = costs.elsewhere or (None,) * len(costs.ops)
     for i, (op, cost, other) in enumerate(zip(graph.ops, costs.ops, everywhere, strict=True)):
         device, name = where_it_runs(graph, i), op.name.removeprefix("aten::")
         if (moved := transfer_of(graph, op)) is not None:
             device, name = graph.storages[moved.target].device, TRANSFER
         variant = "whole" if op.piece is None else f"{op.piece.count} pieces"
-        exactness = REORDERED if op.name in reordered or name in reordered else BITWISE
+        sums = op.piece is not None and op.piece.reordered
+        exactness = REORDERED if sums or op.name in reordered or name in reordered else BITWISE
         first = OperatorSum(name, device, variant, exactness, elsewhere_seconds=0.0 if costs.elsewhere else None)
-        one = found.setdefault((name, device, variant), first)
+        one = found.setdefault((name, device, variant, exactness), first)
         one.calls += 1
         one.phases[op.phase.name.lower()] = one.phases.get(op.phase.name.lower(), 0) + 1
         one.seconds += cost.seconds
@@ -250,7 +251,7 @@ def _operators(path: Path, plot: Path | None, *, as_json: bool) -> int:
     how = "estimated" if bundle.manifest.estimated else "measured"
     table = Table(
         title=f"{path}: operators of a step on {bundle.manifest.device}, {how} one by one",
-        caption="what runs in pieces has the bits of the whole: it was compared on the device that planned",
+        caption="what runs in pieces has the bits of the whole, but for what is reordered: it was compared on the device that planned",
     )
     divided = bool(bundle.manifest.placed)
     headings = ["operator", "variant", "calls", "time", "share", "energy (estimated)", "workspace"]

@@ -3,6 +3,7 @@
 What is rewritten is first run beside the original in a process of its own, with the bundle's number of threads.
 """
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,7 @@ from planner.slices.costs_in_pieces import costs_in_pieces
 from planner.slices.gradients import split_gradients
 from planner.slices.in_place import write_in_place
 from planner.slices.norms import NORM_BACKWARD, norms_by_channels
+from planner.slices.pixels import as_products
 from planner.slices.rewriting import Replacement, Rewritten, compacted
 
 
@@ -125,19 +127,41 @@ def in_halves(
 ) -> Sliced:
     """Return the job with every convolution's backward pass in halves and pointwise operators in place, measured anew.
 
+    Convolutions of single pixels are products of matrices where that pays.
+
     Raises TrialError where a process that compares or measures fails.
     """
     halves, left = _rewritten(prepared, split_gradients, room)
     graphs, odd = _rewritten(replace(prepared, graphs=halves), write_in_place, room)
     left += odd
-    if all(graphs[name] == graph for name, graph in prepared.graphs.items()):
-        return Sliced(prepared, measured, tuple(left))
-    graphs = {name: compacted(graph) for name, graph in graphs.items()}
-    return Sliced(
-        replace(prepared, graphs=graphs),
-        measured_again(graphs, measured, room, compute_watts, progress),
-        tuple(left),
-    )
+    sliced = Sliced(prepared, measured, tuple(left))
+    if any(graphs[name] != graph for name, graph in prepared.graphs.items()):
+        graphs = {name: compacted(graph) for name, graph in graphs.items()}
+        again = measured_again(graphs, measured, room, compute_watts, progress)
+        sliced = Sliced(replace(prepared, graphs=graphs), again, tuple(left))
+    return with_products(sliced, room, compute_watts, progress)
+
+
+def with_products(sliced: Sliced, room: ComparingRoom, compute_watts: float, progress: Progress) -> Sliced:
+    """Return the job with those convolutions of single pixels as products of matrices that take no more joules so.
+
+    Raises TrialError where a process that compares or measures fails.
+    """
+    before = sliced.prepared.graphs
+    graphs, left = _rewritten(sliced.prepared, as_products, room)
+    if graphs == before:
+        return replace(sliced, left_whole=(*sliced.left_whole, *left))
+    fresh = measured_again(graphs, sliced.measured, room, compute_watts, progress)
+    tables = list[tuple[OpCost, ...]]()
+    for (name, graph), old, new in zip(before.items(), sliced.measured.ops, fresh.ops, strict=True):
+        chosen = [mine.joules <= theirs.joules for mine, theirs in zip(new, old, strict=True)]
+        ops = tuple(
+            graphs[name].ops[i] if yes else op for i, (op, yes) in enumerate(zip(graph.ops, chosen, strict=True))
+        )
+        graphs[name] = compacted(replace(graphs[name], ops=ops))
+        tables.append(tuple(mine if yes else theirs for mine, theirs, yes in zip(new, old, chosen, strict=True)))
+    made = replace(sliced.prepared, graphs=graphs)
+    return Sliced(made, replace(sliced.measured, ops=tuple(tables)), (*sliced.left_whole, *left))
 
 
 def _rewritten(
@@ -157,11 +181,12 @@ def _rewritten(
 
 def in_pieces(
     whole: Sliced, halved: Sliced, device: DeviceCosts, ram_bytes: int, room: ComparingRoom, planner: make_bundle.Planner,
-    progress: Progress, limits: PlannedLimits,
+    progress: Progress, limits: PlannedLimits, *, reordered: bool = False,
 ) -> Sliced:  # fmt: skip
     """Return the job whole, in halves or with chains of operators in pieces, whichever costs least in `ram_bytes`.
 
-    Graphs of further shapes stay as they are in `halved` (`further_shapes`). All ways that are tried are compared and measured; quick plans decide, and between what they choose, the halves and the whole, plans
+    Graphs of further shapes stay as they are in `halved` (`further_shapes`). `reordered`: whether chains may sum over their pieces, in
+    another order than the whole. All ways that are tried are compared and measured; quick plans decide, and between what they choose, the halves and the whole, plans
     of `planner` where those may tell otherwise. Where nothing fits, the halves. Raises TrialError where a process fails.
     """
     quick = make_bundle.default_planner(strategy="greedy", time_limit_s=QUICK_S, limits=limits)
@@ -175,7 +200,9 @@ def in_pieces(
     search_s = SEARCH_S if least is None else LEAST_SEARCH_S
     for base in (halved, *by_channels, *blocked):
         known = [found.joules for found in (least, best) if found is not None]
-        ways = _Ways(whole, base, device, ram_bytes, room, quick, progress, search_s, min(known, default=math.inf))
+        ways = _Ways(
+            whole, base, device, ram_bytes, room, quick, progress, search_s, min(known, default=math.inf), reordered=reordered
+        )  # fmt: skip
         ways.plan_uniform()
         ways.plan_changes(math.inf if least is None else NEAR * least.joules)
         finest = ways.finest
@@ -363,7 +390,7 @@ class _Ways:
 
     def __init__(
         self, whole: Sliced, halved: Sliced, device: DeviceCosts, ram_bytes: int, room: ComparingRoom,
-        quick: make_bundle.Planner, progress: Progress, search_s: float, known_joules: float,
+        quick: make_bundle.Planner, progress: Progress, search_s: float, known_joules: float, *, reordered: bool = False,
     ) -> None:  # fmt: skip
         self.halved, self.device, self.ram_bytes = halved, device, ram_bytes
         self.room, self.quick, self.progress = room, quick, progress
@@ -378,6 +405,8 @@ class _Ways:
         self.search_s, self.end_s = search_s, _cpu_s() + search_s
         self.known_joules = known_joules
         """What the cheapest plan of another way costs."""
+        self.orders = (False, True) if reordered else (False,)
+        """Whether chains sum over their pieces, of the ways to be tried."""
         self.seen = [_needs(*_main(whole, device))]
         """Of what was planned."""
         self.estimates: list[_Estimate] = []
@@ -413,17 +442,44 @@ class _Ways:
         first = next(iter(self.graphs.values()))
         ways = first_cuts(first, self.ram_bytes - self.device.base_bytes)
         few, many = list[dict[str, Cut]](), list[dict[str, Cut]]()
-        for way in ways:
-            cuts = {name: cut_fat(graph, *way, apart) for name, graph in self.graphs.items()}
+        for way, sums in itertools.product(ways, self.orders):
+            cuts = {name: cut_fat(graph, *way, apart, sums=sums) for name, graph in self.graphs.items()}
             cut = next(iter(cuts.values())).applied(first)
             if cut.replacements:
                 (many if len(cut.graph.ops) > self.many_ops else few).append(cuts)
+        fitting = [self._fitting(ways) for ways in (few, many)]
+        if not any(fitting) and (few or many):
+            self.finest = self._unmeasured(min((*few, *many), key=self._bare_floor))
+        few, many = fitting
         least = self.known_joules if self.best is None else min(self.known_joules, self.best.joules)
-        if math.isfinite(least):  # else what fits is looked for, which estimates of workspaces cannot tell
-            few, many = self._promising(few, NEAR * ESTIMATED_HIGH * least, MOST_STARTS), []
-        self._plan_each(few)
-        if not self.uniform:
-            self._plan_each(many)
+        known = math.isfinite(least)
+        likely = self._promising(few, NEAR * ESTIMATED_HIGH * least if known else math.inf, MOST_STARTS)
+        # Where nothing fits yet, what does is looked for, which estimates of workspaces do not tell for certain.
+        others = [] if known else [[way for way in few if not any(way is one for one in likely)], many]
+        for ways in (likely, *others):
+            if ways and not self.uniform:
+                self._plan_each(ways)
+
+    def _fitting(self, ways: list[dict[str, Cut]]) -> list[dict[str, Cut]]:
+        """Return the ways that may have a plan: comparing others, of a large head say, takes minutes and tells nothing."""
+        return [way for way in ways if self._bare_floor(way) <= self.ram_bytes]
+
+    def _bare_floor(self, way: Mapping[str, Cut]) -> int:
+        """Return what the first graph cut in a way needs at least, bytes, whatever room its operators' kernels take."""
+        graph, costs = self._cut(way[next(iter(way))])
+        bare = tuple(replace(cost, workspace_bytes=0) for cost in costs.ops)
+        return floor_of(graph, replace(costs, ops=bare)).nbytes
+
+    def _unmeasured(self, way: Mapping[str, Cut]) -> Sliced:
+        """Return the halves cut in a way with what that is estimated to cost: of one that does not fit, to say by how much."""
+        prepared, measured = self.halved.prepared, self.halved.measured
+        graphs, ops = dict(prepared.graphs), dict(zip(prepared.graphs, measured.ops, strict=True))
+        for name, cut in way.items():
+            rewritten = cut.applied(graphs[name])
+            ops[name] = costs_in_pieces(graphs[name], ops[name], rewritten)
+            graphs[name] = rewritten.graph
+        made, costs = replace(prepared, graphs=graphs), replace(measured, ops=tuple(ops.values()))
+        return replace(self.halved, prepared=made, measured=costs, cuts=way)
 
     def _plan_each(self, ways: list[dict[str, Cut]]) -> None:
         for tried in sorted(self._made(ways), key=lambda tried: len(_main(tried, self.device)[0].ops)):

@@ -148,10 +148,11 @@ def _name(op: Op) -> str:
 
 def _runs(graph: StepGraph) -> Iterator[PieceRun]:
     start = 0
-    for piece, ops in itertools.groupby(graph.ops, key=lambda op: op.piece):
-        stop = start + len(list(ops))
-        if piece is not None:
-            yield PieceRun(piece, start, stop)
+    for together, ops in itertools.groupby(graph.ops, key=lambda op: op.piece and replace(op.piece, reordered=False)):
+        pieces = [op.piece for op in ops]
+        stop = start + len(pieces)
+        if together is not None:
+            yield PieceRun(replace(together, reordered=any(piece and piece.reordered for piece in pieces)), start, stop)
         start = stop
 
 

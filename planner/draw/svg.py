@@ -22,6 +22,8 @@ STYLE = """
 
 _CHART, _LANE, _CURVE = 860, 14, 190
 """Pixels: the width of the step, the height of a tensor's lane and of the curve of memory."""
+_LINE = 12
+"""Pixels from one line of words to the next."""
 _LETTER = 6.3
 """Pixels of a letter of the labels, about."""
 _LEAST_LEFT, _RIGHT, _TOP, _AXIS = 130, 24, 74, 44
@@ -159,7 +161,9 @@ class _Svg:
                 f'<rect class="process" x="{self.left:.1f}" y="{top:.1f}" width="{right - self.left:.1f}" '
                 f'height="{self.y(0) - top:.1f}"><title>{format_bytes(base)}: the process itself</title></rect>'
             )
-            yield f'<text class="faint" x="{self.left - 8:.1f}" y="{top + 4:.1f}" text-anchor="end">process {format_bytes(base)}</text>'
+            line = self.y(picture.budget_bytes) if picture.budget_bytes else 0.0
+            at = max(top, line + _LINE) if top >= line else top  # below the budget's words
+            yield f'<text class="faint" x="{self.left - 8:.1f}" y="{at + 4:.1f}" text-anchor="end">process {format_bytes(base)}</text>'
         fullest = max(range(len(picture.memory)), key=lambda op: picture.memory[op])
         peak = picture.memory[fullest]
         at = self.x(fullest)
@@ -179,7 +183,7 @@ class _Svg:
             left, piece = self.x(run.start), run.piece
             width = max(self.x(run.stop) - left, _LEAST_BAR)
             words = (
-                f"{piece.what}: piece {piece.index + 1} of {piece.count}\n"
+                f"{piece.what}: piece {piece.index + 1} of {piece.count}{', summed in another order' if piece.reordered else ''}\n"
                 f"from {self._operator(run.start)} to {self._operator(run.stop - 1)}"
             )
             yield (

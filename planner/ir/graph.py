@@ -72,6 +72,9 @@ class Named:
     name: str
 
 
+RESERVED, COPY = "aten::empty_strided", "aten::copy_"
+"""The operators that make a tensor without contents, and fill it."""
+
 Argument: TypeAlias = "bool | int | float | str | Ref | Scalar | Named | tuple[Argument, ...] | None"
 
 
@@ -112,12 +115,16 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Which part of a chain of operators an op computes: piece `index` of `count` of chain number `chain`, which is `what`."""
+    """Which part of a chain of operators an op computes: piece `index` of `count` of chain number `chain`, which is `what`.
+
+    `reordered`: the op sums over pieces, in another order than the whole, as was allowed; of a chain, whether one of its ops does.
+    """
 
     chain: int
     what: str
     index: int
     count: int
+    reordered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,24 +245,44 @@ class StepGraph:
     def pieces(self) -> tuple[Piece, ...]:
         """The chains of operators that run in pieces, each by its first piece, in order."""
         found: dict[int, Piece] = {}
-        for op in self.ops:
-            if op.piece is not None:
-                found.setdefault(op.piece.chain, replace(op.piece, index=0))
+        for piece in (op.piece for op in self.ops if op.piece is not None):
+            known = found.setdefault(piece.chain, replace(piece, index=0))
+            if piece.reordered and not known.reordered:
+                found[piece.chain] = replace(known, reordered=True)
         return tuple(found.values())
 
     def label(self, s: int) -> str:
         """Return what a reader knows a storage by.
 
-        Its name, or the op that creates it and the shape: `mul output [8, 64]`.
+        Its name, or the op that creates it and the shape: `mul output [8, 64]`; where it is filled piece by piece, the op whose pieces
+        are copied there.
         """
         if self.storages[s].name:
             return self.storages[s].name
+        if (filled := self._label_of_filled(s)) is not None:
+            return filled
         for op in (self.ops[i] for i in self.uses[s]):
             for v in op.outputs:
                 if v is not None and self.values[v].storage == s:
                     name = op.name.removeprefix("aten::").partition(".")[0]
                     return f"{name} output {list(self.values[v].shape)}"
         return f"storage {s}"
+
+    def _label_of_filled(self, s: int) -> str | None:
+        """Return the label of a storage that was made without contents and is filled by copies; None of any other."""
+        first = self.ops[self.uses[s][0]] if self.uses[s] else None
+        if first is None or first.name != RESERVED:
+            return None
+        copied = (op for op in (self.ops[i] for i in self.uses[s]) if op.name == COPY and s in op.writes)
+        source = next((v for op in copied for v in references(op.args[1])), None)
+        if source is None:
+            return None
+        makers = self.uses[self.values[source].storage]
+        name = self.ops[makers[0]].name.removeprefix("aten::").partition(".")[0]
+        taken = (self.values[v] for i in self.uses[s] for v in operands(self.ops[i]) if self.values[v].storage == s)
+        whole = next((v for v in taken if len(v.shape) > 1 and _fills(v, self.storages[s].nbytes)), None)
+        made = self.values[next(v for v in first.outputs if v is not None)] if whole is None else whole
+        return f"{name} output {list(made.shape)}"
 
     def once(self, find: "Callable[[StepGraph], _Found]") -> _Found:
         """Return `find(self)`, looked for the first time only: a graph does not change."""
@@ -388,6 +415,11 @@ def view_bytes(dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], offs
     if 0 in shape:
         return 0
     return (offset + sum((n - 1) * k for n, k in zip(shape, stride, strict=True)) + 1) * ITEM_BYTES[dtype]
+
+
+def _fills(value: Value, nbytes: int) -> bool:
+    """Say whether a view reaches over all of a storage of so many bytes, from its beginning on."""
+    return value.offset == 0 and view_bytes(value.dtype, value.shape, value.stride, value.offset) == nbytes
 
 
 def _verify_view(graph: StepGraph, index: int, value: Value) -> None:

@@ -37,6 +37,8 @@ class Breadth:
     recompute: bool = True
     inputs: bool = True
     """Rematerializations need their inputs; without this row and with window 0 the model is a small relaxation of all others."""
+    sources: bool = False
+    """For bounds without `inputs`: rematerializations need their inputs somewhere in their gap."""
     exact_stages: bool = False
     """Free intermediates within a stage after their last use, instead of holding all of a stage together."""
     timeless: bool = False
@@ -83,6 +85,8 @@ class Columns:
         self.model = LinearModel()
         self.gaps: dict[int, GapColumns] = {}
         self.intermediates: dict[tuple[int, int], int] = {}
+        self.sources: dict[int, int] = {}
+        """Gap -> the column that counts how often its tensor is rematerialized in it for others alone, in bounds."""
         self.page_out: dict[tuple[int, int, int], int] = {}
         self.slices: dict[int, int] = {}
         self.stalls: dict[int, int] = {}
@@ -183,6 +187,13 @@ class Columns:
             rematerialization = problem.tensors[i].rematerializations[problem.gaps[self.gap_at[i][s]].version]
             if rematerialization is not None:
                 yield i, s, rematerialization, v
+
+    def source_columns(self) -> Iterator[tuple[Rematerialization, int]]:
+        """Yield (rematerialization, column) of every m."""
+        for h, v in self.sources.items():
+            how = self.rematerialization_of(self.problem.gaps[h])
+            if how is not None:
+                yield how, v
 
 
 def _joule_scale(problem: Problem) -> float:

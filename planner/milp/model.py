@@ -10,6 +10,7 @@ from planner.milp.fate_rows import eq1_one_fate, eq2_presence, eq3_inputs, eq4_p
 from planner.milp.highs import Vector
 from planner.milp.limit_rows import eq8_deadline, eq9_wear
 from planner.milp.memory_rows import define_slices, eq5_eq6_memory, eq6_target_memory, eq10_slices
+from planner.milp.source_rows import eq3_sources
 from planner.milp.time_rows import (
     define_overlap,
     eq7_bucket_stall,
@@ -39,6 +40,8 @@ class Formulation(Columns):
         eq2_presence(self)
         if breadth.inputs:
             eq3_inputs(self)
+        if breadth.sources:
+            eq3_sources(self)
         eq4_page_out(self)
         if self.problem.semantics is Semantics.ELASTIC and not self.breadth.timeless:
             define_overlap(self)

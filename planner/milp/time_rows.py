@@ -191,6 +191,7 @@ def eq7_total_stall(f: Columns) -> None:
     again = [
         (v, rematerialization.seconds / f.second_scale) for _, _, rematerialization, v in f.rematerialization_columns()
     ]
+    again += [(v, rematerialization.seconds / f.second_scale) for rematerialization, v in f.source_columns()]
     for g, columns in f.gaps.items():
         packing = problem.tensors[problem.gaps[g].tensor].packing(problem.gaps[g].version)
         if packing is not None:

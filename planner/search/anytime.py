@@ -146,10 +146,11 @@ def offer_recipes(state: Climb, seconds: float) -> None:
             return
 
 
-def _formulation(state: Climb, breadth: Breadth) -> Formulation:
+def _formulation(state: Climb, breadth: Breadth, *, included: bool = True) -> Formulation:
+    """Return the model of this breadth; `included`: what the best schedule decides is offered too."""
     allowed = replace(breadth, paging=state.paging, recompute=state.recompute)
     begin = time.process_time()
-    made = Formulation(state.problem, allowed, state.schedule)
+    made = Formulation(state.problem, allowed, state.schedule if included else None)
     state.seconds_per_return = (time.process_time() - begin) / max(_returns(state.problem, breadth), 1)
     return made
 
@@ -168,8 +169,9 @@ def search_pieces(state: Climb, breadth: Breadth, seconds: float, least_gain: fl
     neighbourhood_search(state, _formulation(state, breadth), seconds, least_gain)
 
 
-SMALLEST = Breadth(0, 0, early_pages=False, inputs=False, timeless=True, optimistic=True)
-"""The smallest relaxation: every gap on its own, rematerializations without inputs, transfers as a whole."""
+SMALLEST = Breadth(0, 0, early_pages=False, inputs=False, sources=True, timeless=True, optimistic=True)
+"""The smallest relaxation: tensors come back at the ends of their gaps, rematerializations find their inputs somewhere in theirs, transfers
+take their time as a whole."""
 
 
 def small_bound(state: Climb) -> None:
@@ -188,7 +190,7 @@ def relaxation_bound(problem: Problem, time_limit_s: float) -> float | None:
 
 
 def _bound_by(state: Climb, breadth: Breadth, seconds: float) -> None:
-    formulation = _formulation(state, breadth)
+    formulation = _formulation(state, breadth, included=False)
     relaxed = HighsSession(formulation.model, relaxed=True).run(state.wall(min(seconds, state.left)))
     if relaxed.status is SolverStatus.INFEASIBLE:
         _note_infeasible(state, formulation)

@@ -61,6 +61,7 @@ RULES: dict[str, CutRule] = {
     ),
     **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax"), CutRule(Carry.ROWS, least=2, axis=1)),
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), CutRule(Carry.ROWS, least=2, axis=2)),
+    **dict.fromkeys(("mean", "sum", "amax"), CutRule(Carry.ROWS, axis=1)),
     "native_layer_norm": CutRule(Carry.FIRST, cut=(0,)),
     "mm": CutRule(Carry.FIRST, least=PRODUCT_ROWS, cut=(0,)),
     "addmm": CutRule(Carry.FIRST, least=PRODUCT_ROWS, cut=(1,)),
@@ -70,6 +71,10 @@ RULES: dict[str, CutRule] = {
     "_scaled_dot_product_flash_attention_for_cpu": CutRule(Carry.EVERY),
     "_scaled_dot_product_flash_attention_for_cpu_backward": CutRule(Carry.EVERY),
 }  # fmt: skip
+
+_ROOTS = ("sqrt", "rsqrt", "sqrt_", "rsqrt_")
+_ROUNDED = ("float32", "float64")
+"""Types in which a root and a square are rounded correctly, so are the same in vectors and one by one."""
 
 _LABELLED = ("nll_loss_backward",)
 """Their labels are cut wherever they lie."""
@@ -104,10 +109,18 @@ def cut_dimensions(graph: StepGraph, op: Op) -> dict[int, int] | None:
     if rule is None or not outputs or op.random:
         return None
     found = _carried(graph, op, rule, outputs)
-    return found if found is not None and _has_two_pieces(graph, rule, found) else None
+    return found if found is not None and has_two_pieces(graph, rule, found) else None
 
 
-def _has_two_pieces(graph: StepGraph, rule: CutRule, found: dict[int, int]) -> bool:
+def multiple_of(graph: StepGraph, op: Op, rule: CutRule) -> int:
+    """Return what elements of a piece must be a multiple of."""
+    first = next((graph.values[v] for v in operands(op)), None)
+    exact = base_name(op) in _ROOTS or (base_name(op) == "pow" and op.args[1:] == (2,))
+    return 1 if exact and first is not None and first.dtype in _ROUNDED else rule.multiple
+
+
+def has_two_pieces(graph: StepGraph, rule: CutRule, found: dict[int, int]) -> bool:
+    """Say whether all that is cut has enough rows for two pieces."""
     return all(rows_of(rule, graph.values[v], d) >= 2 * rule.least for v, d in found.items())
 
 
@@ -121,30 +134,45 @@ def _carried(graph: StepGraph, op: Op, rule: CutRule, outputs: list[int]) -> dic
         case Carry.ELEMENTS:
             return _elements(graph, op, outputs)
         case Carry.ROWS:
-            found = _all_leading(graph, [*operands(op), *outputs])
-            axis = op.args[rule.axis] if rule.axis is not None else None
-            rank = len(graph.values[outputs[0]].shape)
-            along = isinstance(axis, int) and found is not None and axis % rank not in found.values()
-            return found if along else None
+            found = all_leading(graph, [*operands(op), *outputs])
+            axes = _axes(op, rule, len(graph.values[outputs[0]].shape))
+            return found if axes and found is not None and axes.isdisjoint(found.values()) else None
         case Carry.FIRST:
             chosen = [a.value for k in rule.cut if isinstance(a := op.args[k], Ref)]
             wholes = set(operands(op)) - set(chosen)
-            labels = [v for v in chosen if base_name(op) in _LABELLED and _is_stretch(graph, v)]
-            found = _all_leading(graph, [*chosen, *outputs], labels) if len(chosen) == len(rule.cut) else None
+            ahead = [v for v in chosen if _is_label(graph, op, v) or _is_repeated(graph, op, v)]
+            found = all_leading(graph, [*chosen, *outputs], ahead) if len(chosen) == len(rule.cut) else None
             if found is None or wholes & set(chosen) or not _fits(graph, op, found):
                 return None
             return found
         case Carry.EVERY:
-            found = _all_leading(graph, [*operands(op), *outputs])
+            found = all_leading(graph, [*operands(op), *outputs])
             return found if found is not None and set(found.values()) == {0} else None
 
 
-def _is_stretch(graph: StepGraph, v: int) -> bool:
-    """Say whether a value is a row of elements, one behind the other: labels may be such a part of more, shifted by one."""
-    return len(graph.values[v].shape) == 1 and graph.values[v].stride == (1,)
+def _axes(op: Op, rule: CutRule, rank: int) -> set[int]:
+    """Return the dimensions that an op of rows works along, which its results must still have; none where they are not told so."""
+    axis = op.args[rule.axis] if rule.axis is not None and rule.axis < len(op.args) else None
+    if isinstance(axis, tuple):
+        kept = len(op.args) > len(("self", "dim")) and op.args[-1] is True
+        return {a % rank for a in axis if isinstance(a, int)} if kept else set()
+    return {axis % rank} if isinstance(axis, int) else set()
 
 
-def _all_leading(graph: StepGraph, values: list[int], stretches: Sequence[int] = ()) -> dict[int, int] | None:
+def _is_label(graph: StepGraph, op: Op, v: int) -> bool:
+    """Say whether a value is a row of labels, one behind the other: they may be such a part of more, shifted by one."""
+    value = graph.values[v]
+    return base_name(op) in _LABELLED and len(value.shape) == 1 and value.stride == (1,)
+
+
+def _is_repeated(graph: StepGraph, op: Op, v: int) -> bool:
+    """Say whether a value is one matrix that is taken for each sample."""
+    value = graph.values[v]
+    return base_name(op) == "bmm" and value.stride[0] == 0 and value.shape[0] > 1
+
+
+def all_leading(graph: StepGraph, values: Sequence[int], stretches: Sequence[int] = ()) -> dict[int, int] | None:
+    """Return the outermost dimension of each of these values, of `stretches` the first; None where one has none."""
     found = {v: 0 if v in stretches else leading(graph, v) for v in values}
     return None if None in found.values() else {v: d for v, d in found.items() if d is not None}
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from planner.ir.graph import Op, Phase, Ref, StepGraph, operands
-from planner.slices.algebra import DRAW, LOSS, RULES, base_name, cut_dimensions, leading, rows_of
+from planner.slices.algebra import DRAW, LOSS, leading, multiple_of, rows_of
+from planner.slices.sums import dimensions, rule_of, sums_of
 
 THIN_BYTES = 1 << 20
 """An operator that touches less runs whole between those of a chain, where it can run before them."""
@@ -41,16 +42,17 @@ def touched_bytes(graph: StepGraph, i: int) -> int:
     return sum(graph.storages[s].nbytes for s in {*graph.reads[i], *graph.creates[i]})
 
 
-def find_chains(graph: StepGraph, fat_bytes: int, apart: Set[str] = frozenset()) -> list[Chain]:
+def find_chains(graph: StepGraph, fat_bytes: int, apart: Set[str] = frozenset(), *, sums: bool = False) -> list[Chain]:
     """Return the chains whose operators touch more than `fat_bytes` whole, in order.
 
-    `apart`: keys of storages whose readers stay out of chains, where each piece would read all of them again.
+    `apart`: keys of storages whose readers stay out of chains, where each piece would read all of them again. `sums`: whether operators
+    belong to chains whose results are then summed in another order.
     """
     chains: list[Chain] = []
     alone = {i for s, storage in enumerate(graph.storages) if storage.key in apart for i in graph.uses[s]}
     i = 0
     while i < len(graph.ops):
-        chain = None if i in alone else _longest(graph, i, fat_bytes, alone)
+        chain = None if i in alone else _longest(graph, i, fat_bytes, alone, sums=sums)
         if chain is None:
             i += 1
         else:
@@ -115,11 +117,11 @@ def units_of(graph: StepGraph, chains: Iterable[Chain]) -> int:
     return math.gcd(*(graph.values[v].shape[d] for c in chains for dims in c.cut.values() for v, d in dims.items()))
 
 
-def _longest(graph: StepGraph, start: int, fat_bytes: int, alone: Set[int]) -> Chain | None:
+def _longest(graph: StepGraph, start: int, fat_bytes: int, alone: Set[int], *, sums: bool) -> Chain | None:
     """Return the longest chain that begins with op `start`, down to its last fat operator."""
     if touched_bytes(graph, start) <= fat_bytes or graph.ops[start].phase is Phase.UPDATE:
         return None
-    walk = _Walk(graph, fat_bytes)
+    walk = _Walk(graph, fat_bytes, sums=sums)
     for i in range(start, len(graph.ops)):
         if i in alone:
             break
@@ -133,8 +135,8 @@ def _longest(graph: StepGraph, start: int, fat_bytes: int, alone: Set[int]) -> C
 class _Walk:
     """Goes along the ops of one chain; knows what is a piece by now and what was changed."""
 
-    def __init__(self, graph: StepGraph, fat_bytes: int) -> None:
-        self.graph, self.fat_bytes = graph, fat_bytes
+    def __init__(self, graph: StepGraph, fat_bytes: int, *, sums: bool) -> None:
+        self.graph, self.fat_bytes, self.sums = graph, fat_bytes, sums
         self.thin_bytes = min(THIN_BYTES, fat_bytes // 4)
         self.taken: list[int] = []
         self.cut: dict[int, dict[int, int]] = {}
@@ -145,6 +147,8 @@ class _Walk:
         """Storages made or changed piece by piece."""
         self.whole: set[int] = set()
         """Storages of which a piece's op reads all."""
+        self.summed: set[int] = set()
+        """Storages that are added up piece by piece, whole only behind the chain."""
         self.reached = 0
         self.thin = 0
         """Ops since the last fat one."""
@@ -179,7 +183,7 @@ class _Walk:
         elif self._can_run_before(i, op):
             self.before.append(i)
             return True
-        elif (dims := cut_dimensions(self.graph, op)) is not None and self._joins(i, op, dims):
+        elif (dims := dimensions(self.graph, op, sums=self.sums)) is not None and self._joins(i, op, dims):
             self.cut[i] = dims
             self._note(i, op, dims)
         else:
@@ -191,7 +195,9 @@ class _Walk:
 
     def _note(self, i: int, op: Op, dims: dict[int, int]) -> None:
         values = self.graph.values
-        self.pieces |= {*self.graph.creates[i], *op.writes}
+        added = {values[v].storage for v in sums_of(op, dims)}
+        self.summed |= added
+        self.pieces |= {*self.graph.creates[i], *op.writes} - added
         self.whole |= {values[v].storage for v in operands(op) if v not in dims}
 
     def _joins(self, i: int, op: Op, dims: dict[int, int]) -> bool:
@@ -200,9 +206,12 @@ class _Walk:
         touched = {*operands(op), *(v for v in op.outputs if v is not None)}
         changed = {*self.graph.creates[i], *op.writes}
         cut = {values[v].storage for v in dims}
-        wholes = {values[v].storage for v in touched if v not in dims}
+        added = {values[v].storage for v in sums_of(op, dims)}
+        wholes = {values[v].storage for v in touched if v not in dims} - added
         parts = {values[v].storage for v in dims if leading(self.graph, v) is None}
-        big = {s for s in changed if self.graph.storages[s].nbytes > 0}
+        big = {s for s in changed - added if self.graph.storages[s].nbytes > 0}
+        if not added <= set(self.graph.creates[i]) or self.summed & {*self.graph.reads[i], *changed}:
+            return False
         return big <= cut and not (wholes | parts) & self.pieces and not changed & self.whole and not cut & wholes
 
     def _draws_a_piece(self, op: Op) -> bool:
@@ -221,7 +230,7 @@ class _Walk:
     def _can_run_before(self, i: int, op: Op) -> bool:
         """Say whether an op depends on nothing of the chain and may run ahead of it."""
         reads = set(self.graph.reads[i])
-        if op.random or touched_bytes(self.graph, i) > self.thin_bytes or reads & self.pieces:
+        if op.random or touched_bytes(self.graph, i) > self.thin_bytes or reads & (self.pieces | self.summed):
             return False
         used = {s for k in self.taken for s in self.graph.reads[k]}
         return not set(op.writes) & used
@@ -241,11 +250,13 @@ def least_rows(graph: StepGraph, chain: Chain, units: int) -> int:
     """Return the least number of units that a piece of the chain may have, so that every operator keeps its bits."""
     least = 1
     for i, dims in chain.cut.items():
-        rule = RULES[base_name(graph.ops[i])]
+        op = graph.ops[i]
+        rule = rule_of(op, dims)
+        multiple = multiple_of(graph, op, rule)
         for v, d in dims.items():
             rows = rows_of(rule, graph.values[v], d) // units
             per_unit = math.prod(graph.values[v].shape) // units
             least = max(least, -(-rule.least // max(rows, 1)))
-            if per_unit % rule.multiple:
-                least = max(least, math.lcm(per_unit, rule.multiple) // max(per_unit, 1))
+            if per_unit % multiple:
+                least = max(least, math.lcm(per_unit, multiple) // max(per_unit, 1))
     return least

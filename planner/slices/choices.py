@@ -54,12 +54,12 @@ def first_cuts(graph: StepGraph, room_bytes: int) -> list[tuple[int, int]]:
     return [(fat_bytes, n) for fat_bytes, n in dict.fromkeys(found) if fat_bytes < fattest]
 
 
-def cut_fat(graph: StepGraph, fat_bytes: int, count: int, apart: Set[str] = frozenset()) -> Cut:
+def cut_fat(graph: StepGraph, fat_bytes: int, count: int, apart: Set[str] = frozenset(), *, sums: bool = False) -> Cut:
     """Return the cut of every chain whose operators touch more than `fat_bytes`, each no longer than it has to be.
 
-    `apart`: keys of weights whose readers are in no chain.
+    `apart`: keys of weights whose readers are in no chain. `sums`: whether results may be summed in another order.
     """
-    chains = split_chains(graph, find_chains(graph, fat_bytes, apart), fat_bytes)
+    chains = split_chains(graph, find_chains(graph, fat_bytes, apart, sums=sums), fat_bytes)
     return Cut(tuple((chain, count) for chain in chains))
 
 

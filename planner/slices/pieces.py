@@ -13,6 +13,7 @@ from planner.ir.graph import ITEM_BYTES, Named, Op, Piece, Ref, StepGraph, Value
 from planner.slices.algebra import base_name, leading
 from planner.slices.chains import Chain, least_rows, units_of
 from planner.slices.rewriting import Draft, Replacement, Rewritten, row_major, substituted
+from planner.slices.sums import sums_of
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -81,6 +82,8 @@ class _Rewriting:
         """(storage, piece) -> the storage of that piece."""
         self.masks: dict[int, Value] = {}
         """Storage of a random mask -> the same mask in bytes, whole."""
+        self.summing: set[int] = set()
+        """Ops of the draft that are part of a sum over pieces."""
         self.new_ops: list[list[int]] = [[] for _ in chains]
         self.earlier = 1 + max((op.piece.chain for op in graph.ops if op.piece is not None), default=-1)
         """The first number of a chain that the graph does not have yet."""
@@ -141,8 +144,14 @@ class _Rewriting:
             names = [base_name(self.graph.ops[i]) for i in old]
             pieces = len(self.grids[min(group)].bounds)
             what = f"{names[0]} to {names[-1]} ({len(names)} operators) in {pieces} pieces"
-            found.append(Replacement(tuple(old), tuple(new), what))
+            sums = {s for n in group for s in self._sums(self.chains[n])}
+            found.append(Replacement(tuple(old), tuple(new), what, tuple(sorted(sums))))
         return tuple(found)
+
+    def _sums(self, chain: Chain) -> set[int]:
+        """Return the storages that a chain adds up piece by piece."""
+        ops, values = self.graph.ops, self.graph.values
+        return {values[v].storage for i, dims in chain.cut.items() for v in sums_of(ops[i], dims)}
 
     # -- one chain
 
@@ -153,10 +162,11 @@ class _Rewriting:
             self.draft.add(graph.ops[i])
         for i in chain.drawn:
             self._draw(graph.ops[i])
+        sums = self._sums(chain)
         for i in chain.cut:
             for v in (v for v in graph.ops[i].outputs if v is not None):
                 s = graph.values[v].storage
-                if s in graph.creates[i] and s not in self.split:
+                if s in graph.creates[i] and s not in self.split | sums:
                     self._reserve(s, graph.values[v].dtype, graph.ops[i])
         chosen = self._chosen(chain)
         what = self._what(chain)
@@ -166,7 +176,7 @@ class _Rewriting:
                 self._piece(graph.ops[i], chain.cut.get(i), i, piece)
             if chosen is not None and chain.loss is not None:
                 self._gather(graph.ops[chain.loss], chosen, piece)
-            self.draft.mark(first, Piece(self.earlier + n, what, piece, len(self.bounds)))
+            self.draft.mark(first, Piece(self.earlier + n, what, piece, len(self.bounds)), self.summing)
         if chosen is not None and chain.loss is not None:
             self._loss(graph.ops[chain.loss], chosen)
         self.new_ops[n] = list(range(begin, len(self.draft.ops)))
@@ -205,16 +215,22 @@ class _Rewriting:
             return
         if base_name(op) == "empty_like" and any(graph.values[v].storage in self.masks for v in dims):
             return  # the room of a mask, which its piece brings along
-        loose = {s: self.draft.storage(self._part_bytes(s, piece)) for s in graph.creates[i] if s not in self.split}
+        sums = {graph.values[v].storage for v in sums_of(op, dims)}
+        cut = [s for s in graph.creates[i] if s not in self.split and s not in sums]
+        loose = {s: self.draft.storage(self._part_bytes(s, piece)) for s in cut}
         inputs = {v: self.draft.value(self._cut(graph.values[v], d, piece)) for v, d in dims.items()}
         results: list[int | None] = []
         copies: list[tuple[int, int, int]] = []
+        parts: list[tuple[int, int]] = []
         for v in op.outputs:
             if v is None:
                 results.append(None)
                 continue
             s = graph.values[v].storage
-            if s in loose:
+            if s in sums:
+                parts.append((v, self._part_of_sum(v, piece)))
+                results.append(parts[-1][1])
+            elif s in loose:
                 made = self.draft.value(self._cut(graph.values[v], dims[v], piece, loose[s]))
                 copies.append((inputs[v], made, s))
                 results.append(made)
@@ -223,9 +239,24 @@ class _Rewriting:
         args = tuple(substituted(a, inputs) for a in op.args)
         kwargs = tuple((k, substituted(a, inputs)) for k, a in op.kwargs)
         writes = tuple(self._part(s, piece) if s in self.split else s for s in op.writes)
-        self.draft.add(replace(op, args=args, kwargs=kwargs, outputs=tuple(results), writes=writes))
+        called = self.draft.add(replace(op, args=args, kwargs=kwargs, outputs=tuple(results), writes=writes))
         for place, made, s in copies:
             self.draft.add(Op("aten::copy_", (Ref(place), Ref(made)), (), (place,), (s,), op.phase))
+        if parts:
+            self.summing.add(called)
+        for total, part in parts if piece else ():
+            whole = graph.values[total].storage
+            added = Op("aten::add_.Tensor", (Ref(total), Ref(part)), (), (total,), (whole,), op.phase)
+            self.summing.add(self.draft.add(added))
+
+    def _part_of_sum(self, v: int, piece: int) -> int:
+        """Return what a piece's sum is: the first becomes the whole, the others are added to it."""
+        value = self.graph.values[v]
+        return (
+            self.draft.value(replace(value, storage=self.draft.storage(self.graph.storages[value.storage].nbytes)))
+            if piece
+            else v
+        )
 
     def _unpack_mask(self, op: Op, piece: int) -> None:
         (v,) = (v for v in op.outputs if v is not None)
@@ -252,14 +283,17 @@ class _Rewriting:
         return self.graph.storages[s].nbytes * (end - begin) // self.units
 
     def _cut(self, value: Value, d: int, piece: int, s: int | None = None) -> Value:
-        """Return the piece of a value along dimension `d`: a view of the whole, or all of a storage for it alone."""
+        """Return the piece of a value along dimension `d`: a view of the whole, or all of a storage for it alone.
+
+        Operators give their results the strides of their operands, those of dimensions of one element too: these are the piece's.
+        """
         begin, end = self.bounds[piece]
         per_unit = value.shape[d] // self.units
         shape = (*value.shape[:d], (end - begin) * per_unit, *value.shape[d + 1 :])
-        if s is None and value.storage not in self.split:
-            return replace(value, shape=shape, offset=value.offset + begin * per_unit * value.stride[d])
         around, within = value.stride[d] * value.shape[d], value.stride[d] * shape[d]
         stride = tuple(within if n == 1 and k == around else k for n, k in zip(value.shape, value.stride, strict=True))
+        if s is None and value.storage not in self.split:
+            return replace(value, shape=shape, stride=stride, offset=value.offset + begin * per_unit * value.stride[d])
         return replace(value, storage=self._part(value.storage, piece) if s is None else s, shape=shape, stride=stride)
 
     # -- a loss

@@ -3,7 +3,7 @@
 Storages and values of the original keep their numbers, so what stands in both is compared by number.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from planner.ir.graph import Argument, Named, Op, Phase, Piece, Ref, Role, StepGraph, Storage, Value, operands
@@ -13,11 +13,15 @@ _CPU = (("device", Named("device", "cpu")), ("layout", Named("layout", "strided"
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """Which ops of the original (`old`, ascending) became which of the new graph (`new`, ascending), and how."""
+    """Which ops of the original (`old`, ascending) became which of the new graph (`new`, ascending), and how.
+
+    `sums`: storages of the original whose contents are summed in another order, so may differ in their last digits.
+    """
 
     old: tuple[int, ...]
     new: tuple[int, ...]
     what: str
+    sums: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +73,10 @@ class Draft:
         self.ops.append(op)
         return len(self.ops) - 1
 
-    def mark(self, first: int, piece: Piece) -> None:
-        """Say of the ops from number `first` on that they compute this piece."""
-        self.ops[first:] = [replace(op, piece=piece) for op in self.ops[first:]]
+    def mark(self, first: int, piece: Piece, sums: Container[int] = ()) -> None:
+        """Say of the ops from number `first` on that they compute this piece, and of `sums` that these are summed over pieces."""
+        for i in range(first, len(self.ops)):
+            self.ops[i] = replace(self.ops[i], piece=replace(piece, reordered=i in sums))
 
     def graph(self) -> StepGraph:
         """Return what was collected, without the storages that no op touches any more."""

@@ -149,7 +149,8 @@ def _add_numbers(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--allow", choices=("reordered",),
         help="reordered: plan although operators of the step add in another order each time on its device, so that numbers differ from "
-        "run to run; nothing is compared with plain PyTorch then",
+        "run to run, and let sums over rows or samples (gradients of weights) be made in pieces, whose last digits differ; nothing is "
+        "compared with plain PyTorch then",
     )  # fmt: skip
 
 

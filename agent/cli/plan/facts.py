@@ -17,6 +17,7 @@ from planner.ir.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from planner.ir.bundle.bundle import Bundle, Manifest, PlannedLimits
+    from planner.ir.graph import Piece
     from planner.ir.program import Program
 
 _TB = 1e12
@@ -62,7 +63,8 @@ def facts_of(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
         "bundle": str(path), "batches": batches, "threads": bundle.manifest.threads, "operators": len(graph.ops), "storages": len(graph.storages),
         "budget_bytes": choice.ram_bytes, "planned_peak_bytes": planned_peak,
         "peak_without_planning_bytes": keep_all.peak_bytes, "base_bytes": base_bytes,
-        "in_pieces": [f"{piece.what} in {piece.count} pieces" for piece in graph.pieces],
+        "in_pieces": [_told_piece(piece) for piece in graph.pieces],
+        "reordered_pieces": sum(piece.reordered for piece in graph.pieces),
         "floor_bytes": floor.nbytes, "floor": str(floor),
         "packed": count[Action.PACK], "packing_seconds": program.packing_seconds,
         "packed_and_paged": count[Action.PACK_PAGE],
@@ -81,6 +83,11 @@ def facts_of(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
         "placed": _placed(bundle),
         "weight_files": _weight_files(bundle.manifest), "buckets": _buckets(bundle), "decoded_weights": decoded_bytes(graph),
     }  # fmt: skip
+
+
+def _told_piece(piece: "Piece") -> str:
+    """Say what runs in how many pieces, and whether that has the bits of the whole."""
+    return f"{piece.what} in {piece.count} pieces" + (", summed in another order" if piece.reordered else "")
 
 
 def _placed(bundle: "Bundle") -> dict[str, Any] | None:
@@ -247,7 +254,7 @@ def _training_rows(facts: dict[str, Any], manifest: "Manifest") -> Iterator[Row]
 
 def _proof_rows(facts: dict[str, Any], manifest: "Manifest") -> Iterator[Row]:
     yield "recorded", _recorded(manifest)
-    yield "compared", _compared(manifest)
+    yield "compared", _compared(facts, manifest)
     for what, count in Counter(facts["in_pieces"]).items():
         yield "in pieces", f"{count} x {what}" if count > 1 else what
     for reason in dict.fromkeys(facts.get("left_whole", ())):
@@ -362,12 +369,18 @@ def _recorded(manifest: "Manifest") -> str:
     )
 
 
-def _compared(manifest: "Manifest") -> str:
+def _compared(facts: dict[str, Any], manifest: "Manifest") -> str:
     """Say what the trial compared with plain PyTorch."""
     reference = manifest.reference
     if manifest.reordered:
         which = ", ".join(manifest.reordered)
-        return f"with nothing: on {manifest.device_kind} {which} may add in another order each time (--allow reordered)"
+        text = f"with nothing: on {manifest.device_kind} {which} may add in another order each time (--allow reordered)"
+        if count := facts["reordered_pieces"]:
+            chains = (
+                "1 chain of operators sums over its" if count == 1 else f"{count} chains of operators sum over their"
+            )
+            text += f"; {chains} pieces: other last digits than plain PyTorch's"
+        return text
     if not reference.losses:
         return "with nothing; `plan` without --verify 0 compares with plain PyTorch"
     whose = "those of its operators run one by one" if reference.placed else "plain PyTorch's"

@@ -304,8 +304,9 @@ def _pieces(
         )
         halved = in_halves(prepared, whole, room, power.compute_watts, progress)
         sliced = in_pieces(
-            sliced, halved, costs.device, captured.pools.computing_bytes, room, planner, progress, limits
-        )
+            sliced, halved, costs.device, captured.pools.computing_bytes, room, planner, progress, limits,
+            reordered=arguments.allow is not None,
+        )  # fmt: skip
         sliced = with_further_shapes(sliced, costs.device, captured.pools.computing_bytes, room, progress)
     graphs = sliced.prepared.graphs
     measured = bundle.by_class(graphs, sliced.measured, power)

@@ -58,9 +58,11 @@ PLACED_FORMAT = 10
 """Of a bundle whose operators are divided among devices: who does not know that would not bound what they hold of the host's memory."""
 TEAMS_FORMAT = 11
 """Of a bundle whose operators run on several teams of threads: who does not know that would compute other bits."""
+SUMMED_FORMAT = 12
+"""Of a bundle whose chains sum over their pieces in another order: who does not know that would call its numbers plain PyTorch's."""
 _FORMATS = (
     FORMAT, DEVICE_FORMAT, PACKING_FORMAT, PRUNING_FORMAT, FILES_FORMAT, PIECES_FORMAT, BUCKETS_FORMAT, BLOCKS_FORMAT,
-    PLACED_FORMAT, TEAMS_FORMAT,
+    PLACED_FORMAT, TEAMS_FORMAT, SUMMED_FORMAT,
 )  # fmt: skip
 SUMS = "sums/"
 """Begins the name of the checksums of a column of data."""
@@ -301,10 +303,14 @@ class Manifest:
     """Kinds of devices that operators are divided among, as was asked for: bits are those of each on its own, of no device alone."""
     teams: Annotated[tuple[CpuTeam, ...], msgspec.Meta(max_length=MOST_TEAMS)] = ()
     """Teams of threads, from number 1, that operators of the CPU are divided among beside number 0, all `threads`."""
+    summed_in_pieces: bool = False
+    """Whether chains of a graph sum over their pieces in another order than the whole, as was allowed; the graph says which."""
 
     @property
     def format(self) -> int:
         """The oldest format that can say what this bundle holds."""
+        if self.summed_in_pieces:
+            return SUMMED_FORMAT
         if self.teams:
             return TEAMS_FORMAT
         if self.placed:

@@ -55,6 +55,8 @@ class _PieceRecord(NamedTuple):
     what: _Text
     place: Count
     pieces: Count
+    reordered: bool = False
+    """Absent of a chain that has the bits of the whole."""
 
 
 class _OpRecord(NamedTuple):
@@ -217,7 +219,7 @@ def unpack_graph(data: Any) -> StepGraph:
 
 def _pack_rest(op: Op) -> list[Any]:
     """Return what most operators do not have: a piece, and a team of their own."""
-    piece = None if op.piece is None else list(astuple(op.piece))
+    piece = None if op.piece is None else list(astuple(op.piece))[: None if op.piece.reordered else -1]
     return [piece, op.team] if op.team else [piece] if piece is not None else []
 
 

@@ -90,6 +90,13 @@ def test_variants_of_an_operator_are_apart_and_what_is_reordered_says_so() -> No
     assert {one.variant for one in sums} == {"whole", "4 pieces"}
     assert {one.exactness for one in sums} == {REORDERED}
     assert {one.exactness for one in operator_sums(graph, costs)} == {BITWISE}
+    summed = replace(first, piece=Piece(0, "all", 0, 4, reordered=True))
+    apart = [
+        one
+        for one in operator_sums(replace(cut, ops=(summed, *pieces[1:])), costs)
+        if f"aten::{one.name}" == first.name
+    ]
+    assert {(one.variant, one.exactness) for one in apart} == {("4 pieces", REORDERED), ("4 pieces", BITWISE)}
 
 
 def test_the_plot_of_operators_is_written_beside_the_table(

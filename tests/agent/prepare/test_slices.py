@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from agent.federate.tensors import federated_tensors
 from agent.prepare import slices
@@ -28,6 +29,7 @@ from agent.prepare.slices import (
     in_channels,
     in_halves,
     in_pieces,
+    with_products,
 )
 from agent.train.result import trained_bytes
 from agent.train.trainer import Trainer, TrainOptions
@@ -46,6 +48,7 @@ from planner.slices.choices import Cut, cut_fat, kinds
 from planner.slices.comparison import Differing
 from planner.slices.gradients import CONVOLUTION_BACKWARD, WHAT, split_gradients
 from planner.slices.norms import NORM_BACKWARD
+from planner.slices.pixels import PRODUCTS
 from planner.slices.rewriting import Replacement, Rewritten, compacted
 from tests.agent.exactness import OPTIMIZERS
 from tests.agent.jobs_small import make_job
@@ -97,6 +100,35 @@ def test_a_job_with_a_convolution_is_halved_and_measured_again(
         assert len(ops) == len(graph.ops) == len(before.ops) + halved
         assert halved == (0 if name.startswith("eval") else 1)
         assert all(cost.seconds > 0 for cost in ops)
+
+
+def test_of_convolutions_of_single_pixels_those_are_products_that_cost_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False), nn.Tanh(), nn.Conv2d(8, 8, 1, bias=False), nn.Tanh())
+    job = TrainingJob(
+        model, lambda m, x: m(x).mean(), torch.optim.SGD(model.parameters(), lr=0.1), [torch.randn(8, 3, 9, 9)], 4
+    )
+    made = make_bundle.prepare(job)
+    (graph,) = made.graphs.values()
+    first, *others = (i for i, op in enumerate(graph.ops) if op.name == "aten::convolution")
+
+    def costs(made: dict[str, StepGraph], before: Measured, *_: Any) -> Measured:
+        """Let the first be dear as products, the others cheap."""
+        (ops,) = (one.ops for one in made.values())
+        table = tuple(
+            OpCost(1e-4, 7, 2e-4 if i == first else 0.5e-4) if op.name == PRODUCTS else OpCost(1e-4, 0, 1e-4)
+            for i, op in enumerate(ops)
+        )
+        return replace(before, ops=(table,))
+
+    monkeypatch.setattr(slices, "measured_again", costs)
+    whole = Sliced(made, Measured((tuple(OpCost(1e-4, 0, 1e-4) for _ in graph.ops),), 5, 0), ("something",))
+    found = with_products(whole, ROOM, 2.0, lambda *_: None)
+    (chosen,) = found.prepared.graphs.values()
+    products = [i for i, op in enumerate(chosen.ops) if op.name == PRODUCTS]
+    assert others and products == others and found.left_whole == ("something",)
+    assert [found.measured.ops[0][i].workspace_bytes for i in (first, *others)] == [0] + [7] * len(others)
+    assert found.measured.base_bytes == 5
 
 
 def test_what_differs_here_is_left_whole_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,8 +491,34 @@ def test_a_graph_of_many_times_the_operators_is_measured_only_where_no_shorter_o
     chosen(recorded, recorded, device, floor + (1 << 18))
     assert measured == {few}
     measured.clear()
-    chosen(recorded, recorded, device, 1 << 19)
-    assert measured == {few, many}, "below the process itself nothing has a plan"
+    finest = cut_fat(graph, 280_000, 8).applied(graph).graph
+    floor = floor_of(finest, CostTable(device, ops_by_bytes(finest))).nbytes
+    chosen(recorded, recorded, device, floor)
+    assert measured == {many}, "two pieces do not fit, eight do"
+
+
+def test_what_does_not_fit_whatever_its_kernels_take_is_not_compared_and_the_least_floor_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
+    monkeypatch.setattr(slices, "first_cuts", lambda *_: [(280_000, 2), (280_000, 8)])
+    monkeypatch.setattr(slices, "in_blocks", lambda *_: [])
+    asked = list[int]()
+    monkeypatch.setattr(slices, "compared", lambda pairs, _: asked.append(len(pairs)) or ((),) * len(pairs))
+    graph = language_step().graphs["step"]
+    device = costs_of(graph, base=1 << 20).device
+    recorded = Sliced(replace(whole()[0], graphs={"step": graph}), Measured((ops_by_bytes(graph),), 0, 0), ())
+    uncut, finest = (
+        floor_of(made, CostTable(device, tuple(OpCost(1e-4, 0, 1e-4) for _ in made.ops))).nbytes
+        for made in (graph, cut_fat(graph, 280_000, 8).applied(graph).graph)
+    )
+    quick = make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)
+    ways = slices._Ways(recorded, recorded, device, finest - 1, ROOM, quick, lambda *_: None, 60.0, math.inf)
+    ways.plan_uniform()
+    assert (sum(asked), ways.best) == (0, None)
+    found = slices.cost_of_plan(ways.finest, device, finest - 1, quick)
+    told = floor_of(*slices._main(ways.finest, device)).nbytes
+    assert found is None and finest <= told < uncut
 
 
 def test_graphs_are_compared_in_one_process_each_by_itself() -> None:

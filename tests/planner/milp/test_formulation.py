@@ -16,7 +16,7 @@ import pytest
 from planner import milp
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
-from planner.milp import columns, fate_rows, limit_rows, memory_rows, time_rows
+from planner.milp import columns, fate_rows, limit_rows, memory_rows, source_rows, time_rows
 from planner.milp.columns import Breadth
 from planner.milp.highs import HighsSession, LinearModel
 from planner.milp.model import Formulation
@@ -26,7 +26,7 @@ from planner.search.anytime import SMALLEST, captured_breadth
 from tests.planner.brute_force import beside_host_memory, packed_pairs, random_problem, with_a_weight
 from tests.planner.steps import costs_of, wide_step
 
-MODULES: tuple[ModuleType, ...] = (columns, fate_rows, memory_rows, time_rows, limit_rows)
+MODULES: tuple[ModuleType, ...] = (columns, fate_rows, source_rows, memory_rows, time_rows, limit_rows)
 TEXT = (Path(milp.__file__).parent / "FORMULATION.md").read_text()
 NAME = re.compile(r"`([a-z]\w*)(?:\([^`]*\))?`")
 

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
 
 from planner.capture.step import capture_step
 from planner.ir.graph import StepGraph
 from planner.ir.operators import ALLOWED
-from planner.slices.algebra import RULES, base_name, cut_dimensions, leading
+from planner.slices.algebra import RULES, base_name, cut_dimensions, leading, multiple_of
 from tests.planner.slices.language_step import language_step
 from tests.planner.steps import tiny_step
 
@@ -55,6 +56,37 @@ def test_sums_over_rows_are_never_cut() -> None:
             assert out.shape[0] == 256  # rows of the batch: a gradient of a weight, [columns, inner], sums over them
             assert not weights & {graph.values[v].storage for v in dims}, i
     assert all(d is None for d in cut(graph, "native_layer_norm_backward") + cut(graph, "sum"))
+
+
+class _Root(nn.Module):
+    """A norm by the root of the mean square, as language models write it."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.linear, self.weight = nn.Linear(32, 32, dtype=dtype), nn.Parameter(torch.ones(32, dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.linear(x).float()
+        return self.weight * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def test_a_norm_by_the_root_of_the_mean_square_is_cut_by_rows() -> None:
+    graph = graph_of(_Root(torch.bfloat16), torch.randn(4, 24, 32, dtype=torch.bfloat16))
+    for name in ("pow", "mean", "rsqrt", "_to_copy"):
+        assert all(dims is not None and set(dims.values()) <= {0} for dims in cut(graph, name)), name
+    roots = [op for op in graph.ops if base_name(op) in ("pow", "rsqrt")]
+    assert {multiple_of(graph, op, RULES[base_name(op)]) for op in roots[:2]} == {1}  # in float32
+    gone = graph_of(_Mean(), torch.randn(4, 24, 32))
+    assert cut(gone, "mean") == [None]  # what has a dimension less is not cut
+
+
+class _Mean(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).mean(-1)
 
 
 def test_statistics_of_a_batch_forbid_cutting_it() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from planner.capture.step import capture_step
 from planner.ir.bundle.codec import pack_graph, unpack_graph
-from planner.ir.graph import Op, Piece, Ref, StepGraph, Value, verify_graph
+from planner.ir.graph import RESERVED, Op, Piece, Ref, StepGraph, Value, verify_graph
 from planner.ir.operand_rules import verify_operands
 from planner.search.floor import floor_of
 from planner.slices import pieces
@@ -90,6 +90,22 @@ def test_chains_of_a_graph_in_halves_have_numbers_of_their_own() -> None:
     assert len(numbers) > 1 and len(set(numbers)) == len(numbers) and min(n for n in numbers if n != 3) > 3
 
 
+def test_what_is_put_together_from_pieces_has_the_label_of_the_operator_in_pieces() -> None:
+    graph, rewritten = cut()
+    before = {graph.label(s) for s, uses in enumerate(graph.uses) if uses}
+    made = [
+        s
+        for op in rewritten.graph.ops
+        if op.name == RESERVED
+        for s in {rewritten.graph.values[v].storage for v in op.outputs if v is not None}
+    ]
+    assert made and any(s < len(graph.storages) for s in made)
+    for s in (s for s in made if s < len(graph.storages)):
+        label = rewritten.graph.label(s)
+        assert "empty" not in label and label.partition(" ")[0] == graph.label(s).partition(" ")[0]
+        assert "," in label or label in before, "its shape is that of the whole"
+
+
 def test_masks_are_drawn_whole_in_the_recorded_order() -> None:
     graph, rewritten = cut()
     before, after = (
@@ -150,6 +166,30 @@ def test_a_misaligned_start_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert differing(graph, cut_chains(graph, chains, 96)) == ()
     monkeypatch.setattr(pieces, "least_rows", lambda *_: 1)
     assert differing(graph, cut_chains(graph, chains, 96))
+
+
+def test_a_batch_of_one_sequence_is_cut_although_its_first_dimension_is_one_element() -> None:
+    """Language models cast the product of the head, [1, tokens, classes], whose first stride spans all tokens."""
+    torch.manual_seed(0)
+    embed, head = nn.Embedding(500, 64, dtype=torch.bfloat16), nn.Linear(64, 500, bias=False, dtype=torch.bfloat16)
+    model, ids = nn.Sequential(embed, head), torch.randint(0, 500, (1, 128))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(ids).float().view(-1, 500), ids.view(-1))
+
+    graph = capture_step(model, loss, optimizer, (ids,)).graphs["step"]
+    chains = [c for c in find_chains(graph, 150_000) if c.loss is not None]
+    assert chains and any("_to_copy" in graph.ops[i].name for i in chains[0].cut)
+    casts = [i for i in chains[0].cut if "_to_copy" in graph.ops[i].name]
+    begun = replace(
+        chains[0],
+        ops=tuple(i for i in chains[0].ops if i >= casts[0]),
+        cut={i: d for i, d in chains[0].cut.items() if i >= casts[0]},
+    )
+    for chain in (chains[0], begun):  # the product whole, as where its weight lies in blocks
+        rewritten = cut_chains(graph, [chain], 4)
+        assert rewritten.replacements and differing(graph, rewritten) == ()
 
 
 def test_bounds_are_even_and_none_is_short() -> None:

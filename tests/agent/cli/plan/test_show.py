@@ -51,29 +51,38 @@ def test_show_says_what_is_packed_where_it_waits_and_that_pruning_changes_the_nu
     assert "80% of each weight matrix set to zero by update 20: other numbers than plain PyTorch's" in words
 
 
-def test_show_says_what_runs_in_pieces_and_marks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("reordered", [False, True])
+def test_show_says_what_runs_in_pieces_and_marks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, reordered: bool
+) -> None:
     from planner import make_bundle
-    from planner.ir.bundle.bundle import PIECES_FORMAT, Bundle
+    from planner.ir.bundle.bundle import PIECES_FORMAT, SUMMED_FORMAT, Bundle
     from planner.ir.graph import Piece, StepGraph
     from tests.agent.jobs_small import make_job, write_job
 
     prepare = make_bundle.prepare
 
     def marked(graph: StepGraph) -> StepGraph:
-        pieces = [Piece(0, "relu to mm (2 operators) along dimension 0 of [8, 4]", k, 2) for k in range(2)]
+        what = "relu to mm (2 operators) along dimension 0 of [8, 4]"
+        pieces = [Piece(0, what, k, 2, reordered=reordered and k == 1) for k in range(2)]
         return replace(
             graph, ops=tuple(replace(op, piece=pieces[i // 2]) if i < 4 else op for i, op in enumerate(graph.ops))
         )
 
     def prepared(*arguments: Any, **options: Any) -> make_bundle.Prepared:
         found = prepare(*arguments, **options)
-        return replace(found, graphs={name: marked(graph) for name, graph in found.graphs.items()})
+        allowed = ("operators that no table names",) if reordered else ()
+        graphs = {name: marked(graph) for name, graph in found.graphs.items()}
+        return replace(found, graphs=graphs, reordered=allowed)
 
     monkeypatch.setattr(make_bundle, "prepare", prepared)
     write_job(tmp_path / "job.port", make_job(), seeds=(0,), compared=0)
-    assert Bundle(tmp_path / "job.port").manifest.format == PIECES_FORMAT
+    assert Bundle(tmp_path / "job.port").manifest.format == (SUMMED_FORMAT if reordered else PIECES_FORMAT)
     shown = run(tmp_path, "show", "job.port", "--html", "plan.html")
     words = " ".join(shown.stdout.replace("│", " ").split())
     assert "in pieces relu to mm (2 operators) along dimension 0 of [8, 4] in 2 pieces" in words, shown.stderr
+    assert ("in 2 pieces, summed in another order" in words) is reordered
+    assert ("1 chain of operators sums over its pieces: other last digits than plain PyTorch's" in words) is reordered
     page = (tmp_path / "plan.html").read_text()
     assert "operators in pieces" in page and "along dimension 0 of [8, 4]: piece 2 of 2" in page and "1 chain" in page
+    assert ("piece 2 of 2, summed in another order" in page) is reordered

@@ -20,6 +20,10 @@ TEMPLATE = (
     "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
 )
+THOUGHTS = TEMPLATE.replace(
+    "{{ m['content'] }}", "{% if m['role'] == 'assistant' and loop.last %}the mind {% endif %}{{ m['content'] }}"
+)
+"""As Qwen3's: an answer has thoughts before it, which are left away once the conversation goes on."""
 
 
 def shape_of(kind: str, hidden_size: int = 32) -> dict[str, Any]:

@@ -10,13 +10,13 @@ from torch import nn
 
 from agent.finetune.grid.file import put_on_grid
 from agent.finetune.libraries import Conv1D, peft, transformers
-from agent.finetune.model_files import tensor_entries, weight_files
+from agent.finetune.model_files import FLOAT_NAMES, tensor_entries, weight_files
 from agent.finetune.options import FinetuneError, FinetuneOptions
 from agent.finetune.task import Task, TaskKind, head_settings, read_config
 from agent.follow.storages import SMALLEST_MAPPING_BYTES
 from planner.ir.code_pages import release_data_pages
 
-FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+FLOATS = dict(zip(FLOAT_NAMES, (torch.bfloat16, torch.float16, torch.float32, torch.float64), strict=True))
 """By the names of safetensors."""
 
 _PEFTS_TASKS = {
@@ -32,12 +32,17 @@ warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers|
 warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")  # GPT-2's layers: peft sets what they need
 
 
-def load_model(options: FinetuneOptions, task: Task, note: Callable[[str], None]) -> Any:
+def load_model(
+    options: FinetuneOptions,
+    task: Task,
+    note: Callable[[str], None],
+    before_grid: Callable[[Any], object] = lambda model: None,
+) -> Any:
     """Return the model in training mode: frozen under adapters of 32 bits, or all of it in 32 bits.
 
     Weights stay in their files where nothing is trained of them. A head for labels is made by the seed, and trained; with it all
-    is of 32 bits. `note` is told what becomes of a base on a grid, and of a head that is new. Raises FinetuneError for layers that
-    the model does not have.
+    is of 32 bits. `note` is told what becomes of a base on a grid, and of a head that is new. `before_grid` gets the model, of which nothing
+    is read yet, where a grid is about to be made of it. Raises FinetuneError for layers that the model does not have, and what `before_grid` raises.
     """
     folder = Path(options.model)
     torch.manual_seed(options.seed)
@@ -56,7 +61,7 @@ def load_model(options: FinetuneOptions, task: Task, note: Callable[[str], None]
             raise FinetuneError(
                 "--base is for models that predict tokens, and labels need a head of 32 bits; leave it away"
             )
-        put_on_grid(model, folder, options.base, note)
+        put_on_grid(model, folder, options.base, note, lambda: before_grid(model))
     _take_small_out_of_files(model)
     return with_adapters(model, options, task, new)
 

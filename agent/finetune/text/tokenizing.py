@@ -130,6 +130,9 @@ def load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except ImportError as error:  # transformers names the package in the first lines of a long text
+        said = " ".join(str(error).split())
+        raise FinetuneError(f"the tokenizer of {folder} needs a package that is not installed: {said}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FinetuneError(f"the tokenizer of {folder} cannot be read ({error}); download it again") from error

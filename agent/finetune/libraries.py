@@ -41,4 +41,10 @@ def plain_model(model: Any) -> Any:
     return model.get_base_model() if isinstance(model, peft.PeftModel) else model
 
 
-__all__ = ["BaseModelOutputWithPastAndCrossAttentions", "Conv1D", "peft", "plain_model", "transformers"]
+__all__ = [
+    "BaseModelOutputWithPastAndCrossAttentions",
+    "Conv1D",
+    "peft",
+    "plain_model",
+    "transformers",
+]

@@ -19,7 +19,7 @@ from agent.finetune.checkpoint import Checkpoint, FinetuneProgress
 from agent.finetune.federated import FederatedRound
 from agent.finetune.head_loss import EncoderInput, LabelLoss, LearnedLoss, kept_places
 from agent.finetune.libraries import plain_model
-from agent.finetune.model import load_model, multiplied_bytes
+from agent.finetune.model import check_takes, load_model, multiplied_bytes
 from agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrder
 from agent.finetune.room import MOMENTS, Room
 from agent.finetune.steering import LeaveTraining, Steering
@@ -95,12 +95,17 @@ def finetune(
         )
     base = BaseRecord.of(options)
     room = Room(options)
-    longest = max(len(sequence.tokens) for sequence in (*split.train, *split.held_out))
+    sequences = (*split.train, *split.held_out)
+    longest = max(len(sequence.tokens) for sequence in sequences)
+    prompt = [found.prompt] if found.prompt else []
+    largest = max(max(tokens) for s in sequences for tokens in (s.tokens, s.source, *prompt) if tokens)
 
-    def check_least(model: Any) -> None:
-        room.check_least(LearnedLoss(model, options.head_rows, task.kind), options.batch * longest)
+    def check(model: Any) -> None:
+        check_takes(model, max(longest, *(len(s.source or ()) for s in sequences)), largest)
+        if options.base is not None:
+            room.check_least(LearnedLoss(model, options.head_rows, task.kind), options.batch * longest)
 
-    model = load_model(options, task, note, check_least)
+    model = load_model(options, task, note, check)
     if given is not None:
         given.give(model)
     run = _Run(options, found, base, model, room, steering, given, note)

@@ -40,20 +40,16 @@ class _Source(msgspec.Struct, frozen=True):
     sha256: str
 
 
-def put_on_grid(
-    model: Any, folder: Path, grid: QuantizationGrid, note: Note, before: Callable[[], object] = lambda: None
-) -> None:
+def put_on_grid(model: Any, folder: Path, grid: QuantizationGrid, note: Note) -> None:
     """Put the weights of a model's linear layers on a grid, but for its head; all is frozen.
 
     They are read from `folder`/.port-agent, where they are written the first time, or anew when the model's files have
-    changed; `before` is called then. Raises FinetuneError for a model that has no such layers, and where the file cannot be
-    written, and what `before` raises.
+    changed. Raises FinetuneError for a model that has no such layers, and where the file cannot be written.
     """
     layers = grid_layers(model, grid)
     path = folder / FOLDER / f"{grid.value}.safetensors"
     sources = {p.name: p for p in weight_files(folder)}
     if (why := _why_not_usable(path, sources)) is not None:
-        before()
         note(f"{path} {why}: {len(layers)} linear layers are put on the {grid.value} grid, once")
         _write(path, layers, grid, sources)
     stored: Any = safe_open(path, "pt")

@@ -176,9 +176,7 @@ def test_a_base_on_a_grid_trains_as_plain_layers_over_its_weights(
     _, notes = run(options, lambda update: losses["grid"].append(update.loss))
     assert any(f"lie on the {grid.value} grid" in note for note in notes)
 
-    def put_plain_layers(
-        module: Any, folder: Path, grid: QuantizationGrid, note: Callable[[str], None], _: Any
-    ) -> None:
+    def put_plain_layers(module: Any, folder: Path, grid: QuantizationGrid, note: Callable[[str], None]) -> None:
         put_on_grid(module, folder, grid, note)
         for name, layer in [(n, m) for n, m in module.named_modules() if isinstance(m, GridLinear | GridConv1D)]:
             with torch.device("meta"):  # draws no number
@@ -214,6 +212,15 @@ def test_weights_that_change_in_their_file_meanwhile_are_refused_by_name(
     with pytest.raises(FinetuneError, match=r"model.safetensors has changed since the fine-tuning over .* began"):
         run(options, write)
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.state").exists()
+
+
+def test_a_tokenizer_of_another_model_is_refused_before_the_first_update(
+    asked: FinetuneOptions, tmp_path: Path
+) -> None:
+    small = make_model(tmp_path / "small", vocabulary=40)
+    shutil.copyfile(Path(asked.model) / "tokenizer.json", small / "tokenizer.json")
+    with pytest.raises(FinetuneError, match="and the model knows tokens 0 to 39: they are not of one model"):
+        run(replace(asked, model=str(small), out=str(tmp_path / "out")))
 
 
 def test_a_loss_that_is_no_number_stops_it(asked: FinetuneOptions, tmp_path: Path) -> None:

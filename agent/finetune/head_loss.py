@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from agent.finetune.head_rows import HeadRows, head_row_blocks, works_by_element
-from agent.finetune.libraries import BaseModelOutputWithPast, plain_model
+from agent.finetune.libraries import BaseModelOutputWithPastAndCrossAttentions, plain_model
 from agent.finetune.options import FinetuneError
 from agent.finetune.task import TaskKind
 from agent.finetune.text.sequences import BUCKET_TOKENS, IGNORED
@@ -97,10 +97,7 @@ class LearnedLoss:
         by one backward pass; to those `of` some tensors alone, where they are given. Raises FinetuneError where the head cannot run
         on some rows.
         """
-        following = labels if self._own_token else F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-        first = int((following != IGNORED).any(0).int().argmax())
-        kept = kept_places(tokens.shape[1], first)
-        following = following[:, -kept:].reshape(-1)
+        kept, following = learned_places(labels, own_token=self._own_token)
         if source is not None:
             self._stands_alone = False
         if self._in_blocks is not None:
@@ -115,6 +112,10 @@ class LearnedLoss:
         if self._stands_alone is None:
             self._stands_alone = self.separable and self._gives_the_same(tokens)
         return self._stands_alone
+
+    def is_product(self, tokens: torch.Tensor) -> bool:
+        """Tell whether the head, frozen or trained, is a product of what the other layers give, and no more: seen by some tokens."""
+        return self._is_apart and self._gives_the_same(tokens) and self._is_product
 
     def may_run_in_blocks(self, tokens: torch.Tensor) -> bool:
         """Tell whether the head may run on some rows at a time where nobody asked for it: seen by the first of some tokens."""
@@ -163,7 +164,7 @@ class LearnedLoss:
         chosen = chosen_log_probabilities(logits, labels, gradient_of)
         if gradient_of is not None:
             logits.backward(logits.detach(), inputs=of)
-        return _summed(chosen, labels)
+        return summed_loss(chosen, labels)
 
     def _of_rows(
         self, hidden: torch.Tensor, labels: torch.Tensor, gradient_of: int | None, of: Sequence[torch.Tensor] | None
@@ -188,7 +189,7 @@ class LearnedLoss:
             del logits
         if gradient_of is not None:
             rows.backward(given, inputs=of)
-        return _summed(chosen, labels)
+        return summed_loss(chosen, labels)
 
     def _blocks(self, rows: int) -> Sequence[tuple[int, int]]:
         """Return where the blocks of so many rows begin and end that the head runs on."""
@@ -200,8 +201,13 @@ class LearnedLoss:
     def separable(self) -> bool:
         """Whether the head can be a step of its own: one that is trained cannot, its gradient is a sum over all rows."""
         head = self._plain.get_output_embeddings()
-        frozen = head is not None and not any(p.requires_grad for p in head.parameters())
-        return frozen and self._keeps_rows and self._backbone is not self._plain
+        return self._is_apart and not any(p.requires_grad for p in head.parameters())
+
+    @property
+    def _is_apart(self) -> bool:
+        """Whether there is a head behind layers that are a module of their own."""
+        head = self._plain.get_output_embeddings()
+        return head is not None and self._keeps_rows and self._backbone is not self._plain
 
     @property
     def _backbone(self) -> nn.Module:
@@ -301,10 +307,21 @@ class _Given(nn.Module):
 
     def __init__(self, hidden: torch.Tensor) -> None:
         super().__init__()
-        self._output = BaseModelOutputWithPast(last_hidden_state=hidden)
+        self._output = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden)
 
-    def forward(self, *_: Any, **__: Any) -> BaseModelOutputWithPast:
+    def forward(self, *_: Any, **__: Any) -> BaseModelOutputWithPastAndCrossAttentions:
         return self._output
+
+
+def learned_places(labels: torch.Tensor, *, own_token: bool = False) -> tuple[int, torch.Tensor]:
+    """Return of how many of the last places there are logits, and what is to be predicted there, [batch * places].
+
+    `labels`: [batch, length]; each place predicts the label of the next, or its `own_token`'s.
+    """
+    following = labels if own_token else F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    first = int((following != IGNORED).any(0).int().argmax())
+    kept = kept_places(labels.shape[1], first)
+    return kept, following[:, -kept:].reshape(-1)
 
 
 def kept_places(length: int, first: int) -> int:
@@ -346,6 +363,7 @@ def row_blocks(rows: int, vocabulary: int) -> Iterator[tuple[int, int]]:
     return itertools.pairwise(block * rows // count for block in range(count + 1))
 
 
-def _summed(chosen: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def summed_loss(chosen: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the loss of all labels that are not IGNORED, where `chosen` are their log-probabilities, [rows, 1]."""
     places = torch.where(labels == IGNORED, IGNORED, 0)
     return F.nll_loss(chosen, places, ignore_index=IGNORED, reduction="sum")

@@ -28,7 +28,7 @@ try:
     with _without_distributed():
         import peft
         import transformers
-        from transformers.modeling_outputs import BaseModelOutputWithPast
+        from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
         from transformers.pytorch_utils import Conv1D
 except ImportError as error:
     raise FinetuneError(
@@ -41,4 +41,10 @@ def plain_model(model: Any) -> Any:
     return model.get_base_model() if isinstance(model, peft.PeftModel) else model
 
 
-__all__ = ["BaseModelOutputWithPast", "Conv1D", "peft", "plain_model", "transformers"]
+__all__ = [
+    "BaseModelOutputWithPastAndCrossAttentions",
+    "Conv1D",
+    "peft",
+    "plain_model",
+    "transformers",
+]

@@ -1,5 +1,6 @@
 """The model of a directory, with what of it is trained."""
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,18 +11,21 @@ from torch import nn
 
 from agent.finetune.grid.file import put_on_grid
 from agent.finetune.libraries import Conv1D, peft, transformers
-from agent.finetune.model_files import tensor_entries, weight_files
+from agent.finetune.model_files import CONFIG, FLOAT_NAMES, tensor_entries, weight_files
 from agent.finetune.options import FinetuneError, FinetuneOptions
 from agent.finetune.task import Task, TaskKind, head_settings, read_config
 from agent.follow.storages import SMALLEST_MAPPING_BYTES
 from planner.ir.code_pages import release_data_pages
 
-FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+FLOATS = dict(zip(FLOAT_NAMES, (torch.bfloat16, torch.float16, torch.float32, torch.float64), strict=True))
 """By the names of safetensors."""
 
 _PEFTS_TASKS = {
     TaskKind.CAUSAL_LM: "CAUSAL_LM", TaskKind.SEQ2SEQ_LM: "SEQ_2_SEQ_LM", TaskKind.MASKED_LM: None, TaskKind.CLASSIFICATION: "SEQ_CLS",
 }  # fmt: skip
+_POSITIONS = re.compile(r"position|\bwpe$")
+"""In the names of tables with a row for each place of a sequence."""
+
 _PEFTS_HEADS = ("classifier", "score")
 """Heads for labels that peft trains and saves by itself, by their names."""
 
@@ -32,20 +36,28 @@ warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers|
 warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")  # GPT-2's layers: peft sets what they need
 
 
-def load_model(options: FinetuneOptions, task: Task, note: Callable[[str], None]) -> Any:
+def load_model(
+    options: FinetuneOptions,
+    task: Task,
+    note: Callable[[str], None],
+    check: Callable[[Any], object] = lambda model: None,
+) -> Any:
     """Return the model in training mode: frozen under adapters of 32 bits, or all of it in 32 bits.
 
     Weights stay in their files where nothing is trained of them. A head for labels is made by the seed, and trained; with it all
-    is of 32 bits. `note` is told what becomes of a base on a grid, and of a head that is new. Raises FinetuneError for layers that
-    the model does not have.
+    is of 32 bits. `note` is told what becomes of a base on a grid, and of a head that is new. `check` gets the model before anything is made of
+    it. Raises FinetuneError for files that are not of the model that config.json describes, and for layers that it does not have; and what
+    `check` raises.
     """
     folder = Path(options.model)
     torch.manual_seed(options.seed)
     whole = options.lora_rank is None or task.kind is TaskKind.CLASSIFICATION
     model, found = model_class(task).from_pretrained(
         folder, local_files_only=True, use_safetensors=True, dtype=torch.float32 if whole else "auto",
-        output_loading_info=True, ignore_mismatched_sizes=task.kind is TaskKind.CLASSIFICATION, **head_settings(task),
+        output_loading_info=True, ignore_mismatched_sizes=True, **head_settings(task),
     )  # fmt: skip
+    _check_found(model, found, folder, task)
+    check(model)
     new = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})
     if new:
         note(f"{', '.join(new)} are in no file of {folder}: they begin as random numbers")
@@ -59,6 +71,38 @@ def load_model(options: FinetuneOptions, task: Task, note: Callable[[str], None]
         put_on_grid(model, folder, options.base, note)
     _take_small_out_of_files(model)
     return with_adapters(model, options, task, new)
+
+
+def _check_found(model: Any, found: dict[str, Any], folder: Path, task: Task) -> None:
+    """Raise FinetuneError by name where files have weights of other shapes than the model, or lack some of its layers'."""
+    if found["mismatched_keys"] and task.kind is not TaskKind.CLASSIFICATION:
+        name, stored, described = min(found["mismatched_keys"])
+        raise FinetuneError(
+            f"{name} is {list(stored)} in the files of {folder} and {list(described)} as {CONFIG} describes it: they are not of one "
+            "model; download it again"
+        )
+    layers = f"{model.base_model_prefix}."
+    missing = [key for key in found["missing_keys"] if key.startswith(layers) and any(map(str.isdigit, key.split(".")))]
+    if missing:
+        raise FinetuneError(
+            f"{folder} lacks {len(missing)} weights of the layers that {CONFIG} describes, {min(missing)} first; download it again"
+        )
+
+
+def check_takes(model: Any, longest: int, largest_token: int) -> None:
+    """Raise FinetuneError where sequences have more tokens than a model has places for, or tokens that it does not know."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    if largest_token >= rows:
+        raise FinetuneError(
+            f"the tokenizer made token {largest_token} of the text, and the model knows tokens 0 to {rows - 1}: they are not of one model; take "
+            "the tokenizer that came with it"
+        )
+    places = getattr(model.config, "max_position_embeddings", None)
+    tables = [name for name, m in model.named_modules() if isinstance(m, nn.Embedding) and _POSITIONS.search(name)]
+    if places is not None and tables and longest > places:
+        raise FinetuneError(
+            f"--seq-len {longest} is more than the {places} tokens that this model has places for; lower it"
+        )
 
 
 def _take_small_out_of_files(model: Any) -> None:

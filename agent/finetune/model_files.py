@@ -11,7 +11,7 @@ from agent.finetune.options import FinetuneError
 from planner.ir.bundle.safetensors_io import TensorEntry, read_entries, read_header
 from planner.ir.units import shown
 
-CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _TOKENIZERS = (
     "tokenizer.json",
     "tokenizer.model",
@@ -21,6 +21,9 @@ _TOKENIZERS = (
     "sentencepiece.bpe.model",
 )
 
+FLOAT_NAMES = ("BF16", "F16", "F32", "F64")
+"""As safetensors calls what a model can be trained over."""
+
 _SAMPLE_BYTES = 4096
 """Of each tensor's middle: other weights differ there, and a file of 2 GB is told in 2 MB."""
 
@@ -28,7 +31,9 @@ _SAMPLE_BYTES = 4096
 class _Config(msgspec.Struct):
     model_type: str
     auto_map: object = msgspec.UNSET
-    """There where the model is made by Python code in the directory."""
+    """There where the directory has Python code that makes the model."""
+    quantization_config: object = None
+    """There where the weights are codes of a quantisation."""
 
 
 class _Index(msgspec.Struct):
@@ -44,15 +49,31 @@ def check_not_there(out: Path) -> None:
 
 def check_model_files(folder: Path) -> None:
     """Raise FinetuneError with the remedy where a model directory lacks a file or has one cut short."""
-    if _config(folder).auto_map is not msgspec.UNSET:
+    if _config(folder).quantization_config is not None:
         raise FinetuneError(
-            f"{folder / CONFIG} asks for code of the model's own (auto_map), which is not run; take a model that "
-            "transformers knows, or run your own script with `port-agent exec`"
+            f"{folder / CONFIG} says that its weights are quantised (quantization_config); take the model that they were made of, in "
+            "floats: --base nf4 or int8 puts that on a grid"
         )
     for path in weight_files(folder):
         _check_weights(path)
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise FinetuneError(f"{folder} has no tokenizer (tokenizer.json); copy the one that came with the model there")
+
+
+def has_own_code(folder: Path) -> bool:
+    """Tell whether a directory has code that makes its model, which is never run. Raises FinetuneError."""
+    return _config(folder).auto_map is not msgspec.UNSET
+
+
+def check_stored_as(folder: Path, dtype: str) -> None:
+    """Raise FinetuneError by name where a matrix of a model's weights is of another data type, as safetensors calls it."""
+    for path in weight_files(folder):
+        for name, entry in tensor_entries(path)[1].items():
+            if len(entry.shape) > 1 and entry.dtype != dtype:
+                raise FinetuneError(
+                    f"--base {dtype.lower()} is for weights that are stored so, and {name} in {path} is {entry.dtype}; leave --base away to "
+                    "train over them as they are"
+                )
 
 
 def _config(folder: Path) -> _Config:
@@ -73,12 +94,11 @@ def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a model directory. Raises FinetuneError where one is missing."""
     index = folder / INDEX
     if not index.is_file():
-        found = sorted(folder.glob("*.safetensors"))
-        if not found:
-            others = [*folder.glob("*.bin"), *folder.glob("*.gguf")]
-            has = f"; {others[0].name} is of another kind: save the model with safetensors" if others else ""
-            raise FinetuneError(f"{folder} has no weights in safetensors files{has}")
-        return found
+        if (folder / WEIGHTS).is_file():  # other files beside it are no part of what transformers loads
+            return [folder / WEIGHTS]
+        others = sorted((*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("*.gguf")))
+        has = f"; {others[0].name} is none of these: save the model with transformers" if others else ""
+        raise FinetuneError(f"{folder} has no {WEIGHTS} and no {INDEX}{has}")
     try:
         names = sorted(set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -122,6 +142,11 @@ def tensor_entries(path: Path) -> tuple[bytes, dict[str, TensorEntry]]:
 def _check_weights(path: Path) -> None:
     size = path.stat().st_size
     header, entries = tensor_entries(path)
+    odd = next((name for name, e in entries.items() if name.endswith("weight") and e.dtype not in FLOAT_NAMES), None)
+    if odd is not None:
+        raise FinetuneError(
+            f"{path} holds {odd} as {entries[odd].dtype}, and training takes weights of {', '.join(FLOAT_NAMES)}; take the model in one of these"
+        )
     end = max((entry.data_offsets[1] for entry in entries.values()), default=0)
     if len(header) + end != size:
         raise FinetuneError(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import torch
 
 from agent.finetune.head_loss import LabelLoss, LearnedLoss
-from agent.finetune.head_rows import AT_ONCE
+from agent.finetune.head_rows import AT_ONCE, LEAST_ROWS
 from agent.finetune.options import FinetuneError, FinetuneOptions
 from agent.follow.budget import strict_budget, without_foresight
 from agent.follow.memory import BudgetTooSmallError, least_ram_for
@@ -64,19 +64,23 @@ class Room:
         may_run_in_blocks = loss.may_run_in_blocks(tokens)  # first: it sees what the head takes
         if may_run_in_blocks and least_ram_for(beside + loss.bytes_at_once(rows)) > process.ram_bytes:
             at_once = rows_that_fit(loss, rows, beside, process.ram_bytes)
-        logits = loss.bytes_at_once(rows, at_once)
-        least = least_ram_for(beside + logits)
-        if least <= process.ram_bytes:
+        if least_ram_for(beside + loss.bytes_at_once(rows, at_once)) <= process.ram_bytes:
             return (
                 self._run_in_blocks(loss, rows, at_once, met()) if isinstance(loss, LearnedLoss) and at_once else None
             )
-        at_once = loss.rows_at_once(rows, at_once)
-        fewer = "" if at_once <= _FEW_ROWS else f", or --head-rows {_FEW_ROWS}"
-        raise FinetuneError(
-            f"{format_bytes(process.ram_bytes)} is too little: this process takes {format_bytes(held)} before the first update, running "
-            f"kernels about {format_bytes(WORKING_BYTES)}, gradients and moments that stay {format_bytes(small)}, the logits of "
-            f"{at_once} tokens with their loss {format_bytes(logits)}; give --ram {_advised(least)}{fewer}, or a shorter --seq-len"
-        )
+        raise _too_little(process.ram_bytes, held, small, loss, rows, at_once)
+
+    def check_least(self, loss: LearnedLoss, rows: int) -> None:
+        """Raise FinetuneError where the budget is too small whatever is trained and however few rows the head runs on at a time.
+
+        Asked before something is made that takes long; `check` sees the rest, the model being whole.
+        """
+        process = self._process
+        if process is None:
+            return
+        held, at_once = process.held_bytes(), None if self._options.head_rows else LEAST_ROWS
+        if least_ram_for(held + WORKING_BYTES + loss.bytes_at_once(rows, at_once)) > process.ram_bytes:
+            raise _too_little(process.ram_bytes, held, 0, loss, rows, at_once)
 
     def _run_in_blocks(self, loss: LearnedLoss, rows: int, most: int, met: Collection[int]) -> str:
         """Have the head run on blocks of rows, compared here; return what is to be said. Raises FinetuneError."""
@@ -126,6 +130,20 @@ def rows_that_fit(loss: LearnedLoss | LabelLoss, rows: int, beside_bytes: int, r
         if least_ram_for(beside_bytes + loss.bytes_at_once(rows, at_once)) <= ram_bytes:
             break
     return at_once
+
+
+def _too_little(
+    ram_bytes: int, held_bytes: int, small_bytes: int, loss: LearnedLoss | LabelLoss, rows: int, at_once: int | None
+) -> FinetuneError:
+    """Return the error for a budget in which this process, kernels, what is small of the trained state and the head have no room."""
+    logits_bytes, at_once = loss.bytes_at_once(rows, at_once), loss.rows_at_once(rows, at_once)
+    least = least_ram_for(held_bytes + WORKING_BYTES + small_bytes + logits_bytes)
+    fewer = "" if at_once <= _FEW_ROWS else f", or --head-rows {_FEW_ROWS}"
+    return FinetuneError(
+        f"{format_bytes(ram_bytes)} is too little: this process takes {format_bytes(held_bytes)} before the first update, running kernels "
+        f"about {format_bytes(WORKING_BYTES)}, gradients and moments that stay {format_bytes(small_bytes)}, the logits of {at_once} tokens "
+        f"with their loss {format_bytes(logits_bytes)}; give --ram {_advised(least)}{fewer}, or a shorter --seq-len"
+    )
 
 
 def _advised(nbytes: int) -> str:

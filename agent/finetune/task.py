@@ -5,13 +5,15 @@ has it from `agent.finetune.libraries`.
 """
 
 import enum
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.finetune.model_files import CONFIG
+from agent.finetune.model_files import CONFIG, has_own_code
 from agent.finetune.options import FinetuneError
 from agent.finetune.text.records import Record
+from planner.ir.units import shown
 
 
 class TaskKind(enum.StrEnum):
@@ -38,10 +40,23 @@ class Task:
 
 
 def read_config(folder: Path) -> Any:
-    """Return a directory's configuration."""
+    """Return a directory's configuration; code that it has is not run. Raises FinetuneError for a kind that transformers does not know."""
     import transformers
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    kind = json.loads((folder / CONFIG).read_bytes())["model_type"]
+    if kind not in CONFIG_MAPPING:
+        own = ", and code of its own (auto_map) is not run" if has_own_code(folder) else ""
+        raise FinetuneError(
+            f"{folder} is a {shown(kind)}, which transformers {transformers.__version__} does not know{own}; take a model that it knows, a "
+            "newer transformers, or run your own script with `port-agent exec`"
+        )
+    try:
+        return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+        said = " ".join(str(error).split())
+        raise FinetuneError(f"{folder / CONFIG} is none of a {kind} ({said}); download it again") from error
 
 
 def task_of(folder: Path, records: tuple[Record, ...] = ()) -> Task:

@@ -13,12 +13,13 @@ import torch
 
 from agent.finetune.accumulation.by_layers import ByLayers, NotByLayersError
 from agent.finetune.accumulation.choice import accumulation_of, cannot_run_by_layers
+from agent.finetune.accumulation.update import ClippedAdamW
 from agent.finetune.base_record import BaseRecord
 from agent.finetune.checkpoint import Checkpoint, FinetuneProgress
 from agent.finetune.federated import FederatedRound
 from agent.finetune.head_loss import EncoderInput, LabelLoss, LearnedLoss, kept_places
 from agent.finetune.libraries import plain_model
-from agent.finetune.model import load_model, multiplied_bytes
+from agent.finetune.model import check_takes, load_model, multiplied_bytes
 from agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrder
 from agent.finetune.room import MOMENTS, Room
 from agent.finetune.steering import LeaveTraining, Steering
@@ -89,11 +90,26 @@ def finetune(
         note(f"{options.data}: {found.broken} broken lines are left away, the first: {found.first_broken}")
     if split.skipped:
         note(f"{split.skipped} records are left away: the prompt alone has {options.sequence_tokens} tokens or more")
+    if split.unwritten:
+        note(
+            f"{split.unwritten} conversations are left away, which the tokenizer's chat template refuses, the first: {split.first_unwritten}"
+        )
     base = BaseRecord.of(options)
-    model = load_model(options, task, note)
+    room = Room(options)
+    sequences = (*split.train, *split.held_out)
+    longest = max(len(sequence.tokens) for sequence in sequences)
+    prompt = [found.prompt] if found.prompt else []
+    largest = max(max(tokens) for s in sequences for tokens in (s.tokens, s.source, *prompt) if tokens)
+
+    def check(model: Any) -> None:
+        check_takes(model, max(longest, *(len(s.source or ()) for s in sequences)), largest)
+        if options.base is not None:
+            room.check_least(LearnedLoss(model, options.head_rows, task.kind), options.batch * longest)
+
+    model = load_model(options, task, note, check)
     if given is not None:
         given.give(model)
-    run = _Run(options, found, base, model, steering, given, note)
+    run = _Run(options, found, base, model, room, steering, given, note)
     try:
         with run.room.held():
             return _run(run, tokenizer, say, note)
@@ -107,6 +123,8 @@ def _run(run: "_Run", tokenizer: Tokenizing, say: Say, note: Callable[[str], Non
     run.check_room()
     if run.begin():
         note(f"goes on after {run.done} of {run.updates} updates")
+    elif run.loss_before is not None and not run.task.labels:
+        note(f"perplexity of held-out text before the first update: {math.exp(run.loss_before):.1f}")
     shown = run.prompt if options.sample is not None and run.given is None else None
     before = None if shown is None or run.done else _sample(model, tokenizer, shown)
     run.train(say)
@@ -119,6 +137,7 @@ def _run(run: "_Run", tokenizer: Tokenizing, say: Say, note: Callable[[str], Non
         run.check_peak()
         run.checkpoint.remove()
         return FinetuneOutcome(run.done, False, run.loss_before, loss_after)
+    run.check_weights()
     model.save_pretrained(options.out)
     tokenizer.save(options.out)
     if options.lora_rank is not None:
@@ -139,7 +158,7 @@ class _Run:
     """Model, optimizer, schedule and data of one fine-tuning."""
 
     def __init__(
-        self, options: FinetuneOptions, data: Tokenized, base: BaseRecord, model: Any, steering: Steering,
+        self, options: FinetuneOptions, data: Tokenized, base: BaseRecord, model: Any, room: Room, steering: Steering,
         given: FederatedRound | None, note: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._note = note
@@ -148,7 +167,7 @@ class _Run:
         self._vocabulary, self.prompt = data.vocabulary, data.prompt
         self._steering, self.given = steering, given
         self._learned_loss = LabelLoss(model) if task.labels else LearnedLoss(model, options.head_rows, task.kind)
-        self.room = Room(options)
+        self.room = room
         self._by_layers: ByLayers | None = None
         """What runs the batches of an update together; None: they run one by one."""
         self._may_run_by_layers = True
@@ -157,7 +176,7 @@ class _Run:
         self._first = 0 if given is None else self.updates * (given.number or 0)
         """Updates of the rounds before: this one goes on in the data where they ended."""
         self.trained = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(self.trained, lr=options.learning_rate, weight_decay=0.0)
+        self.optimizer = ClippedAdamW(self.trained, options.learning_rate, _CLIP_NORM)
         warm = max(1, round(self.updates * _WARM_UP_SHARE))
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda u: min((u + 1) / warm, (self.updates - u) / max(1, self.updates - warm + 1))
@@ -261,7 +280,13 @@ class _Run:
         if self.done > self._kept and self._steering.has_time_to_write(nbytes):
             self._keep()
 
+    def check_weights(self) -> None:
+        """Raise FinetuneError by name where files that hold frozen weights are others than in the beginning: what was trained is of neither."""
+        if self.options.lora_rank is not None:
+            self.base.check(Path(self.options.model))
+
     def _keep(self) -> None:
+        self.check_weights()
         begin, progress = time.monotonic(), FinetuneProgress(self.done, self.loss_before)
         self.checkpoint.write(progress, self.trained, self.parts, self._generator)
         self._kept = self.done
@@ -274,7 +299,9 @@ class _Run:
         learned = sum(sequence.learned for batch in batches for sequence in batch)
         if self._by_layers is not None:
             try:
-                return self._by_layers([self._as_tensors(batch)[:2] for batch in batches], learned) / learned, learned
+                total = self._by_layers([self._as_tensors(batch)[:2] for batch in batches], learned)
+                self.optimizer.norms = self._by_layers.norms
+                return total / learned, learned
             except NotByLayersError as error:
                 if self.options.accumulate_by is MicroBatchOrder.LAYERS:
                     raise cannot_run_by_layers(str(error)) from error
@@ -288,10 +315,8 @@ class _Run:
         return total / learned, learned
 
     def _update(self) -> None:
-        torch.nn.utils.clip_grad_norm_(self.trained, _CLIP_NORM)
         self.optimizer.step()
         self.schedule.step()
-        self.optimizer.zero_grad()
         self.done += 1
         self._generator = torch.get_rng_state()
 

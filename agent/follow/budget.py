@@ -241,11 +241,11 @@ def without_foresight() -> contextlib.AbstractContextManager[None]:
 
 
 def keeping(
-    tensors: Sequence[torch.Tensor], then: Sequence[torch.Tensor] = ()
+    tensors: Sequence[torch.Tensor], then: Sequence[torch.Tensor] = (), most: float | None = None
 ) -> contextlib.AbstractContextManager[None]:
     """Have the budget of this process keep tensors resident in a block that uses them several times; see `Follower`."""
     running = _Running._of_this_process
-    return contextlib.nullcontext() if running is None else running.follower.keeping(tensors, then)
+    return contextlib.nullcontext() if running is None else running.follower.keeping(tensors, then, most)
 
 
 class _Running:

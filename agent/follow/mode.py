@@ -408,16 +408,18 @@ class Follower:
                     self._process.end_segment()
 
     @contextlib.contextmanager
-    def keeping(self, tensors: Sequence[torch.Tensor], then: Sequence[torch.Tensor] = ()) -> Iterator[None]:
+    def keeping(
+        self, tensors: Sequence[torch.Tensor], then: Sequence[torch.Tensor] = (), most: float | None = None
+    ) -> Iterator[None]:
         """Keep tensors resident in the block, which uses them several times, and begin to read those that come `then`.
 
-        Where something else finds no room beside them they leave like any other; what takes more than half of the room is
-        not kept.
+        Where something else finds no room beside them they leave like any other; what takes more than half of the room, or
+        than the share `most` of it, is not kept.
         """
         residency = self.residency
         with self.lock:
             storages = self._storages_of(tensors)
-            if sum(s.nbytes for s in storages) <= residency.limit_bytes * _KEPT_SHARE:
+            if sum(s.nbytes for s in storages) <= residency.limit_bytes * (most or _KEPT_SHARE):
                 residency.kept = set(storages)
                 residency.bring(storages)
             for storage in self._storages_of(then):

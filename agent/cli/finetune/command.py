@@ -15,8 +15,9 @@ import msgspec
 from agent.cli import places
 from agent.cli.arguments import UsageError, positive_number, size, whole_number, writable_folder
 from agent.cli.exec import add_budget_options, check_page_dir, run_in_budget
-from agent.finetune.model_files import check_model_files
+from agent.finetune.model_files import check_model_files, check_stored_as, has_own_code
 from agent.finetune.options import FinetuneOptions, MicroBatchOrder
+from agent.finetune.task import read_config
 from agent.finetune.text.records import read_records
 from agent.packing.grids import QuantizationGrid
 from agent.worker.thread_room import usable_cores
@@ -66,6 +67,9 @@ _NOT_SUBMITTED = ("report", "read_limit", "write_limit", "step_deadline", "write
 _LEAST_HEAD_ROWS = 16
 """Of fewer, reading the head's weight takes longer than multiplying by it."""
 
+_AS_STORED = "bf16"
+"""Of --base: the weights as they are, where that is what they are."""
+
 _LEAST_TOKENS = 8
 _MOST_TOKENS = 1 << 20
 _MOST_RANK = 1024
@@ -88,13 +92,13 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
-        "--lora", type=whole_number(1, _MOST_RANK), default=8, metavar="RANK", help="rank of the adapters (default 8)"
+        "--lora", type=_rank, default=8, metavar="RANK", help="rank of the adapters, 16 or r=16 (default 8)"
     )
     what.add_argument("--full", action="store_true", help="train all weights, in 32 bits, instead of adapters")
     parser.add_argument(
-        "--base", type=QuantizationGrid, choices=tuple(QuantizationGrid), metavar="GRID",
+        "--base", choices=(_AS_STORED, *(grid.value for grid in QuantizationGrid)), metavar="GRID",
         help="put the frozen weights on a grid first: nf4 (4.5 bits a weight) or int8 (8.25); less is read at each step, and it "
-        "is another model that is trained",
+        f"is another model that is trained (default: as they are stored; {_AS_STORED} says that this is bfloat16, or refuses)",
     )  # fmt: skip
     parser.add_argument(
         "--targets", metavar="A,B", default="",
@@ -148,6 +152,10 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.set_defaults(run=_finetune, tensors=None)
 
 
+def _rank(text: str) -> int:
+    return whole_number(1, _MOST_RANK)(text.removeprefix("r="))
+
+
 def _share(text: str) -> float:
     try:
         share = float(text)
@@ -164,7 +172,7 @@ def _finetune(arguments: argparse.Namespace) -> int:
     if arguments.full and targets:
         raise UsageError("--targets says where adapters go, and --full has none; give one of them")
     if arguments.full and arguments.base:
-        raise UsageError("--full trains all weights, and those of --base are frozen on a grid; give one of them")
+        raise UsageError("--full trains all weights, and those of --base are frozen; give one of them")
     if arguments.federated and arguments.full:
         raise UsageError("--federated sends adapters to and fro, and --full has none; leave --full away")
     given = next((name for name in ("federated", "name") if getattr(arguments, name)), None)
@@ -173,10 +181,15 @@ def _finetune(arguments: argparse.Namespace) -> int:
     if arguments.explain and (arguments.submit or arguments.opportunistic):
         raise UsageError("--explain trains nothing; leave --submit and --opportunistic away")
     check_model_files(arguments.model)
+    if arguments.base == _AS_STORED:
+        check_stored_as(arguments.model, _AS_STORED.upper())
+    if has_own_code(arguments.model):
+        read_config(arguments.model)  # loads transformers, which is told no kind of model otherwise
     read_records(arguments.data)
+    base = None if arguments.base in (None, _AS_STORED) else QuantizationGrid(arguments.base)
     options = FinetuneOptions(
         model=str(arguments.model.absolute()), data=str(arguments.data.absolute()), out=str(arguments.out.absolute()),
-        lora_rank=None if arguments.full else arguments.lora, base=arguments.base, targets=targets, sequence_tokens=arguments.seq_len,
+        lora_rank=None if arguments.full else arguments.lora, base=base, targets=targets, sequence_tokens=arguments.seq_len,
         batch=arguments.batch, accumulate=arguments.accumulate, accumulate_by=arguments.accumulate_by, head_rows=arguments.head_rows, epochs=arguments.epochs, updates=arguments.updates,
         learning_rate=arguments.lr, held_out=arguments.held_out, seed=arguments.seed, sample=arguments.sample,
         json=arguments.json,

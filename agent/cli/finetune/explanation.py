@@ -19,6 +19,7 @@ def explanation_table(found: "Explanation", options: "FinetuneOptions") -> Table
         "model", f"{found.kind}, {found.parameters / 1e6:,.1f} million weights as {found.loaded_as}: {found.model}"
     )
     table.add_row("learns", found.learns)
+    table.add_row("runs", found.how)
     table.add_row("trained", _trained(found, options))
     table.add_row("weights", _weights(found, many))
     if found.grid is not None:
@@ -28,9 +29,12 @@ def explanation_table(found: "Explanation", options: "FinetuneOptions") -> Table
             f"{found.grid_layers} linear layers as {found.grid}, {format_bytes(found.grid_bytes)}, in MODEL/.port-agent, which {there}; the "
             "model that is trained is that one",
         )
-    left = [f"{found.broken} broken lines"] * bool(found.broken) + [f"{found.skipped} too long prompts"] * bool(
-        found.skipped
+    counts = (
+        (found.broken, "broken lines"),
+        (found.skipped, "too long prompts"),
+        (found.unwritten, "conversations that the chat template refuses"),
     )
+    left = [f"{count} {what}" for count, what in counts if count]
     table.add_row("data", f"{found.records:,} records{', without ' + ' and '.join(left) if left else ''}")
     table.add_row(
         "sequences",

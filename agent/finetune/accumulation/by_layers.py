@@ -5,21 +5,26 @@ them. Here all of them go through the first layer, then through the second, and 
 paged, where it does not fit). On the way back a layer is run again for one micro-batch at a time, forward and backward, so nothing
 else is kept of it; its gradients are added in the order of the micro-batches. Each operator gets the same operands as one by one, and each
 sum has the same terms in the same order: the bits are the same. What lies outside of the layers, embeddings and head, is run again at the
-end where it is trained, because one weight may be both and its gradient is one sum of both for each micro-batch.
+end where it is trained, because one weight may be both and its gradient is one sum of both for each micro-batch; of a head that is a product
+alone only what is looked up is run again (`trained_head`).
 """
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from agent.finetune.head_loss import SEEN_TOKENS, LearnedLoss
+from agent.finetune.accumulation.trained_head import HeadPart, LookedUp, TrainedHead
+from agent.finetune.head_loss import SEEN_TOKENS, LearnedLoss, learned_places
 from agent.finetune.libraries import plain_model
 from agent.follow.budget import keeping, without_foresight
 from planner.ir.tensor_bytes import same_bits
+
+_MOST_OF_ROOM = 0.85
+"""Of the room for tensors, what a head may take that is kept: logits of a micro-batch are all that must be there beside it."""
 
 Inputs = tuple[torch.Tensor, torch.Tensor]
 """Tokens and labels of a micro-batch, [batch, length]."""
@@ -71,6 +76,10 @@ class ByLayers:
         self._layers: list[nn.Module] = list(_stacks(self._backbone, plain.config.num_hidden_layers)[0])
         inside = {id(p) for layer in self._layers for p in layer.parameters()}
         self._ends_trained = any(p.requires_grad and id(p) not in inside for p in model.parameters())
+        self._embeddings: nn.Module = plain.get_input_embeddings()
+        self._trained_head: TrainedHead | None = None
+        self.norms: dict[torch.Tensor, torch.Tensor] = {}
+        """Of the last update's gradients, taken while they were at hand; of those of other weights there is none."""
         self._is_checked = False
 
     def __call__(self, batches: Sequence[Inputs], gradient_of: int) -> float:
@@ -83,24 +92,31 @@ class ByLayers:
             if not self._is_checked:
                 self._check(batches[0][0])
                 self._is_checked = True
+            self.norms = {}
             drawn = torch.get_rng_state()
             runs = [_MicroBatch(self, tokens, labels) for tokens, labels in batches]
             for layer, following in zip(self._layers, [*self._layers[1:], self._head], strict=True):
                 with _kept(layer, following):
                     for run in runs:
                         run.forward(layer)
+            _check_nothing_drawn(drawn)
+            head = self._head_of(runs)
             total = 0.0
-            with _kept(self._head, self._layers[-1]):
+            with _kept(self._head, self._layers[-1], _MOST_OF_ROOM if head is not None else None):
                 for run in runs:
-                    total += run.loss(gradient_of, keep_last=self._ends_trained)
-            if not torch.equal(drawn, torch.get_rng_state()):
-                raise NotByLayersError("it draws random numbers, in the order of the micro-batches")
+                    total += run.loss(gradient_of, head, keep_last=self._ends_trained)
+            _check_nothing_drawn(drawn)
             back = self._layers[::-1]
             for layer, following in zip(back, [*back[1:], None], strict=True):
                 with _kept(layer, following):
                     for run in runs:
                         run.backward(layer)
-            if self._ends_trained:
+                    self._take_norms(layer.parameters())
+            if head is not None:
+                looked_up = [run.before_layers(head) for run in runs]
+                head.add_gradients([run.head_part for run in runs], [found for found in looked_up if found is not None])
+                self._take_norms((head.weight,))
+            elif self._ends_trained:
                 with _kept(self._head, None):
                     for run in runs:
                         run.ends(gradient_of)
@@ -138,6 +154,48 @@ class ByLayers:
         with self._instead(stand_in):
             return self._loss(run.tokens, run.labels, gradient_of=gradient_of, of=of).item()
 
+    def _take_norms(self, weights: Iterable[torch.Tensor]) -> None:
+        for weight in weights:
+            if weight.grad is not None:
+                self.norms[weight] = torch.linalg.vector_norm(weight.grad)
+
+    def head_loss(
+        self, run: "_MicroBatch", last: torch.Tensor, gradient_of: int, head: TrainedHead
+    ) -> tuple[float, HeadPart]:
+        """Return the loss of what the last layer gave, and what it leaves for the head; gradients go to `last` and to what is behind it."""
+        layers = itertools.cycle(range(len(self._layers)))
+        stand_in = self._instead(lambda hidden, *_, **__: last if next(layers) == len(self._layers) - 1 else hidden)
+        with stand_in, run.looking_up():
+            hidden = self._backbone(input_ids=run.tokens, use_cache=False).last_hidden_state
+        return head.loss(hidden, run.labels, gradient_of)
+
+    @contextlib.contextmanager
+    def looking_up(self, rows: torch.Tensor | None) -> Iterator[None]:
+        """Have rows that were looked up before be what the table of embeddings gives."""
+        if rows is not None:
+            self._embeddings.forward = lambda *_, **__: rows.clone()  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            if rows is not None:
+                del self._embeddings.forward
+
+    def first_hidden(self, tokens: torch.Tensor) -> tuple[torch.Tensor, list[_Arguments], list[torch.Tensor]]:
+        """Return what `hidden_and_arguments` does, and what was looked up of the table of embeddings."""
+        seen: list[torch.Tensor] = []
+        watching = self._embeddings.register_forward_hook(lambda _, __, output: seen.append(output.detach()))
+        try:
+            return *self.hidden_and_arguments(tokens), seen
+        finally:
+            watching.remove()
+
+    def _head_of(self, runs: Sequence["_MicroBatch"]) -> TrainedHead | None:
+        """Return the trained head that runs for all of some micro-batches together; None where it runs with the rest for each."""
+        head = self._trained_head
+        if head is None or not all(run.was_looked_up for run in runs):
+            return None
+        return head if all(head.works_for(run.logits_rows) for run in runs) else None
+
     @contextlib.contextmanager
     def _instead(self, forward: Callable[..., torch.Tensor]) -> Iterator[None]:
         """Have the layers do something else."""
@@ -164,6 +222,9 @@ class ByLayers:
                 ends = self._model(input_ids=tokens, use_cache=False).logits
         if watch.place != len(self._layers) or not _same(logits, ends):
             raise NotByLayersError("its head is given more than what the last layer gives")
+        if self._ends_trained:
+            with self._instead(lambda *_, **__: watch.hidden):
+                self._trained_head = TrainedHead.of(plain_model(self._model), self._loss, tokens)
 
 
 class _Watch:
@@ -206,7 +267,10 @@ class _MicroBatch:
     def __init__(self, by_layers: ByLayers, tokens: torch.Tensor, labels: torch.Tensor) -> None:
         self.tokens, self.labels = tokens, labels
         self._by_layers = by_layers
-        hidden, self._arguments = by_layers.hidden_and_arguments(tokens)
+        hidden, self._arguments, looked_up = by_layers.first_hidden(tokens)
+        self._looked_up = looked_up[0] if len(looked_up) == 1 else None
+        """Rows of the table of embeddings, [batch, length, width]; None where it is looked up otherwise than once."""
+        self._head_part: HeadPart | None = None
         self._given = [_cut(hidden)]
         """What each layer was given, [batch, length, width], and at last what the last one gave."""
         self._last: torch.Tensor | None = None
@@ -222,11 +286,36 @@ class _MicroBatch:
         given: torch.Tensor = layer(hidden, *args, **kwargs)
         return given
 
-    def loss(self, gradient_of: int, *, keep_last: bool) -> float:
-        """Return the loss of what the last layer gave, which is kept for `ends` or given up."""
+    @property
+    def was_looked_up(self) -> bool:
+        """Whether its rows of the table of embeddings are known."""
+        return self._looked_up is not None
+
+    @property
+    def logits_rows(self) -> int:
+        """Of how many rows its logits are."""
+        return len(self.tokens) * learned_places(self.labels)[0]
+
+    @property
+    def head_part(self) -> HeadPart:
+        """What it leaves for a head that runs for all together. Raises NotByLayersError before it did."""
+        if self._head_part is None:
+            raise NotByLayersError("its head has not run")
+        return self._head_part
+
+    def looking_up(self) -> contextlib.AbstractContextManager[None]:
+        """Have the table of embeddings not be read again."""
+        return self._by_layers.looking_up(self._looked_up)
+
+    def loss(self, gradient_of: int, head: TrainedHead | None, *, keep_last: bool) -> float:
+        """Return the loss of what the last layer gave, which is kept for `ends` or given up; `head`: one that runs for all together."""
         last = self._given.pop()
         if not last.requires_grad:
             raise NotByLayersError("nothing in its layers is trained")
+        if head is not None:
+            loss, self._head_part = self._by_layers.head_loss(self, last, gradient_of, head)
+            self._gradient, last.grad = last.grad, None
+            return loss
         loss = self._by_layers.loss_behind(self, lambda _: last, gradient_of, (last,))
         self._gradient, last.grad = last.grad, None
         self._last = last if keep_last else None
@@ -242,6 +331,19 @@ class _MicroBatch:
         if given.requires_grad:
             given.backward(self._gradient, inputs=wanted)
         self._gradient, hidden.grad = hidden.grad, None
+
+    def before_layers(self, head: TrainedHead) -> LookedUp | None:
+        """Run what is before the layers again, and backward; return what comes back to a table that is the head, too."""
+        gradient, self._gradient = self._gradient, None
+        if gradient is None:  # nothing before the layers is trained
+            return None
+        if not head.tied or self._looked_up is None:
+            self._by_layers.hidden_and_arguments(self.tokens)[0].backward(gradient)
+            return None
+        rows = self._looked_up.requires_grad_()
+        with self._by_layers.looking_up(rows):
+            self._by_layers.hidden_and_arguments(self.tokens)[0].backward(gradient)
+        return None if rows.grad is None else head.looked_up(self.tokens, rows.grad)
 
     def ends(self, gradient_of: int) -> None:
         """Run what is outside of the layers again, and backward."""
@@ -262,14 +364,21 @@ class _Bridge(torch.autograd.Function):
         return ctx.gradient, None, None
 
 
+def _check_nothing_drawn(before: torch.Tensor) -> None:
+    if not torch.equal(before, torch.get_rng_state()):
+        raise NotByLayersError("it draws random numbers, in the order of the micro-batches")
+
+
 def _cut(hidden: torch.Tensor) -> torch.Tensor:
     """Return hidden rows as the beginning of a graph of their own."""
     return hidden.detach().requires_grad_(hidden.requires_grad)
 
 
-def _kept(layer: nn.Module | None, following: nn.Module | None) -> contextlib.AbstractContextManager[None]:
-    """Keep what is used by all micro-batches one after the other, and begin to read what comes then."""
-    return keeping(_weights(layer), _weights(following))
+def _kept(
+    layer: nn.Module | None, following: nn.Module | None, most: float | None = None
+) -> contextlib.AbstractContextManager[None]:
+    """Keep what is used by all micro-batches one after the other, and begin to read what comes then; `most`: see `keeping`."""
+    return keeping(_weights(layer), _weights(following), most)
 
 
 def _weights(layer: nn.Module | None) -> list[torch.Tensor]:

@@ -49,7 +49,7 @@ def read_records(path: Path) -> Records:
     Raises FinetuneError where it cannot be read or has no record.
     """
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")  # with or without the mark that editors on Windows put first
     except OSError as error:
         raise FinetuneError(f"{path}: {error.strerror}; give a .jsonl or .txt file") from error
     except UnicodeDecodeError as error:
@@ -64,7 +64,7 @@ def read_records(path: Path) -> Records:
 def _records_of_lines(text: str) -> Records:
     records: list[Record] = []
     broken, first = 0, ""
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # what else splitlines takes for an end may stand in a string
         if not line.strip():
             continue
         try:

@@ -12,7 +12,9 @@ from typing import Any
 
 from agent.finetune.options import FinetuneError, FinetuneOptions
 from agent.finetune.task import Task, TaskKind
-from agent.finetune.text.records import Message, Record
+from agent.finetune.text.conversations import Span, UnwrittenError, conversation_spans
+from agent.finetune.text.records import Record
+from planner.ir.units import shown
 
 IGNORED = -100
 """Label of a token that no loss is computed on (torch's `cross_entropy`)."""
@@ -21,6 +23,9 @@ BUCKET_TOKENS = 32
 """Completions are padded to a multiple of it: each length is a step of its own to whoever plans it."""
 
 _LEAST_TOKENS = 2
+
+_MOST_SHOWN = 40
+"""Characters of a conversation that is named."""
 
 _PIECE_CHARACTERS = 1 << 15
 """Of a text that are made tokens at once: that takes 300 bytes a character for a moment."""
@@ -54,11 +59,16 @@ class TokenSequence:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Sequences to train on and to look at only. `skipped`: records whose prompt alone fills a sequence, an encoder's or one for both."""
+    """Sequences to train on and to look at only. `skipped`: records whose prompt alone fills a sequence, an encoder's or one for both.
+
+    `unwritten`: conversations that the tokenizer's chat template refuses, `first_unwritten` which and why.
+    """
 
     train: tuple[TokenSequence, ...]
     held_out: tuple[TokenSequence, ...]
     skipped: int
+    unwritten: int = 0
+    first_unwritten: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,7 @@ def split_sequences(records: Sequence[Record], tokenizer: Any, options: Finetune
     longest = options.sequence_tokens
     packed: list[TokenSequence] = []
     apart: list[TokenSequence | None] = []
+    unwritten: list[str] = []
     if task.encoder_alone:
         _check_encoder(tokenizer, options, task)
         packed = [sequence for record in records for sequence in _of_encoder(record, tokenizer, longest, task)]
@@ -84,17 +95,26 @@ def split_sequences(records: Sequence[Record], tokenizer: Any, options: Finetune
         apart = [_answer(record, tokenizer, longest, task.decoder_start) for record in records]
     else:
         packed = list(_packed((r.text for r in records if r.text is not None), tokenizer, longest))
-        apart = [_completion(record, tokenizer, longest) for record in records if record.text is None]
+        for record in records:
+            try:
+                apart += [] if record.text is not None else _completions(record, tokenizer, longest)
+            except UnwrittenError as error:
+                unwritten.append(f"{error} (in the one with {shown(record.messages[0].content[:_MOST_SHOWN])})")
     found = packed + [sequence for sequence in apart if sequence is not None]
     skipped = sum(sequence is None for sequence in apart)
     random.Random(options.seed).shuffle(found)
     held = int(len(found) * options.held_out) or int(len(found) > 1 and options.held_out > 0)
+    if len(found) <= held and unwritten:
+        raise FinetuneError(
+            f"no sequence is left to train on: the tokenizer's chat template refuses {len(unwritten)} of {len(records)} records, the "
+            f"first: {unwritten[0]}; give messages that it can write, or prompt and completion"
+        )
     if len(found) <= held:
         raise FinetuneError(
             f"no sequence is left to train on: {skipped} of {len(records)} records have a prompt of {longest} tokens or "
             "more; raise --seq-len"
         )
-    return Split(tuple(found[held:]), tuple(found[:held]), skipped)
+    return Split(tuple(found[held:]), tuple(found[:held]), skipped, len(unwritten), "".join(unwritten[:1]))
 
 
 def _packed(texts: Iterator[str], tokenizer: Any, longest: int) -> Iterator[TokenSequence]:
@@ -175,9 +195,16 @@ def _pieces(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _completion(record: Record, tokenizer: Any, longest: int) -> TokenSequence | None:
-    """Return a record's sequence, cut at the end where it is too long; None where its prompt fills it."""
-    spans = _turns(record.messages, tokenizer) if record.messages else _prompted(record, tokenizer)
+def _completions(record: Record, tokenizer: Any, longest: int) -> list[TokenSequence | None]:
+    """Return a record's sequences, one but for some conversations; a single None where what is asked fills them. Raises UnwrittenError."""
+    if not record.messages:
+        return [_completion(_prompted(record, tokenizer), tokenizer, longest)]
+    found = [_completion(spans, tokenizer, longest) for spans in conversation_spans(record.messages, tokenizer)]
+    return [sequence for sequence in found if sequence is not None] or [None]
+
+
+def _completion(spans: Sequence[Span], tokenizer: Any, longest: int) -> TokenSequence | None:
+    """Return the sequence of some spans, cut at the end where it is too long; None where what is not learned fills it."""
     tokens = [token for part, _ in spans for token in part][:longest]
     labels = [token if learned else IGNORED for part, learned in spans for token in part][:longest]
     if len(tokens) < _LEAST_TOKENS or all(label == IGNORED for label in labels[1:]):
@@ -208,39 +235,7 @@ def _padded(tokens: list[int], labels: list[int], tokenizer: Any, longest: int) 
     return TokenSequence(array(TOKEN, [*tokens, *[filler] * padding]), array(TOKEN, [*labels, *[IGNORED] * padding]))
 
 
-def _prompted(record: Record, tokenizer: Any) -> list[tuple[list[int], bool]]:
+def _prompted(record: Record, tokenizer: Any) -> list[Span]:
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     completion = tokenizer(record.completion, add_special_tokens=False)["input_ids"]
     return [(tokenizer(record.prompt)["input_ids"], False), (completion + end, True)]
-
-
-def _turns(messages: Sequence[Message], tokenizer: Any) -> list[tuple[list[int], bool]]:
-    """Return the conversation in the tokenizer's own template, the assistant's turns to be learned.
-
-    Raises FinetuneError where it has no template, or one in which a conversation does not begin with its beginning.
-    """
-    if not tokenizer.chat_template:
-        raise FinetuneError(
-            "the tokenizer has no chat template, so `messages` cannot be written as text; give prompt and completion, or text"
-        )
-    turns = [{"role": m.role, "content": m.content} for m in messages]
-    spans: list[tuple[list[int], bool]] = []
-    done: list[int] = []
-    for i, turn in enumerate(turns):
-        if turn["role"] != "assistant":
-            continue
-        before = _templated(tokenizer, turns[:i], asking=True)
-        after = _templated(tokenizer, turns[: i + 1], asking=False)
-        if before[: len(done)] != done or after[: len(before)] != before:
-            raise FinetuneError(
-                "the tokenizer's chat template writes a conversation otherwise when it goes on; give prompt and completion"
-            )
-        spans += [(before[len(done) :], False), (after[len(before) :], True)]
-        done = after
-    return spans
-
-
-def _templated(tokenizer: Any, turns: list[dict[str, str]], *, asking: bool) -> list[int]:
-    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=asking)
-    tokens: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return tokens

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from agent.finetune.options import FinetuneError, FinetuneOptions
-from agent.finetune.task import Task, task_of
+from agent.finetune.task import Task, read_config, task_of
 from agent.finetune.text.records import read_records
 from agent.finetune.text.sequences import TOKEN, Split, Vocabulary, split_sequences
 from agent.system.python_process import module_command, one_thread_environment
@@ -61,7 +61,9 @@ class TokenizerHere:
 
     def tokenized(self) -> Tokenized:
         """Return the data as tokens. Raises FinetuneError."""
-        options, tokenizer = self._options, self._loaded()
+        options = self._options
+        read_config(Path(options.model))  # before a tokenizer is looked for by it
+        tokenizer = self._loaded()
         data = read_records(Path(options.data))
         task = task_of(Path(options.model), data.records)
         split = split_sequences(data.records, tokenizer, options, task)
@@ -130,6 +132,9 @@ def load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except ImportError as error:  # transformers names the package in the first lines of a long text
+        said = " ".join(str(error).split())
+        raise FinetuneError(f"the tokenizer of {folder} needs a package that is not installed: {said}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FinetuneError(f"the tokenizer of {folder} cannot be read ({error}); download it again") from error

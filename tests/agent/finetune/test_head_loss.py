@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agent.finetune import head_loss
-from agent.finetune.head_loss import LearnedLoss, _summed, chosen_log_probabilities
+from agent.finetune.head_loss import LearnedLoss, chosen_log_probabilities, summed_loss
 from agent.finetune.options import FinetuneError
 from agent.finetune.text.sequences import IGNORED
 
@@ -31,9 +31,9 @@ def test_loss_and_gradient_have_the_bits_of_the_whole(
     expected = F.cross_entropy(whole.float(), labels, reduction="sum")
     (expected / 37).backward()
     logits = (first.clone().requires_grad_() + 0).requires_grad_()
-    assert torch.equal(_summed(chosen_log_probabilities(logits, labels), labels), expected.detach())
+    assert torch.equal(summed_loss(chosen_log_probabilities(logits, labels), labels), expected.detach())
     assert torch.equal(logits, first)
-    loss = _summed(chosen_log_probabilities(logits, labels, gradient_of=37), labels)
+    loss = summed_loss(chosen_log_probabilities(logits, labels, gradient_of=37), labels)
     assert not loss.requires_grad and torch.equal(loss, expected.detach())
     assert whole.grad is not None and torch.equal(logits.detach(), whole.grad)
 

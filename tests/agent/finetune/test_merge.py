@@ -199,7 +199,7 @@ def foreign_layer(base: Path, adapter: Path) -> None:
 
 REFUSED: dict[str, tuple[Callable[[Path, Path], object], str]] = {
     "other weights": (other_weights, r"base/model\.safetensors has changed since the fine-tuning over .*/base began"),
-    "missing weights": (lambda base, _: (base / "model.safetensors").unlink(), "has no weights in safetensors files"),
+    "missing weights": (lambda base, _: (base / "model.safetensors").unlink(), "has no model.safetensors and no"),
     "no adapter": (lambda _, adapter: (adapter / "adapter_config.json").unlink(), "is no adapter: it has no adapter_config"),
     "no matrices": (lambda _, adapter: (adapter / "adapter_model.safetensors").unlink(), "is missing or damaged"),
     "damaged record": (lambda _, adapter: (adapter / "port_agent.json").write_text("{"), "port_agent.json.* is damaged"),

@@ -1,5 +1,7 @@
 """What of a model is trained: adapters in 32 bits over frozen weights, or everything."""
 
+import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agent.finetune.model import load_model
+from agent.finetune.model import check_takes, load_model
 from agent.finetune.options import FinetuneError, FinetuneOptions
 from agent.finetune.task import Task, TaskKind
 from agent.follow.storages import SMALLEST_MAPPING_BYTES
@@ -46,6 +48,48 @@ def test_targets_are_those_asked_for(folder: Path) -> None:
 def test_all_weights_are_trained_in_32_bits(folder: Path) -> None:
     model = load_model(FinetuneOptions(str(folder), "", "", lora_rank=None), CAUSAL, say)
     assert all(p.requires_grad and p.dtype == torch.float32 for p in model.parameters())
+
+
+def changed(folder: Path, target: Path, **settings: int) -> FinetuneOptions:
+    """Return what trains a copy of a model whose configuration says something else."""
+    shutil.copytree(folder, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, **settings}))
+    return FinetuneOptions(str(target), "", "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"hidden_size": 64},
+            r"lm_head.weight is \[\d+, 32\] in the files of .* and \[\d+, 64\] as config.json describes it",
+        ),
+        (
+            {"num_hidden_layers": 3},
+            r"lacks 9 weights of the layers that config.json describes, model.layers.2.input_layernorm.weight",
+        ),
+    ],
+)
+def test_files_of_another_model_than_is_described_are_named(
+    settings: dict[str, int], said: str, folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(FinetuneError, match=said):
+        load_model(changed(folder, tmp_path / "model", **settings), CAUSAL, say)
+
+
+def test_what_a_model_has_no_places_or_no_rows_for_is_refused(tmp_path: Path) -> None:
+    with_places, without = (
+        load_model(FinetuneOptions(str(make_model(tmp_path / kind, kind=kind)), "", ""), CAUSAL, say)
+        for kind in ("gpt2", "llama")
+    )
+    check_takes(with_places, 128, 20)
+    check_takes(without, 129, 20)  # its places are angles
+    with pytest.raises(FinetuneError, match="--seq-len 129 is more than the 128 tokens that this model has places for"):
+        check_takes(with_places, 129, 20)
+    rows = without.get_input_embeddings().weight.shape[0]
+    with pytest.raises(FinetuneError, match=rf"token {rows} of the text, and the model knows tokens 0 to {rows - 1}"):
+        check_takes(without, 16, rows)
 
 
 def test_the_same_seed_makes_the_same_adapters(folder: Path) -> None:

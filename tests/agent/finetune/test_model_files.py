@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from agent.finetune.model_files import check_model_files
+from agent.finetune.model_files import check_model_files, check_stored_as, weight_files
 from agent.finetune.options import FinetuneError
 from tests.agent.finetune.tiny_model import make_model
 
@@ -37,17 +39,23 @@ def only_pickles(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
-def own_code(folder: Path) -> None:
+def quantised(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "modeling_mine.Mine"}}))
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "gptq"}}))
+
+
+def of_8_bits(folder: Path) -> None:
+    stored = load_file(folder / "model.safetensors")
+    save_file({name: t.to(torch.float8_e4m3fn) for name, t in stored.items()}, folder / "model.safetensors")
 
 
 WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing shard": (shards, "lacks 1 of 2 weight files, 'model-2.safetensors' first"),
     "cut short": (cut, "the download was cut short; repeat it"),
     "no tokenizer": (no_tokenizer, "has no tokenizer"),
-    "pickles": (only_pickles, r"no weights in safetensors files; pytorch_model\.bin is of another kind"),
-    "own code": (own_code, "code of the model's own .* which is not run"),
+    "pickles": (only_pickles, r"has no model.safetensors and no .*; pytorch_model\.bin is none of these"),
+    "codes": (quantised, "says that its weights are quantised .*; take the model that they were made of, in floats"),
+    "wrong dtype": (of_8_bits, r"holds lm_head.weight as F8_E4M3, and training takes weights of BF16, F16, F32, F64"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "No such file.*hf download NAME"),
     "config is no JSON": (lambda folder: (folder / "config.json").write_text("{"), "is no JSON"),
     "config of nothing": (lambda folder: (folder / "config.json").write_text("[]"), "names no model_type"),
@@ -60,6 +68,21 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
 
 def test_a_whole_directory_passes(model: Path) -> None:
     check_model_files(model)
+
+
+def test_other_weights_beside_those_that_are_loaded_are_left_alone(model: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
+    (folder / "consolidated.safetensors").write_bytes(b"of another program")
+    check_model_files(folder)
+    assert weight_files(folder) == [folder / "model.safetensors"]
+
+
+def test_weights_are_stored_as_is_said_or_named(model: Path) -> None:
+    check_stored_as(model, "BF16")
+    with pytest.raises(
+        FinetuneError, match=r"--base f16 is for weights that are stored so, and lm_head.weight in .* is BF16"
+    ):
+        check_stored_as(model, "F16")
 
 
 @pytest.mark.parametrize("what", WRONG)

@@ -4,6 +4,7 @@ import platform
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from agent.finetune.model import load_model
 from agent.finetune.options import FinetuneError, FinetuneOptions
 from agent.finetune.room import Room
 from agent.finetune.task import Task, TaskKind
+from agent.finetune.training import finetune
+from agent.packing import QuantizationGrid
 from planner.ir.errors import ExitCode
 from tests.agent.finetune.tiny_model import make_data, make_model
 
@@ -147,6 +150,18 @@ def test_a_budget_that_is_too_small_is_refused_before_the_first_update(tmp_path:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == ExitCode.IMPOSSIBLE and not done.stdout and not (tmp_path / "out").exists()
     assert re.search(r"260\.0 MiB is too little: this process takes .* give --ram \d+M, or a shorter", done.stderr)
+
+
+def test_a_budget_that_can_never_suffice_is_refused_before_a_grid_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = make_model(tmp_path / "model", hidden_size=128), make_data(tmp_path / "data.jsonl")
+    asked = replace(options_of(tmp_path, sequence_tokens=32), base=QuantizationGrid.NF4)
+    monkeypatch.setattr(LearnedLoss, "bytes_at_once", lambda self, rows, at_once=None: (at_once or 0) << 40)
+    said = r"2\.0 GiB is too little: .* the logits of 16 tokens with their loss 16\.0 TiB"
+    with budget(ram="2G", page_dir=tmp_path), pytest.raises(FinetuneError, match=said):
+        finetune(asked, lambda update: None, lambda note: None)
+    assert not (folder / ".port-agent").exists()
 
 
 def test_what_passes_the_budget_is_an_error_wherever_it_does_and_nothing_is_lost(tmp_path: Path) -> None:

@@ -39,6 +39,25 @@ def test_what_a_decoder_begins_with_must_be_known(tmp_path: Path) -> None:
         task_of(folder)
 
 
+def test_code_of_a_models_own_is_not_run_nor_needed_where_transformers_knows_the_kind(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    auto_map = {"AutoConfig": "configuration_mine.Mine", "AutoModelForCausalLM": "modeling_mine.Mine"}
+    path.write_text(json.dumps({"model_type": "phi3", "auto_map": auto_map}))
+    assert task_of(tmp_path) == Task(TaskKind.CAUSAL_LM), "as the directories of Phi-3 are"
+    path.write_text(json.dumps({"model_type": "mine", "auto_map": auto_map}))
+    with pytest.raises(
+        FinetuneError,
+        match=r"is a 'mine', which transformers .* does not know, and code of its own \(auto_map\) is not run",
+    ):
+        task_of(tmp_path)
+
+
+def test_a_configuration_of_nonsense_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": "wide"}))
+    with pytest.raises(FinetuneError, match=r"config.json is none of a llama \(.*hidden_size"):
+        task_of(tmp_path)
+
+
 def test_a_model_that_is_no_language_model_is_refused(tmp_path: Path) -> None:
     config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     BertModel(config).save_pretrained(tmp_path)

@@ -1,7 +1,9 @@
 """The recipe learns, stops and goes on with the same bits, and leaves what peft and transformers load."""
 
 import json
+import math
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -48,7 +50,16 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_it_learns_and_leaves_an_adapter_that_peft_loads(asked: FinetuneOptions, tmp_path: Path) -> None:
+def test_it_learns_and_leaves_an_adapter_that_peft_loads(
+    asked: FinetuneOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[Any] = []
+
+    def kept(*args: Any) -> Any:
+        trained.append(load_model(*args))
+        return trained[-1]
+
+    monkeypatch.setattr("agent.finetune.training.load_model", kept)
     options = replace(asked, out=str(tmp_path / "adapter"), sample="to be or")
     updates: list[Update] = []
     outcome, notes = run(options, updates.append)
@@ -56,12 +67,14 @@ def test_it_learns_and_leaves_an_adapter_that_peft_loads(asked: FinetuneOptions,
     assert outcome.loss_after < outcome.loss_before and not outcome.left and exit_code(outcome) == ExitCode.DONE
     assert [u.done for u in updates] == list(range(1, outcome.updates + 1)) and all(u.tokens > 0 for u in updates)
     assert outcome.sample_before != outcome.sample_after
-    assert len(notes) == 1 and "2 broken lines are left away, the first: line 13: " in notes[0]
+    assert len(notes) == 2 and "2 broken lines are left away, the first: line 13: " in notes[0]
+    assert notes[1] == f"perplexity of held-out text before the first update: {math.exp(outcome.loss_before):.1f}"
     base = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype="auto")
     tokens = torch.arange(5)[None]
     frozen = base(input_ids=tokens).logits
     adapted = peft.PeftModel.from_pretrained(base, outcome.out)(input_ids=tokens).logits
     assert not torch.equal(frozen, adapted)
+    assert torch.equal(adapted, trained[0](input_ids=tokens).logits)
     assert not (tmp_path / "adapter.state").exists()
 
 
@@ -197,6 +210,35 @@ def test_a_base_on_a_grid_trains_as_plain_layers_over_its_weights(
     assert losses["grid"] == losses["plain"] and len(losses["grid"]) == 10
     weights = "adapter_model.safetensors"
     assert (tmp_path / "grid" / weights).read_bytes() == (tmp_path / "plain" / weights).read_bytes()
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_weights_that_change_in_their_file_meanwhile_are_refused_by_name(
+    stops: bool, asked: FinetuneOptions, tmp_path: Path
+) -> None:
+    model = shutil.copytree(asked.model, tmp_path / "model")
+    options = replace(asked, model=str(model), out=str(tmp_path / "out"), updates=2, held_out=0.0)
+
+    def write(update: Update) -> None:
+        path = model / "model.safetensors"
+        with path.open("r+b") as weights:
+            weights.seek(path.stat().st_size // 2)
+            weights.write(bytes(1 << 14))
+        if stops:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(FinetuneError, match=r"model.safetensors has changed since the fine-tuning over .* began"):
+        run(options, write)
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out.state").exists()
+
+
+def test_a_tokenizer_of_another_model_is_refused_before_the_first_update(
+    asked: FinetuneOptions, tmp_path: Path
+) -> None:
+    small = make_model(tmp_path / "small", vocabulary=40)
+    shutil.copyfile(Path(asked.model) / "tokenizer.json", small / "tokenizer.json")
+    with pytest.raises(FinetuneError, match="and the model knows tokens 0 to 39: they are not of one model"):
+        run(replace(asked, model=str(small), out=str(tmp_path / "out")))
 
 
 def test_a_loss_that_is_no_number_stops_it(asked: FinetuneOptions, tmp_path: Path) -> None:

@@ -20,6 +20,10 @@ TEMPLATE = (
     "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
 )
+THOUGHTS = TEMPLATE.replace(
+    "{{ m['content'] }}", "{% if m['role'] == 'assistant' and loop.last %}the mind {% endif %}{{ m['content'] }}"
+)
+"""As Qwen3's: an answer has thoughts before it, which are left away once the conversation goes on."""
 
 
 def shape_of(kind: str, hidden_size: int = 32) -> dict[str, Any]:
@@ -44,8 +48,8 @@ def shape_of(kind: str, hidden_size: int = 32) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def make_model(folder: Path, hidden_size: int = 32, kind: str = "llama") -> Path:
-    """Write configuration, weights and tokenizer to `folder` and return it."""
+def make_model(folder: Path, hidden_size: int = 32, kind: str = "llama", vocabulary: int | None = None) -> Path:
+    """Write configuration, weights and tokenizer to `folder` and return it; `vocabulary`: of the model, None for the tokenizer's."""
     words = Tokenizer(models.BPE())
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     words.decoder = decoders.ByteLevel()
@@ -53,7 +57,7 @@ def make_model(folder: Path, hidden_size: int = 32, kind: str = "llama") -> Path
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>", mask_token="<mask>")
     tokenizer.chat_template = TEMPLATE
     torch.manual_seed(0)
-    config = AutoConfig.for_model(vocab_size=len(tokenizer), **shape_of(kind, hidden_size))
+    config = AutoConfig.for_model(vocab_size=vocabulary or len(tokenizer), **shape_of(kind, hidden_size))
     made: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     if kind in ENCODERS:
         made = AutoModelForMaskedLM

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -20,6 +21,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("finetune")
     make_model(made / "model", hidden_size=128)
     make_data(made / "data.jsonl")
+    shutil.copytree(made / "model", made / "own_code")
+    config = {"model_type": "mine", "auto_map": {"AutoConfig": "configuration_mine.Mine"}}
+    (made / "own_code" / "config.json").write_text(json.dumps(config))
     return made
 
 
@@ -54,7 +58,7 @@ def test_in_a_budget_it_has_the_bits_of_the_recipe_without(
     )
     plain = run(folder, "-m", "agent.cli.finetune", json.dumps(asdict(asked)))
     words = ("--ram", "800M", "--seq-len", "32", "--updates", "3", "--json")
-    words += () if base is None else ("--base", base.value)
+    words += ("--base", "bf16" if base is None else base.value, "--lora", "r=8")
     mine = finetune(folder, "model", "--data", "data.jsonl", "--out", str(tmp_path / "mine"), *words)
     assert (plain.returncode, mine.returncode) == (0, 0), plain.stderr + mine.stderr
     assert events(mine.stdout) == events(plain.stdout)
@@ -76,6 +80,12 @@ def test_in_a_budget_it_has_the_bits_of_the_recipe_without(
         ),
         (("model", "--data", "data.jsonl", "--full", "--federated"), "--federated sends adapters to and fro"),
         (("model", "--data", "data.jsonl", "--federated"), "--federated is for a job of the agent; add --submit"),
+        (
+            ("model", "--data", "data.jsonl", "--base", "int4"),
+            "invalid choice: 'int4' (choose from 'bf16', 'nf4', 'int8')",
+        ),
+        (("model", "--data", "data.jsonl", "--lora", "r=big"), "'big' is no whole number from 1 to 1024"),
+        (("own_code", "--data", "data.jsonl"), "is a 'mine', which transformers"),
         (("model", "--data", "data.jsonl", "--held-out", "1"), "1 is no share; give a number from 0 to below 1"),
         (("model", "--data", "data.jsonl", "--targets", "w_q"), "the model has no layer w_q; it has down_proj"),
     ],

@@ -28,6 +28,15 @@ def test_any_other_file_is_one_text(tmp_path: Path) -> None:
     assert read_records(path).records == (Record(text='{"text": 1}\nwords'),)
 
 
+def test_lines_end_where_json_has_them_end_and_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes('\ufeff{"text": "a\u2028b\u0085c"}\r\n{"text": "d"}\r\n'.encode())
+    found = read_records(path)
+    assert found.records == (Record(text="a\u2028b\u0085c"), Record(text="d")) and found.broken == 0
+    (tmp_path / "notes.txt").write_bytes("\ufeffwords".encode())
+    assert read_records(tmp_path / "notes.txt").records == (Record(text="words"),)
+
+
 def test_broken_lines_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text('{"text": "a"}\n{"prompt": "p"}\n{broken\n[]\n{"messages": [{"role": "user", "content": "u"}]}\n')

@@ -12,7 +12,7 @@ from agent.finetune.text import sequences
 from agent.finetune.text.records import Message, Record
 from agent.finetune.text.sequences import IGNORED, Vocabulary, masked, split_sequences
 from agent.finetune.text.tokenizing import load_tokenizer
-from tests.agent.finetune.tiny_model import TEXT, make_model
+from tests.agent.finetune.tiny_model import TEMPLATE, TEXT, THOUGHTS, make_model
 
 CAUSAL = Task(TaskKind.CAUSAL_LM)
 TALK = (
@@ -96,13 +96,28 @@ def test_held_out_sequences_are_none_of_those_trained_on(tokenizer: Any) -> None
     assert split != split_sequences(records, tokenizer, options(held_out=0.25, sequence_tokens=64, seed=1), CAUSAL)
 
 
-def test_messages_need_a_template_that_only_goes_on(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer, "chat_template", "{{ messages | length }} {{ messages[-1]['content'] }}")
-    with pytest.raises(FinetuneError, match="writes a conversation otherwise when it goes on"):
-        split_sequences([Record(messages=TALK)], tokenizer, options(), CAUSAL)
-    monkeypatch.setattr(tokenizer, "chat_template", None)
-    with pytest.raises(FinetuneError, match="no chat template"):
-        split_sequences([Record(messages=TALK)], tokenizer, options(), CAUSAL)
+def test_conversations_that_the_template_refuses_are_counted_and_the_first_is_named(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_users_first = "{% if messages[0].role != 'user' %}{{ raise_exception('a user first') }}{% endif %}"
+    monkeypatch.setattr(tokenizer, "chat_template", only_users_first + TEMPLATE)
+    system = Record(messages=(Message("system", "be brief"), *TALK))
+    wide = options(sequence_tokens=128)
+    split = split_sequences([system, Record(messages=TALK), system], tokenizer, wide, CAUSAL)
+    assert (len(split.train), split.skipped, split.unwritten) == (1, 0, 2)
+    assert split.first_unwritten == "a user first (in the one with 'be brief')"
+    with pytest.raises(FinetuneError, match="chat template refuses 1 of 1 records, the first: a user first"):
+        split_sequences([system], tokenizer, wide, CAUSAL)
+
+
+def test_a_conversation_of_several_sequences_is_skipped_where_none_has_room(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", THOUGHTS)
+    short = split_sequences([Record(messages=TALK)], tokenizer, options(sequence_tokens=32), CAUSAL)
+    assert (len(short.train), short.skipped) == (1, 0), "the first answer has room"
+    with pytest.raises(FinetuneError, match="1 of 1 records have a prompt of 4 tokens or more"):
+        split_sequences([Record(messages=TALK)], tokenizer, options(sequence_tokens=4), CAUSAL)
 
 
 def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""An update whose gradients are read once or twice: for the norm of all, where nobody took it before, and to be scaled and used at once.
+
+`clip_grad_norm_` reads all gradients, then reads and writes all, and the optimizer reads them again, with all that it keeps for each.
+Where they do not fit into memory that is a third of what a full fine-tuning moves. The norm of all is made of the norm of each, and
+a gradient that is scaled right before it is used has the same bits as one that is scaled with all others.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.optim.adam import adam
+
+_LISTS = 6
+"""That `adam` is given: weights, gradients, two moments and the largest of the second, numbers of steps."""
+
+
+class ClippedAdamW(torch.optim.AdamW):
+    """AdamW without weight decay behind `clip_grad_norm_`, with the bits of both; a step gives up the gradients."""
+
+    def __init__(self, trained: Iterable[torch.Tensor], learning_rate: float, most_norm: float) -> None:
+        super().__init__(trained, lr=learning_rate, weight_decay=0.0)
+        self._most_norm = most_norm
+        self.norms: dict[torch.Tensor, torch.Tensor] = {}
+        """Of gradients whose norm is known already, until the next step."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Clip, and update weight by weight. `closure` must be None."""
+        (group,) = self.param_groups
+        trained = [p for p in group["params"] if p.grad is not None]
+        known, self.norms = self.norms, {}
+        norms = [known[p] if p in known else torch.linalg.vector_norm(p.grad) for p in trained]
+        total = torch.linalg.vector_norm(torch.stack(norms))
+        share = torch.clamp(self._most_norm / (total + 1e-6), max=1.0)  # as clip_grad_norm_ has it
+        for p in trained:
+            if share.item() != 1.0:
+                p.grad.mul_(share)
+            self._update_one(group, p)
+            p.grad = None
+
+    def _update_one(self, group: dict[str, Any], p: torch.Tensor) -> None:
+        lists: list[list[torch.Tensor]] = [[] for _ in range(_LISTS)]
+        has_complex = self._init_group({**group, "params": [p]}, *lists)  # type: ignore[no-untyped-call]
+        beta1, beta2 = group["betas"]
+        names = ("amsgrad", "lr", "weight_decay", "eps", "maximize", "foreach", "capturable", "differentiable", "fused")
+        adam(
+            *lists, has_complex=has_complex, beta1=beta1, beta2=beta2, decoupled_weight_decay=True, **{name: group[name] for name in names}
+        )  # fmt: skip

@@ -197,8 +197,9 @@ def _countable(op: Op, fetch: Callable[[], torch.Tensor]) -> Callable[[], torch.
 
     def checked() -> torch.Tensor:
         repeats = fetch()
-        if repeats.numel() and (repeats.min() < 0 or repeats.sum(dtype=torch.float64) > MOST_REPEATS):
-            raise IndexError(f"{op.name} is given {repeats.min().item()} to {repeats.max().item()} repeats")
+        counted = repeats.cpu()  # Apple's GPU has no numbers of 64 bits to add them in
+        if counted.numel() and (counted.min() < 0 or counted.sum(dtype=torch.float64) > MOST_REPEATS):
+            raise IndexError(f"{op.name} is given {counted.min().item()} to {counted.max().item()} repeats")
         return repeats
 
     return checked

@@ -11,7 +11,7 @@ from agent.backend.cpu import CpuBackend
 from benchmarks import gpu
 from benchmarks.device_steps import Job, captured, plain_steps, trained_by
 from benchmarks.gpu_jobs import METHODS, gpu_jobs
-from benchmarks.models import workload
+from benchmarks.models import Workload, workload
 from planner.ir.plan import Plan
 from tests.simulated_device import SimBackend
 
@@ -55,6 +55,27 @@ def test_what_it_measures_runs_on_the_simulated_device(tmp_path: Path, monkeypat
     told = gpu.first_unequal(job, capture, Plan(), costs, backend, tmp_path / "other")
     assert told.startswith("aten.addmm (operator "), told
     assert backend.races() == []
+
+
+@pytest.mark.own_process
+def test_the_first_cap_is_what_plain_pytorchs_allocator_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, out, reserved = SimBackend(), io.StringIO(), 64 << 20
+    monkeypatch.setattr(gpu, "CAPS", (1.0,))
+    monkeypatch.setattr(gpu, "METHODS", METHODS[:1])
+    monkeypatch.setattr(torch.get_device_module(backend.kind), "max_memory_reserved", lambda: reserved, raising=False)
+    limits: list[int | None] = []
+    monkeypatch.setattr(SimBackend, "limit", lambda _, nbytes: limits.append(nbytes))
+
+    def make() -> Workload:
+        torch.manual_seed(0)
+        return Workload(
+            torch.nn.Linear(8, 4), lambda model, x: model(x).square().sum(), lambda i: (torch.full((2, 8), 1.0 + i),)
+        )
+
+    console = Console(file=out, width=118, highlight=False)
+    gpu.check_job(Job("small", make, "sgd"), backend, {"host": (1e9, 1e9), "file": (1e9, 1e9)}, tmp_path, console)
+    assert limits[0] == reserved, "a cap counts gaps between tensors, too"
+    assert out.getvalue().count("yes") == 2, out.getvalue()
 
 
 def test_each_job_has_a_small_one_of_its_kind_that_trains() -> None:

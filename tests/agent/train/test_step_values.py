@@ -3,14 +3,17 @@
 import math
 import weakref
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from agent.train.finite import NonFiniteError
 from agent.train.step_values import GraphChangedError, StepValues, check_layout
 from planner.ir.errors import PortError
 from planner.ir.graph import Argument, GraphError, Named, Op, Phase, Ref, Role, Scalar, StepGraph, Storage, Value
+from tests.simulated_device import NAME, SimBackend
 
 GRAPH = StepGraph(
     storages=(Storage(24, Role.BATCH, "x"), Storage(24, Role.TEMPORARY, ""), Storage(4, Role.TEMPORARY, "")),
@@ -224,3 +227,24 @@ def test_repeats_that_cannot_be_counted_never_reach_torch(repeats: list[int]) ->
     for args, kwargs in (((), (("repeats", Ref(0)),)), ((3,), ())):
         with pytest.raises(GraphError, match="without its repeats"):
             values.caller(replace(op, args=args, kwargs=kwargs), args)
+
+
+class NoDoubles(TorchDispatchMode):
+    """Refuses numbers of 64 bits on the simulated device, as Apple's GPU does."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.dtype is torch.float64 and made.device.type == NAME:
+            raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+        return made
+
+
+@pytest.mark.own_process
+def test_repeats_are_counted_where_there_are_numbers_for_it() -> None:
+    backend = SimBackend()
+    graph = StepGraph((Storage(24, Role.BATCH, "0", NAME),), (Value(0, "int64", (3,), (1,), 0),), (), (0,), 0)
+    values = StepValues(graph, backend)
+    op = Op("aten::repeat_interleave.Tensor", (Ref(0),), (), (), (), Phase.FORWARD)
+    values.bind(0, torch.tensor([1, 0, 2]).to(NAME))
+    with NoDoubles():
+        assert values.caller(op, op.args)().cpu().tolist() == [0, 2, 2]

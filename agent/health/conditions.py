@@ -225,6 +225,13 @@ CONDITIONS = {
             "nothing is lost, but flash is written: after three such steps the job goes on with a plan that keeps more room; plan it again if this lasts",
         ),
         Condition(
+            "device-over-plan",
+            Severity.WARNING,
+            "a job takes more of a device's memory than its plan",
+            "job {job}: by step {step} its tensors had taken {excess} more of the device's memory than the plan leaves them",
+            "nothing stopped it, so leave the machine room, and plan the job again; say what torch and which device this was",
+        ),
+        Condition(
             "slow-release",
             Severity.INFO,
             "an attached program gives its memory back slowly",

@@ -127,7 +127,7 @@ class _Run:
 
     def _stepped(self, event: StepEvent) -> None:
         trainer = self.trainer
-        self.tell(step_message(event, trainer.device_peak_bytes))
+        self.tell(step_message(event, trainer.device_peak_bytes, trainer.device_excess_bytes))
         _limit_cache(trainer)
         if event.step % trainer.steps_per_epoch == 0:
             evaluation = _evaluate(trainer, self.tell)

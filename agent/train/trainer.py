@@ -153,7 +153,8 @@ class Trainer:
             make_directory(folder)
         self.backend = backend_of(bundle.manifest.device_kind)
         self.teams = CpuTeams(self.manifest.threads, self.manifest.teams)
-        staging = None if self.backend.addressable else Staging(self.backend, BURST)
+        shares = next(iter(bundle.costs.values())).device.shares_pages
+        staging = None if self.backend.addressable else Staging(self.backend, BURST, shares=shares)
         through_ring = self.manifest.placed and not self.backend.unified
         self.ring = TransferRing(self.backend, BURST) if through_ring else None
         repeat_kernels(self.backend.kind)
@@ -197,6 +198,7 @@ class Trainer:
         """By graph: what packed forms were found to need where it is more than was measured, or much less (`with_packed_rooms`)."""
         self._have_run: set[str] = set()
         self.plan_index = options.plan
+        self._device_limit_bytes = 0
         self.interrupted = False
         self.gate: Callable[[], None] = lambda: None
         self.scalars = self._first_scalars()
@@ -373,12 +375,18 @@ class Trainer:
         """Let tensors have no more of the device's memory than the plan's budget leaves them: no kernel bounds what it holds."""
         choice = self.manifest.plans[self.plan_index]
         held = self._outside_bytes + (resident_bytes() if self.backend.unified else 0)
-        self.backend.limit(max(0, (choice.device_ram_bytes or choice.ram_bytes) - held))
+        self._device_limit_bytes = max(0, (choice.device_ram_bytes or choice.ram_bytes) - held)
+        self.backend.limit(self._device_limit_bytes)
 
     @property
     def device_peak_bytes(self) -> int | None:
         """The most of the device's memory that was held, by tensors, context and libraries; None on the CPU."""
         return None if self.backend.kind == CPU else self._outside_bytes + self.backend.peak_bytes()
+
+    @property
+    def device_excess_bytes(self) -> int:
+        """By how much tensors have passed what the plan leaves them of the device's memory; 0 on the CPU."""
+        return max(0, self.backend.peak_bytes() - self._device_limit_bytes)
 
     def adapt_packing(self) -> str:
         """Go on with a plan that keeps more room where tensors overflow theirs step after step; return why, if so.
@@ -701,7 +709,7 @@ class Trainer:
         return total.hexdigest()
 
 
-def step_message(event: StepEvent, device_peak_bytes: int | None = None) -> StepDone:
+def step_message(event: StepEvent, device_peak_bytes: int | None = None, device_excess_bytes: int = 0) -> StepDone:
     """Return a step as the supervisor hears of it."""
     paging, packing = event.paging, event.report.packing
     waits_and_transfers = {
@@ -714,6 +722,6 @@ def step_message(event: StepEvent, device_peak_bytes: int | None = None) -> Step
         phases_s={**event.report.phases_s, **waits_and_transfers}, paged_in_bytes=paging.read_bytes,
         paged_out_bytes=paging.written_bytes, unworn_bytes=paging.unworn_bytes, transfer_s=paging.busy_seconds,
         hidden_s=max(0.0, paging.busy_seconds - paging.stall_seconds), peak_rss_bytes=peak_resident_bytes(),
-        device_peak_bytes=device_peak_bytes, packed_bytes=packing.packed_bytes, packed_from_bytes=packing.source_bytes - packing.spilled_bytes,
+        device_peak_bytes=device_peak_bytes, device_excess_bytes=device_excess_bytes, packed_bytes=packing.packed_bytes, packed_from_bytes=packing.source_bytes - packing.spilled_bytes,
         packing_overflows=len(packing.overflows), planned_s=event.planned_s, planned_compute_s=event.planned_compute_s, planned_joules=event.planned_joules,
     )  # fmt: skip

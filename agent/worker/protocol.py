@@ -87,6 +87,8 @@ class StepDone(_EventMessage, frozen=True, kw_only=True, tag="step"):
     peak_rss_bytes: int | None = None
     device_peak_bytes: int | None = None
     """Of the device's memory, by tensors, context and libraries; None where the step computes on the CPU."""
+    device_excess_bytes: int = 0
+    """By how much tensors have passed what the plan leaves them of the device's memory, which no kernel may have stopped."""
     planned_s: float | None = None
     planned_compute_s: float | None = None
     planned_joules: float | None = None

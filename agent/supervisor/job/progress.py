@@ -93,6 +93,11 @@ class ProgressRecorder:
                 "packing-overflow", key=str(job.id), lasts_s=_OVERFLOW_SHOWN_S, job=job.label, step=str(event.step),
                 count=str(event.packing_overflows),
             )  # fmt: skip
+        if event.device_excess_bytes:
+            self._records.report(
+                "device-over-plan", key=str(job.id), lasts_s=_OVERFLOW_SHOWN_S, job=job.label, step=str(event.step),
+                excess=format_bytes(event.device_excess_bytes),
+            )  # fmt: skip
         now_s = self._clock.monotonic_s()
         since_s, run.last_step_s = None if run.last_step_s is None else now_s - run.last_step_s, now_s
         steps = max(event.step - job.step, 1)  # an attached program reports short ones together

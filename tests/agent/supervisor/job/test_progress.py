@@ -58,6 +58,17 @@ async def test_tensors_that_outgrow_what_the_plan_keeps_for_them_are_a_condition
 
 
 @go
+async def test_a_step_that_passes_its_plan_on_the_device_is_a_condition(tmp_path: Path) -> None:
+    async with running_job(tmp_path, LONG) as live:
+        assert live.start()
+        await live.until(lambda: live.job.total_steps is not None)
+        step = StepDone(step=3, epoch=0, loss=1.0, wall_s=1.0, cpu_s=1.0, phases_s={}, device_excess_bytes=5 << 20)
+        live.runner._on_event(step)
+        (item,) = [item for item in live.health.items(time.monotonic()) if item.code == "device-over-plan"]
+        assert "by step 3 its tensors had taken 5.0 MiB more" in item.text and "plan the job again" in item.remedy
+
+
+@go
 async def test_damaged_state_sets_the_job_back_and_says_so(tmp_path: Path) -> None:
     async with running_job(tmp_path, LONG) as live:
         assert live.start()

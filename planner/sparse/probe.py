@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from planner.ir.bundle.data_order import batch_rows, epoch_order
+from planner.ir.devices.torch_device import generator_states, kinds_of, restore_generators
 from planner.ir.lowering import optimizer_scalars
 from planner.job import TrainingJob
 
@@ -61,13 +62,13 @@ class TrainingProbe:
     def _measure(self, names: frozenset[str]) -> ProbeResult:
         saved = {key: value.clone() for key, value in self.module.state_dict().items()}
         needed_grad = {name: parameter.requires_grad for name, parameter in self.module.named_parameters()}
-        generator = torch.get_rng_state()
+        generators = generator_states(kinds_of(self.module.parameters()))
         try:
             torch.manual_seed(self.seed)
             self._train(names)
             return self._judge()
         finally:
-            torch.set_rng_state(generator)
+            restore_generators(generators)
             self.module.load_state_dict(saved)
             for name, parameter in self.module.named_parameters():
                 parameter.requires_grad_(needed_grad[name])
@@ -111,8 +112,10 @@ def _loss_and_metric(result: Any) -> tuple[torch.Tensor, float | None]:
 def job_probe(job: TrainingJob, steps: int) -> TrainingProbe:
     """Return a probe that trains the job's model by the job's own optimizer for `steps` batches.
 
-    It judges by the job's evaluation data, or else by a fifth of the training data, which it then does not train on.
+    It judges by the job's evaluation data, or else by a fifth of the training data, which it then does not train on. Batches go where the
+    model is.
     """
+    where = next(job.model.parameters()).device
     data = [torch.as_tensor(column) for column in job.data]
     judged = [torch.as_tensor(column) for column in job.eval_data] or data
     order = epoch_order(job.seed, 0, len(data[0]))
@@ -130,7 +133,7 @@ def job_probe(job: TrainingJob, steps: int) -> TrainingProbe:
 
     return TrainingProbe(
         job.model,
-        lambda model, batch: job.loss_fn(model, *(column[batch[1]] for column in batch[0])),
+        lambda model, batch: job.loss_fn(model, *(column[batch[1]].to(where) for column in batch[0])),
         [(data, part) for part in rows],
         [(judged, part) for part in eval_order.split(job.batch_size)[:EVAL_BATCHES]],
         make,

@@ -156,9 +156,9 @@ def _add_numbers(group: "argparse._ArgumentGroup") -> None:
 def _add_sparse(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--sparse-update", action="store_true",
-        help="train only the biases and weights that gain most, chosen so that the step fits --ram (--deadline, --step-joules) without "
-        "paging or computing anything twice: measures what each layer gains in a short training, solves for the best set over the "
-        "planner's bytes, freezes the rest and captures again",
+        help="train only the biases and weights that gain most, chosen so that the step fits the memory that the model lies in (--ram, "
+        "--gpu-ram; --deadline, --step-joules) without paging or computing anything twice: measures what each layer gains in a short "
+        "training, solves for the best set over the planner's bytes, freezes the rest and captures again",
     )  # fmt: skip
     group.add_argument(
         "--probe-steps", type=whole_number(1), default=20, metavar="N",
@@ -230,6 +230,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         "planning_peak_bytes": peak_with_children_bytes(),
         "fine_bound_joules": fine_bound_joules, "step_s_by_threads": planned.step_s,
         "left_whole": planned.left_whole, "step_s_by_device": planned.step_s_by_device,
+        "device_watts": None if planned.drawn is None else asdict(planned.drawn),
         "steps": made.manifest.steps_per_epoch() * arguments.epochs,
         "usual_day_s": None if arguments.board is not None else usual_day_s(),
     }  # fmt: skip
@@ -258,10 +259,6 @@ def _check_placement(arguments: argparse.Namespace) -> None:
             )
         wanted_teams(arguments.place)
         return
-    if arguments.sparse_update:
-        raise UsageError(
-            "--sparse-update chooses by what the CPU takes alone, and --place by what a device takes, too: leave one of them away"
-        )
     if arguments.place == CPU or arguments.device not in (None, CPU, arguments.place):
         raise UsageError(
             f"--place {arguments.place}: operators are divided between the CPU and one other device, which --device, where it is given, is one of"

@@ -58,7 +58,7 @@ def facts_of(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
     return {
         "device": bundle.manifest.device_kind, "device_budget_bytes": choice.device_ram_bytes,
         "device_peak_bytes": choice.device_peak_bytes, "device_base_bytes": device.base_bytes if device.host else 0,
-        "host_page_bytes": program.host_bytes,
+        "host_page_bytes": program.host_bytes, "shares_pages": device.shares_pages,
         "bundle": str(path), "batches": batches, "threads": bundle.manifest.threads, "operators": len(graph.ops), "storages": len(graph.storages),
         "budget_bytes": choice.ram_bytes, "planned_peak_bytes": planned_peak,
         "peak_without_planning_bytes": keep_all.peak_bytes, "base_bytes": base_bytes,
@@ -206,6 +206,8 @@ def _step_rows(facts: dict[str, Any]) -> Iterator[Row]:
         f"{format_seconds(facts['recompute_seconds'])} recomputing, {format_seconds(facts['packing_seconds'])} packing), "
         f"{format_joules(facts['joules'])} (estimated)",
     )
+    if facts["device"] != CPU and "device_watts" in facts:
+        yield "watts", _drawn(facts["device"], facts["device_watts"])
     yield "threads", _threads(facts)
     yield "energy overhead", _overhead(facts)
 
@@ -256,6 +258,13 @@ def _proof_rows(facts: dict[str, Any], manifest: "Manifest") -> Iterator[Row]:
         yield "made in", _made_in(facts)
 
 
+def _drawn(kind: str, watts: dict[str, Any] | None) -> str:
+    """Say what operators on a device are taken to draw, and who says so."""
+    if watts is None:
+        return f"no meter here sees what {kind} draws: that of the CPU is taken for it"
+    return f"{kind} draws {watts['dense']:.3g} W computing, {watts['moving']:.3g} W moving numbers, {watts['source']}"
+
+
 _MOST_RUNS = 12
 """Of a division that is told operator by operator; one of more runs is told by counts alone."""
 
@@ -278,7 +287,10 @@ def _told_placement(facts: dict[str, Any], placed: dict[str, Any]) -> str:
 
 
 def _memory_of(facts: dict[str, Any]) -> str:
-    return "which has memory of its own" if facts["device_budget_bytes"] else "which shares the host's memory"
+    if facts["device_budget_bytes"]:
+        return "which has memory of its own"
+    way = "not copied on their way" if facts["shares_pages"] else "copied on their way"
+    return f"which shares the host's memory; pages are {way}, as was measured to be faster"
 
 
 def _both(facts: dict[str, Any], host: str, device: str) -> str:

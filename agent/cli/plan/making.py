@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from agent.prepare.bench.bench import Bench
     from agent.prepare.bundle import Made, Progress
     from agent.prepare.peers import PlanningPeers
+    from agent.prepare.placement.device_watts import DeviceWatts
     from agent.prepare.pools import Pools
     from agent.prepare.slices import Sliced
     from agent.prepare.sparse import SparseJob
@@ -50,7 +51,7 @@ class Planned:
 
     `left_whole`: operators that did not give the same bits in pieces, and where that showed. `spent`: what each stage took. `peers`: what
     paired devices did for it, and why no more. `step_s_by_device`: where operators were divided, seconds of a step's by the kinds of devices
-    that run them all.
+    that run them all. `drawn`: what a device beside the CPU draws, where a meter sees it.
     """
 
     made: "Made"
@@ -60,6 +61,7 @@ class Planned:
     spent: "Mapping[str, Spent]"
     peers: list[str]
     step_s_by_device: Mapping[str, float]
+    drawn: "DeviceWatts | None"
 
 
 def make_bundle_of(arguments: argparse.Namespace, out: Path) -> Planned:
@@ -111,7 +113,7 @@ def _planned(arguments: argparse.Namespace, out: Path, make_room: Callable[[], N
 
         pieces, made, by_device = again_with_base(make, costs.device)
     told = peers.told() if peers is not None else []
-    return Planned(made, sparse, costs.choice.step_s, pieces.sliced.left_whole, bar.spent, told, by_device)
+    return Planned(made, sparse, costs.choice.step_s, pieces.sliced.left_whole, bar.spent, told, by_device, costs.drawn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +194,16 @@ def _captured(arguments: argparse.Namespace, progress: "Progress") -> _Captured:
 
 @dataclass(frozen=True, slots=True)
 class _Costs:
-    """What the step's operators take here, and on the `device` that is planned for, which `here` is but for --board."""
+    """What the step's operators take here, and on the `device` that is planned for, which `here` is but for --board.
+
+    `drawn`: what a device beside the CPU draws, where a meter sees it.
+    """
 
     choice: "ThreadChoice"
     measured: "Measured"
     here: "DeviceCosts"
     device: "DeviceCosts"
+    drawn: "DeviceWatts | None"
 
 
 def _costs(
@@ -208,6 +214,8 @@ def _costs(
     import torch
 
     from agent.prepare import bundle
+    from agent.prepare.page_ways import measured_page_ways
+    from agent.prepare.placement.device_watts import measured_device_watts
     from agent.prepare.pools import with_own_memory
     from agent.prepare.threads import fastest
 
@@ -224,19 +232,34 @@ def _costs(
     device = bundle.with_scratch(device, machine.further, progress)
     if captured.backend.kind != CPU:
         device = with_own_memory(device, captured.backend, captured.pools)
+        if captured.backend.unified:
+            device = measured_page_ways(captured.backend, machine.page_dir).applied(device)
     device = bundle.with_packed_pages(device, captured.prepared.initial_tensors)
-    return _Costs(choice, measured, here, device)
+    drawn = measured_device_watts(captured.backend, machine.energy, captured.pools.computing_bytes)
+    if drawn is not None and arguments.place is None:
+        device = replace(device, compute_watts=drawn.dense)
+    return _Costs(choice, measured, here, device, drawn)
 
 
 def _sparse(arguments: argparse.Namespace, captured: _Captured, costs: _Costs, progress: "Progress") -> "SparseJob":
-    """Choose what is trained, and record the step again."""
-    from agent.prepare.sparse import StepLimits, train_less
+    """Choose what is trained, and record the step again.
 
+    It is what the device that the model lies on can train alone: operators that are divided then take no more time.
+    """
+    from agent.prepare.device_room import in_device_room
+    from agent.prepare.placement.room import of_the_cpu
+    from agent.prepare.sparse import StepLimits, train_less
+    from planner.job_device import kind_of_job
+
+    device, room_bytes = costs.device, captured.pools.computing_bytes
+    if kind_of_job(captured.job) == CPU:
+        device, room_bytes = of_the_cpu(device), arguments.ram
     limits = StepLimits(None if captured.pace is None else captured.pace.seconds_per_step, arguments.step_joules)
-    return train_less(
-        captured.job, captured.prepared, costs.measured, costs.device, arguments.ram, prepare=captured.prepare,
+    choose = partial(
+        train_less, captured.job, captured.prepared, costs.measured, device, room_bytes, prepare=captured.prepare,
         threads=costs.choice.threads, steps=arguments.probe_steps, limits=limits, progress=progress,
     )  # fmt: skip
+    return in_device_room(choose, "choosing what is trained", captured.job, captured.backend, captured.pools)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +305,10 @@ def _pieces(
         sliced = in_pieces(
             sliced, halved, costs.device, captured.pools.computing_bytes, room, planner, progress, limits
         )
-    measured = bundle.by_class(sliced.prepared.graphs, sliced.measured, power)
+    graphs = sliced.prepared.graphs
+    measured = bundle.by_class(graphs, sliced.measured, power)
+    if costs.drawn is not None and arguments.place is None:
+        measured = costs.drawn.applied(graphs, sliced.measured)
     if arguments.board is not None:
         measured, _ = bundle.other_board(sliced.prepared.graphs, measured, costs.here, arguments.board)
     return _Pieces(sliced, measured, limits)
@@ -321,7 +347,7 @@ def _made(
             arguments, captured, costs, machine, prepared, measured, progress
         )
     elif arguments.place is not None:
-        prepared, measured, device, by_device = _divided(arguments, captured, costs, machine, prepared, progress)
+        prepared, measured, device, by_device = _divided(arguments, captured, costs, pieces, prepared, progress)
     make_room()
     progress("plan", 0.0)
     if limits.step_s is None and limits.written_bytes is None:  # those are limits of one batch
@@ -349,7 +375,7 @@ def _made(
 
 
 def _divided(
-    arguments: argparse.Namespace, captured: _Captured, costs: _Costs, machine: _Machine, prepared: "Prepared", progress: "Progress"
+    arguments: argparse.Namespace, captured: _Captured, costs: _Costs, pieces: _Pieces, prepared: "Prepared", progress: "Progress"
 ) -> "tuple[Prepared, Measured, DeviceCosts, Mapping[str, float]]":  # fmt: skip
     """Measure the operators on the other device, too, and divide them; the reference is then what they give one by one where they run.
 
@@ -373,7 +399,9 @@ def _divided(
     there = Bench(arguments.ram).measure(graphs.values(), threads, watts, progress, resident=False, elsewhere=True)
     if arguments.board is not None and other == CPU:
         there, _ = bundle.other_board(graphs, there, costs.here, arguments.board)
-    on_cpu, on_device = (costs.measured, there) if home == CPU else (there, costs.choice.measured)
+    on_cpu, on_device = (pieces.measured, there) if home == CPU else (there, pieces.sliced.measured)
+    if costs.drawn is not None:
+        on_device = costs.drawn.applied(prepared.graphs, on_device)
     links = measured_links(backend, watts)
     device = with_transfer_ring(costs.device, backend)
     room = PlacementRoom(captured.pools, device)
@@ -444,10 +472,6 @@ def _place(job: "TrainingJob", arguments: argparse.Namespace) -> "tuple[Backend,
         )
     if arguments.place is not None and not names_teams(arguments.place):
         backend = _beside_the_cpu(arguments.place, backend)
-    if backend.kind != CPU and arguments.sparse_update:
-        raise UsageError(
-            f"--sparse-update chooses by what the CPU takes, the model computes on {backend.kind}; leave it away"
-        )
     return backend, pools_of(backend, arguments.ram, arguments.gpu_ram, arguments.recording_gpu_ram)
 
 

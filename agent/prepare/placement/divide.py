@@ -108,7 +108,7 @@ def divided(
     """Return the job with its operators where they take least time within `room`, by what was measured of each graph's on both.
 
     Graphs that update come first: weights, sums of gradients and optimizer state lie where those have them.
-    `watts`: what the machine draws while it computes on either: the energy of a device is not measured. Raises PlacementError where
+    `watts`: what the machine draws while contents are transferred. Raises PlacementError where
     no division was found that is faster within the budgets than one device alone, and DeviceChoiceError where an operator of a further graph
     cannot run where the first graph's weights are, or memories have no room for any choice.
     """
@@ -221,6 +221,7 @@ def _problem(
         tuple(rows),
         contents_of(graph, homes),
         links.table,
+        room.device.static_watts,
         together=together_of(graph),
         memory=room.memory(graph, homes),
     )

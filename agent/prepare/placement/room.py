@@ -59,7 +59,7 @@ class PlacementRoom:
     def planned_seconds(self, graph: StepGraph, ops: tuple[OpCost, ...]) -> float | None:
         """Return the seconds of a step within the budgets, pages and recomputation included; None where no plan was found."""
         alone = graph.device == CPU
-        table = CostTable(_of_the_cpu(self.device), ops) if alone else self.costs(graph, ops)
+        table = CostTable(of_the_cpu(self.device), ops) if alone else self.costs(graph, ops)
         budget = self.pools.ram_bytes if alone else self.pools.computing_bytes
         plan = plan_problem(graph, table, budget, "greedy", _QUICK_S, NO_LIMITS).solved().plan
         if plan is None:
@@ -74,7 +74,7 @@ class PlacementRoom:
         return program.seconds
 
 
-def _of_the_cpu(device: DeviceCosts) -> DeviceCosts:
+def of_the_cpu(device: DeviceCosts) -> DeviceCosts:
     """Return the costs of a step that the device has no part in: all is in the host's memory."""
     if device.host is None:
         return device

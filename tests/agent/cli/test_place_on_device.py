@@ -40,7 +40,6 @@ PLACED = ("plan", "train.py", "--ram", "900M", "--gpu-ram", "12M", "--place", NA
     [
         (["--place", "cpu"], "between the CPU and one other device"),
         (["--place", "cuda", "--device", "mps"], "between the CPU and one other device"),
-        (["--place", "cuda", "--sparse-update"], "--sparse-update chooses by what the CPU takes alone"),
         (["--place", "cpu:1,cpu:2", "--board", "pi5"], "--board and --place cpu: do not go together"),
     ],
 )
@@ -103,6 +102,38 @@ def _divide_the_costs(folder: Path) -> None:
         }
         changed = {key: msgspec.structs.replace(cost, seconds=seconds[key]) for key, cost in kept.items()}
         kept_costs.write_kept(folder, path.name, changed)
+
+
+@pytest.mark.long
+def test_what_is_trained_is_chosen_and_then_divided(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    folder = tmp_path / "cache" / "port-agent" / "operators"
+    environment = {
+        **installed(tmp_path / "site"), "OMP_NUM_THREADS": "1", OWN_BITS: "1", "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }  # fmt: skip
+
+    def run(*words: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "agent.cli", *words, "--sparse-update", "--probe-steps", "2", "--json"],
+            cwd=tmp_path, env=environment, capture_output=True, text=True,
+        )  # fmt: skip
+
+    def kept() -> dict[Path, dict[str, kept_costs.Kept]]:
+        return {p: kept_costs.read_kept(folder, p.name, dict[str, kept_costs.Kept]) or {} for p in folder.iterdir()}
+
+    alone = run("plan", "train.py", "--ram", "900M", "--strategy", "greedy", "-o", "alone.port")
+    assert alone.returncode == 0, alone.stderr
+    on_cpu = {key for costs in kept().values() for key in costs}
+    run(*PLACED, "-o", "never.port")
+    for path, costs in kept().items():
+        seconds = {key: 0.01 if key in on_cpu else 1e-7 if key[0] in "02468ace" else 1.0 for key in costs}
+        changed = {key: msgspec.structs.replace(cost, seconds=seconds[key]) for key, cost in costs.items()}
+        kept_costs.write_kept(folder, path.name, changed)
+    done = run(*PLACED, "-o", "placed.port")
+    assert done.returncode == 0, done.stderr
+    facts, facts_alone = (json.loads(one.stdout) for one in (done, alone))
+    assert facts["sparse_update"]["trained"] == facts_alone["sparse_update"]["trained"]
+    assert all(count > 0 for count in facts["placed"]["operators"].values()) and facts["compared_steps"] == 2
 
 
 @pytest.mark.long

@@ -20,7 +20,7 @@ from agent.supervisor.job.worker_kinds import WorkerKind, read_training_bundle, 
 from agent.system.clock import SystemClock
 from agent.system.locks import LockFile
 from agent.worker.options import TORCH_WORKER
-from tests.simulated_device import CONTEXT_BYTES, ROUNDING, UNIFIED, installed
+from tests.simulated_device import CONTEXT_BYTES, COPY_S, ROUNDING, SHARED_S, UNIFIED, installed
 
 SCRIPT = """
 import torch
@@ -144,6 +144,27 @@ def test_one_budget_is_for_all_where_memory_is_shared(agent: Agent) -> None:
     assert refused.returncode != 0 and "shares the host's memory; --ram is for all of it" in refused.stderr
 
 
+@pytest.mark.long
+def test_what_is_trained_is_chosen_on_the_device(agent: Agent) -> None:
+    words = ("--ram", "900M", "--sparse-update", "--probe-steps", "2")
+    there = agent.plan(*words, "--gpu-ram", "9M", "--device", "sim", "-o", "less.port")["sparse_update"]
+    here = agent.plan(*words, "-o", "less_cpu.port")["sparse_update"]
+    assert there["trained"] == here["trained"] and there["measured"] == here["measured"]
+    assert there["needed_bytes"] < 9 * MIB < here["needed_bytes"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("copies_slow", [True, False])
+def test_pages_take_the_way_that_was_measured_to_be_faster(agent: Agent, copies_slow: bool) -> None:
+    slow = {COPY_S: "0.02"} if copies_slow else {COPY_S: "0.001", SHARED_S: "0.02"}
+    name = f"ways{int(copies_slow)}"
+    more = {UNIFIED: "1", **slow}
+    facts = agent.plan("--ram", "900M", "--device", "sim", "-o", f"{name}.port", **more)
+    assert facts["shares_pages"] is copies_slow
+    shown = " ".join(agent.run("show", f"{name}.port", **more).stdout.replace("│", " ").split())
+    assert ("pages are not copied on their way" in shown) is copies_slow
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -153,11 +174,6 @@ def test_one_budget_is_for_all_where_memory_is_shared(agent: Agent) -> None:
         (
             ["--device", "sim", "--gpu-ram", str(TIGHT)],
             "2.5 MiB beside 3.0 MiB of context and libraries: let planning alone",
-        ),
-        pytest.param(
-            ["--device", "sim", "--gpu-ram", "9M", "--sparse-update"],
-            "--sparse-update chooses by what the CPU takes",
-            marks=pytest.mark.long,
         ),
         (["--device", "cuda", "--board", "pi4"], "--board: of the GPU of a board"),
     ],

@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from planner.job import TrainingJob
+from planner.job_device import move
 from planner.sparse.choose import analyse, choose_trainable, layers_of
 from planner.sparse.probe import TrainingProbe, job_probe
+from tests.simulated_device import NAME, SimBackend
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -43,6 +45,27 @@ def test_training_scores_better_and_leaves_no_trace() -> None:
     assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
     assert all(parameter.requires_grad and parameter.grad is None for parameter in module.parameters())
     assert module.training and torch.equal(torch.get_rng_state(), generator)
+
+
+def small_job() -> TrainingJob:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+    x = torch.randn(40, 4)
+    return TrainingJob(
+        model, lambda m, a, b: nn.functional.mse_loss(m(a), b), torch.optim.SGD(model.parameters(), 0.05), [x, x.sum(1, keepdim=True)], 8
+    )  # fmt: skip
+
+
+@pytest.mark.own_process
+def test_a_job_on_a_device_is_probed_there() -> None:
+    SimBackend()
+    here, there = small_job(), small_job()
+    move(there, NAME)
+    for names in (frozenset[str](), frozenset({"2.weight"}), frozenset({"0.weight", "2.bias"})):
+        before = torch.get_rng_state()
+        assert job_probe(there, 3)(names) == job_probe(here, 3)(names)
+        assert torch.equal(torch.get_rng_state(), before)
+    assert {p.device.type for p in there.model.parameters()} == {NAME}
 
 
 def test_the_probe_feeds_the_choice() -> None:

@@ -47,6 +47,7 @@ class CudaBackend:
         return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
 
     def allocate_shared(self, nbytes: int) -> torch.Tensor:
+        """Return pinned memory where the GPU computes in the host's; raises torch.OutOfMemoryError where the limit forbids it."""
         if not self.unified:
             return self.allocate(nbytes)
         if self.allocated_bytes() + nbytes > self._limit_bytes:

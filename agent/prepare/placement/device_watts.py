@@ -4,6 +4,7 @@ A matrix product and a sum of large tensors run in turn while the meter is read,
 The host waits meanwhile, as it does in a step, so what it draws for that is counted, too.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -73,22 +74,16 @@ def measured_device_watts(
 def meters_of(backend: Backend, energy: EnergyConfig, root: Path) -> tuple[PowerSource, ...]:
     """Return the open sources whose sum covers what the device draws; none where there are no such."""
     without = replace(energy, disable=(*energy.disable, nvidia.NAME))
-    machine, *others = (*open_sources(without, model_of(energy.board, root), root).sources, None)
-    for other in others:
-        if other is not None:
-            other.close()
-    if machine is None or machine.info.kind is not Kind.MEASURED:
-        found = []
-    elif machine.info.coverage in _WHOLE or _tells_of_gpu(machine):
-        return (machine,)
-    else:
-        found = [machine]
-    try:
-        if backend.kind == CUDA and not backend.unified and nvidia.NAME not in energy.disable:
-            return (*found, nvidia.NvidiaSource(root, card_name()))
-    except SourceError:
-        pass  # the card does not say what it draws
-    for source in found:
+    opened = open_sources(without, model_of(energy.board, root), root).sources
+    kept = [source for source in opened[:1] if source.info.kind is Kind.MEASURED]
+    for other in opened[len(kept) :]:
+        other.close()
+    if kept and (kept[0].info.coverage in _WHOLE or _tells_of_gpu(kept[0])):
+        return tuple(kept)
+    if backend.kind == CUDA and not backend.unified and nvidia.NAME not in energy.disable:
+        with contextlib.suppress(SourceError):  # the card does not say what it draws
+            return (*kept, nvidia.NvidiaSource(root, card_name()))
+    for source in kept:
         source.close()
     return ()
 

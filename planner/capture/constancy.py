@@ -108,7 +108,11 @@ def _unlike(first: Tape, mine: int, other: Tape, theirs: int) -> str:
     s, t = first.storages[a.storage], other.storages[b.storage]
     if a.storage != b.storage or (s.nbytes, s.role, s.name, s.device) != (t.nbytes, t.role, t.name, t.device):
         return f"another tensor of {_shape(a)}"
-    return "" if _same_contents(s, t) else f"other contents of a tensor of {_shape(a)} that no operator of torch made in the thread of the step"
+    return (
+        ""
+        if _same_contents(s, t)
+        else f"other contents of a tensor of {_shape(a)} that no operator of torch made in the thread of the step"
+    )
 
 
 def _shape(value: Value) -> str:

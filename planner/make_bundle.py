@@ -45,7 +45,7 @@ from planner.profiling.operators import Measured
 from planner.search.pareto import choice_of
 from planner.search.plan_problem import plan_problem
 from planner.search.plan_step import PlanResult
-from planner.search.transferred import overhead_share, transferred
+from planner.search.transferred import transferred
 from planner.slices.blocks import COLUMNS, ROWS, Block, Blocks
 
 _RANDOM: tuple[str, ...] = ("torch's random numbers",)
@@ -499,25 +499,23 @@ def plan_all(
 ) -> tuple[dict[str, Plan], dict[str, CostTable]]:  # fmt: skip
     """Return a plan and a cost table for every graph: by `planner` for the first of each kind.
 
-    Those of further shapes, short batches among them, get the plan of the next larger one of the same program, as far as it is needed; where it
-    does not fit or costs too much (`planner.search.transferred`), a quick search within `limits` finds theirs. Raises InfeasibleError for the first that does not fit.
+    Those of further shapes, short batches among them, get the plan of the next larger one of the same program, as far as it is needed; where that
+    costs more than next to nothing (`planner.search.transferred`), a quick search within `limits` finds theirs. Raises InfeasibleError for the first that does not fit.
     """
-    plans, costs, shares = dict[str, Plan](), dict[str, CostTable](), dict[str, float]()
+    plans, costs = dict[str, Plan](), dict[str, CostTable]()
     for (name, graph), table in zip(prepared.graphs.items(), measured.tables(device), strict=True):
         costs[name] = table
         known = [n for n in plans if kind_of_graph(n) == kind_of_graph(name)]
         plan, like = None, neighbour(graph, {n: prepared.graphs[n] for n in known})
         quick = plan_problem(graph, table, ram_bytes, "greedy", _NEIGHBOUR_S, limits)
         if like is not None:
-            plan = transferred(graph, table, quick.limits, plans[like], shares[like])
-            shares[name] = shares[like]
+            plan = transferred(graph, table, quick.limits, plans[like])
         if plan is None:
             rivals = () if like is None else (plans[like],)
             result = quick.solved(rivals=rivals) if known else planner(graph, table, ram_bytes)
             if result.plan is None:
                 raise InfeasibleError(f"graph {name!r}: {result.message}", result.needed_bytes, result.fastest_seconds)
             plan = result.plan
-            shares[name] = overhead_share(plan, table)
         plans[name] = plan
     return plans, costs
 

@@ -49,4 +49,4 @@ def _telling(method: Callable[..., Any], name: str, told: Callable[[torch.Tensor
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     with _disable_current_modes():
-        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

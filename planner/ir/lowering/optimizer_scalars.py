@@ -171,7 +171,7 @@ def restored(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tensor_of(described: Mapping[str, Any]) -> torch.Tensor:
-    kind = _HYPER_DTYPES.get(described.get("dtype"))
+    kind = _HYPER_DTYPES.get(str(described.get("dtype")))
     if kind is None or not isinstance(described.get("number"), float):
         raise CaptureError(
             f"a hyperparameter of the optimizer is {dict(described)!r}, which is no number; plan the job again"

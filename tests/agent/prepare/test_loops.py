@@ -261,6 +261,12 @@ def rows_with_other_labels(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(x)[keep], y[keep])
 
 
+def spectrum_under_a_window(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    windows = torch.hann_window(8), torch.hamming_window(8)
+    parts = [torch.stft(x, 8, 4, window=w, return_complex=True).abs().flatten(1)[:, : WIDTH // 2] for w in windows]
+    return classify(model, torch.nan_to_num(torch.cat(parts, 1).log()), y)
+
+
 def learning_rate_in_a_tensor() -> TrainingJob:
     """torch computes what follows from it in the tensor's type, and a schedule writes into it."""
     job = job_with(classify)
@@ -301,6 +307,7 @@ LOOPS: dict[str, tuple[Loss | Callable[[], TrainingJob], type[PortError] | None]
     "straight-through codes": (codes_with_straight_gradients, None),
     "adversarial inputs": (adversarial_inputs, None),
     "losses kept with their graphs": (losses_kept_with_their_graphs, None),
+    "spectrum under a window": (spectrum_under_a_window, None),
     "learning rate in a tensor": (learning_rate_in_a_tensor, None),
     "two batch sizes by turns": (two_batch_sizes_by_turns, JobError),
 }

@@ -456,9 +456,9 @@ class _Ways:
         likely = self._promising(few, NEAR * ESTIMATED_HIGH * least if known else math.inf, MOST_STARTS)
         # Where nothing fits yet, what does is looked for, which estimates of workspaces do not tell for certain.
         others = [] if known else [[way for way in few if not any(way is one for one in likely)], many]
-        for ways in (likely, *others):
-            if ways and not self.uniform:
-                self._plan_each(ways)
+        for some in (likely, *others):
+            if some and not self.uniform:
+                self._plan_each(some)
 
     def _fitting(self, ways: list[dict[str, Cut]]) -> list[dict[str, Cut]]:
         """Return the ways that may have a plan: comparing others, of a large head say, takes minutes and tells nothing."""

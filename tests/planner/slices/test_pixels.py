@@ -38,7 +38,7 @@ class Pixels(nn.Module):
 def captured() -> tuple[Pixels, Capture, list[tuple[torch.Tensor, ...]]]:
     torch.manual_seed(0)
     model = Pixels()
-    batches = [(torch.randn(8, 3, 22, 22),) for _ in range(2)]
+    batches: list[tuple[torch.Tensor, ...]] = [(torch.randn(8, 3, 22, 22),) for _ in range(2)]
     capture = capture_step(model, lambda m, x: m(x), OPTIMIZERS["sgd"](model.parameters()), batches[0])
     halves = compacted(split_gradients(capture.graphs["step"]).graph)
     return model, replace(capture, graphs={"step": halves}), batches

@@ -204,7 +204,9 @@ class _Run:
             plain_model(self.model), self.options, self.task, weights_bytes, self.room.tensor_bytes()
         )
         if accumulation.by_layers and isinstance(self._learned_loss, LearnedLoss):
-            self._note(f"the {self.options.accumulate} batches of an update run layer by layer: {accumulation.why}")
+            count = self.options.accumulate
+            what = f"the {count} batches of an update run" if count > 1 else "the batch of an update runs"
+            self._note(f"{what} layer by layer: {accumulation.why}")
             self._by_layers = ByLayers(self.model, self._learned_loss)
 
     def _rows_met(self) -> set[int]:

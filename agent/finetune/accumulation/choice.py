@@ -24,9 +24,10 @@ def accumulation_of(
 
     `model`: without adapters. `weights_bytes`: all that stays from one micro-batch to the next: weights that a step
     multiplies by, gradients and moments. `room_bytes`: for them and all tensors, None without a budget. Raises FinetuneError
-    where they are asked to run layer by layer and cannot.
+    where they are asked to run layer by layer and cannot. A single batch runs so where that is asked for: of what a layer makes nothing
+    is kept for the way back then.
     """
-    if options.accumulate == 1:
+    if options.accumulate == 1 and options.accumulate_by is not MicroBatchOrder.LAYERS:
         return Accumulation(False, "an update has one batch")
     why = why_not_by_layers(model) if task.kind is TaskKind.CAUSAL_LM else "the model has an encoder"
     if why is not None and options.accumulate_by is MicroBatchOrder.LAYERS:

@@ -210,12 +210,9 @@ class _Run:
             plain_model(self.model), self.options, self.task, weights_bytes, self.room.tensor_bytes(), flash_bytes
         )
         if accumulation.by_layers and isinstance(self._learned_loss, LearnedLoss):
-            batches = (
-                "batch of an update runs"
-                if self.options.accumulate == 1
-                else f"{self.options.accumulate} batches of an update run"
-            )
-            self._note(f"the {batches} layer by layer: {accumulation.why}")
+            count = self.options.accumulate
+            what = f"the {count} batches of an update run" if count > 1 else "the batch of an update runs"
+            self._note(f"{what} layer by layer: {accumulation.why}")
             self._by_layers = ByLayers(self.model, self._learned_loss)
 
     def _rows_met(self) -> set[int]:

@@ -97,13 +97,17 @@ class Follower:
             if traits.views:
                 return self._view(func, args, kwargs)
             self._at_hand = func
-            for gone in self.residency.bury():
-                self.book.ended(gone)
-                if self.planning.recording is not None:
-                    self.planning.recording.ended(gone)
+            self._bury()
             if traits.takes_lists and runs_by_element(func, args, self.residency.limit_bytes):
                 return split_call(func, args, kwargs, self._run_one)
             return self._run_one(func, args, kwargs)
+
+    def _bury(self) -> None:
+        """Give back what dead storages held, and take note of their end."""
+        for gone in self.residency.bury():
+            self.book.ended(gone)
+            if self.planning.recording is not None:
+                self.planning.recording.ended(gone)
 
     def _view(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return views of operands: no step of a trace, two of five operators are such.
@@ -418,6 +422,7 @@ class Follower:
         """
         residency = self.residency
         with self.lock:
+            self._bury()  # or others would find no room beside what is dead
             storages = self._storages_of(tensors)
             if sum(s.nbytes for s in storages) <= residency.limit_bytes * (most or _KEPT_SHARE):
                 residency.kept = set(storages)

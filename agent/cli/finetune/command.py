@@ -115,7 +115,9 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--accumulate-by", type=MicroBatchOrder, choices=tuple(MicroBatchOrder), metavar="ORDER",
         help="run the batches of an update one after the other (batches), or together, layer by layer (layers): weights are read once per "
-        "update, layers are computed once more; the same bits (default: layers where weights do not fit into --ram)",
+        "update, layers are computed once more; the same bits (default: layers where weights do not fit into --ram and --accumulate is "
+        "more than 1, and where adapters wrote to a disk that wears out). With one batch, layers keeps of each layer only what it is given: where "
+        "what one layer makes fits, adapters then train without writing to the disk",
     )  # fmt: skip
     parser.add_argument(
         "--head-rows", type=whole_number(_LEAST_HEAD_ROWS), metavar="N",

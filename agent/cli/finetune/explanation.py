@@ -43,7 +43,7 @@ def explanation_table(found: "Explanation", options: "FinetuneOptions") -> Table
     )
     goes_on = "; goes on from its checkpoint" if found.done else ""
     table.add_row("updates", f"{found.updates:,} of {found.accumulate} x {found.batch} sequences{goes_on}")
-    if found.accumulate > 1:
+    if found.accumulate > 1 or found.by_layers:
         table.add_row("batches", f"{'layer by layer' if found.by_layers else 'one by one'}: {found.accumulation_why}")
     kept = (
         "what each layer is given of all batches, and one layer's of one batch"

@@ -173,7 +173,7 @@ class ByLayers:
     def looking_up(self, rows: torch.Tensor | None) -> Iterator[None]:
         """Have rows that were looked up before be what the table of embeddings gives."""
         if rows is not None:
-            self._embeddings.forward = lambda *_, **__: rows.clone()  # type: ignore[method-assign]
+            self._embeddings.forward = lambda *_, **__: rows.clone()
         try:
             yield
         finally:

@@ -29,7 +29,8 @@ def accumulation_of(
     `model`: without adapters. `weights_bytes`: all that stays from one micro-batch to the next: weights that a step
     multiplies by, gradients and moments. `room_bytes`: for them and all tensors, None without a budget. `flash_bytes`: what an update
     wrote to flash that wears out, run one by one; what is trained, if not adapters alone, must be written either way. Raises
-    FinetuneError where they are asked to run layer by layer and cannot.
+    FinetuneError where they are asked to run layer by layer and cannot. A single batch runs so, too: of what a layer makes nothing is
+    kept for the way back then.
     """
     writes = options.lora_rank is not None and flash_bytes > _SPARED_BYTES
     if options.accumulate == 1 and options.accumulate_by is None and not writes:

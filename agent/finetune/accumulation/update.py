@@ -1,7 +1,7 @@
 """An update whose gradients are read once or twice: for the norm of all, where nobody took it before, and to be scaled and used at once.
 
-`clip_grad_norm_` reads all gradients, then reads and writes all, and the optimizer reads them again, with all that it keeps for each.
-Where they do not fit into memory that is a third of what a full fine-tuning moves. The norm of all is made of the norm of each, and
+`clip_grad_norm_` reads all gradients, then reads and writes all, and the optimizer reads them again, with all that it keeps for each:
+where they do not fit into memory, each time they are moved. The norm of all is made of the norm of each, and
 a gradient that is scaled right before it is used has the same bits as one that is scaled with all others.
 """
 
@@ -10,9 +10,6 @@ from typing import Any
 
 import torch
 from torch.optim.adam import adam
-
-_LISTS = 6
-"""That `adam` is given: weights, gradients, two moments and the largest of the second, numbers of steps."""
 
 
 class ClippedAdamW(torch.optim.AdamW):
@@ -40,10 +37,12 @@ class ClippedAdamW(torch.optim.AdamW):
             p.grad = None
 
     def _update_one(self, group: dict[str, Any], p: torch.Tensor) -> None:
-        lists: list[list[torch.Tensor]] = [[] for _ in range(_LISTS)]
-        has_complex = self._init_group({**group, "params": [p]}, *lists)  # type: ignore[no-untyped-call]
+        weights, gradients, means, squares, largest, steps = (list[torch.Tensor]() for _ in range(6))
+        given = (weights, gradients, means, squares, largest, steps)
+        has_complex = self._init_group({**group, "params": [p]}, *given)  # type: ignore[no-untyped-call]
         beta1, beta2 = group["betas"]
-        names = ("amsgrad", "lr", "weight_decay", "eps", "maximize", "foreach", "capturable", "differentiable", "fused")
         adam(
-            *lists, has_complex=has_complex, beta1=beta1, beta2=beta2, decoupled_weight_decay=True, **{name: group[name] for name in names}
+            weights, gradients, means, squares, largest, steps, has_complex=has_complex, beta1=beta1, beta2=beta2, lr=group["lr"],
+            weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=group["amsgrad"], maximize=group["maximize"],
+            decoupled_weight_decay=group["decoupled_weight_decay"],
         )  # fmt: skip

@@ -83,8 +83,10 @@ def test_what_is_kept_stays_while_others_leave_and_leaves_where_no_other_can(tmp
                 weights[2:4]
             )  # 2 operands, a result of twice their size and what is kept are more than there is room for
             assert not all(s is not None and s.resident for s in stored[:2])
-        with keeping(weights):  # more than half of the room
+        with keeping(weights[:4]):  # more than half of the room
             assert not follower.residency.kept
+        with keeping(weights[:4], most=0.9):
+            assert follower.residency.kept == set(stored[:4])
         assert not follower.residency.kept and b.report.over_bytes == 0
         assert [weight.square().sum().item() for weight in weights] == expected
 

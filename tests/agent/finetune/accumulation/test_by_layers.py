@@ -95,6 +95,17 @@ def test_within_a_budget_a_quarter_of_the_bytes_moves(tmp_path: Path) -> None:
     assert 0 < moved[by_layers] < moved[one_by_one] / 4, moved
 
 
+def test_adapters_of_one_batch_are_trained_without_writing(tmp_path: Path) -> None:
+    model = model_of("llama", adapted=True, width=128, num_hidden_layers=8)
+    other, batches, written = copy.deepcopy(model), batches_of(4)[3:], {}
+    for run, trained in ((one_by_one, other), (by_layers, model)):
+        with budget(tensors="6M", page_dir=tmp_path) as bound:
+            run(trained, batches)
+            written[run] = bound.report.written_bytes
+    assert_same(model, other)
+    assert written[by_layers] == 0 < written[one_by_one], written
+
+
 @pytest.mark.parametrize(
     ("kind", "settings", "why"),
     [

@@ -35,7 +35,9 @@ def test_what_fits_or_has_one_batch_runs_one_by_one(llama: Any) -> None:
     ):
         chosen = accumulation_of(llama, options, CAUSAL, 500 * MIB, room)
         assert not chosen.by_layers and why in chosen.why
-    assert accumulation_of(llama, replace(OPTIONS, accumulate_by=MicroBatchOrder.LAYERS), CAUSAL, 1, None).by_layers
+    for count in (1, 8):
+        asked = replace(OPTIONS, accumulate=count, accumulate_by=MicroBatchOrder.LAYERS)
+        assert accumulation_of(llama, asked, CAUSAL, 1, None).by_layers
 
 
 def test_what_cannot_run_by_layers_runs_one_by_one_and_is_refused_where_it_was_asked_for(llama: Any) -> None:

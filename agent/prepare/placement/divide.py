@@ -4,6 +4,7 @@ Both memories bound the choice. Where one of them is short, each way to divide i
 the one that takes least time there is taken.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,6 +27,7 @@ from planner.profiling.operators import Measured
 from planner.search.placement.operator_devices import (
     HOST,
     DeviceChoice,
+    DeviceChoiceError,
     DeviceLink,
     DeviceProblem,
     Goal,
@@ -156,7 +158,7 @@ def _judged(
     """Return the choice that takes least within the budgets, and what single kinds of devices take there.
 
     Where nothing is paged, that is what was chosen. Else plans tell, for they page beside what is computed, or compute again: of the choice,
-    of what would be chosen if memories had room for all, and of all on one device.
+    of what would be chosen if memories had room for all, or if nothing could be paged, and of all on one device.
     """
     kinds = (CPU, kind)
     alone = on_one_device(problem, Goal.SECONDS, time_limit_s)
@@ -165,6 +167,11 @@ def _judged(
         return choice, {kinds[d]: c.seconds for d, c in alone.items()}
     unbounded = choose_devices(replace(problem, memory=None), Goal.SECONDS, time_limit_s)
     ways = {choice.devices: choice, unbounded.devices: unbounded}
+    if problem.memory is not None:
+        unpaged = replace(problem, memory=replace(problem.memory, targets=()))
+        with contextlib.suppress(DeviceChoiceError):  # memories have no room for any choice without pages
+            found = choose_devices(unpaged, Goal.SECONDS, time_limit_s)
+            ways[found.devices] = found
     ways |= {(d,) * len(graph.ops): on_devices(problem, [d] * len(graph.ops)) for d in whole}
     tables = tuple(row[HOST] for row in problem.costs), tuple(row[DEVICE] for row in problem.costs)
     taken = dict[tuple[int, ...], float]()

@@ -115,6 +115,10 @@ def trained(bundle: Bundle, folder: Path, verify: int = 2) -> tuple[list[float],
     try:
         trainer.start()
         trainer.train(note, lambda commit, seconds: None)
+        assert trainer.device_excess_bytes == 0, "the simulated device keeps to its cap"
+        with pytest.MonkeyPatch.context() as uncapped:
+            uncapped.setattr(trainer.backend, "peak_bytes", lambda: trainer._device_limit_bytes + 7)
+            assert trainer.device_excess_bytes == 7
         assert trainer.evaluate() is not None
         return losses, trainer.digest()
     finally:

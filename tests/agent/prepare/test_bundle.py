@@ -17,12 +17,12 @@ from agent.prepare.pools import with_host_room
 from agent.worker.protocol import StepDone
 from planner import make_bundle
 from planner.ir.bundle import writer
-from planner.ir.bundle.bundle import TENSOR_MEMBERS, Bundle, Manifest, PlannedLimits
+from planner.ir.bundle.bundle import TENSOR_MEMBERS, Bundle, Manifest, PlannedLimits, Reference
 from planner.ir.bundle.safetensors_io import Chunks
 from planner.ir.costs import Codec, DeviceCosts, Flash, OpCost, PackingCost
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
-from planner.job import TrainingJob
+from planner.job import Bucket, TrainingJob
 from planner.profiling.operators import Measured
 from tests.planner.bundles import read_everything
 from tests.planner.steps import costs_of
@@ -247,6 +247,44 @@ def test_what_ran_as_planned_runs_no_more_and_where_steps_are_slow_the_first_tri
         progress=lambda *_: None, planner=make_bundle.default_planner(strategy="greedy", time_limit_s=1.0),
     )  # fmt: skip
     assert run == steps
+
+
+def test_the_first_trial_does_not_run_all_shapes_and_tells_what_packing_takes_in_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one runs them all. Of a shape that was not run, the next larger one's tensors tell, as far as they are no smaller."""
+    layers = [layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.ReLU())]
+    model = nn.Sequential(*layers, nn.Linear(256, 10))
+    data = [torch.randn(4096, 256), torch.randint(0, 10, (4096,))]
+    job = TrainingJob(
+        model, lambda m, x, y: functional.cross_entropy(m(x), y), torch.optim.SGD(model.parameters(), lr=0.1), data, 2048,
+        buckets=[Bucket([column[:rows] for column in data], rows) for rows in (1536, 1024)],
+    )  # fmt: skip
+    prepared = make_bundle.prepare(job)
+    prepared = replace(prepared, reference=Reference(("0x1p+0",) * 4, 1, "", {}))
+    graphs, costs = prepared.graphs, [costs_of(graph) for graph in prepared.graphs.values()]
+    assert [*graphs] == ["step", "step#1", "step#2"]
+    place = next(s for s, storage in enumerate(graphs["step"].storages) if storage.nbytes == 2048 * 256 * 4)
+    seen = replace(SEEN, storage=place, reserved_bytes=1 << 20)
+    run: list[int] = []
+
+    def trial(draft: Path, *arguments: Any) -> bundle._Trial:
+        run.append(arguments[-1])
+        return bundle._Trial(
+            Bundle(draft).manifest.plans[0].peak_bytes, packings={"step": (seen,)} if arguments[-2] else {}
+        )
+
+    monkeypatch.setattr(bundle, "trial", trial)
+    kept = lower(graphs["step"], costs[0], Plan()).peak_bytes
+    path = tmp_path / "job.port"
+    bundle.make(
+        path, prepared, Measured(tuple(c.ops for c in costs), 0, 0), costs[0].device, int(0.75 * kept), page_dir=tmp_path, threads=1,
+        progress=lambda *_: None, planner=make_bundle.default_planner(strategy="greedy", time_limit_s=1.0),
+    )  # fmt: skip
+    assert run[0] == 2 and run[-1] == 4
+    found = [table.packings[0] for table in Bundle(path).costs.values()]
+    assert [one.pack_seconds for one in found] == pytest.approx([1e-3, 0.75e-3, 0.5e-3])
+    assert found[0].reserved_bytes > found[1].reserved_bytes > found[2].reserved_bytes >= 1 << 19
 
 
 HOST = Flash("host memory", 1e10, 1e10, 1e-6, 1e-11, 1e-11, capacity_bytes=0)

@@ -1,5 +1,6 @@
 """What an adapter was trained over is told again by its files, and another is named."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,11 @@ def test_weights_of_the_same_shapes_are_told_apart(base: Path) -> None:
 def test_files_that_come_and_go_are_named(base: Path) -> None:
     record = BaseRecord.of(FinetuneOptions(str(base), "", ""))
     (base / "more.safetensors").write_bytes((base / "model.safetensors").read_bytes())
+    record.check(base)  # without an index only the one is loaded
+    index = base / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"one": "model.safetensors", "other": "more.safetensors"}}))
     with pytest.raises(FinetuneError, match=r"more\.safetensors was not there"):
         record.check(base)
-    (base / "model.safetensors").unlink()
+    index.write_text(json.dumps({"weight_map": {"other": "more.safetensors"}}))
     with pytest.raises(FinetuneError, match=r"model\.safetensors is not there"):
         record.check(base)

@@ -36,6 +36,8 @@ class Checkpoint:
         self.path = Path(options.out).with_name(f"{Path(options.out).name}.state") / name
         settings = msgspec.to_builtins(replace(options, sample=None, json=False))
         del settings["accumulate_by"]  # changes no bit
+        if not options.autocast:
+            del settings["autocast"]  # was no setting when older ones were written
         asked = msgspec.json.encode(settings)
         made_of = hashlib.sha256(asked)
         for sequence in sequences:

@@ -15,7 +15,7 @@ from agent.finetune.accumulation.choice import accumulation_of
 from agent.finetune.base_record import BaseRecord
 from agent.finetune.checkpoint import Checkpoint
 from agent.finetune.grid.file import FOLDER, grid_layers
-from agent.finetune.head_loss import LearnedLoss, model_inputs
+from agent.finetune.head_loss import LearnedLoss, forward_pass, model_inputs
 from agent.finetune.model import multiplied_bytes, outline, with_adapters
 from agent.finetune.model_files import weight_files
 from agent.finetune.options import FinetuneOptions
@@ -186,14 +186,16 @@ def _head(model: Any, options: FinetuneOptions, task: Task, length: int, beside_
     rows = options.batch * length
     if task.labels:
         return _Head(0, "a text has as many logits as there are labels")
-    loss = LearnedLoss(model, options.head_rows, task.kind)
+    loss = LearnedLoss(model, options.head_rows, task.kind, autocast=options.autocast)
     if options.head_rows is not None:
         return _Head(loss.rows_at_once(rows), "as asked for, whatever the bits")
     at_once = rows_that_fit(loss, rows, beside_bytes, ram_bytes)
     if at_once is None:
         return _Head(rows, "they fit")
     if task.encoder_alone or task.decoder_start is not None or not loss.separable:
-        return _Head(rows, "it is trained, or not by itself behind the other layers, and cannot run on fewer")
+        return _Head(
+            rows, "it is trained, under --autocast, or not by itself behind the other layers, and cannot run on fewer"
+        )
     return _Head(
         loss.rows_at_once(rows, at_once),
         f"the budget has no room for the {format_bytes(loss.bytes_at_once(rows))} that all {rows} take; compared before the first update, and "
@@ -235,7 +237,8 @@ def _one_forward(model: Any, options: FinetuneOptions, task: Task, length: int, 
         tokens = torch.zeros((options.batch, length), dtype=torch.long)
         read = torch.ones((options.batch, source or length), dtype=torch.long)
         inputs = model_inputs(tokens, (tokens, read) if task.encoder_alone else (read, read) if source else None)
-        logits = model(**inputs, **({} if task.encoder_alone else {"use_cache": False})).logits
+        with forward_pass(autocast=options.autocast):
+            logits = model(**inputs, **({} if task.encoder_alone else {"use_cache": False})).logits
     return sum(kept.values()), 0 if task.labels else logits.nbytes
 
 

@@ -6,6 +6,7 @@ enough at once, with the same bits: the gradient takes the logits' own memory, a
 in the order of the whole. A frozen head may run on some rows at a time, too: then the whole logits are never there.
 """
 
+import contextlib
 import inspect
 import itertools
 from collections.abc import Iterator, Sequence
@@ -63,11 +64,13 @@ class LearnedLoss:
 
     `head_rows`: the head runs on so many rows at a time, None for all at once, or for blocks that have its bits (`run_in_blocks`). Products
     of few rows may be rounded in another order than those of many, so each number of rows is a recipe of its own. `kind`: which token a place predicts, the next or, of
-    an encoder, its own.
+    an encoder, its own. `autocast`: forward passes run under torch's; the head runs with the other layers then.
     """
 
-    def __init__(self, model: Any, head_rows: int | None = None, kind: TaskKind = TaskKind.CAUSAL_LM) -> None:
-        self._model, self._head_rows = model, head_rows
+    def __init__(
+        self, model: Any, head_rows: int | None = None, kind: TaskKind = TaskKind.CAUSAL_LM, *, autocast: bool = False
+    ) -> None:
+        self._model, self._head_rows, self._autocast = model, head_rows, autocast
         self._own_token = kind is TaskKind.MASKED_LM
         self._settings = {} if self._own_token else {"use_cache": False}
         self._plain: Any = plain_model(model)
@@ -106,6 +109,10 @@ class LearnedLoss:
             return self._of_whole(model_inputs(tokens, source), kept, following, gradient_of, of)
         hidden = self._backbone(input_ids=tokens, use_cache=False).last_hidden_state
         return self._of_rows(hidden[:, -kept:], following, gradient_of, of)
+
+    def forward_pass(self) -> contextlib.AbstractContextManager[object]:
+        """Return what a forward pass runs in."""
+        return forward_pass(autocast=self._autocast)
 
     def stands_alone(self, tokens: torch.Tensor) -> bool:
         """Tell whether the head, given hidden rows, gives what the whole model gives: seen once, by the first of some tokens."""
@@ -155,12 +162,13 @@ class LearnedLoss:
         if self._head_rows is not None:
             raise FinetuneError(
                 f"the head of this model ({self._plain.config.model_type}) cannot run on {self._head_rows} rows at a time: it is "
-                "trained, or not by itself behind the other layers; leave --head-rows away"
+                "trained, under --autocast, or not by itself behind the other layers; leave --head-rows away"
             )
-        if self._keeps_rows:
-            logits = self._model(**inputs, **self._settings, logits_to_keep=kept).logits
-        else:
-            logits = self._model(**inputs, **self._settings).logits[:, -kept:].contiguous()
+        with self.forward_pass():
+            if self._keeps_rows:
+                logits = self._model(**inputs, **self._settings, logits_to_keep=kept).logits
+            else:
+                logits = self._model(**inputs, **self._settings).logits[:, -kept:].contiguous()
         chosen = chosen_log_probabilities(logits, labels, gradient_of)
         if gradient_of is not None:
             logits.backward(logits.detach(), inputs=of)
@@ -205,9 +213,9 @@ class LearnedLoss:
 
     @property
     def _is_apart(self) -> bool:
-        """Whether there is a head behind layers that are a module of their own."""
+        """Whether there is a head behind layers that are a module of their own, of whose products it is known how they round."""
         head = self._plain.get_output_embeddings()
-        return head is not None and self._keeps_rows and self._backbone is not self._plain
+        return head is not None and self._keeps_rows and self._backbone is not self._plain and not self._autocast
 
     @property
     def _backbone(self) -> nn.Module:
@@ -272,8 +280,8 @@ class LearnedLoss:
 class LabelLoss:
     """The summed loss of the labels that a model is to choose, and the gradient of all that is trained."""
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self, model: Any, *, autocast: bool = False) -> None:
+        self._model, self._autocast = model, autocast
 
     def __call__(
         self,
@@ -283,7 +291,8 @@ class LabelLoss:
         gradient_of: int | None = None,
     ) -> torch.Tensor:
         """Return the sum of the losses in 32 bits. `labels`: a number for each text, [batch, 1]; else as `LearnedLoss`."""
-        logits = self._model(**model_inputs(tokens, source)).logits.float()
+        with forward_pass(autocast=self._autocast):
+            logits = self._model(**model_inputs(tokens, source)).logits.float()
         loss = F.cross_entropy(logits, labels[:, 0], reduction="sum")
         if gradient_of is not None:
             (loss / gradient_of).backward()
@@ -300,6 +309,11 @@ class LabelLoss:
     def bytes_at_once(self, rows: int, at_once: int | None = None) -> int:
         """Return 0, for the same reason."""
         return 0
+
+
+def forward_pass(*, autocast: bool) -> contextlib.AbstractContextManager[object]:
+    """Return what a forward pass runs in. Casts of weights are not kept beside them: they would stay until its end."""
+    return torch.autocast("cpu", torch.bfloat16, cache_enabled=False) if autocast else contextlib.nullcontext()
 
 
 class _Given(nn.Module):

@@ -27,7 +27,8 @@ class FinetuneOptions:
     `base`: the grid that the frozen weights are put on (`agent.packing.QuantizationGrid`), None to leave them as they are.
     `lora_rank`: of the adapters, None to train all weights. `targets`: ends of the names of the layers that get adapters,
     () for those that peft takes for this kind of model. `sequence_tokens`: the longest sequence. `accumulate`: sequences
-    per update. `accumulate_by`: the order in which they run, with the same bits; None for the one that moves less. `head_rows`: of the logits at a time, None for all of a batch. `updates`: so many instead of `epochs`. `held_out`: the share of the sequences that is not trained on.
+    per update. `accumulate_by`: the order in which they run, with the same bits; None for the one that moves less. `autocast`: forward passes
+    run in bfloat16 where torch's autocast does so, weights staying as they are. `head_rows`: of the logits at a time, None for all of a batch. `updates`: so many instead of `epochs`. `held_out`: the share of the sequences that is not trained on.
     """
 
     model: str
@@ -40,6 +41,7 @@ class FinetuneOptions:
     batch: int = 1
     accumulate: int = 1
     accumulate_by: MicroBatchOrder | None = None
+    autocast: bool = False
     head_rows: int | None = None
     epochs: int = 1
     updates: int | None = None

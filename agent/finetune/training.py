@@ -104,7 +104,9 @@ def finetune(
     def check(model: Any) -> None:
         check_takes(model, max(longest, *(len(s.source or ()) for s in sequences)), largest)
         if options.base is not None:
-            room.check_least(LearnedLoss(model, options.head_rows, task.kind), options.batch * longest)
+            room.check_least(
+                LearnedLoss(model, options.head_rows, task.kind, autocast=options.autocast), options.batch * longest
+            )
 
     model = load_model(options, task, note, check)
     if given is not None:
@@ -166,7 +168,11 @@ class _Run:
         self.options, self.task, self.base, self.model = options, task, base, model
         self._vocabulary, self.prompt = data.vocabulary, data.prompt
         self._steering, self.given = steering, given
-        self._learned_loss = LabelLoss(model) if task.labels else LearnedLoss(model, options.head_rows, task.kind)
+        self._learned_loss = (
+            LabelLoss(model, autocast=options.autocast)
+            if task.labels
+            else LearnedLoss(model, options.head_rows, task.kind, autocast=options.autocast)
+        )
         self.room = room
         self._by_layers: ByLayers | None = None
         """What runs the batches of an update together; None: they run one by one."""

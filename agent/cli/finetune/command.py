@@ -120,6 +120,10 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "what one layer makes fits, adapters then train without writing to the disk",
     )  # fmt: skip
     parser.add_argument(
+        "--autocast", action="store_true",
+        help="run forward passes in bfloat16 where torch's autocast does so; weights stay as they are",
+    )  # fmt: skip
+    parser.add_argument(
         "--head-rows", type=whole_number(_LEAST_HEAD_ROWS), metavar="N",
         help="run the head on N rows at a time, whatever the bits (default: on all, or on fewer where the budget has no room for all and "
         "this device gives the same bits, which is compared)",
@@ -175,6 +179,10 @@ def _finetune(arguments: argparse.Namespace) -> int:
         raise UsageError("--targets says where adapters go, and --full has none; give one of them")
     if arguments.full and arguments.base:
         raise UsageError("--full trains all weights, and those of --base are frozen; give one of them")
+    if arguments.autocast and arguments.base in tuple(QuantizationGrid):
+        raise UsageError(
+            "--autocast casts weights, and those on a grid are decoded as the model's own; give one of them"
+        )
     if arguments.federated and arguments.full:
         raise UsageError("--federated sends adapters to and fro, and --full has none; leave --full away")
     given = next((name for name in ("federated", "name") if getattr(arguments, name)), None)
@@ -192,7 +200,7 @@ def _finetune(arguments: argparse.Namespace) -> int:
     options = FinetuneOptions(
         model=str(arguments.model.absolute()), data=str(arguments.data.absolute()), out=str(arguments.out.absolute()),
         lora_rank=None if arguments.full else arguments.lora, base=base, targets=targets, sequence_tokens=arguments.seq_len,
-        batch=arguments.batch, accumulate=arguments.accumulate, accumulate_by=arguments.accumulate_by, head_rows=arguments.head_rows, epochs=arguments.epochs, updates=arguments.updates,
+        batch=arguments.batch, accumulate=arguments.accumulate, accumulate_by=arguments.accumulate_by, autocast=arguments.autocast, head_rows=arguments.head_rows, epochs=arguments.epochs, updates=arguments.updates,
         learning_rate=arguments.lr, held_out=arguments.held_out, seed=arguments.seed, sample=arguments.sample,
         json=arguments.json,
     )  # fmt: skip

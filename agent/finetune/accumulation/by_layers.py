@@ -133,13 +133,17 @@ class ByLayers:
             seen.append((args, kwargs))
             return hidden
 
-        with self._instead(pass_on):
+        with self._instead(pass_on), self.forward_pass():
             self._backbone(input_ids=tokens, use_cache=False)
         if len(seen) != len(self._layers):
             raise NotByLayersError(f"{len(seen)} of its {len(self._layers)} layers are run")
         if any(isinstance(value, torch.Tensor) and value.requires_grad for value in _leaves(seen)):
             raise NotByLayersError("its layers are given more that is trained than hidden rows")
         return first[0], seen
+
+    def forward_pass(self) -> contextlib.AbstractContextManager[object]:
+        """Return what a forward pass runs in."""
+        return self._loss.forward_pass()
 
     def loss_behind(
         self, run: "_MicroBatch", behind: Callable[[torch.Tensor], torch.Tensor], gradient_of: int, of: Sequence[torch.Tensor] | None
@@ -217,14 +221,19 @@ class ByLayers:
         with torch.no_grad(), torch.random.fork_rng(devices=()):
             watch = _Watch(self._layers, *self.hidden_and_arguments(tokens))
             with watch.watching():
-                logits = self._model(input_ids=tokens, use_cache=False).logits
+                logits = self._logits(tokens)
             with self._instead(lambda *_, **__: watch.hidden):
-                ends = self._model(input_ids=tokens, use_cache=False).logits
+                ends = self._logits(tokens)
         if watch.place != len(self._layers) or not _same(logits, ends):
             raise NotByLayersError("its head is given more than what the last layer gives")
         if self._ends_trained:
             with self._instead(lambda *_, **__: watch.hidden):
                 self._trained_head = TrainedHead.of(plain_model(self._model), self._loss, tokens)
+
+    def _logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        with self.forward_pass():
+            logits: torch.Tensor = self._model(input_ids=tokens, use_cache=False).logits
+        return logits
 
 
 class _Watch:
@@ -283,7 +292,8 @@ class _MicroBatch:
 
     def _run(self, layer: nn.Module, place: int, hidden: torch.Tensor) -> torch.Tensor:
         args, kwargs = self._arguments[place]
-        given: torch.Tensor = layer(hidden, *args, **kwargs)
+        with self._by_layers.forward_pass():
+            given: torch.Tensor = layer(hidden, *args, **kwargs)
         return given
 
     @property

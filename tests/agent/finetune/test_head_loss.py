@@ -127,6 +127,22 @@ def test_all_rows_at_once_are_the_step_that_one_would_write(dtype: torch.dtype) 
     assert torch.equal(loss, expected.detach()) and all(map(torch.equal, found, gradients(model)))
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "gemma2"])
+def test_under_autocast_it_is_the_step_that_one_would_write(kind: str) -> None:
+    model = small_model(kind)
+    tokens, labels = data(1)
+    following = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    learned = LearnedLoss(model, autocast=True)
+    loss, found = learned(tokens, labels, gradient_of=5), gradients(model)
+    assert not learned.may_run_in_blocks(tokens)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(input_ids=tokens).logits.view(-1, VOCABULARY)
+    expected = F.cross_entropy(logits.float(), following.view(-1), reduction="sum")
+    (expected / 5).backward()
+    assert torch.equal(loss, expected.detach()) and all(map(torch.equal, found, gradients(model)))
+    assert not torch.equal(loss, LearnedLoss(model)(tokens, labels)), "else nothing was cast"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_blocks_that_nobody_asked_for_have_the_bits_of_all_rows_at_once(kind: str, dtype: torch.dtype) -> None:

@@ -174,6 +174,21 @@ def test_on_flash_that_wears_out_layers_are_computed_once_more(tmp_path: Path, m
     assert results[0] == results[1]
 
 
+def test_under_autocast_a_budget_changes_no_bit(tmp_path: Path) -> None:
+    model, data = make_model(tmp_path / "model", 128), make_data(tmp_path / "data.jsonl")
+    options = FinetuneOptions(str(model), str(data), "", sequence_tokens=64, updates=3, held_out=0.0, autocast=True)
+    plain, bounded, uncast = (replace(options, out=str(tmp_path / name)) for name in ("plain", "bounded", "uncast"))
+    run(plain)
+    with budget(tensors="640K", page_dir=tmp_path) as bound:
+        run(bounded)
+    assert bound.report.written_bytes > 0
+    run(replace(uncast, autocast=False))
+    first, second, third = (
+        (Path(one.out) / "adapter_model.safetensors").read_bytes() for one in (plain, bounded, uncast)
+    )
+    assert first == second != third
+
+
 @pytest.mark.parametrize(
     ("kind", "grid"),
     [

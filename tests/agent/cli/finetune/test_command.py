@@ -75,6 +75,10 @@ def test_in_a_budget_it_has_the_bits_of_the_recipe_without(
         (("model", "--data", "none.jsonl"), "none.jsonl: No such file or directory; give a .jsonl or .txt file"),
         (("model", "--data", "data.jsonl", "--full", "--targets", "q_proj"), "--targets says where adapters go"),
         (
+            ("model", "--data", "data.jsonl", "--autocast", "--base", "nf4"),
+            "--autocast casts weights, and those on a grid are decoded as the model's own",
+        ),
+        (
             ("model", "--data", "data.jsonl", "--full", "--base", "nf4"),
             "--full trains all weights, and those of --base",
         ),

@@ -32,13 +32,13 @@ def batches_of(count: int = 3) -> list[Inputs]:
     return made
 
 
-def one_by_one(model: Any, batches: list[Inputs], head_rows: int | None = None) -> float:
-    loss = LearnedLoss(model, head_rows)
+def one_by_one(model: Any, batches: list[Inputs], head_rows: int | None = None, *, autocast: bool = False) -> float:
+    loss = LearnedLoss(model, head_rows, autocast=autocast)
     return sum(loss(tokens, labels, gradient_of=LEARNED).item() for tokens, labels in batches)
 
 
-def by_layers(model: Any, batches: list[Inputs], head_rows: int | None = None) -> float:
-    return ByLayers(model, LearnedLoss(model, head_rows))(batches, LEARNED)
+def by_layers(model: Any, batches: list[Inputs], head_rows: int | None = None, *, autocast: bool = False) -> float:
+    return ByLayers(model, LearnedLoss(model, head_rows, autocast=autocast))(batches, LEARNED)
 
 
 def gradients_of(model: Any) -> dict[str, torch.Tensor | None]:
@@ -74,6 +74,15 @@ def test_a_weight_that_is_embedding_and_head_has_one_sum_of_both_for_each_batch(
     assert by_layers(model, batches) == one_by_one(other, batches)
     assert_same(model, other)
     assert model.get_output_embeddings().weight.grad is model.get_input_embeddings().weight.grad
+
+
+@pytest.mark.parametrize(("kind", "adapted"), [("llama", True), ("llama", False), ("gpt2", True)])
+def test_under_autocast_too(kind: str, adapted: bool) -> None:
+    model = model_of(kind, adapted=adapted)
+    plain, other, batches = copy.deepcopy(model), copy.deepcopy(model), batches_of()
+    loss = by_layers(model, batches, autocast=True)
+    assert loss == one_by_one(other, batches, autocast=True) != one_by_one(plain, batches)
+    assert_same(model, other)
 
 
 def test_a_head_on_some_rows_at_a_time() -> None:

@@ -35,7 +35,8 @@ def python_state(model: torch.nn.Module, loss_fn: Any) -> dict[str, Any]:
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> frozenset[str]:
     """Return the names of what is another value than before."""
-    return frozenset(name for name, value in before.items() if name in after and after[name] != value)
+    there = ((name, value, after[name]) for name, value in before.items() if name in after)
+    return frozenset(name for name, value, now in there if now is not value and now != value)  # a NaN is not what it is
 
 
 def _seen_by(function: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:

@@ -28,8 +28,8 @@ WITH_ENCODER = ("t5", "bart")
 class _PlainLoss:
     """The loss and its gradient as every tutorial has them."""
 
-    def __init__(self, model: Any, head_rows: int | None, kind: TaskKind) -> None:
-        self._model, self._kind = model, kind
+    def __init__(self, model: Any, head_rows: int | None, kind: TaskKind, *, autocast: bool) -> None:
+        self._model, self._kind, self._autocast = model, kind, autocast
 
     def __call__(
         self,
@@ -39,15 +39,16 @@ class _PlainLoss:
         gradient_of: int | None = None,
     ) -> torch.Tensor:
         following = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-        if self._kind is TaskKind.MASKED_LM:
-            assert source is not None
-            logits, following = self._model(input_ids=tokens, attention_mask=source[1]).logits.float(), labels
-        elif source is None:
-            logits = self._model(input_ids=tokens, use_cache=False).logits.float()
-        else:
-            read, there = source
-            decoded = self._model(input_ids=read, attention_mask=there, decoder_input_ids=tokens, use_cache=False)
-            logits = decoded.logits.float()
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._autocast):
+            if self._kind is TaskKind.MASKED_LM:
+                assert source is not None
+                logits, following = self._model(input_ids=tokens, attention_mask=source[1]).logits.float(), labels
+            elif source is None:
+                logits = self._model(input_ids=tokens, use_cache=False).logits.float()
+            else:
+                read, there = source
+                decoded = self._model(input_ids=read, attention_mask=there, decoder_input_ids=tokens, use_cache=False)
+                logits = decoded.logits.float()
         loss = F.cross_entropy(logits.flatten(0, 1), following.flatten(), ignore_index=IGNORED, reduction="sum")
         if gradient_of is not None:
             (loss / gradient_of).backward()
@@ -80,14 +81,15 @@ def _cases() -> list[Any]:
 
 @pytest.mark.parametrize(("kind", "rank", "base"), _cases())
 def test_it_has_the_bits_of_plain_pytorch(
-    kind: str, rank: int | None, base: QuantizationGrid | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    kind: str, rank: int | None, base: QuantizationGrid | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    autocast: bool = False,
+) -> None:  # fmt: skip
     make_model(tmp_path / "model", 128 if base else 32, kind)
     data = tmp_path / ("data.jsonl" if kind in WITH_ENCODER else "data.txt")
     data.write_text(pairs() if kind in WITH_ENCODER else TEXT * 8)
     options = FinetuneOptions(
         str(tmp_path / "model"), str(data), str(tmp_path / "mine"), lora_rank=rank, base=base, sequence_tokens=32,
-        updates=3, batch=2 if kind in WITH_ENCODER else 1, held_out=0.0, learning_rate=0.01,
+        updates=3, batch=2 if kind in WITH_ENCODER else 1, held_out=0.0, learning_rate=0.01, autocast=autocast,
     )  # fmt: skip
     losses: dict[str, list[float]] = {"mine": [], "plain": []}
     with budget(tensors="300K", page_dir=tmp_path):
@@ -98,6 +100,13 @@ def test_it_has_the_bits_of_plain_pytorch(
     assert losses["mine"] == losses["plain"] and len(set(losses["mine"])) == 3
     name = "model.safetensors" if rank is None else "adapter_model.safetensors"
     assert (tmp_path / "mine" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+
+
+@pytest.mark.parametrize(("kind", "rank"), [("llama", 4), ("llama", None), ("t5", 4)])
+def test_under_autocast_it_has_the_bits_of_plain_pytorch_under_it(
+    kind: str, rank: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test_it_has_the_bits_of_plain_pytorch(kind, rank, None, tmp_path, monkeypatch, autocast=True)
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,7 @@ class UpdateGroup:
     """The ops `first`..`last` (all consecutive) that update storage `parameter`.
 
     `storages`: the storages of `parameter`'s size that they touch (parameter, gradients, optimizer state,
-    temporaries); `temporaries`: those created and dead inside, of which `temporaries_at_once` are there at most at the same time. `whole`:
-    ops on single elements, run once, before.
+    temporaries); `temporaries`: those created and dead inside. `whole`: ops on single elements, run once, before.
     """
 
     parameter: int
@@ -52,7 +51,6 @@ class UpdateGroup:
     last: int
     storages: tuple[int, ...]
     temporaries: tuple[int, ...]
-    temporaries_at_once: int
     whole: tuple[int, ...]
     nbytes: int
 

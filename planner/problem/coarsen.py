@@ -418,7 +418,7 @@ class _Coarsening:
             count = -(-size // SLICE_BYTES)
             piece = max(stop - start for start, stop in slice_bounds(group.nbytes, count))
             saved = self._sliced_savings(group)
-            buffers = piece * (2 * len(members) + group.temporaries_at_once)
+            buffers = piece * (2 * len(members) + len(group.temporaries))
             others = sum(self.graph.storages[s].nbytes for s in group.storages if s in self.tensor_of)
             others -= sum(self.graph.storages[self.storages[m]].nbytes for m in members)
             found.append(Slicing(stage, members, saved, buffers, others))

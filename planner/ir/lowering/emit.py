@@ -22,8 +22,7 @@ READ_MARGIN = 0.1
 class _Pending:
     """A write or a sliced update under way.
 
-    `nbytes` stay resident until `wait` ends, at `moment` at the earliest. `buffers`: bytes that a sliced update holds beside them while it
-    runs; one runs at a time.
+    `nbytes` stay resident until `wait` ends, at `moment` at the earliest.
     """
 
     wait: Code
@@ -31,7 +30,6 @@ class _Pending:
     nbytes: int
     moment: float
     frees: tuple[int, ...] = ()
-    buffers: int = 0
 
 
 def emit(placement: Placement) -> Program:
@@ -76,9 +74,7 @@ class _Emitter:
         self.held = placement.need.copy()
         self.carried = carried
         self.pending = list(carried)
-        self.begun = 0
-        """Bytes of buffers that `level` has of the sliced update whose operators are gone through."""
-        self._count_pending()
+        self.pending_bytes = sum(p.nbytes for p in carried)
         self.updating = 0
         """Of those that are pending: sliced updates."""
         self.done: dict[int, float] = {}
@@ -102,8 +98,6 @@ class _Emitter:
         x = self.x
         self.timeline: list[int] = []
         for i, position in enumerate(x.at):
-            if (begins := self.updates.starts(i)) is not None:
-                self._begin(self.updates.resident_bytes(begins))
             fullest = self._read_ahead(i)
             for s in position.returns:
                 self._wait_read(s)
@@ -176,16 +170,6 @@ class _Emitter:
             beside_bytes=beside_bytes(graph, self.costs, instructions, x.starts_away),
         )  # fmt: skip
 
-    def _count_pending(self) -> None:
-        """Count what is pending: the buffers of one sliced update, for those that wait for it have none yet."""
-        buffers = max((p.buffers for p in self.pending), default=0)
-        self.pending_bytes = sum(p.nbytes for p in self.pending) + max(0, buffers - self.begun)
-
-    def _begin(self, buffers: int) -> None:
-        """Go on to a sliced update with so many bytes of buffers, or to none."""
-        self.begun = buffers
-        self._count_pending()
-
     def _put(self, code: Code, index: int, target: int = 0) -> None:
         self.put.append((code, index, self.level + self.pending_bytes, target))
 
@@ -205,7 +189,7 @@ class _Emitter:
         self.pending.remove(oldest)
         self._put(oldest.wait, oldest.index)
         self._stall_until(oldest.moment)
-        self._count_pending()
+        self.pending_bytes -= oldest.nbytes
         self.updating -= oldest.wait is Code.WAIT_SLICED
         for s in oldest.frees:
             self._put(Code.FREE, s)
@@ -315,7 +299,7 @@ class _Emitter:
             moments = self.clock + x.starts[i : due.use] - x.starts[i]
             by_moment = sorted(self.pending, key=lambda p: p.moment)
             done = np.array([p.moment for p in by_moment])
-            left = np.cumsum([p.nbytes + p.buffers for p in reversed(by_moment)])[::-1]
+            left = np.cumsum([p.nbytes for p in reversed(by_moment)])[::-1]
             left = np.append(left, 0)
             load = load + left[np.searchsorted(done, moments, side="right")]
         return bool((load <= x.limit).all())
@@ -431,9 +415,9 @@ class _Emitter:
             self.free_at[target.link] += target.write_seconds(self.size[s])
             self._book_write(s, self.x.homes[s])
         later = tuple(s for s in frees if s in updates.touched[g])
-        nbytes = sum(self.size[s] for s in later)
+        nbytes = updates.resident_bytes(g) + sum(self.size[s] for s in later)
         moment = max(self.clock, *(self.free_at[link] for link in links)) if links else self.clock
-        self.pending.append(_Pending(Code.WAIT_SLICED, g, nbytes, moment, later, updates.resident_bytes(g)))
+        self.pending.append(_Pending(Code.WAIT_SLICED, g, nbytes, moment, later))
         self.updating += 1
-        self._begin(0)
+        self.pending_bytes += nbytes
         return later

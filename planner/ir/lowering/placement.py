@@ -96,12 +96,12 @@ class SlicedUpdates:
     def resident_bytes(self, g: int) -> int:
         """Return the bytes that a sliced group holds besides whole storages.
 
-        Two buffers for each streamed one, one for each temporary while it is there.
+        Two buffers for each streamed one, one for each temporary.
         """
         group = self.groups[g]
         size = max(stop - start for start, stop in slice_bounds(group.nbytes, self.counts[g]))
         streamed = len(self.streamed[g] - set(group.temporaries))
-        return size * (2 * streamed + group.temporaries_at_once)
+        return size * (2 * streamed + len(group.temporaries))
 
 
 @dataclass(frozen=True, slots=True)

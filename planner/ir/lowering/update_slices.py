@@ -91,7 +91,6 @@ def _group(graph: StepGraph, parameter: int, first: int, last: int) -> UpdateGro
         last,
         tuple(sorted(storages)),
         tuple(sorted(temporaries)),
-        max((sum(graph.uses[s][0] <= i <= graph.uses[s][-1] for s in temporaries) for i in inside), default=0),
         tuple(whole),
         graph.storages[parameter].nbytes,
     )

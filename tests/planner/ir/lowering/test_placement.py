@@ -7,14 +7,7 @@ from planner.ir.lowering.update_slices import SLICE_BYTES
 from planner.ir.program import UpdateGroup
 
 GROUP = UpdateGroup(
-    parameter=0,
-    first=3,
-    last=5,
-    storages=(0, 1, 2, 7),
-    temporaries=(7,),
-    temporaries_at_once=1,
-    whole=(),
-    nbytes=3 * SLICE_BYTES + 4,
+    parameter=0, first=3, last=5, storages=(0, 1, 2, 7), temporaries=(7,), whole=(), nbytes=3 * SLICE_BYTES + 4
 )
 
 

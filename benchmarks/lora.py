@@ -19,6 +19,7 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.llm import SHAPES
 from benchmarks.tables import table_console
 
 STEPS = 4
@@ -123,30 +124,11 @@ def make_model(folder: Path, shape: str = TINYLLAMA, layers: int | None = None) 
 
 def _write_model(folder: Path, shape: str, layers: int | None) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    config: LlamaConfig | Qwen2Config
-    if shape == QWEN:
-        config = Qwen2Config(
-            vocab_size=151936,
-            hidden_size=896,
-            intermediate_size=4864,
-            num_hidden_layers=layers or 24,
-            num_attention_heads=14,
-            num_key_value_heads=2,
-            tie_word_embeddings=True,
-        )
-    else:
-        config = LlamaConfig(
-            vocab_size=32000,
-            hidden_size=2048,
-            intermediate_size=5632,
-            num_hidden_layers=layers or 22,
-            num_attention_heads=32,
-            num_key_value_heads=4,
-            tie_word_embeddings=False,
-        )
+    changes = {} if layers is None else {"num_hidden_layers": layers}
+    config = AutoConfig.for_model(**SHAPES[shape] | changes)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
 
 

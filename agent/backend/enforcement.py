@@ -19,7 +19,7 @@ from agent.backend.choose import backend_of
 from agent.system.cgroup import CgroupError, cgroup2_mount, own_path
 from agent.system.memory_belt import scope_command
 from agent.system.python_process import module_command, module_environment
-from planner.ir.process_memory import resident_bytes
+from planner.ir.process_memory import available_bytes, resident_bytes
 
 PROBE_BYTES = 64 << 20
 """So much is taken of a device's memory to see who notices; enough to stand out, little enough to be there."""
@@ -32,6 +32,7 @@ _BEGUN = "begun"
 _PATIENCE_S = 60.0
 _FIRST_TO_GO = "1000"
 """Of the kernel's scores: where the whole machine gets short, the process that tries goes before anything of the user's."""
+_NO_LIMIT = 1 << 62
 _SPARE_BYTES = 512 << 20
 """What must be free of the machine beside what is tried with."""
 
@@ -48,7 +49,7 @@ def enforced(backend: Backend) -> dict[str, str]:
 def _in_a_group(backend: Backend) -> dict[str, str]:
     """Try a control group whose limit leaves a process like this one little more than it holds."""
     limit = resident_bytes() + backend.outside_bytes() + PROBE_BYTES
-    if _available_bytes() < limit + PROBE_BYTES + _SPARE_BYTES:
+    if available_bytes() < limit + PROBE_BYTES + _SPARE_BYTES:
         return {GROUP: "was not tried: too little memory is free"}
     scope = scope_command(limit)
     if not scope:
@@ -119,9 +120,6 @@ def _by_allocator(backend: Backend) -> str:
         backend.limit(_NO_LIMIT)
 
 
-_NO_LIMIT = 1 << 62
-
-
 def _by_data(backend: Backend) -> str:
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[5])
@@ -145,14 +143,6 @@ def _by_group(backend: Backend) -> str:
 
 
 TRIES: Mapping[str, Callable[[Backend], str]] = {ALLOCATOR: _by_allocator, DATA: _by_data, GROUP: _by_group}
-
-
-def _available_bytes() -> int:
-    """Return what the machine has free for processes; nothing where it does not say."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    return 0
 
 
 if __name__ == "__main__":

@@ -98,8 +98,8 @@ def finetune(
     room = Room(options)
     sequences = (*split.train, *split.held_out)
     longest = max(len(sequence.tokens) for sequence in sequences)
-    prompt = [found.prompt] if found.prompt else []
-    largest = max(max(tokens) for s in sequences for tokens in (s.tokens, s.source, *prompt) if tokens)
+    read = (found.prompt, *(tokens for s in sequences for tokens in (s.tokens, s.source)))
+    largest = max(max(tokens) for tokens in read if tokens)
 
     def check(model: Any) -> None:
         check_takes(model, max(longest, *(len(s.source or ()) for s in sequences)), largest)

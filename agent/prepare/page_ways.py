@@ -5,11 +5,8 @@ and the page thread then do with the bytes included; the medium is the same for 
 """
 
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import xxhash
@@ -19,6 +16,7 @@ from agent.backend.staging import Staging
 from agent.prepare.pools import copy_seconds
 from agent.train.pager import BURST, PageError, PageFile, Pager, Slot
 from planner.ir.costs import DeviceCosts, Flash
+from planner.profiling.timing import shortest_run_s
 
 _SAMPLE_BYTES = BURST
 _REPEATS = 5
@@ -83,20 +81,11 @@ def _computing(backend: Backend, memory: torch.Tensor) -> float:
         words.add_(1)
         backend.synchronize()
 
-    return _least(run)
+    return shortest_run_s(run, _REPEATS)
 
 
 def _checking(memory: torch.Tensor) -> float:
-    return _least(lambda: xxhash.xxh3_64_intdigest(memory.numpy().data))
-
-
-def _least(run: Callable[[], Any]) -> float:
-    seconds = []
-    for _ in range(_REPEATS):
-        begin = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds)
+    return shortest_run_s(lambda: xxhash.xxh3_64_intdigest(memory.numpy().data), _REPEATS)
 
 
 def _comes_back(backend: Backend, memory: torch.Tensor, page_dir: Path) -> bool:

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -21,7 +20,10 @@ from planner.ir.costs import Flash
 from planner.ir.units import format_bytes
 from planner.profiling.operators import LEAST_MEDIUM_JOULES, MEDIUM_WATTS, FlashError, measure_flash
 from planner.profiling.sustained_writes import MOST_BYTES, SustainedWrite, measure_sustained
+from planner.profiling.timing import shortest_run_s
 
+_REPEATS = 10
+"""Runs of what a processor's rate is told by."""
 _SMALL_BOARD_WATTS = {"static_watts": 2.0, "compute_watts": 4.0}
 """A small board's, where nobody measured any."""
 
@@ -155,19 +157,10 @@ def board_numbers(found: Calibration, cores: int, meter: str) -> dict[str, Numbe
 def _matrix_rate() -> float:
     """Return fp32 operations per second of a 512 x 512 matrix product, the best of ten."""
     a, b = torch.randn(512, 512), torch.randn(512, 512)
-    return 2.0 * 512**3 / _best(lambda: torch.mm(a, b))
+    return 2.0 * 512**3 / shortest_run_s(lambda: torch.mm(a, b), _REPEATS)
 
 
 def _copy_rate() -> float:
     """Return bytes per second read and written by adding two 32 MiB tensors, the best of ten."""
     a, b, out = (torch.zeros(8 << 20) for _ in range(3))
-    return 3.0 * out.numel() * 4 / _best(lambda: torch.add(a, b, out=out))
-
-
-def _best(action: Callable[[], object], repeats: int = 10) -> float:
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - begin)
-    return min(times)
+    return 3.0 * out.numel() * 4 / shortest_run_s(lambda: torch.add(a, b, out=out), _REPEATS)

@@ -51,6 +51,16 @@ def timed(calls: Sequence[TimedCall], sweep: Sweep) -> list[tuple[float, int]]:
     return [(min(one.seconds[1:] or one.seconds), one.workspace_bytes) for one in runs]
 
 
+def shortest_run_s(run: Callable[[], Any], repeats: int) -> float:
+    """Return the seconds of the fastest of some runs: what else the machine does comes on top of each."""
+    seconds = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
+
+
 @dataclass(slots=True)
 class _Runs:
     """The runs of one operator so far."""

@@ -5,11 +5,9 @@ takes to hand an operator to a team, and to go from one team's operator to anoth
 """
 
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -19,6 +17,7 @@ from planner.ir.costs import OpCost
 from planner.ir.devices.cpu_teams import CpuTeam
 from planner.make_bundle import Prepared
 from planner.profiling.operators import Measured
+from planner.profiling.timing import shortest_run_s
 from planner.search.placement.operator_devices import (
     DeviceChoice,
     DeviceLink,
@@ -60,27 +59,17 @@ def measured_times(threads: int, teams: Sequence[CpuTeam]) -> TeamTimes:
     with CpuTeams(threads, teams) as made, torch.no_grad():
         numbers, out = torch.ones(_SPREAD_ITEMS), torch.empty(_SPREAD_ITEMS)
         spread = [made.runs(team, lambda: torch.add(numbers, 1.0, out=out)) for team in range(count)]
-        entry = tuple(0.0 if team == 0 else _least(made.runs(team, int)) for team in range(count))
-        alone = [_least(run) for run in spread]
+        entry = tuple(0.0 if team == 0 else shortest_run_s(made.runs(team, int), _REPEATS) for team in range(count))
+        alone = [shortest_run_s(run, _REPEATS) for run in spread]
 
         def between(a: int, b: int) -> float:
-            both = _least(lambda: (spread[a](), spread[b]()))
+            both = shortest_run_s(lambda: (spread[a](), spread[b]()), _REPEATS)
             return max(0.0, both - alone[a] - alone[b]) / 2
 
         pairs = {(a, b): between(a, b) for a in range(count) for b in range(a)}
     return TeamTimes(
         entry, tuple(tuple(pairs.get((max(a, b), min(a, b)), 0.0) for b in range(count)) for a in range(count))
     )
-
-
-def _least(run: Callable[[], Any]) -> float:
-    """Return the seconds of the fastest of many runs: what else the machine does comes on top of each."""
-    seconds = []
-    for _ in range(_REPEATS):
-        begin = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds)
 
 
 @contextmanager

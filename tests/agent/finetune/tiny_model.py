@@ -14,6 +14,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from agent.finetune.text.records import Message
+
 ENCODERS = ("bert", "roberta", "distilbert")
 TEXT = "to be or not to be that is the question whether tis nobler in the mind to suffer\n"
 TEMPLATE = (
@@ -24,6 +26,12 @@ THOUGHTS = TEMPLATE.replace(
     "{{ m['content'] }}", "{% if m['role'] == 'assistant' and loop.last %}the mind {% endif %}{{ m['content'] }}"
 )
 """As Qwen3's: an answer has thoughts before it, which are left away once the conversation goes on."""
+
+TALK = (
+    Message("user", "to be or"), Message("assistant", "not to be"), Message("user", "that is"),
+    Message("assistant", "the question"),
+)  # fmt: skip
+"""What somebody asks and is answered, twice."""
 
 
 def shape_of(kind: str, hidden_size: int = 32) -> dict[str, Any]:

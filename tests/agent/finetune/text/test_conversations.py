@@ -7,18 +7,7 @@ import pytest
 from agent.finetune.options import FinetuneError
 from agent.finetune.text.conversations import UnwrittenError, conversation_spans
 from agent.finetune.text.records import Message
-from agent.finetune.text.tokenizing import load_tokenizer
-from tests.agent.finetune.tiny_model import THOUGHTS, make_model
-
-TALK = (
-    Message("user", "to be or"), Message("assistant", "not to be"), Message("user", "that is"),
-    Message("assistant", "the question"),
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return load_tokenizer(make_model(tmp_path_factory.mktemp("model")))
+from tests.agent.finetune.tiny_model import TALK, THOUGHTS
 
 
 def written(tokenizer: Any) -> list[list[tuple[str, bool]]]:

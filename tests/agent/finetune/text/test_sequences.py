@@ -12,18 +12,9 @@ from agent.finetune.text import sequences
 from agent.finetune.text.records import Message, Record
 from agent.finetune.text.sequences import IGNORED, Vocabulary, masked, split_sequences
 from agent.finetune.text.tokenizing import load_tokenizer
-from tests.agent.finetune.tiny_model import TEMPLATE, TEXT, THOUGHTS, make_model
+from tests.agent.finetune.tiny_model import TALK, TEMPLATE, TEXT, THOUGHTS, make_model
 
 CAUSAL = Task(TaskKind.CAUSAL_LM)
-TALK = (
-    Message("user", "to be or"), Message("assistant", "not to be"), Message("user", "that is"),
-    Message("assistant", "the question"),
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return load_tokenizer(make_model(tmp_path_factory.mktemp("model")))
 
 
 def options(**changes: Any) -> FinetuneOptions:

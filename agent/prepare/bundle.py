@@ -317,7 +317,8 @@ def _settled(making: "_Making", quick: Planner, planner: Planner, progress: Prog
 class _Trial:
     """What a trial run measured.
 
-    Peaks of resident memory, and its last step's compute seconds over those planned.
+    Peaks of resident memory, with what blocks that are touched in part may still add, and its last step's compute seconds over
+    those planned.
 
     `start_bytes`: the peak before the first step, while the worker loads Python, torch and the bundle. `packings`: by graph,
     what packing takes, where the run looked at that; without joules.
@@ -672,7 +673,7 @@ def trial(
                 case PackingProbed():
                     packings[event.graph] = (*packings.get(event.graph, ()), *event.costs)
                 case TrainingFinished():
-                    peak = max(peak, event.peak_rss_bytes or 0)
+                    peak = max(peak, event.peak_rss_bytes or 0) + event.untouched_block_bytes
                 case TrainingFailed():
                     failure = event.message
                     full = event.code == torch.OutOfMemoryError.__name__

@@ -31,7 +31,7 @@ from planner.ir.bundle.bundle import Bundle
 from planner.ir.bundle.revision import read_revision, revised
 from planner.ir.code_pages import release_code_pages
 from planner.ir.errors import PortError
-from planner.ir.process_memory import peak_resident_bytes, reset_peak, resident_bytes
+from planner.ir.process_memory import peak_resident_bytes, reset_peak, resident_bytes, untouched_block_bytes
 
 
 class StateInUseError(PortError):
@@ -154,6 +154,7 @@ class _Run:
 
     def _finished(self) -> None:
         trainer, told, tell = self.trainer, self.told, self.tell
+        untouched = untouched_block_bytes()
         for name, probe in trainer.probes.items():
             costs = probe.costs()
             for start in range(0, len(costs), COSTS_IN_A_LINE):
@@ -163,7 +164,7 @@ class _Run:
         tell(
             TrainingFinished(
                 step=trainer.step, out=str(told.out) if told.out else None, out_checksum=checksum, digest=digest,
-                peak_rss_bytes=peak_resident_bytes(),
+                peak_rss_bytes=peak_resident_bytes(), untouched_block_bytes=untouched,
             )
         )  # fmt: skip
 

@@ -186,7 +186,7 @@ class TrainingFinished(_EventMessage, frozen=True, kw_only=True, tag="finished")
     """The job is done.
 
     `out`: the file of its weights, `out_checksum`: the CRC-32 of that file, `digest`: a checksum over its state, where
-    asked for.
+    asked for. `untouched_block_bytes`: by how much its resident memory may grow with no allocation, above the peak.
     """
 
     step: int
@@ -194,6 +194,7 @@ class TrainingFinished(_EventMessage, frozen=True, kw_only=True, tag="finished")
     out_checksum: str | None = None
     digest: str | None = None
     peak_rss_bytes: int | None = None
+    untouched_block_bytes: int = 0
 
 
 class TrainingFailed(_EventMessage, frozen=True, kw_only=True, tag="failed"):

@@ -4,17 +4,19 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace as replaced
 from torch import nn
 from torch.nn import functional
 
 from agent.energy.sources.estimated import PowerModel
 from agent.prepare import bundle
 from agent.prepare.pools import with_host_room
-from agent.worker.protocol import StepDone
+from agent.worker.protocol import StepDone, TrainingFinished, WorkerReady
 from planner import make_bundle
 from planner.ir.bundle import writer
 from planner.ir.bundle.bundle import TENSOR_MEMBERS, Bundle, Manifest, PlannedLimits, Reference
@@ -135,6 +137,17 @@ def test_a_trial_looks_at_the_tensors_of_real_steps(tmp_path: Path) -> None:
     assert set(found) == {"step"} and relu in {made.graphs["step"].writers[c.storage][-1] for c in found["step"]}
     assert all(c.codec is Codec.BITMAP and 0.3 < c.density < 0.7 and c.seconds > 0 for c in found["step"])
     assert not bundle.trial(path, (tmp_path,), 1).packings, "only when asked"
+
+
+def test_a_trial_counts_what_huge_pages_may_still_fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [
+        WorkerReady(pid=1, step=0, total_steps=2, plan=0, planned_peak_bytes=300, resident_bytes=50, start_peak_bytes=60),
+        replaced(step_event(wall_s=1.0, stall_s=0.0, cpu_s=1.0, planned_compute_s=1.0), peak_rss_bytes=300),
+        TrainingFinished(step=2, peak_rss_bytes=310, untouched_block_bytes=7),
+    ]  # fmt: skip
+    ended = SimpleNamespace(events=lambda: iter(told), process=SimpleNamespace(returncode=0))
+    monkeypatch.setattr(bundle, "start_worker", lambda *_, **__: ended)
+    assert bundle.trial(tmp_path / "job.port", (tmp_path,), 1).peak_bytes == 317
 
 
 def test_a_slower_medium_takes_longer_and_more_joules_per_byte() -> None:

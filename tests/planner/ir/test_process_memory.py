@@ -53,3 +53,13 @@ def test_the_tightest_control_group_counts_and_its_page_cache_does_not(tmp_path:
 def test_no_more_is_available_than_the_machine_has(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", platform)
     assert 0 < process_memory.available_bytes() <= psutil.virtual_memory().total
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="huge pages are asked for on Linux only")
+def test_what_huge_pages_may_fill_is_what_is_not_resident_of_the_areas_they_were_asked_for() -> None:
+    before = process_memory.untouched_block_bytes()
+    with mmap.mmap(-1, 64 << 20) as hinted, mmap.mmap(-1, 64 << 20):
+        hinted.madvise(mmap.MADV_HUGEPAGE)
+        assert process_memory.untouched_block_bytes() - before == 64 << 20
+        hinted.write(b"x" * (48 << 20))
+        assert 14 << 20 <= process_memory.untouched_block_bytes() - before <= 16 << 20, "at most one of 2 MiB more"

@@ -50,7 +50,7 @@ def own_code(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Samples whose rows have shapes of their own: one tensor or array per argument of the batch, and rows to a batch."""
+    """Samples whose rows have shapes of their own: one tensor or array (or `ColumnFile`) per argument of the batch, and rows to a batch."""
 
     data: Sequence[Any]
     batch_size: int

@@ -27,8 +27,8 @@ _TRAINERS_OTHER_STEPS = ("fp16", "bf16", "torch_compile", "neftune_noise_alpha",
 _EXEC = "or train with `port-agent exec`, which follows the program itself"
 
 
-def load_job(script: Path) -> TrainingJob:
-    """Return the job that `script` describes; its `port_job()` is called with no arguments.
+def load_job(script: Path, folder: Path | None = None) -> TrainingJob:
+    """Return the job that `script` describes; its `port_job()` is called with no arguments. `folder`: as in `as_job`.
 
     Raises JobError where there is no such script, no `port_job()` in it, or it returns something else, and ScriptError
     where it raises.
@@ -51,7 +51,7 @@ def load_job(script: Path) -> TrainingJob:
         )
     with own_code(f"{ENTRY}() in {script}"):
         returned = entry()
-    job = as_job(returned)
+    job = as_job(returned, folder)
     if job is None:
         raise JobError(
             f"{ENTRY}() in {script} returned {type(returned).__name__}; it must return a planner.job.TrainingJob, a "
@@ -62,23 +62,25 @@ def load_job(script: Path) -> TrainingJob:
     return job
 
 
-def as_job(returned: object) -> TrainingJob | None:
+def as_job(returned: object, folder: Path | None = None) -> TrainingJob | None:
     """Return what `port_job()` returned as a job, or None where it is nothing that says what to train.
+
+    What batches give lies in files in a `folder` as long as the job is there; None: where the system keeps temporary files.
 
     Raises JobError where it is, but cannot be trained from a bundle, and ScriptError where its own code raises.
     """
     if isinstance(returned, TrainingJob):
         return returned
     if _is_of(returned, "Trainer", "transformers"):
-        return _of_trainer(returned)
+        return _of_trainer(returned, folder)
     if (
         isinstance(returned, tuple)
         and returned
         and _is_of(returned[0], "LightningModule", "lightning", "pytorch_lightning")
     ):
-        return _of_lightning(*returned)
+        return _of_lightning(*returned, folder=folder)
     if isinstance(returned, tuple) and len(returned) == _PARTS and isinstance(returned[0], torch.nn.Module):
-        return _of_parts(*returned)
+        return _of_parts(*returned, folder=folder)
     return None
 
 
@@ -87,11 +89,16 @@ def _is_of(value: object, name: str, *packages: str) -> bool:
 
 
 def _of_parts(
-    model: torch.nn.Module, loss_fn: Callable[..., Any], optimizer: torch.optim.Optimizer, batches: Iterable[Any]
+    model: torch.nn.Module,
+    loss_fn: Callable[..., Any],
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[Any],
+    *,
+    folder: Path | None,
 ) -> TrainingJob:
     """`loss_fn(model, batch)` takes a batch as the iterable yields it."""
     _check_repeatable(batches)
-    data = as_columns(batches)
+    data = as_columns(batches, folder)
 
     def loss(model: torch.nn.Module, *rows: torch.Tensor) -> Any:
         return loss_fn(model, data.rebuilt(*rows))
@@ -113,14 +120,14 @@ def _check_repeatable(batches: Iterable[Any]) -> None:
 
     with own_code("reading the first samples of the data"):
         one, other = as_columns([first()]), as_columns([first()])
-    if any(not torch.equal(a, b) for a, b in zip(one.buckets[0].data, other.buckets[0].data, strict=True)):
+    if any(not torch.equal(a[:], b[:]) for a, b in zip(one.buckets[0].data, other.buckets[0].data, strict=True)):
         raise JobError(
             "the data gives the same samples other contents each time it is read (masked or changed at random), and a bundle "
             f"would keep those of the first time for ever: move what is random into the model, by torch's operators, {_EXEC}"
         )
 
 
-def _of_trainer(trainer: Any) -> TrainingJob:
+def _of_trainer(trainer: Any, folder: Path | None) -> TrainingJob:
     """The Trainer's own loss, optimizer, schedule, clipping and accumulation; its callbacks are not part of a bundle."""
     arguments = trainer.args
     for name in _TRAINERS_OTHER_STEPS:
@@ -137,7 +144,7 @@ def _of_trainer(trainer: Any) -> TrainingJob:
         loader = trainer.get_train_dataloader()
         plain = torch.utils.data.DataLoader(loader.dataset, trainer.args.train_batch_size, collate_fn=loader.collate_fn)
     _check_repeatable(plain)
-    data = as_columns(plain)
+    data = as_columns(plain, folder)
     updates = data.batches // accumulate * int(arguments.num_train_epochs)
     with own_code("the Trainer's optimizer"):
         trainer.create_optimizer_and_scheduler(arguments.max_steps if arguments.max_steps > 0 else max(1, updates))
@@ -155,7 +162,7 @@ def _of_trainer(trainer: Any) -> TrainingJob:
     )  # fmt: skip
 
 
-def _of_lightning(module: Any, data: Any) -> TrainingJob:
+def _of_lightning(module: Any, data: Any, *, folder: Path | None) -> TrainingJob:
     """A LightningModule with a DataModule, or any iterable of batches; what a Lightning Trainer adds is not part of it."""
     if _is_of(data, "LightningDataModule", "lightning", "pytorch_lightning"):
         with own_code("the DataModule"):
@@ -169,7 +176,7 @@ def _of_lightning(module: Any, data: Any) -> TrainingJob:
     with own_code("configure_optimizers()"):
         optimizer, scheduler = _configured(module.configure_optimizers())
     _check_repeatable(data)
-    columns = as_columns(data)
+    columns = as_columns(data, folder)
 
     def loss(module: Any, *rows: torch.Tensor) -> Any:
         found = module.training_step(columns.rebuilt(*rows), 0)

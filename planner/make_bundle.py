@@ -5,6 +5,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from planner.capture.recorder import Tape
 from planner.capture.step import Capture, Fill, capture_evaluation, capture_step
+from planner.column_file import Column, ColumnFile, as_column
 from planner.ir.bundle.bundle import (
     NO_LIMITS,
     BucketSize,
@@ -90,12 +92,12 @@ class Prepared:
     tensors: Mapping[str, torch.Tensor | Fill | TensorPart]
     layouts: Mapping[str, TensorLayout]
     optimizer: optimizer_scalars.OptimizerSpec
-    data: Sequence[torch.Tensor]
-    eval_data: Sequence[torch.Tensor]
+    data: Sequence[Column]
+    eval_data: Sequence[Column]
     result: tuple[str, ...]
     unused: Mapping[str, torch.Tensor]
     """Tensors of the result that no graph uses."""
-    buckets: Sequence[Sequence[torch.Tensor]] = ()
+    buckets: Sequence[Sequence[Column]] = ()
     """Columns of the job's further buckets."""
     schedule: tuple[tuple[Mapping[str, Any], ...], ...] = ()
     recordings: Recordings = field(default_factory=Recordings)
@@ -133,9 +135,9 @@ def steps_and_updates(job: TrainingJob, epochs: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """A bucket's columns as tensors, and how many rows make a batch."""
+    """A bucket's columns, and how many rows make a batch."""
 
-    columns: list[torch.Tensor]
+    columns: list[Column]
     batch_size: int
 
 
@@ -300,13 +302,13 @@ def _told(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
     return told
 
 
-def _columns(data: Sequence[Any], what: str) -> list[torch.Tensor]:
+def _columns(data: Sequence[Any], what: str) -> list[Column]:
     if isinstance(data, str) or not isinstance(data, Sequence):
         raise JobError(f"{what} is a {type(data).__name__}; give a list with one tensor per argument of the batch")
-    columns = []
+    columns = list[Column]()
     for i, column in enumerate(data):
         try:
-            columns.append(torch.as_tensor(column))
+            columns.append(as_column(column))
         except (TypeError, ValueError, RuntimeError) as error:
             raise JobError(
                 f"column {i} of {what} is no array of numbers ({error}); give a tensor or an array"
@@ -314,14 +316,14 @@ def _columns(data: Sequence[Any], what: str) -> list[torch.Tensor]:
         kind = str(columns[-1].dtype).removeprefix("torch.")
         if kind not in STORED_DTYPES:
             raise JobError(f"column {i} of {what} is {kind}; give one of {', '.join(STORED_DTYPES)}")
-        if not columns[-1].dim():
+        if not columns[-1].shape:
             raise JobError(f"column {i} of {what} is a single number; give a tensor with one row per sample")
     lengths = {c.shape[0] for c in columns}
     if len(lengths) > 1:
         raise JobError(
             f"the columns of {what} have different lengths {sorted(lengths)}; they must have one row per sample"
         )
-    return [c.detach().cpu().contiguous() for c in columns]
+    return [c.detach().cpu().contiguous() if isinstance(c, torch.Tensor) else c for c in columns]
 
 
 def _batch_sizes(size: BucketSize, drop_last: bool) -> list[int]:
@@ -354,13 +356,13 @@ def _batch_shapes(graph: StepGraph) -> str:
     return ", ".join(f"{graph.values[v].dtype} {[*graph.values[v].shape]}" for v in graph.batch)
 
 
-def _other_batches(data: Sequence[torch.Tensor], rows: int, seed: int) -> list[tuple[torch.Tensor, ...]]:
+def _other_batches(data: Sequence[Column], rows: int, seed: int) -> list[tuple[torch.Tensor, ...]]:
     """Return batches of rows from all over the data."""
     order = epoch_order(seed, 0, data[0].shape[0])
     return [tuple(c[chosen] for c in data) for chosen in (order[:rows], order[-rows:])]
 
 
-def _differ(data: Sequence[torch.Tensor], rows: int, others: Sequence[tuple[torch.Tensor, ...]]) -> bool:
+def _differ(data: Sequence[Column], rows: int, others: Sequence[tuple[torch.Tensor, ...]]) -> bool:
     """Tell whether in every column some batch has other contents than the first rows."""
     return all(any(not torch.equal(c[:rows], other[i]) for other in others) for i, c in enumerate(data))
 
@@ -431,12 +433,12 @@ def plain_pass(job: TrainingJob, batch: tuple[torch.Tensor, ...], number: int) -
 
 
 def plain_losses(
-    job: TrainingJob, data: Sequence[torch.Tensor], steps: int, run: Pass = plain_pass,
-    buckets: Sequence[Sequence[torch.Tensor]] = (),
+    job: TrainingJob, data: Sequence[Column], steps: int, run: Pass = plain_pass,
+    buckets: Sequence[Sequence[Column]] = (),
 ) -> Iterator[float]:  # fmt: skip
     """Train with plain PyTorch exactly as a bundle of this job would, yielding the loss of each batch.
 
-    `data`, `buckets`: the columns of the job's samples, as tensors.
+    `data`, `buckets`: the columns of the job's samples, as tensors or in files.
     """
     torch.manual_seed(job.seed)
     kind = kind_of_job(job)
@@ -618,6 +620,7 @@ def _storage_chunks(tensor: torch.Tensor | TensorPart) -> Chunks:
     return Chunks("uint8", (tensor.untyped_storage().nbytes(),), lambda: storage_pieces(tensor))
 
 
-def tensor_chunks(tensor: torch.Tensor) -> Chunks:
-    """Return a contiguous tensor for writing."""
-    return Chunks(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), lambda: tensor_pieces(tensor))
+def tensor_chunks(tensor: Column) -> Chunks:
+    """Return a contiguous tensor, or a column in a file, for writing."""
+    pieces = tensor.pieces if isinstance(tensor, ColumnFile) else partial(tensor_pieces, tensor)
+    return Chunks(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), pieces)

@@ -8,6 +8,7 @@ import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agent.train.comparison import tensor_checksum
+from planner.column_file import Column
 from planner.ir.devices.exactness import reordered_operators
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import StepGraph
@@ -39,7 +40,7 @@ def reordered_in(graphs: Iterable[StepGraph], *, allowed: bool) -> tuple[str, ..
     return tuple(sorted(found)) or ((_UNNAMED,) if allowed else ())
 
 
-def not_repeated(job: TrainingJob, data: Sequence[torch.Tensor]) -> UnrepeatableError:
+def not_repeated(job: TrainingJob, data: Sequence[Column]) -> UnrepeatableError:
     """Return the error for plain PyTorch's own steps having differed, with the first operator that shows it."""
     traces = [_traced(job, data) for _ in range(2)]
     first = next((name for (name, a), (_, b) in zip(*traces, strict=False) if a != b), None)
@@ -50,7 +51,7 @@ def not_repeated(job: TrainingJob, data: Sequence[torch.Tensor]) -> Unrepeatable
     )
 
 
-def _traced(job: TrainingJob, data: Sequence[torch.Tensor]) -> list[tuple[str, str]]:
+def _traced(job: TrainingJob, data: Sequence[Column]) -> list[tuple[str, str]]:
     torch.manual_seed(job.seed)
     batch = on_device((column[: job.batch_size] for column in data), kind_of_job(job))
     trained = [p for p in job.model.parameters() if p.requires_grad]

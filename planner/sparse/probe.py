@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from planner.column_file import as_column
 from planner.ir.bundle.data_order import batch_rows, epoch_order
 from planner.ir.devices.torch_device import generator_states, kinds_of, restore_generators
 from planner.ir.lowering import optimizer_scalars
@@ -116,8 +117,8 @@ def job_probe(job: TrainingJob, steps: int) -> TrainingProbe:
     model is.
     """
     where = next(job.model.parameters()).device
-    data = [torch.as_tensor(column) for column in job.data]
-    judged = [torch.as_tensor(column) for column in job.eval_data] or data
+    data = [as_column(column) for column in job.data]
+    judged = [as_column(column) for column in job.eval_data] or data
     order = epoch_order(job.seed, 0, len(data[0]))
     held = 0 if job.eval_data or len(order) == 1 else max(1, len(order) // HELD_OUT)
     trained = order[held:]

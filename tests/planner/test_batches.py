@@ -65,14 +65,16 @@ def changed(**leaves: Any) -> list[dict[str, Any]]:
     [
         ([], "there is no batch"),
         ([{"x": 1}], "no tensor with a row per sample"),
-        ([{"x": torch.zeros(2, n)} for n in range(1, MOST_BUCKETS + 2)], "have 17 shapes.*at most 16"),
-        (changed(x=torch.zeros(4, 5, 1)), r"leaf 0 of batch 2 is float32 \[4, 5, 1\], and float32 \[4, 3\] in the first"),
+        ([{"x": torch.zeros(2, n)} for n in range(1, MOST_BUCKETS + 2)], "have more than 16 shapes.*pad them to as many"),
+        (changed(x=torch.zeros(4, 5, 1)), r"leaf 0 of batch 2 is float32 \[4, 5, 1\], and float32 with 2 dimensions in the first"),
         (changed(x=torch.zeros(4, 3).double()), r"is float64 \[4, 3\]"),
         (changed(x=torch.zeros(2, 3)), r"batch 2 is float32 \[2, 3\].*every sample has a row"),
         (changed(more=[np.arange(4), (torch.zeros(7), "mean", 0.5)]), r"leaf 2 of batch 2 .* must stay the same"),
         (changed(more=[np.arange(4), (torch.ones(7), "sum", 0.5)]), "'sum', and 'mean' in batch 1"),
         (changed(extra=1), "batch 2 has another structure"),
-        ([batch(4), batch(5)], r"leaf 0 of batch 2 is float32 \[5, 3\]"),
+        ([batch(4), batch(5)], r"batch 2 has 5 rows of \[3\], after batches of that shape of 4:"),
+        ([batch(4), batch(3), batch(4)], r"batch 3 has 4 rows of \[3\], after batches of that shape of 4 and of fewer:"),
+        ([{"x": np.array(["a", "b"])}], "leaf 0 of batch 1 is an array of <U1; give an array of numbers"),
     ],
 )  # fmt: skip
 def test_what_one_step_cannot_take(batches: list[Any], message: str) -> None:

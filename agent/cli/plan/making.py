@@ -171,7 +171,7 @@ def _captured(arguments: argparse.Namespace, progress: "Progress") -> _Captured:
 
     progress("capture", 0.0)
     before = torch.get_num_threads()
-    job = load_job(arguments.script)
+    job = load_job(arguments.script, next(iter(page_dirs(arguments.page_dirs)), None))
     backend, pools = _place(job, arguments)
     repeat_kernels(backend.kind)
     on_device = backend.kind != CPU and arguments.place is None

@@ -28,6 +28,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "planner.deadline",
         "planner.draw",
     ),
+    ("planner.column_file",),
     ("planner.milp", "planner.sparse", "planner.slices"),
     ("planner.search",),
     ("planner.mcu",),

@@ -10,78 +10,84 @@ import torch
 import torch.utils._pytree as pytree
 
 from planner.column_file import ColumnFile
-from planner.job import Bucket, JobError, own_code
+from planner.job import JobError, own_code
 
 MOST_BUCKETS = 16
-"""Of shapes in one job: each is recorded, measured and planned on its own."""
+"""Kinds of batches in one job: each is recorded, measured and planned on its own."""
 
 _Shapes = tuple[tuple[int, ...], ...]
 """Of the rows of each leaf that has one for each sample."""
-_Kind = tuple[torch.dtype, int]
-"""Of a leaf: its numbers, and how many dimensions."""
+_Numbers = tuple[torch.dtype, int]
+"""Of a leaf: their type, and how many dimensions."""
 
 
 @dataclass(frozen=True, slots=True)
-class BatchColumns:
-    """All batches of an epoch, joined: those whose rows have the same shapes into one bucket, the largest bucket first.
+class JoinedBatches:
+    """The batches of one kind, joined: one column per leaf that has a row for each sample, its rows in the order of the batches.
 
-    A bucket has one column per leaf that has a row for each sample, its rows in the order of the batches, and as many rows to a batch
-    as each of its batches but the last, which may have fewer. `rebuilt`: returns the batch, in its own structure, of some rows of
-    a bucket's columns.
+    Each batch but the last, which may have fewer, has `batch_size` rows. `rebuilt`: returns the batch, in its own structure, of some rows
+    of the columns.
     """
 
-    buckets: tuple[Bucket, ...]
+    columns: tuple[ColumnFile, ...]
+    batch_size: int
     rebuilt: Callable[..., Any]
 
     @property
     def batches(self) -> int:
         """How many there are."""
-        return sum(-(-bucket.data[0].shape[0] // bucket.batch_size) for bucket in self.buckets)
+        return -(-len(self.columns[0]) // self.batch_size)
 
 
-class _Group:
-    """Batches whose rows have the same shapes. Of the first the leaves are kept that have no row per sample; rows go to the columns."""
+class _Joining:
+    """Takes batches whose rows have the same shapes, and whose other leaves are the same; of the first it keeps those."""
 
     def __init__(self, number: int, leaves: list[Any], places: Sequence[int], folder: Path | None) -> None:
-        self._first, self._places = number, places
+        self.number, self._places = number, places
         self.leaves = [None if i in places else leaf for i, leaf in enumerate(leaves)]
-        self._columns = [ColumnFile(leaves[i].dtype, tuple(leaves[i].shape[1:]), folder) for i in places]
+        self._columns = tuple(ColumnFile(leaves[i].dtype, tuple(leaves[i].shape[1:]), folder) for i in places)
         self._batch_size = len(leaves[places[0]])
         self._ended = False
 
+    def takes(self, leaves: Sequence[Any]) -> bool:
+        """Say whether a batch with rows of the same shapes is of this kind."""
+        return all(
+            i in self._places or _same(leaf, there)
+            for i, (leaf, there) in enumerate(zip(leaves, self.leaves, strict=True))
+        )
+
     def add(self, number: int, leaves: Sequence[Any]) -> None:
-        """Append a batch; raise JobError where it differs from the first in more than its rows' contents, the last in their number."""
-        for i, (leaf, there) in enumerate(zip(leaves, self.leaves, strict=True)):
-            if i not in self._places and not _same(leaf, there):
-                raise JobError(
-                    f"leaf {i} of batch {number} is {_shown(leaf)}, and {_shown(there)} in batch {self._first}: it has no row for "
-                    "each sample, so it belongs to the step and must stay the same. Train with `port-agent exec`, which "
-                    "follows what changes"
-                )
+        """Append a batch; raise JobError where it has another number of rows than the first, and is not the last."""
         rows = [leaves[i] for i in self._places]
         if self._ended or len(rows[0]) > self._batch_size:
             raise JobError(
-                f"batch {number} has {len(rows[0])} rows of {list(rows[0].shape[1:])}, after batches of that shape of {self._batch_size}"
+                f"batch {number} has {len(rows[0])} rows of {list(rows[0].shape[1:])}, after batches of that kind of {self._batch_size}"
                 f"{' and of fewer' if self._ended else ''}: a bundle's step takes one number of rows, and fewer in the last batch of a "
-                "shape alone. Train with `port-agent exec`, which follows what changes"
+                "kind alone. Train with `port-agent exec`, which follows what changes"
             )
         self._ended = len(rows[0]) < self._batch_size
         for column, own in zip(self._columns, rows, strict=True):
             column.append(own)
 
-    def bucket(self) -> Bucket:
-        return Bucket(tuple(self._columns), self._batch_size)
+    def joined(self, structure: pytree.TreeSpec) -> JoinedBatches:
+        def rebuilt(*rows: torch.Tensor) -> Any:
+            whole = list(self.leaves)
+            for place, row in zip(self._places, rows, strict=True):
+                whole[place] = row
+            return pytree.tree_unflatten(whole, structure)
+
+        return JoinedBatches(self._columns, self._batch_size, rebuilt)
 
 
-def as_columns(batches: Iterable[Any], folder: Path | None = None) -> BatchColumns:
+def as_columns(batches: Iterable[Any], folder: Path | None = None) -> tuple[JoinedBatches, ...]:
     """Go once over batches (tensors or arrays, in tuples, lists and mappings, nested) and join them in files in a `folder`.
 
-    Leaves without a row per sample (numbers, strings, tensors of another length) have to be the same in all batches of a bucket and
-    belong to its step. Raises JobError where the steps of a bundle cannot take all batches or the disk does not, and ScriptError where
-    iterating raises.
+    Batches whose rows have other shapes, or whose leaves without a row per sample (numbers, strings, tensors of another length) have
+    other values, are of another kind; the kind with the most numbers comes first. Raises JobError where the steps of a bundle cannot
+    take all batches or the disk does not, and ScriptError where iterating raises.
     """
-    groups: dict[_Shapes, _Group] = {}
-    places, structure, kinds = list[int](), None, list[_Kind]()
+    kinds: dict[_Shapes, list[_Joining]] = {}
+    places, structure, numbers = list[int](), None, list[_Numbers]()
     for number, (leaves, own_structure) in enumerate(_iterated(batches), 1):
         if structure is None:
             places, structure = _places(leaves), own_structure
@@ -92,29 +98,40 @@ def as_columns(batches: Iterable[Any], folder: Path | None = None) -> BatchColum
             )
         for i in places:
             leaves[i] = _as_rows(number, i, leaves[i])
-        kinds = kinds or [_kind(leaves[i]) for i in places]
-        _check_rows(number, leaves, places, kinds)
-        shapes = tuple(tuple(leaves[i].shape[1:]) for i in places)
-        if shapes not in groups:
-            if len(groups) == MOST_BUCKETS:
-                raise JobError(
-                    f"the batches have more than {MOST_BUCKETS} shapes, and each takes a step of its own: pad them to as many (in the "
-                    "collate_fn, to multiples of a length), or train with `port-agent exec`, which follows what changes"
-                )
-            groups[shapes] = _Group(number, leaves, places, folder)
-        groups[shapes].add(number, leaves)
+        numbers = numbers or [_numbers(leaves[i]) for i in places]
+        _check_rows(number, leaves, places, numbers)
+        alike = kinds.setdefault(tuple(tuple(leaves[i].shape[1:]) for i in places), [])
+        kind = next((kind for kind in alike if kind.takes(leaves)), None)
+        if kind is None:
+            kind = _Joining(number, leaves, places, folder)
+            alike.append(kind)
+            if sum(map(len, kinds.values())) > MOST_BUCKETS:
+                raise _too_many(number, leaves, alike)
+        kind.add(number, leaves)
     if structure is None:
         raise JobError("there is no batch; give an iterable that yields at least one")
-    whole_structure = structure
+    found = [kind.joined(structure) for alike in kinds.values() for kind in alike]
+    return tuple(sorted(found, key=_elements, reverse=True))
 
-    def rebuilt(*rows: torch.Tensor) -> Any:
-        whole = list(groups[tuple(tuple(row.shape[1:]) for row in rows)].leaves)
-        for place, row in zip(places, rows, strict=True):
-            whole[place] = row
-        return pytree.tree_unflatten(whole, whole_structure)
 
-    found = sorted((group.bucket() for group in groups.values()), key=_elements)
-    return BatchColumns(tuple(reversed(found)), rebuilt)
+def _too_many(number: int, leaves: Sequence[Any], alike: Sequence[_Joining]) -> JobError:
+    """Return the error for one kind of batches too many; `alike`: those whose rows have the shapes of this one, the last of which it is."""
+    if len(alike) == 1:
+        return JobError(
+            f"the batches have more than {MOST_BUCKETS} shapes, and each takes a step of its own: pad them to as many (in the "
+            "collate_fn, to multiples of a length), or train with `port-agent exec`, which follows what changes"
+        )
+    before = alike[-2]
+    i = next(
+        i
+        for i, (leaf, there) in enumerate(zip(leaves, before.leaves, strict=True))
+        if there is not None and not _same(leaf, there)
+    )
+    return JobError(
+        f"leaf {i} of batch {number} is {_shown(leaves[i])}, and {_shown(before.leaves[i])} in batch {before.number}: it has no row for "
+        f"each sample, so each of its values takes a step of its own, and there are more than {MOST_BUCKETS}. Train with `port-agent exec`, "
+        "which follows what changes"
+    )
 
 
 def _iterated(batches: Iterable[Any]) -> Iterator[tuple[list[Any], pytree.TreeSpec]]:
@@ -134,8 +151,8 @@ def _places(leaves: Sequence[Any]) -> list[int]:
     return [i for i, leaf in enumerate(leaves) if _has_rows(leaf) and len(leaf) == size]
 
 
-def _elements(bucket: Bucket) -> int:
-    return sum(column.shape.numel() for column in bucket.data)
+def _elements(joined: JoinedBatches) -> int:
+    return sum(column.shape.numel() for column in joined.columns)
 
 
 def _has_rows(leaf: Any) -> bool:
@@ -152,17 +169,17 @@ def _as_rows(number: int, place: int, leaf: Any) -> Any:
         ) from error
 
 
-def _kind(leaf: torch.Tensor) -> _Kind:
+def _numbers(leaf: torch.Tensor) -> _Numbers:
     return leaf.dtype, leaf.ndim
 
 
-def _check_rows(number: int, leaves: Sequence[Any], places: Sequence[int], kinds: Sequence[_Kind]) -> None:
+def _check_rows(number: int, leaves: Sequence[Any], places: Sequence[int], numbers: Sequence[_Numbers]) -> None:
     """Raise JobError unless a batch has rows where the first has some, of the same kind of numbers, in all leaves as many."""
     rows = {len(leaves[i]) if _has_rows(leaves[i]) else None for i in places}
-    for i, kind in zip(places, kinds, strict=True):
+    for i, wanted in zip(places, numbers, strict=True):
         leaf = leaves[i]
-        if not _has_rows(leaf) or _kind(leaf) != kind or len(rows) > 1:
-            dtype, dimensions = kind
+        if not _has_rows(leaf) or _numbers(leaf) != wanted or len(rows) > 1:
+            dtype, dimensions = wanted
             raise JobError(
                 f"leaf {i} of batch {number} is {_shown(leaf)}, and {str(dtype).removeprefix('torch.')} with {dimensions} dimensions in "
                 "the first batch: every sample has a row of that kind in each of these leaves. Train with `port-agent exec`, which "

@@ -50,10 +50,14 @@ def own_code(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Samples whose rows have shapes of their own: one tensor or array (or `ColumnFile`) per argument of the batch, and rows to a batch."""
+    """Samples whose step is one of its own, by the shapes of their rows or by a `loss_fn` other than the job's (a branch of it).
+
+    `data`: one tensor or array (or `ColumnFile`) per argument of the batch.
+    """
 
     data: Sequence[Any]
     batch_size: int
+    loss_fn: Callable[..., Any] | None = None
 
 
 @dataclass
@@ -62,7 +66,7 @@ class TrainingJob:
 
     `loss_fn(model, *batch)` returns a scalar, or (loss, aux) where a one-element aux is shown as the metric. `data`: one
     tensor or array per argument of the batch, all with the same first dimension; a batch is some of its rows.
-    `buckets`: further samples with rows of other shapes, such as longer texts; an epoch takes the batches of all in one order.
+    `buckets`: further samples with rows of other shapes, such as longer texts, or of another branch; an epoch takes the batches of all in one order.
     `eval_data`: the same as `data` for evaluation. `scheduler`: a torch LR scheduler on `optimizer`, stepped once per update.
     `accumulate`: batches whose gradients are summed before an update (divide the loss by it yourself, as in plain
     PyTorch). `clip_grad_norm`: clip the global norm of the gradients to this. `allow_nonfinite`: go on where the loss or
@@ -85,3 +89,7 @@ class TrainingJob:
     name: str = "job"
     pruning: Pruning | None = None
     buckets: Sequence[Bucket] = ()
+
+    def loss_of(self, bucket: int) -> Callable[..., Any]:
+        """Return the loss function for batches of a bucket, 0 of `data`."""
+        return (self.buckets[bucket - 1].loss_fn if bucket else None) or self.loss_fn

@@ -9,14 +9,14 @@ the batches gave it once: data that is drawn anew each time it is read is refuse
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from planner.batches import as_columns
-from planner.job import JobError, TrainingJob, own_code
+from planner.batches import JoinedBatches, as_columns
+from planner.job import Bucket, JobError, TrainingJob, own_code
 from planner.script_loading import script_spec
 
 ENTRY = "port_job"
@@ -98,13 +98,23 @@ def _of_parts(
 ) -> TrainingJob:
     """`loss_fn(model, batch)` takes a batch as the iterable yields it."""
     _check_repeatable(batches)
-    data = as_columns(batches, folder)
+    return _job(model, loss_fn, optimizer, as_columns(batches, folder))
 
-    def loss(model: torch.nn.Module, *rows: torch.Tensor) -> Any:
-        return loss_fn(model, data.rebuilt(*rows))
 
-    first, *further = data.buckets
-    return TrainingJob(model, loss, optimizer, first.data, first.batch_size, buckets=further)
+def _job(
+    model: torch.nn.Module, loss: Callable[[Any, Any], Any], optimizer: torch.optim.Optimizer, kinds: Sequence[JoinedBatches],
+    **settings: Any,
+) -> TrainingJob:  # fmt: skip
+    """Return a job with a bucket for each kind of batches; `loss(model, batch)` takes a batch in its own structure."""
+
+    def on_rows(kind: JoinedBatches) -> Callable[..., Any]:
+        return lambda model, *rows: loss(model, kind.rebuilt(*rows))
+
+    first, *further = kinds
+    return TrainingJob(
+        model, on_rows(first), optimizer, first.columns, first.batch_size,
+        buckets=[Bucket(kind.columns, kind.batch_size, on_rows(kind)) for kind in further], **settings,
+    )  # fmt: skip
 
 
 def _check_repeatable(batches: Iterable[Any]) -> None:
@@ -119,8 +129,8 @@ def _check_repeatable(batches: Iterable[Any]) -> None:
         return loader.collate_fn([loader.dataset[i] for i in range(loader.batch_size or 1)])
 
     with own_code("reading the first samples of the data"):
-        one, other = as_columns([first()]), as_columns([first()])
-    if any(not torch.equal(a[:], b[:]) for a, b in zip(one.buckets[0].data, other.buckets[0].data, strict=True)):
+        (one,), (other,) = as_columns([first()]), as_columns([first()])
+    if any(not torch.equal(a[:], b[:]) for a, b in zip(one.columns, other.columns, strict=True)):
         raise JobError(
             "the data gives the same samples other contents each time it is read (masked or changed at random), and a bundle "
             f"would keep those of the first time for ever: move what is random into the model, by torch's operators, {_EXEC}"
@@ -144,19 +154,18 @@ def _of_trainer(trainer: Any, folder: Path | None) -> TrainingJob:
         loader = trainer.get_train_dataloader()
         plain = torch.utils.data.DataLoader(loader.dataset, trainer.args.train_batch_size, collate_fn=loader.collate_fn)
     _check_repeatable(plain)
-    data = as_columns(plain, folder)
-    updates = data.batches // accumulate * int(arguments.num_train_epochs)
+    kinds = as_columns(plain, folder)
+    updates = sum(kind.batches for kind in kinds) // accumulate * int(arguments.num_train_epochs)
     with own_code("the Trainer's optimizer"):
         trainer.create_optimizer_and_scheduler(arguments.max_steps if arguments.max_steps > 0 else max(1, updates))
 
-    def loss(model: torch.nn.Module, *rows: torch.Tensor) -> torch.Tensor:
-        (inputs,), items = trainer.get_batch_samples(iter([data.rebuilt(*rows)]), 1, torch.device("cpu"))
+    def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        (inputs,), items = trainer.get_batch_samples(iter([batch]), 1, torch.device("cpu"))
         found: torch.Tensor = trainer.compute_loss(model, inputs, num_items_in_batch=items)
         return found if items is not None or accumulate == 1 else found / accumulate
 
-    first, *further = data.buckets
-    return TrainingJob(
-        trainer.model.train(), loss, trainer.optimizer, first.data, first.batch_size, scheduler=trainer.lr_scheduler, buckets=further,
+    return _job(
+        trainer.model.train(), loss, trainer.optimizer, kinds, scheduler=trainer.lr_scheduler,
         accumulate=accumulate, clip_grad_norm=arguments.max_grad_norm or None, seed=arguments.seed,
         drop_last=arguments.dataloader_drop_last,
     )  # fmt: skip
@@ -176,16 +185,12 @@ def _of_lightning(module: Any, data: Any, *, folder: Path | None) -> TrainingJob
     with own_code("configure_optimizers()"):
         optimizer, scheduler = _configured(module.configure_optimizers())
     _check_repeatable(data)
-    columns = as_columns(data, folder)
 
-    def loss(module: Any, *rows: torch.Tensor) -> Any:
-        found = module.training_step(columns.rebuilt(*rows), 0)
+    def loss(module: Any, batch: Any) -> Any:
+        found = module.training_step(batch, 0)
         return found["loss"] if isinstance(found, dict) else found
 
-    first, *further = columns.buckets
-    return TrainingJob(
-        module.train(), loss, optimizer, first.data, first.batch_size, scheduler=scheduler, buckets=further
-    )
+    return _job(module.train(), loss, optimizer, as_columns(data, folder), scheduler=scheduler)
 
 
 def _configured(found: Any) -> tuple[torch.optim.Optimizer, Any]:

@@ -72,10 +72,6 @@ class InfeasibleError(PortError):
         self.base_bytes: int | None = None
 
 
-Shapes = tuple[tuple[int, ...], ...]
-"""Of the columns of a batch."""
-
-
 @dataclass(frozen=True, slots=True)
 class TensorPart:
     """Contents of a storage that are a part of a larger tensor, in row-major order; no copy is made until they are written."""
@@ -106,8 +102,8 @@ class Prepared:
     """Operators that do not give the same bits each time on the job's device."""
     files: Mapping[str, FileRange] = field(default_factory=dict)
     """What stays in the files that the job loaded it from, of `tensors`."""
-    tapes: Mapping[Shapes, Tape] = field(default_factory=dict)
-    """Recordings of full batches, by the shapes of their columns, that were not compared with others yet: with the first steps that are followed."""
+    tapes: Mapping[tuple[int, int], Tape] = field(default_factory=dict)
+    """Recordings of full batches, by their bucket and number of rows, that were not compared with others yet: with the first steps that are followed."""
     blocks: Mapping[str, WeightBlocks] = field(default_factory=dict)
     """Weights and their state that the graphs have in blocks, as in the manifest."""
     placed: tuple[str, ...] = ()
@@ -173,14 +169,14 @@ def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> Prepare
     operators a bundle may not call that way, JobError for data or settings that cannot be trained on.
     """
     buckets, eval_data = _checked_data(job), _columns(job.eval_data, "eval_data")
-    loss_fn, kind = _told(job.loss_fn), kind_of_job(job)
+    kind = kind_of_job(job)
     schedule = _schedule(job, updates)
     each_update: optimizer_scalars.Schedule = schedule or [[{}] * len(job.optimizer.param_groups)] * updates
     graphs: dict[str, StepGraph] = {}
     captures: list[Capture] = []
-    count_recorded, varied, tapes = 1, _RANDOM, dict[Shapes, Tape]()
+    count_recorded, varied, tapes = 1, _RANDOM, dict[tuple[int, int], Tape]()
     for number, size in enumerate(_sizes(buckets)):
-        data = buckets[number].columns
+        data, loss_fn = buckets[number].columns, _told(job.loss_of(number))
         for rows in _batch_sizes(size, job.drop_last):
             full = rows == size.batch_size
             later = full and _is_shown(job, number, size, followed)
@@ -196,7 +192,7 @@ def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> Prepare
             graphs |= {graph_name(k, rows, size, number): g for k, g in capture.graphs.items()}
             captures.append(capture)
             if capture.tape is not None:
-                tapes[shapes_of(c[:rows] for c in data)] = capture.tape
+                tapes[number, rows] = capture.tape
             if not job.allow_nonfinite and not math.isfinite(capture.loss):
                 raise JobError(
                     f"the loss on the first {rows} rows of the data is {capture.loss}; look for values in the data, the "
@@ -209,7 +205,7 @@ def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> Prepare
             others = _other_batches(eval_data, rows, job.seed)
             capture = capture_evaluation(
                 job.model,
-                loss_fn,
+                _told(job.loss_fn),
                 on_device((c[:rows] for c in eval_data), kind),
                 others=[on_device(o, kind) for o in others],
             )
@@ -234,11 +230,6 @@ def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> Prepare
         {k: v for k, v in layouts.items() if k in used}, spec, buckets[0].columns, eval_data, result, unused,
         [bucket.columns for bucket in buckets[1:]], schedule, Recordings(count_recorded, varied, constants), tapes=tapes,
     )  # fmt: skip
-
-
-def shapes_of(columns: Iterable[torch.Tensor]) -> Shapes:
-    """Return the shapes of a batch's columns."""
-    return tuple(tuple(column.shape) for column in columns)
 
 
 def _is_shown(job: TrainingJob, bucket: int, size: BucketSize, followed: int) -> bool:
@@ -420,13 +411,13 @@ def _schedule(job: TrainingJob, updates: int) -> tuple[tuple[Mapping[str, Any], 
     return tuple(tuple({k: row[g][k] for k in sorted(changing[g])} for g in range(len(before))) for row in rows)
 
 
-Pass = Callable[[TrainingJob, tuple[torch.Tensor, ...], int], torch.Tensor]
-"""Forward and backward pass of a job on the batch of that number; returns the loss."""
+Pass = Callable[[TrainingJob, tuple[torch.Tensor, ...], int, int], torch.Tensor]
+"""Forward and backward pass of a job on the batch of that number, of a bucket; returns the loss."""
 
 
-def plain_pass(job: TrainingJob, batch: tuple[torch.Tensor, ...], number: int) -> torch.Tensor:
+def plain_pass(job: TrainingJob, batch: tuple[torch.Tensor, ...], number: int, bucket: int) -> torch.Tensor:
     """Run forward and backward pass as the program has them."""
-    result = job.loss_fn(job.model, *batch)
+    result = job.loss_of(bucket)(job.model, *batch)
     loss: torch.Tensor = result[0] if isinstance(result, tuple) else result
     loss.backward()
     return loss.detach()
@@ -448,7 +439,7 @@ def plain_losses(
     sizes = [BucketSize(c[0].shape[0], size) for c, size in zip(columns, rows_to_batch, strict=True)]
     batches = bucket_batches(job.seed, sizes, drop_last=[job.drop_last] * len(sizes))
     for step, (_, bucket, rows) in zip(range(steps), batches, strict=False):
-        loss = run(job, on_device((c[rows] for c in columns[bucket]), kind), step)
+        loss = run(job, on_device((c[rows] for c in columns[bucket]), kind), step, bucket)
         if (step + 1) % job.accumulate == 0:
             if job.clip_grad_norm is not None:
                 torch.nn.utils.clip_grad_norm_(parameters, job.clip_grad_norm, foreach=False)

@@ -23,7 +23,7 @@ from planner.ir.errors import CaptureError
 from planner.ir.graph import Role, storage_key
 from planner.job import TrainingJob
 from planner.job_device import kind_of_job
-from planner.make_bundle import Pass, Prepared, plain_losses, plain_pass, shapes_of
+from planner.make_bundle import Pass, Prepared, plain_losses, plain_pass
 
 
 def compared_steps(job: TrainingJob) -> int:
@@ -51,19 +51,19 @@ def with_reference(prepared: Prepared, steps: int) -> Prepared:
 
 
 class _Recording:
-    """Runs steps as the program does; those that begin without gradients are recorded again where a recording of their shapes was not compared yet."""
+    """Runs steps as the program does; those that begin without gradients are recorded again where a recording of their bucket and rows was not compared yet."""
 
     def __init__(self, prepared: Prepared) -> None:
         self._tapes = prepared.tapes
         self._counts = dict.fromkeys(prepared.tapes, 0)
         self._varied = f"the weights and states, by an update{', of further shapes' if prepared.buckets else ''}"
 
-    def run(self, job: TrainingJob, batch: tuple[torch.Tensor, ...], number: int) -> torch.Tensor:
-        shapes = shapes_of(batch)
-        if number % job.accumulate or shapes not in self._tapes:
-            return plain_pass(job, batch, number)
-        self._counts[shapes] += 1
-        return record_again(self._tapes[shapes], job.model, job.loss_fn, job.optimizer, batch)
+    def run(self, job: TrainingJob, batch: tuple[torch.Tensor, ...], number: int, bucket: int) -> torch.Tensor:
+        recorded = bucket, len(batch[0])
+        if number % job.accumulate or recorded not in self._tapes:
+            return plain_pass(job, batch, number, bucket)
+        self._counts[recorded] += 1
+        return record_again(self._tapes[recorded], job.model, job.loss_of(bucket), job.optimizer, batch)
 
     def added_to(self, recordings: Recordings) -> Recordings:
         """Return how often each graph was recorded at least, with these, and what was varied."""

@@ -21,14 +21,13 @@ def batch(rows: int, first: int = 0) -> dict[str, Any]:
 
 def test_columns_and_back() -> None:
     batches = [batch(4), batch(4, 100), batch(2, 200)]
-    found = as_columns(iter(batches))
-    (bucket,) = found.buckets
-    assert bucket.batch_size == 4 and found.batches == 3
-    assert [tuple(c.shape) for c in bucket.data] == [(10, 3), (10,)]
+    (kind,) = as_columns(iter(batches))
+    assert kind.batch_size == 4 and kind.batches == 3
+    assert [tuple(c.shape) for c in kind.columns] == [(10, 3), (10,)]
     begin = 0
     for given in batches:
         rows = len(given["x"])
-        again = found.rebuilt(*(c[begin : begin + rows] for c in bucket.data))
+        again = kind.rebuilt(*(c[begin : begin + rows] for c in kind.columns))
         for one, other in zip(*map(pytree.tree_leaves, (given, again)), strict=True):
             assert (
                 one is other
@@ -39,21 +38,33 @@ def test_columns_and_back() -> None:
 
 
 def test_mappings_of_other_kinds() -> None:
-    found = as_columns([OrderedDict(x=torch.zeros(2, 1), y=torch.ones(2))])
-    assert found.rebuilt(torch.zeros(1, 1), torch.ones(1)).keys() == {"x", "y"}
+    (kind,) = as_columns([OrderedDict(x=torch.zeros(2, 1), y=torch.ones(2))])
+    assert kind.rebuilt(torch.zeros(1, 1), torch.ones(1)).keys() == {"x", "y"}
 
 
-def test_rows_of_other_shapes_make_buckets_the_largest_first() -> None:
+def test_rows_of_other_shapes_are_other_kinds_the_largest_first() -> None:
     def long(rows: int, length: int) -> dict[str, Any]:
         return {"x": torch.full((rows, length), float(length)), "length": length, "y": torch.arange(rows)}
 
     batches = [long(4, 3), long(2, 8), long(4, 3), long(2, 8), long(1, 8), long(3, 3)]
     found = as_columns(batches)
-    assert [[tuple(c.shape) for c in bucket.data] for bucket in found.buckets] == [[(5, 8), (5,)], [(11, 3), (11,)]]
-    assert [bucket.batch_size for bucket in found.buckets] == [2, 4] and found.batches == len(batches)
-    for bucket, length in zip(found.buckets, (8, 3), strict=True):
-        again = found.rebuilt(*(column[:1] for column in bucket.data))
+    assert [[tuple(c.shape) for c in kind.columns] for kind in found] == [[(5, 8), (5,)], [(11, 3), (11,)]]
+    assert [kind.batch_size for kind in found] == [2, 4] and sum(kind.batches for kind in found) == len(batches)
+    for kind, length in zip(found, (8, 3), strict=True):
+        again = kind.rebuilt(*(column[:1] for column in kind.columns))
         assert again["length"] == length and torch.equal(again["x"], torch.full((1, length), float(length)))
+
+
+def test_what_has_no_rows_makes_other_kinds_by_its_value() -> None:
+    batches = [
+        changed(more=[np.arange(4), (torch.ones(7) * i, task, 0.5)])[1]
+        for i, task in ((0, "a"), (0, "b"), (1, "a"), (0, "b"))
+    ]
+    found = as_columns([*batches, batch(4)])
+    assert [kind.batches for kind in found] == [2, 1, 1, 1]
+    for kind, given in zip(found, (batches[1], batches[0], batches[2], batch(4)), strict=True):
+        scale, task, _ = kind.rebuilt(*(column[:4] for column in kind.columns))["more"][1]
+        assert task == given["more"][1][1] and torch.equal(scale, given["more"][1][0])
 
 
 def changed(**leaves: Any) -> list[dict[str, Any]]:
@@ -69,11 +80,13 @@ def changed(**leaves: Any) -> list[dict[str, Any]]:
         (changed(x=torch.zeros(4, 5, 1)), r"leaf 0 of batch 2 is float32 \[4, 5, 1\], and float32 with 2 dimensions in the first"),
         (changed(x=torch.zeros(4, 3).double()), r"is float64 \[4, 3\]"),
         (changed(x=torch.zeros(2, 3)), r"batch 2 is float32 \[2, 3\].*every sample has a row"),
-        (changed(more=[np.arange(4), (torch.zeros(7), "mean", 0.5)]), r"leaf 2 of batch 2 .* must stay the same"),
-        (changed(more=[np.arange(4), (torch.ones(7), "sum", 0.5)]), "'sum', and 'mean' in batch 1"),
+        (
+            [changed(more=[np.arange(4), (torch.ones(7), "mean", i)])[1] for i in range(MOST_BUCKETS + 1)],
+            "leaf 4 of batch 17 is 16, and 15 in batch 16: .*more than 16",
+        ),
         (changed(extra=1), "batch 2 has another structure"),
-        ([batch(4), batch(5)], r"batch 2 has 5 rows of \[3\], after batches of that shape of 4:"),
-        ([batch(4), batch(3), batch(4)], r"batch 3 has 4 rows of \[3\], after batches of that shape of 4 and of fewer:"),
+        ([batch(4), batch(5)], r"batch 2 has 5 rows of \[3\], after batches of that kind of 4:"),
+        ([batch(4), batch(3), batch(4)], r"batch 3 has 4 rows of \[3\], after batches of that kind of 4 and of fewer:"),
         ([{"x": np.array(["a", "b"])}], "leaf 0 of batch 1 is an array of <U1; give an array of numbers"),
     ],
 )  # fmt: skip
@@ -101,7 +114,7 @@ def test_a_data_set_is_there_once() -> None:
             held.append(weakref.ref(batch["x"]))
             yield batch
 
-    found = as_columns(batches())
+    (kind,) = as_columns(batches())
     assert [one() for one in held] == [None] * 3
-    rebuilt = found.rebuilt(found.buckets[0].data[0][2:4])
+    rebuilt = kind.rebuilt(kind.columns[0][2:4])
     assert rebuilt["scale"] == 0.5 and torch.equal(rebuilt["x"], torch.full((2, 3), 1))

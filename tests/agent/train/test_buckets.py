@@ -94,6 +94,37 @@ def test_steps_of_all_shapes_are_plain_pytorchs(tmp_path: Path, accumulate: int,
     assert [event.loss for event in events] == expected
 
 
+def branches_job() -> TrainingJob:
+    """Return a job whose batches of one shape name the branch that their step takes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 16), nn.GELU(), nn.Linear(16, 5))
+    drawn = [torch.randn(4, 5) for _ in range(6)]
+    named = [
+        {"x": x, "task": task} for x, task in zip(drawn, ("copy", "sum", "copy", "double", "sum", "copy"), strict=True)
+    ]
+
+    def loss(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+        y = model(batch["x"])
+        if batch["task"] == "sum":
+            return y.sum(1).square().mean()
+        return nn.functional.mse_loss(y, batch["x"] * (2 if batch["task"] == "double" else 1))
+
+    job = as_job((model, loss, torch.optim.AdamW(model.parameters(), lr=0.01), named))
+    assert job is not None
+    return job
+
+
+def test_each_branch_that_a_batch_names_is_trained_as_plain_pytorch_does(tmp_path: Path) -> None:
+    path, expected = tmp_path / "job.port", expected_losses(branches_job(), STEPS)
+    write_job(path, branches_job(), compared=STEPS)
+    bundle = Bundle(path)
+    assert len({tuple(op.name for op in graph.ops) for graph in bundle.graphs.values()}) == 2, (
+        "two of three differ by a number"
+    )
+    events = trained(Trainer(bundle, TrainOptions(tmp_path / "a", tmp_path, steps=STEPS, verify=STEPS)))
+    assert [event.loss for event in events] == expected
+
+
 def test_the_steps_that_are_compared_show_every_bucket() -> None:
     job = make_job()
     sizes = [BucketSize(len(bucket.data[0]), bucket.batch_size) for bucket in (job, *job.buckets)]

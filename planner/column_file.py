@@ -3,7 +3,7 @@
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +94,16 @@ Column = torch.Tensor | ColumnFile
 """A row per sample."""
 
 
-def as_column(values: Any) -> Column:
-    """Return a tensor, an array or nested numbers as a tensor; a column in a file, or an array that maps a whole one, stays there."""
+def as_column(values: Any, folder: Path | None = None) -> Column:
+    """Return a tensor, an array or nested numbers as a tensor; a column in a file, or an array that maps a whole one, stays there.
+
+    What gives its rows one by one (a column of a `datasets.Dataset`) goes to a file in a `folder`. Raises JobError where the disk does not
+    take them or a row is of another shape than the first, TypeError, ValueError or RuntimeError where they are no numbers.
+    """
     if isinstance(values, ColumnFile):
         return values
+    if is_read_by_rows(values):
+        return _of_rows(values, folder)
     if (
         isinstance(values, np.memmap)
         and isinstance(values.base, mmap.mmap)  # all of the map: of a part of it, where it begins is not told
@@ -109,3 +115,22 @@ def as_column(values: Any) -> Column:
     ):
         return ColumnFile.of_mapped(values)
     return torch.as_tensor(values)
+
+
+def is_read_by_rows(values: Any) -> bool:
+    """Say whether values are neither there as numbers nor a column of ours: a sequence that reads each row when it is asked for it."""
+    return isinstance(values, Sequence) and not isinstance(values, list | tuple | str | bytes | range)
+
+
+def _of_rows(rows: Sequence[Any], folder: Path | None) -> Column:
+    column: ColumnFile | None = None
+    for number, values in enumerate(rows):
+        row = torch.as_tensor(values)
+        column = column or ColumnFile(row.dtype, tuple(row.shape), folder)
+        if (row.dtype, tuple(row.shape)) != (column.dtype, tuple(column.shape[1:])):
+            raise JobError(
+                f"row {number} of a column is {row.dtype} {list(row.shape)}, and {column.dtype} {list(column.shape[1:])} in row 0: all rows "
+                "have one shape; pad them, or give a DataLoader whose collate_fn does"
+            )
+        column.append(row[None])
+    return torch.empty(0) if column is None else column

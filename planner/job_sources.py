@@ -10,12 +10,14 @@ the batches gave it once: data that is drawn anew each time it is read is refuse
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from planner.batches import JoinedBatches, as_columns
+from planner.column_file import as_column, is_read_by_rows
 from planner.job import Bucket, JobError, TrainingJob, own_code
 from planner.script_loading import script_spec
 
@@ -70,7 +72,7 @@ def as_job(returned: object, folder: Path | None = None) -> TrainingJob | None:
     Raises JobError where it is, but cannot be trained from a bundle, and ScriptError where its own code raises.
     """
     if isinstance(returned, TrainingJob):
-        return returned
+        return _with_rows_kept(returned, folder)
     if _is_of(returned, "Trainer", "transformers"):
         return _of_trainer(returned, folder)
     if (
@@ -82,6 +84,20 @@ def as_job(returned: object, folder: Path | None = None) -> TrainingJob | None:
     if isinstance(returned, tuple) and len(returned) == _PARTS and isinstance(returned[0], torch.nn.Module):
         return _of_parts(*returned, folder=folder)
     return None
+
+
+def _with_rows_kept(job: TrainingJob, folder: Path | None) -> TrainingJob:
+    """Put columns that are read from elsewhere row by row into files; what else is given stays for `prepare` to check."""
+
+    def kept(data: Any) -> Any:
+        if not isinstance(data, list | tuple) or not any(map(is_read_by_rows, data)):
+            return data
+        return [as_column(column, folder) if is_read_by_rows(column) else column for column in data]
+
+    with own_code("reading the rows of the data"):
+        job.data, job.eval_data = kept(job.data), kept(job.eval_data)
+        job.buckets = [replace(bucket, data=kept(bucket.data)) for bucket in job.buckets]
+    return job
 
 
 def _is_of(value: object, name: str, *packages: str) -> bool:

@@ -3,8 +3,9 @@
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -86,3 +87,30 @@ def test_what_was_written_into_a_private_map_counts(tmp_path: Path) -> None:
     mapped = np.memmap(tmp_path / "rows", np.float32, "c", shape=(6,))
     mapped[2] = 1
     assert torch.equal(torch.as_tensor(as_column(mapped)[2:3]), torch.ones(1))
+
+
+class ReadByRows(Sequence[Any]):
+    """As a column of a `datasets.Dataset`: each row is made when it is asked for."""
+
+    def __init__(self, *rows: Any) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self.rows[number]
+
+
+@pytest.mark.parametrize("rows", [(torch.ones(2), torch.zeros(2)), ([1.0, 1.0], [0.0, 0.0])])
+def test_a_column_that_is_read_by_rows_goes_to_a_file(rows: tuple[Any, ...], tmp_path: Path) -> None:
+    column = as_column(ReadByRows(*rows), tmp_path)
+    assert isinstance(column, ColumnFile) and torch.equal(column[:], torch.tensor([[1.0, 1.0], [0.0, 0.0]]))
+
+
+def test_rows_of_two_shapes_are_told(tmp_path: Path) -> None:
+    with pytest.raises(
+        JobError, match=r"row 1 of a column is torch.int64 \[3\], and torch.int64 \[2\] in row 0.*pad them"
+    ):
+        as_column(ReadByRows([1, 2], [1, 2, 3]), tmp_path)
+    assert as_column(ReadByRows(), tmp_path).shape == (0,)

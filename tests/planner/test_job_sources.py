@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from planner.job import JobError, ScriptError
+from planner.column_file import ColumnFile
+from planner.job import JobError, ScriptError, TrainingJob
 from planner.job_sources import as_job, load_job
 from planner.make_bundle import prepare
 
@@ -226,3 +227,13 @@ def test_a_lightning_module_with_its_data(tmp_path: Path, interval: str) -> None
     assert job.batch_size == 4 and [len(c) for c in job.data] == [9, 9]
     assert isinstance(job.scheduler, torch.optim.lr_scheduler.LinearLR)
     assert job.loss_fn(job.model, *(c[:2] for c in job.data)).shape == ()
+
+
+def test_columns_of_a_data_set_are_kept_in_files(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"x": [[1.0, 2.0], [3.0, 4.0]], "y": [0, 1]}).with_format("torch")
+    model = torch.nn.Linear(2, 2)
+    given = TrainingJob(model, None, torch.optim.SGD(model.parameters()), [rows["x"], rows["y"]], 1)  # type: ignore[arg-type]
+    job = as_job(given, tmp_path)
+    assert job is given and all(isinstance(column, ColumnFile) for column in job.data)
+    assert torch.equal(job.data[0][:], torch.tensor([[1.0, 2.0], [3.0, 4.0]])) and job.data[1][:].tolist() == [0, 1]

@@ -72,7 +72,7 @@ def make_bundle_of(arguments: argparse.Namespace, out: Path) -> Planned:
     from agent.follow.budget import NotFollowedError
     from agent.prepare.within_budget import within_budget
 
-    page_dir = next(iter(page_dirs(arguments.page_dirs)), Path())
+    page_dir, *_ = _page_dirs(arguments)
     try:
         with within_budget(arguments.ram, page_dir) as make_room:
             return _planned(arguments, out, make_room)
@@ -134,9 +134,13 @@ class _Machine:
         return power_with(threads, static_watts=energy.static_watts, full_watts=energy.full_watts, board=energy.board)
 
 
+def _page_dirs(arguments: argparse.Namespace) -> list[Path]:
+    return page_dirs(arguments.page_dirs) or [Path()]
+
+
 def _machine(arguments: argparse.Namespace) -> _Machine:
     energy, _ = places.energy_settings(arguments.config)
-    page_dir, *scratch_dirs = page_dirs(arguments.page_dirs) or [Path()]
+    page_dir, *scratch_dirs = _page_dirs(arguments)
     return _Machine(
         energy, page_dir, _medium(arguments, energy, page_dir), _further_media(arguments, energy, scratch_dirs)
     )
@@ -171,7 +175,7 @@ def _captured(arguments: argparse.Namespace, progress: "Progress") -> _Captured:
 
     progress("capture", 0.0)
     before = torch.get_num_threads()
-    job = load_job(arguments.script, next(iter(page_dirs(arguments.page_dirs)), None))
+    job = load_job(arguments.script, _page_dirs(arguments)[0])
     backend, pools = _place(job, arguments)
     repeat_kernels(backend.kind)
     on_device = backend.kind != CPU and arguments.place is None

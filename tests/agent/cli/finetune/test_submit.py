@@ -146,22 +146,26 @@ def test_unplugged_paused_and_without_its_daemon_for_a_time_it_ends_with_the_sam
     assert (tmp_path / "out" / weights).read_bytes() == (tmp_path / "plain" / weights).read_bytes()
 
 
-def test_cancelled_it_ends_and_files_that_changed_are_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.long  # `finetune/job/test_worker.py` ends the worker without a daemon
+def test_cancelled_it_ends_and_leaves_no_result(tmp_path: Path) -> None:
     with rig(tmp_path) as it:
         it.submit(updates=100_000)
         run = it.wait_for_step(1)
         assert main(["cancel", "1", *it.place]) == 0
         it.wait_for_release(run["pid"])
         assert it.job()["state"] == "cancelled" and not (tmp_path / "out").exists()
+
+
+def test_files_that_changed_are_refused_by_name_until_they_are_put_back(tmp_path: Path) -> None:
+    with rig(tmp_path) as it:
         it.plug(online=False)
-        (tmp_path / "out.state" / "checkpoint.pt").unlink(missing_ok=True)
-        assert it.submit(updates=3) == 2
+        assert it.submit(updates=3) == 1
         (tmp_path / "data.jsonl").write_text('{"text": "others"}\n')
         it.plug(online=True)
-        failed = it.until(lambda: (job := it.client.get("/v1/jobs/2"))["state"] == "failed" and job)
+        failed = it.until(lambda: (job := it.job())["state"] == "failed" and job)
         assert failed["reason"].startswith(
             f"{tmp_path / 'data.jsonl'} has changed since the job was submitted; put it back"
         )
         make_data(tmp_path / "data.jsonl")
-        assert main(["resume", "2", *it.place]) == 0
-        it.until(lambda: it.client.get("/v1/jobs/2")["state"] == "finished")
+        assert main(["resume", "1", *it.place]) == 0
+        it.until(lambda: it.job()["state"] == "finished")

@@ -21,9 +21,11 @@ from planner.ir.bundle.bundle import NO_LIMITS, read_manifest
 from planner.ir.costs import DeviceCosts
 from planner.job import TrainingJob
 
-BESIDE_RESIDENT = -40 << 20
-"""What RLIMIT_DATA counts beyond resident memory: stacks and data that nothing has touched (7 MiB), less code, which it does not
-count (62 MiB in a ResNet-50, of which loading needs a part), and 15 MiB of caution. A plan that is to run under such a limit is made for so many bytes less."""
+BESIDE_RESIDENT = -24 << 20
+"""What RLIMIT_DATA counts beyond resident memory: stacks and data that nothing has touched (7 MiB and more), less code, which it does not
+count (38 MiB in a GPT-2, 62 in a ResNet-50). A plan that is to run under such a limit is made for so many bytes less."""
+BESIDE_RESIDENT_LEAST = -40 << 20
+"""The same of models with much code: tried first where the smallest limit is looked for."""
 BESIDE_RESIDENT_PER_THREAD = 16 << 20
 """The same for each thread after the first: its stack of 8 MiB, and what its allocator keeps ready."""
 
@@ -128,6 +130,8 @@ class Ours:
             )  # fmt: skip
             budget = read_manifest(path).plans[0].ram_bytes
             worker = start_worker(command, limit_bytes=budget, threads=self.threads, data_limit_bytes=data_limit_bytes)
+            if enter is not None:
+                enter(worker.process.pid)
             events = [plain_values(event) for event in worker.events()]
         steps = [e for e in events if e["event"] == "step"]
         if worker.process.returncode or len(steps) < self.steps:

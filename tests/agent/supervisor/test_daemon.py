@@ -85,7 +85,7 @@ async def test_a_paused_worker_keeps_its_memory_as_long_as_wished(tmp_path: Path
     config = CONFIG.replace("[storage]", "keep_in_memory = '1h'\nmax_temperature = 70\n[storage]")
     async with running(tmp_path, config) as live:
         live.heat(50)
-        number = await live.submit(BUNDLE)
+        number = await live.submit({**BUNDLE, "steps": 200})  # enough for the daemon to feel the heat before the end
         await live.until_step(number, 5)
         pid = live.core.runners.host.pid
         live.heat(90)

@@ -49,12 +49,10 @@ class _Joining:
         self._batch_size = len(leaves[places[0]])
         self._ended = False
 
-    def takes(self, leaves: Sequence[Any]) -> bool:
-        """Say whether a batch with rows of the same shapes is of this kind."""
-        return all(
-            i in self._places or _same(leaf, there)
-            for i, (leaf, there) in enumerate(zip(leaves, self.leaves, strict=True))
-        )
+    def differing(self, leaves: Sequence[Any]) -> int | None:
+        """Return which leaf of a batch with rows of the same shapes makes it one of another kind; None: it is of this one."""
+        pairs = enumerate(zip(leaves, self.leaves, strict=True))
+        return next((i for i, (leaf, there) in pairs if i not in self._places and not _same(leaf, there)), None)
 
     def add(self, number: int, leaves: Sequence[Any]) -> None:
         """Append a batch; raise JobError where it has another number of rows than the first, and is not the last."""
@@ -101,7 +99,7 @@ def as_columns(batches: Iterable[Any], folder: Path | None = None) -> tuple[Join
         numbers = numbers or [_numbers(leaves[i]) for i in places]
         _check_rows(number, leaves, places, numbers)
         alike = kinds.setdefault(tuple(tuple(leaves[i].shape[1:]) for i in places), [])
-        kind = next((kind for kind in alike if kind.takes(leaves)), None)
+        kind = next((kind for kind in alike if kind.differing(leaves) is None), None)
         if kind is None:
             kind = _Joining(number, leaves, places, folder)
             alike.append(kind)
@@ -116,17 +114,13 @@ def as_columns(batches: Iterable[Any], folder: Path | None = None) -> tuple[Join
 
 def _too_many(number: int, leaves: Sequence[Any], alike: Sequence[_Joining]) -> JobError:
     """Return the error for one kind of batches too many; `alike`: those whose rows have the shapes of this one, the last of which it is."""
-    if len(alike) == 1:
+    before = alike[-2] if len(alike) > 1 else None
+    i = None if before is None else before.differing(leaves)
+    if before is None or i is None:
         return JobError(
             f"the batches have more than {MOST_BUCKETS} shapes, and each takes a step of its own: pad them to as many (in the "
             "collate_fn, to multiples of a length), or train with `port-agent exec`, which follows what changes"
         )
-    before = alike[-2]
-    i = next(
-        i
-        for i, (leaf, there) in enumerate(zip(leaves, before.leaves, strict=True))
-        if there is not None and not _same(leaf, there)
-    )
     return JobError(
         f"leaf {i} of batch {number} is {_shown(leaves[i])}, and {_shown(before.leaves[i])} in batch {before.number}: it has no row for "
         f"each sample, so each of its values takes a step of its own, and there are more than {MOST_BUCKETS}. Train with `port-agent exec`, "

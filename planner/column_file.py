@@ -3,6 +3,7 @@
 import mmap
 import os
 import tempfile
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from planner.ir.tensor_bytes import tensor_pieces
 from planner.job import JobError
 
 _PIECE_BYTES = 4 << 20
+
+_THERE = (list, tuple, range, str, bytes, bytearray, memoryview, array)
+"""Sequences whose items are all there: torch reads them at once."""
 
 
 class ColumnFile:
@@ -33,13 +37,13 @@ class ColumnFile:
             raise self._not_kept(error) from error
 
     @classmethod
-    def of_mapped(cls, array: "np.memmap[Any, Any]") -> "ColumnFile":
+    def of_mapped(cls, mapped: "np.memmap[Any, Any]") -> "ColumnFile":
         """Return the rows of a file that numpy maps, which stay there; nothing may be appended."""
         column = cls.__new__(cls)
-        column.dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
-        column._row_shape, column._rows, column._offset = array.shape[1:], len(array), array.offset
-        column._row_bytes = array[:1].nbytes
-        column._file = Path(str(array.filename)).open("rb", buffering=0)  # noqa: SIM115 (as above)
+        column.dtype = torch.from_numpy(np.empty(0, mapped.dtype)).dtype
+        column._row_shape, column._rows, column._offset = mapped.shape[1:], len(mapped), mapped.offset
+        column._row_bytes = mapped[:1].nbytes
+        column._file = Path(str(mapped.filename)).open("rb", buffering=0)  # noqa: SIM115 (as above)
         return column
 
     @property
@@ -119,7 +123,7 @@ def as_column(values: Any, folder: Path | None = None) -> Column:
 
 def is_read_by_rows(values: Any) -> bool:
     """Say whether values are neither there as numbers nor a column of ours: a sequence that reads each row when it is asked for it."""
-    return isinstance(values, Sequence) and not isinstance(values, list | tuple | str | bytes | range)
+    return isinstance(values, Sequence) and not isinstance(values, _THERE)
 
 
 def _of_rows(rows: Sequence[Any], folder: Path | None) -> Column:

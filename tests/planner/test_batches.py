@@ -84,6 +84,14 @@ def changed(**leaves: Any) -> list[dict[str, Any]]:
             [changed(more=[np.arange(4), (torch.ones(7), "mean", i)])[1] for i in range(MOST_BUCKETS + 1)],
             "leaf 4 of batch 17 is 16, and 15 in batch 16: .*more than 16",
         ),
+        (
+            [{"x": torch.zeros(2, 1), "of": i or None} for i in range(MOST_BUCKETS + 1)],
+            "leaf 1 of batch 17 is 16, and 15 in batch 16",
+        ),
+        (
+            [{"x": torch.zeros(2, 1), "of": i if i < MOST_BUCKETS - 1 else [None, 99][i % 2]} for i in range(MOST_BUCKETS + 1)],
+            "leaf 1 of batch 17 is None, and 99 in batch 16|leaf 1 of batch 17 is 99, and None in batch 16",
+        ),
         (changed(extra=1), "batch 2 has another structure"),
         ([batch(4), batch(5)], r"batch 2 has 5 rows of \[3\], after batches of that kind of 4:"),
         ([batch(4), batch(3), batch(4)], r"batch 3 has 4 rows of \[3\], after batches of that kind of 4 and of fewer:"),

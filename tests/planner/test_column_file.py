@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -106,6 +107,11 @@ class ReadByRows(Sequence[Any]):
 def test_a_column_that_is_read_by_rows_goes_to_a_file(rows: tuple[Any, ...], tmp_path: Path) -> None:
     column = as_column(ReadByRows(*rows), tmp_path)
     assert isinstance(column, ColumnFile) and torch.equal(column[:], torch.tensor([[1.0, 1.0], [0.0, 0.0]]))
+
+
+def test_an_array_of_pythons_is_read_at_once() -> None:
+    column = as_column(array("i", [1, 2]))
+    assert isinstance(column, torch.Tensor) and column.tolist() == [1, 2]
 
 
 def test_rows_of_two_shapes_are_told(tmp_path: Path) -> None:

@@ -85,13 +85,18 @@ class Arrivals:
         return tuple(totals)
 
     def _part_of(self, file: Path) -> int:
-        """Return the part whose rows have the shapes of a file's; raise DataError where none has."""
+        """Return the part whose rows have the shapes of a file's; raise DataError where none has, or several have."""
         found = [(array.dtype, tuple(array.shape[1:])) for array in _arrays(file)]
         known = [[(kind, tuple(shape)) for kind, shape, _ in columns] for columns in self._parts]
         if found not in known:
             raise DataError(
                 f"{file} has rows of {_shown(found)}, and the bundle has steps for {'; '.join(map(_shown, known))}: pad to one of "
                 "these, or plan the job again with batches of that shape"
+            )
+        if known.count(found) > 1:
+            raise DataError(
+                f"{file} has rows of {_shown(found)}, for which the bundle has {known.count(found)} steps that differ in what no row says (such as "
+                "a task); plan the job again with these samples in its batches"
             )
         return known.index(found)
 

@@ -172,6 +172,17 @@ def test_samples_that_arrive_go_to_the_bucket_of_their_shape(tmp_path: Path) -> 
         Trainer(Bundle(path), TrainOptions(tmp_path / "t", tmp_path, steps=8, data=inbox))
 
 
+def test_samples_that_arrive_for_one_of_several_branches_are_refused(tmp_path: Path) -> None:
+    path, inbox = tmp_path / "job.port", tmp_path / "in"
+    write_job(path, branches_job(), compared=0)
+    inbox.mkdir()
+    np.savez(inbox / "x.npz", np.ones((4, 5), np.float32))
+    with pytest.raises(
+        DataError, match=r"x\.npz has rows of float32 \[5\], for which the bundle has 3 steps that differ"
+    ):
+        Trainer(Bundle(path), TrainOptions(tmp_path / "s", tmp_path, steps=8, data=inbox))
+
+
 def test_a_manifest_that_promises_other_buckets_is_refused(tmp_path: Path) -> None:
     write_job(tmp_path / "job.port", make_job(), compared=0)
     bundle = Bundle(tmp_path / "job.port")

@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -50,11 +49,11 @@ from planner.ir.code_pages import release_code_pages
 _KEPT_SHARE = 1 / 2
 """Of the room for tensors, the most that is kept for a program that says what it needs again."""
 
+_ALIASES = frozenset({"aten::alias", "aten::detach"})
+"""Views of all that their operand is of: they do not ask for the storage, which stays away. A `state_dict()` is made of them."""
+
 _Cut = MappedProduct | MappedRows | MappedCopy
 """An operator that reads an operand where its file is mapped, a part at a time."""
-
-_SHOWN_AT_ONCE = 2
-"""`torch.save` asks for a storage's size right before it writes its bytes, one storage after the other."""
 
 
 class Follower:
@@ -84,7 +83,7 @@ class Follower:
         self._fetched_to = 0
         self._escaped: list[Storage] = []
         self._escaped_before: list[Storage] = []
-        self._shown: deque[Storage] = deque()
+        self._shown: Storage | None = None
 
     # -- one operator
 
@@ -95,7 +94,7 @@ class Follower:
                 self._wait_while_held()
             traits = traits_of(func)
             if traits.views:
-                return self._view(func, args, kwargs)
+                return func(*args, **kwargs) if traits.name in _ALIASES else self._view(func, args, kwargs)
             self._at_hand = func
             self._bury()
             if traits.takes_lists and runs_by_element(func, args, self.residency.limit_bytes):
@@ -112,7 +111,7 @@ class Follower:
     def _view(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return views of operands: no step of a trace, two of five operators are such.
 
-        Some ask whether they end within the storage: one that is away comes back, its next use is near.
+        They ask whether they end within the storage: one that is away comes back, its next use is near.
         """
         for storage in storages_in(args, self.table):
             if not storage.resident and not storage.in_file:
@@ -382,6 +381,9 @@ class Follower:
             if self._process is not None:
                 self._process.end_segment()
             self._fetched_to = 0
+            if self._shown is not None:
+                self._escaped.append(self._shown)
+                self._shown = None
             for storage in self._escaped_before:
                 storage.pins -= 1
             self._escaped_before, self._escaped = self._escaped, []
@@ -514,14 +516,14 @@ class Follower:
             self.residency.make_room_if_possible()
 
     def show(self, storage: Storage) -> None:
-        """Keep a storage resident until a few others were shown: its bytes are read after its size."""
+        """Keep a storage resident until another is shown: `torch.save` asks for its size right before it writes its bytes."""
         with self.lock:
             self._wait_while_held()
+            if self._shown is not None:
+                self._shown.pins -= 1
             storage.pins += 1
-            self._shown.append(storage)
+            self._shown = storage
             self.residency.bring([storage])
-            while len(self._shown) > _SHOWN_AT_ONCE:
-                self._shown.popleft().pins -= 1
             self.residency.make_room_if_possible()
 
     # -- held from another thread: `agent.follow.exec.opportunistic`

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -175,7 +176,8 @@ class Escapes:
     def _storage_size(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
         storage = self._table.known_storage(memory)
         if storage is not None:
-            if compares_storages(sys._getframe(_ASKING_FRAME)):
+            asking = sys._getframe(_ASKING_FRAME)
+            if compares_storages(asking) or _notes_size(asking):
                 return storage.nbytes
             self._follower.show(storage)
         return method(memory, *args, **kwargs)
@@ -189,6 +191,13 @@ class Escapes:
             result = method(memory, *args, **kwargs)
             self._follower.residency.resized(storage)
         return result
+
+
+def _notes_size(frame: FrameType) -> bool:
+    """Tell whether `torch.save` asks for a size to note it in its pickle; it asks once more before it writes the bytes."""
+    if frame.f_code is torch.TypedStorage._size.__code__ and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_filename == torch.serialization.__file__ and frame.f_code.co_name == "persistent_id"
 
 
 def _guarded(method: Callable[..., Any], guard: Guard) -> Callable[..., Any]:

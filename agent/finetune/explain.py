@@ -3,7 +3,8 @@
 The model is laid out without memory and run forward once on no values: what autograd keeps for the backward pass is counted.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from agent.finetune.options import FinetuneOptions
 from agent.finetune.room import MOMENTS, WORKING_BYTES, rows_that_fit
 from agent.finetune.steering import CHECKPOINT_S
 from agent.finetune.task import Task
-from agent.finetune.text.sequences import TokenSequence
+from agent.finetune.text.sequence_file import TokenSequence
 from agent.finetune.text.tokenizing import TokenizerHere, Tokenizing
 from agent.finetune.training import count_updates
 from agent.follow.storages import SMALLEST_BYTES
@@ -111,8 +112,8 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: Tokenizing | No
     folder = Path(options.model)
     data = (tokenizer or TokenizerHere(options)).tokenized()
     task, split = data.task, data.split
-    sequences = (*split.train, *split.held_out)
-    longest = max(len(sequence.tokens) for sequence in sequences)
+    lengths = _lengths(itertools.chain(split.train, split.held_out))
+    longest = lengths.longest
     files = weight_files(folder)
     model = outline(folder, task)
     if options.lora_rank is None:
@@ -136,7 +137,7 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: Tokenizing | No
     numbers = sum(p.numel() for p in trained.values())
     state_bytes = numbers * torch.float32.itemsize
     trained_bytes = state_bytes * (2 + MOMENTS)
-    saved, logits = _one_forward(model, options, task, longest, max(len(s.source or ()) for s in sequences))
+    saved, logits = _one_forward(model, options, task, longest, lengths.longest_source)
     small = sum((1 + MOMENTS) * p.nbytes for p in trained.values() if p.nbytes < SMALLEST_BYTES)
     head = _head(model, options, task, longest, process_bytes + WORKING_BYTES + small, ram_bytes)
     logits = logits * head.rows // (options.batch * longest)
@@ -158,13 +159,12 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: Tokenizing | No
         weights_read += (options.accumulate - 1) * head_bytes
     grid_path = folder / FOLDER / f"{options.base}.safetensors"
     checkpoint = Checkpoint(options, split.train, BaseRecord(options.model, options.base, {})).path
-    lengths = [len(sequence.tokens) for sequence in sequences]
     return Explanation(
         model=str(folder), kind=kind, learns=task.kind.value, how=_HOW, parameters=parameters, loaded_as=loaded_as, files=tuple(path.name for path in files),
         files_bytes=sum(path.stat().st_size for path in files), trained_parameters=numbers, trained_layers=_ends(trained),
         grid=options.base, grid_layers=len(layers), grid_bytes=grid_bytes, grid_is_there=grid_path.is_file(),
         records=data.records, broken=data.broken, skipped=split.skipped, unwritten=split.unwritten, sequences=len(split.train), held_out=len(split.held_out),
-        tokens=sum(lengths), learned_tokens=_learned(sequences), shortest=min(lengths), longest=longest, batch=options.batch,
+        tokens=lengths.tokens, learned_tokens=lengths.learned, shortest=lengths.shortest, longest=longest, batch=options.batch,
         accumulate=options.accumulate, by_layers=accumulation.by_layers, accumulation_why=accumulation.why, updates=count_updates(options, len(split.train)), done=checkpoint.is_file(), ram_bytes=ram_bytes,
         process_bytes=process_bytes, working_bytes=WORKING_BYTES, trained_bytes=trained_bytes, saved_bytes=saved, logits_bytes=logits, head_rows=head.rows, head_why=head.why, frozen_bytes=frozen,
         resident_frozen_bytes=resident, read_bytes=2 * weights_read + passes * paged,
@@ -247,5 +247,24 @@ def _ends(trained: dict[str, Any]) -> tuple[str, ...]:
     return tuple(sorted({name.split(".lora_")[0].rpartition(".")[2] for name in trained if ".lora_" in name}))
 
 
-def _learned(sequences: Sequence[TokenSequence]) -> int:
-    return sum(sequence.learned for sequence in sequences)
+@dataclass(slots=True)
+class _Lengths:
+    """Of sequences, in tokens; `learned` in all."""
+
+    tokens: int = 0
+    learned: int = 0
+    shortest: int = 0
+    longest: int = 0
+    longest_source: int = 0
+
+
+def _lengths(sequences: Iterable[TokenSequence]) -> _Lengths:
+    found = _Lengths()
+    for sequence in sequences:
+        length = len(sequence.tokens)
+        found.tokens += length
+        found.learned += sequence.learned
+        found.shortest = min(found.shortest or length, length)
+        found.longest = max(found.longest, length)
+        found.longest_source = max(found.longest_source, len(sequence.source or ()))
+    return found

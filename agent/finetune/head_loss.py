@@ -20,7 +20,8 @@ from agent.finetune.head_rows import HeadRows, head_row_blocks, works_by_element
 from agent.finetune.libraries import BaseModelOutputWithPastAndCrossAttentions, plain_model
 from agent.finetune.options import FinetuneError
 from agent.finetune.task import TaskKind
-from agent.finetune.text.sequences import BUCKET_TOKENS, IGNORED
+from agent.finetune.text.sequence_file import IGNORED
+from agent.finetune.text.sequences import BUCKET_TOKENS
 from agent.follow.products import accumulated_bytes, column_blocks, gathered_bytes
 from planner.ir.tensor_bytes import same_bits
 

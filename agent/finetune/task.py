@@ -6,6 +6,7 @@ has it from `agent.finetune.libraries`.
 
 import enum
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def read_config(folder: Path) -> Any:
         raise FinetuneError(f"{folder / CONFIG} is none of a {kind} ({said}); download it again") from error
 
 
-def task_of(folder: Path, records: tuple[Record, ...] = ()) -> Task:
+def task_of(folder: Path, records: Collection[Record] = ()) -> Task:
     """Return what the model of a directory learns of records; an encoder, of none, finds masked tokens.
 
     Raises FinetuneError for a kind of model that has nothing to predict, and for records of which only some have labels.
@@ -90,19 +91,23 @@ def task_of(folder: Path, records: tuple[Record, ...] = ()) -> Task:
     return Task(TaskKind.CAUSAL_LM)
 
 
-def _labels(folder: Path, kind: str, records: tuple[Record, ...]) -> tuple[str, ...]:
-    other = sum(record.text is None for record in records)
+def _labels(folder: Path, kind: str, records: Collection[Record]) -> tuple[str, ...]:
+    other, labelled, found = 0, 0, set[str]()
+    for record in records:
+        other += not record.is_text
+        if record.label is not None:
+            labelled += 1
+            found.add(record.label)
     if other:
         raise FinetuneError(
             f"{folder} is a {kind}, an encoder: it writes no text, and {other} of {len(records)} records have prompts or messages; give "
             'records with "text", and "label" where it is to choose one'
         )
-    labelled = [record.label for record in records if record.label is not None]
-    if labelled and len(labelled) < len(records):
+    if labelled and labelled < len(records):
         raise FinetuneError(
-            f"{len(labelled)} of {len(records)} records have a label; give all of them one, or none to learn masked words"
+            f"{labelled} of {len(records)} records have a label; give all of them one, or none to learn masked words"
         )
-    labels = tuple(sorted(set(labelled)))
+    labels = tuple(sorted(found))
     if len(labels) == 1:
         raise FinetuneError(f"all {len(records)} records have the label {labels[0]}; there is nothing to choose")
     return labels

@@ -1,10 +1,11 @@
 """The recipe's loop: plain PyTorch, run in a budget by `exec`, of which it only asks whether it suffices."""
 
+import itertools
 import json
 import math
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrd
 from agent.finetune.room import MOMENTS, Room
 from agent.finetune.steering import LeaveTraining, Steering
 from agent.finetune.task import TaskKind
-from agent.finetune.text.sequences import BUCKET_TOKENS, IGNORED, TokenSequence, masked
+from agent.finetune.text.sequence_file import IGNORED, TokenSequence
+from agent.finetune.text.sequences import BUCKET_TOKENS, masked
 from agent.finetune.text.tokenizing import Tokenized, TokenizerHere, Tokenizing
 from agent.follow.budget import flash_written_bytes
 from agent.system.atomic_file import write_atomically
@@ -96,13 +98,14 @@ def finetune(
         )
     base = BaseRecord.of(options)
     room = Room(options)
-    sequences = (*split.train, *split.held_out)
-    longest = max(len(sequence.tokens) for sequence in sequences)
-    read = (found.prompt, *(tokens for s in sequences for tokens in (s.tokens, s.source)))
-    largest = max(max(tokens) for tokens in read if tokens)
+    longest = longest_source = largest = 0
+    for sequence in itertools.chain(split.train, split.held_out):
+        longest = max(longest, len(sequence.tokens))
+        longest_source = max(longest_source, len(sequence.source or ()))
+        largest = max(largest, *(max(tokens) for tokens in (found.prompt, sequence.tokens, sequence.source) if tokens))
 
     def check(model: Any) -> None:
-        check_takes(model, max(longest, *(len(s.source or ()) for s in sequences)), largest)
+        check_takes(model, max(longest, longest_source), largest)
         if options.base is not None:
             room.check_least(
                 LearnedLoss(model, options.head_rows, task.kind, autocast=options.autocast), options.batch * longest
@@ -202,7 +205,7 @@ class _Run:
 
     def check_room(self) -> None:
         """Raise FinetuneError where the budget of this process is too small for the longest batch."""
-        longest = max((*self.train_on, *self.held_out), key=lambda sequence: len(sequence.tokens))
+        longest = max(itertools.chain(self.train_on, self.held_out), key=lambda sequence: len(sequence.tokens))
         rows = self.options.batch * len(longest.tokens)
         said = self.room.check(self._learned_loss, self.trained, self._as_tensors([longest])[0], rows, self._rows_met)
         if said is not None:
@@ -343,15 +346,18 @@ class _Run:
 
     def held_out_loss(self) -> float | None:
         """Return the mean loss over the held-out tokens; None where none are held out."""
-        sequences = [self._asked(sequence, f"held out {place}") for place, sequence in enumerate(self.held_out)]
-        learned = sum(sequence.learned for sequence in sequences)
+        learned = sum(sequence.learned for sequence in self._held_out())
         if not learned:
             return None
         self.model.eval()
         with torch.no_grad():
-            total = sum(self._learned_loss(*self._as_tensors([sequence])).item() for sequence in sequences)
+            total = sum(self._learned_loss(*self._as_tensors([sequence])).item() for sequence in self._held_out())
         self.model.train()
         return total / learned
+
+    def _held_out(self) -> Iterator[TokenSequence]:
+        """Yield what is held out as it is learned, the same each time."""
+        return (self._asked(sequence, f"held out {place}") for place, sequence in enumerate(self.held_out))
 
     def _as_tensors(self, batch: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor, EncoderInput | None]:
         return (

@@ -28,7 +28,8 @@ def main() -> int:
     console = terminal(stderr=True)
     try:
         tokenizer = TokenizerProcess(options)
-        tokenizer.tokenized()  # before torch: it ends with its memory
+        with console.status(f"reading {options.data}"):  # minutes, of 100 MB
+            tokenizer.tokenized()  # before torch: it ends with its memory
         if sys.argv[2:3] == ["--explain"]:
             return _explain(options, int(sys.argv[3]), tokenizer)
         from agent.finetune.training import exit_code, finetune

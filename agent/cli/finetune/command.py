@@ -18,7 +18,7 @@ from agent.cli.exec import add_budget_options, check_page_dir, run_in_budget
 from agent.finetune.model_files import check_model_files, check_stored_as, has_own_code
 from agent.finetune.options import FinetuneOptions, MicroBatchOrder
 from agent.finetune.task import read_config
-from agent.finetune.text.records import read_records
+from agent.finetune.text.records import Records
 from agent.packing.grids import QuantizationGrid
 from agent.worker.thread_room import usable_cores
 from planner.ir.units import format_bytes
@@ -195,7 +195,7 @@ def _finetune(arguments: argparse.Namespace) -> int:
         check_stored_as(arguments.model, _AS_STORED.upper())
     if has_own_code(arguments.model):
         read_config(arguments.model)  # loads transformers, which is told no kind of model otherwise
-    read_records(arguments.data)
+    Records(arguments.data)  # or there is nothing to train on
     base = None if arguments.base in (None, _AS_STORED) else QuantizationGrid(arguments.base)
     options = FinetuneOptions(
         model=str(arguments.model.absolute()), data=str(arguments.data.absolute()), out=str(arguments.out.absolute()),

@@ -13,7 +13,7 @@ import msgspec
 
 from agent.finetune.model_files import CONFIG, check_model_files, fingerprints, weight_files
 from agent.finetune.options import FinetuneError, FinetuneOptions
-from agent.finetune.text.records import read_records
+from agent.finetune.text.records import Records
 from planner.ir.units import shown
 
 _LARGEST_BYTES = 1 << 20
@@ -111,6 +111,6 @@ class FinetuneJob(msgspec.Struct, frozen=True, kw_only=True):
 
 def _data_sha256(options: FinetuneOptions) -> str:
     path = Path(options.data)
-    read_records(path)
+    Records(path)  # or there is nothing to train on
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

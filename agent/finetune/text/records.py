@@ -1,17 +1,28 @@
 """The user's text as records: a line of JSON each, or one plain text.
 
-A record has `text`, and a `label` where a model is to choose one; or `prompt` and `completion`; or `messages`, a list of {"role", "content"}. Other keys are ignored.
+A record has `text`, and a `label` where a model is to choose one; or `prompt` and `completion`; or `messages`, a list of {"role", "content"}.
+Other keys are ignored. A file is read a line or a piece at a time, whenever its records are gone through: it may be larger than the memory.
 """
 
+import codecs
 import json
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from agent.finetune.options import FinetuneError
 from planner.ir.units import shown
 
 _MOST_SHOWN = 60
+
+_PIECE_CHARACTERS = 1 << 15
+"""Of a text that are made tokens at once: that takes 300 bytes a character for a moment."""
+
+_LINE_END = "\n"
+
+_CHUNK_BYTES = 1 << 20
+"""Read at once to find where a file is no text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +35,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One of three: `text`, `prompt` and `completion`, or `messages`."""
+    """One of four: `text`, a `file` that is a text, `prompt` and `completion`, or `messages`."""
 
     text: str | None = None
     prompt: str | None = None
@@ -32,47 +43,105 @@ class Record:
     messages: tuple[Message, ...] = ()
     label: str | None = None
     """Of the text; used by models that choose one."""
+    file: Path | None = None
+
+    @property
+    def is_text(self) -> bool:
+        return self.text is not None or self.file is not None
+
+    def pieces(self) -> Iterator[str]:
+        """Yield the text in pieces that end with a line, where lines are shorter than a piece.
+
+        Nothing where the record is none. Raises FinetuneError where a file cannot be read.
+        """
+        if self.text is not None:
+            yield from _pieces(iter((self.text,)))
+        elif self.file is not None:
+            yield from _pieces(_read(self.file, lambda stream: iter(lambda: stream.read(_PIECE_CHARACTERS), "")))
 
 
-@dataclass(frozen=True, slots=True)
-class Records:
-    """What a file has. `broken`: lines that are no record; `first_broken`: which, and why."""
+class Records(Collection[Record]):
+    """The records of a file. `broken`: lines that are no record; `first_broken`: which, and why."""
 
-    records: tuple[Record, ...]
-    broken: int = 0
-    first_broken: str = ""
+    def __init__(self, path: Path) -> None:
+        """Look at all of them once. Raises FinetuneError where the file cannot be read or has nothing to train on."""
+        self._path = path
+        self._by_line = path.suffix in (".jsonl", ".json")
+        self._count = self.broken = 0
+        self.first_broken = ""
+        any_words = False
+        for record in self._found(self._count_broken):
+            self._count += 1
+            any_words = any_words or _has_words(record)
+        if not any_words:
+            why = f"; {self.broken} lines are broken, the first: {self.first_broken}" if self.broken else ""
+            raise FinetuneError(f"{path} has nothing to train on{why}")
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Record]:
+        return self._found()
+
+    def __contains__(self, record: object) -> bool:
+        return any(record == one for one in self)
+
+    def _found(self, broken: Callable[[str], None] = lambda why: None) -> Iterator[Record]:
+        """Yield the records, and say of each line that is none which and why. Raises FinetuneError."""
+        if not self._by_line:
+            yield Record(file=self._path)
+            return
+        for number, line in enumerate(_read(self._path, iter), 1):
+            if not line.strip():
+                continue
+            try:
+                record = _record(json.loads(line))
+            except ValueError as error:
+                broken(f"line {number}: {error} in {shown(line.removesuffix(_LINE_END)[:_MOST_SHOWN])}")
+            else:
+                yield record
+
+    def _count_broken(self, why: str) -> None:
+        self.broken += 1
+        self.first_broken = self.first_broken or why
 
 
-def read_records(path: Path) -> Records:
-    """Return the records of a `.jsonl` file, or the text of any other.
-
-    Raises FinetuneError where it cannot be read or has no record.
-    """
+def _read(path: Path, parts: Callable[[IO[str]], Iterator[str]]) -> Iterator[str]:
+    """Yield parts of a text file, as `parts` reads them. Raises FinetuneError where it cannot be read."""
     try:
-        text = path.read_text("utf-8-sig")  # with or without the mark that editors on Windows put first
+        with path.open(encoding="utf-8-sig") as stream:  # with or without the mark that editors on Windows put first
+            yield from parts(stream)
     except OSError as error:
         raise FinetuneError(f"{path}: {error.strerror}; give a .jsonl or .txt file") from error
     except UnicodeDecodeError as error:
-        raise FinetuneError(f"{path} is no UTF-8 text (byte {error.start}); convert it") from error
-    found = _records_of_lines(text) if path.suffix in (".jsonl", ".json") else Records((Record(text=text),))
-    if not any(map(_has_words, found.records)):
-        why = f"; {found.broken} lines are broken, the first: {found.first_broken}" if found.broken else ""
-        raise FinetuneError(f"{path} has nothing to train on{why}")
-    return found
+        raise FinetuneError(f"{path} is no UTF-8 text (byte {_first_other_byte(path)}); convert it") from error
 
 
-def _records_of_lines(text: str) -> Records:
-    records: list[Record] = []
-    broken, first = 0, ""
-    for number, line in enumerate(text.split("\n"), 1):  # what else splitlines takes for an end may stand in a string
-        if not line.strip():
-            continue
-        try:
-            records.append(_record(json.loads(line)))
-        except ValueError as error:
-            broken += 1
-            first = first or f"line {number}: {error} in {shown(line[:_MOST_SHOWN])}"
-    return Records(tuple(records), broken, first)
+def _first_other_byte(path: Path) -> int:
+    """Return where the first byte lies that is of no UTF-8 text, maybe of a character that the file ends within."""
+    decoder, done = codecs.getincrementaldecoder("utf-8")(), 0
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            begun = len(decoder.getstate()[0])
+            try:
+                decoder.decode(chunk)
+            except UnicodeDecodeError as error:
+                return done - begun + error.start
+            done += len(chunk)
+    return done - len(decoder.getstate()[0])
+
+
+def _pieces(parts: Iterator[str]) -> Iterator[str]:
+    """Yield a text that comes in parts in pieces that end with a line, where lines are shorter than a piece."""
+    text = ""
+    for part in parts:
+        text, start = text + part, 0
+        while len(text) - start > _PIECE_CHARACTERS:
+            end = text.rfind(_LINE_END, start, start + _PIECE_CHARACTERS) + 1 or start + _PIECE_CHARACTERS
+            yield text[start:end]
+            start = end
+        text = text[start:]
+    yield text
 
 
 def _record(entry: Any) -> Record:
@@ -98,4 +167,5 @@ def _record(entry: Any) -> Record:
 
 
 def _has_words(record: Record) -> bool:
-    return bool((record.text or record.completion or "").strip() or record.messages)
+    written = record.pieces() if record.is_text else (record.completion or "",)
+    return any(piece.strip() for piece in written) or bool(record.messages)

@@ -6,7 +6,7 @@ each by itself, too, long ones in parts; where it learns masked tokens, each tim
 
 import random
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,10 +14,15 @@ from agent.finetune.options import FinetuneError, FinetuneOptions
 from agent.finetune.task import Task, TaskKind
 from agent.finetune.text.conversations import Span, UnwrittenError, conversation_spans
 from agent.finetune.text.records import Record
+from agent.finetune.text.sequence_file import (
+    IGNORED,
+    TOKEN,
+    SequenceFile,
+    SequenceWriter,
+    StoredSequences,
+    TokenSequence,
+)
 from planner.ir.units import shown
-
-IGNORED = -100
-"""Label of a token that no loss is computed on (torch's `cross_entropy`)."""
 
 BUCKET_TOKENS = 32
 """Completions are padded to a multiple of it: each length is a step of its own to whoever plans it."""
@@ -27,34 +32,8 @@ _LEAST_TOKENS = 2
 _MOST_SHOWN = 40
 """Characters of a conversation that is named."""
 
-_PIECE_CHARACTERS = 1 << 15
-"""Of a text that are made tokens at once: that takes 300 bytes a character for a moment."""
-
 _MASKED_SHARE, _HIDDEN_SHARE, _REPLACED_SHARE = 0.15, 0.8, 0.1
 """Of tokens, those that are learned; of these, those behind the mask and those that another takes the place of (BERT, section 3.1)."""
-
-TOKEN = "i"
-"""32-bit integers: a token takes 4 bytes, not the 36 of a number of Python's."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenSequence:
-    """Tokens and what each is to be predicted as, of one length. `source`: what an encoder reads beside them, if there is one.
-
-    `label`: the number of that which is to be chosen for them all, None where tokens are predicted.
-    """
-
-    tokens: "array[int]"
-    labels: "array[int]"
-    source: "array[int] | None" = None
-    label: int | None = None
-
-    @property
-    def learned(self) -> int:
-        """How many tokens a loss is computed on, never the first, or 1 where a label is chosen."""
-        if self.label is not None:
-            return 1
-        return sum(label != IGNORED for label in self.labels[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +43,8 @@ class Split:
     `unwritten`: conversations that the tokenizer's chat template refuses, `first_unwritten` which and why.
     """
 
-    train: tuple[TokenSequence, ...]
-    held_out: tuple[TokenSequence, ...]
+    train: StoredSequences
+    held_out: StoredSequences
     skipped: int
     unwritten: int = 0
     first_unwritten: str = ""
@@ -79,56 +58,73 @@ class Vocabulary:
     mask: int | None
 
 
-def split_sequences(records: Sequence[Record], tokenizer: Any, options: FinetuneOptions, task: Task) -> Split:
-    """Return the records' sequences, some held out by the seed.
+def split_sequences(
+    records: Collection[Record], tokenizer: Any, options: FinetuneOptions, task: Task, file: SequenceFile
+) -> Split:
+    """Write the records' sequences to a file, and return them, some held out by the seed.
 
-    Raises FinetuneError where none is left to train on, and for records without a prompt where an encoder is to read one.
+    Raises FinetuneError where none is left to train on, for records without a prompt where an encoder is to read one, and where the file
+    cannot be written.
     """
     longest = options.sequence_tokens
-    packed: list[TokenSequence] = []
-    apart: list[TokenSequence | None] = []
-    unwritten: list[str] = []
+    skipped = unwritten = 0
+    first_unwritten = ""
+    writer = SequenceWriter(file)
     if task.encoder_alone:
         _check_encoder(tokenizer, options, task)
-        packed = [sequence for record in records for sequence in _of_encoder(record, tokenizer, longest, task)]
-    elif task.decoder_start is not None:
-        apart = [_answer(record, tokenizer, longest, task.decoder_start) for record in records]
-    else:
-        packed = list(_packed((r.text for r in records if r.text is not None), tokenizer, longest))
         for record in records:
-            try:
-                apart += [] if record.text is not None else _completions(record, tokenizer, longest)
-            except UnwrittenError as error:
-                unwritten.append(f"{error} (in the one with {shown(record.messages[0].content[:_MOST_SHOWN])})")
-    found = packed + [sequence for sequence in apart if sequence is not None]
-    skipped = sum(sequence is None for sequence in apart)
-    random.Random(options.seed).shuffle(found)
-    held = int(len(found) * options.held_out) or int(len(found) > 1 and options.held_out > 0)
-    if len(found) <= held and unwritten:
+            writer.add(_of_encoder(record, tokenizer, longest, task))
+    elif task.decoder_start is None:
+        writer.add(_packed((record for record in records if record.is_text), tokenizer, longest))
+    for record in () if task.encoder_alone else records:
+        try:
+            found = _apart(record, tokenizer, longest, task)
+        except UnwrittenError as error:
+            unwritten += 1
+            first_unwritten = (
+                first_unwritten or f"{error} (in the one with {shown(record.messages[0].content[:_MOST_SHOWN])})"
+            )
+        else:
+            skipped += found.count(None)
+            writer.add(sequence for sequence in found if sequence is not None)
+    stored = writer.end()
+    order = array("q", range(len(stored)))
+    random.Random(options.seed).shuffle(order)
+    held = int(len(order) * options.held_out) or int(len(order) > 1 and options.held_out > 0)
+    if len(order) <= held and unwritten:
         raise FinetuneError(
-            f"no sequence is left to train on: the tokenizer's chat template refuses {len(unwritten)} of {len(records)} records, the "
-            f"first: {unwritten[0]}; give messages that it can write, or prompt and completion"
+            f"no sequence is left to train on: the tokenizer's chat template refuses {unwritten} of {len(records)} records, the "
+            f"first: {first_unwritten}; give messages that it can write, or prompt and completion"
         )
-    if len(found) <= held:
+    if len(order) <= held:
         raise FinetuneError(
             f"no sequence is left to train on: {skipped} of {len(records)} records have a prompt of {longest} tokens or "
             "more; raise --seq-len"
         )
-    return Split(tuple(found[held:]), tuple(found[:held]), skipped, len(unwritten), "".join(unwritten[:1]))
+    return Split(stored.those(order[held:]), stored.those(order[:held]), skipped, unwritten, first_unwritten)
 
 
-def _packed(texts: Iterator[str], tokenizer: Any, longest: int) -> Iterator[TokenSequence]:
+def _packed(texts: Iterator[Record], tokenizer: Any, longest: int) -> Iterator[TokenSequence]:
     """Yield full sequences of the texts one after the other, and what is left over."""
     tokens = array(TOKEN)
+    for part in _as_tokens(texts, tokenizer):
+        tokens.extend(part)
+        whole = len(tokens) // longest * longest
+        for start in range(0, whole, longest):
+            full = tokens[start : start + longest]
+            yield TokenSequence(full, full)
+        del tokens[:whole]
+    if len(tokens) >= _LEAST_TOKENS:
+        yield TokenSequence(tokens, tokens)
+
+
+def _as_tokens(texts: Iterator[Record], tokenizer: Any) -> Iterator[list[int]]:
+    """Yield the tokens of texts, each ended as the tokenizer ends one."""
     for text in texts:
-        for number, piece in enumerate(_pieces(text)):
-            tokens.extend(tokenizer(piece, add_special_tokens=number == 0)["input_ids"])
+        for number, piece in enumerate(text.pieces()):
+            yield tokenizer(piece, add_special_tokens=number == 0)["input_ids"]
         if tokenizer.eos_token_id is not None:
-            tokens.append(tokenizer.eos_token_id)
-    for start in range(0, len(tokens), longest):
-        part = tokens[start : start + longest]
-        if len(part) >= _LEAST_TOKENS:
-            yield TokenSequence(part, part)
+            yield [tokenizer.eos_token_id]
 
 
 def _check_encoder(tokenizer: Any, options: FinetuneOptions, task: Task) -> None:
@@ -147,14 +143,14 @@ def _check_encoder(tokenizer: Any, options: FinetuneOptions, task: Task) -> None
 
 def _of_encoder(record: Record, tokenizer: Any, longest: int, task: Task) -> Iterator[TokenSequence]:
     """Yield a text's sequences with the marks that the tokenizer puts around them: one for a label, else as many as it fills."""
-    if record.text is None:
+    if not record.is_text:
         raise FinetuneError('an encoder learns of texts; give records with "text"')
     if record.label is not None and task.labels:
         tokens = array(TOKEN, tokenizer(record.text, truncation=True, max_length=longest)["input_ids"])
         yield TokenSequence(tokens, array(TOKEN, [IGNORED] * len(tokens)), label=task.labels.index(record.label))
         return
     marks = set(tokenizer.all_special_ids)
-    for piece in _pieces(record.text):
+    for piece in record.pieces():
         parts = tokenizer(piece, truncation=True, max_length=longest, return_overflowing_tokens=True)["input_ids"]
         for part in parts:
             labels = array(TOKEN, [IGNORED if i == 0 or t in marks else t for i, t in enumerate(part)])
@@ -185,14 +181,11 @@ def masked(sequence: TokenSequence, vocabulary: Vocabulary, seed: str) -> TokenS
     return replace(sequence, tokens=tokens, labels=labels)
 
 
-def _pieces(text: str) -> Iterator[str]:
-    """Yield a text in pieces that end with a line, where lines are shorter than a piece."""
-    start = 0
-    while len(text) - start > _PIECE_CHARACTERS:
-        end = text.rfind("\n", start, start + _PIECE_CHARACTERS) + 1 or start + _PIECE_CHARACTERS
-        yield text[start:end]
-        start = end
-    yield text[start:]
+def _apart(record: Record, tokenizer: Any, longest: int, task: Task) -> list[TokenSequence | None]:
+    """Return the sequences of a record that stand by themselves, a single None where what is asked fills them. Raises UnwrittenError."""
+    if task.decoder_start is not None:
+        return [_answer(record, tokenizer, longest, task.decoder_start)]
+    return [] if record.is_text else _completions(record, tokenizer, longest)
 
 
 def _completions(record: Record, tokenizer: Any, longest: int) -> list[TokenSequence | None]:

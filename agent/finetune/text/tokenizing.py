@@ -16,8 +16,9 @@ import msgspec
 
 from agent.finetune.options import FinetuneError, FinetuneOptions
 from agent.finetune.task import Task, read_config, task_of
-from agent.finetune.text.records import read_records
-from agent.finetune.text.sequences import TOKEN, Split, Vocabulary, split_sequences
+from agent.finetune.text.records import Records
+from agent.finetune.text.sequence_file import TOKEN, SequenceFile
+from agent.finetune.text.sequences import Split, Vocabulary, split_sequences
 from agent.system.python_process import module_command, one_thread_environment
 
 _PROCESS = "agent.finetune.text.process"
@@ -59,17 +60,17 @@ class TokenizerHere:
         self._options = options
         self._tokenizer: Any = None
 
-    def tokenized(self) -> Tokenized:
-        """Return the data as tokens. Raises FinetuneError."""
+    def tokenized(self, file: SequenceFile | None = None) -> Tokenized:
+        """Return the data as tokens, kept in a file; one of its own where it gets none. Raises FinetuneError."""
         options = self._options
         read_config(Path(options.model))  # before a tokenizer is looked for by it
         tokenizer = self._loaded()
-        data = read_records(Path(options.data))
-        task = task_of(Path(options.model), data.records)
-        split = split_sequences(data.records, tokenizer, options, task)
+        data = Records(Path(options.data))
+        task = task_of(Path(options.model), data)
+        split = split_sequences(data, tokenizer, options, task, file or SequenceFile.beside(Path(options.out)))
         prompt = array(TOKEN, [] if options.sample is None else tokenizer(options.sample)["input_ids"])
         vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.mask_token_id)
-        return Tokenized(task, split, len(data.records), data.broken, data.first_broken, vocabulary, prompt)
+        return Tokenized(task, split, len(data), data.broken, data.first_broken, vocabulary, prompt)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens. Raises FinetuneError."""
@@ -96,7 +97,8 @@ class TokenizerProcess:
     def tokenized(self) -> Tokenized:
         """Return the data as tokens, found once. Raises FinetuneError."""
         if self._tokenized is None:
-            self._tokenized = self._ask("tokenized")
+            file = SequenceFile.beside(Path(self._options.out))
+            self._tokenized = self._ask("tokenized", file, inherited=(file.descriptor,))
         return self._tokenized
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -107,13 +109,14 @@ class TokenizerProcess:
         """Write the tokenizer to a directory. Raises FinetuneError."""
         self._ask("save", folder)
 
-    def _ask(self, what: str, *arguments: Any) -> Any:
+    def _ask(self, what: str, *arguments: Any, inherited: tuple[int, ...] = ()) -> Any:
         asked = [*module_command(_PROCESS), msgspec.json.encode(self._options).decode(), what]
         done = subprocess.run(
             asked,
             input=pickle.dumps(arguments),
             stdout=subprocess.PIPE,
             env={**one_thread_environment(), **_QUIET},
+            pass_fds=inherited,
             check=False,
         )
         if done.returncode != 0:

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from agent.finetune import head_loss
 from agent.finetune.head_loss import LearnedLoss, chosen_log_probabilities, summed_loss
 from agent.finetune.options import FinetuneError
-from agent.finetune.text.sequences import IGNORED
+from agent.finetune.text.sequence_file import IGNORED
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

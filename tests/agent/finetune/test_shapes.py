@@ -16,7 +16,7 @@ from agent import budget
 from agent.finetune.head_loss import EncoderInput
 from agent.finetune.options import FinetuneOptions
 from agent.finetune.task import TaskKind
-from agent.finetune.text.sequences import IGNORED
+from agent.finetune.text.sequence_file import IGNORED
 from agent.finetune.training import LABELS, finetune
 from agent.packing import QuantizationGrid
 from tests.agent.finetune.tiny_model import TEXT, make_model

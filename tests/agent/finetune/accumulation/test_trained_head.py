@@ -12,7 +12,7 @@ from agent.finetune.accumulation import trained_head
 from agent.finetune.accumulation.by_layers import ByLayers, Inputs
 from agent.finetune.accumulation.trained_head import TrainedHead
 from agent.finetune.head_loss import LearnedLoss
-from agent.finetune.text.sequences import IGNORED
+from agent.finetune.text.sequence_file import IGNORED
 from tests.agent.finetune.accumulation.small_models import VOCABULARY, model_of
 
 LEARNED = 217

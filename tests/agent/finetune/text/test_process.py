@@ -11,11 +11,14 @@ import io, pickle, sys
 from types import SimpleNamespace
 import msgspec
 from agent.finetune.options import FinetuneOptions
+from pathlib import Path
 from agent.finetune.text import process
+from agent.finetune.text.sequence_file import SequenceFile
 options = FinetuneOptions(sys.argv[1], sys.argv[2], "", sequence_tokens=32)
 out = io.BytesIO()
 sys.argv[1:] = [msgspec.json.encode(options).decode(), "tokenized"]
-sys.stdin, sys.stdout = SimpleNamespace(buffer=io.BytesIO(pickle.dumps(()))), SimpleNamespace(buffer=out)
+file = SequenceFile.beside(Path(sys.argv[0]))
+sys.stdin, sys.stdout = SimpleNamespace(buffer=io.BytesIO(pickle.dumps((file,)))), SimpleNamespace(buffer=out)
 process.main()
 sys.stdout = sys.__stdout__
 assert pickle.loads(out.getvalue()).split.train

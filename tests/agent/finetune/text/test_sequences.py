@@ -1,5 +1,6 @@
 """Text packed without loss, completions learned alone, conversations in the tokenizer's own words."""
 
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,9 +9,11 @@ import pytest
 
 from agent.finetune.options import FinetuneError, FinetuneOptions
 from agent.finetune.task import Task, TaskKind
-from agent.finetune.text import sequences
+from agent.finetune.text import records as text_records
 from agent.finetune.text.records import Message, Record
-from agent.finetune.text.sequences import IGNORED, Vocabulary, masked, split_sequences
+from agent.finetune.text.sequence_file import IGNORED, SequenceFile
+from agent.finetune.text.sequences import Split, Vocabulary, masked
+from agent.finetune.text.sequences import split_sequences as split_into
 from agent.finetune.text.tokenizing import load_tokenizer
 from tests.agent.finetune.tiny_model import TALK, TEMPLATE, TEXT, THOUGHTS, make_model
 
@@ -19,6 +22,10 @@ CAUSAL = Task(TaskKind.CAUSAL_LM)
 
 def options(**changes: Any) -> FinetuneOptions:
     return FinetuneOptions("", "", "", **{"sequence_tokens": 16, "held_out": 0.0, **changes})
+
+
+def split_sequences(records: list[Record], tokenizer: Any, options: FinetuneOptions, task: Task) -> Split:
+    return split_into(records, tokenizer, options, task, SequenceFile.beside(Path(tempfile.gettempdir(), "out")))
 
 
 def test_texts_are_packed_to_full_sequences(tokenizer: Any) -> None:
@@ -45,12 +52,8 @@ def test_without_a_prompt_an_encoder_has_nothing_to_read(record: Record, tokeniz
         split_sequences([record], tokenizer, options(), Task(TaskKind.SEQ2SEQ_LM, 7))
 
 
-def test_a_long_text_is_made_tokens_in_pieces_that_end_with_lines(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sequences, "_PIECE_CHARACTERS", 2 * len(TEXT) + 3)
-    assert list(sequences._pieces(TEXT * 5)) == [TEXT * 2, TEXT * 2, TEXT]
-    assert list(sequences._pieces("x" * 3 * len(TEXT))) == ["x" * (2 * len(TEXT) + 3), "x" * (len(TEXT) - 3)]
+def test_a_long_text_is_made_tokens_in_pieces(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_records, "_PIECE_CHARACTERS", 2 * len(TEXT) + 3)
     found = split_sequences([Record(text=TEXT * 5)], tokenizer, options(sequence_tokens=1 << 14), CAUSAL).train
     assert list(found[0].tokens) == [*tokenizer(TEXT * 5)["input_ids"], tokenizer.eos_token_id]
 

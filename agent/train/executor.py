@@ -60,6 +60,24 @@ class StepReport:
     packing: PackingStats = field(default_factory=PackingStats)
 
 
+@dataclass(slots=True)
+class _CompiledSoFar:
+    """What the instructions that are compiled leave to those that follow.
+
+    `unchanged`: storages of which no copy for `undo` was taken yet. `come_back`: entries of packings that are unpacked again; the others
+    stay packed, by their storage in `staying`. `whole_again`: of these, which are there whole beside it, made again for others.
+    """
+
+    unchanged: set[int]
+    come_back: set[int]
+    staying: dict[int, int] = field(default_factory=dict)
+    whole_again: set[int] = field(default_factory=set)
+    waits: TransferWaits = field(default_factory=TransferWaits)
+    phase: str | None = None
+    changing: bool = False
+    launched: int = 0
+
+
 _NO_WATCHERS: Mapping[int, Callable[[StepValues], None]] = MappingProxyType({})
 
 Gate = Callable[[], None]
@@ -257,80 +275,88 @@ class Executor:
     # -- compiling instructions to closures
 
     def _compile(self) -> list[Callable[[], None]]:
+        so_far = _CompiledSoFar(
+            set(self._undoable), {x.index for x in self.program.instructions if x.code is Code.UNPACK}
+        )
         code: list[Callable[[], None]] = []
-        phase = None
-        changing = False
-        unchanged = set(self._undoable)
-        staying: dict[int, int] = {}
-        whole_again: set[int] = set()
-        """Of those that stay packed: which are there whole beside it, made again for others."""
-        come_back = {x.index for x in self.program.instructions if x.code is Code.UNPACK}
-        launched = 0
-        waits = TransferWaits()
         for instruction in self.program.instructions:
-            i = instruction.index
-            for target, touched in waits.before(self._touched(instruction, waits)):
-                code.append(_call(self.transfers.wait, target, touched))
-            if instruction.code in (Code.RUN, Code.RERUN) and (moved := transfer_of(self.graph, self.graph.ops[i])):
-                waits.begins(moved)
-            if self.graph.device != CPU and instruction.code in (Code.RUN, Code.RERUN):
-                launched += 1
-                if launched % _AHEAD == 0:
-                    code.append(self._keep_pace)
-            if instruction.code is Code.RUN:
-                code += [_call(self._keep, s) for s in unchanged.intersection(self.graph.ops[i].writes)]
-                unchanged.difference_update(self.graph.ops[i].writes)
-            if not changing and self._changes(instruction.code, i):
-                changing = True
-                code.append(self._note_change)
-            wanted = self._phase_of(instruction.code, i)
-            if wanted is not None and wanted != phase:
-                phase = wanted
-                code.append(_call(self._enter, wanted))
-            match instruction.code:
-                case Code.RUN:
-                    code.append(self._in_team(i, self._run_packed(i, staying) or self._run_op(i)))
-                    if i in self._watchers:
-                        code.append(_call(self._watchers[i], self.values))
-                case Code.RERUN:
-                    made = staying.keys() & self.graph.creates[i]
-                    code += [_call(self.values.clear, s) for s in made]  # no stand-in is taken for it
-                    whole_again |= made
-                    code.append(self._in_team(i, self._rerun_op(i)))
-                case Code.FREE:
-                    code.append(_call(self._free, i))
-                    if i in whole_again:
-                        whole_again.discard(i)
-                        code.append(_call(self.values.stand_in, i))
-                    elif i in staying:
-                        code.append(_call(self.packing.forget, staying.pop(i)))
-                case Code.WRITE:
-                    code.append(_call(self._write, i, instruction.target))
-                case Code.READ:
-                    code.append(_call(self.paging.read, i))
-                case Code.WAIT_READ:
-                    code.append(_call(self.paging.land, i))
-                case Code.WAIT_WRITE:
-                    code.append(_call(self.paging.finish_write, i))
-                case Code.PACK:
-                    code.append(_call(self._pack, i, i not in come_back))
-                    if i not in come_back:
-                        staying[self.program.packings[i].storage] = i
-                case Code.UNPACK:
-                    code.append(_call(self.packing.unpack, i))
-                case Code.WRITE_PACKED:
-                    code.append(_call(self.packing.write, i, instruction.target))
-                case Code.WAIT_WRITE_PACKED:
-                    code.append(_call(self.packing.finish_write, i))
-                case Code.READ_PACKED:
-                    code.append(_call(self.packing.read, i))
-                case Code.WAIT_READ_PACKED:
-                    code.append(_call(self.packing.land, i))
-                case Code.SLICED:
-                    code.append(_call(self._start_update, self._sliced(i)))
-                case Code.WAIT_SLICED:
-                    code.append(_call(self._finish_update, i))
+            code += self._ahead_of(instruction, so_far)
+            code += self._code_of(instruction, so_far)
         return code
+
+    def _ahead_of(self, instruction: Instruction, so_far: "_CompiledSoFar") -> list[Callable[[], None]]:
+        """Return what is done before an instruction: waits for transfers and the device, copies for `undo`, notes of phase and change."""
+        i, runs = instruction.index, instruction.code in (Code.RUN, Code.RERUN)
+        code: list[Callable[[], None]] = [
+            _call(self.transfers.wait, target, touched)
+            for target, touched in so_far.waits.before(self._touched(instruction, so_far.waits))
+        ]
+        if runs and (moved := transfer_of(self.graph, self.graph.ops[i])):
+            so_far.waits.begins(moved)
+        if runs and self.graph.device != CPU:
+            so_far.launched += 1
+            if so_far.launched % _AHEAD == 0:
+                code.append(self._keep_pace)
+        if instruction.code is Code.RUN:
+            code += [_call(self._keep, s) for s in so_far.unchanged.intersection(self.graph.ops[i].writes)]
+            so_far.unchanged.difference_update(self.graph.ops[i].writes)
+        if not so_far.changing and self._changes(instruction.code, i):
+            so_far.changing = True
+            code.append(self._note_change)
+        phase = self._phase_of(instruction.code, i)
+        if phase is not None and phase != so_far.phase:
+            so_far.phase = phase
+            code.append(_call(self._enter, phase))
+        return code
+
+    def _code_of(self, instruction: Instruction, so_far: "_CompiledSoFar") -> list[Callable[[], None]]:
+        """Return what an instruction does itself."""
+        i = instruction.index
+        match instruction.code:
+            case Code.RUN:
+                watched = [_call(self._watchers[i], self.values)] if i in self._watchers else []
+                return [self._in_team(i, self._run_packed(i, so_far.staying) or self._run_op(i)), *watched]
+            case Code.RERUN:
+                made = so_far.staying.keys() & self.graph.creates[i]
+                so_far.whole_again |= made
+                cleared = [_call(self.values.clear, s) for s in made]  # no stand-in is taken for it
+                return [*cleared, self._in_team(i, self._rerun_op(i))]
+            case Code.FREE:
+                return [_call(self._free, i), *self._freed(i, so_far)]
+            case Code.WRITE:
+                return [_call(self._write, i, instruction.target)]
+            case Code.READ:
+                return [_call(self.paging.read, i)]
+            case Code.WAIT_READ:
+                return [_call(self.paging.land, i)]
+            case Code.WAIT_WRITE:
+                return [_call(self.paging.finish_write, i)]
+            case Code.PACK:
+                stays = i not in so_far.come_back
+                if stays:
+                    so_far.staying[self.program.packings[i].storage] = i
+                return [_call(self._pack, i, stays)]
+            case Code.UNPACK:
+                return [_call(self.packing.unpack, i)]
+            case Code.WRITE_PACKED:
+                return [_call(self.packing.write, i, instruction.target)]
+            case Code.WAIT_WRITE_PACKED:
+                return [_call(self.packing.finish_write, i)]
+            case Code.READ_PACKED:
+                return [_call(self.packing.read, i)]
+            case Code.WAIT_READ_PACKED:
+                return [_call(self.packing.land, i)]
+            case Code.SLICED:
+                return [_call(self._start_update, self._sliced(i))]
+            case Code.WAIT_SLICED:
+                return [_call(self._finish_update, i)]
+
+    def _freed(self, s: int, so_far: "_CompiledSoFar") -> list[Callable[[], None]]:
+        """Return what follows where a storage that stays packed is freed: its whole, of which the packed form is left, or that."""
+        if s in so_far.whole_again:
+            so_far.whole_again.discard(s)
+            return [_call(self.values.stand_in, s)]
+        return [_call(self.packing.forget, so_far.staying.pop(s))] if s in so_far.staying else []
 
     def _touched(self, instruction: Instruction, waits: TransferWaits) -> set[int]:
         """Return the storages that an instruction needs as they are after transfers, changes or lets go of."""

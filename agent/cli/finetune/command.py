@@ -90,72 +90,82 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--ram", type=size, required=True, metavar="SIZE", help="memory of the whole process, e.g. 600M"
     )
-    what = parser.add_mutually_exclusive_group()
+    _add_what_is_trained(parser.add_argument_group("what is trained"))
+    _add_updates(parser.add_argument_group("updates"))
+    _add_job(parser.add_argument_group("the job"))
+    add_budget_options(parser)
+    parser.set_defaults(run=_finetune, tensors=None)
+
+
+def _add_what_is_trained(group: "argparse._ArgumentGroup") -> None:
+    what = group.add_mutually_exclusive_group()
     what.add_argument(
         "--lora", type=_rank, default=8, metavar="RANK", help="rank of the adapters, 16 or r=16 (default 8)"
     )
     what.add_argument("--full", action="store_true", help="train all weights, in 32 bits, instead of adapters")
-    parser.add_argument(
+    group.add_argument(
         "--base", choices=(_AS_STORED, *(grid.value for grid in QuantizationGrid)), metavar="GRID",
         help="put the frozen weights on a grid first: nf4 (4.5 bits a weight) or int8 (8.25); less is read at each step, and it "
         f"is another model that is trained (default: as they are stored; {_AS_STORED} says that this is bfloat16, or refuses)",
     )  # fmt: skip
-    parser.add_argument(
+    group.add_argument(
         "--targets", metavar="A,B", default="",
         help="layers that get adapters, by the ends of their names (default: what peft takes for this kind of model)",
     )  # fmt: skip
-    parser.add_argument(
+
+
+def _add_updates(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
         "--seq-len", type=whole_number(_LEAST_TOKENS, _MOST_TOKENS), default=256, metavar="N",
         help="tokens of the longest sequence (default 256)",
     )  # fmt: skip
-    parser.add_argument("--batch", type=whole_number(1), default=1, metavar="N", help="sequences at once (default 1)")
-    parser.add_argument(
+    group.add_argument("--batch", type=whole_number(1), default=1, metavar="N", help="sequences at once (default 1)")
+    group.add_argument(
         "--accumulate", type=whole_number(1), default=1, metavar="N", help="batches per update (default 1)"
     )
-    parser.add_argument(
+    group.add_argument(
         "--accumulate-by", type=MicroBatchOrder, choices=tuple(MicroBatchOrder), metavar="ORDER",
         help="run the batches of an update one after the other (batches), or together, layer by layer (layers): weights are read once per "
         "update, layers are computed once more; the same bits (default: layers where weights do not fit into --ram and --accumulate is "
         "more than 1, and where adapters wrote to a disk that wears out). With one batch, layers keeps of each layer only what it is given: where "
         "what one layer makes fits, adapters then train without writing to the disk",
     )  # fmt: skip
-    parser.add_argument(
+    group.add_argument(
         "--autocast", action="store_true",
         help="run forward passes in bfloat16 where torch's autocast does so; weights stay as they are",
     )  # fmt: skip
-    parser.add_argument(
+    group.add_argument(
         "--head-rows", type=whole_number(_LEAST_HEAD_ROWS), metavar="N",
         help="run the head on N rows at a time, whatever the bits (default: on all, or on fewer where the budget has no room for all and "
         "this device gives the same bits, which is compared)",
     )  # fmt: skip
-    length = parser.add_mutually_exclusive_group()
+    length = group.add_mutually_exclusive_group()
     length.add_argument(
         "--epochs", type=whole_number(1), default=1, metavar="N", help="passes over the data (default 1)"
     )
     length.add_argument("--updates", type=whole_number(1), metavar="N", help="so many updates instead")
-    parser.add_argument("--lr", type=positive_number, default=2e-4, metavar="R", help="learning rate (default 2e-4)")
-    parser.add_argument(
+    group.add_argument("--lr", type=positive_number, default=2e-4, metavar="R", help="learning rate (default 2e-4)")
+    group.add_argument(
         "--held-out", type=_share, default=0.05, metavar="SHARE",
         help="share of the sequences that only measures perplexity, before and after (default 0.05; 0: none)",
     )  # fmt: skip
-    parser.add_argument(
-        "--seed", type=whole_number(0), default=0, metavar="N", help="of order and adapters (default 0)"
-    )
-    parser.add_argument("--sample", metavar="PROMPT", help="show what the model writes after it, before and after")
-    parser.add_argument("--json", action="store_true", help="print a line of JSON for each update and at the end")
-    parser.add_argument(
+    group.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="of order and adapters (default 0)")
+
+
+def _add_job(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument("--sample", metavar="PROMPT", help="show what the model writes after it, before and after")
+    group.add_argument("--json", action="store_true", help="print a line of JSON for each update and at the end")
+    group.add_argument(
         "--explain", action="store_true", help="say what would be done and why, in figures, and train nothing"
     )
-    parser.add_argument(
+    group.add_argument(
         "--submit", action="store_true", help="give it to the agent of this machine as a job, and return"
     )
-    parser.add_argument("--name", help="of the job, with --submit (default: after model and data)")
-    parser.add_argument(
+    group.add_argument("--name", help="of the job, with --submit (default: after model and data)")
+    group.add_argument(
         "--federated", action="store_true",
         help="with --submit: train a round of the adapters when a paired device that leads a federation of this name asks",
     )  # fmt: skip
-    add_budget_options(parser)
-    parser.set_defaults(run=_finetune, tensors=None)
 
 
 def _rank(text: str) -> int:

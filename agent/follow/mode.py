@@ -1,6 +1,7 @@
 """The dispatch mode: every ATen operator of the program passes through here."""
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -33,7 +34,7 @@ from agent.follow.operator_room import OperatorRoom
 from agent.follow.pace import CpuPace
 from agent.follow.patches import dispatch_keys
 from agent.follow.patches.light_dynamo import never_compile
-from agent.follow.patches.refusals import refuse_unfollowable
+from agent.follow.patches.refusals import not_followed, refuse_unfollowable
 from agent.follow.patches.signals import SignalSafeLock
 from agent.follow.patches.tangents import refuse_tangents
 from agent.follow.patches.values_alone import composite_kernel
@@ -163,7 +164,7 @@ class Follower:
                 result = self._run_piecewise(func, args, kwargs, pieces, inputs, written)
             for storage in written:
                 if storage.resident:
-                    residency.resized(storage)
+                    self.resized(storage)
         finally:
             for storage in inputs:
                 storage.pins -= 1
@@ -481,11 +482,35 @@ class Follower:
             if not storage.in_file:
                 storage.pins += 1
 
+    def lend(self, storage: Storage) -> Callable[[], None]:
+        """Keep a storage resident, maybe to be written, until what is returned is called, from anywhere."""
+        with self.lock:
+            self._wait_while_held()
+            self.residency.lend(storage)
+        return functools.partial(self.residency.returned.append, storage)
+
+    def resized(self, storage: Storage) -> None:
+        """Take note that a storage may have another size. Raises NotFollowedError where numpy has its memory."""
+        if self.residency.resized(storage) and storage.lent:
+            raise not_followed(
+                "a tensor is resized while an array of numpy lies over its memory, which plain PyTorch does not do either",
+                "delete the array before",
+            )
+
     @contextlib.contextmanager
     def reading(self, storage: Storage) -> Iterator[None]:
         """Keep a storage resident for the time of a call that reads it past the dispatcher."""
         with self._resident([storage]):
             yield
+
+    @contextlib.contextmanager
+    def writing(self, storage: Storage) -> Iterator[None]:
+        """As `reading`, of a call that writes it."""
+        with self._resident([storage]):
+            self.residency.change([storage])
+            yield
+        with self.lock:
+            self.residency.make_room_if_possible()
 
     @contextlib.contextmanager
     def working_on(self, tensors: Sequence[torch.Tensor], need_bytes: int, what: str) -> Iterator[None]:

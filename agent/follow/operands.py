@@ -32,13 +32,13 @@ def tensors_in(arguments: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(argument)
 
 
-_DENSE = (torch.Tensor, torch.nn.Parameter)
+DENSE_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor subclass has no memory of its own, but other tensors inside."""
-    if type(tensor) in _DENSE or is_traceable_wrapper_subclass(tensor):
-        return type(tensor) not in _DENSE
+    if type(tensor) in DENSE_TYPES or is_traceable_wrapper_subclass(tensor):
+        return type(tensor) not in DENSE_TYPES
     try:
         data_ptr(untyped_storage(tensor))
     except (RuntimeError, NotImplementedError):

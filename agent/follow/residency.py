@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -76,6 +77,8 @@ class Residency:
         """Whether anything ever had to leave."""
         self.kept: set[Storage] = set()
         """These leave only where no other can: the program says that it needs them again soon."""
+        self.returned: deque[Storage] = deque()
+        """Those that nobody has lent any more, as often as they were: Python says so between any two lines."""
         self.before_mapping: Callable[[int], None] = lambda nbytes: None
         """Called with the bytes of a file's pages that are about to come in."""
 
@@ -83,7 +86,12 @@ class Residency:
 
     def bring(self, storages: Iterable[Storage]) -> None:
         """Return when all of `storages` are resident and filled. Pin them first. Raises PageError."""
-        away = [s for s in storages if not s.resident or s.reading]
+        away = []
+        for storage in storages:
+            if not storage.resident or storage.reading:
+                away.append(storage)
+            elif not storage.order:  # no operator has used it yet: now it is among those that may leave
+                self.victims.touch(storage, self.clock, None)
         for storage in away:
             if not storage.resident:
                 self._start(storage)
@@ -186,6 +194,7 @@ class Residency:
         target = self.limit_bytes - nbytes
         if self.table.resident_bytes <= target or self.read_only:
             return True
+        self._take_back()
         if not self.pressed:
             self.pressed = True
             self.victims.put_in_order(self.table)
@@ -422,16 +431,33 @@ class Residency:
         storage.region = self.pages.take(storage.nbytes)
         self._free(storage)
 
-    def resized(self, storage: Storage) -> None:
-        """Take note that an operator may have given a storage that it wrote another size.
+    def resized(self, storage: Storage) -> bool:
+        """Take note that an operator may have given a storage that it wrote another size; tell whether it did.
 
         Its page does not fit then.
         """
-        before = storage.nbytes
-        self.table.resized(storage)
-        if storage.nbytes != before and storage.region is not None:
+        changed = self.table.resized(storage)
+        if changed and storage.region is not None:
             self.pages.give_back(storage.region)
             storage.region = None
+        return changed
+
+    def lend(self, storage: Storage) -> None:
+        """Keep a storage resident, and let it be written, until it is among `returned`. Raises PageError.
+
+        With room for as much again: what is asked for is mostly copied.
+        """
+        storage.pins += 1
+        storage.lent += 1
+        self.bring([storage])
+        self.change([storage])
+        self.make_room_if_possible(storage.nbytes)
+
+    def _take_back(self) -> None:
+        while self.returned:
+            storage = self.returned.popleft()
+            storage.pins -= 1
+            storage.lent -= 1
 
     def _leave(self, storage: Storage) -> None:
         if not storage.clean and storage.recipe is not None:

@@ -92,7 +92,7 @@ class Storage:
     """What is known of one storage of the program. Bytes are of the storage, whatever its views show."""
 
     __slots__ = (
-        "__weakref__", "birth", "clean", "dependents", "hold", "key", "last_use", "left_at", "mapped", "nbytes",
+        "__weakref__", "birth", "clean", "dependents", "hold", "key", "last_use", "left_at", "lent", "mapped", "nbytes",
         "next_use", "number", "order", "pins", "recipe", "ref", "region", "resident", "transfer", "version", "watched",
     )  # fmt: skip
 
@@ -112,6 +112,8 @@ class Storage:
         self.version = 0
         """Counts writes, so that what was computed from it knows whether it could be computed again."""
         self.pins = 0
+        self.lent = 0
+        """So many of the pins are of numpy's arrays over its memory."""
         self.watched = False
         """Of a mapped one: a pointer to it is about, so whether it was written is seen in its pages."""
         self.last_use = 0
@@ -277,16 +279,16 @@ class StorageTable:
                 self.went(gone)
             yield gone
 
-    def resized(self, storage: Storage) -> None:
-        """Take note that an operator may have given a resident storage another size."""
+    def resized(self, storage: Storage) -> bool:
+        """Take note that an operator may have given a resident storage another size; tell whether it did."""
         memory = storage.ref()
-        if memory is None:
-            return
-        nbytes = allocated_bytes(memory)
-        if nbytes != storage.nbytes:
-            self.went(storage)
-            storage.nbytes = nbytes
-            self.came(storage)
+        nbytes = storage.nbytes if memory is None else allocated_bytes(memory)
+        if nbytes == storage.nbytes:
+            return False
+        self.went(storage)
+        storage.nbytes = nbytes
+        self.came(storage)
+        return True
 
     def forget(self) -> None:
         """Drop every record."""

@@ -7,27 +7,28 @@ Patched one by one. A TorchFunctionMode would see them too, but an active one tu
 """
 
 import contextlib
+import ctypes
 import functools
 import sys
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 
 from agent.follow.mode import Follower
-from agent.follow.operands import bare_storages_in, is_wrapper, strided_parts
+from agent.follow.operands import DENSE_TYPES, bare_storages_in, is_wrapper, strided_parts
 from agent.follow.patches.safetensors_saving import (
     SafetensorsSaving,
     asked_by_safetensors,
     compares_addresses,
     compares_storages,
 )
-from agent.follow.storages import Storage, StorageTable, untyped_storage
+from agent.follow.storages import Storage, StorageTable, data_ptr, untyped_storage
 
-_TENSOR_POINTERS = (
-    "numpy", "const_data_ptr", "mutable_data_ptr", "__array__", "share_memory_",
-)  # fmt: skip
+_TENSOR_POINTERS = ("const_data_ptr", "mutable_data_ptr", "share_memory_")
 """Methods of a tensor that hand out its memory."""
 
 _EXPORTS: tuple[tuple[Any, str], ...] = (
@@ -35,21 +36,31 @@ _EXPORTS: tuple[tuple[Any, str], ...] = (
 )  # fmt: skip
 """Functions that hand a tensor's memory to whoever takes the capsule, for as long as that lives (`Tensor.__dlpack__` calls them)."""
 
-_TENSOR_READS = ("tolist", "__deepcopy__", "__repr__")
+_TENSOR_READS = ("__deepcopy__", "__repr__")
 """Methods of a tensor that read its memory while they run; its text is made with every mode turned off."""
 
 _STORAGE_POINTERS = (
-    "share_memory_", "_share_filename_cpu_", "_share_fd_cpu_", "pin_memory", "_set_from_file",
-    "_swap_data_ptr_",
+    "share_memory_", "_share_filename_cpu_", "_share_fd_cpu_", "pin_memory", "_swap_data_ptr_",
 )  # fmt: skip
 _STORAGE_READS = (
     "tolist", "clone", "byteswap", "_byteswap", "_write_file", "__getitem__", "__iter__", "__copy__", "__deepcopy__",
     "__reduce__", "cpu", "to", "type", "new", "bool", "byte", "char", "short", "int", "long", "half", "float", "double",
     "bfloat16", "complex_float", "complex_double",
 )  # fmt: skip
-_STORAGE_WRITES = ("__setitem__", "copy_", "fill_")
+_STORAGE_WRITES = ("__setitem__", "copy_", "fill_", "_set_from_file")
 _STORAGE_SIZES = ("nbytes", "size", "__len__", "__sizeof__")
 """Methods of a storage that would tell 0 for one that is away."""
+
+_ARRAY_INTERFACE = 3
+"""The version of numpy's array interface that is spoken."""
+
+_COUNT, _DATA_TYPE = 1, 2
+"""Arguments of a reader's `get_storage_from_record`, after the name."""
+
+_LOADED_TWICE = 2
+"""A storage that is loaded is there twice for a moment."""
+
+_PASSED_ON = (torch.TypedStorage._size.__code__, torch.TypedStorage._data_ptr.__code__)
 
 _ASKING_FRAME = 2
 """From a guard: `guarded` is the first, then the one that calls the method."""
@@ -72,13 +83,17 @@ class Escapes:
         self._guard(torch.Tensor, _TENSOR_POINTERS, self._tensor_pointer)
         for owner, name in _EXPORTS:
             self._guard(owner, (name,), self._tensor_exported)
+        self._guard(torch.Tensor, ("numpy",), self._tensor_array)
         self._guard(torch.Tensor, ("data_ptr",), self._tensor_address)
         self._guard(torch.Tensor, _TENSOR_READS, self._tensor_read)
-        self._guard(torch.UntypedStorage, (*_STORAGE_POINTERS, *_STORAGE_WRITES), self._storage_pointer)
+        self._guard(torch.Tensor, ("tolist",), self._tensor_list)
+        self._guard(torch.UntypedStorage, _STORAGE_POINTERS, self._storage_pointer)
+        self._guard(torch.UntypedStorage, _STORAGE_WRITES, self._storage_write)
         self._guard(torch.UntypedStorage, ("data_ptr",), self._storage_address)
         self._guard(torch.UntypedStorage, _STORAGE_READS, self._storage_read)
         self._guard(torch.UntypedStorage, _STORAGE_SIZES, self._storage_size)
         self._guard(torch.UntypedStorage, ("resize_",), self._storage_resize)
+        self._guard(torch._C.PyTorchFileReader, ("get_storage_from_record",), self._storage_loaded)
 
     def remove(self) -> None:
         """Put the methods back as they were."""
@@ -114,6 +129,19 @@ class Escapes:
             self._follower.escape(storage)
         return method(tensor, *args, **kwargs)
 
+    def _tensor_array(self, method: Callable[..., Any], tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
+        """Return numpy's array over a tensor's memory, which may leave once nobody has that array.
+
+        torch's own would have the memory stay for good, as much as a program shows to numpy, one tensor after the other.
+        """
+        if not args and kwargs == {"force": True}:
+            tensor, kwargs = _resolved(tensor.detach().cpu()), {}
+        storages = self._storages(tensor)
+        if len(storages) != 1 or storages[0].in_file or args or kwargs or not _is_an_array(tensor):
+            return self._tensor_pointer(method, tensor, args, kwargs)
+        data_type = method(torch.empty(0, dtype=tensor.dtype)).dtype
+        return np.asarray(_LentMemory(tensor, data_type, self._follower.lend(storages[0])))
+
     def _tensor_exported(self, method: Callable[..., Any], tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
         for storage in self._storages(tensor):
             self._follower.expose(storage)
@@ -144,13 +172,22 @@ class Escapes:
             self._follower.meet(result)
         return result
 
+    def _tensor_list(self, method: Callable[..., Any], tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
+        return self._tensor_read(method, _resolved(tensor), args, kwargs)
+
     def _storage_pointer(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
         storage = self._table.of_storage(memory)
         if storage is not None:
             self._follower.escape(storage)
+        return method(memory, *args, **kwargs)
+
+    def _storage_write(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
+        storage = self._table.of_storage(memory)
         with contextlib.ExitStack() as stack:
             for source in bare_storages_in(args, self._table):
                 stack.enter_context(self._follower.reading(source))
+            if storage is not None:
+                stack.enter_context(self._follower.writing(storage))
             return method(memory, *args, **kwargs)
 
     def _storage_address(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
@@ -160,9 +197,9 @@ class Escapes:
 
         What leaves gives its address to others, so another number tells them apart, and nothing has to stay.
         """
-        asking = sys._getframe(_ASKING_FRAME)
+        asking = _asking(sys._getframe(_ASKING_FRAME))
         compared = asking.f_code.co_filename == torch.serialization.__file__ or compares_storages(asking)
-        if compared and self._table.known_storage(memory) is not None:
+        if compared and self._table.of_storage(memory) is not None:
             return memory._cdata
         return self._storage_pointer(method, memory, args, kwargs)
 
@@ -176,27 +213,66 @@ class Escapes:
     def _storage_size(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
         storage = self._table.known_storage(memory)
         if storage is not None:
-            asking = sys._getframe(_ASKING_FRAME)
+            asking = _asking(sys._getframe(_ASKING_FRAME))
             if compares_storages(asking) or _notes_size(asking):
                 return storage.nbytes
             self._follower.show(storage)
         return method(memory, *args, **kwargs)
 
+    def _storage_loaded(self, method: Callable[..., Any], reader: Any, args: Any, kwargs: Any) -> Any:
+        """Return what `torch.load` asks a file for, in memory that can leave: what the reader allocates cannot be resized."""
+        nbytes = args[_COUNT] if args[_DATA_TYPE:] == (torch.UntypedStorage,) else 0
+        if nbytes < self._table.smallest_bytes:
+            return method(reader, *args, **kwargs)
+        with self._follower.working_on((), _LOADED_TWICE * nbytes, "torch.load"):
+            loaded = method(reader, *args, **kwargs)
+            own = torch.UntypedStorage(nbytes)
+            ctypes.memmove(data_ptr(own), data_ptr(untyped_storage(loaded)), nbytes)
+        return loaded.new_empty(0).set_(own, 0, loaded.shape, loaded.stride())
+
     def _storage_resize(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
         storage = self._table.known_storage(memory)
         if storage is None:
             return method(memory, *args, **kwargs)
-        with self._follower.reading(storage):
-            self._follower.residency.change([storage])
+        with self._follower.writing(storage):
             result = method(memory, *args, **kwargs)
-            self._follower.residency.resized(storage)
+            self._follower.resized(storage)
         return result
+
+
+class _LentMemory:
+    """A tensor's memory, as numpy takes it; `returned` is called once no array has it."""
+
+    def __init__(self, tensor: torch.Tensor, data_type: "np.dtype[Any]", returned: Callable[[], None]) -> None:
+        itemsize = tensor.element_size()
+        self._tensor = tensor
+        self.__array_interface__ = {
+            "data": (data_ptr(untyped_storage(tensor)) + int(tensor.storage_offset()) * itemsize, False),
+            "shape": tuple(tensor.shape), "strides": tuple(n * itemsize for n in tensor.stride()),
+            "typestr": data_type.str, "version": _ARRAY_INTERFACE,
+        }  # fmt: skip
+        weakref.finalize(self, returned).atexit = False
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose memory is what it shows; methods that make one themselves read it at once, where it may have left again."""
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
+
+
+def _is_an_array(tensor: torch.Tensor) -> bool:
+    """Tell whether numpy can have a tensor as it is; torch says why not where it cannot."""
+    plain = type(tensor) in DENSE_TYPES and tensor.layout is torch.strided and tensor.numel() > 0
+    return plain and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
+
+
+def _asking(frame: FrameType) -> FrameType:
+    """Return the frame that asks a storage, past the typed storages of torch's that only pass a question on."""
+    behind = frame.f_back if frame.f_code in _PASSED_ON else None
+    return frame if behind is None else behind
 
 
 def _notes_size(frame: FrameType) -> bool:
     """Tell whether `torch.save` asks for a size to note it in its pickle; it asks once more before it writes the bytes."""
-    if frame.f_code is torch.TypedStorage._size.__code__ and frame.f_back is not None:
-        frame = frame.f_back
     return frame.f_code.co_filename == torch.serialization.__file__ and frame.f_code.co_name == "persistent_id"
 
 

@@ -1,6 +1,7 @@
-"""Models larger than the budget are saved within it, with the bytes that plain PyTorch writes."""
+"""Models larger than the budget are saved within it, with the bytes that plain PyTorch writes, and loaded within it."""
 
 import copy
+import io
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from agent import budget
+from agent.follow.storages import allocated_bytes
 from tests.agent.follow.page_files import LAYER_BYTES, layers
 
 LIMIT_BYTES = 4 * LAYER_BYTES
@@ -60,3 +62,34 @@ def test_storages_larger_than_half_of_the_budget_are_saved_one_after_the_other(t
     assert (tmp_path / "plain").read_bytes() == (tmp_path / "kept").read_bytes()
     assert after.peak_tensor_bytes == before.peak_tensor_bytes
     assert after.read_bytes - before.read_bytes <= 3 * LAYER_BYTES, "each is read once"
+
+
+LOADED: dict[str, Callable[[Path], dict[str, torch.Tensor]]] = {
+    "a file": torch.load,
+    "a stream": lambda path: torch.load(io.BytesIO(path.read_bytes())),
+    "a file of the old format": lambda path: torch.load(path.with_suffix(".old")),
+}
+
+
+@pytest.mark.parametrize("way", LOADED)
+def test_loaded_within_the_budget(way: str, tmp_path: Path) -> None:
+    """A checkpoint: what torch.load allocates for itself could never leave."""
+    path = tmp_path / "plain"
+    model = layers(COUNT)
+    torch.save(model.state_dict(), path)
+    torch.save(model.state_dict(), path.with_suffix(".old"), _use_new_zipfile_serialization=False)
+    with budget(tensors=LIMIT_BYTES, page_dir=tmp_path):
+        found = LOADED[way](path)
+        assert sum(allocated_bytes(tensor.untyped_storage()) for tensor in found.values()) <= LIMIT_BYTES
+        assert all(torch.equal(tensor, found[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_damaged_file_is_the_error_that_it_is_without(tmp_path: Path) -> None:
+    torch.save(layers(1).state_dict(), tmp_path / "plain")
+    content = (tmp_path / "plain").read_bytes()
+    (tmp_path / "plain").write_bytes(content[: len(content) // 2])
+    with pytest.raises(RuntimeError) as without:
+        torch.load(tmp_path / "plain")
+    with budget(tensors=LIMIT_BYTES, page_dir=tmp_path), pytest.raises(RuntimeError) as within:
+        torch.load(tmp_path / "plain")
+    assert str(within.value) == str(without.value)

@@ -6,6 +6,7 @@ second test takes out of the product's code, it must not.
 
 import contextlib
 import ctypes
+import faulthandler
 import io
 import math
 import multiprocessing
@@ -194,26 +195,47 @@ def no_ends(_: object) -> bool:
         return b.report.segments >= 9
 
 
-def numpy_written_after_use(weight: Tensor) -> list[Tensor]:
+def written_after_use(weight: Tensor, memory: Any) -> list[Tensor]:
     scale, seen = nn.Parameter(torch.ones(())), []
-    memory = weight.numpy()
     for i in range(8):
         doubled = weight * 2
         filler()
-        memory[:] = i
+        memory[:] = [i] * len(memory)
         seen.append(doubled.sum())
         scale.sum().backward()
     return seen
 
 
-def shown_to_numpy(weight: Tensor) -> list[Tensor]:
-    filler(weight)
-    array = weight.numpy()
+def numpy_written_after_use(weight: Tensor) -> list[Tensor]:
+    return written_after_use(weight, weight.numpy())
+
+
+def shared_written_after_use(weight: Tensor) -> list[Tensor]:
+    return written_after_use(weight, shared(weight))
+
+
+def shared(weight: Tensor) -> "ctypes.Array[ctypes.c_float]":
+    """Return the memory of a tensor as processes share it."""
+    weight.share_memory_()
+    return (ctypes.c_float * weight.numel()).from_address(weight.data_ptr())
+
+
+def shown(weight: Tensor, memory: Any) -> list[Tensor]:
     for _ in range(3):
         nn.Parameter(torch.ones(())).sum().backward()
         filler()
-        array[0] += 7
-    return [weight * 1, torch.from_numpy(array) * 1]
+        memory[0] += 7
+    return [weight * 1, torch.tensor(memory[:9])]
+
+
+def shown_to_numpy(weight: Tensor) -> list[Tensor]:
+    filler(weight)
+    return shown(weight, weight.numpy().reshape(-1))
+
+
+def shown_to_processes(weight: Tensor) -> list[Tensor]:
+    filler(weight)
+    return shown(weight, shared(weight))
 
 
 def saved_and_loaded(weights: list[Tensor]) -> list[Tensor]:
@@ -309,6 +331,10 @@ def patched(owner: Any, name: str, value: Any) -> Callable[[], Cure]:
     return lambda: mock.patch.object(owner, name, value)
 
 
+def brought_alone(self: residency.Residency, storage: storages.Storage) -> None:
+    self.bring([storage])
+
+
 def large() -> Tensor:
     return torch.ones(LARGE).cumsum(0) / 7
 
@@ -323,10 +349,16 @@ TRAPS = {
         lambda: torch.randn(64, 64), address_of_what_is_away, patched(escapes.Escapes, "install", lambda self: None)
     ),
     "2 a pointer that is written later": Trap(
-        large, numpy_written_after_use, patched(recompute, "exposed", lambda memory: False), DROPS
+        large, numpy_written_after_use, patched(residency.Residency, "lend", lambda self, storage: None), DROPS
+    ),
+    "2 shared memory that is written later": Trap(
+        large, shared_written_after_use, patched(recompute, "exposed", lambda memory: False), DROPS
     ),
     "2 memory of numpy": Trap(
-        lambda: torch.ones(64, 64) / 3, shown_to_numpy, patched(residency, "exposed", lambda memory: False)
+        lambda: torch.ones(64, 64) / 3, shown_to_numpy, patched(residency.Residency, "lend", brought_alone)
+    ),
+    "2 shared memory": Trap(
+        lambda: torch.ones(64, 64) / 3, shown_to_processes, patched(residency, "exposed", lambda memory: False)
     ),
     "2 saving, which reads last": Trap(
         lambda: [torch.randn(64, 64) for _ in range(4)], saved_and_loaded,
@@ -378,6 +410,7 @@ TRAPS = {
 
 
 def _child(trap: Trap, cured: bool) -> None:
+    faulthandler.disable()  # some crash without their cure
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)

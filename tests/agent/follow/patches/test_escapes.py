@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from agent import budget
+from agent.follow.patches.refusals import NotFollowedError
 
 COUNT = 4096
 """Elements of a tensor that is larger than the budget leaves room for beside another one."""
@@ -48,6 +49,60 @@ def test_what_is_written_through_a_pointer_stays(tmp_path: Path) -> None:
         first.numpy()[5] = 7.0
         others = left()
         assert first[5].item() == 7.0 and others[0][0].item() == 1.0
+
+
+def test_what_numpy_has_no_more_leaves_again(tmp_path: Path) -> None:
+    weights = [torch.arange(4096.0) + i for i in range(16)]
+    with budget(tensors="40K", page_dir=tmp_path) as held:
+        assert sum(int(weight.detach().numpy()[-1]) for weight in weights) == 16 * 4095 + 120
+        assert held.report.peak_tensor_bytes <= 3 * COUNT * 4
+        array = weights[0].numpy()[2:]
+        array[0] = 7.0
+        doubled = [weight * 2 for weight in weights]
+        array[1] = 8.0
+        assert weights[0][2:4].tolist() == [7.0, 8.0] and doubled[0][2:4].tolist() == [14.0, 6.0]
+        del weights[0]
+        assert array[2] == 4.0
+        whole = weights[0].numpy()
+        with pytest.raises(NotFollowedError, match="resized while an array of numpy lies over its memory"):
+            weights[0].resize_(whole.size + 1)
+    assert array[:2].tolist() == [7.0, 8.0]
+
+
+ARRAYS: dict[str, Callable[[], torch.Tensor]] = {
+    "a matrix that lies by columns": lambda: torch.arange(4096.0).reshape(64, 64).t()[1:],
+    "a number": lambda: torch.arange(4096.0)[2],
+    "nothing": lambda: torch.ones(0, 3),
+    "booleans": lambda: torch.arange(4096) > 1,
+    "complex numbers": lambda: torch.arange(4096) * (1 + 2j),
+    "conjugated": lambda: (torch.arange(4096) * (1 + 2j)).conj(),
+    "negated": lambda: torch.arange(4096.0)._neg_view(),
+    "half": lambda: torch.arange(4096).half(),
+    "bfloat16": lambda: torch.arange(4096).bfloat16(),
+    "one with a gradient": lambda: torch.arange(4096.0).requires_grad_(),
+    "a sparse one": lambda: torch.eye(64).to_sparse(),
+}
+ASKED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "numpy": lambda tensor: tensor.numpy(),
+    "asarray": np.asarray,
+    "force": lambda tensor: tensor.numpy(force=True),
+    "list": lambda tensor: np.array(tensor.tolist()),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("asked", ASKED)
+def test_arrays_are_as_torchs_own(name: str, asked: str, tmp_path: Path) -> None:
+    def found() -> tuple[object, ...]:
+        try:
+            array = ASKED[asked](ARRAYS[name]())
+        except (RuntimeError, TypeError) as error:
+            return type(error), str(error)
+        return type(array), array.dtype, array.shape, array.strides, array.flags.writeable, array.tolist()
+
+    expected = found()
+    with budget(tensors="4K", page_dir=tmp_path):
+        assert found() == expected
 
 
 def test_methods_are_torchs_own_afterwards(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from agent.follow.mode import Follower, FollowMode
 from agent.follow.patches import dispatch_keys
+from agent.follow.patches.lightning_saving import ATOMIC_SAVE, MODULES, saving_as_stream
 from agent.follow.patches.refusals import not_followed
 from agent.follow.patches.signals import deferring_signal, rewrap_handlers, unwrapped_getsignal
 from agent.follow.patches.values_alone import compute_values_alone
@@ -41,6 +42,8 @@ class ProgramHooks:
         self._follower = follower
         self._undo: list[Callable[[], None]] = []
         self._depth = 0
+        self._to_stream = set(MODULES)
+        """Modules of which none was seen yet that saves."""
         self._accumulates = False
         """Whether a backward() or an optimizer has ended a segment: a gradient asked for by itself does no longer."""
 
@@ -81,6 +84,9 @@ class ProgramHooks:
         self._undo.append(undo)
 
     def _optimizer_stepped(self, *_: Any) -> None:
+        for name in self._to_stream & sys.modules.keys():  # a program may have loaded it since
+            self._to_stream.remove(name)
+            self._replace(sys.modules[name], ATOMIC_SAVE, saving_as_stream)
         self._accumulates = True
         self._follower.end_segment(stepped=True)
 

@@ -7,7 +7,7 @@ meta tensors that carry shapes and strides but no memory.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -219,6 +219,8 @@ class StepRecorder(TorchDispatchMode):
             return self._item(func, args)
         if func in _COMPARED and self.recording:
             return self._compared(func, args, kwargs)
+        if func is torch.ops.aten._pack_padded_sequence.default and self.recording:
+            return self._packed_rows(func, args, kwargs)
         if not self.recording or func.namespace == "profiler":
             return func(*args, **kwargs)
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._physical, (args, kwargs))
@@ -312,6 +314,36 @@ class StepRecorder(TorchDispatchMode):
             found = _COMPARED[func](*args, **kwargs).all()
         return bool(self._item(torch.ops.aten._local_scalar_dense.default, (found,)))
 
+    def _packed_rows(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run and record what packs a padded sequence as a choice of its rows, once the lengths that this follows from are guarded.
+
+        How many rows each time step has steers what recurrent layers do in code that is no operator.
+        """
+        padded, lengths, batch_first = args
+        packed, batch_sizes = func(*args, **kwargs)
+        self.tape.as_run = False
+        place = self._places.get(lengths.untyped_storage()._cdata)
+        if place is not None and place.storage in self._tainted:
+            item = torch.ops.aten._local_scalar_dense.default
+            self._guard_each(lengths, "pack_padded_sequence", lambda number: self._item(item, (number,)))
+        rows, steps = padded.shape[:2] if batch_first else reversed(padded.shape[:2])
+        at = [
+            row * steps + step if batch_first else step * rows + row
+            for step, count in enumerate(batch_sizes.tolist())
+            for row in range(count)
+        ]
+        with _disable_current_modes():
+            chosen = torch.tensor(at, device=padded.device)
+        with self:
+            found = padded.reshape(rows * steps, *padded.shape[2:]).index_select(0, chosen)
+        if (found.shape, found.stride()) != (packed.shape, packed.stride()):
+            raise CaptureError(
+                f"{program_line()}: packed rows that lie in memory as {packed.stride()} are not supported; train with `port-agent exec`"
+            )
+        return found, batch_sizes
+
     def _of_the_model(self, value: int) -> bool:
         return self.tape.storages[self.tape.values[value].storage].role in (Role.PARAMETER, Role.BUFFER)
 
@@ -335,6 +367,10 @@ class StepRecorder(TorchDispatchMode):
         inside_operator = all(mode is not self for mode in _get_current_dispatch_mode_stack())
         if not self.recording or place is None or place.storage not in self._tainted or inside_operator:
             return
+        self._guard_each(tensor, method, torch.Tensor.item)
+
+    def _guard_each(self, tensor: torch.Tensor, method: str, item: Callable[[torch.Tensor], Any]) -> None:
+        """Guard each number of a tensor by an `item` that is recorded. Raises CaptureError as `read` does."""
         if tensor.is_floating_point() or tensor.is_complex() or tensor.numel() > _MOST_READ:
             raise CaptureError(
                 f"{program_line()} reads {tensor.numel()} numbers of a tensor in Python (.{method}()), which depend on the batch, the model or "
@@ -343,7 +379,7 @@ class StepRecorder(TorchDispatchMode):
             )
         with torch.no_grad():
             for k in range(tensor.numel()):
-                tensor.as_strided((), (), _offset_of(tensor, k)).item()
+                item(tensor.as_strided((), (), _offset_of(tensor, k)))
 
     def _guard(self, value: int, result: Any) -> None:
         if isinstance(result, float):

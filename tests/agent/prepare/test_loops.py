@@ -284,6 +284,49 @@ def two_batch_sizes_by_turns() -> TrainingJob:
     return job
 
 
+LENGTHS = torch.tensor([4, 4, 3, 3, 2, 2, 1, 1])
+STEPS_IN_TIME = 4
+
+
+def packed(lengths: Callable[[Tensor], Any], **options: Any) -> Callable[[Any, Tensor, Tensor], Tensor]:
+    """Return a loss of a recurrent network on rows that are sequences of so many steps, given the labels."""
+
+    def loss_fn(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        padded = x.view(BATCH, STEPS_IN_TIME, -1)
+        rows = nn.utils.rnn.pack_padded_sequence(padded, lengths(y), batch_first=True, **options)
+        out, _ = nn.utils.rnn.pad_packed_sequence(model["layers"](rows)[0], batch_first=True)
+        return nn.functional.cross_entropy(model["head"](out.mean(1)), y)
+
+    return loss_fn
+
+
+def packed_job(lengths: Callable[[Tensor], Any], kind: str = "LSTM", **options: Any) -> Callable[[], TrainingJob]:
+    def made() -> TrainingJob:
+        torch.manual_seed(0)
+        layers = getattr(nn, kind)(
+            WIDTH // STEPS_IN_TIME, 6, 2, batch_first=True, bidirectional=kind == "GRU", dropout=0.1
+        )
+        head = nn.Linear(12 if kind == "GRU" else 6, CLASSES)
+        return job_with(packed(lengths, **options), nn.ModuleDict({"layers": layers, "head": head}))
+
+    return made
+
+
+def packed_seldom(lengths: Callable[[Tensor], Tensor]) -> Callable[[], TrainingJob]:
+    """Return what makes a job of which one row, that planning does not see, has a length of its own."""
+
+    def made() -> TrainingJob:
+        job = packed_job(lengths, enforce_sorted=False)()
+        job.data = with_a_seldom_label(classify)().data
+        return job
+
+    return made
+
+
+def seldom_in(y: Tensor) -> Tensor:
+    return (y == CLASSES - 1).long()
+
+
 LOOPS: dict[str, tuple[Loss | Callable[[], TrainingJob], type[PortError] | None]] = {
     "as it should be": (classify, None),
     "noise of Python and numpy": (noise_of_two_generators, CaptureError),
@@ -310,6 +353,18 @@ LOOPS: dict[str, tuple[Loss | Callable[[], TrainingJob], type[PortError] | None]
     "spectrum under a window": (spectrum_under_a_window, None),
     "learning rate in a tensor": (learning_rate_in_a_tensor, None),
     "two batch sizes by turns": (two_batch_sizes_by_turns, JobError),
+    "packed rows": (packed_job(lambda y: LENGTHS), None),
+    "packed rows, lengths in a list": (
+        packed_job(lambda y: LENGTHS.flip(0).tolist(), "GRU", enforce_sorted=False),
+        None,
+    ),
+    "packed rows, lengths of the batch": (packed_job(lambda y: 2 + y * 0, "RNN"), None),
+    "packed rows of other lengths": (packed_job(lambda y: 1 + y, enforce_sorted=False), CaptureError),
+    "packed rows, one seldom longer": (packed_seldom(lambda y: 2 + seldom_in(y)), GraphChangedError),
+    "packed rows, seldom divided otherwise": (
+        packed_seldom(lambda y: 2 + seldom_in(y) - seldom_in(y).roll(1)),
+        GraphChangedError,
+    ),
 }
 SELDOM: dict[str, Loss] = {
     "steered by numpy": twice_where(lambda y: bool((y == CLASSES - 1).numpy().any())),

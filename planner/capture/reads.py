@@ -1,4 +1,4 @@
-"""What a step reads of its tensors' contents past torch's operators: `numpy()`, `tolist()`, DLPack, items of storages.
+"""What a step reads of its tensors' contents past torch's operators: `numpy()`, `tolist()`, DLPack, items of storages, sizes of packed sequences.
 
 `item()` and `bool()` are operators, which a recorder sees; these methods reach the memory, and what a program decides by them would
 be frozen without a word. They are patched one by one while a step is recorded: an active TorchFunctionMode would turn off fast paths.
@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import _disable_current_modes
 
 _READS: tuple[tuple[Any, str], ...] = (
@@ -25,8 +26,9 @@ def reads_told(told: Callable[[torch.Tensor, str], None]) -> Iterator[None]:
 
     What it raises is raised where the program reads.
     """
-    before = [(owner, name, vars(owner).get(name)) for owner, name in _READS]
+    before = [(owner, name, vars(owner).get(name)) for owner, name in (*_READS, (PackedSequence, "__new__"))]
     try:
+        PackedSequence.__new__ = staticmethod(_telling_sizes(PackedSequence.__new__, told))  # type: ignore[method-assign]
         for owner, name in _READS:
             setattr(owner, name, _telling(getattr(owner, name), name, told))
         yield
@@ -43,6 +45,18 @@ def _telling(method: Callable[..., Any], name: str, told: Callable[[torch.Tensor
     def telling(read: Any, *args: Any, **kwargs: Any) -> Any:
         told(read if isinstance(read, torch.Tensor) else _bytes_of(read), name)
         return method(read, *args, **kwargs)
+
+    return telling
+
+
+def _telling_sizes(make: Callable[..., Any], told: Callable[[torch.Tensor, str], None]) -> Callable[..., Any]:
+    """Tell of the numbers of rows that a packed sequence has at each step in time: layers that take it read them where they lie."""
+
+    @functools.wraps(make)
+    def telling(cls: type, data: Any, batch_sizes: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(batch_sizes, torch.Tensor):
+            told(batch_sizes, PackedSequence.__name__)
+        return make(cls, data, batch_sizes, *args, **kwargs)
 
     return telling
 

@@ -323,6 +323,21 @@ def packed_seldom(lengths: Callable[[Tensor], Tensor]) -> Callable[[], TrainingJ
     return made
 
 
+def packed_by_hand() -> TrainingJob:
+    """Layers read how many rows each step in time has where that lies; it is as many in all in every batch."""
+
+    def loss_fn(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        sizes = torch.tensor([8, 5, 3]) + seldom_in(y).sum() * torch.tensor([0, 1, -1])
+        out, _ = model["layers"](nn.utils.rnn.PackedSequence(x.view(16, -1), sizes))
+        return nn.functional.cross_entropy(model["head"](out.data.view(BATCH, -1)), y)
+
+    job = with_a_seldom_label(classify)()
+    parts = nn.ModuleDict({"layers": nn.LSTM(8, 6), "head": nn.Linear(12, CLASSES)})
+    made = job_with(loss_fn, parts)
+    made.data = job.data
+    return made
+
+
 def seldom_in(y: Tensor) -> Tensor:
     return (y == CLASSES - 1).long()
 
@@ -361,6 +376,7 @@ LOOPS: dict[str, tuple[Loss | Callable[[], TrainingJob], type[PortError] | None]
     "packed rows, lengths of the batch": (packed_job(lambda y: 2 + y * 0, "RNN"), None),
     "packed rows of other lengths": (packed_job(lambda y: 1 + y, enforce_sorted=False), CaptureError),
     "packed rows, one seldom longer": (packed_seldom(lambda y: 2 + seldom_in(y)), GraphChangedError),
+    "packed by hand, seldom divided otherwise": (packed_by_hand, GraphChangedError),
     "packed rows, seldom divided otherwise": (
         packed_seldom(lambda y: 2 + seldom_in(y) - seldom_in(y).roll(1)),
         GraphChangedError,

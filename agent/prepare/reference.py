@@ -37,7 +37,7 @@ def compared_steps(job: TrainingJob) -> int:
 def with_reference(prepared: Prepared, steps: int) -> Prepared:
     """Return what was prepared with the losses and the state of plain PyTorch after so many batches.
 
-    Those that begin without gradients are recorded again where `prepare` left that to them. On a device they run twice. Raises what the
+    They are recorded again, each phase of accumulation, where `prepare` left that to them. On a device they run twice. Raises what the
     job raises, CaptureError where a step is another than the recorded one or training changes what that does not, and UnrepeatableError
     where the second run gave other numbers than the first.
     """
@@ -51,16 +51,17 @@ def with_reference(prepared: Prepared, steps: int) -> Prepared:
 
 
 class _Recording:
-    """Runs steps as the program does; those that begin without gradients are recorded again where a recording of their bucket and rows was not compared yet."""
+    """Runs steps as the program does, and records them again where a recording of their bucket and rows was not compared yet."""
 
     def __init__(self, prepared: Prepared) -> None:
         self._tapes = prepared.tapes
         self._counts = dict.fromkeys(prepared.tapes, 0)
-        self._varied = f"the weights and states, by an update{', of further shapes' if prepared.buckets else ''}"
+        place = ", the batch's place in an update" if prepared.job.accumulate > 1 else ""
+        self._varied = f"the weights and states, by an update{', of further shapes' if prepared.buckets else ''}{place}"
 
     def run(self, job: TrainingJob, batch: tuple[torch.Tensor, ...], number: int, bucket: int) -> torch.Tensor:
         recorded = bucket, len(batch[0])
-        if number % job.accumulate or recorded not in self._tapes:
+        if recorded not in self._tapes:
             return plain_pass(job, batch, number, bucket)
         self._counts[recorded] += 1
         return record_again(self._tapes[recorded], job.model, job.loss_of(bucket), job.optimizer, batch)

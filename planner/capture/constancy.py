@@ -6,7 +6,7 @@ other rows and other random numbers; whatever is not the same each time would be
 
 import pickle
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import zip_longest
@@ -16,7 +16,7 @@ import torch
 
 from planner.capture.recorder import RecordedOp, RecordedStorage, Tape
 from planner.ir.errors import CaptureError
-from planner.ir.graph import Argument, Ref, Role, Value, references
+from planner.ir.graph import Argument, Phase, Ref, Role, Value, references
 from planner.ir.operators import GUARD
 
 _REMEDY = (
@@ -45,6 +45,24 @@ def require_same(first: Tape, other: Tape) -> None:
             "recording shows. Keep counts in a buffer of the model, compute with them by torch's operators, or train with `port-agent exec`, "
             "which follows what changes"
         )
+
+
+def require_same_but_for_sums(first: Tape, other: Tape) -> None:
+    """The same of a tape whose step found gradients there and added its own to them, as all batches of an update but its first do.
+
+    Raises CaptureError where it did anything else with them, too.
+    """
+    sums = [op for op in other.ops if _adds_to_gradient(other, op)]
+    added = frozenset(other.values[v].storage for op in sums for v in references(op.args[1]))
+    alone = _without(other, [*sums, *_last_copies(other, added)])
+    for op in alone.ops:
+        if any(alone.storages[s].role is Role.GRADIENT for s in _touched(alone, op)):
+            raise CaptureError(
+                f"{op.line}{': ' if op.line else ''}{op.name} takes a gradient that an earlier batch of the same update left, besides adding to it: "
+                "a bundle sums gradients of its batches, and nothing else. Read them where the update is made, or train with `port-agent exec`, "
+                "which follows the program itself"
+            )
+    require_same(_without(first, _last_copies(first, first.gradients)), alone)
 
 
 def constants_of(tape: Tape) -> tuple[str, ...]:
@@ -82,6 +100,76 @@ def _difference(first: Tape, mine: RecordedOp | None, other: Tape, theirs: Recor
     if (mine.writes, mine.outputs, mine.phase) != (theirs.writes, theirs.outputs, theirs.phase):
         return f"{mine.name} writes elsewhere in another recording of the step"
     return ""
+
+
+def _adds_to_gradient(tape: Tape, op: RecordedOp) -> bool:
+    """Say whether this is autograd's sum of a gradient that was there and the step's own."""
+    if op.name != "aten::add_.Tensor" or op.phase is not Phase.BACKWARD or len(op.args) != 2 or op.kwargs:
+        return False
+    summed, own = op.args
+    if not isinstance(summed, Ref) or not isinstance(own, Ref):
+        return False
+    roles = [tape.storages[tape.values[ref.value].storage].role for ref in (summed, own)]
+    return roles[0] is Role.GRADIENT and roles[1] is not Role.GRADIENT
+
+
+def _last_copies(tape: Tape, storages: Set[int]) -> list[RecordedOp]:
+    """Return what makes gradients in these storages by copying others: autograd does where something else holds those, or they lie otherwise.
+
+    Where a gradient is there already it adds to that instead.
+    """
+    found = list[RecordedOp]()
+    for op, following in zip_longest(tape.ops, tape.ops[1:]):
+        made = {tape.values[v].storage for v in op.outputs if v is not None}
+        if op.phase is not Phase.BACKWARD or not made or not made <= storages:
+            continue
+        if op.name == "aten::clone":
+            found.append(op)
+        elif op.name == "aten::new_empty_strided" and following is not None and following.name == "aten::copy_":
+            found += [op, following] if {*following.writes} == made else []
+    return found
+
+
+def _without(tape: Tape, ops: Sequence[RecordedOp]) -> Tape:
+    """Return a tape without these operators, values and storages numbered as they come, and constants named so."""
+    left_out = {id(op) for op in ops}
+    kept = [op for op in tape.ops if id(op) not in left_out]
+    values, storages = dict[int, int](), dict[int, int]()
+
+    def storage(old: int) -> int:
+        return storages.setdefault(old, len(storages))
+
+    def value(old: int) -> int:
+        storage(tape.values[old].storage)
+        return values.setdefault(old, len(values))
+
+    def renumbered(argument: Argument) -> Argument:
+        if isinstance(argument, Ref):
+            return Ref(value(argument.value))
+        return tuple(renumbered(a) for a in argument) if isinstance(argument, tuple) else argument
+
+    made = [
+        replace(
+            op, args=tuple(renumbered(a) for a in op.args), kwargs=tuple((k, renumbered(a)) for k, a in op.kwargs),
+            outputs=tuple(None if v is None else value(v) for v in op.outputs), writes=tuple(sorted(storage(s) for s in op.writes)),
+        )
+        for op in kept
+    ]  # fmt: skip
+    found = [
+        replace(tape.storages[old], name=f"constant{new}")
+        if tape.storages[old].role is Role.CONSTANT
+        else tape.storages[old]
+        for old, new in storages.items()
+    ]
+    return Tape(
+        found, [replace(tape.values[old], storage=storages[tape.values[old].storage]) for old in values], made, tape.draws_from,
+        changing=tape.changing,
+    )  # fmt: skip
+
+
+def _touched(tape: Tape, op: RecordedOp) -> set[int]:
+    values = [*references(_arguments(op)), *(v for v in op.outputs if v is not None)]
+    return {*op.writes, *(tape.values[v].storage for v in values)}
 
 
 def _arguments(op: RecordedOp) -> tuple[Argument, ...]:

@@ -93,6 +93,8 @@ class Tape:
     """Whether the program's own operators ran, and none in their place that are easier to repeat."""
     changing: frozenset[str] = frozenset()
     """Variables of Python's that have another value after the step (`python_state`)."""
+    gradients: frozenset[int] = frozenset()
+    """The storages in which the step leaves the gradients of what is trained."""
 
 
 class StepRecorder(TorchDispatchMode):

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.capture.assemble import UpdateRecipe, assemble
-from planner.capture.constancy import constants_of, other_generators_untouched, require_same
+from planner.capture.constancy import constants_of, other_generators_untouched, require_same, require_same_but_for_sums
 from planner.capture.own_optimizer import record_update, with_slots
 from planner.capture.python_state import changed, python_state
 from planner.capture.reads import reads_told
@@ -156,17 +156,18 @@ def record_again(
 ) -> torch.Tensor:
     """Run forward and backward pass as the program does, of which gradients and all else stay, and return the loss.
 
-    No gradients of what `optimizer` trains may be there before; those of the rest, which nothing takes, go. Raises CaptureError where it
-    is another step than that of `tape`.
+    Gradients of what `optimizer` trains that are there already get its own added; those of the rest, which nothing takes, go. Raises
+    CaptureError where it is another step than that of `tape`, but for these sums.
     """
     session, trained = _Session(model, batch), _trained(optimizer)
     for parameter in set(model.parameters()).difference(*trained):
         parameter.grad = None
+    summed = session.meet_gradients(trained)
     with other_generators_untouched():
         loss = session.forward(loss_fn)
         session.backward(loss, trained)
         session.keep_rebound()
-    require_same(tape, session.recorder.tape)
+    (require_same_but_for_sums if summed else require_same)(tape, session.recorder.tape)
     return loss.detach()
 
 
@@ -304,6 +305,13 @@ class _Session:
         self.names[tensor] = name
         self.recorder.add(tensor, role, name)
 
+    def meet_gradients(self, groups: list[list[torch.Tensor]]) -> bool:
+        """Register gradients that are there before the step, and say whether there are any."""
+        there = {p: p.grad for group in groups for p in group if p.grad is not None}
+        for parameter, gradient in there.items():
+            self.recorder.add(gradient, Role.GRADIENT, self.names[parameter])
+        return bool(there)
+
     def forward(self, loss_fn: LossFunction) -> torch.Tensor:
         self.recorder.tape.draws_from = self.recorder.generators()
         self.loss_fn, self.before = loss_fn, python_state(self.model, loss_fn)
@@ -331,7 +339,9 @@ class _Session:
         with recorder, reads_told(recorder.read):
             loss.backward()
         self._note_changing()
-        return {p: recorder.value_of(p.grad) for group in groups for p in group if p.grad is not None}
+        found = {p: recorder.value_of(p.grad) for group in groups for p in group if p.grad is not None}
+        recorder.tape.gradients = frozenset(recorder.tape.values[v].storage for v in found.values())
+        return found
 
     def keep_rebound(self) -> set[str]:
         """Record that buffers get the contents of the tensors that the step put in their places; return their names.

@@ -81,8 +81,8 @@ def test_steps_that_are_followed_are_recordings() -> None:
     prepared = prepare(job, followed=compared_steps(job))
     assert len(prepared.tapes) == 1
     with_recordings = with_reference(prepared, compared_steps(job))
-    assert with_recordings.recordings.count == 1 + 2  # those that begin an update
-    assert "the weights and states, by an update" in with_recordings.recordings.varied
+    assert with_recordings.recordings.count == 1 + 2  # of the three that are followed, the first is as before
+    assert "the weights and states, by an update, the batch's place in an update" in with_recordings.recordings.varied
     assert with_recordings.reference == with_reference(prepare(job), compared_steps(job)).reference
 
 
@@ -99,6 +99,76 @@ def test_what_differs_after_an_update_is_named_with_its_line() -> None:
     prepared = prepare(job, followed=2)
     with pytest.raises(CaptureError, match=r"test_reference\.py:\d+.*ran where"):
         with_reference(prepared, 2)
+
+
+def changed_by_gradients(change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> TrainingJob:
+    """Return a job that sums gradients of two batches, whose loss is another where some are there already."""
+    job = make_job(accumulate=2)
+
+    def loss_fn(model: nn.Module, *batch: torch.Tensor) -> Any:
+        loss, metric = classify(model, *batch)
+        gradient = model[0].weight.grad  # type: ignore[index]
+        return (loss if gradient is None else change(loss, gradient)), metric
+
+    job.loss_fn = loss_fn
+    return job
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda loss, gradient: loss * 1.0, r"test_reference\.py:\d+.*(ran where|ran in one recording|works on|was called)"),
+        (lambda loss, gradient: loss + 0.0 * gradient.sum(), "takes a gradient that an earlier batch of the same update left"),
+        (lambda loss, gradient: gradient.zero_().sum() + loss, "takes a gradient that an earlier batch of the same update left"),
+    ],
+)  # fmt: skip
+def test_what_differs_in_a_later_batch_of_an_update_is_named(
+    change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], message: str
+) -> None:
+    """Even where the numbers are the same in the batches that are compared."""
+    job = changed_by_gradients(change)
+    prepared = prepare(job, followed=compared_steps(job))
+    with pytest.raises(CaptureError, match=message):
+        with_reference(prepared, compared_steps(job))
+
+
+class Tied(nn.Module):
+    """A weight that is used twice, some whose gradients autograd must copy, one that is computed with twice by checkpointing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.shift, self.again = nn.Linear(6, 6), nn.Parameter(torch.zeros(6)), nn.Linear(6, 6)
+        self.turned, self.copied = nn.Parameter(torch.ones(6, 6)), nn.Parameter(torch.ones(4, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(self.layer(x).relu())
+        x = (x @ self.turned.t() + self.copied.clone() * x) / 8
+        out: torch.Tensor = checkpoint(self.again, x, use_reentrant=False)
+        return out.square().mean() + self.shift.sum() + (self.shift + self.shift).sum()
+
+
+@pytest.mark.parametrize("accumulate", [2, 3])
+def test_gradients_that_are_summed_in_any_way_are_the_same_step(accumulate: int, tmp_path: Path) -> None:
+    def made() -> TrainingJob:
+        torch.manual_seed(0)
+        model = Tied()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return TrainingJob(model, lambda m, x: m(x), optimizer, [torch.randn(24, 6)], 4, accumulate=accumulate)
+
+    job = made()
+    prepared = prepare(job, followed=compared_steps(job))
+    assert prepared.tapes
+    recordings = with_reference(prepared, compared_steps(job)).recordings
+    assert recordings.varied[-1].endswith("the batch's place in an update")
+    losses = list[float]()
+    write_job(tmp_path / "job.port", made(), compared=compared_steps(job))
+    with contextlib.closing(
+        Trainer(Bundle(tmp_path / "job.port"), TrainOptions(tmp_path, tmp_path, steps=6))
+    ) as trainer:
+        trainer.start()
+        trainer.train(lambda event: losses.append(event.loss), lambda *_: None)
+    plain = made()
+    assert losses == list(plain_losses(plain, list(plain.data), 6))
 
 
 def with_buckets(**settings: Any) -> TrainingJob:

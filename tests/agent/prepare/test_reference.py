@@ -139,12 +139,13 @@ class Tied(nn.Module):
         super().__init__()
         self.layer, self.shift, self.again = nn.Linear(6, 6), nn.Parameter(torch.zeros(6)), nn.Linear(6, 6)
         self.turned, self.copied = nn.Parameter(torch.ones(6, 6)), nn.Parameter(torch.ones(4, 6))
+        self.spread = nn.Parameter(torch.zeros(6))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.layer(self.layer(x).relu())
         x = (x @ self.turned.t() + self.copied.clone() * x) / 8
         out: torch.Tensor = checkpoint(self.again, x, use_reentrant=False)
-        return out.square().mean() + self.shift.sum() + (self.shift + self.shift).sum()
+        return out.square().mean() + self.spread.sum() + self.shift.sum() + (self.shift + self.shift).sum()
 
 
 @pytest.mark.parametrize("accumulate", [2, 3])

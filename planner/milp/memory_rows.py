@@ -300,7 +300,7 @@ def _slice_terms(f: Columns, stage: int) -> tuple[list[Term], list[Term]]:
         slicing = f.problem.slicings[k]
         if slicing.stage == stage:
             members = sum(f.problem.tensors[i].nbytes for i in slicing.members)
-            spared = members + slicing.spared_terms - slicing.buffer_bytes
+            spared = members + slicing.saved_bytes - slicing.buffer_bytes
             if f.breadth.optimistic:
                 spared += slicing.other_bytes
             after.append((v, -spared / f.byte_scale))

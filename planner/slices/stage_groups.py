@@ -40,8 +40,7 @@ class ChainGroups:
 def chain_groups(coarse: Coarse, cut: Cut) -> ChainGroups:
     """Return a group for each kind of chain of a cut; `coarse` is the graph's with every chain whole, in the recorded order."""
     graph = coarse.graph
-    everything = frozenset(i for chain, _ in cut.counted for i in chain.ops)
-    in_pieces = {count: cut.changed(everything, count).applied(graph) for count in COUNTS}
+    in_pieces = {count: cut.changed_all(count).applied(graph) for count in COUNTS}
     found = list[tuple[StageGroup, frozenset[int], tuple[int, ...]]]()
     for ops in _tied(graph, cut, kinds(graph, in_pieces[COUNTS[0]])):
         chains = [chain for chain, _ in cut.counted if not ops.isdisjoint(chain.ops)]

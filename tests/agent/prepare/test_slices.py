@@ -489,12 +489,12 @@ def test_a_graph_of_many_times_the_operators_is_measured_only_where_no_shorter_o
     recorded = Sliced(replace(whole()[0], graphs={"step": graph}), Measured((ops_by_bytes(graph),), 0, 0), ())
     floor = floor_of(graph, CostTable(device, recorded.measured.ops[0])).nbytes
     chosen(recorded, recorded, device, floor + (1 << 18))
-    assert measured == {few}
+    assert measured and max(measured) < (few + many) / 2
     measured.clear()
     finest = cut_fat(graph, 280_000, 8).applied(graph).graph
     floor = floor_of(finest, CostTable(device, ops_by_bytes(finest))).nbytes
     chosen(recorded, recorded, device, floor)
-    assert measured == {many}, "two pieces do not fit, eight do"
+    assert max(measured) > (few + many) / 2, "two pieces do not fit, eight do"
 
 
 def test_what_does_not_fit_whatever_its_kernels_take_is_not_compared_and_the_least_floor_is_named(
@@ -514,7 +514,7 @@ def test_what_does_not_fit_whatever_its_kernels_take_is_not_compared_and_the_lea
     )
     quick = make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)
     ways = slices._Ways(recorded, recorded, device, finest - 1, ROOM, quick, lambda *_: None, 60.0, math.inf)
-    ways.plan_uniform()
+    ways.plan_starts()
     assert (sum(asked), ways.best) == (0, None)
     found = slices.cost_of_plan(ways.finest, device, finest - 1, quick)
     told = floor_of(*slices._main(ways.finest, device)).nbytes
@@ -570,7 +570,7 @@ def test_ways_that_are_near_are_worked_on_whatever_measuring_them_took(monkeypat
     recorded = Sliced(replace(whole()[0], graphs={"step": graph}), Measured((ops_by_bytes(graph),), 0, 0), ())
     floor = floor_of(graph, CostTable(device, recorded.measured.ops[0])).nbytes
     assert chosen(recorded, recorded, device, floor + (1 << 18)).in_pieces
-    assert len(measured) > 1 and all(measured), "the uniform cut, not one of nothing; then one kind of chain alone"
+    assert len(measured) > 1 and all(measured), "the cut of the joint model, not one of nothing; then changes of it"
 
 
 def test_each_way_of_cutting_keeps_the_costs_of_its_own_operators(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,6 @@ def test_what_exists_in_pieces_alone_is_saved_but_for_one_of_them() -> None:
 
 
 def test_what_is_filled_piece_by_piece_is_there_before_it_was() -> None:
-    coarse, _, found = groups()
+    _, _, found = groups()
     held = [change.fixed_bytes for group in found.groups for one in group.alternatives for change in one.changes]
     assert max(held) > 0 and min(held) >= 0

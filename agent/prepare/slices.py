@@ -6,7 +6,7 @@ What is rewritten is first run beside the original in a process of its own, with
 import itertools
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -30,7 +30,7 @@ from planner.search.floor import floor_of
 from planner.search.pieces.joint import joint_cut
 from planner.search.plan_step import base_joules
 from planner.slices.blocks import LargeWeight, blocks_of, large_weights, read_in_blocks
-from planner.slices.chains import touched_bytes
+from planner.slices.chains import Chain, touched_bytes
 from planner.slices.choices import OF_THE_ROOM, Cut, cut_fat, first_cuts, kinds, other_counts
 from planner.slices.comparison import Differing, form_key
 from planner.slices.costs_in_pieces import costs_in_pieces
@@ -439,60 +439,67 @@ class _Ways:
         return found
 
     def plan_starts(self) -> None:
-        """Plan the cuts that the joint model chooses, for a few meanings of fat; where none has a plan, all chains in one number of pieces.
-
-        Of these the shortest graphs first.
-        """
+        """Plan the cuts that the joint model chooses; where nothing has a plan, all chains in one number of pieces too."""
         self.uncut = self.plan(self.halved)
         if not self.graphs:
             return
-        apart = keys_in_blocks(self.halved)
-        first = next(iter(self.graphs.values()))
-        ways = first_cuts(first, self.ram_bytes - self.device.base_bytes)
-        few, many = list[dict[str, Cut]](), list[dict[str, Cut]]()
-        for way, sums in itertools.product(ways, self.orders):
-            cuts = {name: cut_fat(graph, *way, apart, sums=sums) for name, graph in self.graphs.items()}
-            if next(iter(cuts.values())).applied(first).replacements:
-                (many if self._has_many_ops(cuts) else few).append(cuts)
+        ways = first_cuts(next(iter(self.graphs.values())), self.ram_bytes - self.device.base_bytes)
         least = self.known_joules if self.best is None else min(self.known_joules, self.best.joules)
-        known = math.isfinite(least)
-        joint = self._fitting(self._joint([*few, *many]))
-        if known:
-            joint = [way for way in joint if not self._has_many_ops(way)]
-        likely = self._promising(joint, NEAR * ESTIMATED_HIGH * least if known else math.inf, MOST_STARTS)
-        if likely:
-            self._plan_each(likely)
-        if known or self.starts:
+        if math.isfinite(least):
+            joint = self._joint(
+                self._uniform(ways[-1:])
+            )  # chains of the fattest operators: above the floor they save most
+            few = [way for way in joint if not self._has_many_ops(way)]
+            self._plan_each(self._promising(few, NEAR * ESTIMATED_HIGH * least, MOST_STARTS))
             return
         # Where nothing fits yet, what does is looked for, which neither the model nor estimates of workspaces tell for certain.
-        fitting = [self._fitting(ways) for ways in (few, many)]
-        if not any(fitting) and (few or many):
-            self.finest = self._unmeasured(min((*few, *many), key=self._bare_floor))
-        few, many = fitting
+        uniform = self._uniform(ways)
+        self._plan_each(self._promising(self._joint(uniform), math.inf, MOST_STARTS))
+        if not self.starts:
+            self._plan_uniform([way for way in uniform if next(iter(self._applied(way))).replacements])
+
+    def _plan_uniform(self, ways: list[dict[str, Cut]]) -> None:
+        """Plan these until one has a plan, the shortest graphs first."""
+        fitting = self._fitting(ways)
+        if ways and not fitting:
+            self.finest = self._unmeasured(min(ways, key=self._bare_floor))
+        few = [way for way in fitting if not self._has_many_ops(way)]
         likely = self._promising(few, math.inf, MOST_STARTS)
-        for some in (likely, [way for way in few if not any(way is one for one in likely)], many):
-            if some and not self.starts:
+        rest = [way for way in few if not any(way is one for one in likely)]
+        for some in (likely, rest, [way for way in fitting if not any(way is one for one in few)]):
+            if not self.starts:
                 self._plan_each(some)
 
+    def _uniform(self, ways: Sequence[tuple[int, int]]) -> list[dict[str, Cut]]:
+        """Return all chains of fat operators in one number of pieces, for each meaning of fat."""
+        apart = keys_in_blocks(self.halved)
+        return [
+            {name: cut_fat(graph, *way, apart, sums=sums) for name, graph in self.graphs.items()}
+            for way, sums in itertools.product(ways, self.orders)
+        ]
+
     def _joint(self, uniform: list[dict[str, Cut]]) -> list[dict[str, Cut]]:
-        """Return what the joint model makes of the chains of these cuts, but for what it leaves whole."""
-        found = list[dict[str, Cut]]()
+        """Return those that may have a plan of what the joint model makes of these chains, but for what it leaves whole."""
+        found, seen = list[dict[str, Cut]](), list[list[Chain]]()
         graph, costs = _main(self.halved, self.device)
-        for seen, way in enumerate(uniform):
+        for way in uniform:
             name, cut = next(iter(way.items()))
             chains = [chain for chain, _ in cut.counted]
-            if any([chain for chain, _ in one[name].counted] == chains for one in uniform[:seen]):
+            if chains in seen:
                 continue
+            seen.append(chains)
             chosen = joint_cut(graph, costs, self.ram_bytes, cut, JOINT_S)
-            most = 1 if chosen is None else max(count for _, count in chosen.counted)
+            most = 1 if chosen is None else max((count for _, count in chosen.counted), default=1)
             if chosen is not None and most > 1:
                 found.append({other: cut.changed_all(most) for other, cut in way.items()} | {name: chosen})
-        return found
+        return self._fitting(found)
 
     def _has_many_ops(self, way: Mapping[str, Cut]) -> bool:
         """Say whether the first graph has too many operators in a way to be planned beside others."""
-        name = next(iter(way))
-        return len(way[name].applied(self.graphs[name]).graph.ops) > self.many_ops
+        return len(next(iter(self._applied(way))).graph.ops) > self.many_ops
+
+    def _applied(self, way: Mapping[str, Cut]) -> Iterator[Rewritten]:
+        return (cut.applied(self.graphs[name]) for name, cut in way.items())
 
     def _fitting(self, ways: list[dict[str, Cut]]) -> list[dict[str, Cut]]:
         """Return the ways that may have a plan: comparing others, of a large head say, takes minutes and tells nothing."""
@@ -516,7 +523,7 @@ class _Ways:
         return replace(self.halved, prepared=made, measured=costs, cuts=way)
 
     def _plan_each(self, ways: list[dict[str, Cut]]) -> None:
-        for tried in sorted(self._made(ways), key=lambda tried: len(_main(tried, self.device)[0].ops)):
+        for tried in sorted(self._made(ways) if ways else [], key=lambda tried: len(_main(tried, self.device)[0].ops)):
             self.finest = tried
             if (found := self.plan(tried)) is not None:
                 self.starts.append(found)

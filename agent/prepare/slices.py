@@ -449,14 +449,21 @@ class _Ways:
             joint = self._joint(
                 self._uniform(ways[-1:])
             )  # chains of the fattest operators: above the floor they save most
-            few = [way for way in joint if not self._has_many_ops(way)]
-            self._plan_each(self._promising(few, NEAR * ESTIMATED_HIGH * least, MOST_STARTS))
+            self._plan_likely(joint, least)
+            # What costs more than its estimate promised: then kernels here are not what the model took them for.
+            if joint and all(found.joules >= least for found in self.starts):
+                self._plan_likely(self._fitting(self._uniform(ways)), least)
             return
         # Where nothing fits yet, what does is looked for, which neither the model nor estimates of workspaces tell for certain.
         uniform = self._uniform(ways)
         self._plan_each(self._promising(self._joint(uniform), math.inf, MOST_STARTS))
         if not self.starts:
             self._plan_uniform([way for way in uniform if next(iter(self._applied(way))).replacements])
+
+    def _plan_likely(self, ways: list[dict[str, Cut]], least: float) -> None:
+        """Plan those that may cost less than `least` by estimates, and do not have too many operators."""
+        few = [way for way in ways if next(iter(self._applied(way))).replacements and not self._has_many_ops(way)]
+        self._plan_each(self._promising(few, NEAR * ESTIMATED_HIGH * least, MOST_STARTS))
 
     def _plan_uniform(self, ways: list[dict[str, Cut]]) -> None:
         """Plan these until one has a plan, the shortest graphs first."""

@@ -492,7 +492,7 @@ class _Ways:
         for way in uniform:
             name, cut = next(iter(way.items()))
             chains = [chain for chain, _ in cut.counted]
-            if chains in seen:
+            if not chains or chains in seen:
                 continue
             seen.append(chains)
             chosen = joint_cut(graph, costs, self.ram_bytes, cut, JOINT_S)

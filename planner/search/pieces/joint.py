@@ -26,6 +26,8 @@ def joint_cut(graph: StepGraph, costs: CostTable, ram_bytes: int, cut: Cut, time
     """
     coarse = coarsen(graph, costs, ram_bytes=ram_bytes)
     found = chain_groups(coarse, cut)
+    if not found.groups:
+        return cut.changed_all(1)
     problem = replace(coarse.problem, groups=found.groups)
     formulation = Formulation(problem, BREADTH)
     model = formulation.model

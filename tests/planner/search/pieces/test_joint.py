@@ -10,9 +10,10 @@ from planner.ir.graph import StepGraph
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.search.floor import floor_of
+from planner.search.pieces import joint
 from planner.search.pieces.joint import joint_cut
 from planner.search.plan_step import base_joules, plan_step
-from planner.slices import pieces
+from planner.slices import pieces, stage_groups
 from planner.slices.chains import touched_bytes
 from planner.slices.choices import Cut, cut_fat, kinds
 from planner.slices.costs_in_pieces import costs_in_pieces
@@ -72,3 +73,12 @@ def test_with_room_for_all_nothing_is_cut(graph: StepGraph) -> None:
 def test_where_no_cut_fits_there_is_none(graph: StepGraph) -> None:
     costs, cut = by_bytes(graph), cut_fat(graph, FAT_BYTES, 4)
     assert joint_cut(graph, costs, floor_of(graph, costs).nbytes // 20, cut, 10.0) is None
+
+
+def test_chains_too_short_to_be_cut_stay_whole_without_a_solver(
+    graph: StepGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joint, "Formulation", None)
+    monkeypatch.setattr(stage_groups, "COUNTS", (1,))
+    costs, cut = by_bytes(graph), cut_fat(graph, FAT_BYTES, 4)
+    assert joint_cut(graph, costs, 1 << 30, cut, 10.0) == cut.changed_all(1)

@@ -6,7 +6,7 @@ What is rewritten is first run beside the original in a process of its own, with
 import itertools
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -27,9 +27,10 @@ from planner.make_bundle import Prepared
 from planner.profiling import kept_costs
 from planner.profiling.operators import Measured
 from planner.search.floor import floor_of
+from planner.search.pieces.joint import joint_cut
 from planner.search.plan_step import base_joules
 from planner.slices.blocks import LargeWeight, blocks_of, large_weights, read_in_blocks
-from planner.slices.chains import touched_bytes
+from planner.slices.chains import Chain, touched_bytes
 from planner.slices.choices import OF_THE_ROOM, Cut, cut_fat, first_cuts, kinds, other_counts
 from planner.slices.comparison import Differing, form_key
 from planner.slices.costs_in_pieces import costs_in_pieces
@@ -71,10 +72,13 @@ CLOSE, APART = 0.01, 0.05
 the first, once it is known how little that saves."""
 
 MOST_STARTS = 2
-"""Uniform cuts that are worked on."""
+"""Cuts that are worked on."""
+
+JOINT_S = 5.0
+"""For each look at the joint model; one takes 1 to 3 seconds."""
 
 MOST_KINDS = 6
-"""Of chains, those that touch most bytes: each is a choice of its own, the others run as in the uniform cut."""
+"""Of chains, those that touch most bytes: what is changed about each is tried."""
 
 SEARCH_S, LEAST_SEARCH_S = 60.0, 6.0
 """Of CPU time, for comparing, measuring and planning what is tried for one budget: after that, nothing further is changed. The shorter
@@ -203,7 +207,7 @@ def in_pieces(
         ways = _Ways(
             whole, base, device, ram_bytes, room, quick, progress, search_s, min(known, default=math.inf), reordered=reordered
         )  # fmt: skip
-        ways.plan_uniform()
+        ways.plan_starts()
         ways.plan_changes(math.inf if least is None else NEAR * least.joules)
         finest = ways.finest
         tried.append(ways)
@@ -399,9 +403,10 @@ class _Ways:
         self.best: PlanCost | None = None
         self.uncut: PlanCost | None = None
         """The halves with nothing else in pieces."""
-        self.uniform: list[PlanCost] = []
+        self.starts: list[PlanCost] = []
+        """Cuts to begin with."""
         self.finest = halved
-        """Of those in one number of pieces, the graph with the most operators."""
+        """Of the cuts to begin with, the graph with the most operators."""
         self.search_s, self.end_s = search_s, _cpu_s() + search_s
         self.known_joules = known_joules
         """What the cheapest plan of another way costs."""
@@ -433,32 +438,75 @@ class _Ways:
             self.best = found if self.best is None or found.joules < self.best.joules else self.best
         return found
 
-    def plan_uniform(self) -> None:
-        """Plan all chains of fat operators in one number of pieces, for a few meanings of fat; the shortest graphs first."""
+    def plan_starts(self) -> None:
+        """Plan the cuts that the joint model chooses; where nothing has a plan, all chains in one number of pieces too."""
         self.uncut = self.plan(self.halved)
         if not self.graphs:
             return
-        apart = keys_in_blocks(self.halved)
-        first = next(iter(self.graphs.values()))
-        ways = first_cuts(first, self.ram_bytes - self.device.base_bytes)
-        few, many = list[dict[str, Cut]](), list[dict[str, Cut]]()
-        for way, sums in itertools.product(ways, self.orders):
-            cuts = {name: cut_fat(graph, *way, apart, sums=sums) for name, graph in self.graphs.items()}
-            cut = next(iter(cuts.values())).applied(first)
-            if cut.replacements:
-                (many if len(cut.graph.ops) > self.many_ops else few).append(cuts)
-        fitting = [self._fitting(ways) for ways in (few, many)]
-        if not any(fitting) and (few or many):
-            self.finest = self._unmeasured(min((*few, *many), key=self._bare_floor))
-        few, many = fitting
+        ways = first_cuts(next(iter(self.graphs.values())), self.ram_bytes - self.device.base_bytes)
         least = self.known_joules if self.best is None else min(self.known_joules, self.best.joules)
-        known = math.isfinite(least)
-        likely = self._promising(few, NEAR * ESTIMATED_HIGH * least if known else math.inf, MOST_STARTS)
-        # Where nothing fits yet, what does is looked for, which estimates of workspaces do not tell for certain.
-        others = [] if known else [[way for way in few if not any(way is one for one in likely)], many]
-        for some in (likely, *others):
-            if some and not self.uniform:
+        if math.isfinite(least):
+            joint = self._joint(
+                self._uniform(ways[-1:])
+            )  # chains of the fattest operators: above the floor they save most
+            self._plan_likely(joint, least)
+            # What costs more than its estimate promised: then kernels here are not what the model took them for.
+            if joint and all(found.joules >= least for found in self.starts):
+                self._plan_likely(self._fitting(self._uniform(ways)), least)
+            return
+        # Where nothing fits yet, what does is looked for, which neither the model nor estimates of workspaces tell for certain.
+        uniform = self._uniform(ways)
+        self._plan_each(self._promising(self._joint(uniform), math.inf, MOST_STARTS))
+        if not self.starts:
+            self._plan_uniform([way for way in uniform if next(iter(self._applied(way))).replacements])
+
+    def _plan_likely(self, ways: list[dict[str, Cut]], least: float) -> None:
+        """Plan those that may cost less than `least` by estimates, and do not have too many operators."""
+        few = [way for way in ways if next(iter(self._applied(way))).replacements and not self._has_many_ops(way)]
+        self._plan_each(self._promising(few, NEAR * ESTIMATED_HIGH * least, MOST_STARTS))
+
+    def _plan_uniform(self, ways: list[dict[str, Cut]]) -> None:
+        """Plan these until one has a plan, the shortest graphs first."""
+        fitting = self._fitting(ways)
+        if ways and not fitting:
+            self.finest = self._unmeasured(min(ways, key=self._bare_floor))
+        few = [way for way in fitting if not self._has_many_ops(way)]
+        likely = self._promising(few, math.inf, MOST_STARTS)
+        rest = [way for way in few if not any(way is one for one in likely)]
+        for some in (likely, rest, [way for way in fitting if not any(way is one for one in few)]):
+            if not self.starts:
                 self._plan_each(some)
+
+    def _uniform(self, ways: Sequence[tuple[int, int]]) -> list[dict[str, Cut]]:
+        """Return all chains of fat operators in one number of pieces, for each meaning of fat."""
+        apart = keys_in_blocks(self.halved)
+        return [
+            {name: cut_fat(graph, *way, apart, sums=sums) for name, graph in self.graphs.items()}
+            for way, sums in itertools.product(ways, self.orders)
+        ]
+
+    def _joint(self, uniform: list[dict[str, Cut]]) -> list[dict[str, Cut]]:
+        """Return those that may have a plan of what the joint model makes of these chains, but for what it leaves whole."""
+        found, seen = list[dict[str, Cut]](), list[list[Chain]]()
+        graph, costs = _main(self.halved, self.device)
+        for way in uniform:
+            name, cut = next(iter(way.items()))
+            chains = [chain for chain, _ in cut.counted]
+            if not chains or chains in seen:
+                continue
+            seen.append(chains)
+            chosen = joint_cut(graph, costs, self.ram_bytes, cut, JOINT_S)
+            most = 1 if chosen is None else max((count for _, count in chosen.counted), default=1)
+            if chosen is not None and most > 1:
+                found.append({other: cut.changed_all(most) for other, cut in way.items()} | {name: chosen})
+        return self._fitting(found)
+
+    def _has_many_ops(self, way: Mapping[str, Cut]) -> bool:
+        """Say whether the first graph has too many operators in a way to be planned beside others."""
+        return len(next(iter(self._applied(way))).graph.ops) > self.many_ops
+
+    def _applied(self, way: Mapping[str, Cut]) -> Iterator[Rewritten]:
+        return (cut.applied(self.graphs[name]) for name, cut in way.items())
 
     def _fitting(self, ways: list[dict[str, Cut]]) -> list[dict[str, Cut]]:
         """Return the ways that may have a plan: comparing others, of a large head say, takes minutes and tells nothing."""
@@ -482,10 +530,10 @@ class _Ways:
         return replace(self.halved, prepared=made, measured=costs, cuts=way)
 
     def _plan_each(self, ways: list[dict[str, Cut]]) -> None:
-        for tried in sorted(self._made(ways), key=lambda tried: len(_main(tried, self.device)[0].ops)):
+        for tried in sorted(self._made(ways) if ways else [], key=lambda tried: len(_main(tried, self.device)[0].ops)):
             self.finest = tried
             if (found := self.plan(tried)) is not None:
-                self.uniform.append(found)
+                self.starts.append(found)
 
     def _promising(self, ways: list[dict[str, Cut]], below_joules: float, most: int) -> list[dict[str, Cut]]:
         """Return those, at `most`, that cost least by estimates, and less than `below_joules`.
@@ -500,15 +548,6 @@ class _Ways:
         begin = self._estimate(start).needs
         open_ways = [way for way in ways if not begin.dominates(self._estimate(way).needs)]
         return self._promising(open_ways, self._estimated_joules(start), most) if open_ways else []
-
-    def _undominated(self, ways: list[dict[str, Cut]]) -> list[dict[str, Cut]]:
-        """Return the ways but for those that by estimates take no less of anything than another."""
-        kept = list[dict[str, Cut]]()
-        for way in ways:
-            needs = self._estimate(way).needs
-            if not any(self._estimate(one).needs.dominates(needs) for one in kept):
-                kept = [one for one in kept if not needs.dominates(self._estimate(one).needs)] + [way]
-        return kept
 
     def _estimate(self, way: Mapping[str, Cut]) -> _Estimate:
         """Return what the first graph cut in a way would take; it is looked at once."""
@@ -535,30 +574,23 @@ class _Ways:
         return rewritten.graph, replace(costs, ops=costs_in_pieces(graph, costs.ops, rewritten))
 
     def plan_changes(self, most_joules: float) -> None:
-        """Change the best uniform cuts for as long as that pays; one that costs more than `most_joules` is not worth it.
+        """Change the best cuts for as long as that pays; one that costs more than `most_joules` is not worth it.
 
         There is half of the time for it, whatever comparing and measuring those cuts took.
         """
         name = next(iter(self.graphs), "")
-        near = [found for found in self.uniform if found.joules <= most_joules and name in found.sliced.cuts]
+        near = [found for found in self.starts if found.joules <= most_joules and name in found.sliced.cuts]
         self.end_s = max(self.end_s, _cpu_s() + self.search_s / 2)
         for start in sorted(near, key=lambda found: found.joules)[:MOST_STARTS]:
             if self.late:
                 return
             graph, cut = self.graphs[name], start.sliced.cuts[name]
             alike = kinds(graph, cut.applied(graph))[:MOST_KINDS]
-            better = min([start, *self._each_alone(name, alike, start)], key=lambda found: found.joules)
+            better = start
             while not self.late and (changed := self._changed(name, alike, better)) is not None:
                 gained, better = better.joules - changed.joules, changed
                 if gained < WORTH * changed.joules:
                     break
-
-    def _each_alone(self, name: str, alike: Sequence[frozenset[int]], start: PlanCost) -> list[PlanCost]:
-        """Plan a cut with one kind of chain in pieces, the others whole."""
-        cuts = start.sliced.cuts
-        alone = [cuts[name].changed(frozenset().union(*alike) - ops, 1) for ops in alike] if len(alike) > 1 else []
-        ways = self._better(self._undominated([{**cuts, name: cut} for cut in alone]), cuts, MOST_STARTS)
-        return [found for tried in self._made(ways) if (found := self.plan(tried))]
 
     def _changed(self, name: str, alike: Sequence[frozenset[int]], start: PlanCost) -> PlanCost | None:
         """Plan a cut with one kind of chain in another number of pieces, 1 of them too, and with all such changes that paid.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.milp.highs import LinearModel
+from planner.milp.highs import LinearModel, Vector
 from planner.problem.model import Fate, Gap, Packing, Problem, Rematerialization, Schedule
 from planner.problem.replay import page_out_ready, transfers_fit
 
@@ -82,6 +82,9 @@ class Columns:
         """Build the model; whatever `include` decides is offered too, outside the breadth as well."""
         self.problem, self.breadth = problem, breadth
         self.include = include if include is not None else Schedule()
+        chosen = dict(self.include.variants)
+        self.known_variants = {(c, chosen.get(c, 0)) for c in range(len(problem.groups) if include is not None else 0)}
+        """(group, alternative) of what `include` decides."""
         self.model = LinearModel()
         self.gaps: dict[int, GapColumns] = {}
         self.intermediates: dict[tuple[int, int], int] = {}
@@ -89,6 +92,10 @@ class Columns:
         """Gap -> the column that counts how often its tensor is rematerialized in it for others alone, in bounds."""
         self.page_out: dict[tuple[int, int, int], int] = {}
         self.slices: dict[int, int] = {}
+        self.variants: dict[tuple[int, int], int] = {}
+        """By group and alternative."""
+        self.savings: dict[tuple[int, int, int], int] = {}
+        """By group, alternative and number of its saving: the column that says how much of it there is."""
         self.stalls: dict[int, int] = {}
         self.bucket_stalls: dict[tuple[int, int], int] = {}
         """By link and piece of the step."""
@@ -102,7 +109,8 @@ class Columns:
         self.gap_at = problem.gap_at
         self.access_sets = [frozenset(t.accesses) for t in problem.tensors]
         self.fixed_gaps = _fixed_gaps(problem) - {choice.gap for choice in self.include.choices}
-        self.slack = np.inf if problem.deadline_s is None else max(problem.deadline_s - problem.base_seconds, 0.0)
+        fastest_s = problem.base_seconds + sum(min(one.seconds for one in g.alternatives) for g in problem.groups)
+        self.slack = np.inf if problem.deadline_s is None else max(problem.deadline_s - fastest_s, 0.0)
 
     def hiding_column(self, name: str, nbytes: int) -> int:
         """Create the column that says whether a transfer hides behind compute.
@@ -210,7 +218,7 @@ def _joule_scale(problem: Problem) -> float:
 def _fixed_gaps(problem: Problem) -> set[int]:
     """Return the gaps that nothing but keeping can bridge, or that cover no stage where memory is short.
 
-    A gap next to a short stage counts as covering it if its tensor may be streamed there in slices.
+    A gap next to a short stage counts as covering it if its tensor may be streamed there in slices, or lies there in pieces.
     """
     size = problem.size
     load = np.zeros(size)
@@ -223,6 +231,8 @@ def _fixed_gaps(problem: Problem) -> set[int]:
             load[[s % size for s in range(gap.after + 1, gap.before)]] += problem.tensors[gap.tensor].nbytes
     if problem.ram_bytes is None:
         return {g for g, gap in enumerate(problem.gaps) if not gap.dead}
+    load += _most_by_variants(problem)
+    in_pieces = {g for group in problem.groups for one in group.alternatives for n in one.savings for g in n.gaps}
     tight = load > problem.ram_bytes
     streamed = {(i, slicing.stage) for slicing in problem.slicings if tight[slicing.stage] for i in slicing.members}
     fixed = set()
@@ -241,9 +251,21 @@ def _fixed_gaps(problem: Problem) -> set[int]:
         )
         ends = {(gap.tensor, gap.after), (gap.tensor, gap.before % size)}
         short = tight[[s % size for s in range(gap.after + 1, gap.before)]].any() or not ends.isdisjoint(streamed)
-        if not movable or not short:
+        if not movable or not (short or g in in_pieces):
             fixed.add(g)
     return fixed
+
+
+def _most_by_variants(problem: Problem) -> Vector:
+    """Return the most bytes that the alternatives of all groups may add to each stage."""
+    most = np.zeros(problem.size)
+    for group in problem.groups:
+        more = np.zeros(problem.size)
+        for one in group.alternatives:
+            for change in one.changes:
+                more[change.stage] = max(more[change.stage], change.fixed_bytes + change.workspace_bytes)
+        most += more
+    return most
 
 
 def define_returns(f: Columns) -> None:

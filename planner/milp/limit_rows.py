@@ -3,10 +3,11 @@
 import numpy as np
 
 from planner.milp.columns import Columns
+from planner.milp.variant_rows import variant_seconds
 
 
 def eq8_deadline(f: Columns) -> None:
-    """Recompute, packing and stall seconds fit between the step's own time and the deadline."""
+    """Recompute, packing and stall seconds, and those of alternatives, fit between the step's own time and the deadline."""
     problem = f.problem
     if problem.deadline_s is None:
         return
@@ -20,6 +21,7 @@ def eq8_deadline(f: Columns) -> None:
         if packing is not None:
             terms += [(v, packing.seconds / f.second_scale) for v in columns.packing()]
     terms += [(v, 1.0) for v in f.stalls.values()]
+    terms += [term for terms_of in variant_seconds(f) for term in terms_of]
     slack = (problem.deadline_s - problem.base_seconds) / f.second_scale
     f.model.row("eq8_deadline", terms, -np.inf, slack if slack < -1e-9 else max(slack, 0.0))
 

@@ -10,6 +10,7 @@ import numpy as np
 from planner.milp.columns import Columns, GapColumns, Term
 from planner.milp.highs import Vector
 from planner.milp.time_rows import add_overlap_loads
+from planner.milp.variant_rows import spared_terms, variant_loads
 from planner.problem.model import Gap, Rematerialization, Semantics
 from planner.problem.replay import gaps_around, page_out_ready, read_window, write_window
 
@@ -25,6 +26,7 @@ def eq5_eq6_memory(f: Columns) -> None:
     fixed, born, work = _fixed_loads(f)
     terms = _gap_loads(f)
     packing, unpacking = _packing_loads(f)
+    variants = variant_loads(f)
     intermediates: list[list[Term]] = [[] for _ in range(problem.size)]
     for (i, s), v in f.intermediates.items():
         intermediates[s].append((v, problem.tensors[i].nbytes / f.byte_scale))
@@ -37,20 +39,23 @@ def eq5_eq6_memory(f: Columns) -> None:
     for s in range(problem.size):
         after = fixed[s] + work[s]
         sliced_after, sliced_before = _slice_terms(f, s)
+        working = terms[s] + sliced_after + variants[s].working
         if f.breadth.optimistic:
             least = after - problem.stages[s].overcount_bytes / f.byte_scale
-            _offer_row(tightest, f"eq6_memory_after({s})", terms[s] + sliced_after, least)
+            _offer_row(tightest, f"eq6_memory_after({s})", working, least)
             continue
-        _offer_row(tightest, f"eq6_memory_after({s})", terms[s] + sliced_after, after)
+        _offer_row(tightest, f"eq6_memory_after({s})", working, after)
         before = fixed[s] - born[s]
         if packing[s]:
-            _offer_row(tightest, f"eq6_packing({s})", terms[s] + packing[s] + sliced_after, fixed[s])
+            held = terms[s] + packing[s] + sliced_after + variants[s].after
+            _offer_row(tightest, f"eq6_packing({s})", held, fixed[s])
+        at_start = terms[s] + sliced_before + variants[s].before
         if f.breadth.exact_stages and (intermediates[s] or s in workspaces):
-            eq5_in_stage(f, s, terms[s] + sliced_before, fixed[s] - born[s], limit)
+            eq5_in_stage(f, s, at_start, fixed[s] - born[s], limit)
             intermediates[s] = []
         extra = unpacking[s] + intermediates[s] + ([(work_before[s], 1.0)] if s in work_before else [])
         if extra or before > after:
-            _offer_row(tightest, f"eq5_memory_before({s})", terms[s] + extra + sliced_before, before)
+            _offer_row(tightest, f"eq5_memory_before({s})", at_start + extra, before)
     for row, (load, name) in tightest.items():
         most = sum(a * f.model.upper[v] for v, a in row if a > 0)
         if load + most > limit * (1 + 1e-12):
@@ -131,7 +136,7 @@ def eq5_in_stage(f: Columns, stage: int, base: list[Term], fixed: float, limit: 
     l[q,j] >= c[q] + v[k] - 1: intermediate q lives on at position j while any later rematerialization k reads it.
     """
     todo = _stage_rematerializations(f, stage)
-    names = f.model.names
+    names, late = f.model.names, _saved_later(f, stage, todo)
     place = {i: j for j, (i, _, _) in enumerate(todo)}
     readers: list[list[int]] = [[] for _ in todo]
     for j, (_, rematerialization, _) in enumerate(todo):
@@ -144,7 +149,7 @@ def eq5_in_stage(f: Columns, stage: int, base: list[Term], fixed: float, limit: 
             nbytes = f.problem.tensors[u].nbytes / f.byte_scale
             if f.intermediates.get((u, stage)) != other:
                 if q > j:
-                    row.append((other, -nbytes))
+                    row += [(other, -nbytes), *late.get(other, [])]
             elif q == j:
                 row.append((other, nbytes))
             elif q < j and (later := [k for k in readers[q] if k >= j]):
@@ -154,6 +159,18 @@ def eq5_in_stage(f: Columns, stage: int, base: list[Term], fixed: float, limit: 
                     terms = [(alive, 1.0), (other, -1.0), (todo[k][2], -1.0)]
                     f.model.row(f"eq5_alive({names[other]},{names[column]},{names[todo[k][2]]})", terms, -1.0, np.inf)
         f.model.row(f"eq5_in_stage({names[column]})", row, -np.inf, limit - fixed)
+
+
+def _saved_later(f: Columns, stage: int, todo: list[tuple[int, Rematerialization, int]]) -> dict[int, list[Term]]:
+    """Create e[r,b] >= r + b - 1: what b saves of a tensor that r rematerializes at a stage, which is not to be taken off before r has run."""
+    saved, found = spared_terms(f), dict[int, list[Term]]()
+    for i, _, column in todo:
+        for b, nbytes in saved.get((i, stage), []) if f.intermediates.get((i, stage)) != column else ():
+            names = f"{f.model.names[column]},{f.model.names[b]}"
+            both = f.model.column(f"e({names})")
+            f.model.row(f"eq5_later({names})", [(both, 1.0), (column, -1.0), (b, -1.0)], -1.0, np.inf)
+            found.setdefault(column, []).append((both, nbytes))
+    return found
 
 
 def _stage_rematerializations(f: Columns, stage: int) -> list[tuple[int, Rematerialization, int]]:

@@ -18,6 +18,7 @@ from planner.milp.time_rows import (
     eq7_stall,
     eq7_total_stall,
 )
+from planner.milp.variant_rows import define_variants, eq11_one_variant, eq12_in_pieces
 from planner.problem.intermediates import prune_intermediates
 from planner.problem.model import Choice, Fate, Problem, Schedule, Semantics
 
@@ -36,6 +37,7 @@ class Formulation(Columns):
         if breadth.inputs:
             define_intermediates(self)
         define_slices(self)
+        define_variants(self)
         eq1_one_fate(self)
         eq2_presence(self)
         if breadth.inputs:
@@ -58,6 +60,8 @@ class Formulation(Columns):
         eq8_deadline(self)
         eq9_wear(self)
         eq10_slices(self)
+        eq11_one_variant(self)
+        eq12_in_pieces(self)
 
     def schedule(self, values: Vector) -> Schedule:
         """Return the decisions behind a solution; intermediates that nothing uses are left out."""
@@ -76,7 +80,9 @@ class Formulation(Columns):
                     choices.append(Choice(g, self.problem.gaps[g].before, Fate.PACK_PAGE, target))
         intermediates = {key for key, v in self.intermediates.items() if values[v] > 0.5}
         schedule = prune_intermediates(self.problem, tuple(sorted(choices, key=lambda c: c.gap)), intermediates)
-        return replace(schedule, sliced=tuple(k for k, v in sorted(self.slices.items()) if values[v] > 0.5))
+        sliced = tuple(k for k, v in sorted(self.slices.items()) if values[v] > 0.5)
+        variants = tuple((c, k) for (c, k), v in sorted(self.variants.items()) if k and values[v] > 0.5)
+        return replace(schedule, sliced=sliced, variants=variants)
 
     @property
     def deadline_row(self) -> int | None:
@@ -114,6 +120,11 @@ class Formulation(Columns):
             return None
         if any(k not in self.slices for k in schedule.sliced):
             return None
+        others = dict(schedule.variants)
+        variants = [(c, others.get(c, 0)) for c in range(len(self.problem.groups))]
+        if any(key not in self.variants for key in variants):
+            return None
+        values.update({self.variants[key]: 1.0 for key in variants})
         values.update({self.intermediates[key]: 1.0 for key in schedule.intermediates})
         values.update({self.slices[k]: 1.0 for k in schedule.sliced})
         return values

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from planner.milp.columns import Columns, GapColumns, Term
+from planner.milp.variant_rows import variant_seconds
 from planner.problem.model import Gap, Paging, Problem
 from planner.problem.replay import read_window, write_window
 
@@ -38,11 +39,12 @@ def eq7_stall(f: Columns) -> None:
             reads = read_window(problem, gap, gap.before, paging.seconds_in)
             for t, part in (*reads, *write_window(problem, gap, paging.seconds_out)):
                 work[t, problem.link(paging.target)].append((v, part / f.second_scale))
+    variants = variant_seconds(f)
     for (s, link), terms in sorted(work.items()):
         if s not in f.stalls:
             f.stalls[s] = f.model.column(f"stall({s})", _stall_cost(f), np.inf)
         seconds = problem.stages[s].seconds / f.second_scale
-        row = [(f.stalls[s], 1.0), *((v, -a) for v, a in terms)]
+        row = [(f.stalls[s], 1.0), *((v, -a) for v, a in terms), *variants[s]]
         f.model.row(f"eq7_stall({_on_link(s, link)})", row, -seconds, np.inf)
 
 
@@ -152,6 +154,8 @@ def eq7_bucket_stall(f: Columns) -> None:
     again: dict[int, list[Term]] = defaultdict(list)
     for _, s, rematerialization, v in f.rematerialization_columns():
         again[int(bucket_of[s])].append((v, rematerialization.seconds / f.second_scale))
+    for s, terms in enumerate(variant_seconds(f)):
+        again[int(bucket_of[s])] += terms
     compute = np.zeros(BUCKETS)
     np.add.at(compute, bucket_of, [s.seconds for s in problem.stages])
     for (link, b), terms in sorted(work.items()):
@@ -196,6 +200,7 @@ def eq7_total_stall(f: Columns) -> None:
         packing = problem.tensors[problem.gaps[g].tensor].packing(problem.gaps[g].version)
         if packing is not None:
             again += [(v, packing.seconds / f.second_scale) for v in columns.packing()]
+    again += [term for terms in variant_seconds(f) for term in terms]
     for link in sorted({0, *total}):
         row = [*total[link], *again]
         f.model.row(f"eq7_total_stall{_of_link(link)}", row, -problem.base_seconds / f.second_scale, np.inf)

@@ -177,6 +177,57 @@ class Slicing:
     other_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class StageChange:
+    """What an alternative takes more (negative: less) at one stage than the first of its group."""
+
+    stage: int
+    seconds: float = 0.0
+    joules: float = 0.0
+    workspace_bytes: int = 0
+    fixed_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PieceSaving:
+    """`nbytes` of a tensor that an alternative does without at some of its accesses, `stages`: it is there piece by piece.
+
+    Only where none of the tensor's `gaps` has it whole: each is paged or rematerialized through, and comes back at its end.
+    """
+
+    tensor: int
+    nbytes: int
+    stages: tuple[int, ...]
+    gaps: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One way to run the stages of a group: other kernels, or a chain of operators in so many pieces."""
+
+    name: str
+    changes: tuple[StageChange, ...] = ()
+    savings: tuple[PieceSaving, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all stages more than those of the first alternative."""
+        return sum(change.seconds for change in self.changes)
+
+    @property
+    def joules(self) -> float:
+        """Joules of all stages more than those of the first alternative, static power of its own seconds included."""
+        return sum(change.joules for change in self.changes)
+
+
+@dataclass(frozen=True, slots=True)
+class StageGroup:
+    """Stages that run by exactly one of the alternatives; the first is what the stages themselves say."""
+
+    name: str
+    alternatives: tuple[Alternative, ...]
+
+
 @dataclass(frozen=True)
 class Problem:
     """What to plan. Budgets that are None do not bind.
@@ -201,6 +252,8 @@ class Problem:
     one then. None, or not said: a medium with room for all."""
     links: tuple[int, ...] = ()
     """Per target: what moves its pages; those of one link go one after the other. Not said: all by link 0."""
+    groups: tuple[StageGroup, ...] = ()
+    """Stages with alternatives. Transfers are booked behind the seconds of the first ones, whichever are chosen."""
 
     @cached_property
     def size(self) -> int:
@@ -288,6 +341,40 @@ def verify_problem(problem: Problem) -> None:
         if tensor.nbytes < 0:
             raise ProblemError(f"tensor {i} ({tensor.name}) claims {tensor.nbytes} bytes")
         _verify_rematerializations(problem, i)
+    _verify_groups(problem)
+
+
+def _verify_groups(problem: Problem) -> None:
+    owners: dict[tuple[int, int], int] = {}
+    for c, group in enumerate(problem.groups):
+        if not group.alternatives or group.alternatives[0].changes or group.alternatives[0].savings:
+            raise ProblemError(f"group {c} ({group.name}) has no first alternative that changes nothing")
+        for one in group.alternatives:
+            for change in one.changes:
+                _verify_change(problem, one, change)
+            seen = list[tuple[int, int]]()
+            for saving in one.savings:
+                _verify_saving(problem, one, saving)
+                seen += [(saving.tensor, stage) for stage in saving.stages]
+            if len(set(seen)) < len(seen) or any(owners.setdefault(key, c) != c for key in seen):
+                raise ProblemError(f"alternative {one.name} saves a tensor twice at one stage")
+
+
+def _verify_change(problem: Problem, one: Alternative, change: StageChange) -> None:
+    if not 0 <= change.stage < problem.size or sum(c.stage == change.stage for c in one.changes) > 1:
+        raise ProblemError(f"alternative {one.name} changes stage {change.stage} twice, or there is none")
+    stage = problem.stages[change.stage]
+    if min(stage.seconds + change.seconds, stage.workspace_bytes + change.workspace_bytes) < 0:
+        raise ProblemError(f"alternative {one.name} leaves stage {change.stage} less than no time or workspace")
+
+
+def _verify_saving(problem: Problem, one: Alternative, saving: PieceSaving) -> None:
+    tensor = problem.tensors[saving.tensor]
+    own = {g for g in problem.gaps_of[saving.tensor] if not problem.gaps[g].dead}
+    if tensor.persistent or not set(saving.stages) <= set(tensor.accesses) or not own.issuperset(saving.gaps):
+        raise ProblemError(f"alternative {one.name} saves tensor {saving.tensor} where it is not touched or idle")
+    if not 0 <= saving.nbytes <= tensor.nbytes:
+        raise ProblemError(f"alternative {one.name} saves {saving.nbytes} of {tensor.nbytes} bytes")
 
 
 def _verify_rematerializations(problem: Problem, i: int) -> None:
@@ -336,9 +423,10 @@ class Schedule:
     `intermediates` are (tensor, stage) pairs.
 
     Return stages of wrapping gaps may exceed the number of stages; those of intermediates do not. `sliced`: indices of
-    the slicings in use.
+    the slicings in use. `variants`: (group, alternative) of the groups that do not run by their first.
     """
 
     choices: tuple[Choice, ...] = ()
     intermediates: tuple[tuple[int, int], ...] = ()
     sliced: tuple[int, ...] = ()
+    variants: tuple[tuple[int, int], ...] = ()

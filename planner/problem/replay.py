@@ -127,12 +127,19 @@ class _Replay:
         """Bytes of packed forms beside their tensors, once a stage is done and before it starts."""
         self.extra_seconds = 0.0
         self.extra_joules = 0.0
+        self.seconds = np.array([stage.seconds for stage in problem.stages])
+        self.work = np.array([stage.workspace_bytes for stage in problem.stages], dtype=float)
+        self.fixed = np.array([stage.fixed_bytes for stage in problem.stages], dtype=float)
+        """Of each stage, as its alternative has it."""
+        self.saved: dict[tuple[int, int], int] = {}
+        """(tensor, stage) -> bytes that are not there, for it comes in pieces."""
 
     def run(self) -> ScheduleCost:
         self._place_accesses()
         self._place_choices()
         self._place_intermediates()
         self._place_slices()
+        self._place_variants()
         self._measure_memory()
         self._measure_time()
         self._verify_budgets()
@@ -294,17 +301,38 @@ class _Replay:
             self.spared[slicing.stage] += members + slicing.saved_bytes - slicing.buffer_bytes
             self.spared_before[slicing.stage] += members
 
+    def _place_variants(self) -> None:
+        """Change the stages of each group to those of its alternative, and note what that holds in pieces."""
+        groups, gaps = self.problem.groups, self.problem.gaps
+        moved = (Fate.PAGE, Fate.RECOMPUTE)
+        apart = {c.gap for c in self.schedule.choices if c.fate in moved and c.stage == gaps[c.gap].before}
+        if len(dict(self.schedule.variants)) < len(self.schedule.variants):
+            self._fail("a group of stages is decided twice")
+        for c, k in self.schedule.variants:
+            if not (0 <= c < len(groups) and 0 <= k < len(groups[c].alternatives)):
+                self._fail(f"there is no alternative {k} of group {c}")
+                continue
+            chosen = groups[c].alternatives[k]
+            self.extra_joules += chosen.joules
+            for change in chosen.changes:
+                self.seconds[change.stage] += change.seconds
+                self.work[change.stage] += change.workspace_bytes
+                self.fixed[change.stage] += change.fixed_bytes
+            for saving in chosen.savings:
+                if apart.issuperset(saving.gaps):
+                    self.saved.update(((saving.tensor, s), saving.nbytes) for s in saving.stages)
+
     def _measure_memory(self) -> None:
         problem = self.problem
         sizes = np.array([t.nbytes for t in problem.tensors], dtype=float)
-        fixed = np.array([stage.fixed_bytes for stage in problem.stages], dtype=float)
-        work = np.array([stage.workspace_bytes for stage in problem.stages], dtype=float)
-        load = sizes @ self.resident + fixed + self.extra
+        load = sizes @ self.resident + self.fixed + self.extra
+        for (_, s), nbytes in self.saved.items():
+            load[s] -= nbytes
         born = np.zeros(problem.size)
-        for t in problem.tensors:
+        for i, t in enumerate(problem.tensors):
             if t.birth >= 0:
-                born[t.birth] += t.nbytes
-        self.result.load_bytes = load - self.spared + np.maximum(work, self.packing)
+                born[t.birth] += t.nbytes - self.saved.get((i, t.birth), 0)
+        self.result.load_bytes = load - self.spared + np.maximum(self.work, self.packing)
         unpacked = load - born - self.spared_before + self.unpacking
         self.result.load_bytes = np.where(
             self.unpacking > 0, np.maximum(self.result.load_bytes, unpacked), self.result.load_bytes
@@ -333,7 +361,8 @@ class _Replay:
                 self._fail(f"tensor {i} cannot be rematerialized at stage {stage}")
                 return load
             last_use.update({u: i for u, _ in rematerialization.inputs})
-        load -= sum(tensors[i].nbytes for i, _, intermediate in todo if not intermediate)
+        there = {i: tensors[i].nbytes - self.saved.get((i, stage), 0) for i, _, _ in todo}
+        load -= sum(there[i] for i, _, intermediate in todo if not intermediate)
         peak, pending = load, {i for i, _, _ in todo}
         made: dict[int, int] = {}
         for i, v, intermediate in todo:
@@ -343,11 +372,11 @@ class _Replay:
             for u, version in rematerialization.inputs:
                 self._verify_input(stage, i, u, version, pending, made)
             made[i] = v
-            load += tensors[i].nbytes
+            load += there[i]
             peak = max(peak, load + rematerialization.workspace_bytes)
             self.result.recompute_seconds += rematerialization.seconds
             self.extra_joules += rematerialization.joules
-            load -= sum(tensors[u].nbytes for u, _, gone in todo if gone and u in made and last_use.get(u, u) == i)
+            load -= sum(there[u] for u, _, gone in todo if gone and u in made and last_use.get(u, u) == i)
             if intermediate and i not in last_use:
                 self._fail(f"tensor {i} is rematerialized at stage {stage}, but nothing there needs it")
         return peak
@@ -387,12 +416,11 @@ class _Replay:
     def _measure_time(self) -> None:
         problem, result = self.problem, self.result
         if problem.semantics is Semantics.REAL:
-            compute = np.array([stage.seconds for stage in problem.stages])
-            result.stall_seconds = float(np.maximum(self.transfers.max(axis=0) - compute, 0.0).sum())
-        elif problem.semantics is Semantics.ELASTIC:  # at best: a program decides what really overlaps
-            compute_seconds = problem.base_seconds + result.recompute_seconds + self.extra_seconds
+            result.stall_seconds = float(np.maximum(self.transfers.max(axis=0) - self.seconds, 0.0).sum())
+        compute_seconds = float(self.seconds.sum()) + result.recompute_seconds + self.extra_seconds
+        if problem.semantics is Semantics.ELASTIC:  # at best: a program decides what really overlaps
             result.stall_seconds = max(float(self.transfer_total.max()) - compute_seconds, 0.0)
-        result.seconds = problem.base_seconds + result.recompute_seconds + self.extra_seconds + result.stall_seconds
+        result.seconds = compute_seconds + result.stall_seconds
         result.static_joules = problem.static_watts * result.stall_seconds
         result.overhead_joules = self.extra_joules
         result.joules = problem.base_joules + self.extra_joules + result.static_joules

@@ -9,6 +9,7 @@ from planner.milp.conflict import Shortfall
 from planner.milp.highs import Progress
 from planner.problem.model import Problem, Schedule
 from planner.problem.replay import ScheduleCost, replay
+from planner.problem.variants import least_extra_joules
 from planner.search.greedy.search import Greedy
 
 OPTIMAL_GAP = 1e-4
@@ -31,7 +32,7 @@ class Climb:
     schedule: Schedule | None = None
     evaluation: ScheduleCost | None = None
     cost: float = math.inf
-    bound: float = 0.0
+    bound: float = field(init=False)
     infeasible: bool = False
     missed: tuple[Shortfall, ...] = ()
     """Where a relaxation is infeasible: the limits that it misses, named as in the model."""
@@ -44,6 +45,9 @@ class Climb:
     """What building the last model took per return stage that it offers."""
     log: list[str] = field(default_factory=list)
     began: tuple[float, float] = field(default_factory=lambda: (time.perf_counter(), time.process_time()))
+
+    def __post_init__(self) -> None:
+        self.bound = least_extra_joules(self.problem)
 
     @property
     def left(self) -> float:

@@ -129,7 +129,7 @@ class _Search:
         used = set(schedule.intermediates)
         free = {c for c, g in self.owner.items() if g in gaps}
         free |= {v for (i, s), v in formulation.intermediates.items() if s in stages or i in tensors or (i, s) in used}
-        return free | set(formulation.slices.values())
+        return free | {*formulation.slices.values(), *formulation.variants.values()}
 
 
 def _shuffled(gaps: list[int]) -> list[int]:

@@ -88,7 +88,7 @@ def relative_gap(value: float | None, bound: float | None) -> float | None:
     """Return (value - bound) / value, 0 where both vanish, None where either is unknown."""
     if value is None or bound is None:
         return None
-    return max(value - bound, 0.0) / value if value > 1e-15 else 0.0
+    return max(value - bound, 0.0) / abs(value) if abs(value) > 1e-15 else 0.0
 
 
 def solve(

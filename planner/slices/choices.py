@@ -40,6 +40,10 @@ class Cut:
         those = set(ops)
         return Cut(tuple((c, n if those.isdisjoint(c.ops) else count) for c, n in self.counted))
 
+    def changed_all(self, count: int) -> "Cut":
+        """Return the same with all chains in so many pieces."""
+        return Cut(tuple((chain, count) for chain, _ in self.counted))
+
 
 def other_counts(count: int) -> tuple[int, ...]:
     """Return the numbers of pieces to try instead: whole, half as many, twice as many."""

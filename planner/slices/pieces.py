@@ -38,7 +38,7 @@ def cut_each(graph: StepGraph, counted: Sequence[tuple[Chain, int]]) -> Rewritte
     """Return the graph with each chain in at most so many pieces; of chains that share pieces the least number counts."""
     chains = [chain for chain, _ in counted]
     grids: dict[int, Grid] = {}
-    for group in _linked(graph, chains):
+    for group in linked_chains(graph, chains):
         units = units_of(graph, [chains[n] for n in group])
         count = min(counted[n][1] for n in group)
         bounds = even_bounds(units, count, max(least_rows(graph, chains[n], units) for n in group))
@@ -47,7 +47,7 @@ def cut_each(graph: StepGraph, counted: Sequence[tuple[Chain, int]]) -> Rewritte
     return _Rewriting(graph, [chains[n] for n in chosen], [grids[n] for n in chosen]).run()
 
 
-def _linked(graph: StepGraph, chains: Sequence[Chain]) -> list[set[int]]:
+def linked_chains(graph: StepGraph, chains: Sequence[Chain]) -> list[set[int]]:
     """Return the chains, by number, in groups: those in one touch the same large storage piece by piece."""
     groups: list[set[int]] = [{n} for n in range(len(chains))]
     for s, storage in enumerate(graph.storages):

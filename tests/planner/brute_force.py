@@ -7,15 +7,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from planner.problem.model import (
+    Alternative,
     Choice,
     Fate,
     Packing,
     Paging,
+    PieceSaving,
     Problem,
     Rematerialization,
     Schedule,
     Semantics,
     Stage,
+    StageChange,
+    StageGroup,
     Tensor,
 )
 from planner.problem.replay import ScheduleCost, replay
@@ -90,6 +94,49 @@ def with_a_weight(problem: Problem, seed: int, *, copied: bool = False) -> Probl
     return replace(problem, tensors=(*problem.tensors, weight))
 
 
+def with_variants(problem: Problem, seed: int) -> Problem:
+    """Return the problem with two groups of stages: two stages in pieces or whole, and one with another kernel."""
+    rng = random.Random(seed)
+    stages = sorted(rng.sample(range(problem.size), 3))
+    kernel = stages.pop(rng.randrange(3))
+    pieces = tuple(_pieces(rng, problem, stages, count) for count in (2, 4))
+    held = {kernel: rng.randint(0, 6), **{s: rng.randint(0, 3) for s in stages}}
+    change = _change(rng, problem, kernel, held[kernel])
+    others = (Alternative("another kernel", (change,)), Alternative("one that takes more", (_more(change),)))
+    groups = (
+        StageGroup("chain", (Alternative("whole"), *pieces)),
+        StageGroup("kernel", (Alternative("the usual"), *others)),
+    )
+    roomy = tuple(
+        replace(stage, workspace_bytes=held.get(s, 0), fixed_bytes=rng.randint(0, 2))
+        for s, stage in enumerate(problem.stages)
+    )
+    return replace(problem, stages=roomy, groups=groups, ram_bytes=(problem.ram_bytes or 0) + rng.randint(0, 4))
+
+
+def _pieces(rng: random.Random, problem: Problem, stages: list[int], count: int) -> Alternative:
+    """Return stages in so many pieces: what they touch is there piece by piece where it is whole neither before nor after."""
+    savings = list[PieceSaving]()
+    for i, tensor in enumerate(problem.tensors):
+        touched = tuple(s for s in tensor.accesses if s in stages)
+        around = [
+            g for g in problem.gaps_of[i] if not problem.gaps[g].dead and {problem.gaps[g].after, problem.gaps[g].before} & set(touched)
+        ]  # fmt: skip
+        if touched and rng.random() < 0.8:
+            savings.append(PieceSaving(i, tensor.nbytes * (count - 1) // count, touched, tuple(around)))
+    changes = [StageChange(s, rng.uniform(0, 0.5), rng.uniform(0, 1), 0, rng.randint(0, 1)) for s in stages]
+    return Alternative(f"{count} pieces", tuple(changes), tuple(savings))
+
+
+def _change(rng: random.Random, problem: Problem, stage: int, workspace_bytes: int) -> StageChange:
+    seconds = rng.uniform(-min(1.0, problem.stages[stage].seconds), 1.0)
+    return StageChange(stage, seconds, rng.uniform(-2, 2), rng.randint(-workspace_bytes, 3), rng.randint(-2, 2))
+
+
+def _more(change: StageChange) -> StageChange:
+    return replace(change, joules=change.joules + 2.0, fixed_bytes=change.fixed_bytes + 1)
+
+
 def _tensor(
     rng: random.Random,
     i: int,
@@ -121,7 +168,7 @@ def _tensor(
 
 def cheapest(problem: Problem, most: int = 60_000) -> tuple[float | None, bool]:
     """Return the least cost of any valid schedule (None: there is none), and whether all could be tried."""
-    options = _all_options(problem)
+    options = [*_all_options(problem), *(group.alternatives for group in problem.groups)]
     if math.prod(map(len, options)) > most:
         return None, False
     found = (replay(problem, schedule) for schedule in every_schedule(problem))
@@ -132,8 +179,9 @@ def every_schedule(problem: Problem) -> Iterator[Schedule]:
     """Yield all combinations of decisions whose rematerializations can have their inputs, budgets apart."""
     for combination in itertools.product(*_all_options(problem)):
         schedule = with_intermediates(problem, tuple(c for c in combination if c is not None))
-        if schedule is not None:
-            yield schedule
+        for chosen in itertools.product(*(range(len(group.alternatives)) for group in problem.groups)):
+            if schedule is not None:
+                yield replace(schedule, variants=tuple((c, k) for c, k in enumerate(chosen) if k))
 
 
 def _all_options(problem: Problem) -> list[list[Choice | None]]:

@@ -489,12 +489,44 @@ def test_a_graph_of_many_times_the_operators_is_measured_only_where_no_shorter_o
     recorded = Sliced(replace(whole()[0], graphs={"step": graph}), Measured((ops_by_bytes(graph),), 0, 0), ())
     floor = floor_of(graph, CostTable(device, recorded.measured.ops[0])).nbytes
     chosen(recorded, recorded, device, floor + (1 << 18))
-    assert measured == {few}
+    assert measured and max(measured) < (few + many) / 2
     measured.clear()
     finest = cut_fat(graph, 280_000, 8).applied(graph).graph
     floor = floor_of(finest, CostTable(device, ops_by_bytes(finest))).nbytes
     chosen(recorded, recorded, device, floor)
-    assert measured == {many}, "two pieces do not fit, eight do"
+    assert max(measured) > (few + many) / 2, "two pieces do not fit, eight do"
+
+
+@pytest.mark.parametrize(
+    ("joint", "cheap", "tried"),
+    [(1, True, []), (2, True, [2]), (2, False, [2, 4])],
+    ids=["it leaves all whole", "it cuts", "its cut costs more than promised"],
+)
+def test_what_the_joint_model_cuts_is_tried_and_the_rest_only_where_that_failed(
+    joint: int, cheap: bool, tried: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
+    monkeypatch.setattr(slices, "first_cuts", lambda *_: [(280_000, 4)])
+    monkeypatch.setattr(slices, "compared", lambda pairs, _: ((),) * len(pairs))
+    monkeypatch.setattr(slices, "joint_cut", lambda graph, costs, ram_bytes, cut, limit_s: cut.changed_all(joint))
+    graph = language_step().graphs["step"]
+    lengths = {len(cut_fat(graph, 280_000, n).applied(graph).graph.ops): n for n in (2, 4)}
+    measured = list[int]()
+
+    def counted(made: list[Sliced], *_: Any) -> list[Sliced]:
+        graphs = [sliced.prepared.graphs["step"] for sliced in made]
+        measured.extend(lengths[len(made.ops)] for made in graphs)
+        factor = 1 if cheap else 10
+        tables = [tuple(replace(op, joules=factor * op.joules) for op in ops_by_bytes(made)) for made in graphs]
+        return [replace(s, measured=Measured((ops,), 0, 0)) for s, ops in zip(made, tables, strict=True)]
+
+    monkeypatch.setattr(slices, "_measured", counted)
+    monkeypatch.setattr(slices._Ways, "plan_changes", lambda *_: None)
+    device = costs_of(graph, base=1 << 20).device
+    recorded = Sliced(replace(whole()[0], graphs={"step": graph}), Measured((ops_by_bytes(graph),), 0, 0), ())
+    floor = floor_of(graph, CostTable(device, recorded.measured.ops[0])).nbytes
+    chosen(recorded, recorded, device, floor + (1 << 16))
+    assert measured == tried
 
 
 def test_what_does_not_fit_whatever_its_kernels_take_is_not_compared_and_the_least_floor_is_named(
@@ -514,7 +546,7 @@ def test_what_does_not_fit_whatever_its_kernels_take_is_not_compared_and_the_lea
     )
     quick = make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)
     ways = slices._Ways(recorded, recorded, device, finest - 1, ROOM, quick, lambda *_: None, 60.0, math.inf)
-    ways.plan_uniform()
+    ways.plan_starts()
     assert (sum(asked), ways.best) == (0, None)
     found = slices.cost_of_plan(ways.finest, device, finest - 1, quick)
     told = floor_of(*slices._main(ways.finest, device)).nbytes
@@ -570,7 +602,7 @@ def test_ways_that_are_near_are_worked_on_whatever_measuring_them_took(monkeypat
     recorded = Sliced(replace(whole()[0], graphs={"step": graph}), Measured((ops_by_bytes(graph),), 0, 0), ())
     floor = floor_of(graph, CostTable(device, recorded.measured.ops[0])).nbytes
     assert chosen(recorded, recorded, device, floor + (1 << 18)).in_pieces
-    assert len(measured) > 1 and all(measured), "the uniform cut, not one of nothing; then one kind of chain alone"
+    assert len(measured) > 1 and all(measured), "the cut of the joint model, not one of nothing; then changes of it"
 
 
 def test_each_way_of_cutting_keeps_the_costs_of_its_own_operators(monkeypatch: pytest.MonkeyPatch) -> None:

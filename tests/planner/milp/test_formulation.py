@@ -16,17 +16,17 @@ import pytest
 from planner import milp
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
-from planner.milp import columns, fate_rows, limit_rows, memory_rows, source_rows, time_rows
+from planner.milp import columns, fate_rows, limit_rows, memory_rows, source_rows, time_rows, variant_rows
 from planner.milp.columns import Breadth
 from planner.milp.highs import HighsSession, LinearModel
 from planner.milp.model import Formulation
 from planner.problem.coarsen import coarsen
 from planner.problem.model import Semantics
 from planner.search.anytime import SMALLEST, captured_breadth
-from tests.planner.brute_force import beside_host_memory, packed_pairs, random_problem, with_a_weight
+from tests.planner.brute_force import beside_host_memory, packed_pairs, random_problem, with_a_weight, with_variants
 from tests.planner.steps import costs_of, wide_step
 
-MODULES: tuple[ModuleType, ...] = (columns, fate_rows, source_rows, memory_rows, time_rows, limit_rows)
+MODULES: tuple[ModuleType, ...] = (columns, fate_rows, source_rows, memory_rows, time_rows, limit_rows, variant_rows)
 TEXT = (Path(milp.__file__).parent / "FORMULATION.md").read_text()
 NAME = re.compile(r"`([a-z]\w*)(?:\([^`]*\))?`")
 
@@ -90,6 +90,7 @@ def _models() -> Iterator[LinearModel]:
             problem = random_problem(seed, semantics=semantics, packing=True)
             yield Formulation(problem, Breadth(exact_stages=seed % 2 == 0)).model
             yield Formulation(problem, SMALLEST).model
+            yield Formulation(with_variants(problem, seed), Breadth(exact_stages=True)).model
             beside = beside_host_memory(problem, seed)
             yield Formulation(beside, Breadth()).model
             yield Formulation(with_a_weight(beside, seed, copied=True), Breadth()).model

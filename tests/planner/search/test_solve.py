@@ -6,7 +6,14 @@ import pytest
 
 from planner.problem.model import Fate, Paging, Problem, Schedule, Semantics, Stage, Tensor, verify_problem
 from planner.search.solve import Outcome, Solution, solve
-from tests.planner.brute_force import beside_host_memory, cheapest, packed_pairs, random_problem, with_a_weight
+from tests.planner.brute_force import (
+    beside_host_memory,
+    cheapest,
+    packed_pairs,
+    random_problem,
+    with_a_weight,
+    with_variants,
+)
 
 
 @pytest.mark.parametrize("block", range(10))
@@ -86,6 +93,34 @@ def test_with_two_pools_and_a_weight_that_is_paged_the_optimum_equals_brute_forc
             quick = solve(problem, strategy="greedy")
             assert quick.evaluation is None or quick.evaluation.valid, seed
     assert tried >= 40 and wrapped >= 5 and (at_host >= 3) == copied
+
+
+@pytest.mark.parametrize("semantics", [Semantics.POET, Semantics.REAL])
+def test_with_groups_of_stages_that_have_alternatives_the_optimum_equals_brute_force(semantics: Semantics) -> None:
+    _compare_with_alternatives(semantics, range(14), 0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("semantics", [Semantics.POET, Semantics.REAL])
+def test_with_alternatives_of_many_kinds_the_optimum_equals_brute_force(semantics: Semantics) -> None:
+    _compare_with_alternatives(semantics, range(14, 80), 6)
+
+
+def _compare_with_alternatives(semantics: Semantics, seeds: range, least: int) -> None:
+    """A chain whole or in pieces, of which what is in pieces depends on the gaps around it; and another kernel."""
+    tried = in_pieces = held = 0
+    for seed in seeds:
+        problem = with_variants(random_problem(seed, semantics=semantics, packing=semantics is Semantics.REAL), seed)
+        verify_problem(problem)
+        best, complete = cheapest(problem, most=6000)
+        if complete:
+            tried += 1
+            found = solve(problem, time_limit_s=10)
+            _compare(found, best, seed)
+            chosen = dict(found.schedule.variants) if found.schedule else {}
+            in_pieces += 0 in chosen
+            held += 0 in chosen and any(s.gaps for s in problem.groups[0].alternatives[chosen[0]].savings)
+    assert tried >= 4 and in_pieces >= 1 and held >= least
 
 
 def test_the_hosts_memory_is_a_limit_of_its_own() -> None:

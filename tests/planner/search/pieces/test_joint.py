@@ -1,0 +1,84 @@
+"""The joint model's cut beside all cuts: nearly the best, whole where nothing is short, nothing where nothing fits."""
+
+import itertools
+import math
+
+import pytest
+
+from planner.ir.costs import CostTable, OpCost
+from planner.ir.graph import StepGraph
+from planner.ir.lowering.lower import lower
+from planner.ir.plan import Plan
+from planner.search.floor import floor_of
+from planner.search.pieces import joint
+from planner.search.pieces.joint import joint_cut
+from planner.search.plan_step import base_joules, plan_step
+from planner.slices import pieces, stage_groups
+from planner.slices.chains import touched_bytes
+from planner.slices.choices import Cut, cut_fat, kinds
+from planner.slices.costs_in_pieces import costs_in_pieces
+from tests.planner.slices.language_step import language_step
+from tests.planner.steps import costs_of
+
+FAT_BYTES = 280_000
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
+
+
+@pytest.fixture
+def graph() -> StepGraph:
+    return language_step().graphs["step"]
+
+
+def by_bytes(graph: StepGraph) -> CostTable:
+    """Return costs by what operators touch, and something for each call."""
+    seconds = [1e-5 + touched_bytes(graph, i) / 2e9 for i in range(len(graph.ops))]
+    return CostTable(costs_of(graph).device, tuple(OpCost(s, 0, s) for s in seconds))
+
+
+def joules(graph: StepGraph, cut: Cut, ram_bytes: int) -> float:
+    """Return what a quick plan of the graph costs, cut so; infinite where there is none."""
+    costs, rewritten = by_bytes(graph), cut.applied(graph)
+    estimated = CostTable(costs.device, costs_in_pieces(graph, costs.ops, rewritten))
+    plan = plan_step(rewritten.graph, estimated, ram_bytes=ram_bytes, strategy="greedy").plan
+    return math.inf if plan is None else base_joules(estimated) + plan.overhead_joules
+
+
+@pytest.mark.parametrize("spare_bytes", [-200_000, 0, 400_000])
+def test_the_joint_cut_is_nearly_the_best_of_all(graph: StepGraph, spare_bytes: int) -> None:
+    costs, cut = by_bytes(graph), cut_fat(graph, FAT_BYTES, 4)
+    ram_bytes = floor_of(graph, costs).nbytes + spare_bytes
+    alike = kinds(graph, cut.applied(graph))
+    every = list[float]()
+    for counts in itertools.product((1, 4), repeat=len(alike)):
+        other = cut
+        for ops, count in zip(alike, counts, strict=True):
+            other = other.changed(ops, count)
+        every.append(joules(graph, other, ram_bytes))
+    found = joint_cut(graph, costs, ram_bytes, cut, 10.0)
+    assert found is not None
+    assert joules(graph, found, ram_bytes) <= 1.15 * min(every)
+
+
+def test_with_room_for_all_nothing_is_cut(graph: StepGraph) -> None:
+    costs, cut = by_bytes(graph), cut_fat(graph, FAT_BYTES, 4)
+    kept = lower(graph, costs, Plan(), check_budget=False).peak_bytes
+    found = joint_cut(graph, costs, kept, cut, 10.0)
+    assert found is not None and {count for _, count in found.counted} == {1}
+
+
+def test_where_no_cut_fits_there_is_none(graph: StepGraph) -> None:
+    costs, cut = by_bytes(graph), cut_fat(graph, FAT_BYTES, 4)
+    assert joint_cut(graph, costs, floor_of(graph, costs).nbytes // 20, cut, 10.0) is None
+
+
+def test_chains_too_short_to_be_cut_stay_whole_without_a_solver(
+    graph: StepGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joint, "Formulation", None)
+    monkeypatch.setattr(stage_groups, "COUNTS", (1,))
+    costs, cut = by_bytes(graph), cut_fat(graph, FAT_BYTES, 4)
+    assert joint_cut(graph, costs, 1 << 30, cut, 10.0) == cut.changed_all(1)

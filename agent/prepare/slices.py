@@ -446,9 +446,8 @@ class _Ways:
         ways = first_cuts(next(iter(self.graphs.values())), self.ram_bytes - self.device.base_bytes)
         least = self.known_joules if self.best is None else min(self.known_joules, self.best.joules)
         if math.isfinite(least):
-            joint = self._joint(
-                self._uniform(ways[-1:])
-            )  # chains of the fattest operators: above the floor they save most
+            # Of the chains of the fattest operators alone: above the floor they save most.
+            joint = self._joint(self._uniform(ways[-1:]))
             self._plan_likely(joint, least)
             # What costs more than its estimate promised: then kernels here are not what the model took them for.
             if joint and all(found.joules >= least for found in self.starts):

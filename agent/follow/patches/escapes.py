@@ -57,6 +57,9 @@ _ARRAY_INTERFACE = 3
 _COUNT, _DATA_TYPE = 1, 2
 """Arguments of a reader's `get_storage_from_record`, after the name."""
 
+_LEAST_LOADED_BYTES = 64 << 10
+"""Less stays where it was loaded: states of generators (5 KB), which C++ reads past the dispatcher, among it."""
+
 _LOADED_TWICE = 2
 """A storage that is loaded is there twice for a moment."""
 
@@ -222,7 +225,7 @@ class Escapes:
     def _storage_loaded(self, method: Callable[..., Any], reader: Any, args: Any, kwargs: Any) -> Any:
         """Return what `torch.load` asks a file for, in memory that can leave: what the reader allocates cannot be resized."""
         nbytes = args[_COUNT] if args[_DATA_TYPE:] == (torch.UntypedStorage,) else 0
-        if nbytes < self._table.smallest_bytes:
+        if nbytes < max(_LEAST_LOADED_BYTES, self._table.smallest_bytes):
             return method(reader, *args, **kwargs)
         with self._follower.working_on((), _LOADED_TWICE * nbytes, "torch.load"):
             loaded = method(reader, *args, **kwargs)

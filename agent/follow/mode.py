@@ -84,7 +84,6 @@ class Follower:
         self._fetched_to = 0
         self._escaped: list[Storage] = []
         self._escaped_before: list[Storage] = []
-        self._shown: Storage | None = None
 
     # -- one operator
 
@@ -382,9 +381,6 @@ class Follower:
             if self._process is not None:
                 self._process.end_segment()
             self._fetched_to = 0
-            if self._shown is not None:
-                self._escaped.append(self._shown)
-                self._shown = None
             for storage in self._escaped_before:
                 storage.pins -= 1
             self._escaped_before, self._escaped = self._escaped, []
@@ -538,17 +534,6 @@ class Follower:
         with self.lock:
             if tensor.layout is torch.strided:
                 self.table.of(tensor)
-            self.residency.make_room_if_possible()
-
-    def show(self, storage: Storage) -> None:
-        """Keep a storage resident until another is shown: `torch.save` asks for its size right before it writes its bytes."""
-        with self.lock:
-            self._wait_while_held()
-            if self._shown is not None:
-                self._shown.pins -= 1
-            storage.pins += 1
-            self._shown = storage
-            self.residency.bring([storage])
             self.residency.make_room_if_possible()
 
     # -- held from another thread: `agent.follow.exec.opportunistic`

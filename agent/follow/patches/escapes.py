@@ -48,7 +48,7 @@ _STORAGE_READS = (
     "bfloat16", "complex_float", "complex_double",
 )  # fmt: skip
 _STORAGE_WRITES = ("__setitem__", "copy_", "fill_", "_set_from_file")
-_STORAGE_SIZES = ("nbytes", "size", "__len__", "__sizeof__")
+_STORAGE_SIZES = ("nbytes", "size", "__len__")
 """Methods of a storage that would tell 0 for one that is away."""
 
 _ARRAY_INTERFACE = 3
@@ -62,8 +62,6 @@ _LEAST_LOADED_BYTES = 64 << 10
 
 _LOADED_TWICE = 2
 """A storage that is loaded is there twice for a moment."""
-
-_PASSED_ON = (torch.TypedStorage._size.__code__, torch.TypedStorage._data_ptr.__code__)
 
 _ASKING_FRAME = 2
 """From a guard: `guarded` is the first, then the one that calls the method."""
@@ -96,6 +94,7 @@ class Escapes:
         self._guard(torch.UntypedStorage, _STORAGE_READS, self._storage_read)
         self._guard(torch.UntypedStorage, _STORAGE_SIZES, self._storage_size)
         self._guard(torch.UntypedStorage, ("resize_",), self._storage_resize)
+        self._guard(torch._C.PyTorchFileWriter, ("write_record",), self._storage_saved)
         self._guard(torch._C.PyTorchFileReader, ("get_storage_from_record",), self._storage_loaded)
 
     def remove(self) -> None:
@@ -215,12 +214,14 @@ class Escapes:
 
     def _storage_size(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
         storage = self._table.known_storage(memory)
-        if storage is not None:
-            asking = _asking(sys._getframe(_ASKING_FRAME))
-            if compares_storages(asking) or _notes_size(asking):
-                return storage.nbytes
-            self._follower.show(storage)
-        return method(memory, *args, **kwargs)
+        return method(memory, *args, **kwargs) if storage is None else storage.nbytes
+
+    def _storage_saved(self, method: Callable[..., Any], writer: Any, args: Any, kwargs: Any) -> Any:
+        """Have what `torch.save` writes into a file there while it does; between its sizes and their contents anything may run."""
+        with contextlib.ExitStack() as stack:
+            for source in bare_storages_in(args, self._table):
+                stack.enter_context(self._follower.reading(source))
+            return method(writer, *args, **kwargs)
 
     def _storage_loaded(self, method: Callable[..., Any], reader: Any, args: Any, kwargs: Any) -> Any:
         """Return what `torch.load` asks a file for, in memory that can leave: what the reader allocates cannot be resized."""
@@ -269,14 +270,9 @@ def _is_an_array(tensor: torch.Tensor) -> bool:
 
 
 def _asking(frame: FrameType) -> FrameType:
-    """Return the frame that asks a storage, past the typed storages of torch's that only pass a question on."""
-    behind = frame.f_back if frame.f_code in _PASSED_ON else None
+    """Return the frame that asks a storage, past the typed one of torch's that only passes the question on."""
+    behind = frame.f_back if frame.f_code is torch.TypedStorage._data_ptr.__code__ else None
     return frame if behind is None else behind
-
-
-def _notes_size(frame: FrameType) -> bool:
-    """Tell whether `torch.save` asks for a size to note it in its pickle; it asks once more before it writes the bytes."""
-    return frame.f_code.co_filename == torch.serialization.__file__ and frame.f_code.co_name == "persistent_id"
 
 
 def _guarded(method: Callable[..., Any], guard: Guard) -> Callable[..., Any]:

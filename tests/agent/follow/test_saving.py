@@ -93,3 +93,20 @@ def test_a_damaged_file_is_the_error_that_it_is_without(tmp_path: Path) -> None:
     with budget(tensors=LIMIT_BYTES, page_dir=tmp_path), pytest.raises(RuntimeError) as within:
         torch.load(tmp_path / "plain")
     assert str(within.value) == str(without.value)
+
+
+def test_what_left_since_its_size_was_asked_is_written(tmp_path: Path) -> None:
+    """As where another thread trains or saves in between."""
+    model = layers(2)
+    with budget(tensors=LAYER_BYTES * 3 // 2, page_dir=tmp_path):
+        for layer in model:
+            with torch.no_grad():
+                layer(torch.ones(1, 256))
+        first = model[0].weight.untyped_storage()
+        nbytes = first.nbytes()
+        torch.save(model[1].weight, tmp_path / "other")
+        assert allocated_bytes(first) == 0 < nbytes
+        writer = torch._C.PyTorchFileWriter(str(tmp_path / "one"))
+        writer.write_record("data/0", first, nbytes)
+        writer.write_end_of_file()
+    assert torch._C.PyTorchFileReader(str(tmp_path / "one")).get_record("data/0") == bytes(first)

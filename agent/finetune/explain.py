@@ -3,8 +3,6 @@
 The model is laid out without memory and run forward once on no values: what autograd keeps for the backward pass is counted.
 """
 
-import itertools
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,6 @@ from agent.finetune.options import FinetuneOptions
 from agent.finetune.room import MOMENTS, WORKING_BYTES, rows_that_fit
 from agent.finetune.steering import CHECKPOINT_S
 from agent.finetune.task import Task
-from agent.finetune.text.sequence_file import TokenSequence
 from agent.finetune.text.tokenizing import TokenizerHere, Tokenizing
 from agent.finetune.training import count_updates
 from agent.follow.storages import SMALLEST_BYTES
@@ -112,7 +109,7 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: Tokenizing | No
     folder = Path(options.model)
     data = (tokenizer or TokenizerHere(options)).tokenized()
     task, split = data.task, data.split
-    lengths = _lengths(itertools.chain(split.train, split.held_out))
+    lengths = split.lengths
     longest = lengths.longest
     files = weight_files(folder)
     model = outline(folder, task)
@@ -245,26 +242,3 @@ def _one_forward(model: Any, options: FinetuneOptions, task: Task, length: int, 
 def _ends(trained: dict[str, Any]) -> tuple[str, ...]:
     """Return the ends of the names of the layers that get adapters; () where everything is trained."""
     return tuple(sorted({name.split(".lora_")[0].rpartition(".")[2] for name in trained if ".lora_" in name}))
-
-
-@dataclass(slots=True)
-class _Lengths:
-    """Of sequences, in tokens; `learned` in all."""
-
-    tokens: int = 0
-    learned: int = 0
-    shortest: int = 0
-    longest: int = 0
-    longest_source: int = 0
-
-
-def _lengths(sequences: Iterable[TokenSequence]) -> _Lengths:
-    found = _Lengths()
-    for sequence in sequences:
-        length = len(sequence.tokens)
-        found.tokens += length
-        found.learned += sequence.learned
-        found.shortest = min(found.shortest or length, length)
-        found.longest = max(found.longest, length)
-        found.longest_source = max(found.longest_source, len(sequence.source or ()))
-    return found

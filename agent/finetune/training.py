@@ -98,14 +98,11 @@ def finetune(
         )
     base = BaseRecord.of(options)
     room = Room(options)
-    longest = longest_source = largest = 0
-    for sequence in itertools.chain(split.train, split.held_out):
-        longest = max(longest, len(sequence.tokens))
-        longest_source = max(longest_source, len(sequence.source or ()))
-        largest = max(largest, *(max(tokens) for tokens in (found.prompt, sequence.tokens, sequence.source) if tokens))
+    longest = split.lengths.longest
+    largest = max((split.lengths.largest_token, *found.prompt))
 
     def check(model: Any) -> None:
-        check_takes(model, max(longest, longest_source), largest)
+        check_takes(model, max(longest, split.lengths.longest_source), largest)
         if options.base is not None:
             room.check_least(
                 LearnedLoss(model, options.head_rows, task.kind, autocast=options.autocast), options.batch * longest

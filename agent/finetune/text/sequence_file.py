@@ -122,10 +122,36 @@ class StoredSequences(Sequence[TokenSequence]):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Of sequences, in tokens; `learned` in all. `largest_token`: the greatest number of one, which a model must know."""
+
+    tokens: int = 0
+    learned: int = 0
+    shortest: int = 0
+    longest: int = 0
+    longest_source: int = 0
+    largest_token: int = 0
+
+    def beside(self, sequence: TokenSequence) -> "Lengths":
+        """Return those of one sequence more."""
+        length, source = len(sequence.tokens), sequence.source or ()
+        return Lengths(
+            self.tokens + length,
+            self.learned + sequence.learned,
+            min(self.shortest or length, length),
+            max(self.longest, length),
+            max(self.longest_source, len(source)),
+            max(self.largest_token, *sequence.tokens, *source),
+        )
+
+
 class SequenceWriter:
     """Writes sequences to the end of an empty file."""
 
     def __init__(self, file: SequenceFile) -> None:
+        self.lengths = Lengths()
+        """Of all that were added."""
         self._stored = StoredSequences(file, array(_PLACE), array(_PLACE), array(_SUM))
         self._waiting = bytearray()
         self._written = 0
@@ -137,6 +163,7 @@ class SequenceWriter:
             self._stored.begins.append(self._written + len(self._waiting))
             self._stored.sizes.append(len(content))
             self._stored.sums.append(zlib.crc32(content))
+            self.lengths = self.lengths.beside(sequence)
             self._waiting += content
             if len(self._waiting) >= _WRITTEN_BYTES:
                 self._write()

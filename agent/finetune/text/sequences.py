@@ -17,6 +17,7 @@ from agent.finetune.text.records import Record
 from agent.finetune.text.sequence_file import (
     IGNORED,
     TOKEN,
+    Lengths,
     SequenceFile,
     SequenceWriter,
     StoredSequences,
@@ -38,13 +39,14 @@ _MASKED_SHARE, _HIDDEN_SHARE, _REPLACED_SHARE = 0.15, 0.8, 0.1
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Sequences to train on and to look at only. `skipped`: records whose prompt alone fills a sequence, an encoder's or one for both.
+    """Sequences to train on and to look at only, and the `lengths` of all. `skipped`: records whose prompt alone fills a sequence, an encoder's or one for both.
 
     `unwritten`: conversations that the tokenizer's chat template refuses, `first_unwritten` which and why.
     """
 
     train: StoredSequences
     held_out: StoredSequences
+    lengths: Lengths
     skipped: int
     unwritten: int = 0
     first_unwritten: str = ""
@@ -101,7 +103,8 @@ def split_sequences(
             f"no sequence is left to train on: {skipped} of {len(records)} records have a prompt of {longest} tokens or "
             "more; raise --seq-len"
         )
-    return Split(stored.those(order[held:]), stored.those(order[:held]), skipped, unwritten, first_unwritten)
+    train, held_out = stored.those(order[held:]), stored.those(order[:held])
+    return Split(train, held_out, writer.lengths, skipped, unwritten, first_unwritten)
 
 
 def _packed(texts: Iterator[Record], tokenizer: Any, longest: int) -> Iterator[TokenSequence]:

@@ -11,7 +11,15 @@ import pytest
 
 from agent.finetune.options import FinetuneError
 from agent.finetune.text import sequence_file
-from agent.finetune.text.sequence_file import TOKEN, SequenceFile, SequenceWriter, StoredSequences, TokenSequence
+from agent.finetune.text.sequence_file import (
+    IGNORED,
+    TOKEN,
+    Lengths,
+    SequenceFile,
+    SequenceWriter,
+    StoredSequences,
+    TokenSequence,
+)
 from tests.agent.follow.page_files import largest_file
 
 _ADDS_TWO = """
@@ -42,6 +50,13 @@ def test_they_are_read_as_written_in_any_order(tmp_path: Path, monkeypatch: pyte
     assert list(found.those([8, 0])) == [found[8], found[0]] == [*found[8:], *found[:1]]
     assert found[-1] == found[8] and found == stored(tmp_path, 9) != stored(tmp_path, 8)
     assert not list(tmp_path.iterdir()), "the file has no name"
+
+
+def test_lengths_are_counted_as_they_are_written(tmp_path: Path) -> None:
+    writer = SequenceWriter(SequenceFile.beside(tmp_path / "out"))
+    tokens, labels = array(TOKEN, [4, 7, 2]), array(TOKEN, [IGNORED, IGNORED, 2])
+    writer.add([TokenSequence(tokens, labels, source=array(TOKEN, [9, 1])), sequence(5, 1)])
+    assert writer.lengths == Lengths(tokens=5, learned=2, shortest=2, longest=3, longest_source=2, largest_token=9)
 
 
 def test_a_process_writes_what_the_one_before_it_reads(tmp_path: Path) -> None:

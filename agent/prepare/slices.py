@@ -6,7 +6,7 @@ What is rewritten is first run beside the original in a process of its own, with
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -457,11 +457,13 @@ class _Ways:
         uniform = self._uniform(ways)
         self._plan_each(self._promising(self._joint(uniform), math.inf, MOST_STARTS))
         if not self.starts:
-            self._plan_uniform([way for way in uniform if next(iter(self._applied(way))).replacements])
+            self._plan_uniform([way for way in uniform if self._first_cut(way).replacements])
 
     def _plan_likely(self, ways: list[dict[str, Cut]], least: float) -> None:
         """Plan those that may cost less than `least` by estimates, and do not have too many operators."""
-        few = [way for way in ways if next(iter(self._applied(way))).replacements and not self._has_many_ops(way)]
+        few = [
+            way for way in ways if (cut := self._first_cut(way)).replacements and len(cut.graph.ops) <= self.many_ops
+        ]
         self._plan_each(self._promising(few, NEAR * ESTIMATED_HIGH * least, MOST_STARTS))
 
     def _plan_uniform(self, ways: list[dict[str, Cut]]) -> None:
@@ -469,7 +471,7 @@ class _Ways:
         fitting = self._fitting(ways)
         if ways and not fitting:
             self.finest = self._unmeasured(min(ways, key=self._bare_floor))
-        few = [way for way in fitting if not self._has_many_ops(way)]
+        few = [way for way in fitting if len(self._first_cut(way).graph.ops) <= self.many_ops]
         likely = self._promising(few, math.inf, MOST_STARTS)
         rest = [way for way in few if not any(way is one for one in likely)]
         for some in (likely, rest, [way for way in fitting if not any(way is one for one in few)]):
@@ -500,12 +502,10 @@ class _Ways:
                 found.append({other: cut.changed_all(most) for other, cut in way.items()} | {name: chosen})
         return self._fitting(found)
 
-    def _has_many_ops(self, way: Mapping[str, Cut]) -> bool:
-        """Say whether the first graph has too many operators in a way to be planned beside others."""
-        return len(next(iter(self._applied(way))).graph.ops) > self.many_ops
-
-    def _applied(self, way: Mapping[str, Cut]) -> Iterator[Rewritten]:
-        return (cut.applied(self.graphs[name]) for name, cut in way.items())
+    def _first_cut(self, way: Mapping[str, Cut]) -> Rewritten:
+        """Return the first graph cut in a way."""
+        name, cut = next(iter(way.items()))
+        return cut.applied(self.graphs[name])
 
     def _fitting(self, ways: list[dict[str, Cut]]) -> list[dict[str, Cut]]:
         """Return the ways that may have a plan: comparing others, of a large head say, takes minutes and tells nothing."""

@@ -106,7 +106,6 @@ class Columns:
         self.byte_scale = (problem.ram_bytes or sum(t.nbytes for t in problem.tensors) or 1) / 100.0
         self.joule_scale = _joule_scale(problem)
         self.second_scale = problem.base_seconds / 100.0 or 1.0
-        self.gap_at = problem.gap_at
         self.access_sets = [frozenset(t.accesses) for t in problem.tensors]
         self.fixed_gaps = _fixed_gaps(problem) - {choice.gap for choice in self.include.choices}
         fastest_s = problem.base_seconds + sum(min(one.seconds for one in g.alternatives) for g in problem.groups)
@@ -162,7 +161,7 @@ class Columns:
         if stage in self.access_sets[tensor]:
             there = stage != info.birth and info.version_before(stage) == version
             return None if there else []
-        g = self.gap_at[tensor].get(stage)
+        g = problem.gap_at(tensor, stage)
         if g is None or problem.gaps[g].version != version:
             return []
         if not problem.gaps[g].dead and g not in self.gaps:
@@ -192,9 +191,10 @@ class Columns:
                 for s, v in columns.recompute.items():
                     yield gap.tensor, s % problem.size, rematerialization, v
         for (i, s), v in self.intermediates.items():
-            rematerialization = problem.tensors[i].rematerializations[problem.gaps[self.gap_at[i][s]].version]
-            if rematerialization is not None:
-                yield i, s, rematerialization, v
+            g = problem.gap_at(i, s)
+            how = None if g is None else problem.tensors[i].rematerializations[problem.gaps[g].version]
+            if how is not None:
+                yield i, s, how, v
 
     def source_columns(self) -> Iterator[tuple[Rematerialization, int]]:
         """Yield (rematerialization, column) of every m."""
@@ -346,7 +346,7 @@ def define_intermediates(f: Columns) -> None:
 
 def _offer_intermediate(f: Columns, i: int, s: int, depth: float, limit: int | None, reach: dict[int, float]) -> bool:
     """Create c[i, s] if it makes sense there; say whether its own inputs must be looked at (again)."""
-    g = f.gap_at[i].get(s)
+    g = f.problem.gap_at(i, s)
     if g is None or (g not in f.gaps and not f.problem.gaps[g].dead):
         return False
     gap = f.problem.gaps[g]

@@ -33,7 +33,7 @@ def _present(problem: Problem, chosen: dict[int, Choice], tensor: int, stage: in
     """
     if stage in problem.found_versions[tensor]:
         return stage != problem.tensors[tensor].birth
-    g = problem.gap_at[tensor].get(stage)
+    g = problem.gap_at(tensor, stage)
     if g is None or problem.gaps[g].dead:
         return False
     at = stage if stage > problem.gaps[g].after else stage + problem.size

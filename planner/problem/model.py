@@ -6,6 +6,7 @@ tensors (weights, optimizer state) wrap around the end of the step. Nothing here
 """
 
 import enum
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -294,14 +295,27 @@ class Problem:
             lists[gap.tensor].append(g)
         return tuple(map(tuple, lists))
 
+    def gap_at(self, tensor: int, stage: int) -> int | None:
+        """Return the gap in which a tensor is idle at a stage; None where it is not."""
+        bounds, gaps = self._idle[tensor]
+        return gaps[bisect_right(bounds, stage)]
+
     @cached_property
-    def gap_at(self) -> tuple[Mapping[int, int], ...]:
-        """Per tensor: stage in which it is idle -> its gap."""
-        found: list[dict[int, int]] = [{} for _ in self.tensors]
+    def _idle(self) -> tuple[tuple[tuple[int, ...], tuple[int | None, ...]], ...]:
+        """Per tensor: the stages from which on another gap covers it or none does, and before and from each of them the gap, if any.
+
+        Of thousands of tensors and stages, a table of all of them takes hundreds of megabytes.
+        """
+        found: list[tuple[list[int], list[int | None]]] = [([], [None]) for _ in self.tensors]
         for g, gap in enumerate(self.gaps):
-            found[gap.tensor].update(dict.fromkeys(range(gap.after + 1, min(gap.before, self.size)), g))
-            found[gap.tensor].update(dict.fromkeys(range(max(gap.after + 1 - self.size, 0), gap.before - self.size), g))
-        return tuple(found)
+            bounds, gaps = found[gap.tensor]
+            bounds += (gap.after + 1, min(gap.before, self.size))
+            gaps += (g, None)
+            if gap.before > self.size:
+                gaps[0] = g
+                bounds.insert(0, gap.before - self.size)
+                gaps.insert(1, None)
+        return tuple((tuple(bounds), tuple(gaps)) for bounds, gaps in found)
 
     @cached_property
     def found_versions(self) -> tuple[Mapping[int, int], ...]:

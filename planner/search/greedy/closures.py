@@ -48,7 +48,7 @@ class Closures:
 
         Before `stage`; None where it cannot be done.
         """
-        tensors, gap_at, resident = self.problem.tensors, self.problem.gap_at, self.decisions.resident
+        tensors, resident = self.problem.tensors, self.decisions.resident
         found: dict[int, int] = {}
         reads: set[int] = set()
         stack = list(roots.items())
@@ -64,7 +64,7 @@ class Closures:
                 elif resident(u, v, stage):
                     reads.add(u)
                 else:
-                    g = gap_at[u].get(stage)
+                    g = self.problem.gap_at(u, stage)
                     if g is None or self.problem.gaps[g].version != v or len(found) >= self.chain_limit:
                         return None
                     found[u] = v
@@ -95,7 +95,7 @@ class Closures:
         tensor = self.problem.gaps[g].tensor
         if not self.read_at[tensor]:
             return []
-        there = (s for s in self.read_at[tensor] if self.decisions.gap_at[tensor].get(s) == g)
+        there = (s for s in self.read_at[tensor] if self.problem.gap_at(tensor, s) == g)
         return sorted(self.decisions.unrolled(g, s) for s in there)
 
     def without(self, g: int, stage: int, readers: list[int]) -> dict[int, Versions] | None:

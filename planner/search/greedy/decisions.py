@@ -18,7 +18,6 @@ class Decisions:
         """Gap -> stages in which its tensor is idle."""
         self.ready = [page_out_ready(problem, gap, None) for gap in problem.gaps]
         """Gap -> the earliest stage at which its tensor can be back from a page."""
-        self.gap_at = problem.gap_at
 
     @contextlib.contextmanager
     def supposing(self, choice: Choice) -> Iterator[None]:
@@ -35,7 +34,7 @@ class Decisions:
 
     def resident(self, tensor: int, version: int, stage: int) -> bool:
         """Say whether `version` of `tensor` is there when `stage` starts."""
-        g = self.gap_at[tensor].get(stage)
+        g = self.problem.gap_at(tensor, stage)
         if g is None:
             found = self.problem.found_versions[tensor].get(stage)
             return found == version and stage != self.problem.tensors[tensor].birth

@@ -115,11 +115,10 @@ class GreedySearch:
         if self._wears(choice):
             self.added.written_bytes -= self.decisions.paged_bytes(choice)
         self._free(choice, -1)
-        idle = self.decisions.gap_at[gap.tensor]
         touched = {
             stage
             for stage, found in self.closures.intermediates.items()
-            if gap.tensor in found and idle.get(stage) == choice.gap
+            if gap.tensor in found and self.problem.gap_at(gap.tensor, stage) == choice.gap
         }
         if choice.fate is Fate.RECOMPUTE:
             at = choice.stage % self.problem.size

@@ -113,5 +113,5 @@ def test_where_a_tensor_is_idle_or_found_is_looked_up_by_stage() -> None:
             idle = {
                 s % made.size: g for g in made.gaps_of[i] for s in range(made.gaps[g].after + 1, made.gaps[g].before)
             }
-            assert made.gap_at[i] == idle
+            assert [made.gap_at(i, s) for s in range(made.size)] == [idle.get(s) for s in range(made.size)]
             assert made.found_versions[i] == {s: tensor.version_before(s) for s in tensor.accesses}

@@ -27,7 +27,7 @@ def test_a_gap_around_the_end_is_one() -> None:
     problem = chain()
     decisions, g = Decisions(problem), gap_of(problem, WEIGHT, 4)
     decisions.choices[g] = choice = Choice(g, 7, Fate.PAGE)
-    assert [decisions.gap_at[WEIGHT][stage] for stage in (5, 0)] == [g, g]
+    assert [problem.gap_at(WEIGHT, stage) for stage in (5, 0)] == [g, g]
     assert decisions.freed(choice) == [slice(5, 6), slice(0, 1)]
     assert decisions.unrolled(g, 0) == 6 and not decisions.resident(WEIGHT, 0, 0)
 

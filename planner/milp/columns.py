@@ -191,8 +191,8 @@ class Columns:
                 for s, v in columns.recompute.items():
                     yield gap.tensor, s % problem.size, rematerialization, v
         for (i, s), v in self.intermediates.items():
-            g = problem.gap_at(i, s)
-            how = None if g is None else problem.tensors[i].rematerializations[problem.gaps[g].version]
+            idle = problem.gap_at(i, s)
+            how = None if idle is None else problem.tensors[i].rematerializations[problem.gaps[idle].version]
             if how is not None:
                 yield i, s, how, v
 

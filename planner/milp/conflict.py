@@ -4,6 +4,7 @@ An elastic phase over the limits that a user can move.
 """
 
 import enum
+from array import array
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -67,7 +68,7 @@ def _elastic(model: LinearModel) -> tuple[LinearModel, dict[str, int]]:
     """
     elastic = replace(
         model, names=model.names.copy(), cost=[0.0] * model.columns, lower=model.lower.copy(),
-        upper=model.upper.copy(), integral=model.integral.copy(), row_start=[0], index=[], value=[],
+        upper=model.upper.copy(), integral=model.integral.copy(), row_start=[0], index=array("i"), value=array("d"),
         row_lower=[], row_upper=[], row_names=[], impossible={},
     )  # fmt: skip
     slack_of: dict[str, int] = {}

@@ -9,6 +9,7 @@ import enum
 import shutil
 import tempfile
 import time
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,8 +54,9 @@ class LinearModel:
     upper: list[float] = field(default_factory=list)
     integral: list[bool] = field(default_factory=list)
     row_start: list[int] = field(default_factory=lambda: [0])
-    index: list[int] = field(default_factory=list)
-    value: list[float] = field(default_factory=list)
+    index: "array[int]" = field(default_factory=lambda: array("i"))
+    value: "array[float]" = field(default_factory=lambda: array("d"))
+    """Of each row's terms: column and factor. There are many more than columns or rows."""
     row_lower: list[float] = field(default_factory=list)
     row_upper: list[float] = field(default_factory=list)
     row_names: list[str] = field(default_factory=list)

@@ -224,10 +224,13 @@ def _gap_loads(f: Columns) -> list[list[Term]]:
     for g, columns in f.gaps.items():
         gap, tensor = problem.gaps[g], problem.tensors[problem.gaps[g].tensor]
         nbytes, packing = tensor.nbytes / f.byte_scale, tensor.packing(gap.version)
+        held = {v: (v, nbytes) for v in (columns.keep, *columns.presence.values())}
+        packed = (
+            [] if columns.packed is None or packing is None else [(columns.packed, packing.packed_bytes / f.byte_scale)]
+        )
         for s in range(gap.after + 1, gap.before):
-            loads[s % size].append((columns.presence.get(s, columns.keep), nbytes))
-            if columns.packed is not None and packing is not None:
-                loads[s % size].append((columns.packed, packing.packed_bytes / f.byte_scale))
+            loads[s % size].append(held[columns.presence.get(s, columns.keep)])
+            loads[s % size] += packed
         _add_transfer_loads(f, gap, columns, loads)
         add_overlap_loads(f, gap, columns, loads)
         _add_stored_loads(f, gap, columns, loads)

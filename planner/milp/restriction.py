@@ -4,6 +4,7 @@ A solver's own presolve finds this too, but goes through the whole model for it 
 a column whose bounds are equal is a number, a row in one column is a bound, and a row that its columns' bounds keep is none.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -89,7 +90,7 @@ class Restriction:
         model = LinearModel(
             cost=self._cost[columns].tolist(), lower=part.lower[columns].tolist(), upper=part.upper[columns].tolist(),
             integral=self._integral[columns].tolist(), row_start=[0, *np.cumsum(lengths).tolist()],
-            index=np.searchsorted(columns, part.column).tolist(), value=part.factor.tolist(),
+            index=array("i", np.searchsorted(columns, part.column).astype(np.int32).tobytes()), value=array("d", part.factor.tobytes()),
             row_lower=part.row_lower[rows].tolist(), row_upper=part.row_upper[rows].tolist(),
             impossible=self._impossible | {f"row {row}": missed for row, missed in part.missed.items()},
             offset=float(self._cost @ values),

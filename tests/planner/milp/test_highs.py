@@ -45,7 +45,7 @@ def test_columns_that_repeat_in_a_row_are_added_up() -> None:
     model = LinearModel()
     x = model.column("x", -1.0, upper=np.inf)
     model.row("r", [(x, 1.0), (x, 1.0)], -np.inf, 6.0)
-    assert (model.index, model.value, model.row_start) == ([x], [2.0], [0, 1])
+    assert ([*model.index], [*model.value], model.row_start) == ([x], [2.0], [0, 1])
     assert HighsSession(model).run(10.0).objective == pytest.approx(-3.0)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from agent.finetune.options import FinetuneError
+from agent.follow.kept_comparisons import KeptComparisons
 from planner.ir.tensor_bytes import same_bits
 
 LEAST_ROWS = 16
@@ -72,7 +73,7 @@ class HeadRows:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, most: int) -> None:
         """`weight`: [outputs, width], whose shape and data type count; `bias`: whether there is one."""
         (self._outputs, self._width), self._dtype, self._biased = weight.shape, weight.dtype, bias is not None
-        self.most = most
+        self.most, self._comparisons = most, KeptComparisons()
         self._blocks: dict[int, list[tuple[int, int]]] = {}
         """By the number of all rows."""
 
@@ -88,7 +89,12 @@ class HeadRows:
         tried = [at_once for at_once in AT_ONCE if at_once <= self.most]
         for at_once in tried:
             blocks = head_row_blocks(rows, at_once)
-            if self._has_bits_of_whole(blocks):
+            form = "head_rows", self._outputs, self._width, self._dtype, self._biased, tuple(blocks)
+            equal = self._comparisons.get(form)
+            if equal is None:
+                equal = self._has_bits_of_whole(blocks)
+                self._comparisons.note(form, equal=equal)
+            if equal:
                 return blocks
         raise FinetuneError(
             f"the head's product of {rows} rows has other bits in blocks of {' or '.join(map(str, tried))} rows on this device, and the "

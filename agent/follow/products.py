@@ -3,8 +3,8 @@
 A language model's head is often the largest tensor there is. Where it is a mapping of a safetensors file, a block of it is
 read where it lies, and its pages go back before the next block: the whole is never resident. Columns of a product are
 independent of each other, and kernels that compute them in wide blocks give the bits of the whole; whether they do is seen
-on this machine first, for each shape, layout, data type and number of threads (`_equal_in_blocks`). Else the product is
-run whole.
+on this machine first, for each shape, layout, data type and number of threads (`_equal_in_blocks`), and kept for the next
+process. Else the product is run whole.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from agent.follow.kept_comparisons import KeptComparisons
 from agent.follow.storages import Storage, StorageTable, address_of, drop_mapping, read_ahead, span, untyped_storage
 from planner.ir.tensor_bytes import same_bits
 
@@ -157,7 +158,7 @@ class MappedProducts:
     def __init__(self, table: StorageTable, make_room: Callable[[int], object]) -> None:
         """`make_room` is called with the bytes that a comparison takes, before it is made."""
         self._table, self._make_room = table, make_room
-        self._equal: dict[tuple[Any, ...], bool] = {}
+        self._equal = KeptComparisons()
 
     def of(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_bytes: float) -> MappedProduct | None:
         """Return the call as a product that may run in blocks; None where it may, or has to, run whole."""
@@ -181,20 +182,23 @@ class MappedProducts:
             step *= 2
         if 2 * step > columns:
             return None
-        form = (func, *map(_form, args), *map(_form, kwargs.values()), step, torch.get_num_threads())
-        if not self._equal.get(form, True):
+        form = (func, *map(_form, args), *map(_form, kwargs.values()), step)
+        if self._equal.get(form) is False:
             return None
         return MappedProduct(func, tuple(args), kwargs, storage, step, form)
 
     def has_bits_of_whole(self, product: MappedProduct) -> bool:
         """Tell whether a product may run in blocks; compares where none of its form has come. All but its weight is resident."""
-        if product.form not in self._equal:
-            self._make_room(product.compared_bytes)
-            try:
-                self._equal[product.form] = _equal_in_blocks(product)
-            except OSError:  # no address space to compare in
-                self._equal[product.form] = False
-        return self._equal[product.form]
+        known = self._equal.get(product.form)
+        if known is not None:
+            return known
+        self._make_room(product.compared_bytes)
+        try:
+            equal = _equal_in_blocks(product)
+        except OSError:  # no address space to compare in, this time
+            return False
+        self._equal.note(product.form, equal=equal)
+        return equal
 
     def _others_would_leave(self, nbytes: int, limit_bytes: float) -> bool:
         """Tell whether `nbytes` find room only where tensors leave that are in no file and may have to be written."""

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from agent.finetune.libraries import Conv1D
+from agent.follow.kept_comparisons import KeptComparisons
 from agent.follow.products import column_blocks, tells_orders_apart
 from agent.follow.storages import address_of
 from agent.packing.grids import NF4_LEVELS, GridMatrix, QuantizationGrid, decode
@@ -180,7 +181,7 @@ _WHOLE: dict[str, Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]] = {
 }
 """What the operators below compute, as plain PyTorch does."""
 
-_equal_in_blocks: dict[tuple[Any, ...], bool] = {}
+_equal_in_blocks = KeptComparisons()
 
 
 def _product(
@@ -188,13 +189,14 @@ def _product(
     dtype: torch.dtype,
 ) -> torch.Tensor:  # fmt: skip
     """Return a product by blocks, or whole where this form has not been compared yet, or differs."""
-    form = (name, flat.shape, flat.stride(), codes.shape, grid, dtype, bias is None, torch.get_num_threads())
+    form = (name, flat.shape, flat.stride(), codes.shape, grid, dtype, bias is None)
     blockwise = getattr(torch.ops.port_agent, name)
-    if not _equal_in_blocks.get(form, False):
+    known = _equal_in_blocks.get(form)
+    if not known:
         whole = _WHOLE[name](flat, torch.ops.port_agent.grid_decode(codes, scales, grid.value, dtype), bias)
-        if form not in _equal_in_blocks and tells_orders_apart(flat):
+        if known is None and tells_orders_apart(flat):
             parts = blockwise(flat, codes, scales, bias, grid.value, dtype)
-            _equal_in_blocks[form] = same_bits(whole, parts)
+            _equal_in_blocks.note(form, equal=same_bits(whole, parts))
         return whole
     made: torch.Tensor = blockwise(flat, codes, scales, bias, grid.value, dtype)
     return made

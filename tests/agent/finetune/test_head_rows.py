@@ -1,5 +1,6 @@
 """Blocks of rows are those whose products have the bits of all rows at once here; where none have them, it is said."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,11 @@ from torch.nn import functional as F
 from agent.finetune import head_rows
 from agent.finetune.head_rows import LEAST_ROWS, HeadRows, head_row_blocks, works_by_element
 from agent.finetune.options import FinetuneError
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -78,6 +84,9 @@ def test_a_number_of_rows_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(HeadRows, "_has_bits_of_whole", lambda self, blocks: not compared.append(blocks[-1][1]))
     rows = HeadRows(torch.empty(500, 32), None, most=16)
     assert rows.blocks(64) == rows.blocks(64) != rows.blocks(96) and compared == [64, 96]
+    assert HeadRows(torch.empty(500, 32), None, most=16).blocks(96) == rows.blocks(96) and compared == [64, 96]
+    HeadRows(torch.empty(500, 48), None, most=16).blocks(96)
+    assert compared == [64, 96, 96]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -29,6 +29,11 @@ def head(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> torch
     return load_file(tmp_path / "model.safetensors")["head"]
 
 
+@pytest.fixture(autouse=True)
+def _nothing_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 asked_for: list[int] = []
 """Room for comparisons."""
 
@@ -116,8 +121,28 @@ def test_what_differs_in_blocks_runs_whole(head: torch.Tensor, monkeypatch: pyte
     table = StorageTable(1 << 10)
     table.of(head)
     x = torch.randn(ROWS, INNER).to(head.dtype)
-    assert product_of(table, torch.ops.aten.mm.default, (x, head.t()), LIMIT_BYTES) is None
+    for _ in range(2):  # the second time as the next process does
+        assert product_of(table, torch.ops.aten.mm.default, (x, head.t()), LIMIT_BYTES) is None
     assert len(asked_for) == 1 and asked_for[0] > ROWS * COLUMNS * head.element_size()
+
+
+def test_without_room_to_compare_a_product_runs_whole_this_time(
+    head: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = StorageTable(1 << 10)
+    table.of(head)
+    call = torch.ops.aten.mm.default, (torch.randn(ROWS, INNER).to(head.dtype), head.t())
+    compared = products._equal_in_blocks
+
+    def no_room(product: MappedProduct) -> bool:
+        raise OSError
+
+    monkeypatch.setattr(products, "_equal_in_blocks", no_room)
+    assert product_of(table, *call, LIMIT_BYTES) is None
+    monkeypatch.setattr(products, "_equal_in_blocks", compared)
+    asked_for.clear()
+    product_of(table, *call, LIMIT_BYTES)
+    assert len(asked_for) == 1
 
 
 def test_a_followed_head_is_never_resident(head: torch.Tensor, tmp_path: Path) -> None:
@@ -151,7 +176,7 @@ def test_zeros_take_no_ram_until_they_are_written() -> None:
     "operand", [torch.zeros(ROWS, INNER), torch.full((ROWS, INNER), torch.inf)], ids=["zeros", "infinite"]
 )
 def test_an_operand_that_hides_the_order_of_sums_is_not_compared_with(
-    operand: torch.Tensor, head: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+    operand: torch.Tensor, head: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared: list[torch.Tensor] = []
     blocks = products._computed_blocks
@@ -163,7 +188,8 @@ def test_an_operand_that_hides_the_order_of_sums_is_not_compared_with(
     monkeypatch.setattr(products, "_computed_blocks", seen)
     table = StorageTable(1 << 10)
     table.of(head)
-    for x, itself in ((operand.to(head.dtype), False), (torch.randn(ROWS, INNER).to(head.dtype), True)):
+    for n, (x, itself) in enumerate(((operand.to(head.dtype), False), (torch.randn(ROWS, INNER).to(head.dtype), True))):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache{n}"))
         product_of(table, torch.ops.aten.mm.default, (x, head.t()), LIMIT_BYTES)
         assert (compared.pop() is x) == itself
 

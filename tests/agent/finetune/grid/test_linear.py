@@ -13,6 +13,7 @@ from agent.finetune.grid import linear as grid_linear
 from agent.finetune.grid.linear import GridConv1D, GridLinear, encode_weight
 from agent.finetune.libraries import Conv1D
 from agent.follow import rows
+from agent.follow.kept_comparisons import KeptComparisons
 from agent.packing import QuantizationGrid
 from agent.packing.grids import NF4_LEVELS
 
@@ -24,11 +25,25 @@ def layer_of(grid: QuantizationGrid, weight: torch.Tensor, bias: nn.Parameter | 
     return GridLinear(grid, *encode_weight(grid, weight), bias, weight.dtype)
 
 
+class Noted(KeptComparisons):
+    """What was compared, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[bool] = []
+
+    def note(self, form: object, *, equal: bool) -> None:
+        super().note(form, equal=equal)
+        self.found.append(equal)
+
+
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Noted:
     """Nothing is compared yet, and a weight of 640 x 512 is several blocks."""
-    monkeypatch.setattr(grid_linear, "_equal_in_blocks", {})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(grid_linear, "BLOCK_BYTES", 128 << 10)
+    monkeypatch.setattr(grid_linear, "_equal_in_blocks", noted := Noted())
+    return noted
 
 
 @each_grid
@@ -36,7 +51,11 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", [GridLinear, GridConv1D])
 @pytest.mark.parametrize("shape", [(1, 1, 512), (37, 512), (2, 64, 512)])
 def test_the_bits_are_those_of_a_plain_layer(
-    shape: tuple[int, ...], kind: type[GridLinear | GridConv1D], dtype: torch.dtype, grid: QuantizationGrid
+    shape: tuple[int, ...],
+    kind: type[GridLinear | GridConv1D],
+    dtype: torch.dtype,
+    grid: QuantizationGrid,
+    noted: Noted,
 ) -> None:
     torch.manual_seed(0)
     bias = nn.Parameter(torch.randn(640, dtype=dtype))
@@ -55,17 +74,17 @@ def test_the_bits_are_those_of_a_plain_layer(
             results.append((out.detach(), given.grad, layer.bias.grad))
             layer.bias.grad = None
         assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-    assert len(grid_linear._equal_in_blocks) == 2
+    assert len(noted.found) == 2
 
 
-def test_an_operand_that_hides_the_order_of_sums_settles_nothing() -> None:
+def test_an_operand_that_hides_the_order_of_sums_settles_nothing(noted: Noted) -> None:
     layer = layer_of(QuantizationGrid.NF4, torch.randn(256, 512))
-    assert torch.equal(layer(torch.zeros(3, 512)), torch.zeros(3, 256)) and not grid_linear._equal_in_blocks
+    assert torch.equal(layer(torch.zeros(3, 512)), torch.zeros(3, 256)) and not noted.found
     layer(torch.randn(3, 512))
-    assert len(grid_linear._equal_in_blocks) == 1
+    assert len(noted.found) == 1
 
 
-def test_where_blocks_would_differ_the_whole_is_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_blocks_would_differ_the_whole_is_multiplied(noted: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = layer_of(QuantizationGrid.NF4, torch.randn(256, 512))
     given = torch.randn(3, 512)
     expected = nn.functional.linear(given, layer.decoded())
@@ -73,7 +92,7 @@ def test_where_blocks_would_differ_the_whole_is_multiplied(monkeypatch: pytest.M
         grid_linear, "column_blocks", lambda columns, step: [(0, columns // 2)]
     )  # leaves half unwritten
     assert torch.equal(layer(given), expected) and torch.equal(layer(given), expected)
-    assert list(grid_linear._equal_in_blocks.values()) == [False]
+    assert noted.found == [False]
 
 
 @each_grid

@@ -1,0 +1,46 @@
+"""Whether calls give the same bits in blocks as whole, on this machine, kept for the next process.
+
+Comparing one takes as long as the call, twice: minutes for the products of a language model's head on a processor that does not
+multiply half precision. Another version of torch, processor, number of threads or setting of its arithmetic has answers of its own.
+A damaged file costs a comparison.
+"""
+
+import torch
+
+from planner.profiling.kept_costs import arithmetic, cache_folder, context, operator_key, read_kept, write_kept
+
+_FOLDER = "comparisons"
+
+
+class KeptComparisons:
+    """Answers by form: a call's operator, shapes, layouts, data types and whatever else may choose its kernel, with a `repr` of its own."""
+
+    def __init__(self) -> None:
+        self._found: dict[object, bool | None] = {}
+        """By form and the arithmetic of the time; None: never compared."""
+        self._kept: dict[object, dict[str, bool]] = {}
+
+    def get(self, form: object) -> bool | None:
+        """Return whether a call of this form was found equal; None where none was compared."""
+        key = form, arithmetic()
+        if key not in self._found:
+            self._found[key] = self._of_now().get(operator_key(form))
+        return self._found[key]
+
+    def note(self, form: object, *, equal: bool) -> None:
+        """Keep what a comparison found."""
+        self._found[form, arithmetic()] = equal
+        name = _name()
+        kept = read_kept(cache_folder(_FOLDER), name, dict[str, bool]) or {}
+        write_kept(cache_folder(_FOLDER), name, {**kept, operator_key(form): equal})
+
+    def _of_now(self) -> dict[str, bool]:
+        """Return the answers kept for the present arithmetic, read once."""
+        now = arithmetic()
+        if now not in self._kept:
+            self._kept[now] = read_kept(cache_folder(_FOLDER), _name(), dict[str, bool]) or {}
+        return self._kept[now]
+
+
+def _name() -> str:
+    return context(torch.get_num_threads(), 0, workspace_seen=False)

@@ -16,10 +16,10 @@ import xxhash
 from agent.backend.base import Backend
 from agent.backend.raw_bytes import placed, whole_bytes
 from agent.backend.staging import Staging
-from agent.train.checkpoint import StateStore
 from agent.train.executor import Executor
 from agent.train.pager import BURST, CHUNK, Pager
-from agent.train.resident_state import Persistents
+from agent.train.state.checkpoint import StateStore
+from agent.train.state.resident_state import Persistents
 from agent.train.step_paging import Scratch
 from agent.train.step_values import StepValues
 from benchmarks.models import Workload, make_optimizer

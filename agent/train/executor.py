@@ -18,9 +18,9 @@ from agent.backend.cpu_teams import CpuTeams
 from agent.backend.raw_bytes import whole_bytes
 from agent.backend.transfer_ring import TransferRing
 from agent.malloc import active
-from agent.train.checkpoint import StateStore
 from agent.train.packing.step import PackingStats, StepPacking
 from agent.train.pager import CorruptPageError, Pager, PagerStats
+from agent.train.state.checkpoint import StateStore
 from agent.train.step_paging import Scratch, StepPaging
 from agent.train.step_values import GraphChangedError, StepValues, check_layout
 from agent.train.transfers import StepTransfers, TransferWaits

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import torch
 
-from agent.train.resident_state import Persistents
+from agent.train.state.resident_state import Persistents
 from planner.ir.bundle.pruning import Pruning
 
 _CLASS_BITS = 15

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agent.system.atomic_file import atomic_stream
 from agent.system.checksum import RunningChecksum
-from agent.train.resident_state import Persistents, bundle_chunks
+from agent.train.state.resident_state import Persistents, bundle_chunks
 from planner.ir.bundle.bundle import Bundle
 from planner.ir.bundle.safetensors_io import encode, tensor_bytes
 from planner.ir.errors import ExitCode, PortError

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from agent.malloc import active
 from agent.system.locks import LockFile
-from agent.train.checkpoint import Commit
 from agent.train.pager import PageError
 from agent.train.result import check_result
+from agent.train.state.checkpoint import Commit
 from agent.train.trainer import Evaluation, StepEvent, Trainer, TrainOptions, step_message
 from agent.worker.blas_buffer import release_blas_buffer
 from agent.worker.control import Control, LeftOnRequest, Tell
@@ -111,8 +111,8 @@ class _Run:
         release_code_pages()
         tell(
             WorkerReady(
-                pid=os.getpid(), step=commit.step, total_steps=trainer.total_steps, plan=trainer.plan_index,
-                planned_peak_bytes=trainer.planned_peak_bytes, resident_bytes=resident_bytes(), start_peak_bytes=start_peak,
+                pid=os.getpid(), step=commit.step, total_steps=trainer.total_steps, plan=trainer.programs.plan_index,
+                planned_peak_bytes=trainer.programs.peak_bytes, resident_bytes=resident_bytes(), start_peak_bytes=start_peak,
             )
         )  # fmt: skip
         if trainer.store.damage:
@@ -147,10 +147,10 @@ class _Run:
         trainer, switch = self.trainer, self.control.take_plan()
         if switch is not None:
             trainer.use_plan(switch.plan)
-        reason = trainer.adapt_packing() if switch is None else switch.reason
+        reason = trainer.programs.adapt() if switch is None else switch.reason
         if switch is not None or reason:
             _limit_cache(trainer, new_plan=True)
-            self.tell(PlanSwitched(plan=trainer.plan_index, reason=reason))
+            self.tell(PlanSwitched(plan=trainer.programs.plan_index, reason=reason))
 
     def _finished(self) -> None:
         trainer, told, tell = self.trainer, self.told, self.tell
@@ -180,7 +180,7 @@ def _limit_cache(trainer: Trainer, *, new_plan: bool = False) -> None:
             allocator.reset_peak()
         devices = [c.device for c in trainer.bundle.costs.values()]
         base = max(d.base_bytes if d.host is None else d.host_base_bytes for d in devices)
-        allocator.set_limit(max(trainer.planned_peak_bytes - base, allocator.peak_live_bytes()))
+        allocator.set_limit(max(trainer.programs.peak_bytes - base, allocator.peak_live_bytes()))
 
 
 def _keep_no_freed_blocks() -> None:

@@ -9,8 +9,8 @@ import torch
 
 from agent.backend.base import Backend, Event
 from agent.backend.staging import Staging
-from agent.train.checkpoint import StateStore
 from agent.train.pager import Pager, Slot, Transfer, unnamed_page_file
+from agent.train.state.checkpoint import StateStore
 from agent.train.step_values import StepValues
 from planner.ir.costs import Codec
 from planner.ir.direct_io import padded

@@ -11,7 +11,7 @@ import torch
 from agent.backend.base import Backend
 from agent.backend.cpu import CpuBackend
 from agent.backend.raw_bytes import view, whole_bytes
-from agent.train.finite import NonFiniteError
+from agent.train.state.finite import NonFiniteError
 from planner.ir.devices.kinds import CPU
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, Value

@@ -6,7 +6,7 @@ The worker's inside; single-threaded but for the page thread.
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,38 +20,31 @@ from agent.backend.raw_bytes import placed
 from agent.backend.staging import Staging
 from agent.backend.transfer_ring import TransferRing
 from agent.packing.pages import ITEM_BYTES
-from agent.train.checkpoint import SLOTS, Commit, StateStore
 from agent.train.comparison import compare_step
 from agent.train.executor import Executor, StepReport
-from agent.train.finite import check_loss
-from agent.train.given_weights import GivenWeights
-from agent.train.packing.drift import PackingDrift
 from agent.train.packing.probe import PackingProbe
 from agent.train.pager import BURST, CHUNK, CorruptPageError, Pager, PagerStats, make_directory
+from agent.train.programs import Programs
 from agent.train.pruning import WeightPruning
-from agent.train.resident_state import Persistents, initial_contents
 from agent.train.result import save_result
 from agent.train.samples.bundled import Samples
 from agent.train.samples.incoming import Arrivals, DataError
+from agent.train.state.checkpoint import SLOTS, Commit, StateStore
+from agent.train.state.finite import check_loss
+from agent.train.state.given_weights import GivenWeights
+from agent.train.state.resident_state import Persistents, initial_contents
 from agent.train.step_paging import Scratch
-from agent.train.step_values import GraphChangedError
 from agent.worker.protocol import StateRecovered, StepDone
 from agent.worker.thread_room import check_thread_room
 from planner.ir.bundle.bundle import UPDATING, WHOLE_UPDATE, BucketSize, Bundle, batch_kind, graph_name, train_part
 from planner.ir.bundle.data_order import bucket_batches
-from planner.ir.costs import CostTable, Flash, by_version
+from planner.ir.costs import Flash
 from planner.ir.devices.kinds import CPU
 from planner.ir.devices.torch_device import generator_states, repeat_kernels, restore_generators
-from planner.ir.errors import PortError
 from planner.ir.graph import Phase, Role, storage_key
-from planner.ir.lowering.lower import lower
 from planner.ir.lowering.optimizer_scalars import OptimizerSpec, StepScalars
-from planner.ir.lowering.packed_rooms import with_packed_rooms
-from planner.ir.lowering.verify import verify_lowered
-from planner.ir.operand_rules import verify_operands
-from planner.ir.plan import Plan
 from planner.ir.process_memory import peak_resident_bytes, resident_bytes
-from planner.ir.program import PlanError, Program, host_bytes_of
+from planner.ir.program import Program
 from planner.ir.torch_operators import dtype
 
 _PARAMETER = storage_key(Role.PARAMETER, "")
@@ -186,18 +179,14 @@ class Trainer:
             if k in devices and k.startswith("constant/")
         }
         self.scratch: dict[str, tuple[Scratch, ...]] = {}
-        self._programs: dict[tuple[int, str], Program] = {}
+        self.programs = Programs(bundle, options.plan)
         self._executors: dict[tuple[int, str], Executor] = {}
         self.probes: dict[str, PackingProbe] = {}
         self._pruning = None
         if self.manifest.pruning is not None:
             compared = min(options.verify, len(self.manifest.reference.losses))
             self._pruning = WeightPruning(self.manifest.pruning, -(-compared // self.manifest.accumulate))
-        self._drifts: dict[str, PackingDrift] = {}
-        self._packed_rooms: dict[str, dict[tuple[int, int], int | None]] = {}
-        """By graph: what packed forms were found to need where it is more than was measured, or much less (`with_packed_rooms`)."""
         self._have_run: set[str] = set()
-        self.plan_index = options.plan
         self._device_limit_bytes = 0
         self.interrupted = False
         self.gate: Callable[[], None] = lambda: None
@@ -257,11 +246,7 @@ class Trainer:
         self.best_loss = commit.progress["best_loss"]
         if self._pruning is not None:
             self._pruning.thresholds = dict(commit.progress.get("pruned_below", {}))
-        self._packed_rooms = {}
-        for name, storage, version, nbytes in commit.progress.get("packed_rooms", ()):
-            self._packed_rooms.setdefault(name, {})[storage, version] = nbytes
-        for name in self._packed_rooms:
-            self._forget_programs(name)
+        self.programs.restore(commit.progress)
         restore_generators(
             {
                 kind: torch.frombuffer(bytearray(state), dtype=torch.uint8)
@@ -278,14 +263,10 @@ class Trainer:
             "best_loss": self.best_loss,
             "round": self.options.round,
             "rng": torch.get_rng_state().numpy().tobytes(),
-            **self._drifted_rooms(),
+            **self.programs.progress(),
             **({} if self._pruning is None else {"pruned_below": dict(self._pruning.thresholds)}),
             **self._device_generator(),
         }
-
-    def _drifted_rooms(self) -> dict[str, Any]:
-        rooms = [[name, *key, nbytes] for name, found in self._packed_rooms.items() for key, nbytes in found.items()]
-        return {"packed_rooms": rooms} if rooms else {}
 
     def _device_generator(self) -> dict[str, Any]:
         if self.backend.kind == CPU:
@@ -304,31 +285,11 @@ class Trainer:
         if self.ring is not None:
             self.ring.close()
 
-    # -- programs
-
-    def program(self, name: str) -> Program:
-        """Return the program of one graph under the present plan; a plan over its budget is refused here.
-
-        Raises GraphChangedError where no graph has this name, and what `lower`, `verify_operands` and `verify_lowered` raise.
-        """
-        key = (self.plan_index, name)
-        if key not in self._programs:
-            if name not in self.bundle.graphs:
-                raise GraphChangedError(f"the bundle has no graph {name!r} for this batch; plan the job again")
-            program = lower(self.bundle.graphs[name], *self._plan(name, self._packed_rooms.get(name)))
-            verify_operands(program.graph)
-            verify_lowered(program)
-            self._programs[key] = program
-        return self._programs[key]
-
-    def _plan(self, name: str, rooms: Mapping[tuple[int, int], int | None] | None) -> tuple[CostTable, Plan]:
-        """Return the present plan of one graph, and its costs, with other rooms for packed forms where there are such."""
-        costs, plan = self.bundle.costs[name], self.bundle.plans[self.plan_index][name]
-        return with_packed_rooms(self.bundle.graphs[name], costs, plan, rooms) if rooms else (costs, plan)
+    # -- what runs a step
 
     def _executor(self, name: str) -> Executor:
-        key = (self.plan_index, name)
-        if key not in self._executors:
+        program, key = self.programs.of(name), (self.programs.plan_index, name)
+        if key not in self._executors or self._executors[key].program is not program:
             if name not in self.scratch:
                 folders = (self.options.page_dir, *self.options.scratch_dirs)
                 packs = [target.packs_pages for target in self._targets]
@@ -337,10 +298,10 @@ class Trainer:
                     for folder, packed in itertools.zip_longest(folders, packs[: len(folders)])
                 )
             if self.options.probe_packing:
-                self.probes[name] = PackingProbe(self.program(name).graph)
+                self.probes[name] = PackingProbe(program.graph)
             watchers = self.probes[name].watchers() if name in self.probes else {}
             executor = Executor(
-                self.program(name), self.constants, self.persistents.resident, self.store, self.pager,
+                program, self.constants, self.persistents.resident, self.store, self.pager,
                 self.scratch[name], self.backend, watchers, self.persistents.dirty, self.teams,
                 self.ring,
             )  # fmt: skip
@@ -366,14 +327,12 @@ class Trainer:
 
         Raises PortError where the bundle has no such plan.
         """
-        if not 0 <= index < len(self.bundle.plans):
-            raise PortError(f"the bundle has no plan {index}; it has {len(self.bundle.plans)}")
-        self.plan_index = index
+        self.programs.use_plan(index)
         self._limit_device()
 
     def _limit_device(self) -> None:
         """Let tensors have no more of the device's memory than the plan's budget leaves them: no kernel bounds what it holds."""
-        choice = self.manifest.plans[self.plan_index]
+        choice = self.manifest.plans[self.programs.plan_index]
         held = self._outside_bytes + (resident_bytes() if self.backend.unified else 0)
         self._device_limit_bytes = max(0, (choice.device_ram_bytes or choice.ram_bytes) - held)
         self.backend.limit(self._device_limit_bytes)
@@ -387,48 +346,6 @@ class Trainer:
     def device_excess_bytes(self) -> int:
         """By how much tensors have passed what the plan leaves them of the device's memory; 0 on the CPU."""
         return max(0, self.backend.peak_bytes() - self._device_limit_bytes)
-
-    def adapt_packing(self) -> str:
-        """Go on with a plan that keeps more room where tensors overflow theirs step after step; return why, if so.
-
-        Or less, where tensors leave much of theirs unused and others can stay in RAM for it. To be called between two steps. What
-        does not fit the budget even so goes on spilling.
-        """
-        changed = {"denser": 0, "sparser": 0}
-        for name, drift in self._drifts.items():
-            for what, found in (("denser", drift.take()), ("sparser", drift.take_sparser())):
-                if found and self._use_rooms(name, found, must_pay=what == "sparser"):
-                    changed[what] += len(found)
-        told = " and ".join(f"{count} tensors are {what}" for what, count in changed.items() if count)
-        return f"{told} than when the plan was made" if told else ""
-
-    def _use_rooms(self, name: str, found: Mapping[tuple[int, int], int | None], *, must_pay: bool) -> bool:
-        """Say whether one graph goes on with other rooms for these: where they fit and, if they must pay, anything else is decided."""
-        before = self._packed_rooms.get(name, {})
-        rooms = {**before, **found}
-        try:
-            costs, plan = self._plan(name, rooms)
-            if must_pay and plan.decisions == self._plan(name, before)[1].decisions:
-                return False
-            lower(self.bundle.graphs[name], costs, plan)
-        except PlanError:
-            return False
-        self._packed_rooms[name] = rooms
-        self._forget_programs(name)
-        return True
-
-    def _forget_programs(self, name: str) -> None:
-        self._programs = {key: p for key, p in self._programs.items() if key[1] != name}
-        self._executors = {key: e for key, e in self._executors.items() if key[1] != name}
-
-    @property
-    def planned_peak_bytes(self) -> int:
-        """Of the host's memory."""
-        programs = [self.program(name) for name in self.bundle.graphs]
-        device = next(iter(self.bundle.costs.values())).device
-        if device.host is not None:
-            return device.host_base_bytes + host_bytes_of(programs)
-        return max(program.peak_bytes for program in programs)
 
     # -- training
 
@@ -605,7 +522,7 @@ class Trainer:
                 f"step {self.step + 1} takes a label or index that does not exist ({error}); look for it in the data"
             ) from error
         if self._pruning is not None and kind in UPDATING:
-            self._pruning.updated(self.scalars.steps_done, self._weights(self.program(name)), self.persistents)
+            self._pruning.updated(self.scalars.steps_done, self._weights(self.programs.of(name)), self.persistents)
         self._open = None
         self._last_step_s = time.perf_counter() - wall
         shares = self.pager.stats.since(before).shares(count)
@@ -626,7 +543,7 @@ class Trainer:
             self._furthest, self._recoveries = self.step, 0
         if not m.allow_nonfinite:
             check_loss(loss, self.step)
-        program, batches = self.program(name), m.batches_of(name)
+        program, batches = self.programs.of(name), m.batches_of(name)
         event = StepEvent(
             self.step, epoch, loss, times.wall_s, times.cpu_s, times.report, program.seconds / batches,
             program.compute_seconds / batches, program.joules / batches, times.paging,
@@ -636,15 +553,11 @@ class Trainer:
         return event
 
     def _run(self, name: str, batch: list[torch.Tensor], scalars: list[float | int]) -> StepReport:
-        program = self.program(name)
+        program = self.programs.of(name)
         self.persistents.prepare(program)
         report = self._executor(name).run(batch, scalars)
         self.persistents.stepped(program)
-        if program.packings:
-            if name not in self._drifts:
-                rooms = {key: c.reserved_bytes for key, c in by_version(self.bundle.costs[name].packings).items()}
-                self._drifts[name] = PackingDrift(program.graph, {**rooms, **self._packed_rooms.get(name, {})})
-            self._drifts[name].note(report.packing.overflows, report.packing.sizes)
+        self.programs.note(name, report.packing)
         if name not in self._have_run:  # an operator's library is loaded when it first runs
             self._have_run.add(name)
             self._outside_bytes = max(self._outside_bytes, self.backend.outside_bytes())

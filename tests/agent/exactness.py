@@ -14,10 +14,10 @@ from agent.backend.base import Backend
 from agent.backend.raw_bytes import placed, whole_bytes
 from agent.backend.staging import Staging
 from agent.packing import Layout, largest_bytes
-from agent.train.checkpoint import StateStore
 from agent.train.executor import Executor
 from agent.train.pager import BURST, CHUNK, Pager
-from agent.train.resident_state import Persistents
+from agent.train.state.checkpoint import StateStore
+from agent.train.state.resident_state import Persistents
 from agent.train.step_paging import Scratch
 from planner.capture.step import Capture, Fill, capture_step
 from planner.ir.costs import Codec, CostTable, DeviceCosts, Flash, OpCost, PackingCost, by_version

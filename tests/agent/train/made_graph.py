@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from agent.train.checkpoint import StateStore
 from agent.train.pager import Pager
+from agent.train.state.checkpoint import StateStore
 from planner.ir.bundle.bundle import TensorLayout
 from planner.ir.graph import Op, Phase, Ref, Role, StepGraph, Storage, Value
 from planner.ir.program import Program

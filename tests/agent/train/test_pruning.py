@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from agent.train.pruning import WeightPruning, magnitude_below
-from agent.train.resident_state import Persistents
+from agent.train.state.resident_state import Persistents
 from agent.train.trainer import StepEvent, Trainer, TrainOptions
 from planner.ir.bundle.bundle import PRUNING_FORMAT, Bundle
 from planner.ir.bundle.pruning import Pruning

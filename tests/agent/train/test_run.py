@@ -161,7 +161,9 @@ def test_freed_blocks_are_kept_up_to_the_plan_or_the_peak_of_live_ones(
     allocator = _Allocator()
     monkeypatch.setattr(run, "active", lambda: allocator)
     costs = SimpleNamespace(device=SimpleNamespace(base_bytes=100 << 20, host=None))
-    trainer: Any = SimpleNamespace(planned_peak_bytes=120 << 20, bundle=SimpleNamespace(costs={"step": costs}))
+    trainer: Any = SimpleNamespace(
+        programs=SimpleNamespace(peak_bytes=120 << 20), bundle=SimpleNamespace(costs={"step": costs})
+    )
     run._limit_cache(trainer, new_plan=new_plan)
     assert allocator.limit == limit_mib << 20
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent.train.checkpoint import StateStore
 from agent.train.pager import CorruptPageError, PageError, Pager
+from agent.train.state.checkpoint import StateStore
 from agent.train.step_paging import Scratch, StepPaging
 from agent.train.step_values import GraphChangedError, StepValues
 from planner.ir.direct_io import BLOCK

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from agent.train.finite import NonFiniteError
+from agent.train.state.finite import NonFiniteError
 from agent.train.step_values import GraphChangedError, StepValues, check_layout
 from planner.ir.errors import PortError
 from planner.ir.graph import Argument, GraphError, Named, Op, Phase, Ref, Role, Scalar, StepGraph, Storage, Value

@@ -10,24 +10,22 @@ import pytest
 import torch
 from torch import nn
 
-from agent.train.checkpoint import CheckpointError
 from agent.train.comparison import MismatchError
-from agent.train.packing import drift
 from agent.train.pager import PageError, Pager
 from agent.train.samples.incoming import DataError
+from agent.train.state.checkpoint import CheckpointError
 from agent.train.trainer import StepEvent, Trainer, TrainOptions, step_message
 from agent.worker.control import LeftOnRequest
 from agent.worker.protocol import StateRecovered
 from benchmarks.models import workload
 from planner import make_bundle
 from planner.ir.bundle.bundle import Bundle, BundleError
-from planner.ir.costs import Codec, Flash, PackingCost
+from planner.ir.costs import Flash
 from planner.ir.errors import PortError
 from planner.ir.graph import StepGraph
-from planner.ir.plan import Action, Decision, Plan
-from planner.ir.program import idle_gaps
+from planner.ir.plan import Plan
 from planner.job import TrainingJob
-from tests.agent.exactness import packing_costs, random_plan
+from tests.agent.exactness import random_plan
 from tests.agent.jobs_small import BATCH, ROWS, Odd, make_job, next_token, small_bundle, unseen_row, write_job
 from tests.agent.train.trained_job import STEPS, paging_trainer, train, trainer
 from tests.planner import own_optimizers
@@ -125,99 +123,6 @@ def test_a_bundle_that_pages_to_two_media_wants_a_directory_on_each(
             with pytest.raises(PortError, match="pages to 2 directories, 1 were given"):
                 t.train(lambda _: None, lambda *_: None)
         t.close()
-
-
-# -- data that turns denser than when the plan was made
-
-
-def _too_small(graph: StepGraph) -> tuple[PackingCost, ...]:
-    """Return costs as measured on batches whose activations were all but zero."""
-    return tuple(
-        replace(cost, reserved_bytes=cost.reserved_bytes // 8)
-        for cost in packing_costs(graph)
-        if cost.codec is Codec.BITMAP
-    )
-
-
-def _packs(graph: StepGraph, _: int) -> Plan:
-    """Return the plan that packs all of those, every other one on its way to flash."""
-    versions = {(c.storage, c.version) for c in _too_small(graph)}
-    return Plan(
-        tuple(
-            Decision(s, a, b, Action.PACK if s % 2 else Action.PACK_PAGE)
-            for s in sorted({s for s, _ in versions})
-            for a, b in idle_gaps(graph, s)
-            if (s, sum(w <= a for w in graph.writers[s])) in versions
-        )
-    )
-
-
-def test_where_tensors_overflow_step_after_step_a_new_plan_goes_on_and_outlives_a_kill(
-    reference: tuple[list[float], str], tmp_path: Path
-) -> None:
-    write_job(tmp_path / "dense.port", make_job(), plan=_packs, packings=_too_small)
-    overflows: dict[int, int] = {}
-    reasons: list[str] = []
-
-    def run(steps: int) -> Trainer:
-        t = Trainer(Bundle(tmp_path / "dense.port"), TrainOptions(tmp_path / "state", tmp_path, 1, steps))
-
-        def on_step(event: StepEvent) -> None:
-            overflows[event.step] = len(event.report.packing.overflows)
-            reasons.append(t.adapt_packing())
-
-        t.start()
-        t.train(on_step, lambda *_: None)
-        return t
-
-    run(5).close()  # what was found out is committed with the step
-    assert (
-        all(overflows[step] for step in (1, 2))
-        and [bool(reason) for reason in reasons] == [False] * 2 + [True] + [False] * 2
-    )
-    again = run(STEPS)
-    whole = [
-        step for step in range(4, STEPS + 1) if step % again.steps_per_epoch
-    ]  # the short batch has a plan of its own
-    assert whole and not any(overflows[step] for step in whole), overflows
-    assert "denser than when the plan was made" in reasons[2] and not any(reasons[5:])
-    assert again.digest() == reference[1]
-    again.close()
-
-
-def _too_roomy(graph: StepGraph) -> tuple[PackingCost, ...]:
-    """Return costs as measured on batches without a zero."""
-    return tuple(cost for cost in packing_costs(graph) if cost.codec is Codec.BITMAP and cost.storage % 3)
-
-
-def _packs_and_pages(graph: StepGraph, _: int) -> Plan:
-    """Return the plan that packs what ReLU made, and keeps on flash what else could be packed."""
-    versions = {(c.storage, c.version) for c in _too_roomy(graph)}
-    zeros = {s for i, op in enumerate(graph.ops) if op.name == "aten::relu" for s in graph.creates[i]}
-    return Plan(
-        tuple(
-            Decision(s, a, b, Action.PACK if s in zeros else Action.PAGE)
-            for s in sorted({s for s, _ in versions})
-            for a, b in idle_gaps(graph, s)
-            if (s, sum(w <= a for w in graph.writers[s])) in versions
-        )
-    )
-
-
-def test_where_room_stays_unused_for_long_a_new_plan_pages_less(
-    reference: tuple[list[float], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(drift, "SPARSE_STEPS", 3)
-    write_job(tmp_path / "sparse.port", make_job(), plan=_packs_and_pages, packings=_too_roomy)
-    t = Trainer(Bundle(tmp_path / "sparse.port"), TrainOptions(tmp_path / "state", tmp_path, 1, STEPS))
-    before, reasons = t.program("step").written_bytes, list[str]()
-    t.start()
-    t.train(lambda _: reasons.append(t.adapt_packing()), lambda *_: None)
-    assert t.program("step").written_bytes < before
-    assert [reason for reason in reasons if reason] and not any(reasons[:2]), reasons
-    assert "sparser than when the plan was made" in "".join(reasons)
-    assert t.digest() == reference[1]
-    t.close()
 
 
 # -- what lies on flash is damaged
@@ -401,16 +306,6 @@ def test_resuming_gives_the_same_bits(
     assert losses == reference[0][-len(losses) :]
 
 
-def test_a_switch_of_plans_changes_no_bit(tmp_path: Path, reference: tuple[list[float], str]) -> None:
-    t = trainer(tmp_path, plan=0)
-    t.start()
-    t.train(lambda e: t.use_plan(e.step % 2), lambda *_: None)
-    assert t.digest() == reference[1]
-    with pytest.raises(PortError, match="no plan 7"):
-        t.use_plan(7)
-    t.close()
-
-
 def test_the_short_last_batch_has_a_graph_of_its_own() -> None:
     names = set(Bundle(small_bundle()).graphs)
     assert names == {"step", f"step@{ROWS % BATCH}", "eval", "eval@2"}
@@ -463,7 +358,7 @@ def test_a_step_does_not_wait_for_its_last_writes(tmp_path: Path, reference: tup
 
     t.start()
     t.train(on_step, lambda *_: left.append(set(t.store.under_way)))
-    program = t.program("step")
+    program = t.programs.of("step")
     carried = {program.graph.storages[s].key for s in program.carried}
     assert any(left) and all(keys <= carried for keys in left)
     assert left[3] == left[7] == left[11] == set(), "a commit waits"
@@ -509,7 +404,7 @@ def test_a_flipped_bit_while_training(tmp_path: Path, reference: tuple[list[floa
 
     def on_commit(commit: Any, _: float) -> None:
         if commit.step == 5 and not flipped:
-            away = {t.program("step").graph.storages[s].key for s in t.program("step").starts_on_flash}
+            away = {t.programs.of("step").graph.storages[s].key for s in t.programs.of("step").starts_on_flash}
             slot = t.store.slot(sorted(away)[0])
             flipped.append(slot)
             _flip(t.store.file.path, slot.offset)
@@ -664,7 +559,7 @@ def _leave_at(t: Trainer, step: int, instruction: int) -> bool:
 def _leave_everywhere(plan: int, every: int, folder: Path, digest: str) -> list[bool]:
     """Leave at each so many-th instruction of the fifth step and resume; say where the update had begun."""
     probe = trainer(folder / "probe", plan=plan)
-    count = len(probe.program("step").instructions)
+    count = len(probe.programs.of("step").instructions)
     probe.close()
     updating = []
     for instruction in range(1, count, every):
@@ -741,7 +636,7 @@ def test_a_commit_that_would_take_too_long_is_not_begun(tmp_path: Path) -> None:
 
 def test_a_step_that_has_begun_its_update_is_finished_if_there_is_time(tmp_path: Path) -> None:
     t = trainer(tmp_path, plan=0, checkpoint_every=100)
-    count = len(t.program("step").instructions)
+    count = len(t.programs.of("step").instructions)
     assert _leave_at(t, 4, count - 8)
     assert t.finishes_first(60.0)
     assert not t.finishes_first(0.0)

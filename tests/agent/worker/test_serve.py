@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from agent.train.finite import NonFiniteError
+from agent.train.state.finite import NonFiniteError
 from agent.worker.control import Control, Tell
 from agent.worker.protocol import FailureCause
 from agent.worker.serve import failure_cause, serve

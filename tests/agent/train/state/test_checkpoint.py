@@ -11,8 +11,8 @@ import torch
 import xxhash
 from torch import nn
 
-from agent.train.checkpoint import SLOTS, CheckpointError, StateStore
 from agent.train.pager import Pager
+from agent.train.state.checkpoint import SLOTS, CheckpointError, StateStore
 from agent.train.trainer import Trainer, TrainOptions
 from planner.ir.bundle.bundle import Bundle
 from planner.job import TrainingJob

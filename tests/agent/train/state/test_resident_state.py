@@ -10,9 +10,9 @@ import torch
 from agent.backend.cpu import CpuBackend
 from agent.backend.host_copies import HostCopies
 from agent.backend.staging import Staging
-from agent.train.checkpoint import StateStore
 from agent.train.pager import BURST, CHUNK, Pager
-from agent.train.resident_state import Persistents, bundle_chunks, initial_contents
+from agent.train.state.checkpoint import StateStore
+from agent.train.state.resident_state import Persistents, bundle_chunks, initial_contents
 from planner.ir.bundle.bundle import Bundle, TensorLayout
 from planner.ir.errors import PortError
 from planner.ir.program import Program

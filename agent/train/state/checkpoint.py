@@ -18,8 +18,8 @@ import xxhash
 
 from agent.backend.raw_bytes import block, whole_bytes
 from agent.system.atomic_file import sync_directory, write_atomically
-from agent.train.finite import check_state
 from agent.train.pager import ZEROS, PageError, PageFile, Pager, Slot, Transfer, make_directory, page_error
+from agent.train.state.finite import check_state
 from planner.ir.direct_io import padded
 from planner.ir.errors import PortError
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from agent.train.finite import NonFiniteError, check_loss, check_state
+from agent.train.state.finite import NonFiniteError, check_loss, check_state
 from agent.train.trainer import Trainer, TrainOptions
 from planner import make_bundle
 from planner.ir.bundle.bundle import Bundle

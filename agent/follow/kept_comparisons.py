@@ -5,11 +5,17 @@ multiply half precision. Another version of torch, processor, number of threads 
 A damaged file costs a comparison.
 """
 
+import os
+
 import torch
 
-from planner.profiling.kept_costs import arithmetic, cache_folder, context, operator_key, read_kept, write_kept
+from planner.profiling.kept_costs import cache_folder, context, operator_key, read_kept, write_kept
 
 _FOLDER = "comparisons"
+_LIBRARY_SETTINGS = ("ONEDNN_", "DNNL_", "MKL_", "OPENBLAS_")
+"""Beginnings of variables in the environment that choose kernels."""
+
+Arithmetic = tuple[int, bool, str]
 
 
 class KeptComparisons:
@@ -18,28 +24,39 @@ class KeptComparisons:
     def __init__(self) -> None:
         self._found: dict[object, bool | None] = {}
         """By form and the arithmetic of the time; None: never compared."""
-        self._kept: dict[object, dict[str, bool]] = {}
+        self._kept: dict[Arithmetic, dict[str, bool]] = {}
 
     def get(self, form: object) -> bool | None:
         """Return whether a call of this form was found equal; None where none was compared."""
-        key = form, arithmetic()
+        key = form, _arithmetic()
         if key not in self._found:
-            self._found[key] = self._of_now().get(operator_key(form))
+            self._found[key] = self._of_now().get(_kept_key(form))
         return self._found[key]
 
     def note(self, form: object, *, equal: bool) -> None:
         """Keep what a comparison found."""
-        self._found[form, arithmetic()] = equal
+        self._found[form, _arithmetic()] = equal
         name = _name()
         kept = read_kept(cache_folder(_FOLDER), name, dict[str, bool]) or {}
-        write_kept(cache_folder(_FOLDER), name, {**kept, operator_key(form): equal})
+        write_kept(cache_folder(_FOLDER), name, {**kept, _kept_key(form): equal})
 
     def _of_now(self) -> dict[str, bool]:
         """Return the answers kept for the present arithmetic, read once."""
-        now = arithmetic()
+        now = _arithmetic()
         if now not in self._kept:
             self._kept[now] = read_kept(cache_folder(_FOLDER), _name(), dict[str, bool]) or {}
         return self._kept[now]
+
+
+def _arithmetic() -> Arithmetic:
+    """Return what a process may change on its way that chooses kernels: threads, whether oneDNN is used, and how exact float32 products are."""
+    return torch.get_num_threads(), torch._C._get_mkldnn_enabled(), torch.get_float32_matmul_precision()
+
+
+def _kept_key(form: object) -> str:
+    """Return the key of a form under the present arithmetic and the settings of the libraries that compute."""
+    settings = sorted(pair for pair in os.environ.items() if pair[0].startswith(_LIBRARY_SETTINGS))
+    return operator_key((form, _arithmetic(), settings))
 
 
 def _name() -> str:

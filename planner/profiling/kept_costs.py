@@ -22,8 +22,6 @@ KEPT_DAYS = 30
 """After so long an operator is measured again: the machine around it has changed."""
 
 _FORMAT = 1
-_LIBRARY_SETTINGS = ("ONEDNN_", "DNNL_", "MKL_", "OPENBLAS_")
-"""Beginnings of variables in the environment that choose kernels."""
 _Content = TypeVar("_Content")
 _MOST_FILES = 32
 """Those not written for longest go; a file holds some 100 KB."""
@@ -41,19 +39,9 @@ def context(threads: int, cache_bytes: int, *, workspace_seen: bool) -> str:
     """Return what costs depend on besides the operator, as the name of a file."""
     told = [
         _FORMAT, str(torch.__version__), torch.__config__.show(), torch.backends.cpu.get_cpu_capability(), _processor(), threads,
-        cache_bytes, workspace_seen, *arithmetic()[1:], *_library_settings(), *_some_cores(),
+        cache_bytes, workspace_seen, *_some_cores(),
     ]  # fmt: skip
     return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:32]
-
-
-def arithmetic() -> tuple[int, bool, str]:
-    """Return what a process may change on its way that chooses kernels: threads, whether oneDNN is used, and how exact float32 products are."""
-    return torch.get_num_threads(), torch._C._get_mkldnn_enabled(), torch.get_float32_matmul_precision()
-
-
-def _library_settings() -> list[tuple[str, str]]:
-    """Return the settings of the libraries that compute, as the environment has them."""
-    return sorted(pair for pair in os.environ.items() if pair[0].startswith(_LIBRARY_SETTINGS))
 
 
 def _some_cores() -> list[int]:

@@ -34,8 +34,19 @@ FREE = TeamTimes((0.0, 0.0), ((0.0, 0.0), (0.0, 0.0)))
 SUMMED = ("mm", "addmm", "sum")
 
 
+class Shift(nn.Module):
+    """Adds one number, whose gradient is the sum of all elements of its output's: two threads add those in another order than one on every
+    processor, which products and sums over rows do only on some. It begins at zero, so that the update keeps the gradient's last bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.by
+
+
 def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """The gradients of its weights are sums over 4096 rows, which two threads add in another order than one."""
     return (model(x) ** 2).sum()
 
 
@@ -43,7 +54,7 @@ def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 def prepared() -> Prepared:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 32))
+    model = nn.Sequential(nn.Linear(8, 64), Shift(), nn.Tanh(), Shift(), nn.Linear(64, 32), Shift())
     job = TrainingJob(model, loss, torch.optim.SGD(model.parameters(), lr=1e-6), [torch.randn(10000, 8)], 4096)
     return with_reference(make_bundle.prepare(job, followed=2), 2)
 

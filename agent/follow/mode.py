@@ -38,7 +38,7 @@ from agent.follow.patches.refusals import not_followed, refuse_unfollowable
 from agent.follow.patches.signals import SignalSafeLock
 from agent.follow.patches.tangents import refuse_tangents
 from agent.follow.patches.values_alone import composite_kernel
-from agent.follow.piecewise import PIECEWISE_FROM, buffers_bytes, pieces_of, run_piecewise
+from agent.follow.piecewise import PIECEWISE_FROM, Pieces, pieces_of, run_piecewise
 from agent.follow.products import MappedProduct, MappedProducts
 from agent.follow.residency import Residency
 from agent.follow.rows import MappedCopy, MappedRows, mapped_copy, mapped_rows
@@ -126,7 +126,8 @@ class Follower:
         residency, traits = self.residency, traits_of(func)
         self.operators += 1
         residency.clock += 1
-        inputs = [] if traits.reads_nothing else storages_in((*args, *kwargs.values()) if kwargs else args, self.table)
+        read = args if traits.shape_alone is None else (*args[: traits.shape_alone], *args[traits.shape_alone + 1 :])
+        inputs = [] if traits.reads_nothing else storages_in((*read, *kwargs.values()) if kwargs else read, self.table)
         if traits.name == "aten::set_":
             inputs += bare_storages_in(args, self.table)
         sizes = [s.nbytes for s in inputs]
@@ -181,17 +182,20 @@ class Follower:
 
     def _in_parts(
         self, traits: OperatorTraits, func: Any, args: Sequence[Any], kwargs: dict[str, Any], input_bytes: int
-    ) -> tuple[list[torch.Tensor] | None, _Cut | None]:
-        """Return the pieces of an elementwise operator too large to run whole, or how one reads from a file in place."""
+    ) -> tuple[Pieces | None, _Cut | None]:
+        """Return the pieces of an operator too large to run whole, or how one reads from a file in place."""
         limit_bytes = self.residency.limit_bytes
-        if traits.elementwise and (traits.takes_lists or input_bytes > limit_bytes / PIECEWISE_FROM):
+        copy = mapped_copy(func, args, kwargs, self.table) if traits.copies else None
+        if copy is not None and self.residency.could_hold(copy.need_bytes):
+            return None, copy
+        if traits.in_pieces and (traits.takes_lists or input_bytes > limit_bytes / PIECEWISE_FROM):
             pieces = pieces_of(func, args, kwargs, limit_bytes)
             if pieces is not None:
                 return pieces, None
         if traits.cut_from_file:
             product = self._products.of(func, args, kwargs, limit_bytes)
             return None, product or mapped_rows(func, args, kwargs, self.table)
-        return None, mapped_copy(func, args, kwargs, self.table) if traits.copies else None
+        return None, copy
 
     def _bring(
         self, traits: OperatorTraits, inputs: list[Storage], cut: _Cut | None, *, whole: bool
@@ -223,10 +227,10 @@ class Follower:
             self.residency.before_mapping(cut.mapped_bytes)
 
     def _run_piecewise(
-        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], large: list[torch.Tensor], inputs: list[Storage],
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], pieces: Pieces, inputs: list[Storage],
         written: list[Storage],
     ) -> Any:  # fmt: skip
-        """Run an elementwise operator in pieces; operands that do not fit leave, or stay away.
+        """Run an operator in pieces; operands that do not fit leave, or stay away.
 
         They leave for the page file, not to be recomputed: a piece of them must be there to be read.
         """
@@ -236,15 +240,15 @@ class Follower:
             storage.pins -= 1
         try:
             try:
-                room_bytes = buffers_bytes(large)
-                if makes_storage(func) and residency.could_hold(room_bytes + large[0].nbytes):
-                    room_bytes += large[0].nbytes
+                room_bytes = pieces.buffers_bytes
+                if makes_storage(func) and residency.could_hold(room_bytes + pieces.made_bytes):
+                    room_bytes += pieces.made_bytes
                 residency.make_room(room_bytes)
             finally:
                 residency.may_recompute = may_recompute
                 for storage in inputs:
                     storage.pins += 1
-            return run_piecewise(func, args, kwargs, large, written, residency, self.table)
+            return run_piecewise(func, args, kwargs, pieces, written, residency, self.table)
         finally:
             for storage in written:
                 storage.clean = not storage.resident

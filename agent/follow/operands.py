@@ -111,6 +111,19 @@ def reads_nothing(func: Any) -> bool:
     return func._schema.name in _READ_NOTHING
 
 
+_SHAPE_ALONE = frozenset(
+    f"aten::{name}_backward"
+    for name in ("nll_loss", "nll_loss2d", "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d")
+)
+"""Operators that look at the shape alone of their second operand, which autograd saved for them."""
+
+
+@cache
+def shape_alone(func: Any) -> int | None:
+    """Return which argument's shape alone an operator looks at, if there is one: of that it needs no byte."""
+    return 1 if func._schema.name in _SHAPE_ALONE else None
+
+
 _UNSAFE_VIEW = "aten::_unsafe_view"
 """A view whose schema does not say that it is one: autograd need not know."""
 

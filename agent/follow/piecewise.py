@@ -1,13 +1,16 @@
-"""Elementwise operators whose operands do not fit together run piece by piece, with the same bits.
+"""Operators whose operands do not fit together run piece by piece, with the same bits.
 
 An elementwise operator over whole contiguous tensors gives the same bits on consecutive pieces that start at multiples of
-the vector width (`planner.ir.lowering.update_slices`). A piece of an operand that is away is read into a buffer; a piece
-of a result whose storage is away goes straight to its page: AdamW on an embedding never has four such tensors in RAM.
+the vector width (`planner.ir.lowering.update_slices`); a softmax along the last dimension does on whole rows, each of which
+its kernel computes alone. A piece of an operand that is away is read into a buffer; a piece of a result whose storage is
+away goes straight to its page: AdamW on an embedding never has four such tensors in RAM, the loss of a language model never
+both logits and their logarithms.
 """
 
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -15,6 +18,7 @@ import torch
 
 from agent.follow.operands import makes_storage, tensors_in
 from agent.follow.residency import Residency
+from agent.follow.rows import converted_dtype
 from agent.follow.storages import Storage, StorageTable, allocated_bytes, data_ptr, untyped_storage
 from agent.train.pager import CHUNK, Transfer
 from planner.ir.lowering.update_slices import ELEMENTWISE
@@ -29,6 +33,15 @@ _LISTS = frozenset(
         "addcdiv_.Scalar", "addcdiv_.ScalarList", "lerp_.Scalar", "lerp_.List", "sqrt_", "neg_",
     )
 )  # fmt: skip
+
+_CONVERTING = "aten::_to_copy"
+"""Elementwise where it gives floating-point numbers another type (`converted_dtype`)."""
+
+_ROWWISE = {
+    "aten::_softmax": (1, 1), "aten::_log_softmax": (1, 1),
+    "aten::_softmax_backward_data": (2, 2), "aten::_log_softmax_backward_data": (2, 2),
+}  # fmt: skip
+"""How many tensors they take, and which argument is the dimension: rows are independent where that is the last one."""
 
 _CREATING = frozenset(("aten::zeros_like", "aten::empty_like"))
 """They read nothing: there is nothing to cut."""
@@ -46,42 +59,87 @@ _WRITES_UNDER_WAY = 2
 """Pieces of results that may wait for the medium; each keeps its buffer."""
 
 
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """How a call is cut: its `large` operands, of which a piece is `step` elements, whole rows of `row` elements each."""
+
+    large: list[torch.Tensor]
+    step: int
+    row: int
+    made_item_bytes: int
+
+    @property
+    def made_bytes(self) -> int:
+        """Of a result."""
+        return self.large[0].numel() * self.made_item_bytes
+
+    @property
+    def buffers_bytes(self) -> int:
+        """What pieces take at most: one of each operand, one that is made, those that are being written, and ends of rows."""
+        piece_bytes = self.step * max(self.made_item_bytes, *(t.element_size() for t in self.large))
+        ends_bytes = 0 if self.row == 1 else CHUNK
+        return (piece_bytes + ends_bytes) * (len(self.large) + 1 + _WRITES_UNDER_WAY)
+
+
 class PieceBuffers:
     """The pieces of a call's large operands: views where they are resident, buffers where they are away."""
 
     def __init__(self, residency: Residency, away: dict[int, Storage]) -> None:
         self._residency, self._away = residency, away
         self._writes: deque[Transfer] = deque()
+        self._read_ends: dict[int, tuple[int, torch.Tensor]] = {}
+        """By storage: the chunk that the last piece ended in, and where it begins: the next piece begins in it, too."""
+        self._unwritten = torch.empty(0, dtype=torch.uint8)
+        """The end of the last appended piece, less than a chunk."""
 
     def load(self, tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-        """Return elements `start` to `stop` of a contiguous tensor, at the beginning of a buffer of whole chunks where it is away.
+        """Return elements `start` to `stop` of a contiguous tensor, in a buffer of whole chunks where it is away.
 
-        Raises PageError, or RuntimeError where the tensor is away and has no page: a defect of the follower.
+        Pieces come in order. Raises PageError, or RuntimeError where the tensor is away and has no page: a defect of the
+        follower.
         """
-        storage = self._away.get(untyped_storage(tensor)._cdata)
+        key, item_bytes = untyped_storage(tensor)._cdata, tensor.element_size()
+        storage = self._away.get(key)
         if storage is None:
             return tensor.view(-1)[start:stop]
         if storage.region is None:
             raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes has no page to read")
-        pager, begin, nbytes = (
-            self._residency.pager,
-            start * tensor.element_size(),
-            (stop - start) * tensor.element_size(),
-        )
-        whole = min(-(-nbytes // CHUNK) * CHUNK, storage.region.nbytes - begin)  # a tensor may end before its storage
-        buffer = torch.empty(whole, dtype=torch.uint8)
-        pager.wait(pager.read(storage.region, data_ptr(untyped_storage(buffer)), buffer, begin, whole))
-        return buffer[:nbytes].view(tensor.dtype)
+        first, last = start * item_bytes, stop * item_bytes
+        begin = first // CHUNK * CHUNK
+        end = min(-(-last // CHUNK) * CHUNK, storage.region.nbytes)  # a tensor may end before its storage
+        buffer = torch.empty(end - begin, dtype=torch.uint8)
+        place, read = self._read_ends.pop(key, (None, buffer[:0]))
+        known = len(read) if place == begin else 0
+        buffer[:known] = read[:known]
+        if begin + known < end:
+            pager, address = self._residency.pager, data_ptr(untyped_storage(buffer)) + known
+            pager.wait(pager.read(storage.region, address, buffer, begin + known, end - begin - known))
+        if last % CHUNK:
+            place = last // CHUNK * CHUNK
+            self._read_ends[key] = place, buffer[place - begin :].clone()
+        return buffer[first - begin : last - begin].view(tensor.dtype)
 
     def store(self, storage: Storage, piece: torch.Tensor, start: int) -> None:
-        """Write the buffer that a piece of a result begins to the page of its storage, from element `start` on.
+        """Write the buffer that a piece of a result begins to the page of its storage, from element `start` on. Raises PageError."""
+        self._write(storage, piece, start * piece.element_size(), allocated_bytes(untyped_storage(piece)))
 
-        Raises PageError, or RuntimeError where the storage has no page: a defect of the follower.
-        """
+    def append(self, storage: Storage, piece: torch.Tensor, start: int) -> None:
+        """As `store`, of pieces that come in order and end anywhere: what is less than a chunk waits for the next."""
+        begin = start * piece.element_size() - len(self._unwritten)
+        end = begin + len(self._unwritten) + piece.numel() * piece.element_size()
+        whole = end if end == storage.nbytes else end // CHUNK * CHUNK
+        if whole < end or len(self._unwritten) > 0:
+            piece = torch.cat([self._unwritten, piece.view(-1).view(torch.uint8)])
+            self._unwritten = piece[whole - begin :].clone()
+        if begin < whole:
+            self._write(storage, piece, begin, whole - begin)
+
+    def _write(self, storage: Storage, buffer: torch.Tensor, begin: int, nbytes: int) -> None:
+        """Queue a write; raises PageError for an earlier one, or RuntimeError where there is no page: a defect of the follower."""
         if storage.region is None:
             raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes has no page to write")
-        pager, begin, buffer = self._residency.pager, start * piece.element_size(), untyped_storage(piece)
-        self._writes.append(pager.write(storage.region, data_ptr(buffer), piece, begin, allocated_bytes(buffer)))
+        pager, address = self._residency.pager, data_ptr(untyped_storage(buffer))
+        self._writes.append(pager.write(storage.region, address, buffer, begin, nbytes))
         while len(self._writes) > _WRITES_UNDER_WAY:
             pager.wait(self._writes.popleft())
 
@@ -91,12 +149,9 @@ class PieceBuffers:
             self._residency.pager.wait(self._writes.popleft())
 
 
-def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_bytes: float) -> list[torch.Tensor] | None:
-    """Return the large operands of a call that must run piece by piece.
-
-    None where it may, or has to, run whole.
-    """
-    if math.isinf(limit_bytes) or not is_elementwise(func):
+def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_bytes: float) -> Pieces | None:
+    """Return how a call is cut that must run piece by piece; None where it may, or has to, run whole."""
+    if math.isinf(limit_bytes) or not runs_in_pieces(func):
         return None
     tensors = [*tensors_in(args), *tensors_in(kwargs.values())]
     largest = max((t.numel() for t in tensors), default=0)
@@ -105,44 +160,62 @@ def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
     large = [t for t in tensors if t.numel() == largest]
     if any(t.layout is not torch.strided for t in tensors) or any(1 != t.numel() != largest for t in tensors):
         return None
-    nbytes = {untyped_storage(t)._cdata: t.numel() * t.element_size() for t in large}
-    made = largest * large[0].element_size() if large and makes_storage(func) else 0
-    if sum(nbytes.values()) + made <= limit_bytes or largest * large[0].element_size() < 2 * PIECE_BYTES:
+    if any(not t.is_contiguous() or t.shape != large[0].shape or t.storage_offset() != 0 for t in large):
         return None
-    shape = large[0].shape
-    whole = all(t.is_contiguous() and t.shape == shape and t.storage_offset() == 0 for t in large)
-    return large if whole else None
+    row, item_bytes = _row(func, args, large), max((t.element_size() for t in large), default=0)
+    made_item_bytes = item_bytes
+    if func._schema.name == _CONVERTING:
+        dtype = converted_dtype(args[0], kwargs)
+        made_item_bytes = 0 if dtype is None else dtype.itemsize
+    if row is None or not made_item_bytes:
+        return None
+    nbytes = {untyped_storage(t)._cdata: t.numel() * t.element_size() for t in large}
+    made_bytes = largest * made_item_bytes if makes_storage(func) else 0
+    step = max(PIECE_BYTES // max(item_bytes, made_item_bytes) // row, 1) * row
+    if sum(nbytes.values()) + made_bytes <= limit_bytes or largest < 2 * step:
+        return None
+    return Pieces(large, step, row, made_item_bytes)
 
 
-def buffers_bytes(large: Sequence[torch.Tensor]) -> int:
-    """Return what the pieces of a call take at most: one of each operand, one that is made, and those that are being written."""
-    return PIECE_BYTES * (len(large) + 1 + _WRITES_UNDER_WAY)
+def _row(func: Any, args: Sequence[Any], large: Sequence[torch.Tensor]) -> int | None:
+    """Return how many elements may not be parted; None where those are no rows."""
+    if func._schema.name not in _ROWWISE:
+        return 1
+    count, dimension = _ROWWISE[func._schema.name]
+    dim: int = args[dimension]
+    last = large[0].dim() - 1
+    return int(large[0].shape[-1]) if len(large) == count and dim in (-1, last) and last >= 0 else None
 
 
 @cache
-def is_elementwise(func: Any) -> bool:
+def runs_in_pieces(func: Any) -> bool:
     """Tell whether an operator may run piece by piece."""
     name = _full_name(func)
+    if name in _ROWWISE or name == _CONVERTING:
+        return True
     return name not in _CREATING and (name in ELEMENTWISE or name in _LISTS or name.startswith(_FUSED))
 
 
 def run_piecewise(
-    func: Any, args: Sequence[Any], kwargs: dict[str, Any], large: list[torch.Tensor], written: list[Storage],
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], pieces: Pieces, written: list[Storage],
     residency: Residency, table: StorageTable,
 ) -> Any:  # fmt: skip
-    """Run an elementwise call piece by piece and return what the whole call would. Raises PageError."""
+    """Run a call piece by piece and return what the whole call would. Raises PageError."""
+    large = pieces.large
     away = {
         s.key: s for s in (table.known(t) for t in large)
         if s is not None and not s.resident and s.region is not None
     }  # fmt: skip
     buffers = PieceBuffers(residency, away)
     elements = large[0].numel()
-    step = PIECE_BYTES // max(t.element_size() for t in large)
     large_keys = {id(t) for t in large}
     changed = {s.key for s in written}
     result: _Result | None = None
-    for start in range(0, elements, step):
-        stop = min(start + step, elements)
+    of_piece = list(args)
+    if func._schema.name in _ROWWISE:
+        of_piece[_ROWWISE[func._schema.name][1]] = -1
+    for start in range(0, elements, pieces.step):
+        stop = min(start + pieces.step, elements)
         loaded: dict[int, torch.Tensor] = {}
 
         def piece(
@@ -151,13 +224,13 @@ def run_piecewise(
             key = untyped_storage(tensor)._cdata
             if key not in loaded:
                 loaded[key] = buffers.load(tensor, start, stop)
-            return loaded[key]
+            return loaded[key] if pieces.row == 1 else loaded[key].view(-1, pieces.row)
 
-        out = func(*_replaced(args, large_keys, piece), **dict(_replaced_items(kwargs, large_keys, piece)))
+        out = func(*_replaced(of_piece, large_keys, piece), **dict(_replaced_items(kwargs, large_keys, piece)))
         for key in changed & away.keys() & loaded.keys():
             buffers.store(away[key], loaded[key], start)
         if makes_storage(func):
-            result = result or _Result(out.dtype, large, residency, table)
+            result = result or _Result(out.dtype, pieces, residency, table)
             result.put(buffers, out, start)
     buffers.finish()
     if result is not None:
@@ -168,23 +241,21 @@ def run_piecewise(
 class _Result:
     """A result that is made piece by piece: its storage is away from the beginning where it does not fit."""
 
-    def __init__(
-        self, dtype: torch.dtype, large: Sequence[torch.Tensor], residency: Residency, table: StorageTable
-    ) -> None:
-        nbytes = large[0].numel() * dtype.itemsize
-        fits = residency.could_hold(nbytes + buffers_bytes(large))
+    def __init__(self, dtype: torch.dtype, pieces: Pieces, residency: Residency, table: StorageTable) -> None:
+        need_bytes = pieces.made_bytes + pieces.buffers_bytes
+        fits = residency.could_hold(need_bytes)
         if fits:
-            residency.make_room(nbytes + buffers_bytes(large))
-        self.tensor = torch.empty(large[0].shape, dtype=dtype)
+            residency.make_room(need_bytes)
+        self.tensor = torch.empty(pieces.large[0].shape, dtype=dtype)
         self._storage = table.of(self.tensor)
         if self._storage is not None and not fits:
             residency.bear_away(self._storage)
 
     def put(self, buffers: PieceBuffers, piece: torch.Tensor, start: int) -> None:
         if self._storage is not None and not self._storage.resident:
-            buffers.store(self._storage, piece, start)
+            buffers.append(self._storage, piece, start)
         else:
-            self.tensor.view(-1)[start : start + piece.numel()].copy_(piece)
+            self.tensor.view(-1)[start : start + piece.numel()].copy_(piece.view(-1))
 
     def finish(self) -> torch.Tensor:
         if self._storage is not None and not self._storage.resident:

@@ -143,7 +143,15 @@ class MappedCopy:
 def mapped_copy(func: Any, args: Sequence[Any], kwargs: dict[str, Any], table: StorageTable) -> MappedCopy | None:
     """Return the call as one that copies a table stretch by stretch; None where it runs whole."""
     copied = args[0]
-    if not copies(func) or any(kwargs.get(name) not in plain for name, plain in _PLAIN_COPY.items()):
+    if not copies(func) or converted_dtype(copied, kwargs) is None:
+        return None
+    storage = _in_its_file(copied, table)
+    return None if storage is None or copied.is_conj() else MappedCopy(func, tuple(args), kwargs, storage)
+
+
+def converted_dtype(copied: torch.Tensor, kwargs: dict[str, Any]) -> torch.dtype | None:
+    """Return the data type of a copy on the CPU, in the same order, whose numbers are converted each by itself; None for another."""
+    if any(kwargs.get(name) not in plain for name, plain in _PLAIN_COPY.items()):
         return None
     if (
         copied.layout is not torch.strided
@@ -154,8 +162,7 @@ def mapped_copy(func: Any, args: Sequence[Any], kwargs: dict[str, Any], table: S
     dtype = kwargs.get("dtype") or copied.dtype
     if dtype is not copied.dtype and not (dtype.is_floating_point and copied.is_floating_point()):
         return None
-    storage = _in_its_file(copied, table)
-    return None if storage is None or copied.is_conj() else MappedCopy(func, tuple(args), kwargs, storage)
+    return dtype
 
 
 def mapped_rows(func: Any, args: Sequence[Any], kwargs: dict[str, Any], table: StorageTable) -> MappedRows | None:

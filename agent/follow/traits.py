@@ -13,10 +13,11 @@ from agent.follow.operands import (
     only_views,
     reads_nothing,
     reads_rows,
+    shape_alone,
     stable_number,
     written_arguments,
 )
-from agent.follow.piecewise import is_elementwise
+from agent.follow.piecewise import runs_in_pieces
 from agent.follow.products import is_product
 from agent.follow.rows import looks_up_rows
 
@@ -32,11 +33,12 @@ class OperatorTraits:
     views: bool
     """It returns views of its operands, and reads no byte of them."""
     reads_nothing: bool
+    shape_alone: int | None
     reads_rows: bool
     makes_storage: bool
     writes: bool
     repeatable: bool
-    elementwise: bool
+    in_pieces: bool
     takes_lists: bool
     cut_from_file: bool
     """A weight or a table of it may be read from its file part by part."""
@@ -63,8 +65,8 @@ def forget_traits() -> None:
 def _learn(func: Any) -> OperatorTraits:
     name = str(func._schema.name)
     traits = _known[id(func)] = OperatorTraits(
-        func, name, stable_number(func), only_views(func), reads_nothing(func), reads_rows(func),
-        makes_storage(func), bool(written_arguments(func)), repeatable(func), is_elementwise(func), takes_lists(func),
+        func, name, stable_number(func), only_views(func), reads_nothing(func), shape_alone(func), reads_rows(func), makes_storage(func),
+        bool(written_arguments(func)), repeatable(func), runs_in_pieces(func), takes_lists(func),
         is_product(func) or looks_up_rows(func), name in _COPIES,
     )  # fmt: skip
     return traits

@@ -53,6 +53,7 @@ class Sweep:
 
     def __init__(self, cache_bytes: int) -> None:
         self._filler = torch.zeros(2 * cache_bytes // 4)
+        self.nbytes = self._filler.nbytes
 
     def __call__(self) -> None:
         """Push everything out of the cache."""

@@ -10,6 +10,7 @@ allocator preloaded, workspace counts whatever a kernel takes, oneDNN's scratch 
 
 import ctypes
 import itertools
+import math
 import mmap
 import os
 import statistics
@@ -21,25 +22,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from planner.ir.code_pages import release_code_pages
 from planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost, PackingCost
 from planner.ir.devices.kinds import CPU
 from planner.ir.devices.torch_device import (
-    device_name,
     generator_states,
     repeat_kernels,
     restore_generators,
-    synchronize,
 )
 from planner.ir.direct_io import bypass_page_cache
 from planner.ir.errors import PortError
-from planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, operands, references, view_bytes
+from planner.ir.graph import StepGraph
 from planner.ir.operators import GUARD
 from planner.ir.process_memory import resident_bytes
-from planner.ir.torch_operators import dtype, function_of, literal
 from planner.profiling import kept_costs, neighbours, shared_costs
+from planner.profiling.calls import Call, runs_alike, signature
 from planner.profiling.cpu_cache import Sweep, cold_operands, last_level_bytes
 from planner.profiling.timing import HostWorkspaceMeter, timed
 
@@ -47,8 +45,8 @@ Progress = Callable[[int, int], None]
 
 _TOGETHER_BYTES = 16 << 20
 """Of operands that are made up at once: emptying the cache for each operator alone takes longer than running it."""
-_DRAWN = 65521
-"""Made-up numbers that are drawn before they come again: a prime, so that no two rows of a matrix are alike."""
+_LOADED_BYTES = 16 << 20
+"""Of code and kernels' caches that come while operators run."""
 _FLASH_SAMPLE_BYTES = 64 << 20
 _CHUNK = 1 << 20
 MEDIUM_WATTS = 0.15
@@ -101,7 +99,7 @@ class Measured:
 
 def profile_operators(
     graphs: Iterable[StepGraph], *, compute_watts: float, progress: Progress | None = None, kept_in: Path | None = None,
-    shared: Mapping[str, kept_costs.Kept] = {}, resident: bool = True, elsewhere: bool = False,
+    shared: Mapping[str, kept_costs.Kept] = {}, resident: bool = True, elsewhere: bool = False, ram_bytes: float = math.inf,
 ) -> Measured:  # fmt: skip
     """Run every distinct operator of `graphs` a few times on made-up data and return its cost.
 
@@ -109,7 +107,8 @@ def profile_operators(
     Those whose cost lies in the folder `kept_in` (`kept_costs`) run once, for what they leave resident. So do those that another
     machine of this kind measured (`shared`), once its dearest were measured here and are alike; these are not kept. Not
     `resident`: what is left resident is not looked at, and operators of known cost do not run. `elsewhere`: the graphs were recorded on
-    another device than they name; operators that do not run here are `Measured.absent`, and cost nothing. What is left resident is not looked at.
+    another device than they name; operators that do not run here are `Measured.absent`, and cost nothing. What is left resident is not looked at. An operator that
+    does not fit into `ram_bytes`, this process included, runs on a part of its rows, and costs as many times more; that is not kept.
     """
     graphs, resident = tuple(graphs), resident and not elsewhere  # what is absent cannot run for what it would leave
     base = resident_bytes()
@@ -122,17 +121,19 @@ def profile_operators(
     name = kept_costs.context(torch.get_num_threads(), cache_bytes, workspace_seen=HostWorkspaceMeter().sees)
     kept = kept_costs.read_costs(kept_in, name, time.time())
     fresh: dict[str, kept_costs.Kept] = {}
-    keys = {signature: kept_costs.operator_key(signature) for signature in _distinct(calls)}
-    by_key = {keys[signature]: call for signature, call in distinct.items()}
+    keys = {kind: kept_costs.operator_key(kind) for kind in _distinct(calls)}
+    by_key = {keys[kind]: call for kind, call in distinct.items()}
+    limit_bytes = ram_bytes - base - sweep.nbytes - _LOADED_BYTES
     given = {key: shared[key] for key in by_key if key in shared and key not in kept}
     checked, disputed = shared_costs.to_check(given), ""
     lacking = set[str]()
 
     with torch.no_grad():
         if elsewhere:
-            lacking = {key for key, call in by_key.items() if key not in kept and not _runs_alike(call)}
+            lacking = {key for key, call in by_key.items() if key not in kept and not runs_alike(call)}
             by_key = {key: call for key, call in by_key.items() if key not in lacking}
-            give_back()
+        by_key = {key: call.within(limit_bytes) if call.kind == CPU else call for key, call in by_key.items()}
+        give_back()
         if checked:
             fresh = _measure({key: by_key[key] for key in checked}, sweep)
             disputed = shared_costs.disputed((given[key], fresh[key]) for key in checked)
@@ -144,13 +145,13 @@ def profile_operators(
         progress(len(by_key), len(by_key))
     kept |= fresh
     known = {s: _priced(kept[key], compute_watts) for s, key in keys.items() if key in kept and key not in lacking}
-    kept_costs.keep_costs(kept_in, name, fresh)
+    kept_costs.keep_costs(kept_in, name, {key: cost for key, cost in fresh.items() if by_key[key].parts == 1})
     del sweep
     tables = neighbours.filled(graphs, _tables(calls, known))
-    loaded, running = _resident_after(distinct.values()) if resident else (base, base)
+    loaded, running = _resident_after(by_key.values()) if resident else (base, base)
     restore_generators(generators)
     taken_over = 0 if disputed else len(given) - len(checked)
-    absent = tuple(tuple(i for i, c in enumerate(table) if keys.get(_signature(c)) in lacking) for table in calls)
+    absent = tuple(tuple(i for i, c in enumerate(table) if keys.get(signature(c)) in lacking) for table in calls)
     return Measured(
         tables, base, max(0, loaded - base), max(0, loaded - running), taken_over=taken_over, disputed=disputed,
         absent=absent if elsewhere else (),
@@ -174,32 +175,31 @@ def kept_tables(
     return neighbours.filled(graphs, _tables(calls, known)) if measured.keys() <= known.keys() else None
 
 
-def _calls(graphs: Iterable[StepGraph], cache_bytes: int) -> list[list["_Call"]]:
+def _calls(graphs: Iterable[StepGraph], cache_bytes: int) -> list[list[Call]]:
     """Return the calls of each graph."""
-    return [[_Call(g, *pair) for pair in zip(g.ops, cold_operands(g, cache_bytes), strict=True)] for g in graphs]
+    return [[Call(g, *pair) for pair in zip(g.ops, cold_operands(g, cache_bytes), strict=True)] for g in graphs]
 
 
-def _distinct(calls: Sequence[Iterable["_Call"]], but: Set[int] = frozenset()) -> dict[Any, "_Call"]:
+def _distinct(calls: Sequence[Iterable[Call]], but: Set[int] = frozenset()) -> dict[Any, Call]:
     """Return one call of each kind that is alike, of all graphs but those of these numbers."""
     tables = (table for n, table in enumerate(calls) if n not in but)
-    return {_signature(c): c for table in tables for c in table if c.op.name != GUARD}
+    return {signature(c): c for table in tables for c in table if c.op.name != GUARD}
 
 
-def _measure(
-    calls: Mapping[str, "_Call"], sweep: Sweep, progress: Progress | None = None
-) -> dict[str, kept_costs.Kept]:
+def _measure(calls: Mapping[str, Call], sweep: Sweep, progress: Progress | None = None) -> dict[str, kept_costs.Kept]:
     """Return what calls take, by their keys."""
     found: dict[str, kept_costs.Kept] = {}
     for group in _together(calls):
         for key, (seconds, workspace_bytes) in zip(group, timed([calls[k] for k in group], sweep), strict=True):
-            found[key] = kept_costs.Kept(seconds, workspace_bytes, time.time())
+            parts = calls[key].parts
+            found[key] = kept_costs.Kept(parts * seconds, parts * workspace_bytes, time.time())
         give_back()
         if progress:
             progress(len(found), len(calls))
     return found
 
 
-def _together(calls: Mapping[str, "_Call"]) -> Iterator[list[str]]:
+def _together(calls: Mapping[str, Call]) -> Iterator[list[str]]:
     """Yield the keys of calls in groups whose operands have room beside each other; a call with more is alone."""
     group, held = list[str](), 0
     for key, call in calls.items():
@@ -217,13 +217,13 @@ def _priced(cost: kept_costs.Kept, compute_watts: float) -> OpCost:
     return OpCost(cost.seconds, cost.workspace_bytes, cost.seconds * compute_watts)
 
 
-def _tables(calls: Iterable[Iterable["_Call"]], known: Mapping[Any, OpCost]) -> list[list[OpCost | None]]:
+def _tables(calls: Iterable[Iterable[Call]], known: Mapping[Any, OpCost]) -> list[list[OpCost | None]]:
     """Return the cost of each call; None where it is not known."""
     free = OpCost(0.0, 0, 0.0)
-    return [[free if c.op.name == GUARD else known.get(_signature(c)) for c in table] for table in calls]
+    return [[free if c.op.name == GUARD else known.get(signature(c)) for c in table] for table in calls]
 
 
-def _resident_after(calls: Iterable["_Call"]) -> tuple[int, int]:
+def _resident_after(calls: Iterable[Call]) -> tuple[int, int]:
     """Return what is resident now, and what once code is given back.
 
     Only these calls have fetched theirs again then.
@@ -236,7 +236,7 @@ def _resident_after(calls: Iterable["_Call"]) -> tuple[int, int]:
     return loaded, resident_bytes()
 
 
-def _run_once(calls: Iterable["_Call"]) -> None:
+def _run_once(calls: Iterable[Call]) -> None:
     """Run each call once and give back what it took, or blocks of every size stay in the allocator's cache."""
     for call in calls:
         call.ready()[0]()
@@ -249,139 +249,6 @@ def give_back() -> None:
     for function in ("port_malloc_trim", "malloc_trim"):
         if hasattr(library, function):
             getattr(library, function)(ctypes.c_size_t(0))
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One operator of a graph, and the storages among its operands that it finds cold."""
-
-    graph: StepGraph
-    op: Op
-    cold: frozenset[int]
-
-    def ready(self) -> tuple[Callable[[], Any], list[torch.Tensor]]:
-        """Return what runs it on made-up data, and those of its operands that are warm."""
-        op = self.op
-        function = function_of(op)
-        tensors: dict[int, torch.Tensor] = {}
-        for argument in (*op.args, *(a for _, a in op.kwargs)):
-            for v in references(argument):
-                tensors.setdefault(v, _made_up(self.graph, v))
-        self._choose_rows(tensors)
-        self._fill_lengths(tensors)
-        args = [_filled(a, tensors) for a in op.args]
-        kwargs = {k: _filled(a, tensors) for k, a in op.kwargs}
-        warm = [t for v, t in tensors.items() if self.graph.values[v].storage not in self.cold]
-        return lambda: function(*args, **kwargs), warm
-
-    @property
-    def kind(self) -> str:
-        """The kind of device that it runs on."""
-        return self.graph.device
-
-    @property
-    def operand_bytes(self) -> int:
-        """What its operands take, made up each in its own memory."""
-        values = (self.graph.values[v] for v in {*operands(self.op)})
-        return sum(view_bytes(v.dtype, v.shape, v.stride, 0) for v in values)
-
-    def _choose_rows(self, tensors: dict[int, torch.Tensor]) -> None:
-        """Let a mask that is an index choose as many elements as it did when the step was recorded."""
-        op = self.op
-        name = op.name.partition("::")[2].partition(".")[0]
-        if name not in _INDEXED or not isinstance(indices := op.args[1], tuple):
-            return
-        moved = op.args[2] if name.startswith("index_put") else None if op.outputs[0] is None else Ref(op.outputs[0])
-        shape = self.graph.values[moved.value].shape if isinstance(moved, Ref) else ()
-        for place, index in enumerate(indices):
-            if isinstance(index, Ref) and tensors[index.value].dtype is torch.bool and place < len(shape):
-                mask = torch.zeros(tensors[index.value].numel(), dtype=torch.bool, device=tensors[index.value].device)
-                mask[: shape[place]] = True
-                tensors[index.value].copy_(mask.view(tensors[index.value].shape))
-
-    def _fill_lengths(self, tensors: dict[int, torch.Tensor]) -> None:
-        """Let the lengths that a CTC loss takes as tensors be as long as its other operands allow."""
-        if self.op.name not in _LENGTHS:
-            return
-        operands = [a for a in self.op.args if isinstance(a, Ref)]
-        first = _LENGTHS[self.op.name]
-        log_probs, labels, input_lengths, lengths = (tensors[a.value] for a in operands[first : first + 4])
-        input_lengths.fill_(log_probs.shape[0])
-        alpha = self.op.outputs[1] if first == 0 else operands[-1].value
-        longest = 0 if alpha is None else (self.graph.values[alpha].shape[-1] - 1) // 2
-        lengths.fill_(longest)
-        if labels.dim() == 1:
-            lengths.copy_((labels.numel() - longest * torch.arange(len(lengths))).clamp(0, longest))
-
-
-_LENGTHS = {"aten::_ctc_loss.Tensor": 0, "aten::_ctc_loss_backward.Tensor": 1}
-"""Operators that take log-probabilities, labels and both lengths as tensors, from this argument on."""
-_INDEXED = ("index", "index_put", "index_put_")
-"""Operators whose second argument is a list of indices, masks among them."""
-
-
-def _signature(call: _Call) -> Any:
-    def shape(argument: Argument) -> Any:
-        if isinstance(argument, Ref):
-            v = call.graph.values[argument.value]
-            device = call.graph.storages[v.storage].device
-            elsewhere = () if device == CPU else (device, device_name(device))
-            return ("value", v.dtype, v.shape, v.stride, v.storage in call.cold, *elsewhere)
-        if isinstance(argument, Scalar):
-            return "scalar"
-        if isinstance(argument, tuple):
-            return tuple(shape(a) for a in argument)
-        return (type(argument).__name__, argument)
-
-    op = call.op
-    return op.name, tuple(shape(a) for a in op.args), tuple((k, shape(a)) for k, a in op.kwargs)
-
-
-def _runs_alike(call: _Call) -> bool:
-    """Say whether a call runs on its device and gives tensors that lie as they did where the step was recorded."""
-    try:
-        result = call.ready()[0]()
-        synchronize(call.graph.device)
-    except RuntimeError:  # no kernel, or none for these types
-        return False
-    given = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
-    if len(given) != len(call.op.outputs):
-        return False
-    wanted = [None if v is None else call.graph.values[v] for v in call.op.outputs]
-    return all(
-        value is None
-        or (str(t.dtype), tuple(t.shape), t.stride()) == (f"torch.{value.dtype}", value.shape, value.stride)
-        for t, value in zip(given, wanted, strict=True)
-    )
-
-
-def _made_up(graph: StepGraph, v: int) -> torch.Tensor:
-    value = graph.values[v]
-    kind = dtype(value.dtype)
-    extent = sum((n - 1) * k for n, k in zip(value.shape, value.stride, strict=True)) + 1 if 0 not in value.shape else 0
-    flat = torch.empty(extent, dtype=kind, device=graph.storages[value.storage].device)
-    if kind.is_floating_point:
-        _fill(flat)
-    else:
-        flat.zero_()
-    return flat.as_strided(value.shape, value.stride)
-
-
-def _fill(flat: torch.Tensor) -> None:
-    """Fill with one drawing of numbers again and again: drawing all takes as long as many an operator."""
-    drawn = flat[:_DRAWN].uniform_(0.1, 0.9)
-    for piece in flat[_DRAWN:].split(_DRAWN):
-        piece.copy_(drawn[: piece.numel()])
-
-
-def _filled(argument: Argument, tensors: dict[int, torch.Tensor]) -> Any:
-    if isinstance(argument, Ref):
-        return tensors[argument.value]
-    if isinstance(argument, Scalar):
-        return 0.5
-    if isinstance(argument, tuple):
-        return [_filled(a, tensors) for a in argument]
-    return literal(argument)
 
 
 # -- flash

@@ -29,7 +29,7 @@ from planner.slices.rewriting import Rewritten
 class Bench:
     """Answers requests in a process beside this one: in the same for as long as it is entered, else in one for each.
 
-    `limit_bytes`: what blocks that process may have live and kept for reuse together; None: it keeps all that are freed.
+    `limit_bytes`: what that process may take, blocks that it keeps for reuse included; None: it keeps all that are freed.
     """
 
     def __init__(self, limit_bytes: int | None = None) -> None:
@@ -81,8 +81,9 @@ class Bench:
             if resident:
                 self._close()
             asked = Measure(
-                str(source), str(target), compute_watts, resident, str(of_others) if shared else "", elsewhere=elsewhere
-            )
+                str(source), str(target), compute_watts, resident, str(of_others) if shared else "", elsewhere=elsewhere,
+                ram_bytes=self._limit_bytes or 0,
+            )  # fmt: skip
             self._ask(threads, asked, "profiling", told)
             return read_measured(target)
 

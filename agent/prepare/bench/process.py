@@ -4,6 +4,7 @@ It reads a request per line and answers each with a line, progress as "done tota
 worker, so that the memory which it reports is a worker's.
 """
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -25,7 +26,8 @@ DONE, LAST = "done\n", "last\n"
 class Measure(msgspec.Struct, frozen=True, tag="measure"):
     """Profile the graphs in a file and write what they cost to another. `resident`: and what they leave resident.
 
-    `shared`: a file with costs of another machine, or nothing. `elsewhere`: the graphs were recorded on another device.
+    `shared`: a file with costs of another machine, or nothing. `elsewhere`: the graphs were recorded on another device. `ram_bytes`: for
+    the process that does it; 0: as much as it takes.
     """
 
     source: str
@@ -34,6 +36,7 @@ class Measure(msgspec.Struct, frozen=True, tag="measure"):
     resident: bool
     shared: str = ""
     elsewhere: bool = False
+    ram_bytes: int = 0
 
 
 class Compare(msgspec.Struct, frozen=True, tag="compare"):
@@ -84,6 +87,7 @@ def _measure(request: Measure) -> None:
     measured = profile_operators(
         graphs, compute_watts=request.compute_watts, progress=lambda done, total: _say(f"{done} {total}\n"),
         kept_in=kept_costs.cache_folder(), shared=shared, resident=request.resident, elsewhere=request.elsewhere,
+        ram_bytes=request.ram_bytes or math.inf,
     )  # fmt: skip
     Path(request.target).write_bytes(msgspec.msgpack.encode(measured))
 

@@ -1,9 +1,11 @@
 """What a call reads, writes and makes."""
 
+import contextlib
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from agent.follow import operands
 from agent.follow.storages import StorageTable
@@ -40,6 +42,39 @@ def test_what_is_written_includes_what_no_schema_says() -> None:
 def test_shapes_alone_are_read_by_some() -> None:
     assert operands.reads_nothing(ATEN.zeros_like.default) and not operands.reads_nothing(ATEN.mul.Tensor)
     assert operands.makes_storage(ATEN.mul.Tensor) and not operands.makes_storage(ATEN.view.default)
+
+
+SHAPE_ALONE: list[tuple[Any, Any]] = [
+    (lambda x: torch.nn.functional.nll_loss(x, torch.tensor([1, 2])), (2, 9)),
+    (lambda x: torch.nn.functional.nll_loss(x, torch.tensor([[[1, 2]]])), (1, 9, 1, 2)),
+    (lambda x: torch.nn.functional.max_pool2d(x, 2), (2, 3, 8, 8)),
+    (lambda x: torch.nn.functional.max_pool2d(x.contiguous(memory_format=torch.channels_last), 3, 2, 1), (2, 3, 9, 9)),
+    (lambda x: torch.nn.functional.avg_pool2d(x, 2), (2, 3, 8, 8)),
+    (lambda x: torch.nn.functional.adaptive_avg_pool2d(x, 3), (2, 3, 8, 8)),
+]
+
+
+@pytest.mark.parametrize(("function", "shape"), SHAPE_ALONE)
+def test_an_operand_whose_shape_alone_is_looked_at_may_have_no_memory(function: Any, shape: tuple[int, ...]) -> None:
+    """Autograd saved it; its memory is given up before the gradient is computed."""
+    seen: list[str] = []
+
+    class Emptying(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if (place := operands.shape_alone(func)) is not None:
+                seen.append(func._schema.name)
+                args[place].untyped_storage().resize_(0)
+            return func(*args, **(kwargs or {}))
+
+    def gradient(mode: contextlib.AbstractContextManager[Any]) -> torch.Tensor:
+        torch.manual_seed(0)
+        leaf = torch.randn(shape, requires_grad=True)
+        result = function(leaf.clone())
+        with mode:
+            (found,) = torch.autograd.grad(result, leaf, torch.ones_like(result))
+        return found
+
+    assert torch.equal(gradient(contextlib.nullcontext()), gradient(Emptying())) and len(seen) == 1
 
 
 def test_results_are_foreseen_where_a_meta_kernel_tells() -> None:

@@ -68,3 +68,72 @@ def test_buffers_of_pieces_take_no_room_once_they_are_done(pieces: int, room: in
         assert first.add_(second).add_(third)[-1].item() == 6.0
         assert table.peak_bytes <= room * PIECE_BYTES
     assert held.report.over_bytes == 0, "pieces of two at a time have room beside one"
+
+
+SOFTMAXES = {
+    "softmax": (ATEN._softmax.default, ATEN._softmax_backward_data.default),
+    "log_softmax": (ATEN._log_softmax.default, ATEN._log_softmax_backward_data.default),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", SOFTMAXES)
+@pytest.mark.parametrize("shape", [(120, 40003), (2, 3, 12, 70000), (5, 1100001)])
+def test_a_softmax_of_rows_that_do_not_fit_has_the_same_bits(
+    shape: tuple[int, ...], name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Rows end within checksummed chunks, and may be longer than a piece."""
+    forward, backward = SOFTMAXES[name]
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        torch.manual_seed(0)
+        x, grad = torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)
+        made = forward(x, -1, False)
+        return made, backward(grad, made, len(shape) - 1, dtype)
+
+    expected = run()
+    with budget(tensors=expected[0].nbytes + 4 * PIECE_BYTES, page_dir=tmp_path) as b:
+        followed = run()
+        assert b.report.written_bytes > 0 and b.report.peak_tensor_bytes < 3 * expected[0].nbytes
+        for mine, theirs in zip(followed, expected, strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def test_a_softmax_along_another_dimension_runs_whole() -> None:
+    x, limit = torch.empty(300, ELEMENTS // 100, device="meta"), 1 << 20
+    assert pieces_of(ATEN._softmax.default, (x, 1, False), {}, limit) is not None
+    assert pieces_of(ATEN._softmax.default, (x, 0, False), {}, limit) is None
+    assert pieces_of(ATEN._softmax_backward_data.default, (x, x[:1], -1, x.dtype), {}, limit) is None
+
+
+def test_a_conversion_runs_in_pieces_where_numbers_are_converted_each_by_itself() -> None:
+    x, limit = torch.empty(ELEMENTS, device="meta"), 1 << 20
+    found = pieces_of(ATEN._to_copy.default, (x,), {"dtype": torch.float64}, limit)
+    assert found is not None and found.made_bytes == 8 * ELEMENTS and 8 * found.step == PIECE_BYTES
+    assert pieces_of(ATEN._to_copy.default, (x,), {"dtype": torch.int64}, limit) is None
+
+
+def test_the_loss_of_a_language_model_takes_its_logits_once(tmp_path: Path) -> None:
+    """Plain PyTorch holds the gradient of their logarithms, these, and the gradient that it makes of both, at once."""
+    rows, vocabulary = 96, 40003
+    logits_bytes = 4 * rows * vocabulary
+
+    def run() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        weight = torch.randn(vocabulary, 16)
+        hidden = torch.randn(rows, 16, requires_grad=True)
+        losses = []
+        for _ in range(3):
+            labels = torch.randint(0, vocabulary, (rows,))
+            labels[3] = -100
+            loss = torch.nn.functional.cross_entropy((hidden @ weight.t()).float(), labels)
+            loss.backward()
+            losses.append(loss.detach())
+        assert hidden.grad is not None
+        return [*losses, hidden.grad]
+
+    expected = run()
+    with budget(tensors=logits_bytes + 6 * PIECE_BYTES, page_dir=tmp_path) as b:
+        followed = run()
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(followed, expected, strict=True))
+    assert b.report.over_bytes == 0 and b.report.peak_tensor_bytes <= logits_bytes + 6 * PIECE_BYTES

@@ -12,13 +12,13 @@ ATEN = torch.ops.aten
 @pytest.mark.parametrize(
     ("func", "flags"),
     [
-        (ATEN.add_.Tensor, {"writes", "elementwise"}),
-        (ATEN.mul.Tensor, {"makes_storage", "repeatable", "elementwise"}),
+        (ATEN.add_.Tensor, {"writes", "in_pieces"}),
+        (ATEN.mul.Tensor, {"makes_storage", "repeatable", "in_pieces"}),
         (ATEN.view.default, {"views"}),
         (ATEN.embedding.default, {"reads_rows", "makes_storage", "repeatable", "cut_from_file"}),
         (ATEN.mm.default, {"makes_storage", "repeatable", "cut_from_file"}),
-        (ATEN._foreach_add_.Scalar, {"writes", "takes_lists", "elementwise"}),
-        (ATEN._to_copy.default, {"makes_storage", "repeatable", "copies"}),
+        (ATEN._foreach_add_.Scalar, {"writes", "takes_lists", "in_pieces"}),
+        (ATEN._to_copy.default, {"makes_storage", "repeatable", "copies", "in_pieces"}),
         (ATEN.prod.default, {"makes_storage", "repeatable"}),
         (ATEN.bernoulli.default, {"makes_storage"}),
     ],
@@ -28,7 +28,11 @@ def test_flags_of_operators(func: object, flags: set[str]) -> None:
     traits = traits_of(func)
     found = {name for name in traits.__dataclass_fields__ if getattr(traits, name) is True}
     assert found == flags
-    assert traits_of(func) is traits and traits.func is func
+    assert traits_of(func) is traits and traits.func is func and traits.shape_alone is None
+
+
+def test_of_an_operand_the_shape_alone_may_be_looked_at() -> None:
+    assert traits_of(ATEN.nll_loss_backward.default).shape_alone == 1
 
 
 def test_what_is_known_can_be_learnt_anew(monkeypatch: pytest.MonkeyPatch) -> None:

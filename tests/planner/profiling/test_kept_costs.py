@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from planner.profiling import kept_costs, operators
+from planner.profiling import calls, kept_costs, operators
 from planner.profiling.kept_costs import KEPT_DAYS, Kept, context, keep_costs, operator_key, read_costs
 from planner.profiling.operators import profile_operators
 from tests.planner.steps import tiny_step
@@ -33,7 +33,7 @@ def test_costs_alone_run_no_operator_whose_cost_is_known(tmp_path: Path, monkeyp
     def never(_: object) -> None:
         raise AssertionError("an operator ran")
 
-    monkeypatch.setattr(operators._Call, "ready", never)
+    monkeypatch.setattr(calls.Call, "ready", never)
     again = profile_operators([graph], compute_watts=2.0, kept_in=tmp_path, resident=False)
     assert again.ops == first.ops
     assert (again.retained_bytes, again.released_bytes) == (0, 0)

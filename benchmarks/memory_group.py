@@ -21,12 +21,16 @@ def obstacle() -> str:
         return "mkswap, swapon or swapoff is missing"
     if len(Path("/proc/swaps").read_text().splitlines()) > 1:
         return "swap is on already; it would be measured, too (swapoff -a first)"
+    return group_obstacle()
+
+
+def group_obstacle() -> str:
+    """Return why no memory cgroup can be made here, or nothing."""
     try:
         with memory_group(1 << 30):
-            pass
+            return ""
     except OSError as error:
         return f"no memory cgroup can be made: {error}"
-    return ""
 
 
 @contextlib.contextmanager

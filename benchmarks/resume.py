@@ -25,7 +25,7 @@ import xxhash
 from rich.table import Table
 
 from benchmarks.fit import GROUP_BESIDE
-from benchmarks.memory_group import memory_group
+from benchmarks.memory_group import group_obstacle, memory_group
 from benchmarks.tables import table_console
 
 WAYS = {"torch.save": "torch", "transformers": "transformers", "lightning": "lightning"}
@@ -63,7 +63,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp"), help="a disk for checkpoints and pages")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    limit_bytes = (arguments.budget << 20) + GROUP_BESIDE if can_group() else None
+    limit_bytes = None if group_obstacle() else (arguments.budget << 20) + GROUP_BESIDE
     rows: list[Row] = []
     for way in arguments.ways or WAYS:
         if importlib.util.find_spec(WAYS[way]) is None:
@@ -109,10 +109,10 @@ def _run(
             )
             with _limited(limit_bytes) as enter:
                 done = subprocess.run(
-                [sys.executable, "-W", "ignore", "-m", *words, "benchmarks.resume_loop", way, str(here), *size],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": pages},
-                preexec_fn=enter, capture_output=True, text=True, timeout=TIMEOUT_S,
-              )  # fmt: skip
+                    [sys.executable, "-W", "ignore", "-m", *words, "benchmarks.resume_loop", way, str(here), *size],
+                    env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": pages},
+                    preexec_fn=enter, capture_output=True, text=True, timeout=TIMEOUT_S,
+                )  # fmt: skip
             if done.returncode != 0:
                 raise SystemExit(f"{way} does not finish: {done.stderr[-2000:]}")
             result = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"cpu_s"')))
@@ -120,15 +120,6 @@ def _run(
             results.append({**moved, **result, "files": checksums(here)})
     shutil.rmtree(here)
     return results
-
-
-def can_group() -> bool:
-    """Tell whether a memory cgroup can be made here."""
-    try:
-        with memory_group(1 << 30):
-            return True
-    except OSError:
-        return False
 
 
 @contextlib.contextmanager

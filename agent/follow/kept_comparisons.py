@@ -15,8 +15,6 @@ _FOLDER = "comparisons"
 _LIBRARY_SETTINGS = ("ONEDNN_", "DNNL_", "MKL_", "OPENBLAS_")
 """Beginnings of variables in the environment that choose kernels."""
 
-Arithmetic = tuple[int, bool, str]
-
 
 class KeptComparisons:
     """Answers by form: a call's operator, shapes, layouts, data types and whatever else may choose its kernel, with a `repr` of its own."""
@@ -24,31 +22,26 @@ class KeptComparisons:
     def __init__(self) -> None:
         self._found: dict[object, bool | None] = {}
         """By form and the arithmetic of the time; None: never compared."""
-        self._kept: dict[Arithmetic, dict[str, bool]] = {}
 
     def get(self, form: object) -> bool | None:
         """Return whether a call of this form was found equal; None where none was compared."""
         key = form, _arithmetic()
         if key not in self._found:
-            self._found[key] = self._of_now().get(_kept_key(form))
+            self._found[key] = _read().get(_kept_key(form))
         return self._found[key]
 
     def note(self, form: object, *, equal: bool) -> None:
         """Keep what a comparison found."""
         self._found[form, _arithmetic()] = equal
-        name = _name()
-        kept = read_kept(cache_folder(_FOLDER), name, dict[str, bool]) or {}
-        write_kept(cache_folder(_FOLDER), name, {**kept, _kept_key(form): equal})
-
-    def _of_now(self) -> dict[str, bool]:
-        """Return the answers kept for the present arithmetic, read once."""
-        now = _arithmetic()
-        if now not in self._kept:
-            self._kept[now] = read_kept(cache_folder(_FOLDER), _name(), dict[str, bool]) or {}
-        return self._kept[now]
+        write_kept(cache_folder(_FOLDER), _name(), {**_read(), _kept_key(form): equal})
 
 
-def _arithmetic() -> Arithmetic:
+def _read() -> dict[str, bool]:
+    """Return the answers that are kept, by `_kept_key`."""
+    return read_kept(cache_folder(_FOLDER), _name(), dict[str, bool]) or {}
+
+
+def _arithmetic() -> tuple[int, bool, str]:
     """Return what a process may change on its way that chooses kernels: threads, whether oneDNN is used, and how exact float32 products are."""
     return torch.get_num_threads(), torch._C._get_mkldnn_enabled(), torch.get_float32_matmul_precision()
 

@@ -176,7 +176,7 @@ class Follower:
         mapped_bytes = 0 if cut is None else cut.mapped_bytes
         self._after(
             traits, args, kwargs, fingerprint, entry, inputs, written, first_made, result, seconds, mapped_bytes,
-            measured=measured,
+            measured=measured, whole=pieces is None,
         )  # fmt: skip
         return result
 
@@ -256,8 +256,9 @@ class Follower:
     def _after(
         self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], fingerprint: int, entry: Entry | None,
         inputs: list[Storage], written: list[Storage], first_made: int, result: Any, seconds: float, mapped_bytes: int,
-        *, measured: bool,
+        *, measured: bool, whole: bool,
     ) -> None:  # fmt: skip
+        """Take note of what an operator did; of one that ran in pieces the result is not made again, for which it would run whole."""
         residency, book, table = self.residency, self.book, self.table
         made: list[Storage] = []
         for tensor in tensors_in(result) if isinstance(result, (list, tuple)) else _alone(result):
@@ -278,7 +279,7 @@ class Follower:
             workspace_bytes = self.room.end(sum(s.nbytes for s in made if s.resident)) + mapped_bytes
         else:  # of pieces' buffers the whole operator, which is elementwise, would take none
             workspace_bytes = 0
-        again = len(made) == 1 and traits.repeatable
+        again = len(made) == 1 and traits.repeatable and whole
         if residency.pressed and again and self._remade(entry, made[0], seconds):
             made[0].recipe = recipe_of(
                 traits.func, args, kwargs, inputs, made[0], result, workspace_bytes=workspace_bytes

@@ -137,3 +137,17 @@ def test_the_loss_of_a_language_model_takes_its_logits_once(tmp_path: Path) -> N
         followed = run()
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(followed, expected, strict=True))
     assert b.report.over_bytes == 0 and b.report.peak_tensor_bytes <= logits_bytes + 6 * PIECE_BYTES
+
+
+def test_what_was_made_in_pieces_is_not_made_again_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the medium: operand and result have no room beside each other."""
+    with budget(tensors=14 * PIECE_BYTES, page_dir=tmp_path) as b:
+        monkeypatch.setattr(b.follower.planning, "paging_seconds", lambda nbytes: 1e9)
+        source = torch.ones(10 * PIECE_BYTES // 4)
+        for _ in range(4):
+            doubled = source * 2.0
+            other = torch.ones(8 * PIECE_BYTES // 4).mul_(2.0)
+            assert doubled.sum() + other.sum() == 2 * (source.numel() + other.numel())
+            del doubled, other
+            torch.ones(1, requires_grad=True).sum().backward()
+        assert b.report.peak_tensor_bytes <= 14 * PIECE_BYTES and b.report.over_bytes == 0

@@ -105,6 +105,8 @@ def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
     large = [t for t in tensors if t.numel() == largest]
     if any(t.layout is not torch.strided for t in tensors) or any(1 != t.numel() != largest for t in tensors):
         return None
+    if any(t.is_conj() or t.is_neg() for t in tensors) or not _shown_alike(large):
+        return None
     nbytes = {untyped_storage(t)._cdata: t.numel() * t.element_size() for t in large}
     made = largest * large[0].element_size() if large and makes_storage(func) else 0
     if sum(nbytes.values()) + made <= limit_bytes or largest * large[0].element_size() < 2 * PIECE_BYTES:
@@ -112,6 +114,11 @@ def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
     shape = large[0].shape
     whole = all(t.is_contiguous() and t.shape == shape and t.storage_offset() == 0 for t in large)
     return large if whole else None
+
+
+def _shown_alike(large: Sequence[torch.Tensor]) -> bool:
+    """Tell whether operands that share a storage have one data type: a piece of it is read once for all."""
+    return len({(untyped_storage(t)._cdata, t.dtype) for t in large}) == len({untyped_storage(t)._cdata for t in large})
 
 
 def buffers_bytes(large: Sequence[torch.Tensor]) -> int:

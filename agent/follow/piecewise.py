@@ -160,6 +160,8 @@ def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
     large = [t for t in tensors if t.numel() == largest]
     if any(t.layout is not torch.strided for t in tensors) or any(1 != t.numel() != largest for t in tensors):
         return None
+    if any(t.is_conj() or t.is_neg() for t in tensors) or not _shown_alike(large):
+        return None
     if any(not t.is_contiguous() or t.shape != large[0].shape or t.storage_offset() != 0 for t in large):
         return None
     row, item_bytes = _row(func, args, large), max((t.element_size() for t in large), default=0)
@@ -185,6 +187,11 @@ def _row(func: Any, args: Sequence[Any], large: Sequence[torch.Tensor]) -> int |
     dim: int = args[dimension]
     last = large[0].dim() - 1
     return int(large[0].shape[-1]) if len(large) == count and dim in (-1, last) and last >= 0 else None
+
+
+def _shown_alike(large: Sequence[torch.Tensor]) -> bool:
+    """Tell whether operands that share a storage have one data type: a piece of it is read once for all."""
+    return len({(untyped_storage(t)._cdata, t.dtype) for t in large}) == len({untyped_storage(t)._cdata for t in large})
 
 
 @cache

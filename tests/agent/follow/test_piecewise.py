@@ -1,5 +1,6 @@
 """Elementwise operators over operands that do not fit together."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,27 @@ def test_the_beginning_of_a_storage_is_read_and_changed_in_pieces(left_out: int,
     with budget(tensors=2 * PIECE_BYTES, page_dir=tmp_path):
         followed = run()
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(followed, expected, strict=True))
+
+
+LAZY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "conjugated": lambda x: torch.view_as_complex(x.view(-1, 2)).conj() + torch.view_as_complex(x.view(-1, 2)),
+    "negated": lambda x: torch._neg_view(x) * x,
+    "of two types": lambda x: x * x.view(torch.int32),
+}
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_views_that_show_other_numbers_than_their_memory_holds_are_not_cut(name: str, tmp_path: Path) -> None:
+    def run() -> torch.Tensor:
+        torch.manual_seed(0)
+        x, other = torch.randn(8 * PIECE_BYTES // 4), torch.ones(8 * PIECE_BYTES // 4)
+        other.mul_(0.5)  # which sends the other away
+        return LAZY[name](x)
+
+    expected = run()
+    with budget(tensors=9 * PIECE_BYTES, page_dir=tmp_path):
+        followed = run()
+        assert torch.equal(followed, expected)
 
 
 @pytest.mark.parametrize("foreach", [True, False])

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from agent.follow.operands import makes_storage, written_arguments
+from agent.follow.operands import makes_storage, shape_alone, written_arguments
 from agent.follow.storages import NEVER, Storage, exposed, untyped_storage
 
 _SNAPSHOT_BYTES = 4 << 10
@@ -97,11 +97,11 @@ class _NotRepeatableError(Exception):
 
 @cache
 def repeatable(func: Any) -> bool:
-    """Tell whether an operator gives the same bits again from the same operands, and does nothing else."""
+    """Tell whether an operator gives the same bits again from operands that are there, and does nothing else."""
     namespace, _, name = func._schema.name.partition("::")
     return (
         namespace == "aten" and not name.removeprefix("_").startswith(_UNREPEATABLE) and not written_arguments(func)
-        and torch.Tag.nondeterministic_seeded not in func.tags and makes_storage(func)
+        and torch.Tag.nondeterministic_seeded not in func.tags and makes_storage(func) and shape_alone(func) is None
     )  # fmt: skip
 
 

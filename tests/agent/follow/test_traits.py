@@ -32,7 +32,8 @@ def test_flags_of_operators(func: object, flags: set[str]) -> None:
 
 
 def test_of_an_operand_the_shape_alone_may_be_looked_at() -> None:
-    assert traits_of(ATEN.nll_loss_backward.default).shape_alone == 1
+    traits = traits_of(ATEN.nll_loss_backward.default)
+    assert traits.shape_alone == 1 and not traits.repeatable
 
 
 def test_what_is_known_can_be_learnt_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ _WRITES_UNDER_WAY = 2
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """How a call is cut: its `large` operands, of which a piece is `step` elements, whole rows of `row` elements each."""
+    """How a call is cut: its `large` operands, of which a piece is `step` elements: whole rows of `row` each, where that is not 0."""
 
     large: list[torch.Tensor]
     step: int
@@ -77,7 +77,7 @@ class Pieces:
     def buffers_bytes(self) -> int:
         """What pieces take at most: one of each operand, one that is made, those that are being written, and ends of rows."""
         piece_bytes = self.step * max(self.made_item_bytes, *(t.element_size() for t in self.large))
-        ends_bytes = 0 if self.row == 1 else CHUNK
+        ends_bytes = CHUNK if self.row else 0
         return (piece_bytes + ends_bytes) * (len(self.large) + 1 + _WRITES_UNDER_WAY)
 
 
@@ -173,20 +173,23 @@ def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
         return None
     nbytes = {untyped_storage(t)._cdata: t.numel() * t.element_size() for t in large}
     made_bytes = largest * made_item_bytes if makes_storage(func) else 0
-    step = max(PIECE_BYTES // max(item_bytes, made_item_bytes) // row, 1) * row
+    unparted = row or CHUNK // min(
+        t.element_size() for t in large
+    )  # what is written in place fills chunks of each page
+    step = max(PIECE_BYTES // max(item_bytes, made_item_bytes) // unparted, 1) * unparted
     if sum(nbytes.values()) + made_bytes <= limit_bytes or largest < 2 * step:
         return None
     return Pieces(large, step, row, made_item_bytes)
 
 
 def _row(func: Any, args: Sequence[Any], large: Sequence[torch.Tensor]) -> int | None:
-    """Return how many elements may not be parted; None where those are no rows."""
+    """Return the length of rows that may not be parted; 0: none are; None: what may not be parted are no rows."""
     if func._schema.name not in _ROWWISE:
-        return 1
+        return 0
     count, dimension = _ROWWISE[func._schema.name]
     dim: int = args[dimension]
     last = large[0].dim() - 1
-    return int(large[0].shape[-1]) if len(large) == count and dim in (-1, last) and last >= 0 else None
+    return int(large[0].shape[-1]) if len(large) == count and dim in (-1, last) and last > 0 else None
 
 
 def _shown_alike(large: Sequence[torch.Tensor]) -> bool:
@@ -231,7 +234,7 @@ def run_piecewise(
             key = untyped_storage(tensor)._cdata
             if key not in loaded:
                 loaded[key] = buffers.load(tensor, start, stop)
-            return loaded[key] if pieces.row == 1 else loaded[key].view(-1, pieces.row)
+            return loaded[key].view(-1, pieces.row) if pieces.row else loaded[key]
 
         out = func(*_replaced(of_piece, large_keys, piece), **dict(_replaced_items(kwargs, large_keys, piece)))
         for key in changed & away.keys() & loaded.keys():

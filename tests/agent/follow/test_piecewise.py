@@ -173,3 +173,19 @@ def test_what_was_made_in_pieces_is_not_made_again_whole(tmp_path: Path, monkeyp
             del doubled, other
             torch.ones(1, requires_grad=True).sum().backward()
         assert b.report.peak_tensor_bytes <= 14 * PIECE_BYTES and b.report.over_bytes == 0
+
+
+def test_pieces_that_are_written_in_place_fill_chunks_whatever_the_other_operand(tmp_path: Path) -> None:
+    def run() -> torch.Tensor:
+        torch.manual_seed(0)
+        bytes_each, doubles = (
+            torch.zeros(6 * PIECE_BYTES // 4, dtype=torch.uint8),
+            torch.empty(6 * PIECE_BYTES // 4, dtype=torch.float64),
+        )
+        doubles.uniform_(0, 200)
+        return bytes_each.copy_(doubles)
+
+    expected = run()
+    with budget(tensors=12 * PIECE_BYTES, page_dir=tmp_path) as b:
+        followed = run()
+        assert b.report.written_bytes > 0 and torch.equal(followed, expected)

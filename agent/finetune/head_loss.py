@@ -22,7 +22,7 @@ from agent.finetune.options import FinetuneError
 from agent.finetune.task import TaskKind
 from agent.finetune.text.sequence_file import IGNORED
 from agent.finetune.text.sequences import BUCKET_TOKENS
-from agent.follow.products import accumulated_bytes, column_blocks, gathered_bytes
+from agent.follow.parts.products import accumulated_bytes, column_blocks, gathered_bytes
 from planner.ir.tensor_bytes import same_bits
 
 _BLOCK_BYTES = 4 << 20

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from agent.finetune.options import FinetuneError
-from agent.follow.kept_comparisons import KeptComparisons
+from agent.follow.parts.kept_comparisons import KeptComparisons
 from planner.ir.tensor_bytes import same_bits
 
 LEAST_ROWS = 16

@@ -19,7 +19,6 @@ from agent.follow.decisions.recompute import SMALLEST_BYTES as RECIPE_BYTES
 from agent.follow.decisions.recompute import WORTH, recipe_of
 from agent.follow.decisions.trace import AHEAD, LONGEST_SEGMENT, NOTHING, Entry, TraceBook, Use
 from agent.follow.decisions.victims import LEAVES
-from agent.follow.lists import runs_by_element, split_call
 from agent.follow.memory import ProcessBudget
 from agent.follow.operands import (
     bare_storages_in,
@@ -32,16 +31,17 @@ from agent.follow.operands import (
 )
 from agent.follow.operator_room import OperatorRoom
 from agent.follow.pace import CpuPace
+from agent.follow.parts.lists import runs_by_element, split_call
+from agent.follow.parts.piecewise import PIECEWISE_FROM, Pieces, pieces_of, run_piecewise
+from agent.follow.parts.products import MappedProduct, MappedProducts
+from agent.follow.parts.rows import MappedCopy, MappedRows, mapped_copy, mapped_rows
 from agent.follow.patches import dispatch_keys
 from agent.follow.patches.light_dynamo import never_compile
 from agent.follow.patches.refusals import not_followed, refuse_unfollowable
 from agent.follow.patches.signals import SignalSafeLock
 from agent.follow.patches.tangents import refuse_tangents
 from agent.follow.patches.values_alone import composite_kernel
-from agent.follow.piecewise import PIECEWISE_FROM, Pieces, pieces_of, run_piecewise
-from agent.follow.products import MappedProduct, MappedProducts
 from agent.follow.residency import Residency
-from agent.follow.rows import MappedCopy, MappedRows, mapped_copy, mapped_rows
 from agent.follow.storages import NEVER, Storage, StorageTable, read_mapping_ahead
 from agent.follow.traits import OperatorTraits, traits_of
 from agent.malloc import release_free_memory

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.follow.decisions.recompute import repeatable
-from agent.follow.lists import takes_lists
 from agent.follow.operands import (
     makes_storage,
     only_views,
@@ -17,9 +16,10 @@ from agent.follow.operands import (
     stable_number,
     written_arguments,
 )
-from agent.follow.piecewise import runs_in_pieces
-from agent.follow.products import is_product
-from agent.follow.rows import looks_up_rows
+from agent.follow.parts.lists import takes_lists
+from agent.follow.parts.piecewise import runs_in_pieces
+from agent.follow.parts.products import is_product
+from agent.follow.parts.rows import looks_up_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from agent.finetune.libraries import Conv1D
-from agent.follow.kept_comparisons import KeptComparisons
-from agent.follow.products import column_blocks, tells_orders_apart
+from agent.follow.parts.kept_comparisons import KeptComparisons
+from agent.follow.parts.products import column_blocks, tells_orders_apart
 from agent.follow.storages import address_of
 from agent.packing.grids import NF4_LEVELS, GridMatrix, QuantizationGrid, decode
 from planner.ir.tensor_bytes import same_bits

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from agent.follow.lists import runs_by_element, split_call
+from agent.follow.parts.lists import runs_by_element, split_call
 
 ADD = torch.ops.aten._foreach_add.List
 ADD_IN_PLACE = torch.ops.aten._foreach_add_.List

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from agent.follow.operands import makes_storage, tensors_in
+from agent.follow.parts.rows import converted_dtype
 from agent.follow.residency import Residency
-from agent.follow.rows import converted_dtype
 from agent.follow.storages import Storage, StorageTable, allocated_bytes, data_ptr, untyped_storage
 from agent.train.pager import CHUNK, Transfer
 from planner.ir.lowering.update_slices import ELEMENTWISE

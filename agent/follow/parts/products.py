@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agent.follow.kept_comparisons import KeptComparisons
+from agent.follow.parts.kept_comparisons import KeptComparisons
 from agent.follow.storages import Storage, StorageTable, address_of, drop_mapping, read_ahead, span, untyped_storage
 from planner.ir.tensor_bytes import same_bits
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from agent import budget
-from agent.follow.piecewise import PIECE_BYTES, pieces_of
+from agent.follow.parts.piecewise import PIECE_BYTES, pieces_of
 
 ATEN = torch.ops.aten
 ELEMENTS = 3 * PIECE_BYTES // 4 + 77

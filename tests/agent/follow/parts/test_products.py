@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from agent import budget
 from agent.follow import products
-from agent.follow.products import MappedProduct, MappedProducts, ZeroMapping, accumulated_bytes, gathered_bytes
+from agent.follow.parts.products import MappedProduct, MappedProducts, ZeroMapping, accumulated_bytes, gathered_bytes
 from agent.follow.storages import StorageTable
 
 INNER, COLUMNS, ROWS = 256, 1000, 32

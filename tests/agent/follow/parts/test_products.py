@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agent import budget
-from agent.follow import products
+from agent.follow.parts import products
 from agent.follow.parts.products import MappedProduct, MappedProducts, ZeroMapping, accumulated_bytes, gathered_bytes
 from agent.follow.storages import StorageTable
 

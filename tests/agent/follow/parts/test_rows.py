@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agent import budget
-from agent.follow import rows
+from agent.follow.parts import rows
 from agent.follow.parts.rows import mapped_copy, mapped_rows
 from agent.follow.storages import StorageTable
 
